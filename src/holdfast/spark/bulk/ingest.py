@@ -363,7 +363,7 @@ class _Stages:
         self._durable = objects[-1][0]
         for group in groups:
             for entry in group.entries:
-                self._sequence.settle(entry)
+                self._sequence.complete(entry)
 
 
 def _nobody(entry: CommitEntry) -> None:
