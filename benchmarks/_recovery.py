@@ -30,10 +30,10 @@ from holdfast.commit.format.batch import (
     jump,
     object_name,
 )
-from holdfast.commit.format.entry import CommitEntry
 from holdfast.commit.format.transaction import Committed, Transaction, Write
-from holdfast.commit.leadership.leadership import Frontier, Identity, claim_header, encode_claim
+from holdfast.commit.leadership.claims import Frontier, Identity, claim_header, encode_claim
 from holdfast.commit.service import CommitService, ServiceOptions
+from holdfast.commit.stages.events import CommitEntry
 from holdfast.objects.open import open_store
 from holdfast.objects.port import CreateAnswer, Listed, ObjectStore
 from holdfast.values import LeaderId, LogId, Slot, Version

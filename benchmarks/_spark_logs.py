@@ -21,7 +21,7 @@ from holdfast.commit.format.batch import (
     object_name,
 )
 from holdfast.commit.format.transaction import Write
-from holdfast.commit.leadership.leadership import Frontier, Identity, claim_header, encode_claim
+from holdfast.commit.leadership.claims import Frontier, Identity, claim_header, encode_claim
 from holdfast.values import LeaderId, LogId, Slot, Version
 
 BLOB = random.Random(1).randbytes(1 << 16)

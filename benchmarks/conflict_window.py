@@ -38,7 +38,7 @@ from typing import Any, Protocol
 from sortedcontainers import SortedList
 
 from holdfast.commit.format.transaction import Operation, Write
-from holdfast.commit.window.recent_writes import RecentWrites
+from holdfast.commit.window import RecentWrites
 
 BATCH = 64
 BATCHES_MADE_AT_ONCE = 100

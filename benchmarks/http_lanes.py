@@ -19,9 +19,9 @@ from pathlib import Path
 
 import uvloop
 
-from holdfast.commit.format.entry import CommitEntry
 from holdfast.commit.format.transaction import Committed
 from holdfast.commit.service import ServiceEnd
+from holdfast.commit.stages.events import CommitEntry
 from holdfast.errors import HoldfastError
 from holdfast.server.commit.routes import ROUTES
 from holdfast.server.gateway import Front, FrontLimits, StatusVerdict

@@ -25,9 +25,8 @@ from deltalake import DeltaTable
 
 from holdfast.commit.format.batch import CLAIM_BYTES, HEADER_BYTES, Header, object_name
 from holdfast.commit.format.chain import ChainWalker
-from holdfast.commit.format.entry import CommitEntry
 from holdfast.commit.format.transaction import Delete, Operation, PointRead, RangeDelete, RangeRead, Transaction, Write
-from holdfast.commit.leadership.leadership import (
+from holdfast.commit.leadership.claims import (
     Frontier,
     Identity,
     NeedHeaders,
@@ -38,6 +37,7 @@ from holdfast.commit.leadership.leadership import (
 )
 from holdfast.commit.reading.reader import follow
 from holdfast.commit.stages import events
+from holdfast.commit.stages.events import CommitEntry
 from holdfast.commit.stages.persist import PersistRules
 from holdfast.commit.stages.pipeline import Pipeline, PipelineRules
 from holdfast.objects.open import open_durable_reader

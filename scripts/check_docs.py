@@ -130,7 +130,7 @@ def configuration_table() -> str:
     }
     rows = ["| key | default | rule |", "|---|---|---|"]
     for key in KEYS:
-        default = key.default_rule or (f"{int(shown[key.name]):,}" if shown[key.name].isdigit() else shown[key.name])
+        default = key.depends or (f"{int(shown[key.name]):,}" if shown[key.name].isdigit() else shown[key.name])
         rows.append(f"| `{key.name}` | {default} | {key.rule} |")
     return "\n".join(rows)
 

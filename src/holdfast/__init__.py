@@ -54,42 +54,12 @@ if TYPE_CHECKING:
     from holdfast.view import View
 
 __all__ = [
-    "AlreadyOpen",
-    "Backpressure",
-    "Client",
-    "ClientOptions",
-    "Closed",
-    "Code",
-    "Conflict",
-    "CorruptData",
-    "Delete",
-    "Fenced",
-    "HoldfastError",
-    "InternalError",
-    "InvalidRequest",
-    "LimitExceeded",
-    "MissingExtra",
-    "NotFound",
-    "Operation",
-    "OutcomeUnknown",
-    "PermissionDenied",
-    "PointRead",
-    "Precondition",
-    "Queue",
-    "RangeDelete",
-    "RangeRead",
-    "Settings",
-    "StoreClient",
-    "Transaction",
-    "Unavailable",
-    "View",
-    "Write",
-    "__version__",
-    "aio",
-    "every",
-    "load_configuration",
-    "persist",
-]
+    "AlreadyOpen", "Backpressure", "Client", "ClientOptions", "Closed", "Code", "Conflict", "CorruptData", "Delete",
+    "Fenced", "HoldfastError", "InternalError", "InvalidRequest", "LimitExceeded", "MissingExtra", "NotFound",
+    "Operation", "OutcomeUnknown", "PermissionDenied", "PointRead", "Precondition", "Queue", "RangeDelete", "RangeRead",
+    "Settings", "StoreClient", "Transaction", "Unavailable", "View", "Write", "__version__", "aio", "every",
+    "load_configuration", "persist",
+]  # fmt: skip
 
 __version__: Final = "0.1.0"
 

@@ -2,9 +2,6 @@
 
 Each name is loaded when it is first used: ``Queue`` and ``persist`` need the standard library alone, all others
 ``holdfastdb[client]``.
-
-Owns: the names of the asynchronous surface. Does not own: anything behind them (``client.asynchronous``,
-``queue.asynchronous``, ``client.stores.asynchronous``).
 """
 
 from __future__ import annotations
@@ -25,15 +22,8 @@ if TYPE_CHECKING:
     from holdfast.queue.aio.queue import Queue
 
 __all__ = [
-    "AsyncTransaction",
-    "Client",
-    "ClientOptions",
-    "Queue",
-    "StoreClient",
-    "Subscription",
-    "Transacted",
-    "persist",
-]
+    "AsyncTransaction", "Client", "ClientOptions", "Queue", "StoreClient", "Subscription", "Transacted", "persist",
+]  # fmt: skip
 
 _HOME: Final = {
     "AsyncTransaction": "holdfast.client.aio.client",

@@ -1,23 +1,20 @@
-"""The errors of Holdfast, named by what the caller should do.
+"""The errors of Holdfast, named by what the caller should do, with an append-only list of codes.
 
-Owns: the tree below and the append-only list of codes. Does not own: how an error travels (HTTP status codes live in
-``server``, exit codes in ``cli``).
-
-    HoldfastError
-    ├── Conflict           retry the whole transaction from a newer version
-    ├── OutcomeUnknown     ask by request id; never send it again blindly
-    ├── Unavailable        wait, then send the same thing again
-    │   └── AlreadyOpen    another process has it open; close it there
-    ├── Closed             this object is finished; open another
-    │   └── Fenced         somebody newer owns the log; reopen to follow them
-    ├── InvalidRequest     (also ValueError) correct the call
-    │   └── MissingExtra   (also ImportError) install the extra that it names (``holdfast.extras``)
-    ├── NotFound           (also KeyError) there is no such thing
-    ├── CorruptData        stop and repair; nothing was changed
-    ├── Backpressure       slow down, then send again
-    ├── LimitExceeded      the request is larger than a stated bound
-    ├── PermissionDenied   ask for the right
-    └── InternalError      a bug of ours: report it
+HoldfastError
+├── Conflict           retry the whole transaction from a newer version
+├── OutcomeUnknown     ask by request id; never repeat it blindly
+├── Unavailable        wait, then repeat the call
+│   └── AlreadyOpen    another process has it open; close it there
+├── Closed             this object is finished; open another
+│   └── Fenced         a newer leader owns the log; reopen to follow it
+├── InvalidRequest     (also ValueError) correct the call
+│   └── MissingExtra   (also ImportError) install the extra that it names (``holdfast.extras``)
+├── NotFound           (also KeyError) it does not exist
+├── CorruptData        stop and repair; nothing was changed
+├── Backpressure       slow down, then repeat the call
+├── LimitExceeded      the request is larger than a stated bound
+├── PermissionDenied   ask for the right
+└── InternalError      a bug of ours: report it
 """
 
 from __future__ import annotations
@@ -30,23 +27,10 @@ if TYPE_CHECKING:
     from typing import ClassVar
 
 __all__ = [
-    "AlreadyOpen",
-    "Backpressure",
-    "Closed",
-    "Code",
-    "Conflict",
-    "CorruptData",
-    "Fenced",
-    "HoldfastError",
-    "InternalError",
-    "InvalidRequest",
-    "LimitExceeded",
-    "NotFound",
-    "OutcomeUnknown",
-    "PermissionDenied",
-    "Unavailable",
+    "AlreadyOpen", "Backpressure", "Closed", "Code", "Conflict", "CorruptData", "Fenced", "HoldfastError",
+    "InternalError", "InvalidRequest", "LimitExceeded", "NotFound", "OutcomeUnknown", "PermissionDenied", "Unavailable",
     "statement_of",
-]
+]  # fmt: skip
 
 
 class Code(StrEnum):
@@ -182,7 +166,7 @@ class OutcomeUnknown(HoldfastError):
 
 
 class Unavailable(HoldfastError):
-    """Nothing happened, or only something harmless to repeat. Wait ``retry_after_ms`` and repeat it."""
+    """Nothing happened, or something that is harmless to repeat. Wait ``retry_after_ms`` and repeat the call."""
 
     default_code = Code.STORE_UNAVAILABLE
 
@@ -200,7 +184,7 @@ class Closed(HoldfastError):
 
 
 class Fenced(Closed):
-    """Somebody newer owns what this object wrote to."""
+    """A newer owner has taken over what this object wrote to."""
 
     default_code = Code.DEPOSED
 
@@ -212,7 +196,7 @@ class InvalidRequest(HoldfastError, ValueError):
 
 
 class NotFound(HoldfastError, KeyError):
-    """There is no such thing."""
+    """It does not exist."""
 
     default_code = Code.NOT_FOUND
 
@@ -220,7 +204,7 @@ class NotFound(HoldfastError, KeyError):
 
 
 class CorruptData(HoldfastError):
-    """Bytes from outside break a law of their format. Stop; nothing was changed."""
+    """Bytes from outside violate their format. Stop; nothing was changed."""
 
     default_code = Code.CORRUPT_LOG
 
@@ -244,7 +228,7 @@ class PermissionDenied(HoldfastError):
 
 
 class InternalError(HoldfastError):
-    """A broken law of our own. Report it."""
+    """A violated invariant of Holdfast itself. Report it."""
 
     default_code = Code.INTERNAL
 

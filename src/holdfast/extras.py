@@ -1,7 +1,6 @@
-"""The error for a part of the package whose extra is not installed.
+"""The error for a part of the package whose extra is not installed, and the command that installs it.
 
-Owns: the name under which the package is distributed, and the command that installs an extra. Does not own: which
-packages an extra brings (``pyproject.toml``). Standard library only.
+Standard library only.
 """
 
 from __future__ import annotations

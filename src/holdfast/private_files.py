@@ -7,7 +7,7 @@ import os
 from contextlib import suppress
 from typing import Final
 
-__all__ = ["DIRECTORY_MODE", "FILE_MODE", "make_private", "make_private_directory", "private", "take_rights_of_others"]
+__all__ = ["DIRECTORY_MODE", "FILE_MODE", "make_private", "make_private_directory", "private", "restrict_to_owner"]
 
 FILE_MODE: Final = 0o600
 DIRECTORY_MODE: Final = 0o700
@@ -27,8 +27,8 @@ def make_private(path: str) -> None:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE))
 
 
-def take_rights_of_others(*paths: str) -> None:
-    """Make files that are there private: an earlier version made them with the rights of the umask.
+def restrict_to_owner(*paths: str) -> None:
+    """Make existing files private: an earlier version created them with the rights of the umask.
 
     A file of another owner stays as it is.
     """

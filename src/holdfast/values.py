@@ -1,26 +1,13 @@
-"""Identifiers and instants that more than one room of Holdfast speaks of.
-
-Owns: the names and their text forms. Does not own: what they mean together (the log's rules live in ``commit``).
-"""
+"""Identifiers and instants that several packages use, with their text forms."""
 
 from __future__ import annotations
 
 from typing import Final, NamedTuple, NewType
 
 __all__ = [
-    "SLOT_DIGITS",
-    "VERSION_MAX",
-    "Instant",
-    "LeaderId",
-    "LogId",
-    "LogPosition",
-    "Slot",
-    "Version",
-    "is_log_id",
-    "parse_position",
-    "parse_slot",
-    "slot_text",
-]
+    "SLOT_DIGITS", "VERSION_MAX", "Instant", "LeaderId", "LogId", "LogPosition", "Slot", "Version", "is_log_id",
+    "parse_position", "parse_slot", "slot_text",
+]  # fmt: skip
 
 Slot = NewType("Slot", int)
 """The number of one batch object. The first is 2^64-1 and they count down, so a larger slot is older."""

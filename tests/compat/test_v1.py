@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from tests.compat.write_v1 import TRANSACTIONS, as_json
 
-from holdfast.commit.format.batch import UNKNOWN_PLACE, Header, decode_body, decode_header, object_name
+from holdfast.commit.format.batch import UNKNOWN_SCOPE, Header, decode_body, decode_header, object_name
 from holdfast.commit.format.chain import ChainWalker
-from holdfast.commit.leadership.leadership import Frontier, plan_recovery, read_page
+from holdfast.commit.leadership.claims import Frontier, plan_recovery, read_page
 from holdfast.commit.reading.reader import follow
 from holdfast.objects.memory import MemoryObjects, MemoryStore
 
@@ -45,8 +45,8 @@ def test_the_golden_files_are_the_ones_that_were_released() -> None:
 def as_then(header: Header) -> dict[str, Any]:
     """The header as the golden files tell it. A field that came later is unknown in them."""
     told: dict[str, Any] = as_json(header)
-    assert header.place == UNKNOWN_PLACE
-    del told["place"]
+    assert header.scope == UNKNOWN_SCOPE
+    del told["scope"]
     return told
 
 

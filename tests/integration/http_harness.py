@@ -15,11 +15,11 @@ from typing import Any
 import uvloop
 
 from holdfast.commit.reading.feed import EventBatch
-from holdfast.commit.reading.subscription import subscribe
 from holdfast.commit.service import CommitService, ServiceOptions
+from holdfast.commit.subscription import subscribe
+from holdfast.objects.budget import TimeLimited
 from holdfast.objects.memory import MemoryStore
 from holdfast.objects.port import CreateAnswer, ObjectStore
-from holdfast.objects.time_limit import TimeLimited
 from holdfast.server.commit.sse import Subscriptions
 from holdfast.server.gateway import Front, FrontLimits
 from holdfast.server.http.auth import Authenticator, Role

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from holdfast.commit.format.transaction import Committed, Transaction, Write
-from holdfast.commit.reading.attempt_history import AttemptHistory
+from holdfast.commit.reading.status import AttemptHistory
 from holdfast.commit.service import CommitEntry, CommitService, ServiceOptions
 from holdfast.commit.stages.persist import PersistRules
 from holdfast.commit.stages.pipeline import PipelineRules

@@ -14,14 +14,14 @@ from holdfast.commit.format.batch import FIRST_SLOT, object_name
 from holdfast.commit.format.chain import ChainWalker
 from holdfast.commit.format.transaction import Committed, PointRead, Rejected, Reused, Transaction, Unanswered, Write
 from holdfast.commit.leadership import takeover_machine
-from holdfast.commit.leadership.leadership import Identity
+from holdfast.commit.leadership.claims import Identity
 from holdfast.commit.leadership.takeover import init_log, now
 from holdfast.commit.reading.feed import Channel, Checkpoint, LeaderChange, TransactionEvent
 from holdfast.commit.reading.reader import follow
-from holdfast.commit.reading.subscription import RolledBack, subscribe
 from holdfast.commit.service import CommitEntry, CommitService, ServiceOptions, StatusAnswer
 from holdfast.commit.stages.persist import PersistRules
 from holdfast.commit.stages.pipeline import PipelineRules
+from holdfast.commit.subscription import RolledBack, subscribe
 from holdfast.errors import Backpressure, Closed, Code, CorruptData, Fenced, InvalidRequest, NotFound, Unavailable
 from holdfast.objects.memory import MemoryStore
 from holdfast.objects.port import CreateAnswer, Listed

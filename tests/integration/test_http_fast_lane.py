@@ -10,7 +10,7 @@ import struct
 import pytest
 from tests.integration.http_harness import Client, commit, request, run, serving, until, write
 
-from holdfast.commit.leadership.heartbeat import encode_proof
+from holdfast.commit.leadership.claims import encode_proof
 from holdfast.commit.leadership.takeover import now
 from holdfast.commit.service import ServiceOptions
 from holdfast.server.commit.ask_leader import ask_leader

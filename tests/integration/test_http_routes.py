@@ -13,12 +13,11 @@ from tests.integration.http_harness import GatedStore, commit, request, run, ser
 
 from holdfast.commit.format.transaction import Transaction
 from holdfast.commit.reading.feed import EventBatch
-from holdfast.commit.reading.subscription import subscribe
 from holdfast.commit.service import CommitService, ServiceEnd, ServiceOptions
+from holdfast.commit.subscription import subscribe
 from holdfast.errors import Code, CorruptData
-from holdfast.objects.budget import BudgetedStore, StoreMetrics
+from holdfast.objects.budget import BudgetedStore, StoreMetrics, TimeLimited
 from holdfast.objects.memory import MemoryStore
-from holdfast.objects.time_limit import TimeLimited
 from holdfast.server.gateway import FrontLimits
 from holdfast.server.http.auth import Role
 from holdfast.server.http.responses import STATUS_OF, LeaderHint

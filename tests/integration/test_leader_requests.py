@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from holdfast.commit.format.transaction import Committed, Transaction, Unanswered, Write
-from holdfast.commit.reading.subscription import subscribe
 from holdfast.commit.service import CommitEntry, CommitService, ServiceOptions
 from holdfast.commit.stages.persist import PersistRules
 from holdfast.commit.stages.pipeline import PipelineRules
+from holdfast.commit.subscription import subscribe
 from holdfast.errors import Code, Unavailable
 from holdfast.objects.memory import MemoryStore
 from holdfast.objects.port import CreateAnswer, Listed, Unknown

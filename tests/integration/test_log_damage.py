@@ -10,9 +10,9 @@ import pytest
 from tests.integration.http_harness import GatedStore, Serving, run, serving, write
 
 from holdfast.commit.format.batch import FIRST_SLOT, HEADER_BYTES, jump, object_name
-from holdfast.commit.reading.subscription import subscribe
 from holdfast.commit.reading.verify import OBJECT_BYTES_MIN, Scrub, ScrubPlan, requests_per_month
 from holdfast.commit.service import CommitService, ServiceOptions
+from holdfast.commit.subscription import subscribe
 from holdfast.errors import CorruptData, HoldfastError, Unavailable
 from holdfast.values import Slot
 

@@ -9,14 +9,14 @@ from pathlib import Path
 
 from tests.network_namespace import network_namespace
 
-from holdfast.commit.leadership.this_place import this_place
+from holdfast.commit.leadership.takeover import local_scope
 
 ADDRESS = "127.0.0.1:8080"
 
 # A leader that commits until its standard input ends, and reports then whether it leads.
 LEADS = """
 import asyncio, sys
-from holdfast.commit.format.entry import CommitEntry
+from holdfast.commit.stages.events import CommitEntry
 from holdfast.commit.service import CommitService, ServiceOptions
 from holdfast.commit.format.transaction import Transaction, Write
 from holdfast.objects.open import open_store
@@ -77,14 +77,14 @@ def test_a_namespace_of_its_own_is_another_place_and_a_process_in_the_same_one_i
     tell = [
         sys.executable,
         "-c",
-        f"from holdfast.commit.leadership.this_place import this_place; print(this_place({ADDRESS!r}))",
+        f"from holdfast.commit.leadership.takeover import local_scope; print(local_scope({ADDRESS!r}))",
     ]
 
     def place(before: list[str]) -> str:
         told = subprocess.run([*before, *tell], capture_output=True, text=True, env=environment(), check=True)
         return told.stdout.strip()
 
-    here = this_place(ADDRESS)
+    here = local_scope(ADDRESS)
     assert here.is_known()
     assert place([]) == str(here)
     assert place(network_namespace()) != str(here)

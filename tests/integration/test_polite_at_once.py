@@ -242,4 +242,4 @@ def test_a_service_that_broke_a_law_of_its_own_exits_70(
             _, errors = process.communicate(timeout=30)
         finally:
             process.kill()
-    assert process.returncode == 70 and "law_broken" in errors and "planted" in errors
+    assert process.returncode == 70 and "invariant_violated" in errors and "planted" in errors

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.integration.test_commit_service import Busy, Gate, law, lead, put
 
-from holdfast.commit.leadership.heartbeat import Heartbeat, encode_proof
+from holdfast.commit.leadership.claims import Heartbeat, encode_proof
 from holdfast.commit.leadership.takeover import now
 from holdfast.commit.service import CommitService, ServiceOptions
 from holdfast.errors import Closed, Code, Unavailable
@@ -90,7 +90,7 @@ def test_an_advertised_address_on_which_a_process_does_not_listen_proves_nothing
         async with asyncio.timeout(30):
             leader = await lead(store, address=DEFAULT_ADDRESS, address_is_bound=leader_listens)
             await put(leader, b"k")
-            assert leader.claim.place.is_known() is leader_listens
+            assert leader.claim.scope.is_known() is leader_listens
             store.leader = leader if left_alone else None
             how: dict[str, Any] = {"address_is_bound": starter_listens, "silence_ms": 200.0}
             if left_alone:

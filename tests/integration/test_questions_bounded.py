@@ -13,9 +13,9 @@ import pytest
 from tests.integration.http_harness import Client, GatedStore, Serving, commit, request, run, serving, until, write
 
 from holdfast.commit.reading.feed import Checkpoint, Event, LeaderChange, TransactionEvent
-from holdfast.commit.reading.subscription import subscribe
 from holdfast.commit.service import ServiceOptions
 from holdfast.commit.stages import release
+from holdfast.commit.subscription import subscribe
 from holdfast.errors import Unavailable
 from holdfast.objects.port import Listed
 from holdfast.server.gateway import FrontLimits

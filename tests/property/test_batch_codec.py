@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from holdfast.commit.format.batch import (
     BODY_SCHEMA,
     FIRST_SLOT,
-    UNKNOWN_PLACE,
+    UNKNOWN_SCOPE,
+    AddressScope,
     Header,
     Kind,
     LoggedTransaction,
-    Place,
     decode_body,
     decode_header,
     encode_body,
@@ -77,7 +77,7 @@ def headers(draw: st.DrawFn) -> Header:
         truncated_through=Version(draw(numbers)),
         time_ms=draw(numbers),
         address=draw(st.text(max_size=60)),
-        place=draw(st.just(UNKNOWN_PLACE) | st.builds(Place, identifiers, st.integers(1, 2**64 - 1))),
+        scope=draw(st.just(UNKNOWN_SCOPE) | st.builds(AddressScope, identifiers, st.integers(1, 2**64 - 1))),
     )
 
 

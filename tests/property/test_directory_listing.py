@@ -10,8 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.objects.directory.files import PosixFiles
-from holdfast.objects.directory.listing import CLAIM_BYTES, GAP_MAX, SLOT_MAX, slot_of_name, slots_newest_first
-from holdfast.objects.directory.objects import DirectoryObjects
+from holdfast.objects.directory.objects import (
+    CLAIM_BYTES,
+    GAP_MAX,
+    SLOT_MAX,
+    DirectoryObjects,
+    slot_of_name,
+    slots_newest_first,
+)
 
 JUMP = 1_000
 DATA_BYTES = 2_048

@@ -13,12 +13,12 @@ from tests.unit.commit.builders import BASE, genesis, identity
 
 from holdfast.commit.format.batch import Header, decode_body, decode_header
 from holdfast.commit.format.chain import ChainWalker
-from holdfast.commit.format.entry import CommitEntry
 from holdfast.commit.format.transaction import Committed, PointRead, Rejected, Transaction, Unanswered, Write
 from holdfast.commit.stages.events import (
     Answer,
     Arrived,
     CheckOwnership,
+    CommitEntry,
     Drain,
     Durable,
     Effect,

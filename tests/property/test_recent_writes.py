@@ -15,8 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.commit.format.transaction import Delete, Operation, RangeDelete, Write
-from holdfast.commit.window.recent_generation import DeletedRanges, Generation, Merge, Run, Shape
-from holdfast.commit.window.recent_writes import RecentWrites
+from holdfast.commit.window import DeletedRanges, Generation, Merge, RecentWrites, Run, Shape
 
 ROOMY = 1 << 30
 

@@ -20,9 +20,8 @@ from holdfast.client import Checkpoint, TransactionEvent
 from holdfast.commit.format.transaction import Delete, Operation, RangeDelete, Write
 from holdfast.errors import Closed, CorruptData, InvalidRequest, Unavailable
 from holdfast.view import View
-from holdfast.view.layer import Layer
-from holdfast.view.ordered_keys import OrderedKeys
 from holdfast.view.sqlite import SqliteStorage
+from holdfast.view.storage import Layer, OrderedKeys
 
 KEYS = st.binary(max_size=2).map(lambda key: bytes(byte % 4 * 85 for byte in key))
 ENDS = st.none() | KEYS

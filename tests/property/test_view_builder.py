@@ -17,7 +17,7 @@ from holdfast.errors import CorruptData
 from holdfast.server.view.builder import ViewBuilder
 from holdfast.values import Version
 from holdfast.view import View
-from holdfast.view.view import Row
+from holdfast.view.storage import Row
 
 KEYS = st.binary(max_size=2).map(lambda key: bytes(byte % 4 * 85 for byte in key))
 ENDS = st.none() | KEYS

@@ -23,12 +23,12 @@ import pytest
 from tests.unit.commit.builders import BASE, at, genesis, pipeline, takeover, txn
 
 from holdfast.commit.format.batch import FIRST_SLOT, Kind, decode_header
-from holdfast.commit.format.entry import CommitEntry
 from holdfast.commit.format.transaction import Committed, PointRead, Precondition, Rejected
 from holdfast.commit.stages.events import (
     Answer,
     Arrived,
     CheckOwnership,
+    CommitEntry,
     Drain,
     Durable,
     Effect,

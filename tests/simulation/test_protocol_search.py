@@ -12,7 +12,7 @@ from tests.worlds.log.shape import protocol_width
 
 from holdfast.commit.format.batch import FIRST_SLOT, Header
 from holdfast.commit.format.chain import ChainWalker
-from holdfast.commit.leadership import leadership
+from holdfast.commit.leadership import claims
 
 REAL = {
     "two slots wide": Variant(width=2, limit=5, leaders=3),
@@ -94,9 +94,9 @@ def test_the_model_recovers_and_reads_as_the_real_decisions_do(name: str) -> Non
                 walker.accept(there[walker.next_slot])
             assert seen == [real_slot(thing.slot) for thing in live_chain(variant, state.objects)]
             if log.headers:
-                page = leadership.read_page(rows(*log.headers)[: variant.width])
-                plan = leadership.plan_recovery(page, bytes_of(*log.headers), allow_new=False)
-                assert isinstance(plan, leadership.Frontier)
+                page = claims.read_page(rows(*log.headers)[: variant.width])
+                plan = claims.plan_recovery(page, bytes_of(*log.headers), allow_new=False)
+                assert isinstance(plan, claims.Frontier)
                 assert plan.predecessor is not None
                 modelled = recover(variant, state.objects)
                 assert modelled is not None

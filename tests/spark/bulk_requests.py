@@ -10,7 +10,6 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from holdfast.commit.format.entry import CommitEntry
 from holdfast.commit.format.transaction import (
     Delete,
     Operation,
@@ -24,6 +23,7 @@ from holdfast.commit.format.transaction import (
     Write,
 )
 from holdfast.commit.stages.attempts import Attempts
+from holdfast.commit.stages.events import CommitEntry
 from holdfast.commit.stages.resolve import Resolve
 from holdfast.commit.stages.sequence import Sequence as SequenceStage
 from holdfast.errors import HoldfastError

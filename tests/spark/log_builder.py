@@ -29,7 +29,7 @@ from holdfast.commit.format.batch import (
 )
 from holdfast.commit.format.chain import ChainWalker
 from holdfast.commit.format.transaction import Delete, Operation, PointRead, Precondition, RangeDelete, RangeRead, Write
-from holdfast.commit.leadership.leadership import (
+from holdfast.commit.leadership.claims import (
     Frontier,
     Identity,
     NeedHeaders,

@@ -16,9 +16,9 @@ from pyspark.sql import DataFrame, SparkSession
 from tests.spark.bulk_requests import SCHEMA, Request, as_transaction, draw_requests
 from tests.spark.test_bulk_load import Killed, live, transactions
 
-from holdfast.commit.format.entry import CommitEntry
 from holdfast.commit.format.transaction import Delete, PointRead, RangeDelete, RangeRead, Transaction, Write
 from holdfast.commit.stages.attempts import Attempts
+from holdfast.commit.stages.events import CommitEntry
 from holdfast.commit.stages.resolve import Resolve
 from holdfast.commit.stages.sequence import Sequence as SequenceStage
 from holdfast.errors import InvalidRequest

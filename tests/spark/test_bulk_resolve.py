@@ -19,10 +19,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  the name that every Spark program uses
 from tests.spark.bulk_requests import BASE, SCHEMA, Verdict, draw_requests, judge_plainly
 
-from holdfast.commit.format.body_stream import REPEATED_BYTES_MAX
-from holdfast.commit.format.entry import CommitEntry
+from holdfast.commit.format.batch import REPEATED_BYTES_MAX
 from holdfast.commit.format.transaction import PointRead, RangeDelete, RangeRead, Rejected, Transaction, Write
 from holdfast.commit.stages.attempts import Attempts
+from holdfast.commit.stages.events import CommitEntry
 from holdfast.commit.stages.resolve import Resolve
 from holdfast.errors import InvalidRequest
 from holdfast.server.http.requests import problem_with

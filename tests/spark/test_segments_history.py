@@ -20,8 +20,8 @@ from holdfast import Client, NotFound
 from holdfast.commit.format.batch import SPAN_MAX, object_name
 from holdfast.commit.format.transaction import Delete, RangeDelete, Write
 from holdfast.commit.reading.feed import Checkpoint, Event, LeaderChange, TransactionEvent
-from holdfast.commit.reading.subscription import RolledBack, subscribe
 from holdfast.commit.service import CommitService, ServiceOptions
+from holdfast.commit.subscription import RolledBack, subscribe
 from holdfast.errors import CorruptData
 from holdfast.objects.memory import MemoryStore
 from holdfast.segments import history

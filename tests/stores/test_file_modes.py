@@ -17,7 +17,7 @@ from holdfast.stores.service import StoreService
 from holdfast.stores.values.commands import Define, Publish
 from holdfast.stores.values.messages import Message
 from holdfast.testing.rgw import free_port
-from holdfast.view.sqlite_file import open_for_writer
+from holdfast.view.sqlite import open_for_writer
 
 
 @pytest.fixture(autouse=True)

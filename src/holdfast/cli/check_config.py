@@ -7,7 +7,7 @@ import sys
 from holdfast.cli.options import ConfigOption, JsonOption, SetOption, configuration
 from holdfast.cli.output import print_json, print_line, print_table
 from holdfast.commit.reading.verify import requests_per_month
-from holdfast.settings.model import LogSettings
+from holdfast.settings import LogSettings
 
 __all__ = ["check_config"]
 

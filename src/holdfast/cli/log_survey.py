@@ -17,9 +17,9 @@ from typing import Final
 from holdfast.cli.output import Progress
 from holdfast.commit.format.batch import CLAIM_BYTES, FIRST_SLOT, PREFIX, Header, Kind, jump, slot_of
 from holdfast.commit.format.chain import ChainWalker, broken
-from holdfast.commit.leadership.leadership import Identity
+from holdfast.commit.leadership.claims import Identity
 from holdfast.commit.leadership.takeover import init_log
-from holdfast.commit.reading.reader import Reign, find_frontier, follow, reigns_back, start_after
+from holdfast.commit.reading.reader import Leadership, find_frontier, follow, leaderships_back, start_after
 from holdfast.errors import Code, CorruptData, NotFound
 from holdfast.objects.port import Listed, ObjectStore
 from holdfast.values import LeaderId, LogId, Slot, slot_text
@@ -45,7 +45,7 @@ class Survey:
     """A log's objects newest first, and the reigns that say which of them are live (newest reign first)."""
 
     objects: list[Listed] = field(default_factory=list[Listed])
-    reigns: list[Reign] = field(default_factory=list[Reign])
+    reigns: list[Leadership] = field(default_factory=list[Leadership])
     head: Header | None = None
 
     def slot(self, row: Listed) -> Slot:
@@ -84,7 +84,7 @@ async def survey(store: ObjectStore, *, objects_max: int | None) -> Survey:
     if frontier is None:
         return found
     found.head, claim = frontier
-    async with aclosing(reigns_back(store, claim)) as reigns:
+    async with aclosing(leaderships_back(store, claim)) as reigns:
         async for reign in reigns:
             found.reigns.append(reign)
     after = ""
@@ -108,7 +108,7 @@ async def walker_after(store: ObjectStore, version: int) -> tuple[ChainWalker, H
         raise NotFound("log is empty", code=Code.LOG_EMPTY)
     head, claim = frontier
     newest = head
-    async with aclosing(reigns_back(store, claim)) as reigns:
+    async with aclosing(leaderships_back(store, claim)) as reigns:
         async for reign in reigns:
             if reign.base <= version:
                 return await start_after(store, reign, newest, version), head
@@ -169,7 +169,7 @@ async def verify_log(store: ObjectStore, moved: Progress) -> Verified:
     frontier = await find_frontier(store)
     if frontier is None:
         raise NotFound("log is empty", code=Code.LOG_EMPTY)
-    total = _objects_in(frontier[0], [reign async for reign in reigns_back(store, frontier[1])])
+    total = _objects_in(frontier[0], [reign async for reign in leaderships_back(store, frontier[1])])
     found = Verified()
     walker = ChainWalker()
     async with aclosing(follow(store, walker)) as batches:
@@ -190,7 +190,7 @@ async def verify_log(store: ObjectStore, moved: Progress) -> Verified:
     return found
 
 
-def _objects_in(head: Header, reigns: list[Reign]) -> int:
+def _objects_in(head: Header, reigns: list[Leadership]) -> int:
     """How many live objects these reigns hold, from their borders alone."""
 
     def sizes() -> Iterator[int]:

@@ -24,8 +24,8 @@ from holdfast.cli.options import JsonOption, TimeoutOption, TokenOption, UrlOpti
 from holdfast.cli.output import answering, print_fields, print_json, print_line, print_table, printable
 from holdfast.cli.service import store_asking
 from holdfast.cli.transactions import LOCAL
+from holdfast.documents import read_document
 from holdfast.errors import Code, Conflict, InvalidRequest, NotFound, PermissionDenied
-from holdfast.settings.documents import read_document
 from holdfast.stores.definitions.cluster import definition_of
 
 if TYPE_CHECKING:

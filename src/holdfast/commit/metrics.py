@@ -1,16 +1,12 @@
-"""Plain numbers about one reign, cheap enough to keep per commit and read at scrape time.
-
-Owns: counts and latency buckets of commits. Does not own: names and text of the exposition (``server.metrics``),
-counts of store requests (``objects.budget``), counts of batches (``persist``).
-"""
+"""Counts and latency buckets of the commits of one leadership, read at scrape time."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from typing import Final
 
-from holdfast.commit.format.entry import CommitEntry
 from holdfast.commit.format.transaction import Committed, Rejected
+from holdfast.commit.stages.events import CommitEntry
 
 __all__ = ["LATENCY_BOUNDS_MS", "ServiceMetrics"]
 
@@ -18,7 +14,7 @@ LATENCY_BOUNDS_MS: Final = (0.5, 1.0, 2.0, 3.0, 5.0, 7.5, 10.0, 15.0, 25.0, 50.0
 
 
 class ServiceMetrics:
-    """Counts since the start of the reign. ``latency_counts`` has one more bucket than bounds: the last is
+    """Counts since the start of the leadership. ``latency_counts`` has one more bucket than bounds: the last is
     +infinity."""
 
     __slots__ = ("committed", "conflicts", "latency_counts", "latency_sum_ms", "other", "rejected")

@@ -1,17 +1,11 @@
 """The shell of the commit log: one pipeline, one object store, one clock, one event loop.
 
-Owns: carrying out effects, timers, admission, and the questions that need the store (versions, status). Does not own:
-any decision of the four stages, HTTP.
+The pipeline takes whatever arrived since its last step, so load forms batches and not a timer. Store requests are tasks
+on the same loop. See ``docs/decisions/0004-one-event-loop.md``.
 
-Runtime: everything runs on one event loop; the pipeline is stepped with whatever arrived since the last step, so a
-batch is formed by load and not by a timer. Store requests run beside it. See ``docs/decisions/0004-one-event-loop.md``.
-
-Failure model: a store that stalls fills the span; after ``stalled_ms_max``, or with a full queue before, ``admission``
-refuses with Retry-After; metrics and streams go on. When the reign ends, every waiting commit is answered
-``Unanswered`` and ``ended`` is set. What needs a proof of ownership is refused when there is none in
-``request_timeout_ms``.
-
-Long, because commits, questions, effects and the end share the state of one reign.
+A store that stalls fills the span; after ``stalled_ms_max``, or when the queue is full, ``admission`` refuses with
+Retry-After, while metrics and streams continue. When the leadership ends, every waiting commit gets ``Unanswered`` and
+``ended`` is set. Requests that need a proof of ownership fail without one after ``request_timeout_ms``.
 """
 
 from __future__ import annotations
@@ -33,36 +27,33 @@ from holdfast.commit.format.batch import (
     FIRST_SLOT,
     HEADER_BYTES,
     PREFIX,
-    UNKNOWN_PLACE,
+    UNKNOWN_SCOPE,
     Header,
     decode_header,
     object_name,
 )
 from holdfast.commit.format.chain import broken
-from holdfast.commit.format.entry import CommitEntry
 from holdfast.commit.format.transaction import Unanswered
-from holdfast.commit.leadership.heartbeat import Heartbeat, parse_proof
-from holdfast.commit.leadership.leadership import Identity
+from holdfast.commit.leadership.claims import Heartbeat, Identity, parse_proof
 from holdfast.commit.leadership.takeover import (
     AskAsStandby,
     AskLeader,
     Clock,
     Takeover,
     TakeoverOptions,
+    local_scope,
     newest_slot,
     now,
     take_the_lead,
 )
-from holdfast.commit.leadership.this_place import this_place
 from holdfast.commit.metrics import ServiceMetrics
-from holdfast.commit.reading.attempt_history import AttemptHistory
-from holdfast.commit.reading.damage import DamageSeen
 from holdfast.commit.reading.feed import Feed, TransactionEvent
 from holdfast.commit.reading.reader import read_header
-from holdfast.commit.reading.status import Found
+from holdfast.commit.reading.status import AttemptHistory, Found
+from holdfast.commit.reading.verify import DamageLog
 from holdfast.commit.stages import events
-from holdfast.commit.stages.attempts import judge_old
-from holdfast.commit.stages.events import Put, ReadBack
+from holdfast.commit.stages.attempts import judge_from_log
+from holdfast.commit.stages.events import CommitEntry, Put, ReadBack
 from holdfast.commit.stages.pipeline import Pipeline, PipelineRules
 from holdfast.errors import (
     Backpressure,
@@ -75,8 +66,8 @@ from holdfast.errors import (
     Unavailable,
     statement_of,
 )
+from holdfast.objects.budget import TimeLimited
 from holdfast.objects.port import CreateAnswer, ObjectStore, Unknown
-from holdfast.objects.time_limit import TimeLimited
 from holdfast.values import LeaderId, LogId, Slot
 
 __all__ = ["CommitEntry", "CommitService", "ServiceEnd", "ServiceOptions", "StatusAnswer"]
@@ -114,7 +105,7 @@ class ServiceOptions:
 
 
 class ServiceEnd(Struct, frozen=True):
-    """Why a reign ended: ``resigned``, ``deposed``, ``gave_up``, ``damaged`` or ``abandoned``."""
+    """Why a leadership ended: ``resigned``, ``deposed``, ``gave_up``, ``damaged`` or ``abandoned``."""
 
     kind: str
     detail: str
@@ -168,7 +159,7 @@ class CommitService:
         self._batches_seen = 0
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._history = AttemptHistory(store, claim)
-        self.damage = DamageSeen()
+        self.damage = DamageLog()
         self._owed: dict[CommitEntry, None] = {}
         self._last_accepted = claim.prev_version
         self._draining = False
@@ -179,14 +170,14 @@ class CommitService:
     ) -> CommitService:
         """Recover the log and become its leader.
 
-        ``store`` is read by everybody who asks for history. ``own`` is another way to the same objects for the leader
+        ``store`` serves everything that reads history. ``own`` is a separate way to the same objects for the leader
         itself: its batches, what stands in their slots and whether it leads must not wait behind readers. Each of its
         requests must end in bounded time. Without it the leader goes by ``store``, within ``request_timeout_ms``.
 
         Raises: what ``takeover.take_the_lead`` raises. After a crash: see there.
         """
-        place = this_place(options.address) if options.address_is_bound else UNKNOWN_PLACE
-        identity = Identity(LeaderId(os.urandom(16)), os.urandom(32), options.address, place)
+        scope = local_scope(options.address) if options.address_is_bound else UNKNOWN_SCOPE
+        identity = Identity(LeaderId(os.urandom(16)), os.urandom(32), options.address, scope)
         how = TakeoverOptions(
             allow_new=options.allow_new,
             take_over=options.take_over,
@@ -194,7 +185,7 @@ class CommitService:
             following=options.following,
             silence_ms=options.silence_ms,
             heartbeat_ms=options.heartbeat_ms,
-            patience_s=options.rules.persist.give_up_after_ms / 1000.0,
+            retry_budget_s=options.rules.persist.give_up_after_ms / 1000.0,
             ask_leader=options.ask_leader,
             ask_as_standby=options.ask_as_standby,
             probe=options.probe,
@@ -221,7 +212,7 @@ class CommitService:
     # -- commits ------------------------------------------------------------------------------------------------------
 
     def admission(self) -> HoldfastError | None:
-        """Whether a commit may come in now: None, or the error to answer it with. Cost: O(1)."""
+        """None when a commit is admitted now, or the error for its response. Cost: O(1)."""
         if self.ended.done() or self._draining:
             return Unavailable(
                 "this process does not lead", code=Code.NOT_LEADER, retry_after_ms=1_000, leader_id=self.leader_id
@@ -231,7 +222,7 @@ class CommitService:
         return self._stalled()
 
     def _stalled(self) -> Backpressure | None:
-        """What has waited for the store for too long: commits would only queue up behind it, and time out there."""
+        """The store has not answered for too long: further commits would only wait and time out."""
         pipeline = self.pipeline
         in_flight, since_ms = pipeline.persist.in_flight, pipeline.unproved_since_ms
         if not in_flight and since_ms is None:
@@ -245,7 +236,7 @@ class CommitService:
         )
 
     def submit(self, entries: list[CommitEntry]) -> None:
-        """Take commit requests in; each gets exactly one reply, later. Never blocks."""
+        """Accept commit requests; each gets exactly one reply later. Never blocks."""
         self._inbox += entries
         if not self._pumping:
             self._pumping = True
@@ -262,7 +253,7 @@ class CommitService:
     def durable_header(self) -> Header:
         """The header of the newest durable object that may be shown, the claim when there is none yet.
 
-        A batch that is held until ownership is proved does not count: this reign may end, and roll it back.
+        A batch that is held until ownership is proved does not count: the end of this leadership may roll it back.
         """
         return self.pipeline.released_header
 
@@ -273,7 +264,7 @@ class CommitService:
         return self.pipeline.release.durable_version
 
     async def version(self) -> int:
-        """A version at least as new as everything committed when this was called, whoever leads.
+        """A version at least as new as everything committed when this was called, by any leader.
 
         Raises: Fenced when another leader exists, Unavailable when the store proved nothing in ``request_timeout_ms``.
         Cost: rides on the next PUT, or one LIST shared by all who wait.
@@ -283,13 +274,13 @@ class CommitService:
                 return await self._proof()
         except TimeoutError as error:
             raise Unavailable(
-                "the store did not tell in time who owns the log",
+                "the store did not prove in time who owns the log",
                 retry_after_ms=UNPROVED_RETRY_AFTER_MS,
                 last=self.pipeline.proof_trouble or "no answer",
             ) from error
 
     async def _proof(self) -> int:
-        """As ``version``, however long it takes. Whoever stops waiting leaves nothing behind."""
+        """As ``version``, without a time limit. A cancelled caller leaves nothing behind."""
         waiter: asyncio.Future[int] = self._loop.create_future()
         self._step(events.VersionAsked(self._clock(), waiter))
         try:
@@ -360,14 +351,14 @@ class CommitService:
                 log.warning("look_up_failed", error=str(error))
                 entry.outcome = Unanswered()
             else:
-                entry.outcome = judge_old(entry.txn, found.txn, truncated=found.truncated)
+                entry.outcome = judge_from_log(entry.txn, found.txn, truncated=found.truncated)
             self._reply_late(entry)
 
         self._owed[entry] = None
         return answer()
 
     def _reply_late(self, entry: CommitEntry) -> None:
-        """The one reply of a commit that waited for an answer of the store behind the pipeline."""
+        """The one reply of a commit that waited for the store after it left the pipeline."""
         del self._owed[entry]
         entry.durable_version = self.local_version()
         self._queued -= 1
@@ -376,17 +367,17 @@ class CommitService:
     # -- the end ------------------------------------------------------------------------------------------------------
 
     async def step_down(self) -> None:
-        """Accept nothing more, finish what is under way, resign; return when it is over."""
+        """Accept nothing more, finish work in progress, resign; return when that is done."""
         self._draining = True
         self._pump()
         self._step(events.Drain(self._clock()))
         await asyncio.shield(self.ended)
 
     def standby_seen(self, standby: str = "", proof: str = "") -> None:
-        """A standby asked after this leader: once it has stopped to ask, the log shows it signs of life.
+        """A standby asked for this leader. When it stops asking, this leader writes heartbeats to the log.
 
         ``proof``: the slot and the nonce of an object of this leader. Where it is required and is not right, the
-        question does not count, so that a caller without rights cannot make an idle leader write.
+        question does not count, so that an unauthorised caller cannot make an idle leader write.
         """
         if self.options.standbys_prove and not self._has_read_the_log(proof):
             return
@@ -417,7 +408,7 @@ class CommitService:
             self._heart = self._loop.call_later(max(0.0, next_ms - instant.boot_ms) / 1000.0, self._beat)
 
     async def _watch_for_successors(self) -> None:
-        """An idle leader writes nothing that could be refused, so it looks now and then whether it still leads."""
+        """An idle leader writes nothing that could be refused, so it regularly checks whether it still leads."""
         batches = 0
         while not self.ended.done():
             await asyncio.sleep(self.options.idle_check_ms / 1000.0)
@@ -442,7 +433,7 @@ class CommitService:
             self._timer.cancel()
 
     async def close(self) -> None:
-        """Abandon what is under way; whoever waits is told so. Safe at any time; nothing acknowledged is lost."""
+        """Abandon work in progress and notify its callers. Safe at any time; nothing acknowledged is lost."""
         self._step(events.Abandon(self._clock()))
         self._pump()
         for handle in (self._timer, self._heart):
@@ -451,7 +442,7 @@ class CommitService:
         for task in [*self._tasks]:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        # What was cut short proved nothing, and its commit still waits for its one reply.
+        # Cancelled look-ups proved nothing, and their commits still wait for their one reply.
         for entry in [*self._owed]:
             entry.outcome = Unanswered()
             self._reply_late(entry)
@@ -474,7 +465,7 @@ class CommitService:
     def _take(self, event: events.Event) -> None:
         try:
             effects = self.pipeline.step(event)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the reign is over
+        except Exception as error:  # noqa: BLE001 - whatever it is, the leadership is over
             self._break_off(error, event)
             return
         broken: Exception | None = None
@@ -487,8 +478,8 @@ class CommitService:
             self._break_off(broken, None)
 
     def _break_off(self, error: Exception, event: events.Event | None) -> None:
-        """A broken law of our own. To go on would be to guess: the reign ends, and the next one recovers the log."""
-        log.error("law_broken", event_kind=type(event).__name__, exc_info=error)
+        """An invariant is violated: the leadership ends, and the next one recovers the log."""
+        log.error("invariant_violated", event_kind=type(event).__name__, exc_info=error)
         for effect in self.pipeline.break_off(f"{type(error).__name__}: {error}", event):
             self._carry_out(effect)
 
@@ -509,12 +500,12 @@ class CommitService:
                 self._spawn(self._check_ownership())
             case events.VersionIs(tickets=tickets, version=version):
                 for ticket in tickets:
-                    _settle(ticket, version)
+                    _complete(ticket, version)
             case events.Reached(tickets=tickets):
                 for ticket in tickets:
-                    _settle(ticket, None)
+                    _complete(ticket, None)
             case events.StatusReady(question=question):
-                _settle(question.ticket, effect)
+                _complete(question.ticket, effect)
             case events.LookUp(entries=entries):
                 for entry in entries:
                     self._spawn(self._look_up_old(entry))
@@ -535,7 +526,7 @@ class CommitService:
             try:
                 entry.reply(entry)
             except Exception as error:  # noqa: BLE001 - raised again below
-                # One caller's fault must not cost the others their answers.
+                # One failing caller must not cost other callers their replies.
                 broken = error
         if ahead:
             self._spawn(self._answer_future_versions(ahead))
@@ -543,14 +534,14 @@ class CommitService:
             raise broken
 
     async def _answer_future_versions(self, entries: list[CommitEntry]) -> None:
-        """A version never handed out here may be a later leader's: only a proof makes it the client's fault."""
+        """A version never assigned here may be a later leader's: only a proof makes it the client's error."""
         instead: HoldfastError | None = None
         try:
             await self.version()
         except Fenced as error:
             instead = error
         except Unavailable as error:
-            # Nothing was assigned to these commits, so whoever sends one again cannot make it happen twice. Of the
+            # Nothing was assigned to these commits, so sending one again cannot commit it twice. Of the
             # codes for a silent store only this one says so.
             instead = Unavailable(
                 error.message,
@@ -564,7 +555,7 @@ class CommitService:
             self._reply_late(entry)
 
     def _resolved(self, entries: list[CommitEntry]) -> None:
-        """Show accepted transactions to those who do not wait for durability."""
+        """Publish accepted transactions to subscribers that do not wait for durability."""
         if not self.feed.resolved_subscribers:
             for entry in reversed(entries):
                 if entry.accepted:
@@ -598,7 +589,7 @@ class CommitService:
         try:
             answer = await self._own.create(object_name(put.slot), put.data)
         except (HoldfastError, OSError) as error:
-            # The port forbids it. But whatever happened, the batch must be sent again or given up, never forgotten.
+            # The port forbids it, but the batch must be sent again or given up in any case.
             answer = Unknown(statement_of(error))
         self._step(events.PutAnswered(self._clock(), put.slot, answer, put.number))
 
@@ -609,7 +600,7 @@ class CommitService:
         except NotFound:
             found = None
         except CorruptData:
-            # Whatever stands there is not this leader's object.
+            # The object there is not this leader's.
             self._step(events.HeaderFound(self._clock(), effect.slot, None, True))
             return
         except (HoldfastError, OSError) as error:
@@ -625,7 +616,7 @@ class CommitService:
         self._step(events.OwnershipSeen(self._clock(), newest))
 
     def _arm(self) -> None:
-        """Make sure that the pipeline is stepped again no later than it asks for."""
+        """Schedule the next step of the pipeline, no later than its deadline."""
         deadline_ms = self.pipeline.next_deadline_ms()
         if deadline_ms is None or self.ended.done():
             return
@@ -643,20 +634,20 @@ class CommitService:
 
 
 async def _require_genesis(store: ObjectStore) -> None:
-    """Refuse a log without its first claim: every reader walks back to it. A store that is silent is waited for later.
+    """Refuse a log without its first claim, which every reader needs. An unavailable store is waited for later.
 
     Cost: one header read. Raises: CorruptData.
     """
     try:
         if await read_header(store, FIRST_SLOT) is not None or not await store.list(PREFIX, limit=1):
             return
-        if await read_header(store, FIRST_SLOT) is None:  # it is not that the log began between the two questions
+        if await read_header(store, FIRST_SLOT) is None:  # the log did not begin between the two requests
             raise broken("the first claim has gone", FIRST_SLOT)
     except Unavailable:
         return
 
 
-def _settle(ticket: object, value: object) -> None:
+def _complete(ticket: object, value: object) -> None:
     assert isinstance(ticket, asyncio.Future), "tickets are futures"
     if not ticket.done():
         ticket.set_result(value)

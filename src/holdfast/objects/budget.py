@@ -1,18 +1,13 @@
-"""The connection budget of one store, its counters and its health.
+"""A store within limits: connections, time per request, retries of reads, counters and health.
 
-Owns: how many requests are under way, who waits, what is counted, the retries of reads and listings, and how often its
-user is told that the store takes nothing (until a leader gives up, nobody else tells). Does not own:
-retries of creates (the log's ``persist`` repeats the same bytes by its own rules), how long a request may take
-(``time_limit``, which belongs inside a budget: a request's time begins when it holds its connection).
+Three parts of the connections cannot starve each other: creates take at most ``creates_max``, a leader's questions
+about its own log (``own``) at most ``own_max``, everything else the rest. So a burst of readers delays neither the
+creates nor the proofs of ownership. ``TimeLimited`` belongs inside a budget: a request's time begins when it holds a
+connection.
 
-There are three parts, none of which can starve another: creates take at most ``creates_max`` connections, what a leader
-asks about its own log (``own``) at most ``own_max``, everything else at most the rest. So a full pipeline still reads
-back and checks its ownership, and a burst of readers delays neither the creates nor the proofs of ownership.
-
-Failure model: a read or listing that is ``Unavailable`` is repeated with capped exponential backoff and full jitter, a
-bounded number of times; the last failure is raised. The requests of ``own`` are not repeated: who leads asks again by
-its own rules, and an ownership check is worth as much as the time at which it was asked. ``NotFound`` is an answer, not
-a failure. Cancelling gives the connection back.
+An ``Unavailable`` read or listing is repeated with capped exponential backoff and full jitter, a bounded number of
+times. Requests of ``own`` and creates are not repeated, because the leader repeats them by its own rules. ``NotFound``
+is an answer, not a failure. A cancelled request gives its connection back.
 """
 
 from __future__ import annotations
@@ -30,9 +25,66 @@ from typing import Final, TypeVar, assert_never
 
 from holdfast.errors import NotFound, Unavailable
 from holdfast.objects.port import CreateAnswer, Created, Listed, ObjectStore, Refused, Unknown
-from holdfast.objects.time_limit import ran_out_of_time
 
-__all__ = ["LATENCY_BOUNDS_MS", "BudgetedStore", "RequestCounts", "RetryPolicy", "StoreMetrics"]
+__all__ = [
+    "BudgetedStore", "LATENCY_BOUNDS_MS", "RequestCounts", "RetryPolicy", "StoreMetrics", "TimeLimited", "timed_out",
+]  # fmt: skip
+
+
+PAGE: Final = 1000
+"""A listing sends one request for each this many keys."""
+
+
+class TimeLimited:
+    """A store whose every request ends within ``request_timeout_ms``, a listing within as much for each 1,000 keys."""
+
+    def __init__(self, store: ObjectStore, request_timeout_ms: float) -> None:
+        self._store = store
+        self._timeout_seconds = request_timeout_ms / 1000.0
+
+    @property
+    def url(self) -> str:
+        """Where this is, without secrets, for people."""
+        return self._store.url
+
+    async def create(self, key: str, data: bytes) -> CreateAnswer:
+        """As the port says."""
+        try:
+            async with asyncio.timeout(self._timeout_seconds):
+                return await self._store.create(key, data)
+        except TimeoutError:
+            return Unknown("no answer in time")
+
+    async def read(self, key: str, *, start: int = 0, length: int | None = None) -> bytes:
+        """As the port says."""
+        return await self._within(self._store.read(key, start=start, length=length), "read", key)
+
+    async def list(self, prefix: str, *, after: str = "", limit: int = 1000) -> builtins.list[Listed]:
+        """As the port says."""
+        return await self._within(
+            self._store.list(prefix, after=after, limit=limit), "list", prefix, requests=1 + limit // PAGE
+        )
+
+    async def delete(self, key: str) -> None:
+        """As the port says."""
+        await self._within(self._store.delete(key), "delete", key)
+
+    async def close(self) -> None:
+        """As the port says."""
+        await self._store.close()
+
+    async def _within(self, request: Awaitable[T], what: str, key: str, *, requests: int = 1) -> T:
+        try:
+            async with asyncio.timeout(self._timeout_seconds * requests):
+                return await request
+        except TimeoutError as error:
+            raise Unavailable(f"the object store did not {what} in time", url=self.url, key=key) from error
+
+
+def timed_out(error: Unavailable) -> bool:
+    """Whether a request failed because it had no answer in time."""
+    return isinstance(error.__cause__, TimeoutError)
+
 
 T = TypeVar("T")
 
@@ -91,9 +143,9 @@ class RequestCounts:
 
 @dataclass(slots=True)
 class StoreMetrics:
-    """Plain numbers about one store, read whenever somebody asks.
+    """Counters of one store, read at scrape time.
 
-    ``last_success_seconds`` and ``last_told_seconds`` (when somebody was told of a create without an answer) are
+    ``last_success_seconds`` and ``last_told_seconds`` (when a create without an answer was last reported) are
     readings of the clock that the store was given, None before the first.
     """
 
@@ -120,9 +172,9 @@ class BudgetedStore:
     """A store within a connection budget, counted.
 
     ``connections_max`` is the whole budget, ``creates_max`` the part that creates may take: the span in flight and its
-    hedges. ``own_max`` is the part of what a leader asks about its own log, which nobody else takes; with 0 it has none
+    hedges. ``own_max`` is reserved for what a leader asks about its own log; with 0 it has none
     of its own. At least one connection is left for the rest. ``clock`` gives seconds, ``draw`` a number in 0..1.
-    ``not_created(key, detail)`` is told of a create without an answer, at most once in ten seconds.
+    ``not_created(key, detail)`` is called for a create without an answer, at most once in ten seconds.
     """
 
     def __init__(
@@ -162,7 +214,7 @@ class BudgetedStore:
     async def create(self, key: str, data: bytes) -> CreateAnswer:
         """As the port says; one request, whatever it comes to."""
         counts = self.metrics.create
-        async with _Place(self._creates, counts):
+        async with _Connection(self._creates, counts):
             started = self._clock()
             answer = await self._store.create(key, data)
             ended = self._clock()
@@ -209,7 +261,7 @@ class BudgetedStore:
             try:
                 return await self._once(counts, request, size_of)
             except Unavailable as error:
-                unanswered += ran_out_of_time(error)
+                unanswered += timed_out(error)
                 if attempts >= self._retry.attempts_max or unanswered >= self._retry.unanswered_max:
                     raise
                 wait_ms = self._retry.wait_ms(attempts, error.retry_after_ms, self._draw())
@@ -217,7 +269,7 @@ class BudgetedStore:
             await self._sleep(wait_ms / 1000)
 
     async def _once(self, counts: RequestCounts, request: Callable[[], Awaitable[T]], size_of: Callable[[T], int]) -> T:
-        async with _Place(self._others, counts):
+        async with _Connection(self._others, counts):
             started = self._clock()
             try:
                 answer = await request()
@@ -255,7 +307,7 @@ def _no_bytes(answer: object) -> int:  # noqa: ARG001 - listings and deletes mov
     return 0
 
 
-class _Place:
+class _Connection:
     """One connection of a budget, counted while it is waited for and while it is held."""
 
     __slots__ = ("_counts", "_semaphore")

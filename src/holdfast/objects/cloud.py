@@ -1,13 +1,9 @@
-"""Object stores in the cloud through obstore: S3 and what speaks it, and Azure Blob Storage.
+"""Object stores in the cloud through obstore: S3 and compatible services, and Azure Blob Storage.
 
-Owns: the URL's settings, and the one function that turns what obstore raises into an answer. Does not own: retries
-(off: a client that repeats a create turns its own landed write into a refusal), the connection budget (``budget``),
-the probe.
-
-Failure model: whatever is neither a clear success nor a clear refusal of a create is ``Unknown``: the request may have
-been carried out, or may be carried out later. Reads and listings raise ``NotFound`` or ``Unavailable``.
-
-Credentials come only from the environment and the provider's own chain, never from the URL.
+A create that is neither a clear success nor a clear refusal is ``Unknown``: it may have been carried out, or may be
+later. Reads and listings raise ``NotFound`` or ``Unavailable``. The client's own retries are off, because one that
+repeats a create turns its own successful write into a refusal. Credentials come from the environment and the provider's
+own chain, never from the URL.
 """
 
 from __future__ import annotations
@@ -50,7 +46,7 @@ NO_RETRIES: Final[RetryConfig] = {"max_retries": 0, "retry_timeout": timedelta(s
 def answer_of_failed_create(error: Exception, scheme: str) -> Refused | Unknown:
     """What a create that raised ``error`` came to.
 
-    obstore raises one class for 412 (taken) and 409 (busy, ask again, on S3); only its text tells them apart. Azure
+    obstore raises one class for 412 (taken) and 409 (busy, ask again, on S3); only its text distinguishes them. Azure
     says 409 for taken. A text without a status is an uncertain refusal: the caller reads back either way.
     """
     text = _detail(error)

@@ -1,12 +1,8 @@
-"""Whether credentials for a cloud store can be found at all, asked once before the store is used.
+"""Whether credentials for S3 can be found at all, checked once before the store is used.
 
-Owns: where the S3 client looks for credentials. Does not own: whether they are right (the start-up probe).
-
-Without any, the client asks the metadata service of a virtual machine for its role. It waits long for a service that is
-absent or has no role. So a start asks first, as the client does: for a token, then for the name of the role.
-
-Failure model: a service that fails (HTTP status 5xx) may have a role, so the client asks it again. Without an answer
-within ``METADATA_SECONDS_MAX``, or with a refusal, there are no credentials.
+Without credentials the client asks the metadata service of a virtual machine for its role, and waits long when there is
+none. So a start asks first, in the same way: for a token, then for the name of the role. A service that fails (5xx) may
+have a role. Without an answer within ``METADATA_SECONDS_MAX``, or with a refusal, there are no credentials.
 """
 
 from __future__ import annotations

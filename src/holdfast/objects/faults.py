@@ -1,14 +1,12 @@
-"""An object store that fails as S3 can, and a little more often and later, from one seed.
+"""An object store that fails as S3 can, a little more often and later, from one seed.
 
-Owns: which request fails how, and when a late create lands. Does not own: the objects (any ``MemoryObjects``), time.
+The same seed and the same calls give the same answers:
 
-Failure model: all of it, and deterministic: the same seed and the same calls give the same answers.
-
-- a create may be lost, or be carried out and its answer lost, or land several requests later (after its sender gave
-  up), or be carried out by a first try and refused in a second one, which is the only answer that arrives
-- 409 is a refusal that proves nothing, 503 refuses service and names a time to wait
-- a listing breaks off between pages; a read or delete fails; a delete may have happened
-- what is created is visible at once, to everybody, in every listing: S3 is strongly consistent, and so is this
+- a create is lost; or carried out and its answer lost; or lands several requests later, after its sender gave up; or is
+  carried out by a first try and refused in a second one, whose answer is the only one that arrives
+- 409 is a refusal that proves nothing; 503 refuses service and names a time to wait
+- a listing breaks off between pages; a read or delete fails; a failed delete may have happened
+- a created object is visible immediately, in every listing: S3 is strongly consistent
 """
 
 from __future__ import annotations

@@ -1,9 +1,6 @@
-"""The object store in memory: the simplest true one.
+"""The object store in memory: a synchronous core that simulations drive, and the port on it.
 
-Owns: ``MemoryObjects``, the synchronous core that simulations drive without asyncio, and ``MemoryStore``, the port on
-it. Does not own: faults (``faults``), sharing by name (``open``).
-
-Failure model: none. Objects live as long as the ``MemoryObjects`` that hold them; every call takes effect at once.
+Objects live as long as the ``MemoryObjects`` that hold them; every call takes effect immediately and never fails.
 """
 
 from __future__ import annotations

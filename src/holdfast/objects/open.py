@@ -1,14 +1,10 @@
-"""From a URL to an object store.
-
-Owns: the URL forms. Does not own: what the stores do.
-
-Failure model: a URL that is wrong raises ``InvalidRequest`` before anything is touched.
+"""From a URL to an object store. A wrong URL raises ``InvalidRequest`` before anything is opened.
 
 Forms::
 
     file:///absolute/path        file:relative/path           a local directory
     memory:                      memory:name                  this process's memory; one name, one store
-    s3://bucket/prefix?region=..&endpoint=..                  S3 and what speaks it
+    s3://bucket/prefix?region=..&endpoint=..                  S3 and compatible services
     az://container/prefix                                     Azure Blob Storage
     gs://bucket/prefix                                        Google Cloud Storage: opens, and is not tested
 """
@@ -64,12 +60,12 @@ def open_store(
 
 
 def open_durable_reader(url: str, *, request_timeout_ms: int = 10_000, connections_max: int = 8) -> ObjectReader:
-    """What reads objects that somebody else knows to be durable, without making anything durable itself.
+    """A reader for objects that another process made durable; it makes nothing durable itself.
 
     Raises: InvalidRequest, also for ``memory:``, which no other process can read.
     """
     if url.partition(":")[0].lower() == "file":
-        from holdfast.objects.directory.reading import DurableDirectory
+        from holdfast.objects.directory.store import DurableDirectory
 
         return DurableDirectory(_directory_path(url))
     if url.partition(":")[0].lower() == "memory":

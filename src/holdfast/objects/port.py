@@ -1,10 +1,8 @@
 """The port that every object store implements, and the three answers of a conditional create.
 
-Owns: the vocabulary between the log and a store. Does not own: retries, hedging, backoff and read-back, which belong to
-the log (a store that retries by itself turns an own landed write into a refusal).
-
-Failure model: any call may fail, hang until cancelled, or take effect without its answer arriving. ``create`` never
-raises for such a failure, it answers ``Unknown``; the other calls raise ``Unavailable``.
+A store never retries a create: one that does turns its own successful write into a refusal. Any call may fail, hang
+until cancelled, or take effect without its answer arriving. ``create`` answers ``Unknown`` then; the other calls raise
+``Unavailable``.
 """
 
 from __future__ import annotations
@@ -17,17 +15,9 @@ from typing import Final, Protocol
 from holdfast.errors import InvalidRequest
 
 __all__ = [
-    "CREATED",
-    "KEY_LENGTH_MAX",
-    "CreateAnswer",
-    "Created",
-    "Listed",
-    "ObjectReader",
-    "ObjectStore",
-    "Refused",
-    "Unknown",
-    "require_key",
-]
+    "CREATED", "KEY_LENGTH_MAX", "CreateAnswer", "Created", "Listed", "ObjectReader", "ObjectStore", "Refused",
+    "Unknown", "require_key",
+]  # fmt: skip
 
 KEY_LENGTH_MAX: Final = 512
 _KEY: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*(?:/[A-Za-z0-9_-][A-Za-z0-9._-]*)*")
@@ -42,7 +32,7 @@ class Created:
 class Refused:
     """The store says that the name is taken. It may be taken by this very request, sent before.
 
-    ``certain`` is False when the store's client cannot tell "taken" (412) from "busy, ask again" (409).
+    ``certain`` is False when the store's client cannot distinguish "taken" (412) from "busy, ask again" (409).
     """
 
     certain: bool = True
@@ -52,7 +42,7 @@ class Refused:
 class Unknown:
     """No usable answer: the object may exist now, may appear later, or never.
 
-    ``final`` says that every later create is answered so, until the store is opened anew: sending again is of no use.
+    ``final``: every later create gets the same answer until the store is opened again, so sending again is useless.
     """
 
     detail: str
@@ -73,7 +63,7 @@ class Listed:
 
 
 class ObjectReader(Protocol):
-    """What it takes to read a log whose objects are known by name. Every store is one."""
+    """A reader of objects whose names are known. Every store is one."""
 
     async def read(self, key: str, *, start: int = 0, length: int | None = None) -> bytes:
         """As ``ObjectStore.read``."""

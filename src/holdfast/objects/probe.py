@@ -1,12 +1,10 @@
-"""The start-up probe: does this store keep the promises that the log rests on?
-
-Owns: the questions and the reasons. Does not own: when it runs (beside recovery, and it must pass before a claim).
+"""The start-up probe: does this store keep the promises that the log depends on?
 
 A store that ignores ``If-None-Match`` overwrites silently; one that does not list in byte order cannot be recovered
-with one LIST. Both accept every request of a healthy log and lose it later, so they are refused here, by name.
+with one LIST. Both accept every request of a healthy log and lose it later, so the probe refuses them by name.
 
-Failure model: ``InvalidRequest`` (store_unfit) is a proof. ``Unavailable`` proves nothing: ask again. The probe's keys
-are under ``probe/`` and are deleted afterwards; a crash leaves them there, where nothing reads them.
+``InvalidRequest`` (store_unfit) is a proof; ``Unavailable`` proves nothing: probe again. The probe's keys are under
+``probe/`` and are deleted afterwards; a crash leaves them there, where nothing reads them.
 """
 
 from __future__ import annotations

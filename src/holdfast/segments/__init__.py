@@ -1,1 +1,5 @@
-"""Segments of a log: the table that holds them, and reading them again without Spark."""
+"""Segments of a log: a Delta table with its older history, read again without Spark.
+
+``history`` makes events of the rows, ``index`` reads which files hold which versions, ``table_location`` translates the
+URL of a table for deltalake and for ``holdfast.objects``.
+"""

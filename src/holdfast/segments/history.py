@@ -1,19 +1,14 @@
-"""A log's history as events, from its segments: what subscribers and views read instead of many small objects.
+"""A log's history as events from its segments, which subscribers and views read instead of many small objects.
 
-Owns: reading a table of segments row group by row group, making events of its rows, noticing that a segment is damaged
-or gone. Does not own: the table (``index``), who is shown what (``commit.subscription``), what goes on behind the
-segments (the log).
+The events after a version, up to another, are those of the log: the same versions, ``prev_version``, request ids,
+leaders, times and operations. A portion ends with a checkpoint at a version that is final.
 
-What it promises: the events after a version, up to another, are those that the log would give: the same versions,
-``prev_version``, request ids, leaders, times and operations. Checkpoints stand where a portion ends, at a version that
-is settled.
+The log stays the truth. A table that is missing, is not of segments or belongs to another log gives nothing, and is
+logged. A segment that a vacuum removed is looked up in the newest table once; a damaged or missing one ends the reading
+with CorruptData, and the caller continues in the log. Nothing is skipped.
 
-Failure model: the log stays the truth. A table that is not there, not of segments or of another log serves nothing, and
-is logged. A segment that a vacuum removed is looked for in the newest table once; one that does not bear its checksums,
-or is gone, ends the reading with CorruptData, behind which the caller goes on in the log. Nothing is skipped.
-
-Cost: the Delta log, at most every ``REFRESH_SECONDS``; of each file its footer and the row groups that are needed.
-Memory of a reader: one row group as it lies in the file, and ``BATCH_BYTES`` of rows. Decoding is on a thread.
+Cost: the Delta log, at most every ``REFRESH_SECONDS``; of each file its footer and the row groups that are needed. A
+reader holds one row group as it is in the file, and ``BATCH_BYTES`` of rows. Decoding is on a thread.
 """
 
 # pyarrow ships no types, so the checker cannot know its classes where they are parameters; mypy checks the rest.
@@ -175,7 +170,7 @@ class SegmentHistory:
         """Where a stream that stands at ``version`` has to go back to, and the leader that goes on there; None where it
         may go on.
 
-        For versions whose reign has left the log. Between two transactions of two leaders nobody can tell any more
+        For versions whose leadership has left the log. Between two transactions of two leaders it is no longer known
         which of the versions were rolled back; all that was kept is at or below the first, so to go back there is safe.
         Raises: as ``events``.
         """

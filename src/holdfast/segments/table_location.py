@@ -1,12 +1,8 @@
-"""From the URL of a table to what its two readers need: deltalake, and the object store that holds its files.
+"""From the URL of a table to deltalake's address of it, and to the object store that holds its files.
 
-Owns: that translation. Does not own: the forms of a URL (``objects.open``), credentials (the environment's).
-
-A table lives where a log may live: ``file:///path``, ``s3://bucket/prefix?region=..&endpoint=..``, ``gs://..``,
-``az://..``. The same URL opens the Delta log through deltalake and the data files through ``holdfast.objects``, with
-the same settings, so both see one place. Nothing here carries a secret: plans and job descriptions may show it.
-
-Failure model: a URL that is wrong raises InvalidRequest before anything is touched.
+A table may be where a log may be: ``file:///path``, ``s3://bucket/prefix?region=..&endpoint=..``, ``gs://..``,
+``az://..``. Both readers get the same settings. The result carries no secret: plans and job descriptions may show it. A
+wrong URL raises InvalidRequest before anything is opened.
 """
 
 from __future__ import annotations

@@ -19,9 +19,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
-from holdfast.commit.format.entry import CommitEntry
 from holdfast.commit.format.transaction import Transaction, Unanswered
 from holdfast.commit.service import ServiceEnd
+from holdfast.commit.stages.events import CommitEntry
 from holdfast.errors import Backpressure, Code, HoldfastError, Unavailable
 from holdfast.server.http.auth import Authenticator
 from holdfast.server.http.client_rates import ClientRates

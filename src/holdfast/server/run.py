@@ -37,18 +37,17 @@ import uvloop
 
 from holdfast import __version__
 from holdfast.commit.reading.feed import EventBatch
-from holdfast.commit.reading.subscription import subscribe
 from holdfast.commit.reading.verify import Scrub
 from holdfast.commit.service import CommitService, ServiceEnd, ServiceOptions
 from holdfast.commit.stages.persist import PersistRules
 from holdfast.commit.stages.pipeline import PipelineRules
+from holdfast.commit.subscription import subscribe
 from holdfast.errors import Code, CorruptData, HoldfastError, InvalidRequest
-from holdfast.objects.budget import BudgetedStore, RetryPolicy
+from holdfast.objects.budget import BudgetedStore, RetryPolicy, TimeLimited
 from holdfast.objects.credentials import require_credentials
 from holdfast.objects.directory.time_slice import COMPUTING_NS, ask_for_time_slice
 from holdfast.objects.open import open_store
 from holdfast.objects.port import ObjectStore
-from holdfast.objects.time_limit import TimeLimited
 from holdfast.server.commit.ask_leader import ask_leader
 from holdfast.server.commit.log_place import require_writable_place
 from holdfast.server.commit.older_history import segment_history
@@ -110,7 +109,7 @@ def main(settings: Settings, *, init: bool, take_over: bool, standby: bool, forc
         log.error("cannot_serve", code=str(error.code), error=error.statement(), hint=hint_of(error))
         return exit_code_of(error)
     except AssertionError as error:
-        log.error("law_broken", exc_info=error)
+        log.error("invariant_violated", exc_info=error)
         return BUG
 
 

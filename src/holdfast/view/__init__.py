@@ -1,15 +1,11 @@
-"""The latest value of every key, made from the change stream: the reference reader.
-
-Owns: the public ``View`` and which events it takes. Does not own: the stream (``client``, ``commit``), ordered keys
-(``ordered_keys``), the layer of recent changes (``layer``), the file (``sqlite``).
+"""The latest value of every key, made from the change stream.
 
 A view is a position and the state at it. ``apply`` takes events in order, proves by ``prev_version`` that none is
-missing, and moves both together: a reader sees whole batches or nothing of them. One thread applies, any number of
-threads read.
+missing, and moves both together: a reader sees whole batches. One thread applies, any number of threads read. A gap
+raises ``CorruptData`` and changes nothing. After a crash a SQLite view is at an earlier position, with exactly the
+state of that position; subscribe after ``view.position``.
 
-Failure model: a gap raises ``CorruptData`` and changes nothing of the batch it came in. After a crash a SQLite view
-is at some position it had before, with exactly the state of that position (``sqlite``); subscribe after
-``view.version``.
+``latest`` has the ``View``; ``storage`` the state in memory and its port, ``sqlite`` the state in a file.
 """
 
 from __future__ import annotations
@@ -17,6 +13,6 @@ from __future__ import annotations
 from holdfast.extras import needs
 
 with needs("client"):
-    from holdfast.view.view import Checkpointed, CommittedTransaction, View, ViewStorage
+    from holdfast.view.latest import Checkpointed, CommittedTransaction, View, ViewStorage
 
 __all__ = ["Checkpointed", "CommittedTransaction", "View", "ViewStorage"]

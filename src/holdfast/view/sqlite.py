@@ -1,23 +1,20 @@
-"""A view's state in one SQLite file, written in large transactions behind its readers.
+"""A view's state in one SQLite file, written in large transactions in the background.
 
-Owns: the recent changes that are not in the file yet, the thread that writes them. Does not own: the file's format
-(``sqlite_file``), order, proof and locking (``view``).
+File (format 2), readable by its owner alone: table ``latest(key BLOB PRIMARY KEY, value BLOB, version INTEGER)``
+without rowid; table ``position`` with one row (version, last_transaction, log_id); ``log_id`` is NULL while it is not
+known. Format 1 has no ``log_id``; opening such a file for writing adds it. Journal mode WAL, ``synchronous=NORMAL``;
+``application_id`` identifies the file.
 
-Layers, newest first: ``active`` takes what is applied; ``frozen`` is being written; the file holds the rest. A read
-asks them in that order, and each layer hides what it changed or cleared.
-
-The order of a flush, and what a crash leaves:
+A read asks three layers, newest first: ``active`` takes what is applied, ``frozen`` is being written, the file holds
+the rest. The order of a flush, and what a crash leaves:
 
     1. active becomes frozen, with the position it reaches        file: the old state and the old position
     2. one transaction: cleared ranges, changed keys, position    file: the old or the new, never a mixture
     3. frozen is dropped                                          file: the new state and the new position
 
-The position is in the same transaction as the data, so the file is always exactly the state at its position,
-whichever step was the last. A crash of the process loses no finished flush; a power cut may lose the newest ones,
-whole. What is lost is applied again from the stream, after the position.
-
-Bounds: a flush starts when ``FLUSH_BYTES`` of changes wait or ``FLUSH_SECONDS`` have passed; applying waits while
-``WAITING_BYTES_MAX`` wait behind a flush.
+A crash of the process loses no finished flush; a power cut may lose the newest ones, whole. The stream after the
+position applies them again. A flush starts when ``FLUSH_BYTES`` of changes wait or after ``FLUSH_SECONDS``; applying
+waits while ``WAITING_BYTES_MAX`` wait for a flush.
 """
 
 from __future__ import annotations
@@ -29,12 +26,124 @@ from pathlib import Path
 from typing import Final
 
 from holdfast.commit.format.transaction import Operation
-from holdfast.errors import Code, Unavailable
-from holdfast.view.layer import Layer, Stored
-from holdfast.view.sqlite_file import connect, open_for_writer, write_layer
-from holdfast.view.view import Position, Row
+from holdfast.errors import Code, CorruptData, Unavailable
+from holdfast.private_files import make_private, restrict_to_owner
+from holdfast.view.storage import Layer, Position, Row, Stored
 
-__all__ = ["SqliteStorage"]
+__all__ = ["SqliteStorage", "connect", "open_for_readers", "open_for_writer", "write_layer"]
+
+APPLICATION_ID: Final = 0x484F4C44
+FORMAT: Final = 2
+FORMATS_READ: Final = (0, 1, FORMAT)
+"""0 is a file that was just made."""
+
+
+def open_for_writer(path: Path) -> tuple[sqlite3.Connection, Position]:
+    """The file at ``path``, made when absent, and the position it holds. Raises: CorruptData, sqlite3.Error."""
+    make_private(str(path))
+    # SQLite gives its other files the rights of this one.
+    restrict_to_owner(str(path), f"{path}-wal", f"{path}-shm", f"{path}-journal")
+    connection = _connect(path)
+    try:
+        _prepare(connection, path)
+        _tune(connection)
+        return connection, _read_position(connection, path)
+    except BaseException:
+        connection.close()
+        raise
+
+
+def open_for_readers(path: Path) -> sqlite3.Connection:
+    """A connection that cannot change the file, which exists and has another writer. Raises: sqlite3.Error."""
+    address = path.absolute().as_uri() + "?mode=ro"
+    connection = sqlite3.connect(address, uri=True, isolation_level=None, check_same_thread=False, timeout=5)
+    connection.execute("PRAGMA cache_size = -8192")
+    return connection
+
+
+def connect(path: Path) -> sqlite3.Connection:
+    """A connection that may be used by several threads, one at a time."""
+    connection = _connect(path)
+    _tune(connection)
+    return connection
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    # Transactions are written out where they matter, so the module begins none by itself.
+    return sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=30)
+
+
+def _tune(connection: sqlite3.Connection) -> None:
+    connection.execute("PRAGMA synchronous = NORMAL")
+    connection.execute("PRAGMA cache_size = -16384")
+
+
+def _prepare(connection: sqlite3.Connection, path: Path) -> None:
+    try:
+        found = int(connection.execute("PRAGMA application_id").fetchone()[0])
+        tables = int(connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0])
+    except sqlite3.DatabaseError as error:
+        raise CorruptData("this file is no view", path=path, hint="choose another path, or remove it") from error
+    if found != APPLICATION_ID and tables:
+        raise CorruptData("this file is some other database", path=path, hint="choose another path")
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        made = int(connection.execute("PRAGMA user_version").fetchone()[0])
+        if made not in FORMATS_READ:
+            raise CorruptData("this view has a format of another version", path=path, format=made)
+        connection.execute(
+            "CREATE TABLE IF NOT EXISTS latest(key BLOB PRIMARY KEY, value BLOB NOT NULL, version INTEGER NOT NULL)"
+            " WITHOUT ROWID"
+        )
+        connection.execute(
+            "CREATE TABLE IF NOT EXISTS position(only INTEGER PRIMARY KEY CHECK (only = 1),"
+            " version INTEGER NOT NULL, last_transaction INTEGER, log_id TEXT)"
+        )
+        if made == 1:
+            connection.execute("ALTER TABLE position ADD COLUMN log_id TEXT")
+        connection.execute("INSERT OR IGNORE INTO position VALUES (1, 0, NULL, NULL)")
+        connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        connection.execute(f"PRAGMA user_version = {FORMAT}")
+    except BaseException:
+        connection.execute("ROLLBACK")
+        raise
+    connection.execute("COMMIT")
+
+
+def _read_position(connection: sqlite3.Connection, path: Path) -> Position:
+    row: tuple[int, int | None, str | None] | None = connection.execute(
+        "SELECT version, last_transaction, log_id FROM position WHERE only = 1"
+    ).fetchone()
+    if row is None:
+        raise CorruptData("this view holds no position", path=path, hint="remove it; the log rebuilds it")
+    return Position(*row)
+
+
+def write_layer(connection: sqlite3.Connection, layer: Layer, position: Position) -> None:
+    """Move the file to ``position`` by ``layer``, in one transaction. Nobody changes ``layer`` meanwhile.
+
+    Raises: sqlite3.Error, and then nothing has changed.
+    """
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        for begin, end in layer.cleared:
+            connection.execute("DELETE FROM latest WHERE key >= ? AND (? IS NULL OR key < ?)", (begin, end, end))
+        ordered = sorted(layer.changes.items(), key=lambda item: item[0])  # the table is in this order too
+        connection.executemany(
+            "INSERT INTO latest VALUES (?, ?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value,"
+            " version = excluded.version",
+            ((key, stored[0], stored[1]) for key, stored in ordered if stored is not None),
+        )
+        connection.executemany(
+            "DELETE FROM latest WHERE key = ?", ((key,) for key, stored in ordered if stored is None)
+        )
+        connection.execute("UPDATE position SET version = ?, last_transaction = ?, log_id = ? WHERE only = 1", position)
+    except BaseException:
+        connection.execute("ROLLBACK")
+        raise
+    connection.execute("COMMIT")
+
 
 FLUSH_BYTES: Final = 16 << 20
 FLUSH_SECONDS: Final = 1.0
@@ -140,7 +249,7 @@ class SqliteStorage:
             self._write_once()
 
     def _write_once(self) -> None:
-        """One flush. A failure is kept and raised to whoever applies next: the file keeps its older, whole state."""
+        """One flush. A failure is kept and raised by the next ``apply``: the file keeps its older, whole state."""
         with self._flushing:
             with self._changed:
                 if self._failure is not None or self._position == self._written:
@@ -165,7 +274,7 @@ class SqliteStorage:
                 f"the view's file cannot be written: {self._failure}",
                 code=Code.STORE_UNAVAILABLE,
                 path=self._path,
-                hint="mend the disk, then open the view again; it resumes where the file is",
+                hint="repair the disk, then open the view again; it resumes where the file is",
             ) from self._failure
 
 

@@ -15,10 +15,9 @@ from holdfast.commit.format.batch import (
     object_name,
 )
 from holdfast.commit.format.chain import next_slot
-from holdfast.commit.format.entry import CommitEntry
 from holdfast.commit.format.transaction import Precondition, Transaction, Write
-from holdfast.commit.leadership.leadership import Frontier, Identity, claim_header
-from holdfast.commit.stages.events import Put
+from holdfast.commit.leadership.claims import Frontier, Identity, claim_header
+from holdfast.commit.stages.events import CommitEntry, Put
 from holdfast.commit.stages.pipeline import Pipeline, PipelineRules
 from holdfast.values import Instant, LeaderId, LogId, Slot, Version
 

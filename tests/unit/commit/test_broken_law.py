@@ -7,11 +7,11 @@ from typing import Any
 
 from tests.unit.commit.builders import BASE, at, entry, pipeline, txn
 
-from holdfast.commit.format.entry import CommitEntry
 from holdfast.commit.format.transaction import PointRead
 from holdfast.commit.stages.events import (
     Answer,
     Arrived,
+    CommitEntry,
     Drain,
     Effect,
     Ended,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from holdfast.commit.leadership.heartbeat import (
+from holdfast.commit.leadership.claims import (
     FAST_MS,
     FORGOTTEN_MS,
     SLOW_EVERY_MS,

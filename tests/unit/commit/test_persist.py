@@ -8,8 +8,7 @@ import pytest
 from tests.unit.commit.builders import BASE, at, entry, genesis, identity, takeover, txn
 
 from holdfast.commit.format.batch import Kind, decode_body, decode_header, jump
-from holdfast.commit.format.entry import CommitEntry
-from holdfast.commit.stages.events import Put, ReadBack
+from holdfast.commit.stages.events import CommitEntry, Put, ReadBack
 from holdfast.commit.stages.persist import HEARTBEAT_VERSIONS, Persist, PersistRules, Verdict
 from holdfast.objects.port import CREATED, Refused, Unknown
 

@@ -6,7 +6,6 @@ import pytest
 from tests.unit.commit.builders import BASE, FIRST_DATA, at, entry, genesis, of, pipeline, puts, takeover, txn
 
 from holdfast.commit.format.batch import Kind, decode_header, jump
-from holdfast.commit.format.entry import CommitEntry
 from holdfast.commit.format.transaction import (
     Committed,
     PointRead,
@@ -23,6 +22,7 @@ from holdfast.commit.stages.events import (
     Answer,
     Arrived,
     CheckOwnership,
+    CommitEntry,
     Drain,
     Durable,
     Effect,

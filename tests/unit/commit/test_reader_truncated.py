@@ -9,7 +9,7 @@ from tests.unit.commit.builders import genesis, record
 
 from holdfast.commit.format.batch import Header, encode_object, object_name
 from holdfast.commit.format.chain import ChainWalker
-from holdfast.commit.reading.reader import Reign, follow, start_after
+from holdfast.commit.reading.reader import Leadership, follow, start_after
 from holdfast.errors import CorruptData, NotFound
 from holdfast.objects.memory import MemoryStore
 
@@ -29,7 +29,7 @@ def headers() -> list[Header]:
 
 async def shown(store: MemoryStore, newest: Header, version: int) -> list[int]:
     """The slots that a reader gets who has seen everything up to ``version``, and what they say is after it."""
-    walker = await start_after(store, Reign(FIRST, None), newest, version)
+    walker = await start_after(store, Leadership(FIRST, None), newest, version)
     return [batch.header.slot async for batch in follow(store, walker, until=newest.slot)]
 
 

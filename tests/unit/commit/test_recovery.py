@@ -20,7 +20,7 @@ from holdfast.commit.format.batch import (
     jump,
     object_name,
 )
-from holdfast.commit.leadership.leadership import (
+from holdfast.commit.leadership.claims import (
     Frontier,
     NeedHeaders,
     Page,
@@ -28,9 +28,9 @@ from holdfast.commit.leadership.leadership import (
     encode_claim,
     first_base,
     first_headers,
+    has_successor,
     plan_recovery,
     read_page,
-    somebody_is_past,
 )
 from holdfast.errors import Code, CorruptData, NotFound
 from holdfast.values import LogId, Slot
@@ -250,7 +250,7 @@ def test_a_claim_never_turns_the_log_s_time_back() -> None:
 
 @pytest.mark.parametrize(("newest", "past"), [(None, False), (1001, False), (1000, True), (999, True)])
 def test_a_key_at_or_below_what_a_leader_has_sent_is_somebody_past_it(newest: int | None, past: bool) -> None:
-    assert somebody_is_past(None if newest is None else Slot(newest), oldest_free=Slot(1000)) is past
+    assert has_successor(None if newest is None else Slot(newest), oldest_free=Slot(1000)) is past
 
 
 def test_the_headers_worth_guessing_contain_every_predecessor_that_the_table_can_name() -> None:

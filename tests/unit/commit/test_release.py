@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tests.unit.commit.builders import BASE, entry, genesis
 
-from holdfast.commit.format.entry import Batch, CommitEntry, Position
 from holdfast.commit.format.transaction import Committed, Rejected, Unanswered
+from holdfast.commit.stages.events import Batch, CommitEntry, Position
 from holdfast.commit.stages.release import PROOF_MS_MAX, Release
 
 
@@ -29,7 +29,7 @@ def test_answers_come_in_order_and_name_a_durable_version() -> None:
     release = Release(BASE, 0)
     release.durable_version = BASE + 2
     entries = [accepted(BASE + 1), rejected(), accepted(BASE + 2)]
-    answers, _ = release.let_go(entries)
+    answers, _ = release.answers(entries)
     assert answers == entries
     assert [item.outcome for item in answers] == [Committed(BASE + 1), Rejected("conflict"), Committed(BASE + 2)]
     assert {item.durable_version for item in answers} == {BASE + 2}
@@ -40,7 +40,7 @@ def test_followers_share_the_outcome_of_their_original() -> None:
     release.durable_version = BASE + 1
     original, follower = accepted(BASE + 1), entry()
     original.followers = [follower]
-    answers, _ = release.let_go([original])
+    answers, _ = release.answers([original])
     assert answers == [original, follower]
     assert follower.outcome == Committed(BASE + 1)
 
@@ -48,7 +48,7 @@ def test_followers_share_the_outcome_of_their_original() -> None:
 def test_positions_are_reached_in_their_place() -> None:
     release = Release(BASE, 0)
     position = Position("here")
-    assert release.let_go([rejected(), position])[1] == [position]
+    assert release.answers([rejected(), position])[1] == [position]
 
 
 def test_a_created_batch_is_a_proof_from_when_it_was_sent() -> None:

@@ -6,15 +6,19 @@ import msgspec
 import pytest
 from tests.unit.commit.builders import BASE, at, entry, pipeline, puts
 
-from holdfast.commit.format.batch import LoggedTransaction, decode_body, decode_header, encode_body
-from holdfast.commit.format.body_stream import REPEATED_BYTES_MAX, repeated_bytes
-from holdfast.commit.format.entry import request_bytes
+from holdfast.commit.format.batch import (
+    REPEATED_BYTES_MAX,
+    LoggedTransaction,
+    decode_body,
+    decode_header,
+    encode_body,
+    repeated_bytes,
+)
 from holdfast.commit.format.transaction import Delete, PointRead, Transaction
-from holdfast.commit.stages.events import Arrived
+from holdfast.commit.stages.events import Arrived, request_bytes
 from holdfast.errors import Code, HoldfastError, InvalidRequest, LimitExceeded
 from holdfast.server.http.requests import REQUEST_ID_LENGTH_MAX, problem_with
 from holdfast.settings import load_configuration
-from holdfast.settings.model import BATCH_SIZE, REQUEST_SIZE
 
 COLUMN_BYTES_MAX = 2**31 - 1
 """The last offset that an int32 can say."""
@@ -65,7 +69,7 @@ def test_an_id_that_takes_too_much_in_the_log_is_too_large() -> None:
 
 
 def test_no_ascii_id_is_too_large_in_a_request_of_the_default_size() -> None:
-    rows = REQUEST_SIZE.default // DELETE_BYTES_MIN  # type: ignore[operator]
+    rows = load_configuration(environ={}).settings.server.max_request_size_bytes // DELETE_BYTES_MIN
     assert problem(deletes(rows, "r" * REQUEST_ID_LENGTH_MAX)) is None
 
 
@@ -73,7 +77,9 @@ def configured(key: str, value: int) -> None:
     load_configuration(flags={key: str(value)}, environ={})
 
 
-@pytest.mark.parametrize(("key", "most"), [(REQUEST_SIZE.name, 256 << 20), (BATCH_SIZE.name, 1 << 30)])
+@pytest.mark.parametrize(
+    ("key", "most"), [("server.max_request_size_bytes", 256 << 20), ("persist.batch_size_threshold", 1 << 30)]
+)
 def test_no_configured_size_lets_a_column_exceed_what_its_offsets_can_say(key: str, most: int) -> None:
     configured(key, most)
     with pytest.raises(InvalidRequest, match=key) as caught:

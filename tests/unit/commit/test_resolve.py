@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.commit.builders import BASE
 
-from holdfast.commit.format.entry import CommitEntry, Position
 from holdfast.commit.format.transaction import (
     Delete,
     FailedPrecondition,
@@ -25,6 +24,7 @@ from holdfast.commit.format.transaction import (
     Write,
 )
 from holdfast.commit.stages.attempts import Attempts
+from holdfast.commit.stages.events import CommitEntry, Position
 from holdfast.commit.stages.resolve import Resolve
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from tests.unit.commit.builders import BASE, entry, txn
 
-from holdfast.commit.format.entry import CommitEntry
 from holdfast.commit.format.transaction import Committed, PointRead, Rejected, Reused, Transaction
 from holdfast.commit.stages.attempts import Attempts, Ban, Known, fingerprint
+from holdfast.commit.stages.events import CommitEntry
 from holdfast.commit.stages.sequence import HOLD_BACK, Sequence
 from holdfast.errors import Code, InvalidRequest
 
@@ -32,7 +32,7 @@ class Stage:
     def finish(self, item: CommitEntry, *, accepted: bool) -> None:
         item.accepted = accepted
         item.outcome = Committed(item.version) if accepted else Rejected("conflict")
-        self.sequence.settle(item)
+        self.sequence.complete(item)
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from tests.unit.commit.builders import LOG_ID, at, bytes_of, genesis, identity, record, rows
 
-from holdfast.commit.format.batch import UNKNOWN_PLACE, Header, Place, Slot, decode_header, jump
-from holdfast.commit.leadership import takeover_events as m
+from holdfast.commit.format.batch import UNKNOWN_SCOPE, AddressScope, Header, Slot, decode_header, jump
+from holdfast.commit.leadership import takeover_machine as m
 from holdfast.commit.leadership.takeover_machine import TakeoverMachine, TakeoverRules
 from holdfast.errors import Closed, Code, CorruptData, InvalidRequest, NotFound, Unavailable
 from holdfast.objects.port import CREATED, Refused, Unknown
@@ -47,7 +47,7 @@ def test_a_store_that_fails_its_probe_gets_no_claim() -> None:
 
 
 def test_a_probe_without_an_answer_is_repeated_until_patience_is_over() -> None:
-    steps = machine(probe=True, allow_new=True, patience_ms=1_000.0)
+    steps = machine(probe=True, allow_new=True, retry_budget_ms=1_000.0)
     steps.begin(at(0))
     assert found(steps) == []
     (wait,) = steps.step(m.Probed(at(999), Unavailable("silent")))
@@ -57,7 +57,7 @@ def test_a_probe_without_an_answer_is_repeated_until_patience_is_over() -> None:
     (claim,) = found(steps)
     assert isinstance(claim, m.SendClaim)
 
-    steps = machine(probe=True, allow_new=True, patience_ms=1_000.0)
+    steps = machine(probe=True, allow_new=True, retry_budget_ms=1_000.0)
     steps.begin(at(0))
     assert found(steps) == []
     (fail,) = steps.step(m.Probed(at(1_000), Unavailable("silent")))
@@ -107,7 +107,7 @@ def test_an_answer_to_nothing_raises_and_changes_nothing() -> None:
 
 
 def test_a_store_that_does_not_answer_is_asked_again_until_patience_is_over() -> None:
-    steps = machine(patience_ms=1_000.0)
+    steps = machine(retry_budget_ms=1_000.0)
     effects = steps.begin(at(0))
     for ms in (0.0, 500.0, 999.0):
         (wait,) = steps.step(m.Failed(at(ms), Unavailable("silent")))
@@ -129,7 +129,7 @@ def test_a_leader_that_answers_is_left_in_peace() -> None:
     assert isinstance(fail.error, Closed)
 
 
-HERE = Place(b"boot-id-of-tests", 7)
+HERE = AddressScope(b"boot-id-of-tests", 7)
 
 
 def test_the_same_address_is_proof_that_a_leader_is_gone_only_in_the_same_place() -> None:
@@ -138,11 +138,11 @@ def test_the_same_address_is_proof_that_a_leader_is_gone_only_in_the_same_place(
         (HERE, True),
         (replace(HERE, namespace=8), False),
         (replace(HERE, boot_id=b"another-boot-id."), False),
-        (UNKNOWN_PLACE, False),
+        (UNKNOWN_SCOPE, False),
     ):
-        head = record(old, old, place=there)
+        head = record(old, old, scope=there)
         for answer in (None, ""):
-            who = replace(identity("z"), place=HERE)
+            who = replace(identity("z"), scope=HERE)
             rules = TakeoverRules(probe=False, asks=True, shared_by_machines=False)
             steps = TakeoverMachine(who, LOG_ID, rules)
             steps.begin(at(0))

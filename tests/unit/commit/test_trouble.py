@@ -6,12 +6,12 @@ import pytest
 from tests.unit.commit.builders import BASE, FIRST_DATA, at, entry, genesis, identity, of, pipeline, puts, txn
 
 from holdfast.commit.format.batch import FIRST_SLOT, decode_header
-from holdfast.commit.format.entry import CommitEntry
 from holdfast.commit.format.transaction import Committed, PointRead, Reused, Unanswered
 from holdfast.commit.stages.attempts import Attempts
 from holdfast.commit.stages.events import (
     Arrived,
     CheckOwnership,
+    CommitEntry,
     Effect,
     Ended,
     OwnershipSeen,
@@ -233,14 +233,14 @@ def test_a_ban_under_a_committed_attempt_outlives_that_attempt() -> None:
     first = entry(txn(request_id="the-one-request-id-of-two", at=BASE))
     sequence.order([first], BASE)
     first.accepted, first.outcome = True, Committed(first.version)
-    sequence.settle(first)
+    sequence.complete(first)
     others = [entry(txn(request_id=f"another-request-id-{number}", at=BASE)) for number in range(3)]
     sequence.order(others, BASE)
     banned_through = sequence.assigned
     assert sequence.ban("the-one-request-id-of-two") is not None
     for other in others:
         other.accepted = True
-        sequence.settle(other)
+        sequence.complete(other)
     attempts.expire(banned_through)
     attempts.check()
     late = entry(txn(request_id="the-one-request-id-of-two", at=banned_through))

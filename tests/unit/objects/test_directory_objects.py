@@ -13,8 +13,7 @@ from tests.unit.objects.forgetful_files import Crash, ForgetfulFiles
 from tests.unit.objects.recording_files import RecordingFiles, failure
 
 from holdfast.objects.directory.files import PosixFiles
-from holdfast.objects.directory.naming import Unfit
-from holdfast.objects.directory.objects import DirectoryObjects, Poisoned
+from holdfast.objects.directory.objects import DirectoryObjects, Poisoned, Unfit
 
 KEY = "batches/18446744073709551615"
 NEXT = "batches/18446744073709551614"

@@ -18,13 +18,13 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import Unavailable
+from holdfast.objects.budget import TimeLimited
 from holdfast.objects.directory import store as directory
 from holdfast.objects.directory import worker
 from holdfast.objects.directory.files import PosixFiles
 from holdfast.objects.directory.objects import DirectoryObjects
 from holdfast.objects.directory.store import DirectoryStore
 from holdfast.objects.port import Created, Unknown
-from holdfast.objects.time_limit import TimeLimited
 
 PATIENCE_SECONDS = 20
 DIED = Unknown("a writer process died with a create in hand, so what is durable is unknown", final=True)

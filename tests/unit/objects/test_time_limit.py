@@ -7,10 +7,9 @@ import asyncio
 import pytest
 
 from holdfast.errors import NotFound, Unavailable
-from holdfast.objects.budget import BudgetedStore, RetryPolicy
+from holdfast.objects.budget import BudgetedStore, RetryPolicy, TimeLimited, timed_out
 from holdfast.objects.memory import MemoryStore
 from holdfast.objects.port import CREATED, CreateAnswer, Listed, Refused, Unknown
-from holdfast.objects.time_limit import TimeLimited, ran_out_of_time
 
 
 class BlackHole(MemoryStore):
@@ -49,7 +48,7 @@ def test_every_request_to_a_black_hole_ends_as_the_port_says() -> None:
         for request in (store.read("a"), store.list(""), store.list("", limit=2000), store.delete("a")):
             with pytest.raises(Unavailable) as caught:
                 await request
-            assert ran_out_of_time(caught.value)
+            assert timed_out(caught.value)
 
     asyncio.run(scenario())
 

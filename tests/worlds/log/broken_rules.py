@@ -17,13 +17,13 @@ from zlib import crc32
 
 from holdfast.commit.format import batch
 from holdfast.commit.format.batch import encode_body, encode_object
-from holdfast.commit.format.entry import Batch, CommitEntry, Position
 from holdfast.commit.format.transaction import Committed, FailedPrecondition, PointRead, Rejected, Transaction
-from holdfast.commit.leadership import heartbeat, leadership, takeover
-from holdfast.commit.leadership import takeover_events as t
+from holdfast.commit.leadership import claims, takeover
+from holdfast.commit.leadership import takeover_machine as t
 from holdfast.commit.leadership.takeover_machine import TakeoverMachine
 from holdfast.commit.stages import attempts, events, persist, pipeline, release, resolve, sequence
-from holdfast.commit.window.recent_writes import RecentWrites
+from holdfast.commit.stages.events import Batch, CommitEntry, Position
+from holdfast.commit.window import RecentWrites
 from holdfast.objects.port import CREATED, CreateAnswer, Refused, Unknown
 from holdfast.values import Instant, Slot, Version
 
@@ -249,7 +249,7 @@ def check_blind_to_the_span(self: pipeline.Pipeline, now: Any, newest: Any, effe
     """The ownership check as it first was: a claim in a slot that was sent looks like one's own object."""
     asked = self._checking or []
     slot: Slot | None = None if isinstance(newest, Unknown) else newest
-    passed = slot is not None and not leadership.somebody_is_past(slot, oldest_free=self.persist.next_slot)
+    passed = slot is not None and not claims.has_successor(slot, oldest_free=self.persist.next_slot)
     if passed and asked:
         self._checking = []
         effects.append(events.VersionIs(asked, self.release.durable_version))
@@ -281,8 +281,8 @@ _offer = release.Release.offer
 def listing_proves(self: pipeline.Pipeline, now: Instant, newest: Any, effects: list[events.Effect]) -> None:
     """A listing proves ownership to what is held although slots were in flight; questions wait as they should."""
     slot: Slot | None = None if isinstance(newest, Unknown) else newest
-    if slot is not None and not leadership.somebody_is_past(slot, oldest_free=self.persist.next_slot):
-        self._let_go(self.release.owned(self._check_asked_ms, now.boot_ms), effects)
+    if slot is not None and not claims.has_successor(slot, oldest_free=self.persist.next_slot):
+        self._release(self.release.owned(self._check_asked_ms, now.boot_ms), effects)
     _ownership_seen(self, now, newest, effects)
 
 
@@ -410,7 +410,7 @@ def newest_gap(slots: Any, claim: Any) -> tuple[Any, Any]:
 def walk_past_the_hole(head: Any, found: Any) -> Any:
     """A walk along the log claims one slot past its end."""
     step = _walk_on(head, found)
-    return replace(step, slot=Slot(step.slot - 1)) if isinstance(step, leadership.Frontier) else step
+    return replace(step, slot=Slot(step.slot - 1)) if isinstance(step, claims.Frontier) else step
 
 
 def any_claim(head: object, claim: object, following: object) -> None:
@@ -490,17 +490,17 @@ def one_short_silence_more(self: TakeoverMachine, now: Instant) -> float:
     return self._rules.silence_ms if not self._rules.standby else _silence_ms(self, now)
 
 
-def beat_while_asked(self: heartbeat.Heartbeat, now_ms: float) -> float | None:
+def beat_while_asked(self: claims.Heartbeat, now_ms: float) -> float | None:
     """Heartbeats are written whether questions come or not."""
     return self._beaten_ms + self._heartbeat_ms
 
 
-def no_heartbeat(self: heartbeat.Heartbeat, now_ms: float) -> float | None:
+def no_heartbeat(self: claims.Heartbeat, now_ms: float) -> float | None:
     """A missed question leads to nothing."""
     return None
 
 
-def all_standbys_are_one(self: heartbeat.Heartbeat, standby: str, now_ms: float) -> None:
+def all_standbys_are_one(self: claims.Heartbeat, standby: str, now_ms: float) -> None:
     """While one standby asks, no one is missed."""
     self._asked_ms[""] = now_ms
 
@@ -510,8 +510,8 @@ def same_epoch(frontier: Any, identity: Any, **facts: Any) -> Any:
     return replace(_claim_header(frontier, identity, **facts), epoch=max(1, frontier.epoch - 1))
 
 
-_claim_header = leadership.claim_header
+_claim_header = claims.claim_header
 _first_found = TakeoverMachine._first_found
 _claim_answered = TakeoverMachine._claim_answered
 _silence_ms = TakeoverMachine._silence_ms
-_walk_on = leadership.walk_on
+_walk_on = claims.walk_on

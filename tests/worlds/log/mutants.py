@@ -19,11 +19,11 @@ from tests.worlds.log.etiquette import run_etiquette
 from tests.worlds.log.world import WorldReport, run_world
 
 from holdfast.commit.format import batch, chain
-from holdfast.commit.leadership import heartbeat, leadership, takeover, takeover_machine
-from holdfast.commit.leadership.heartbeat import Heartbeat
+from holdfast.commit.leadership import claims, takeover, takeover_machine
+from holdfast.commit.leadership.claims import Heartbeat
 from holdfast.commit.leadership.takeover_machine import TakeoverMachine
 from holdfast.commit.stages import persist, pipeline, release, resolve, sequence
-from holdfast.commit.window.recent_writes import RecentWrites
+from holdfast.commit.window import RecentWrites
 
 __all__ = ["MUTANTS", "SEEDS_MAX", "WAITING", "Caught", "Mutant", "catch"]
 
@@ -81,7 +81,7 @@ def catch(mutant: Mutant, *, seeds: int = SEEDS_MAX) -> Caught:
     return Caught(mutant.name, None, "", seeds)
 
 
-_EVERY_JUMP: Final = tuple((module, "jump", broken.jump_nowhere) for module in (batch, leadership, persist, chain))
+_EVERY_JUMP: Final = tuple((module, "jump", broken.jump_nowhere) for module in (batch, claims, persist, chain))
 
 
 def _registry() -> list[Mutant]:
@@ -201,7 +201,7 @@ def _registry() -> list[Mutant]:
             "an attempt commits at most once",
             (
                 (sequence.Sequence, "_admit_attempt", broken.no_duplicates),
-                (sequence.Sequence, "settle", broken.settle_nothing),
+                (sequence.Sequence, "complete", broken.settle_nothing),
             ),
         ),
         Mutant(
@@ -240,7 +240,7 @@ def _registry() -> list[Mutant]:
         Mutant(
             "newest_gap_instead_of_oldest",
             "recovery claims the oldest hole",
-            ((leadership, "_frontier", broken.newest_gap),),
+            ((claims, "_frontier", broken.newest_gap),),
         ),
         Mutant(
             "walk_past_the_hole",
@@ -250,7 +250,7 @@ def _registry() -> list[Mutant]:
         Mutant(
             "base_without_jump",
             "a version is handed out once",
-            ((leadership, "VERSION_JUMP", 1), (chain, "_check_claim", broken.any_claim)),
+            ((claims, "VERSION_JUMP", 1), (chain, "_check_claim", broken.any_claim)),
         ),
         Mutant(
             "epoch_not_raised", "every claim raises the epoch", ((takeover_machine, "claim_header", broken.same_epoch),)
@@ -333,9 +333,9 @@ def _etiquette() -> list[Mutant]:
                 "a missed question is followed by heartbeats",
                 ((Heartbeat, "next_ms", broken.no_heartbeat),),
             ),
-            ("no_fast_heartbeats", "heartbeats are frequent for a minute", ((heartbeat, "FAST_MS", 0.0),)),
-            ("no_slow_heartbeats", "heartbeats go on for a day", ((heartbeat, "SLOW_EVERY_MS", 1e12),)),
-            ("fast_heartbeats_go_on", "heartbeats become few", ((heartbeat, "FAST_MS", 1e12),)),
+            ("no_fast_heartbeats", "heartbeats are frequent for a minute", ((claims, "FAST_MS", 0.0),)),
+            ("no_slow_heartbeats", "heartbeats go on for a day", ((claims, "SLOW_EVERY_MS", 1e12),)),
+            ("fast_heartbeats_go_on", "heartbeats become few", ((claims, "FAST_MS", 1e12),)),
             (
                 "all_standbys_are_one",
                 "each standby's questions count",

@@ -21,13 +21,13 @@ from tests.worlds.log.node_store import Archive, NodeStore
 from tests.worlds.log.promises import Attempt
 
 from holdfast.commit.format.batch import Header, LoggedTransaction
-from holdfast.commit.format.entry import CommitEntry
 from holdfast.commit.format.transaction import Committed, Rejected, Transaction, Write
-from holdfast.commit.leadership.leadership import Identity
+from holdfast.commit.leadership.claims import Identity
 from holdfast.commit.leadership.takeover import TakeoverOptions, take_the_lead
 from holdfast.commit.reading.feed import Feed, TransactionEvent
 from holdfast.commit.service import CommitService, ServiceEnd, ServiceOptions
 from holdfast.commit.stages import events as p
+from holdfast.commit.stages.events import CommitEntry
 from holdfast.commit.stages.pipeline import Pipeline
 from holdfast.errors import CorruptData, HoldfastError, InvalidRequest, Unavailable
 from holdfast.values import Instant, LeaderId, LogId
@@ -166,7 +166,7 @@ class Node:
             silence_ms=shape.silence_ms,
             heartbeat_ms=shape.heartbeat_ms,
             unheard_ms=shape.unheard_ms,
-            patience_s=PATIENCE_S,
+            retry_budget_s=PATIENCE_S,
             ask_leader=self._ask_leader,
             probe=unfit or shape.probes,
         )

@@ -17,8 +17,8 @@ from tests.worlds.log.network import StrictStore
 from holdfast.commit.format import batch as batch_format
 from holdfast.commit.format import chain
 from holdfast.commit.format.batch import Header, Kind, LoggedTransaction
-from holdfast.commit.format.entry import CommitEntry
 from holdfast.commit.format.transaction import Delete, PointRead, RangeDelete, Rejected, Write
+from holdfast.commit.stages.events import CommitEntry
 from holdfast.errors import HoldfastError
 
 __all__ = ["OPENING_BALANCE", "Attempt", "PromiseBroken", "Promises"]

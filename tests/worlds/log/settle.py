@@ -12,7 +12,7 @@ from tests.worlds.log.promises import COUNTER, PromiseBroken
 
 from holdfast.commit.format import batch as batch_format
 from holdfast.commit.format.chain import ChainWalker
-from holdfast.commit.leadership import leadership
+from holdfast.commit.leadership import claims
 from holdfast.errors import HoldfastError
 
 if TYPE_CHECKING:
@@ -50,12 +50,12 @@ def _walk_afresh(world: World) -> None:
 
 def _recover_afresh(world: World) -> None:
     """Recovery, asked now, claims exactly where the log ends."""
-    page = leadership.read_page(world.store.page(batch_format.SPAN_MAX))
+    page = claims.read_page(world.store.page(batch_format.SPAN_MAX))
     objects = dict(world.store.objects)
     try:
-        plan = leadership.plan_recovery(page, objects, allow_new=False)  # type: ignore[arg-type]
+        plan = claims.plan_recovery(page, objects, allow_new=False)  # type: ignore[arg-type]
     except HoldfastError as error:
         raise PromiseBroken("recovery accepts an undamaged log", str(error)) from error
     walker = world.promises.walker
-    if isinstance(plan, leadership.NeedHeaders) or plan.slot != walker.next_slot or plan.predecessor != walker.head:
+    if isinstance(plan, claims.NeedHeaders) or plan.slot != walker.next_slot or plan.predecessor != walker.head:
         raise PromiseBroken("recovery and the chain agree", f"{plan} against {walker.next_slot}")

@@ -21,7 +21,7 @@ import structlog
 
 from holdfast.commit.format import batch, chain
 from holdfast.commit.format.batch import VERSION_JUMP
-from holdfast.commit.leadership import leadership, takeover_machine
+from holdfast.commit.leadership import claims, takeover_machine
 from holdfast.commit.stages import persist, release, sequence
 from holdfast.commit.stages.persist import PersistRules
 from holdfast.commit.stages.pipeline import PipelineRules
@@ -169,11 +169,11 @@ def protocol_width(span: int, version_jump: int = VERSION_JUMP, proof_ms: float 
     Worlds with a small W reach in hundreds of events what takes W = 1000 a million. So does a small version jump, of
     which the hold-back stays nine tenths and the empty batch one tenth.
     """
-    modules = (batch, leadership, persist, takeover_machine)
+    modules = (batch, claims, persist, takeover_machine)
     values: list[tuple[Any, str, float]] = [(module, "SPAN_MAX", span) for module in modules]
     values.append((release, "PROOF_MS_MAX", proof_ms))
     if version_jump != VERSION_JUMP:
-        values += [(module, "VERSION_JUMP", version_jump) for module in (batch, chain, leadership)]
+        values += [(module, "VERSION_JUMP", version_jump) for module in (batch, chain, claims)]
         values += [(sequence, "HOLD_BACK", version_jump * 9 // 10), (persist, "HEARTBEAT_VERSIONS", version_jump // 10)]
     before = [getattr(module, name) for module, name, _ in values]
     for module, name, value in values:

@@ -1,11 +1,9 @@
 """The live chain: which objects under ``batches/`` are the log, and which are dead.
 
-Owns: the rule that one header may follow another (R4 of ``docs/explain/log-protocol.md``) and the walk from genesis
-down. Does not own: reading objects (``reader``), starting to lead (``leadership``).
-
-The log is the genesis claim; from a claim go to its jump and walk down slot by slot; a claim whose ``prev`` is the head
-switches to its own jump; a missing slot ends the log. Anything else is damage, named by slot and rule. Objects strictly
-between a claim and its jump are dead for ever, whatever they hold.
+The log begins at the genesis claim. From a claim, go to its jump and walk down slot by slot. A claim whose ``prev`` is
+the head switches to its own jump. A missing slot ends the log. Anything else is damage, named by slot and rule (R4 of
+``docs/explain/log-protocol.md``). Objects strictly between a claim and its jump are permanently dead, whatever they
+hold.
 """
 
 from __future__ import annotations
@@ -37,7 +35,7 @@ def check_genesis(header: Header) -> None:
 
 
 def check_link(head: Header, claim: Header, following: Header) -> None:
-    """Raise CorruptData unless ``following`` may come right after ``head`` in the reign of ``claim``.
+    """Raise CorruptData unless ``following`` may come right after ``head`` in the leadership of ``claim``.
 
     Shape: ``head`` is the newest live header so far, ``claim`` the claim it lives under (itself, when it is one), and
     ``following`` is what was found in the slot that comes next.
@@ -93,8 +91,8 @@ def _check_record(head: Header, claim: Header, following: Header) -> None:
         raise broken("versions pass the jump", slot, last=last, before=head.last_version)
 
 
-def _check_reign(claim: Header, header: Header) -> None:
-    """All that can be said of an object when the one before it is not there."""
+def _check_leadership(claim: Header, header: Header) -> None:
+    """The rules for an object whose predecessor is missing."""
     own = (header.log_id, header.claim, header.epoch, header.leader_id)
     if own != (claim.log_id, claim.slot, claim.epoch, claim.leader_id):
         raise broken("object is not of the leader that claimed", header.slot, claim=slot_text(claim.slot))
@@ -119,8 +117,9 @@ class ChainWalker:
 
     @classmethod
     def behind_removed(cls, slot: Slot, claim: Header) -> ChainWalker:
-        """A walker that expects the object in ``slot``, of the reign of ``claim``, when what came before it has left
-        the log. Whoever makes one has to know that nothing is missed."""
+        """A walker that expects the object in ``slot``, of the leadership of ``claim``, when what came before it has
+        left the log. The caller has to know that nothing is missed.
+        """
         walker = cls()
         walker.claim = claim
         walker.next_slot = slot
@@ -133,7 +132,7 @@ class ChainWalker:
         if self.claim is None:
             check_genesis(header)
         elif self.head is None:
-            _check_reign(self.claim, header)
+            _check_leadership(self.claim, header)
         else:
             check_link(self.head, self.claim, header)
         self.head = header

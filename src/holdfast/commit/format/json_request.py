@@ -1,16 +1,11 @@
 """Commit requests in JSON: keys and values in base64, or as text.
 
-Owns: which JSON is a commit request, and which text is the base64 of a key. Does not own: whether the transaction may
-commit, nor any other rule about it (``server.requests``).
+A key, value or bound has two fields, of which a request gives one: ``key`` in standard base64 with padding, or
+``key_text``, which stands for its UTF-8. Base64 is *canonical*: no spaces, the standard alphabet, padding, unused bits
+zero. Any bytes give a ``Transaction`` or an ``InvalidRequest`` (malformed, bad_base64).
 
-A key, value or bound has two fields: ``key`` in standard base64 with padding, or ``key_text``, the text itself, which
-stands for its UTF-8. A request gives one of them; which one is never guessed. Base64 is *canonical*: without spaces,
-in the standard alphabet, padded, and the bits that stand for nothing are zero.
-
-Failure model: pure. Any bytes end in a ``Transaction`` or in an ``InvalidRequest`` (malformed, bad_base64).
-
-The usual request is decoded at once into a ``Transaction``. One with a text field, or that is perhaps not canonical, is
-decoded again into the types below, which is slower and sees each text.
+The usual request is decoded directly into a ``Transaction``. A request with a text field, or with base64 that may not
+be canonical, is decoded a second time into the types below, which is slower and checks each text.
 """
 
 from __future__ import annotations
@@ -37,16 +32,9 @@ from holdfast.commit.format.transaction import (
 from holdfast.errors import Code, InvalidRequest
 
 __all__ = [
-    "JsonDelete",
-    "JsonPointRead",
-    "JsonRangeDelete",
-    "JsonRangeRead",
-    "JsonTransaction",
-    "JsonWrite",
-    "decode_json",
-    "decode_json_lines",
-    "undecodable",
-]
+    "JsonDelete", "JsonPointRead", "JsonRangeDelete", "JsonRangeRead", "JsonTransaction", "JsonWrite", "decode_json",
+    "decode_json_lines", "undecodable",
+]  # fmt: skip
 
 _QUAD: Final = "[A-Za-z0-9+/]"
 _CANONICAL: Final = f"^({_QUAD}{{4}})*({_QUAD}[AQgw]==|{_QUAD}{{2}}[AEIMQUYcgkosw048]=)?$"
@@ -164,8 +152,8 @@ def decode_json_lines(block: bytes | bytearray | memoryview) -> list[Transaction
 
 
 def undecodable(error: Exception) -> InvalidRequest:
-    """The answer to bytes that a decoder refused."""
-    # The decoder tells base64 faults from others only in its text; the tests pin the text for the locked version.
+    """The error for bytes that a decoder refused."""
+    # Only the decoder's text distinguishes base64 errors; the tests pin the text for the locked version.
     text = "text is not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
     if not text.startswith("Invalid base64"):
         return InvalidRequest(f"the request cannot be decoded: {text}", code=Code.MALFORMED)

@@ -1,11 +1,7 @@
-"""Transactions as requests, and the verdicts about them.
-
-Owns: the shape of a commit request (these types decode JSON and msgpack, and the API description is generated from
-them) and the closed list of outcomes. Does not own: deciding (``resolve``), ordering (``sequence``), answering
-(``release``).
+"""Transactions as requests, and their outcomes. JSON, msgpack and the API description use these types.
 
 Shape: keys and values are raw bytes, in JSON standard base64 with padding. Keys compare as raw bytes. A range is
-``[begin, end)``; an absent ``end`` means to the last key.
+``[begin, end)``; without ``end`` it reaches to the last key.
 """
 
 from __future__ import annotations
@@ -17,24 +13,10 @@ from msgspec import Meta, Struct
 from holdfast.values import VERSION_MAX
 
 __all__ = [
-    "Committed",
-    "Delete",
-    "FailedPrecondition",
-    "Operation",
-    "Outcome",
-    "PointRead",
-    "Precondition",
-    "RangeDelete",
-    "RangeRead",
-    "Rejected",
-    "RejectedBecause",
-    "Reused",
-    "Transaction",
-    "Unanswered",
-    "VERSION_MAX",
-    "Write",
+    "Committed", "Delete", "FailedPrecondition", "Operation", "Outcome", "PointRead", "Precondition", "RangeDelete",
+    "RangeRead", "Rejected", "RejectedBecause", "Reused", "Transaction", "Unanswered", "VERSION_MAX", "Write",
     "prefix_end",
-]
+]  # fmt: skip
 
 RequestVersion = Annotated[int, Meta(ge=0, le=VERSION_MAX)]
 

@@ -1,12 +1,7 @@
-"""Which log the places around a log belong to: its stores, its view, its ``meta/``.
+"""Which log the stores and the view next to a log belong to, and what an earlier log left there.
 
-Owns: the file ``log.json`` in the directory of the stores, and the list of what an earlier log left. Does not own: what
-is in these places, segments (``segments.index``), when it is asked (``server``, ``cli``).
-
-Format of ``log.json``: ``{"format": 1, "log_id": "32 hexadecimal digits"}``. Valid when it decodes to these types.
-
-Failure model: the file is replaced whole and synced; after a crash the old one or the new one is there. Stores without
-the file are from before it: they belong to the log that opens them first.
+The stores' directory has a file ``log.json``: ``{"format": 1, "log_id": "32 hexadecimal digits"}``. It is replaced
+atomically. Stores without the file are older than it: they belong to the log that opens them first.
 """
 
 from __future__ import annotations

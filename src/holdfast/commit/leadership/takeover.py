@@ -1,31 +1,35 @@
-"""The shell of a takeover: it carries out what ``takeover_machine`` asks for, on one object store.
+"""The shell of a takeover: it carries out the requests of ``takeover_machine`` on one object store.
 
-Owns: sending the machine's requests, each with a bound in time, and telling its steps to the log of the process. Does
-not own: any decision (``takeover_machine``, ``leadership``).
+Each request has a time limit. The machine decides everything; the shell writes its steps to the process log.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, assert_never
 from urllib.parse import urlsplit
+from uuid import UUID
 
 import structlog
 
-from holdfast.commit.format.batch import HEADER_BYTES, PREFIX, object_name
-from holdfast.commit.leadership import takeover_events as t
-from holdfast.commit.leadership.leadership import Identity, read_page
-from holdfast.commit.leadership.takeover_events import Takeover
-from holdfast.commit.leadership.takeover_machine import TakeoverMachine, TakeoverRules
+from holdfast.commit.format.batch import HEADER_BYTES, PREFIX, UNKNOWN_SCOPE, AddressScope, object_name
+from holdfast.commit.leadership import takeover_machine as t
+from holdfast.commit.leadership.claims import Identity, read_page
+from holdfast.commit.leadership.takeover_machine import Takeover, TakeoverMachine, TakeoverRules
 from holdfast.errors import Closed, HoldfastError, NotFound, Unavailable
 from holdfast.objects.port import ObjectStore, Unknown
 from holdfast.objects.probe import clean_up, probe
 from holdfast.values import Instant, LogId, Slot
 
-__all__ = ["AskLeader", "Clock", "Takeover", "TakeoverOptions", "init_log", "newest_slot", "now", "take_the_lead"]
+__all__ = [
+    "AskLeader", "Clock", "Takeover", "TakeoverOptions", "init_log", "newest_slot", "now", "take_the_lead",
+    "local_scope",
+]  # fmt: skip
 
 log = structlog.get_logger("holdfast.commit.leadership.takeover")
 
@@ -45,7 +49,7 @@ REQUEST_S_MAX: Final = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TakeoverOptions:
-    """How to come to lead. ``patience_s`` bounds how long an unreachable store is tried.
+    """Options of a takeover. ``retry_budget_s`` bounds how long an unreachable store is tried.
 
     ``standby``: a leader that is alive is followed until it is gone. ``following`` is then called with its id and its
     address whenever it has answered. The times are those of ``TakeoverRules``.
@@ -59,7 +63,7 @@ class TakeoverOptions:
     heartbeat_ms: float = 500.0
     fresh_ms: float = 60_000.0
     unheard_ms: float = 65_000.0
-    patience_s: float = 60.0
+    retry_budget_s: float = 60.0
     ask_leader: AskLeader | None = None
     ask_as_standby: AskAsStandby | None = None
     """How a standby asks; without it a standby asks by ``ask_leader``."""
@@ -75,7 +79,7 @@ class TakeoverOptions:
             probe=self.probe,
             asks=self.ask_leader is not None or (self.standby and self.ask_as_standby is not None),
             shared_by_machines=shared_by_machines,
-            patience_ms=self.patience_s * 1000.0,
+            retry_budget_ms=self.retry_budget_s * 1000.0,
             silence_ms=self.silence_ms,
             heartbeat_ms=self.heartbeat_ms,
             fresh_ms=self.fresh_ms,
@@ -98,17 +102,17 @@ async def newest_slot(store: ObjectStore) -> Slot | None:
 async def take_the_lead(
     store: ObjectStore, identity: Identity, log_id: LogId, options: TakeoverOptions, clock: Clock = now
 ) -> Takeover:
-    """Recover, claim, and check that nobody is past the claim.
+    """Recover, claim, and check that no leader is past the claim.
 
-    Raises: Unavailable (the store did not answer within ``patience_s``), NotFound ``log_empty``, CorruptData, Closed
-    ``leader_alive`` naming the leader, InvalidRequest ``store_unfit``.
+    Raises: Unavailable (the store did not answer within ``retry_budget_s``), NotFound ``log_empty``, CorruptData,
+    Closed ``leader_alive`` naming the leader, InvalidRequest ``store_unfit``.
     After a crash: the claim may or may not stand; either way the next takeover decides by what it lists.
     """
     rules = options.rules(shared_by_machines=_is_shared_by_machines(store))
     return await Driver(store, TakeoverMachine(identity, log_id, rules), options, clock).run()
 
 
-async def init_log(store: ObjectStore, identity: Identity, log_id: LogId, *, patience_s: float = 60.0) -> bool:
+async def init_log(store: ObjectStore, identity: Identity, log_id: LogId, *, retry_budget_s: float = 60.0) -> bool:
     """Write the genesis claim if the whole prefix lists empty. True when this call created the log, False when it
     exists.
 
@@ -116,7 +120,7 @@ async def init_log(store: ObjectStore, identity: Identity, log_id: LogId, *, pat
     """
     if await store.list(PREFIX, limit=1):
         return False
-    options = TakeoverOptions(allow_new=True, patience_s=patience_s)
+    options = TakeoverOptions(allow_new=True, retry_budget_s=retry_budget_s)
     rules = options.rules(shared_by_machines=True, only_new=True)
     try:
         await Driver(store, TakeoverMachine(identity, log_id, rules), options, now).run()
@@ -126,7 +130,7 @@ async def init_log(store: ObjectStore, identity: Identity, log_id: LogId, *, pat
 
 
 def _is_shared_by_machines(store: ObjectStore) -> bool:
-    """Whether processes on other machines can reach the store, where the same address may be another place."""
+    """Whether processes on other machines can reach the store, where the same address may be another endpoint."""
     return urlsplit(store.url).scheme != "file"
 
 
@@ -200,8 +204,8 @@ class Driver:
         match effect:
             case t.Wait(ms=ms, reason=reason, facts=facts):
                 if reason:
-                    tell = log.info if reason == "waiting_for_silence" else log.warning
-                    tell(reason, **facts)
+                    write = log.info if reason == "waiting_for_silence" else log.warning
+                    write(reason, **facts)
                 await asyncio.sleep(ms / 1000.0)
                 return t.Woken(clock())
             case t.AskLeader():
@@ -255,3 +259,24 @@ class Driver:
             return await self._store.read(object_name(slot), length=HEADER_BYTES)
         except NotFound:
             return None
+
+
+BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+NETWORK: Final = "/proc/self/ns/net"
+MOUNTS: Final = "/proc/self/ns/mnt"
+
+
+def local_scope(address: str) -> AddressScope:
+    """Where ``address`` is valid for this process; unknown where the system does not say.
+
+    The same address, 127.0.0.1:8080 for example, is a different endpoint in each container. A namespace lives as long
+    as a process in it, so processes with one boot id and one namespace share their addresses.
+    """
+    if not address:
+        return UNKNOWN_SCOPE
+    try:
+        boot_id = UUID(BOOT_ID.read_text().strip()).bytes
+        namespace = os.stat(MOUNTS if address.startswith("unix:") else NETWORK).st_ino
+    except (OSError, ValueError):
+        return UNKNOWN_SCOPE
+    return AddressScope(boot_id, namespace)

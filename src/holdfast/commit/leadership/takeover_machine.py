@@ -1,7 +1,4 @@
-"""Taking the lead as a step machine: from the first listing to a claim that stands and was checked.
-
-Owns: the order of recovery's requests, their retries, and politeness towards a leader that is alive (liveness only,
-safety never depends on it). Does not own: where the claim goes (``leadership``), sending anything (``takeover``).
+"""The takeover as a step machine: from the first listing to a claim that is created and checked.
 
     state        leaves when                                         to
     find         page and headers decide the frontier                consider
@@ -9,85 +6,266 @@ safety never depends on it). Does not own: where the claim goes (``leadership``)
     ask          the leader answers                                  failed, or follow as a standby
                  it does not                                         watch
     follow       a question gets no answer                           find, then watch
-    watch        no new key for as long as the rules say, and every  claim (found again, and its leader asked a last
-                 question without an answer                          time, when that took a while)
+    watch        no new key for as long as the rules say, and every  claim (after find, and a last question to its
+                 question without an answer                          leader when that took a while)
     claim        created, or refused by this very claim              check
                  refused by another object                           find (walk on with ``take_over``)
     check        the newest key is not past the claim                leads
 
-The probe runs beside the first states and has passed before the claim is sent. Every request is repeated after a
-failure, with capped exponential backoff and full jitter, until ``patience_ms`` is over.
+Waiting for a leader that may be alive is liveness only; safety never depends on it. The probe runs during the first
+states and must pass before the claim is sent. A failed request is repeated, with capped exponential backoff and full
+jitter, until ``retry_budget_ms`` is exhausted.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Final
 
 from holdfast.commit.format.batch import FIRST_SLOT, SPAN_MAX, Header, Kind, decode_header, jump
 from holdfast.commit.format.chain import has_gone, next_slot
-from holdfast.commit.leadership.heartbeat import encode_proof
-from holdfast.commit.leadership.leadership import (
+from holdfast.commit.leadership.claims import (
     Frontier,
     Identity,
     Page,
     claim_header,
     encode_claim,
+    encode_proof,
     first_headers,
+    has_successor,
     plan_recovery,
     read_page,
-    somebody_is_past,
     walk_on,
 )
-from holdfast.commit.leadership.takeover_events import (
-    Answer,
-    AskLeader,
-    ClaimAnswered,
-    ClaimRead,
-    CleanUp,
-    Effect,
-    Event,
-    Fail,
-    Failed,
-    HeaderRead,
-    HeadersRead,
-    LeaderAnswered,
-    Led,
-    ListNewest,
-    ListPage,
-    NewestListed,
-    PageListed,
-    Probe,
-    Probed,
-    ReadClaim,
-    ReadHeader,
-    ReadHeaders,
-    Request,
-    SendClaim,
-    StandBy,
-    Takeover,
-    Wait,
-    Woken,
-)
 from holdfast.errors import Closed, Code, HoldfastError, NotFound, Unavailable
-from holdfast.objects.port import Created, Unknown
+from holdfast.objects.port import CreateAnswer, Created, Unknown
 from holdfast.values import Instant, LeaderId, LogId, Slot, slot_text
 
-__all__ = ["TakeoverMachine", "TakeoverRules"]
+__all__ = [
+    "Answer", "AskLeader", "ClaimAnswered", "ClaimRead", "CleanUp", "Effect", "Event", "Fail", "Failed", "HeaderRead",
+    "HeadersRead", "LeaderAnswered", "Led", "ListNewest", "ListPage", "NewestListed", "PageListed", "Probe", "Probed",
+    "ReadClaim", "ReadHeader", "ReadHeaders", "Request", "SendClaim", "StandBy", "Takeover", "TakeoverMachine",
+    "TakeoverRules", "Wait", "Woken",
+]  # fmt: skip
+
+
+@dataclass(slots=True)
+class Takeover:
+    """What a takeover did: for the leadership, the log line and the metrics.
+
+    ``proved_ms``: when the ownership check that passed was sent. ``waits``: sequential waits on the store.
+    """
+
+    claim: Header
+    proved_ms: float
+    waits: int = 0
+    took_ms: float = 0.0
+    restarts: int = 0
+    deposed_leader_id: str | None = None
+    steps_ms: dict[str, float] = field(default_factory=dict)
+
+
+# -- effects: each but the last four is answered by exactly one event ------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Ask whether the store can hold a log. Answered by Probed, while other requests are under way."""
+
+
+@dataclass(frozen=True, slots=True)
+class ListPage:
+    """List the newest ``limit`` keys. Answered by PageListed or Failed."""
+
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReadHeaders:
+    """Read the headers of these slots, all of which were listed. Answered by HeadersRead or Failed."""
+
+    slots: tuple[Slot, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ListNewest:
+    """List the newest key. Answered by NewestListed or Failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadHeader:
+    """Read the header of a slot that may be empty. Answered by HeaderRead or Failed."""
+
+    slot: Slot
+
+
+@dataclass(frozen=True, slots=True)
+class AskLeader:
+    """Ask the process at this address which leader it is. Answered by LeaderAnswered.
+
+    ``proof``: the slot and the nonce of the newest object, which only a reader of the log knows.
+    """
+
+    address: str
+    proof: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class SendClaim:
+    """Create the claim, conditionally. Answered by ClaimAnswered."""
+
+    slot: Slot
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ReadClaim:
+    """Read the header that stands in the claim's slot. Answered by ClaimRead or Failed."""
+
+    slot: Slot
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Answer with Woken after this many milliseconds. ``reason`` is empty or a line for the log, with its facts."""
+
+    ms: float
+    reason: str = ""
+    facts: Mapping[str, object] = field(default_factory=dict[str, object])
+
+
+@dataclass(frozen=True, slots=True)
+class CleanUp:
+    """Remove what the probe left. Not answered."""
+
+
+@dataclass(frozen=True, slots=True)
+class StandBy:
+    """This leader is alive and is followed. Not answered."""
+
+    leader_id: str
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class Led:
+    """The claim stands and no leader is past it. The end."""
+
+    takeover: Takeover
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """The lead is not taken. The end."""
+
+    error: HoldfastError
+
+
+Request = ListPage | ReadHeaders | ListNewest | ReadHeader | AskLeader | SendClaim | ReadClaim
+Effect = Probe | Request | Wait | CleanUp | StandBy | Led | Fail
+
+
+# -- events -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Probed:
+    """The answer to Probe: None when the store can hold a log."""
+
+    now: Instant
+    error: HoldfastError | None
+
+
+@dataclass(frozen=True, slots=True)
+class PageListed:
+    """The answer to ListPage: names and sizes in listing order."""
+
+    now: Instant
+    rows: list[tuple[str, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class HeadersRead:
+    """The answer to ReadHeaders: the first 512 bytes of each."""
+
+    now: Instant
+    objects: dict[Slot, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class NewestListed:
+    """The answer to ListNewest: None for an empty log."""
+
+    now: Instant
+    newest: Slot | None
+
+
+@dataclass(frozen=True, slots=True)
+class HeaderRead:
+    """The answer to ReadHeader: the first 512 bytes, None for an empty slot."""
+
+    now: Instant
+    data: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderAnswered:
+    """The answer to AskLeader: a leader id, empty when that process does not lead, None without an answer."""
+
+    now: Instant
+    answer: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimAnswered:
+    """The answer to SendClaim."""
+
+    now: Instant
+    answer: CreateAnswer
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimRead:
+    """The answer to ReadClaim: the first 512 bytes, None for an empty slot."""
+
+    now: Instant
+    data: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A request to the store had no usable answer."""
+
+    now: Instant
+    error: HoldfastError
+
+
+@dataclass(frozen=True, slots=True)
+class Woken:
+    """The answer to Wait."""
+
+    now: Instant
+
+
+Answer = PageListed | HeadersRead | NewestListed | HeaderRead | LeaderAnswered | ClaimAnswered | ClaimRead
+Event = Probed | Answer | Failed | Woken
+
+
+# -- the machine -----------------------------------------------------------------------------------------------------
 
 STALE_MS: Final = 50.0
 """A frontier older than this is found again before it is claimed, and its leader asked when that is another one."""
 MISSING_MS_MAX: Final = 5_000.0
-"""How long an object that is needed may be missing: retention, which removes the oldest, is met once or twice."""
+"""How long a needed object may be missing: retention may remove one between listing and reading."""
 RETRY_BASE_MS: Final = 50.0
 RETRY_MAX_MS: Final = 2_000.0
 DOUBLINGS_MAX: Final = 30
 RESTARTS_MAX: Final = 100
 POLL_MS_MAX: Final = 500.0
 MISSES_MIN: Final = 2
-"""So many questions in a row must stay without an answer before a standby claims."""
+"""A standby claims only after this many unanswered questions in a row."""
 POLLS_OF_A_WINDOW: Final = 20
 QUESTION_MS_MAX: Final = 500.0
 """A standby repeats a question that is older than this before it claims."""
@@ -98,7 +276,7 @@ class TakeoverRules:
     """The bounds of a takeover.
 
     ``only_new``: lead a new log or none. ``asks``: there is a way to ask a leader who it is. ``shared_by_machines``:
-    the same address may be another place.
+    the same address may lead to another process.
     """
 
     allow_new: bool = False
@@ -108,7 +286,7 @@ class TakeoverRules:
     probe: bool = True
     asks: bool = False
     shared_by_machines: bool = True
-    patience_ms: float = 60_000.0
+    retry_budget_ms: float = 60_000.0
     silence_ms: float = 2_000.0
     heartbeat_ms: float = 500.0
     fresh_ms: float = 60_000.0
@@ -131,9 +309,9 @@ Then = Callable[[Instant], list[Effect]]
 
 
 class TakeoverMachine:
-    """One try to lead. Step it with the answer to each effect; it ends with Led or Fail.
+    """One attempt to lead. Step it with the answer to each effect; it ends with Led or Fail.
 
-    Besides the probe, at most one request or wait is under way. An answer that belongs to none raises and changes
+    Apart from the probe, at most one request or wait is under way. An answer that belongs to none raises and changes
     nothing. After a crash: the claim may or may not stand; the next takeover decides by what it lists.
     """
 
@@ -205,7 +383,7 @@ class TakeoverMachine:
         match event:
             case Probed(error=error):
                 assert self._probing, "only a probe is answered by Probed"
-                if isinstance(error, Unavailable) and now.boot_ms - self._started_ms < self._rules.patience_ms:
+                if isinstance(error, Unavailable) and now.boot_ms - self._started_ms < self._rules.retry_budget_ms:
                     return self._probe_again(error)
                 self._probing = False
                 if error is not None:
@@ -235,14 +413,14 @@ class TakeoverMachine:
     def _send(
         self, now: Instant, request: Request, answered: Callable[[Instant, Answer], list[Effect]]
     ) -> list[Effect]:
-        """Send a request for the first time; its patience begins now."""
+        """Send a request for the first time; its retry budget begins now."""
         self._since_ms = self._round_ms = now.boot_ms
         self._missing_since_ms, self._tries = None, 0
         self._request, self._answered = request, answered
         return [request]
 
     def _go_on_with(self, request: Request, answered: Callable[[Instant, Answer], list[Effect]]) -> list[Effect]:
-        """Send the next request of a round, within the patience of that round."""
+        """Send the next request of a round, within that round's retry budget."""
         self._request, self._answered = request, answered
         return [request]
 
@@ -251,7 +429,7 @@ class TakeoverMachine:
         return [Wait(ms, reason, facts)]
 
     def _failed(self, now: Instant, error: HoldfastError) -> list[Effect]:
-        """A request without an answer is sent again, a round of them from its start, until patience is over."""
+        """A failed request is sent again, a round from its start, until the retry budget is exhausted."""
         request, self._request = self._request, None
         assert request is not None, "only a request fails"
         if isinstance(request, ReadClaim):
@@ -265,9 +443,9 @@ class TakeoverMachine:
                 raise has_gone(error) from error
         elif not isinstance(error, Unavailable):
             raise error
-        elif waited_ms >= self._rules.patience_ms:
-            patience_s = self._rules.patience_ms / 1000.0
-            raise Unavailable("the store does not answer", patience_s=patience_s, last=str(error)) from error
+        elif waited_ms >= self._rules.retry_budget_ms:
+            retry_budget_s = self._rules.retry_budget_ms / 1000.0
+            raise Unavailable("the store does not answer", patience_s=retry_budget_s, last=str(error)) from error
         again = ListPage(SPAN_MAX) if isinstance(request, ListPage | ReadHeaders) else request
         answered = self._page_listed if isinstance(again, ListPage) else self._answered
 
@@ -288,7 +466,7 @@ class TakeoverMachine:
             self._missing_since_ms = now.boot_ms
         missing_ms = now.boot_ms - self._missing_since_ms
         is_fresh = now.boot_ms - self._round_ms < MISSING_MS_MAX or self._tries >= RESTARTS_MAX
-        return is_fresh and missing_ms >= min(self._rules.patience_ms, MISSING_MS_MAX)
+        return is_fresh and missing_ms >= min(self._rules.retry_budget_ms, MISSING_MS_MAX)
 
     def _backoff_ms(self) -> float:
         self._tries += 1
@@ -346,7 +524,7 @@ class TakeoverMachine:
     # -- consider and ask: is it polite to claim now? -----------------------------------------------------------------
 
     def _consider(self, now: Instant) -> list[Effect]:
-        """Do not claim over a leader that is alive, nor over one that wrote a moment ago."""
+        """Do not claim while a leader is alive, or wrote a moment ago."""
         self._asked_ms = now.boot_ms
         self._heard_ms, self._missed, self._silent_since_ms = None, 0, None
         self._following = False
@@ -409,8 +587,8 @@ class TakeoverMachine:
 
         The same text is another address on another machine and in another network namespace, and proves nothing there.
         """
-        place = self._identity.place
-        if not place.is_known() or newest.place != place:
+        scope = self._identity.scope
+        if not scope.is_known() or newest.scope != scope:
             return False
         if newest.address == self._identity.address and newest.address:
             return True
@@ -518,7 +696,7 @@ class TakeoverMachine:
             return self._stake(now)
         if newest.leader_id == self._watched_id:
             return self._found_silent(now, newest)
-        # Another has come to lead meanwhile, whom nobody has asked.
+        # Another leader has claimed meanwhile, and has not been asked yet.
         self._changes += 1
         if self._changes >= RESTARTS_MAX and not self._rules.standby:
             raise _changing_hands()
@@ -586,7 +764,7 @@ class TakeoverMachine:
     def _claim_again(self, now: Instant, detail: str) -> list[Effect]:
         claim = self._claim
         assert claim is not None, "a claim was sent"
-        if now.boot_ms - self._since_ms >= self._rules.patience_ms:
+        if now.boot_ms - self._since_ms >= self._rules.retry_budget_ms:
             raise Unavailable("the store did not take the claim", slot=slot_text(claim.slot), answer=detail)
 
         def send_again(_: Instant) -> list[Effect]:
@@ -603,7 +781,7 @@ class TakeoverMachine:
 
     def _checked(self, now: Instant, answer: Answer) -> list[Effect]:
         assert isinstance(answer, NewestListed) and self._claim is not None, "the newest key was asked for"
-        if somebody_is_past(answer.newest, oldest_free=jump(self._claim.slot)):
+        if has_successor(answer.newest, oldest_free=jump(self._claim.slot)):
             return self._lost(now)
         return self._lead(now)
 
@@ -635,7 +813,7 @@ class TakeoverMachine:
     # -- walking on after a leader that writes faster than a listing answers ------------------------------------------
 
     def _chase(self, now: Instant, chased: Callable[[Instant, Frontier | None], list[Effect]]) -> list[Effect]:
-        """Where the log ends by now, walked on from its old end; None when only a listing can tell."""
+        """Walk from the old end of the log to its present end; None when a listing is needed."""
         self._chased, self._steps_left, self._head = chased, SPAN_MAX, self._frontier.predecessor
         if self._head is None:
             return chased(now, None)
@@ -665,7 +843,7 @@ def _question(newest: Header) -> AskLeader:
 
 
 def _may_be_followed_at_once(newest: Header) -> bool:
-    """Whether the last record says that nobody leads: it resigned, or the log was only initialised."""
+    """Whether the last record says that no process leads: a resignation, or an initialised log."""
     initialised = newest.epoch == 1 and newest.kind is Kind.CLAIM and not newest.address
     return newest.kind is Kind.RESIGN or initialised
 

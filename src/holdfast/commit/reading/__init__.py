@@ -1,1 +1,5 @@
-"""Everything that reads a log without leading it: readers, change streams, status and verification."""
+"""Reading a log without leading it.
+
+``reader`` walks the chain forward and back over claims, ``feed`` keeps the newest events for all subscribers,
+``status`` finds attempts of earlier leaders, and ``verify`` reads the whole log again to find damage.
+"""

@@ -1,10 +1,8 @@
 """The live end of the change stream: recent events, kept once and shared by every subscriber.
 
-Owns: two bounded rings of recent events (durable ones, and ones that are resolved but perhaps not durable) and waking
-whoever waits at their end. Does not own: history (``subscription`` joins the two), encoding (``server``).
-
-Bounds: each ring keeps at most ``bytes_max`` of events; a subscriber that falls out of it reads history again. A
-subscriber holds a position, not a buffer, so a thousand of them cost no more memory than one.
+A feed has two bounded rings: durable events, and events that are accepted but may not be durable yet. Each ring keeps
+at most ``bytes_max`` of events. A subscriber holds a position, not a buffer, so a thousand of them need no more memory
+than one; a subscriber that falls out of the ring reads history again (``subscription``).
 """
 
 from __future__ import annotations
@@ -53,8 +51,8 @@ Event = TransactionEvent | Checkpoint | LeaderChange
 class EventBatch:
     """Events that became visible together, in order. Who has seen them has seen all there is up to ``last_version``.
 
-    ``log_id`` is that of the object that holds them. They are made from the log's own objects when somebody first
-    looks, so an unwatched stream costs nothing.
+    ``log_id`` is that of the object that holds them. They are made from the log's own objects on first
+    use, so an unwatched stream costs nothing.
     ``encoded`` is the front's own cache, shared by all its subscribers.
     """
 
@@ -108,22 +106,14 @@ def events_of(header: Header, transactions: Sequence[LoggedTransaction], *, chec
 
 
 class Channel:
-    """A ring of event batches with positions that rise for ever.
+    """A ring of event batches with positions that always rise.
 
     ``start_version``: every transaction after it, up to the newest published, is in the ring.
     """
 
     __slots__ = (
-        "_batches",
-        "_bytes",
-        "_bytes_max",
-        "_first",
-        "_offsets",
-        "_published",
-        "_waiters",
-        "closed",
-        "start_version",
-    )
+        "_batches", "_bytes", "_bytes_max", "_first", "_offsets", "_published", "_waiters", "closed", "start_version",
+    )  # fmt: skip
 
     def __init__(self, start_version: int, *, bytes_max: int) -> None:
         self._batches: deque[EventBatch] = deque()
@@ -207,7 +197,7 @@ class Channel:
 
 
 class Feed:
-    """The two channels of one reign."""
+    """The two channels of one leadership."""
 
     def __init__(self, claim: Header, *, bytes_max: int) -> None:
         self.leader_id = claim.leader_id.hex()
@@ -233,10 +223,10 @@ class Feed:
         self.resolved.publish(EventBatch(events[-1].version, size, self.log_id, events))
 
     def skip_resolved(self, version: int) -> None:
-        """Transactions up to ``version`` were accepted while nobody listened to the resolved channel."""
+        """Transactions up to ``version`` were accepted while the resolved channel had no subscriber."""
         self.resolved.start_version = version
 
     def close(self) -> None:
-        """The reign is over."""
+        """The leadership is over."""
         self.durable.close()
         self.resolved.close()

@@ -1,10 +1,7 @@
 """Reading the log: forward along the live chain, and back along its claims.
 
-Owns: which objects to ask for, prefetching, finding where a version starts. Does not own: the rules of the chain
-(``chain``), what a subscriber is shown (``subscription``).
-
-Failure model: a read that fails raises Unavailable and may be begun again from the last header seen. A broken chain or
-a bad CRC raises CorruptData naming slot and rule. A slot that is missing is the end of the log, never an error.
+A read that fails raises Unavailable and may be started again from the last header seen. A broken chain or a bad CRC
+raises CorruptData with slot and rule. A missing slot is the end of the log, never an error.
 """
 
 from __future__ import annotations
@@ -29,23 +26,15 @@ from holdfast.commit.format.batch import (
     object_name,
 )
 from holdfast.commit.format.chain import ChainWalker, broken, has_gone
-from holdfast.commit.leadership.leadership import Frontier, NeedHeaders, first_headers, plan_recovery, read_page
+from holdfast.commit.leadership.claims import Frontier, NeedHeaders, first_headers, plan_recovery, read_page
 from holdfast.errors import Code, HoldfastError, NotFound
 from holdfast.objects.port import ObjectReader, ObjectStore
 from holdfast.values import Slot, slot_text
 
 __all__ = [
-    "LoggedBatch",
-    "Reign",
-    "damage_unless_truncated",
-    "find_frontier",
-    "follow",
-    "has_gone",
-    "read_frontier",
-    "read_header",
-    "reigns_back",
-    "start_after",
-]
+    "LoggedBatch", "Leadership", "damage_unless_truncated", "find_frontier", "follow", "has_gone", "read_frontier",
+    "read_header", "leaderships_back", "start_after",
+]  # fmt: skip
 
 PREFETCH: Final = 16
 LISTINGS: Final = 3
@@ -65,10 +54,10 @@ class LoggedBatch:
 
 
 @dataclass(frozen=True, slots=True)
-class Reign:
+class Leadership:
     """One leader's part of the chain: its claim, and the object before the claim (None at genesis).
 
-    The reign's objects stand from ``jump(claim.slot)`` down to the next claim's ``prev``.
+    The leadership's objects stand from ``jump(claim.slot)`` down to the next claim's ``prev``.
     """
 
     claim: Header
@@ -81,7 +70,9 @@ class Reign:
 
     @property
     def rolled_back_to(self) -> int:
-        """The last version that the log kept before this reign; what was handed out between it and the base is void."""
+        """The last version that the log kept before this leadership; what was handed out between it and the base is
+        void.
+        """
         return self.before.last_version if self.before is not None else 0
 
 
@@ -176,7 +167,7 @@ async def find_frontier(store: ObjectStore) -> tuple[Header, Header] | None:
     Cost: ``read_frontier``, and one more header read. Raises: Unavailable, CorruptData, also for an object that each of
     ``LISTINGS`` listings needs and that is not there: what retention removed since a listing, the next does not need.
     """
-    frontier = await _settled_frontier(store)
+    frontier = await _stable_frontier(store)
     head = frontier.predecessor
     if head is None:
         return None
@@ -186,7 +177,7 @@ async def find_frontier(store: ObjectStore) -> tuple[Header, Header] | None:
     return head, claim
 
 
-async def _settled_frontier(store: ObjectStore) -> Frontier:
+async def _stable_frontier(store: ObjectStore) -> Frontier:
     listings = LISTINGS
     while True:
         listings -= 1
@@ -198,41 +189,41 @@ async def _settled_frontier(store: ObjectStore) -> Frontier:
                 raise has_gone(error) from error
 
 
-async def reigns_back(store: ObjectReader, claim: Header) -> AsyncGenerator[Reign, None]:
-    """The reigns from that of ``claim`` back to genesis.
+async def leaderships_back(store: ObjectReader, claim: Header) -> AsyncGenerator[Leadership, None]:
+    """The leaderships from that of ``claim`` back to genesis.
 
-    Cost: two header reads per reign. Raises: Unavailable, CorruptData when a claim has gone, NotFound when what it
+    Cost: two header reads per leadership. Raises: Unavailable, CorruptData when a claim has gone, NotFound when what it
     follows has.
     """
     while True:
         if claim.slot == FIRST_SLOT:
-            yield Reign(claim, None)
+            yield Leadership(claim, None)
             return
         before = await read_header(store, claim.prev)
         if before is None:
             # Retention may have removed the data before an old claim; claims themselves are never removed.
             raise _removed(claim.prev)
-        yield Reign(claim, before)
+        yield Leadership(claim, before)
         earlier = before if before.kind is Kind.CLAIM else await read_header(store, before.claim)
         if earlier is None:
             raise broken("claim has gone", before.claim)
         claim = earlier
 
 
-async def start_after(store: ObjectReader, reign: Reign, newest: Header, version: int) -> ChainWalker:
-    """A walker standing on the last object of ``reign`` whose ``last_version`` is at or below ``version``.
+async def start_after(store: ObjectReader, leadership: Leadership, newest: Header, version: int) -> ChainWalker:
+    """A walker standing on the last object of ``leadership`` whose ``last_version`` is at or below ``version``.
 
-    ``newest`` is the newest object of the reign. What it yields first holds the first transaction after ``version``.
-    Where retention has removed that object, and nothing behind ``version``, it stands before the next one.
-    Cost: about log2(objects in the reign) header reads. Raises: Unavailable, CorruptData, NotFound when removed.
+    ``newest`` is the newest object of the leadership. What it yields first holds the first transaction after
+    ``version``. Where retention has removed that object, and nothing behind ``version``, it stands before the next one.
+    Cost: about log2(objects in the leadership) header reads. Raises: Unavailable, CorruptData, NotFound when removed.
     """
-    if newest.slot == reign.claim.slot:
-        return ChainWalker(reign.claim, reign.claim)
-    older, newer = jump(reign.claim.slot) + 1, newest.slot
+    if newest.slot == leadership.claim.slot:
+        return ChainWalker(leadership.claim, leadership.claim)
+    older, newer = jump(leadership.claim.slot) + 1, newest.slot
     # Invariant: slots from `older` on (older ones) end at or below `version`; what is newer than `newer` does not.
-    standing: Header | None = reign.claim
+    standing: Header | None = leadership.claim
     if newest.last_version <= version:
-        return ChainWalker(newest, reign.claim)
+        return ChainWalker(newest, leadership.claim)
     while newer < older - 1:
         middle = (older + newer) // 2
         header = await read_header(store, middle)
@@ -243,8 +234,8 @@ async def start_after(store: ObjectReader, reign: Reign, newest: Header, version
         else:
             newer = Slot(middle)
     if standing is not None:
-        return ChainWalker(standing, reign.claim)
+        return ChainWalker(standing, leadership.claim)
     following = newest if newer == newest.slot else await read_header(store, newer)
     if following is None or following.prev_version > version:
         raise _removed(newer + 1)
-    return ChainWalker.behind_removed(newer, reign.claim)
+    return ChainWalker.behind_removed(newer, leadership.claim)

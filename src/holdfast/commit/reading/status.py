@@ -1,28 +1,40 @@
-"""Looking an attempt up in the log.
+"""Attempts below the conflict window, found in the log by request id.
 
-Owns: reading the log for a request id from a version on. Does not own: when that is needed and what it proves
-(``pipeline`` bans first, ``service`` proves ownership after).
+After a takeover every client with an unknown outcome asks at once. ``AttemptHistory`` answers all of them with one
+scan, and the next question continues where it ended. It knows the request ids of every transaction after ``_low`` up to
+the last header read; above its bound it forgets the oldest and raises ``_low``, and a question below ``_low`` scans
+again.
 
-Cost: two header reads per reign back to the version, log2 of the reign's length, then one GET per object after it.
+When a question may be asked, and what its answer proves: ``pipeline`` bans first, ``service`` proves ownership after.
 """
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Final
 
-from holdfast.commit.format.batch import Header, Kind, LoggedTransaction, read_body_table
+from holdfast.commit.format.batch import Header, Kind, LoggedTransaction, decode_header, object_name, read_body_table
 from holdfast.commit.format.chain import ChainWalker
-from holdfast.commit.reading.reader import LoggedBatch, Reign, damage_unless_truncated, follow, reigns_back, start_after
-from holdfast.errors import CorruptData, NotFound
+from holdfast.commit.reading.reader import (
+    Leadership,
+    LoggedBatch,
+    damage_unless_truncated,
+    follow,
+    leaderships_back,
+    start_after,
+)
+from holdfast.errors import CorruptData, HoldfastError, NotFound
 from holdfast.objects.port import ObjectStore
+from holdfast.values import Slot
 
-__all__ = ["Found", "look_up", "walker_after"]
+__all__ = ["AttemptHistory", "Found", "look_up", "walker_after"]
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The first commit under the id, or None; ``truncated`` when retention removed what would tell."""
+    """The first commit under the id, or None. ``truncated``: retention removed a part that may hold it."""
 
     txn: LoggedTransaction | None
     truncated: bool = False
@@ -49,14 +61,14 @@ async def look_up(store: ObjectStore, claim: Header, newest: Header, request_id:
     return Found(None, truncated=min_version < newest.truncated_through)
 
 
-async def _reign_of(store: ObjectStore, claim: Header, version: int) -> Reign:
-    """The newest reign whose base is at or below ``version``, or genesis."""
-    reign: Reign | None = None
-    async for reign in reigns_back(store, claim):
-        if reign.base <= version:
-            return reign
-    assert reign is not None, "a log has a genesis"
-    return reign
+async def _leadership_of(store: ObjectStore, claim: Header, version: int) -> Leadership:
+    """The newest leadership whose base is at or below ``version``, or genesis."""
+    leadership: Leadership | None = None
+    async for leadership in leaderships_back(store, claim):
+        if leadership.base <= version:
+            return leadership
+    assert leadership is not None, "a log has a genesis"
+    return leadership
 
 
 async def walker_after(store: ObjectStore, claim: Header, newest: Header, version: int) -> ChainWalker:
@@ -64,17 +76,17 @@ async def walker_after(store: ObjectStore, claim: Header, newest: Header, versio
 
     Raises: Unavailable, CorruptData, NotFound when retention has removed that part.
     """
-    reign = await _reign_of(store, claim, version)
-    end = newest if reign.claim.slot == claim.slot else await _end_of(store, reign, claim)
-    return await start_after(store, reign, end, version)
+    leadership = await _leadership_of(store, claim, version)
+    end = newest if leadership.claim.slot == claim.slot else await _end_of(store, leadership, claim)
+    return await start_after(store, leadership, end, version)
 
 
-async def _end_of(store: ObjectStore, reign: Reign, claim: Header) -> Header:
-    """The newest object of an earlier reign: the one before the claim that followed it."""
-    async for later in reigns_back(store, claim):
-        if later.before is not None and later.before.claim == reign.claim.slot:
+async def _end_of(store: ObjectStore, leadership: Leadership, claim: Header) -> Header:
+    """The newest object of an earlier leadership: the one before the claim that followed it."""
+    async for later in leaderships_back(store, claim):
+        if later.before is not None and later.before.claim == leadership.claim.slot:
             return later.before
-    raise CorruptData("a reign has no end", claim=reign.claim.slot)
+    raise CorruptData("a leadership has no end", claim=leadership.claim.slot)
 
 
 def _find(batch: LoggedBatch, request_id: str) -> LoggedTransaction | None:
@@ -83,3 +95,132 @@ def _find(batch: LoggedBatch, request_id: str) -> LoggedTransaction | None:
     if request_id not in read_body_table(batch.data, batch.header).column("request_id").to_pylist():
         return None
     return next(txn for txn in batch.transactions() if txn.request_id == request_id)
+
+
+IDS_MAX: Final = 200_000
+"""About 50 MB of request ids at most."""
+PREFETCH: Final = 64
+
+
+@dataclass(slots=True, eq=False)
+class _Question:
+    request_id: str
+    min_version: int
+    newest: Header
+    seen: list[tuple[int, Slot]] = field(default_factory=list)
+    done: bool = False
+    error: HoldfastError | None = None
+
+
+class AttemptHistory:
+    """The committed request ids of one log, as far as anybody asked.
+
+    Cost: a question inside the known range reads what was written since the last one; one below it reads the log from
+    its version on. At most one scan runs at a time.
+    """
+
+    def __init__(self, store: ObjectStore, claim: Header, *, ids_max: int = IDS_MAX) -> None:
+        self._store = store
+        self._claim = claim
+        self._ids_max = ids_max
+        self._scanning = asyncio.Lock()
+        self._waiting: list[_Question] = []
+        self._known: dict[str, list[tuple[int, Slot]]] = {}
+        self._low = 0
+        self._walker: ChainWalker | None = None
+
+    async def find(self, request_id: str, min_version: int, newest: Header) -> Found:
+        """The first commit of ``request_id`` after ``min_version`` up to ``newest``, which is durable.
+
+        Raises: Unavailable, CorruptData.
+        """
+        question = _Question(request_id, min_version, newest)
+        self._waiting.append(question)
+        try:
+            async with self._scanning:
+                if not question.done:
+                    await self._scan()
+        finally:
+            if not question.done:
+                self._waiting.remove(question)
+        if question.error is not None:
+            if isinstance(question.error, NotFound):
+                # Part of the range is gone. Only a scan for this question shows whether that matters to it.
+                return await look_up(self._store, self._claim, newest, request_id, min_version)
+            raise question.error
+        after = [place for place in question.seen if place[0] > min_version]
+        if not after:
+            return Found(None, truncated=min_version < newest.truncated_through)
+        return await self._read(*min(after), request_id)
+
+    def committed_version(self, request_id: str) -> int | None:
+        """The version of the first commit of ``request_id`` that any question has come upon. Cost: O(1)."""
+        places = self._known.get(request_id)
+        return None if places is None else min(places)[0]
+
+    async def _read(self, version: int, slot: Slot, request_id: str) -> Found:
+        try:
+            data = await self._store.read(object_name(slot))
+        except NotFound:
+            return Found(None, truncated=True)
+        batch = LoggedBatch(decode_header(data, slot=slot), data)
+        for txn in batch.transactions():
+            if txn.version == version:
+                assert txn.request_id == request_id, "an object never changes"
+                return Found(txn)
+        raise AssertionError("an object never changes")
+
+    async def _scan(self) -> None:
+        """Answer every waiting question by reading on, or from the lowest version that any of them names."""
+        questions = [*self._waiting]
+        try:
+            await self._read_for(questions)
+        except HoldfastError as error:
+            self._walker = None
+            for question in questions:
+                question.error = error
+        except BaseException:
+            # The scanning caller was cancelled. The other questions scan again from the start.
+            self._walker = None
+            for question in questions:
+                question.seen.clear()
+            raise
+        for question in questions:
+            question.done = True
+        # A cancelled question has been removed already.
+        self._waiting = [question for question in self._waiting if not question.done]
+
+    async def _read_for(self, questions: list[_Question]) -> None:
+        low = min(question.min_version for question in questions)
+        newest = min((question.newest for question in questions), key=lambda header: header.slot)
+        if self._walker is None or low < self._low:
+            self._known, self._low = {}, low
+            self._walker = await walker_after(self._store, self._claim, newest, low)
+        asked: dict[str, list[_Question]] = {}
+        for question in questions:
+            question.seen += self._known.get(question.request_id, ())
+            asked.setdefault(question.request_id, []).append(question)
+        if self._walker.head is None or self._walker.head.slot > newest.slot:
+            async for batch in follow(self._store, self._walker, until=newest.slot, prefetch=PREFETCH):
+                self._note(batch, asked)
+
+    def _note(self, batch: LoggedBatch, asked: dict[str, list[_Question]]) -> None:
+        header = batch.header
+        if header.kind is Kind.CLAIM or not header.transactions:
+            return
+        table = read_body_table(batch.data, header)
+        ids = table.column("request_id")
+        if ids.null_count == len(ids):
+            return
+        last = -1
+        for request_id, version in zip(ids.to_pylist(), table.column("version").to_pylist(), strict=True):
+            if version == last or request_id is None:
+                continue
+            last = version
+            place = (version, header.slot)
+            self._known.setdefault(request_id, []).append(place)
+            for question in asked.get(request_id, ()):
+                question.seen.append(place)
+        while len(self._known) > self._ids_max:
+            oldest = next(iter(self._known))
+            self._low = max(self._low, *(version for version, _ in self._known.pop(oldest)))

@@ -1,19 +1,15 @@
-"""Reading the whole log again in the background, to find damage while a copy still exists.
+"""Damage in the log: reading every object again in the background, and remembering what is damaged.
 
-Owns: which objects a pass reads, in which order and how fast. Does not own: what is done about damage (``damage``).
-
-A pass reads every live object once: header, checksums and the body's encoding. Objects are looked at one by one, so
-one that is damaged or missing hides no other. A pass begins at a random place and goes round, so that a leader that is
-often restarted reads the newest part as often as the oldest. It is spread over ``days``, and never faster than
-``bytes_per_second``, of which a small object takes ``OBJECT_BYTES_MIN``.
-
-Failure model: a store that does not answer is asked again later; nothing waits for a scrub, and it ends with its reign.
-Objects that retention removed are no damage.
+A pass reads each live object once: header, checksums and the body's encoding. It reads them one by one, so a damaged or
+missing object hides no other. A pass begins at a random slot and goes round, so that a leader that restarts often reads
+the newest part as often as the oldest. It is spread over ``days`` and never faster than ``bytes_per_second``, of which
+a small object takes ``OBJECT_BYTES_MIN``. Objects that retention removed are not damage.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -23,13 +19,41 @@ import structlog
 
 from holdfast.commit.format.batch import Header, Kind, decode_header, jump, object_name, read_body_table
 from holdfast.commit.format.chain import broken
-from holdfast.commit.reading.damage import DamageSeen
-from holdfast.commit.reading.reader import reigns_back
+from holdfast.commit.reading.reader import leaderships_back
 from holdfast.errors import CorruptData, HoldfastError, NotFound
 from holdfast.objects.port import ObjectReader
 from holdfast.values import Slot
 
-__all__ = ["OBJECT_BYTES_MIN", "Scrub", "ScrubPlan", "requests_per_month"]
+__all__ = ["DamageLog", "OBJECT_BYTES_MIN", "Scrub", "ScrubPlan", "requests_per_month"]
+
+PLACES_MAX: Final = 1_000
+HINT: Final = "do not delete anything; `holdfast log verify` names every damaged object; restore them from a copy"
+
+
+class DamageLog:
+    """The damage that one leadership has met. ``newest`` is the newest text, None while there is none."""
+
+    def __init__(self) -> None:
+        self.times: Counter[str] = Counter()
+        """How often, by what met it: stream, status, view or scrub."""
+        self.newest: str | None = None
+        self._places: dict[str, None] = {}
+
+    def note(self, met_by: str, error: CorruptData) -> None:
+        """``met_by`` met damage. Call it once for each time."""
+        self.times[met_by] += 1
+        text = self.newest = str(error)
+        if text in self._places:
+            return
+        if len(self._places) < PLACES_MAX:
+            self._places[text] = None
+        log.error("log_damaged", met_by=met_by, code=str(error.code), error=text, hint=HINT)
+
+    @property
+    def places(self) -> int:
+        """How many damaged places are known, up to ``PLACES_MAX``."""
+        return len(self._places)
+
 
 OBJECT_BYTES_MIN: Final = 64 << 10
 """What an object costs at least of the bytes per second: a request costs as much as this many bytes."""
@@ -52,10 +76,10 @@ class ScrubPlan:
     stretches: tuple[tuple[int, int], ...]
 
     @classmethod
-    def of(cls, reigns: Sequence[tuple[Slot, Slot]]) -> ScrubPlan:
-        """``reigns``: claim and newest slot of each, newest reign first."""
+    def of(cls, leaderships: Sequence[tuple[Slot, Slot]]) -> ScrubPlan:
+        """``leaderships``: claim and newest slot of each, newest leadership first."""
         stretches: list[tuple[int, int]] = []
-        for claim, newest in reversed(reigns):
+        for claim, newest in reversed(leaderships):
             stretches.append((claim, claim))
             if newest < claim:
                 stretches.append((jump(claim), newest))
@@ -77,14 +101,14 @@ class ScrubPlan:
 
 
 class Scrub:
-    """The scrub of one reign. ``run`` ends only by cancellation."""
+    """The scrub of one leadership. ``run`` ends only by cancellation."""
 
     def __init__(
         self,
         store: ObjectReader,
         claim: Header,
         durable_header: Callable[[], Header],
-        damage: DamageSeen,
+        damage: DamageLog,
         *,
         days: float,
         bytes_per_second: int,
@@ -124,18 +148,18 @@ class Scrub:
             self.passes += 1
 
     async def _plan(self) -> ScrubPlan:
-        reigns: list[tuple[Slot, Slot]] = []
+        leaderships: list[tuple[Slot, Slot]] = []
         newest = self._durable_header().slot
         try:
-            async with aclosing(reigns_back(self._store, self._claim)) as found:
-                async for reign in found:
-                    reigns.append((reign.claim.slot, newest))
-                    if reign.before is not None:
-                        newest = reign.before.slot
+            async with aclosing(leaderships_back(self._store, self._claim)) as found:
+                async for leadership in found:
+                    leaderships.append((leadership.claim.slot, newest))
+                    if leadership.before is not None:
+                        newest = leadership.before.slot
         except NotFound:
             if not self._durable_header().truncated_through:
                 raise
-        return ScrubPlan.of(reigns)
+        return ScrubPlan.of(leaderships)
 
     async def _look(self, slot: Slot) -> int:
         """Read and check one object. Returns its bytes."""

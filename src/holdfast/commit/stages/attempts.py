@@ -1,11 +1,8 @@
-"""Request ids: duplicates, bans and their expiry, in one bounded structure.
-
-Owns: what is known about each request id inside the conflict window. Does not own: looking further back, in the log.
+"""Request ids inside the conflict window: duplicates, bans and their expiry, in one bounded structure.
 
 An *attempt* is (request id, read version). Inside the window this structure is complete: an id that it does not know
-did not commit at a version above the floor. Entries leave with whole generations, when every version in one is at or
-below the floor: an attempt that could still ask for them has then a read version below the floor and is looked up in
-the log.
+did not commit at a version above the floor. A generation leaves when all its versions are at or below the floor; an
+attempt that could still ask for them has a read version below the floor and is looked up in the log.
 """
 
 from __future__ import annotations
@@ -16,10 +13,10 @@ from hashlib import blake2b
 import msgspec
 
 from holdfast.commit.format.batch import LoggedTransaction
-from holdfast.commit.format.entry import CommitEntry
 from holdfast.commit.format.transaction import Committed, Outcome, Rejected, Reused, Transaction, Unanswered
+from holdfast.commit.stages.events import CommitEntry
 
-__all__ = ["Attempts", "Ban", "Known", "fingerprint", "judge_old"]
+__all__ = ["Attempts", "Ban", "Known", "fingerprint", "judge_from_log"]
 
 ATTEMPT_BYTES = 320
 """Bytes of memory per attempt: an estimate (the id, the record, the dictionary's share), not a measurement."""
@@ -28,11 +25,11 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 def fingerprint(txn: Transaction | LoggedTransaction) -> bytes:
-    """16 bytes that tell whether two attempts under one id are the same attempt."""
+    """16 bytes that are equal when two attempts under one id are the same attempt."""
     return blake2b(_encode((txn.read_version, txn.preconditions, txn.operations)), digest_size=16).digest()
 
 
-def judge_old(txn: Transaction, found: LoggedTransaction | None, *, truncated: bool) -> Outcome:
+def judge_from_log(txn: Transaction, found: LoggedTransaction | None, *, truncated: bool) -> Outcome:
     """The outcome of an attempt below the conflict window, by what the log holds under its request id.
 
     ``found`` is the first commit after the attempt's read version. ``truncated``: part of that range was removed, so
@@ -77,7 +74,7 @@ class Attempts:
         self._per_generation = max(1, bytes_max // ATTEMPT_BYTES // 8)
 
     def find(self, request_id: str) -> Known | Ban | None:
-        """The newest thing known about an id."""
+        """The newest entry for an id."""
         for generation in self._generations:
             found = generation.get(request_id)
             if found is not None:
@@ -95,7 +92,7 @@ class Attempts:
         self._ends[0] = max(self._ends[0], end)
 
     def drop(self, request_id: str) -> None:
-        """Forget the newest thing known about an id. A rejected attempt is judged again, with the same verdict."""
+        """Forget the newest entry for an id. A rejected attempt is judged again, with the same verdict."""
         for generation in self._generations:
             if generation.pop(request_id, None) is not None:
                 return

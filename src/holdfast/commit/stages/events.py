@@ -1,47 +1,99 @@
-"""What the pipeline is told, and what it asks for: its events and its effects, as data.
+"""The data of the pipeline: commit requests, batches, events and effects.
 
-Owns: their shapes. Does not own: what they lead to (``pipeline``), carrying them out (``service``).
-
-Every event carries its instant. Every effect is complete in itself, and carrying one out twice is harmless.
+Every event carries its instant. Every effect is complete, and carrying one out twice is harmless.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Literal
 
-from holdfast.commit.format.batch import Header
-from holdfast.commit.format.entry import Batch, CommitEntry
+from holdfast.commit.format.batch import Header, LoggedTransaction, repeated_bytes
+from holdfast.commit.format.transaction import Outcome, Transaction, Write
+from holdfast.errors import HoldfastError
 from holdfast.objects.port import CreateAnswer, Unknown
 from holdfast.values import Instant, Slot
 
 __all__ = [
-    "Abandon",
-    "Answer",
-    "Arrived",
-    "CheckOwnership",
-    "Drain",
-    "Durable",
-    "Effect",
-    "EndKind",
-    "Ended",
-    "Event",
-    "HeaderFound",
-    "LookUp",
-    "NoopAsked",
-    "OwnershipSeen",
-    "Put",
-    "PutAnswered",
-    "Reached",
-    "ReadBack",
-    "Resolved",
-    "StatusAsked",
-    "StatusQuestion",
-    "StatusReady",
-    "Tick",
-    "VersionAsked",
-    "VersionIs",
-]
+    "Abandon", "Answer", "Arrived", "Batch", "CheckOwnership", "CommitEntry", "Drain", "Durable", "Effect", "EndKind",
+    "Ended", "Event", "HeaderFound", "LookUp", "NoopAsked", "OwnershipSeen", "Position", "Put", "PutAnswered",
+    "Reached", "ReadBack", "Resolved", "StatusAsked", "StatusQuestion", "StatusReady", "Tick", "VersionAsked",
+    "VersionIs", "request_bytes",
+]  # fmt: skip
+
+ITEM_BYTES = 32
+"""What an item costs besides its value and the request id, for the size bound of a batch."""
+
+
+class CommitEntry:
+    """One commit request on its way.
+
+    ``reply`` is called exactly once, with this entry, when ``outcome`` is final; ``durable_version`` is then a durable
+    version at least as new as every version the outcome names. ``ticket`` is the caller's own. ``size``: the bytes of
+    the request, and with them what its id takes in a batch, where it stands in every row; 0 leaves it to the pipeline.
+    """
+
+    __slots__ = (
+        "accepted", "arrived_ms", "durable_version", "followers", "outcome", "reply", "size", "ticket", "txn",
+        "version",
+    )  # fmt: skip
+
+    def __init__(
+        self, txn: Transaction, reply: Callable[[CommitEntry], None], ticket: object = None, size: int = 0
+    ) -> None:
+        self.txn = txn
+        self.reply = reply
+        self.ticket = ticket
+        self.size = size + repeated_bytes(txn) if size and txn.request_id is not None else size
+        self.arrived_ms = 0.0
+        self.version = 0
+        self.accepted = False
+        self.outcome: Outcome | HoldfastError | None = None
+        self.durable_version = 0
+        self.followers: list[CommitEntry] | None = None
+
+
+class Position:
+    """A place in the order of all entries: reached when everything before it is resolved and what was accepted is
+    durable."""
+
+    __slots__ = ("ticket",)
+
+    def __init__(self, ticket: object) -> None:
+        self.ticket = ticket
+
+
+@dataclass(slots=True)
+class Batch:
+    """One slot in flight. ``payload`` never changes once it is set.
+
+    ``sends_ms``: when each attempt was sent. ``proved_ms``: when the one was sent that was answered ``created``, None
+    for a batch that was only recognised as own.
+    """
+
+    header: Header
+    payload: bytes
+    entries: list[CommitEntry | Position]
+    transactions: list[LoggedTransaction]
+    formed_ms: float
+    sent_ms: float = 0.0
+    requests: int = 0
+    attempts: int = 0
+    retry_at_ms: float | None = None
+    hedged: bool = False
+    reading: bool = False
+    done: bool = False
+    sends_ms: list[float] = field(default_factory=list[float])
+    proved_ms: float | None = None
+
+
+def request_bytes(txn: Transaction) -> int:
+    """Roughly the bytes a transaction takes in a batch; at least 1."""
+    items = len(txn.operations) + len(txn.preconditions)
+    values = sum([len(op.value) for op in txn.operations if type(op) is Write])
+    return items * ITEM_BYTES + values + repeated_bytes(txn)
+
 
 EndKind = Literal["resigned", "deposed", "gave_up", "damaged", "abandoned"]
 
@@ -87,7 +139,7 @@ class OwnershipSeen:
 
 @dataclass(frozen=True, slots=True)
 class VersionAsked:
-    """Somebody wants a version at least as new as everything committed by now."""
+    """A caller wants a version at least as new as everything committed by now."""
 
     now: Instant
     ticket: object
@@ -104,7 +156,7 @@ class StatusQuestion:
 
 @dataclass(frozen=True, slots=True)
 class StatusAsked:
-    """Somebody asks for a final outcome."""
+    """A caller asks for a final outcome."""
 
     now: Instant
     question: StatusQuestion
@@ -112,7 +164,7 @@ class StatusAsked:
 
 @dataclass(frozen=True, slots=True)
 class NoopAsked:
-    """Somebody wants to know that the pipeline moves."""
+    """A caller wants proof that the pipeline moves."""
 
     now: Instant
     ticket: object
@@ -128,14 +180,14 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """Accept nothing more, finish what is under way, resign."""
+    """Accept nothing more, finish work in progress, resign."""
 
     now: Instant
 
 
 @dataclass(frozen=True, slots=True)
 class Abandon:
-    """The driver stops here: end at once, and leave to the next leader what cannot be proved any more."""
+    """The driver stops here: end immediately, and leave unproved work to the next leader."""
 
     now: Instant
 
@@ -202,7 +254,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class LookUp:
-    """Look these attempts up in the log: their read version lies below the window."""
+    """Look these attempts up in the log: their read version is below the window."""
 
     entries: list[CommitEntry]
 
@@ -217,10 +269,10 @@ class VersionIs:
 
 @dataclass(frozen=True, slots=True)
 class StatusReady:
-    """Everything sequenced before the ban is settled. ``version`` is the attempt's, when the window knows it.
+    """Everything sequenced before the ban is final. ``version`` is the attempt's, when the window knows it.
 
-    Otherwise the attempt did not commit above ``complete_above``; what lies between ``min_version`` and there is to be
-    read from the log, and a negative answer needs a proof of ownership begun after this effect.
+    Otherwise the attempt did not commit above ``complete_above``; the log between ``min_version`` and there must be
+    read, and a negative answer needs a proof of ownership begun after this effect.
     """
 
     question: StatusQuestion
@@ -237,7 +289,7 @@ class Reached:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """This reign is over; ``detail`` says why for people. ``tickets`` are questions that get no answer here."""
+    """This leadership is over; ``detail`` says why for people. ``tickets`` are questions that get no answer here."""
 
     kind: EndKind
     detail: str

@@ -1,14 +1,11 @@
 """Stage 3, make durable: one batch becomes the object in one slot.
 
-Owns: when a batch closes, its frozen bytes, its slot, the span of slots in flight, retries, hedges, and the watermark.
-Does not own: sending and reading (``service``), answering (``release``).
-
-Failure model: a PUT is answered created, refused or unknown, in any order, more than once per slot (hedges), or never.
-Unknown is sent again, the identical bytes, with capped exponential backoff and full jitter, unless the store says that
-it is final: that ends the reign. Refused is read back: an
-object with this leader's id, nonce and body CRC is this leader's own earlier PUT (R6); anything else deposes the
-leader. A batch is durable when it and every older slot back to the jump are created or proved own (R5). Back-pressure
-is the span: slot n is sent only while ``oldest unacknowledged - n < window`` (R1), so one stuck batch stops the rest.
+A PUT is answered created, refused or unknown, in any order, more than once per slot (hedges), or never. After unknown
+the identical bytes are sent again, with capped exponential backoff and full jitter, unless the store says that it is
+final: that ends the leadership. After refused the slot is read back: an object with this leader's id, nonce and body
+CRC is its own earlier PUT (R6); any other object deposes the leader. A batch is durable when it and every older slot
+back to the jump are created or proved own (R5). The span is the back-pressure: slot n is sent only while the
+oldest unacknowledged slot minus n is below ``window`` (R1), so one stuck batch stops the later ones.
 """
 
 from __future__ import annotations
@@ -22,18 +19,46 @@ from typing import Final
 from zlib import crc32
 
 from holdfast.commit.format.batch import SPAN_MAX, Header, Kind, LoggedTransaction, encode_body, encode_object, jump
-from holdfast.commit.format.entry import Batch, CommitEntry, Position
-from holdfast.commit.stages.deadline import Deadline
-from holdfast.commit.stages.events import Put, ReadBack
+from holdfast.commit.stages.events import Batch, CommitEntry, Position, Put, ReadBack
 from holdfast.objects.port import CreateAnswer, Created, Refused, Unknown
 from holdfast.values import Instant, Slot, Version
 
-__all__ = ["Persist", "PersistRules", "Put", "ReadBack", "Verdict"]
+__all__ = ["Deadline", "Persist", "PersistRules", "Put", "ReadBack", "Verdict"]
+
+LATE_MS: Final = 1_000.0
+"""A process woken this much later than it asked for was paused."""
+GRACE_MS: Final = 2_000.0
+
+
+class Deadline:
+    """A deadline for others, kept by a process that may be paused itself. One at a time, identified by its instant.
+
+    A process that was stopped wakes after its deadlines, with the answers still unread. A deadline that is checked much
+    too late therefore moves, once, by the time to read the answers or to ask again for a lost one.
+    """
+
+    __slots__ = ("_due_ms", "_moved_to_ms")
+
+    def __init__(self) -> None:
+        self._due_ms = -1.0
+        self._moved_to_ms = -1.0
+
+    def at_ms(self, due_ms: float) -> float:
+        """When to check: ``due_ms``, or the time it was moved to."""
+        return self._moved_to_ms if due_ms == self._due_ms else due_ms
+
+    def has_passed(self, due_ms: float, now_ms: float) -> bool:
+        """Whether it is missed. The first time it is checked much too late, it moves instead."""
+        if now_ms < due_ms + LATE_MS or due_ms == self._due_ms:
+            return now_ms >= self.at_ms(due_ms)
+        self._due_ms, self._moved_to_ms = due_ms, now_ms + GRACE_MS
+        return False
+
 
 HEARTBEAT_VERSIONS: Final = 10_000_000
 """An empty batch is due when this many versions were assigned since the last batch."""
 RETURN_TIMEOUTS: Final = 2
-"""Who has not come back this many batch timeouts after an answer is not expected any more."""
+"""A client that has not sent again this many batch timeouts after its reply is not expected any more."""
 LATENCY_SAMPLES: Final = 256
 SMOOTHING: Final = 0.1
 HEDGE_FLOOR_MS: Final = 2.0
@@ -59,13 +84,13 @@ class PersistRules:
 
 
 class Verdict(Enum):
-    """What an answer from the store means for this leader."""
+    """The meaning of an answer of the store for this leader."""
 
     GOES_ON = auto()
     DEPOSED = auto()
     GAVE_UP = auto()
     SHUT = auto()
-    """The store takes nothing any more, so that waiting is of no use."""
+    """The store accepts nothing any more, so waiting is useless."""
 
 
 @dataclass(slots=True)
@@ -190,8 +215,8 @@ class Persist:
             due = self._collecting_since
             late = due - self._expected_since_ms > RETURN_TIMEOUTS * rules.batch_timeout_ms
             if self._returned < self._expected and not late:
-                # Those who were just answered are expected back, and what they send belongs in this batch: clients that
-                # wait for their answers would else split into groups that pay for a batch each, for ever.
+                # Clients that just got their replies send again soon, and belong into this batch. Otherwise clients
+                # that wait for their replies would split permanently into groups, each with its own batch.
                 due = max(due, self._expected_since_ms) + rules.batch_timeout_ms
         else:
             due = self._collecting_since + self.interval_ms()
@@ -278,7 +303,7 @@ class Persist:
             truncated_through=before.truncated_through,
             time_ms=max(now.wall_ms, before.time_ms),
             address=self._claim.address,
-            place=self._claim.place,
+            scope=self._claim.scope,
             transactions=len(transactions),
             body_length=len(body),
             body_crc=crc32(body),
@@ -389,7 +414,9 @@ class Persist:
         return puts
 
     def too_long(self, now_ms: float) -> bool:
-        """Whether the oldest batch has waited so long that the leader must give up. Not by a pause of this process."""
+        """Whether the oldest batch has waited so long that the leader must give up. A pause of this process does not
+        count.
+        """
         return bool(self.in_flight) and self._give_up.has_passed(self._give_up_at_ms(), now_ms)
 
     def _give_up_at_ms(self) -> float:
@@ -425,7 +452,7 @@ class Persist:
         return durable
 
     def attach_to_newest(self, entries: list[CommitEntry | Position]) -> bool:
-        """Let entries without writes wait behind the newest batch in flight. False when nothing is in flight."""
+        """Let entries without writes wait for the newest batch in flight. False when nothing is in flight."""
         if not self.in_flight:
             return False
         self.in_flight[-1].entries += entries

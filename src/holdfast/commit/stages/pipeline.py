@@ -2,7 +2,7 @@
 
     event             what happens                                                     waits for
     Arrived           order, decide, collect; send if a batch is due                   nothing
-    PutAnswered       settle the slot; advance the watermark; answer; send the next    the store
+    PutAnswered       complete the slot; advance the watermark; answer; send the next    the store
     HeaderFound       own earlier PUT, or deposed                                      the store
     OwnershipSeen     release what was held; answer version questions                  the store
     VersionAsked      joins the next batch, or an ownership check                      a PUT or a check begun after it
@@ -12,8 +12,8 @@
     Drain             when empty: the resign record; when that is durable: the end     everything in flight
     Abandon           the end, at once                                                 nothing
 
-Owns: the order of the stages and what ends a reign. Does not own: clocks, sockets, stores: ``step`` takes an event that
-carries its instant and returns effects. Every effect may be carried out twice without harm.
+``step`` is pure: it takes an event that carries its instant, and returns effects. Every effect may be carried out twice
+without harm.
 
 Driver's duties (``service`` fulfils them; a simulation may be another driver):
 1. Feed events one at a time, with instants whose ``boot_ms`` never falls, and carry out all effects of one before
@@ -21,7 +21,7 @@ Driver's duties (``service`` fulfils them; a simulation may be another driver):
 2. Carry out every effect, and answer every Put, ReadBack and CheckOwnership with exactly one event, at any time, in any
    order; an effect whose answer was lost is answered ``Unknown``.
 3. Step a Tick no later than ``next_deadline_ms``. One that comes a second late is taken for a pause of the process.
-4. After Ended, carry out nothing more for this reign.
+4. After Ended, carry out nothing more for this leadership.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from dataclasses import dataclass, field
 from typing import Final, assert_never
 
 from holdfast.commit.format.batch import Header, Kind
-from holdfast.commit.format.entry import Batch, CommitEntry, Position, request_bytes
-from holdfast.commit.leadership.leadership import somebody_is_past
+from holdfast.commit.leadership.claims import has_successor
 from holdfast.commit.stages.attempts import Attempts, Known
-from holdfast.commit.stages.deadline import Deadline
 from holdfast.commit.stages.events import (
     Abandon,
     Answer,
     Arrived,
+    Batch,
     CheckOwnership,
+    CommitEntry,
     Drain,
     Durable,
     Effect,
@@ -51,6 +51,7 @@ from holdfast.commit.stages.events import (
     LookUp,
     NoopAsked,
     OwnershipSeen,
+    Position,
     Put,
     PutAnswered,
     Reached,
@@ -61,8 +62,9 @@ from holdfast.commit.stages.events import (
     Tick,
     VersionAsked,
     VersionIs,
+    request_bytes,
 )
-from holdfast.commit.stages.persist import Persist, PersistRules, Verdict
+from holdfast.commit.stages.persist import Deadline, Persist, PersistRules, Verdict
 from holdfast.commit.stages.release import Release
 from holdfast.commit.stages.resolve import Resolve
 from holdfast.commit.stages.sequence import Sequence
@@ -87,7 +89,7 @@ class PipelineRules:
 
 
 class Pipeline:
-    """One reign: from a claim that was created and checked, to Ended.
+    """One leadership: from a claim that was created and checked, to Ended.
 
     After a crash: nothing that was answered is lost, because an answer is an effect only after Durable is.
     """
@@ -96,7 +98,7 @@ class Pipeline:
         self, claim: Header, nonce_seed: bytes, rules: PipelineRules, now: Instant, *, proved_ms: float | None = None
     ) -> None:
         """``proved_ms``: when the ownership check after the claim was sent; now, if it is not given."""
-        assert claim.kind is Kind.CLAIM, "a reign starts with a claim"
+        assert claim.kind is Kind.CLAIM, "a leadership starts with a claim"
         attempts = Attempts(bytes_max=rules.window_bytes // 4)
         window_bytes = rules.window_bytes - rules.window_bytes // 4
         self.sequence = Sequence(claim.last_version, attempts)
@@ -104,7 +106,7 @@ class Pipeline:
         self.persist = Persist(claim, nonce_seed, rules.persist)
         self.release = Release(claim.last_version, now.boot_ms if proved_ms is None else proved_ms)
         self.released_header: Header = claim
-        """Of the newest batch that was let go. What stage 3 calls durable may still be held, and be rolled back."""
+        """Of the newest released batch. A batch that stage 3 calls durable may still be held, and be rolled back."""
         self._give_up_after_ms = rules.persist.give_up_after_ms
         self._give_up_held = Deadline()
         self.ended: Ended | None = None
@@ -126,7 +128,7 @@ class Pipeline:
         self.unproved_since_ms: float | None = None
         """When the first of those ownership checks was asked that the store has not answered; None: there is none."""
         self.proof_trouble = ""
-        """What came of the last ownership check that proved nothing; empty after one that did."""
+        """Why the last ownership check proved nothing; empty after one that passed."""
         self._unsent: list[Effect] = []
         self._in_hand: Ordered[CommitEntry | Batch] = ()
 
@@ -200,7 +202,7 @@ class Pipeline:
         self._decide(now, effects)
 
     def _decide(self, now: Instant, effects: list[Effect]) -> None:
-        """Decide what one step allows, in order. The rest goes on with the next arrival or tick, due at once."""
+        """Decide what one step allows, in order. The rest continues with the next arrival or tick, due immediately."""
         if not self._undecided:
             return
         self._in_hand = [item for item in self._undecided if type(item) is CommitEntry]
@@ -228,7 +230,7 @@ class Pipeline:
     def _collect(
         self, entries: list[CommitEntry | Position], added: int, writes: bool, now_ms: float, effects: list[Effect]
     ) -> None:
-        """Entries with writes wait for a batch; others wait behind whatever is on its way, or for nothing."""
+        """Entries with writes wait for a batch; other entries wait for the batches in flight, if any."""
         if writes or self.persist.collecting:
             self.persist.collect(entries, added, now_ms, self.resolve.floor)
         elif not self.persist.attach_to_newest(entries):
@@ -255,10 +257,10 @@ class Pipeline:
         self.resolve.advance_floor(now.boot_ms, self.sequence.assigned, self.release.durable_version)
 
     def _advance(self, now: Instant, effects: list[Effect]) -> None:
-        """Whatever the event was: let durable batches go, send what is due, ask what must be asked."""
+        """After every event: release durable batches, send due batches, check ownership when needed."""
         self._in_hand = durable = self.persist.take_durable()
         if durable:
-            self._let_go(self.release.offer(durable, now.boot_ms), effects)
+            self._release(self.release.offer(durable, now.boot_ms), effects)
         # Nothing is sent while batches are held: a listing proves ownership only when nothing was in flight.
         self.persist.paused = self.release.holding
         if self._waiting:
@@ -271,7 +273,7 @@ class Pipeline:
             self._finish(now, effects)
 
     def _make_room(self, now: Instant, effects: list[Effect]) -> None:
-        """Bans leave when durable versions pass them. Where nobody commits, an empty batch moves the versions on.
+        """Bans leave when durable versions pass them. Without commits, an empty batch moves the versions on.
 
         It does so after each ban: an attempt with a read version from before the batch is banned, and without a newer
         version to read the id would stay banned.
@@ -296,7 +298,7 @@ class Pipeline:
         effects += puts
         self._ride()
 
-    def _let_go(self, batches: list[Batch], effects: list[Effect]) -> None:
+    def _release(self, batches: list[Batch], effects: list[Effect]) -> None:
         if not batches:
             return
         self._in_hand = batches
@@ -313,10 +315,10 @@ class Pipeline:
             effects.append(VersionIs(tickets, self.release.durable_version))
 
     def _answer(self, entries: list[CommitEntry | Position], effects: list[Effect]) -> None:
-        answers, positions = self.release.let_go(entries)
+        answers, positions = self.release.answers(entries)
         for entry in answers:
             if entry.txn.request_id is not None:
-                self.sequence.settle(entry)
+                self.sequence.complete(entry)
         if answers:
             effects.append(Answer(answers))
         noops: list[object] = []
@@ -339,7 +341,7 @@ class Pipeline:
     # -- proof of ownership -------------------------------------------------------------------------------------------
 
     def withdraw(self, ticket: object) -> None:
-        """Whoever asked for a version with this ticket waits no more: forget it, wherever it stands by now."""
+        """The caller with this ticket waits for its version no more: forget the ticket."""
         # The oldest lists first: who gives up has mostly waited longest, and stands at the beginning of the first one.
         for tickets in (*(riding for _, riding in self._riding), self._checking or [], self._asked):
             if ticket in tickets:
@@ -383,13 +385,13 @@ class Pipeline:
             return
         self.unproved_since_ms = None
         self.proof_trouble = ""
-        if somebody_is_past(newest, oldest_free=self.persist.next_slot):
+        if has_successor(newest, oldest_free=self.persist.next_slot):
             self._checking = None
             self._end("deposed", f"a later leader has written slot {newest:020d}", effects, asked)
             return
         sent_since = self._check_below is not None and newest <= self._check_below
         if self._check_below is not None and not sent_since:
-            self._let_go(self.release.owned(self._check_asked_ms, now.boot_ms), effects)
+            self._release(self.release.owned(self._check_asked_ms, now.boot_ms), effects)
         self._checking = None
         if asked and self.persist.in_flight:
             # The newest key may be a later leader's claim in a slot that this one has sent and not heard of. Once all
@@ -409,7 +411,7 @@ class Pipeline:
             return
         if self.release.holding and self._give_up_held.has_passed(self._held_until_ms(), now.boot_ms):
             trouble = self.proof_trouble or "it did not answer"
-            self._end("gave_up", f"the store did not tell in time who owns the log: {trouble}", effects)
+            self._end("gave_up", f"the store did not prove in time who owns the log: {trouble}", effects)
             return
         effects += self.persist.resend(now.boot_ms)
         self._decide(now, effects)
@@ -454,21 +456,21 @@ class Pipeline:
         effects.append(self.ended)
 
     def break_off(self, detail: str, event: Event | None) -> list[Effect]:
-        """End the reign because a law of ours was broken.
+        """End the leadership because an invariant is violated.
 
         ``event`` is the one whose step raised, None when an effect did. What the stages hold after that is not trusted:
         everything that waits is unknown. So is what the step that raised had taken out of a stage, what its lost
-        effects would have answered, and what its event asked: nobody is left waiting.
+        effects would have answered, and what its event asked, so that no caller is left waiting.
         """
         effects: list[Effect] = []
         if self.ended is None:
             self._end("damaged", detail, effects)
-        assert self.ended is not None, "the reign is over"
-        told = {id(entry) for effect in effects if isinstance(effect, Answer) for entry in effect.entries}
+        assert self.ended is not None, "the leadership is over"
+        answered = {id(entry) for effect in effects if isinstance(effect, Answer) for entry in effect.entries}
         lost, tickets = self._lost_with(event)
         answers, positions = self.release.abandon(lost)
         # An entry and those who followed it were lost together, but each has one answer.
-        rest = [*{id(entry): entry for entry in answers if id(entry) not in told}.values()]
+        rest = [*{id(entry): entry for entry in answers if id(entry) not in answered}.values()]
         tickets += [position.ticket for position in positions]
         if rest:
             effects.insert(0, Answer(rest))
@@ -504,7 +506,7 @@ class Pipeline:
         return lost, tickets
 
     def _refuse_after_the_end(self, event: Event) -> list[Effect]:
-        assert self.ended is not None, "the reign is over"
+        assert self.ended is not None, "the leadership is over"
         match event:
             case Arrived(entries=entries):
                 return [Answer(self.release.abandon(entries)[0])]
@@ -531,6 +533,7 @@ class Pipeline:
         self.resolve.check()
         self.persist.check()
         self.release.check()
-        assert self.release.durable_version <= self.persist.durable_version, "nothing is released before it is durable"
-        assert self.released_header.last_version == self.release.durable_version, "both tell of the newest batch let go"
+        durable_version = self.release.durable_version
+        assert durable_version <= self.persist.durable_version, "nothing is released before it is durable"
+        assert self.released_header.last_version == durable_version, "both belong to the newest released batch"
         assert self.persist.durable_version <= self.sequence.assigned, "nothing is durable before it is ordered"

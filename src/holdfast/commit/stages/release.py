@@ -1,12 +1,9 @@
-"""Stage 4, answer: in version order, and only behind durable batches.
+"""Stage 4, respond: in version order, and only after the batch is durable.
 
-Owns: the released watermark, who is answered when, and the proof of ownership without which nothing is released. Does
-not own: what the outcome is (``sequence``, ``resolve``), what is durable (``persist``), how an answer travels.
-
-The second line of defence: when the last proof that this leader owns the log (an acknowledged PUT or an ownership
-check) is older than ``PROOF_MS_MAX``, durable batches are held here until a check has passed. A leader that slept
-while its slots were claimed, written and removed again would otherwise acknowledge what no reader finds. A proof dates
-from when its request was sent: a process that is frozen reads an answer long after it was true.
+When the last proof that this leader owns the log (an acknowledged PUT or an ownership check) is older than
+``PROOF_MS_MAX``, durable batches are held until a check has passed. Otherwise a leader that slept while its slots were
+claimed, written and removed would acknowledge what no reader finds. A proof dates from when its request was sent,
+because a frozen process reads an answer long after it was true.
 """
 
 from __future__ import annotations
@@ -14,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from holdfast.commit.format.entry import Batch, CommitEntry, Position
 from holdfast.commit.format.transaction import Committed, Unanswered
+from holdfast.commit.stages.events import Batch, CommitEntry, Position
 
 __all__ = ["PROOF_MS_MAX", "Release"]
 
@@ -23,7 +20,7 @@ PROOF_MS_MAX: Final = 10_000.0
 
 
 class Release:
-    """Everything that waits for its answer behind a durable batch."""
+    """Everything that waits for its reply until a batch is durable."""
 
     __slots__ = ("_held", "_proof_ms", "durable_version", "held_since_ms", "released")
 
@@ -53,7 +50,7 @@ class Release:
         return batches
 
     def owned(self, asked_ms: float, now_ms: float) -> list[Batch]:
-        """Take note that an ownership check asked at ``asked_ms`` passed; return the batches it lets go.
+        """Note that the ownership check sent at ``asked_ms`` passed; return the batches that it releases.
 
         An answer that took too long to arrive is as old a proof as none: the batches stay for the next check.
         """
@@ -63,7 +60,7 @@ class Release:
         held, self._held = self._held, []
         return held
 
-    def let_go(self, entries: Iterable[CommitEntry | Position]) -> tuple[list[CommitEntry], list[Position]]:
+    def answers(self, entries: Iterable[CommitEntry | Position]) -> tuple[list[CommitEntry], list[Position]]:
         """The answers to give, in order, now that everything before them is durable."""
         answers: list[CommitEntry] = []
         positions: list[Position] = []
@@ -85,7 +82,7 @@ class Release:
 
     @staticmethod
     def _join(entry: CommitEntry) -> list[CommitEntry]:
-        """Those who repeated the attempt while it was in flight share its outcome."""
+        """Repeats of the attempt that came while it was in flight share its outcome."""
         followers = entry.followers or []
         for follower in followers:
             follower.outcome = entry.outcome

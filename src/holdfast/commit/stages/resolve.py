@@ -1,14 +1,11 @@
 """Stage 2, decide: does every precondition still hold against the recent writes?
 
-Owns: the verdict, and the conflict window that it is decided by. Does not own: order (``sequence``), durability
-(``persist``). An accepted transaction joins the window at once, so the next one is judged against it: both stand or
-fall with the same leader.
+A precondition at version v holds when nothing in its key or range changed after v. A v below the window's floor cannot
+be judged and makes the transaction ``too_old``. An accepted transaction joins the window at once, so the next one is
+judged against it: both commit or fail with the same leader.
 
-A decision that takes long is made in parts (``decide_some``), so that one commit cannot stop all others: between two
-parts the driver serves everybody else. The window does not move until the decision is complete.
-
-A precondition at version v holds when nothing in its key or range changed after v. One with v below the window's floor
-cannot be judged and makes the transaction ``too_old``.
+A long decision is made in parts (``decide_some``), so that the driver can serve other events between two parts. The
+window does not move until the decision is complete.
 """
 
 from __future__ import annotations
@@ -17,15 +14,15 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Final
 
-from holdfast.commit.format.entry import CommitEntry, Position
 from holdfast.commit.format.transaction import FailedPrecondition, PointRead, RangeDelete, Rejected, Transaction
 from holdfast.commit.stages.attempts import Attempts
-from holdfast.commit.window.recent_writes import RecentWrites
+from holdfast.commit.stages.events import CommitEntry, Position
+from holdfast.commit.window import RecentWrites
 
 __all__ = ["Resolve"]
 
 _TOO_OLD: Final = Rejected("too_old")
-MARKS_MAX: Final = 4096
+SAMPLES_MAX: Final = 4096
 
 # What a decision costs, in units of about a microsecond, measured with up to 29 stretches in the window: a point read
 # 0.25 for each stretch, a range read 2.6 for each, a range deletion up to 6, a write 0.6.
@@ -56,13 +53,13 @@ class Resolve:
     Bounds: the window keeps ``window_ms`` of history or ``bytes_max`` bytes, whichever is reached first.
     """
 
-    __slots__ = ("_attempts", "_marks", "_partial", "_window_ms", "accepted", "recent", "rejected")
+    __slots__ = ("_attempts", "_samples", "_partial", "_window_ms", "accepted", "recent", "rejected")
 
     def __init__(self, base: int, attempts: Attempts, *, window_ms: float, bytes_max: int) -> None:
         self.recent = RecentWrites(base, bytes_max=bytes_max)
         self._attempts = attempts
         self._window_ms = window_ms
-        self._marks: deque[tuple[float, int]] = deque()
+        self._samples: deque[tuple[float, int]] = deque()
         self._partial: _Partial | None = None
         self.accepted = 0
         self.rejected = 0
@@ -201,12 +198,12 @@ class Resolve:
     def advance_floor(self, now_ms: float, assigned: int, durable_version: int) -> None:
         """Let the window move on: by time and by its bound. Attempts stay known until they are durable."""
         assert self._partial is None, "the window does not move in the middle of a decision"
-        marks = self._marks
-        if not marks or now_ms - marks[-1][0] >= self._window_ms / MARKS_MAX:
-            marks.append((now_ms, assigned))
+        samples = self._samples
+        if not samples or now_ms - samples[-1][0] >= self._window_ms / SAMPLES_MAX:
+            samples.append((now_ms, assigned))
         floor = self._attempts.floor_for_bound()
-        while marks and now_ms - marks[0][0] > self._window_ms:
-            floor = max(floor, marks.popleft()[1])
+        while samples and now_ms - samples[0][0] > self._window_ms:
+            floor = max(floor, samples.popleft()[1])
         self.recent.expire(min(max(floor, self.recent.floor), durable_version))
         self._attempts.expire(min(self.recent.floor, durable_version))
 

@@ -1,11 +1,7 @@
-"""Stage 1, order: every commit request gets its version, or is told here why it gets none.
+"""Stage 1, order: each commit request gets its version, or the reason why it gets none.
 
-Owns: versions, bans, request ids, the bound that a status question waits for. Does not own: whether a transaction
-commits (``resolve``), any I/O, any clock.
-
-Versions rise by one per request that passes this stage; those that resolve rejects leave holes. The stage holds back
-when the versions assigned run 90,000,000 ahead of the durable ones, so that no version can ever reach the next
-leader's base.
+Versions rise by one per request; requests that resolve rejects leave holes. The stage waits when the assigned versions
+are 90,000,000 ahead of the durable ones, so that no version can reach the base of the next leader.
 """
 
 from __future__ import annotations
@@ -14,9 +10,9 @@ from collections.abc import Iterable
 from typing import Final
 
 from holdfast.commit.format.batch import VERSION_JUMP
-from holdfast.commit.format.entry import CommitEntry
 from holdfast.commit.format.transaction import Committed, Rejected, Reused, Transaction
 from holdfast.commit.stages.attempts import Attempts, Ban, Known, fingerprint
+from holdfast.commit.stages.events import CommitEntry
 from holdfast.errors import Code, InvalidRequest
 
 __all__ = ["HOLD_BACK", "Sequence"]
@@ -30,7 +26,7 @@ _BANNED: Final = Rejected("banned")
 class Sequence:
     """The order of all requests under one leader.
 
-    After a crash: everything here is gone, and nothing here was promised to anybody.
+    After a crash: everything here is gone, and nothing of it was promised.
     """
 
     __slots__ = ("assigned", "attempts")
@@ -47,7 +43,7 @@ class Sequence:
         """Give versions to entries, in the order they came.
 
         Returns the entries that go on (with a version, or with an outcome decided here) in order, and those that must
-        be looked up in the log because their read version lies below the window. An entry that repeats one in flight is
+        be looked up in the log because their read version is below the window. An entry that repeats one in flight is
         in neither: it became a follower of the original and shares its outcome.
         """
         onward: list[CommitEntry] = []
@@ -102,7 +98,7 @@ class Sequence:
                 original.followers.append(entry)
                 return False
         elif read_version < floor:
-            # Only the log can tell, even of a banned attempt: it may have committed long before the ban.
+            # Only the log knows, even for a banned attempt: it may have committed long before the ban.
             look_up.append(entry)
             return False
         elif known is not None and read_version <= known.version:
@@ -124,10 +120,10 @@ class Sequence:
         self.attempts.put(request_id, Ban(self.assigned))
         return None
 
-    def settle(self, entry: CommitEntry) -> None:
-        """Take note of a final outcome: a committed attempt is remembered at its version, a rejected one is forgotten.
+    def complete(self, entry: CommitEntry) -> None:
+        """Note a final outcome: a committed attempt is remembered at its version, a rejected one is forgotten.
 
-        Until then, whoever repeats the attempt follows the entry and waits with it.
+        Until then, a repeat of the attempt follows the entry and waits with it.
         """
         request_id = entry.txn.request_id
         if request_id is None or not entry.version:

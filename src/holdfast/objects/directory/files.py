@@ -1,9 +1,7 @@
-"""The few file operations that the directory store is made of, as a port, and the port on the operating system.
+"""The file operations of the directory store, as a port and on the operating system.
 
-Owns: one method per operation and nothing more, so that a test can record them, fail the n-th of them, or forget what
-was not synced. Does not own: their order (``directory_objects``).
-
-Failure model: every method raises ``OSError`` as the system does. No way to give a name replaces an existing one.
+One method per operation, so that a test can record them, fail the n-th, or forget what was not synced. Every method
+raises ``OSError`` as the system does. No operation that gives a name replaces an existing one.
 """
 
 from __future__ import annotations

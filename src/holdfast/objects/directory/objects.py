@@ -1,9 +1,5 @@
 """Objects in a directory, synchronously: the order of writes and syncs that makes ``Created`` true.
 
-Owns: one file per object, the temporary files, the hint file, and what must be synced before an answer. Does not own:
-the file operations (``directory_files``), which of them gives names here (``directory_naming``), processes and asyncio
-(``directory``).
-
 Creating an object, and what a crash leaves at each step:
 
 1. the bytes go into a new file without a name                     nothing
@@ -11,30 +7,151 @@ Creating an object, and what a crash leaves at each step:
 3. the file gets the object's name, which fails when it is taken   the object, complete, or nothing yet
 4. ``fsync`` of the object's directory                             the object, complete; only now it is "created"
 
-Where files without names cannot be had, step 1 makes one in this writer's own folder under ``.holdfast/writing``, and
-step 3 gives it a further name, or renames it where there are no hard links; the first name goes away after the answer.
-What a crash leaves there is removed at a later start.
+Where files without names are impossible, step 1 makes a file in this writer's own folder under ``.holdfast/writing``,
+and step 3 links or renames it; a later start removes what a crash leaves there. A name therefore appears only on a
+complete file. Between 3 and 4 readers may see a name that a power cut can undo, so ``read`` and ``page`` sync the
+directory before they return a name that this process has not synced. On a read-only mount they cannot: the ``durable``
+field of the log's newest header says what a power cut cannot undo.
 
-A name therefore appears only on a complete file. Between 3 and 4 others may see a name that a power cut can still undo,
-so ``read`` and ``page`` sync the directory before they return a name that this process has not synced yet. On a
-read-only mount they cannot: what is shown there may be newer than the last sync, and only the ``durable`` field of
-the log's newest header says from where on a power cut can undo nothing.
+Out of space on the temporary file is an ordinary failure. Any other failed sync poisons this object permanently,
+because the system may have dropped the pages and report success next time. Everything raised is an ``OSError``.
 
-Failure model: out of space on the temporary file is an ordinary failure, nothing is left of it. Any other failed sync
-poisons this object for good: the system may have dropped the pages and will report success the next time, so nothing is
-tried again. A preparation that fails is made anew at the next create, and so is one whose folder somebody has removed.
-Everything raised is ``OSError``; ``Poisoned`` and ``Unfit`` are such.
+A page of the log is listed without reading the whole directory. Its names are 20-digit slots that count down, and two
+laws of the log make probing from a hint exact: the next newer object is at most ``GAP_MAX`` slots below (a jump of 1000
+after a claim and a span of at most 1000), and data are removed oldest first, claims never. A claim may therefore stand
+alone above removed data, so a hint that names a claim does not count. A wrong hint costs time only: ``None`` asks for
+the full scan.
 """
 
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable
+from enum import Enum, auto
+from typing import Final
 
-from holdfast.objects.directory.files import Files
-from holdfast.objects.directory.listing import CLAIM_BYTES, slot_of_name, slots_from, slots_newest_first
-from holdfast.objects.directory.naming import Naming, find_naming
+from holdfast.objects.directory.files import NOT_HERE, Files
 
-__all__ = ["COUNTDOWN_DIRECTORY", "DirectoryObjects", "Poisoned"]
+__all__ = [
+    "CLAIM_BYTES", "COUNTDOWN_DIRECTORY", "DirectoryObjects", "GAP_MAX", "Naming", "Poisoned", "SLOT_MAX", "SlotSize",
+    "Unfit", "find_naming", "slot_of_name", "slots_from", "slots_newest_first",
+]  # fmt: skip
+
+SLOT_MAX = 2**64 - 1
+GAP_MAX = 2_000
+CLAIM_BYTES = 512
+
+SlotSize = Callable[[int], "int | None"]
+"""The bytes of the object in a slot, None when there is none."""
+
+
+def slot_of_name(name: str) -> int | None:
+    """The slot that a file name is, None when it is not exactly one.
+
+    >>> slot_of_name("18446744073709551615") == SLOT_MAX, slot_of_name("7")
+    (True, None)
+    """
+    if len(name) != 20 or not name.isascii() or not name.isdigit():
+        return None
+    slot = int(name)
+    return slot if slot <= SLOT_MAX else None
+
+
+def slots_newest_first(size_of: SlotSize, hint: int | None, limit: int) -> list[tuple[int, int]] | None:
+    """The ``limit`` newest slots with sizes, newest (lowest) first, found from ``hint``; None when probing cannot
+    decide.
+
+    Cost: the distance from the hint to the newest, GAP_MAX absent slots, and the page.
+    """
+    if hint is None:
+        return None
+    size = size_of(hint)
+    if size is None or size <= CLAIM_BYTES:
+        return None
+    newest = slot = hint
+    while slot > 0 and newest - slot < GAP_MAX:
+        slot -= 1
+        if size_of(slot) is not None:
+            newest = slot
+    return slots_from(size_of, newest, limit)
+
+
+def slots_from(size_of: SlotSize, first: int, limit: int) -> list[tuple[int, int]] | None:
+    """The first ``limit`` slots at or above ``first`` with their sizes; None when a gap or the end comes before.
+
+    Only a full page counts. Near the end of the log a directory is small, or holds mostly claims, and the full
+    scan also sees names there that are no slots.
+    """
+    rows: list[tuple[int, int]] = []
+    absent = 0
+    slot = first
+    while len(rows) < limit:
+        if slot > SLOT_MAX or absent > GAP_MAX:
+            return None
+        size = size_of(slot)
+        if size is None:
+            absent += 1
+        else:
+            absent = 0
+            rows.append((slot, size))
+        slot += 1
+    return rows
+
+
+FILE: Final = "fit"
+TAKEN: Final = "fit-taken"
+
+
+class Unfit(OSError):
+    """This file system cannot create a name only if it is absent."""
+
+
+class Naming(Enum):
+    """How a complete file gets its object's name, the cheapest first."""
+
+    UNNAMED = auto()
+    LINK = auto()
+    RENAME = auto()
+
+
+def find_naming(files: Files, own: int, root: str) -> Naming:
+    """The first way that works in the open directory ``own``, which no other process uses. Raises: OSError, Unfit."""
+    try:
+        for name in (FILE, TAKEN):
+            try:
+                files.close(files.create(own, name))
+            except FileExistsError:
+                continue  # what an earlier search could not remove serves as well
+        for naming in Naming:
+            try:
+                _try(files, naming, own)
+            except FileExistsError:
+                return naming
+            except OSError as error:
+                if error.errno not in NOT_HERE:
+                    raise
+            else:
+                break  # it replaced what was there
+    finally:
+        for name in (FILE, TAKEN):
+            if files.size(own, name) is not None:
+                files.unlink(own, name)
+    raise Unfit(errno.ENOTSUP, "the file system has neither hard links nor a rename that refuses to replace", root)
+
+
+def _try(files: Files, naming: Naming, own: int) -> None:
+    match naming:
+        case Naming.UNNAMED:
+            file = files.create_unnamed(own)
+            try:
+                files.give_name(file, own, TAKEN)
+            finally:
+                files.close(file)
+        case Naming.LINK:
+            files.link(own, FILE, own, TAKEN)
+        case Naming.RENAME:
+            files.rename(own, FILE, own, TAKEN)
+
 
 COUNTDOWN_DIRECTORY = "batches"
 """The one directory whose names obey the laws that ``directory_listing`` relies on."""
@@ -97,7 +214,7 @@ class DirectoryObjects:
         except OSError:  # systems say it in different ways
             if not self._files.is_removed(self._own_folder()):
                 raise
-            # Somebody removed this writer's own folder. Nothing but the next object depends on it.
+            # This writer's own folder was removed. Only the next object depends on it.
             self._leave_own_folder()
             self._prepare_writing()
             temporary = self._write_and_name(data, target, name)
@@ -127,7 +244,7 @@ class DirectoryObjects:
         return temporary
 
     def tidy(self) -> None:
-        """What can wait for the answer: drop the finished temporary name, prepare the next one, move the hint.
+        """Work after the answer: drop the finished temporary name, prepare the next one, move the hint.
 
         Raises: nothing. All of it is a convenience, and a failure shows in the next create if it matters.
         """
@@ -143,7 +260,7 @@ class DirectoryObjects:
             return
 
     def _write_temporary(self, data: bytes | memoryview) -> tuple[str, int]:
-        """A complete and synced file that nobody else sees, open, and its name in our own folder, if it has one."""
+        """The name in our own folder, if any, and the open file: complete, synced, and seen by no other process."""
         name, file = self._spare or self._new_temporary()
         self._spare = None
         try:
@@ -211,7 +328,7 @@ class DirectoryObjects:
     def _make_own_folder(self, folder: str) -> int | None:
         """This writer's own folder, open and locked; None when a cleaner took it for a dead writer's before our lock.
 
-        Several writers start together, and each of them cleans: whoever loses its folder to another makes it again.
+        Several writers start together, and each of them cleans: a writer that loses its folder makes it again.
         """
         for path in (f"{self._root}/{PRIVATE}", folder, f"{folder}/{self._token}"):
             try:
@@ -273,7 +390,7 @@ class DirectoryObjects:
             finally:
                 self._files.close(parent)
         except FileNotFoundError:
-            pass  # somebody was faster
+            pass  # another process was faster
         finally:
             self._files.close(own)
         self._forget_private_folder()
@@ -290,7 +407,7 @@ class DirectoryObjects:
             self._files.make_directory(f"{self._root}/{folder}")
         except FileExistsError:
             pass
-        # Also when it existed: whoever made it may not have come to the sync.
+        # Also when it existed: its creator may have stopped before the sync.
         self._sync_directory(above)
         if folder not in self._directories:
             self._directories[folder] = self._files.open_directory(f"{self._root}/{folder}")
@@ -314,7 +431,7 @@ class DirectoryObjects:
             self._poisoned("the sync of a directory failed", error)
 
     def _sync_names(self, directory: int, keys: list[str]) -> None:
-        """Make names durable before they are told to anybody, unless this process has done so."""
+        """Make names durable before they are reported, unless this process has done so."""
         if self._read_only or all(key in self._synced for key in keys):
             return
         self._sync_directory(directory)
@@ -449,7 +566,7 @@ class DirectoryObjects:
         self._hinted = slot
 
     def _forget_private_folder(self) -> None:
-        """Open the folder of the hint anew the next time, if somebody removed the one that is open."""
+        """Open the folder of the hint again next time, if the open one was removed."""
         private = self._directories.get(PRIVATE)
         if private is not None and self._files.is_removed(private):
             del self._directories[PRIVATE]

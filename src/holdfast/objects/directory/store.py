@@ -1,25 +1,16 @@
-"""The object store in a local directory: the embedded default.
+"""The object store in a local directory, with worker processes: the embedded default.
 
-Owns: the worker processes, which request goes to which, and what their answers mean to the port. Does not own: the
-files (``directory_objects``), the frames (``directory_worker``).
+Writers take creates, readers everything else, so a long listing never delays the log. A worker carries out one request
+at a time; further requests wait in order. Workers start at the first request that needs them. Later starts run in the
+background; one that fails is tried again after ``START_AGAIN_SECONDS``.
 
-Writers take creates, readers take everything else, so that a long listing never holds up the log. A worker carries one
-request at a time; what finds none idle waits in order. Workers start at the first request that needs them: one that
-only reads never starts a writer and writes nothing. A request waits for a start only where no worker is left; otherwise
-what is missing is started behind it, and a start that fails there is logged and tried again no sooner than
-``START_AGAIN_SECONDS`` later.
+A writer that reports a failed sync, or dies during a create, poisons the store: every later create is ``Unknown`` and
+final, because what is durable is no longer known, also when the caller was cancelled. A restart repairs it, because
+names are synced again before they are reported. A reader that dies fails its request as ``Unavailable``. An idle worker
+that dies is replaced; its socket is checked before each request, since the loop may not have noticed.
 
-Failure model: a writer that reports a failed sync, or dies with a create in hand and so with the result of its sync,
-poisons the store: every later create is ``Unknown`` for good with that reason and nothing is sent, because what is
-durable is no longer known. A restart mends it: names that are there are synced again before anybody is told of them. A
-reader that dies fails its request as ``Unavailable``. Workers that die idle have answered all they were asked and are
-replaced; before one gets a request its socket is asked, since the loop may not have heard of its death.
-Cancelling a request abandons its answer only; a create under way still lands, its worker carries nothing else before it
-has answered, and a sync that fails or a death in that time poisons the store all the same.
-
-Why processes: a thread takes the leader's interpreter back after each of its system calls. Under a busy loop, threads
-gave 22,000-27,000 commits/s where processes gave 35,000-38,000, and cost the leader 3 to 4 times the CPU a PUT
-(``benchmarks/directory_put.py`` has the table and measures it again).
+Workers are processes because a thread takes the leader's interpreter after each system call: threads gave 22,000-27,000
+commits/s where processes gave 35,000-38,000, at 3 to 4 times the CPU per PUT (``benchmarks/directory_put.py``).
 """
 
 from __future__ import annotations
@@ -44,7 +35,35 @@ from holdfast.objects.directory import worker
 from holdfast.objects.port import CREATED, CreateAnswer, Listed, Refused, Unknown, require_key
 from holdfast.private_files import DIRECTORY_MODE
 
-__all__ = ["DirectoryStore"]
+__all__ = ["DirectoryStore", "DurableDirectory"]
+
+
+class DurableDirectory:
+    """An ``ObjectReader`` for a process to which the writer reports which objects are durable."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = os.path.abspath(root)
+
+    async def read(self, key: str, *, start: int = 0, length: int | None = None) -> bytes:
+        """As the port says."""
+        try:
+            file = os.open(f"{self._root}/{require_key(key)}", os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                wanted = os.fstat(file).st_size - start if length is None else length
+                data = os.pread(file, max(wanted, 0), start)
+                while data and len(data) < wanted and (more := os.pread(file, wanted - len(data), start + len(data))):
+                    data += more
+                return data
+            finally:
+                os.close(file)
+        except FileNotFoundError:
+            raise NotFound("there is no such object", key=key) from None
+        except OSError as error:
+            raise Unavailable("the directory cannot be read", key=key, cause=str(error)) from error
+
+    async def close(self) -> None:
+        """As the port says."""
+
 
 WRITERS: Final = 4
 READERS: Final = 2
@@ -132,7 +151,7 @@ class _Worker(asyncio.Protocol):
 class _Lane:
     """A few workers of one kind, and the requests that wait for one.
 
-    ``poison`` is told why nothing may be created any more.
+    ``poison`` is called with the reason why nothing may be created any more.
     """
 
     def __init__(self, root: str, size: int, poison: Callable[[str], object]) -> None:
@@ -174,7 +193,7 @@ class _Lane:
         )
 
     async def _start_those_missing(self) -> None:
-        with contextlib.suppress(_Died, OSError):  # the last worker left as well: the next request tells why
+        with contextlib.suppress(_Died, OSError):  # the last worker ended too: the next request raises the reason
             await self._start()
 
     async def _start(self) -> None:
@@ -230,7 +249,7 @@ class _Lane:
 
     def became_idle(self, one: _Worker) -> None:
         if self._waiting and one.has_ended():
-            return  # the loop hears of it next, and another worker or nobody takes what waits
+            return  # the loop notices it next; another worker, if any, takes the waiting requests
         while self._waiting:
             request = self._waiting.popleft()
             if not request.answer.done():

@@ -1,18 +1,14 @@
-"""The process that touches the directory, so that neither its syncs nor their wake-ups touch the leader's interpreter.
+"""The process that touches the directory, so that syncs do not block the leader's interpreter.
 
-Owns: the frames between a store and its worker, and the worker's loop: one request, one answer, in turn. Does not own:
-what the requests do (``directory_objects``), how many workers there are (``directory``).
-
-A worker is this module run by ``python -S`` with six modules of the package and none of its dependencies: 40 ms and
-11 MB. It serves one stream socket. The end of that stream is its only reason to stop, so a killed leader takes its
-workers along; a create that was under way may still land, which the log's protocol allows. Terminal and service-manager
-signals are ignored: the leader drains through its workers. Where the directory cannot be opened, each request is
-``FAILED`` with that reason and the next one opens it again: a mount may be back by then.
+A worker runs this module by ``python -S`` without the package's dependencies: 40 ms and 11 MB. It serves one stream
+socket and stops only at its end, so the workers of a killed leader end too; a create under way may still land, which
+the log's protocol allows. It ignores terminal and service-manager signals: the leader drains through its workers. When
+the directory cannot be opened, each request is ``FAILED`` with the reason, and the next one opens it again.
 
 Frames, little-endian. Request: uint32 bytes that follow, uint8 operation, uint16 bytes of the key, the key, the
 argument: the object's bytes (create); uint64 start, uint64 length or 2^64-1 (read); uint32 limit and the key after
 which to begin (list, whose key is the prefix); nothing (delete). Answer: uint32 bytes that follow, uint8 status, then
-the object, the rows (one line each, key, space, bytes) or the reason.
+the object, the rows (one line each: key, space, bytes) or the reason.
 """
 
 from __future__ import annotations
@@ -24,32 +20,14 @@ import struct
 import sys
 
 from holdfast.objects.directory.files import PosixFiles
-from holdfast.objects.directory.naming import Unfit
-from holdfast.objects.directory.objects import DirectoryObjects, Poisoned
+from holdfast.objects.directory.objects import DirectoryObjects, Poisoned, Unfit
 from holdfast.objects.directory.time_slice import WAITING_NS, ask_for_time_slice
 
 __all__ = [
-    "ABSENT",
-    "CREATE",
-    "DELETE",
-    "DONE",
-    "FAILED",
-    "POISONED",
-    "READ",
-    "REFUSED",
-    "UNFIT",
-    "ANSWER_HEAD_BYTES",
-    "LIST",
-    "WHOLE",
-    "answer",
-    "encode_list",
-    "encode_read",
-    "encode_request_head",
-    "main",
-    "read_answer_head",
-    "serve",
+    "ABSENT", "CREATE", "DELETE", "DONE", "FAILED", "POISONED", "READ", "REFUSED", "UNFIT", "ANSWER_HEAD_BYTES", "LIST",
+    "WHOLE", "answer", "encode_list", "encode_read", "encode_request_head", "main", "read_answer_head", "serve",
     "worker_command",
-]
+]  # fmt: skip
 
 CREATE, READ, LIST, DELETE = range(4)
 DONE, REFUSED, ABSENT, FAILED, POISONED, UNFIT = range(6)
@@ -61,13 +39,13 @@ _READ = struct.Struct("<QQ")
 _LIST = struct.Struct("<I")
 _LENGTH_BYTES = 4
 RECEIVE_BYTES = 64 * 1024
-"""Room for what a read may bring. For twice as much the allocator goes to the system, each time anew."""
+"""The bytes of one read. For twice as much the allocator calls the system each time."""
 
 _START = """
 import sys, types
-for name, path in (("holdfast", sys.argv[1]), ("holdfast.objects", sys.argv[1] + "/objects")):
-    sys.modules[name] = types.ModuleType(name)
-    sys.modules[name].__path__ = [path]
+for name in ("", ".objects", ".objects.directory"):
+    sys.modules["holdfast" + name] = package = types.ModuleType("holdfast" + name)
+    package.__path__ = [sys.argv[1] + name.replace(".", "/")]
 from holdfast.objects.directory.worker import main
 main(int(sys.argv[2]), sys.argv[3], sys.argv[4])
 """
@@ -75,7 +53,7 @@ main(int(sys.argv[2]), sys.argv[3], sys.argv[4])
 
 def worker_command(root: str, token: str, descriptor: int) -> list[str]:
     """The command of a worker on an inherited socket. It imports its modules without running the packages' own code."""
-    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     return [sys.executable, "-S", "-E", "-s", "-c", _START, package, str(descriptor), root, token]
 
 

@@ -27,9 +27,9 @@ from typing import Final
 import msgpack
 from starlette.requests import ClientDisconnect
 
-from holdfast.commit.format.entry import CommitEntry
 from holdfast.commit.format.json_request import JsonTransaction, decode_json, decode_json_lines
 from holdfast.commit.format.transaction import Committed, Transaction
+from holdfast.commit.stages.events import CommitEntry
 from holdfast.errors import Code, HoldfastError, InvalidRequest, LimitExceeded
 from holdfast.server.commit.routes import COMMIT_CODES
 from holdfast.server.http.auth import Role

@@ -7,7 +7,7 @@ Failure model: without the packages that it takes, InvalidRequest that names wha
 
 from __future__ import annotations
 
-from holdfast.commit.reading.subscription import OlderHistory
+from holdfast.commit.subscription import OlderHistory
 from holdfast.errors import Code, InvalidRequest
 from holdfast.extras import install_command
 

@@ -32,8 +32,8 @@ from typing import Final, cast
 
 import httptools
 
-from holdfast.commit.format.entry import CommitEntry
 from holdfast.commit.format.json_request import decode_json
+from holdfast.commit.stages.events import CommitEntry
 from holdfast.errors import Code, HoldfastError, InvalidRequest, LimitExceeded
 from holdfast.server.http.auth import Role
 from holdfast.server.http.connection_context import Lanes, Unanswered

@@ -11,8 +11,8 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, cast
 
-from holdfast.commit.format.entry import CommitEntry
 from holdfast.commit.format.transaction import Committed
+from holdfast.commit.stages.events import CommitEntry
 from holdfast.errors import HoldfastError
 from holdfast.server.gateway import Front
 from holdfast.server.http.responses import error_answer

@@ -27,7 +27,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from holdfast.commit.format.body_stream import REPEATED_BYTES_MAX, repeated_bytes
+from holdfast.commit.format.batch import REPEATED_BYTES_MAX, repeated_bytes
 from holdfast.commit.format.json_request import undecodable
 from holdfast.commit.format.transaction import RangeDelete, RangeRead, Transaction
 from holdfast.errors import Code, Fenced, HoldfastError, InvalidRequest, LimitExceeded

@@ -17,10 +17,10 @@ from typing import Final
 import structlog
 
 from holdfast.commit.leadership.log_remains import bind_stores, bound_log, require_bound
+from holdfast.documents import read_document
 from holdfast.errors import AlreadyOpen, Code, Conflict, InvalidRequest, Unavailable
 from holdfast.server.stores.hosting import StoreHost
 from holdfast.settings import StoresSettings
-from holdfast.settings.documents import read_document
 from holdfast.stores.clock import StoreClock
 from holdfast.stores.definitions.cluster import (
     ClusterDefinition,

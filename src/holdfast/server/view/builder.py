@@ -22,9 +22,8 @@ from holdfast.commit.format.transaction import Delete, RangeDelete, Write
 from holdfast.commit.reading.feed import Checkpoint, Event, TransactionEvent
 from holdfast.errors import Code, CorruptData
 from holdfast.values import slot_text
-from holdfast.view.layer import Layer, Stored
-from holdfast.view.sqlite_file import open_for_writer, write_layer
-from holdfast.view.view import Position
+from holdfast.view.sqlite import open_for_writer, write_layer
+from holdfast.view.storage import Layer, Position, Stored
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -37,9 +37,8 @@ import structlog
 from holdfast.commit.service import CommitService
 from holdfast.errors import Closed
 from holdfast.server.view.messages import Announcement, Damage, Report, ViewStart
-from holdfast.view.layer import Stored
-from holdfast.view.sqlite_file import open_for_readers
-from holdfast.view.view import Row
+from holdfast.view.sqlite import open_for_readers
+from holdfast.view.storage import Row, Stored
 
 __all__ = ["ViewChild", "ViewFile"]
 

@@ -29,8 +29,7 @@ from holdfast.errors import Closed, Code, InvalidRequest, Unavailable
 from holdfast.server.view.child import ViewChild
 from holdfast.server.view.in_process import Subscribe, ViewInProcess
 from holdfast.server.view.messages import ViewStart
-from holdfast.view.layer import Stored
-from holdfast.view.view import Row
+from holdfast.view.storage import Row, Stored
 
 __all__ = ["EmbeddedView", "ViewReads"]
 

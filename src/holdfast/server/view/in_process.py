@@ -20,8 +20,7 @@ from holdfast.commit.service import CommitService
 from holdfast.errors import Closed, Code, CorruptData, Fenced, HoldfastError, InvalidRequest, NotFound
 from holdfast.server.view.messages import Damage
 from holdfast.view import View
-from holdfast.view.layer import Stored
-from holdfast.view.view import Row
+from holdfast.view.storage import Row, Stored
 
 __all__ = ["MemoryReads", "Subscribe", "ViewInProcess"]
 

@@ -36,13 +36,13 @@ import structlog
 import uvloop
 
 from holdfast.commit.format.chain import ChainWalker
-from holdfast.commit.reading.reader import Reign, follow, read_header, reigns_back, start_after
-from holdfast.commit.reading.subscription import OlderHistory
+from holdfast.commit.reading.reader import Leadership, follow, leaderships_back, read_header, start_after
+from holdfast.commit.subscription import OlderHistory
 from holdfast.errors import Code, CorruptData, HoldfastError, InvalidRequest, NotFound, Unavailable
 from holdfast.objects.directory.time_slice import BACKGROUND_NS, ask_for_time_slice
 from holdfast.objects.open import open_durable_reader
 from holdfast.objects.port import ObjectReader
-from holdfast.private_files import make_private_directory, private, take_rights_of_others
+from holdfast.private_files import make_private_directory, private, restrict_to_owner
 from holdfast.server.commit.older_history import segment_history
 from holdfast.server.logs import configure_logs
 from holdfast.server.pandas_absent import keep_pandas_out
@@ -189,8 +189,8 @@ class ViewProcess:
             raise NotFound("the log is not where the server said", slot=announcement.slot)
         if version > newest.last_version:
             raise CorruptData("the view is past the log", view_version=version, log_version=newest.last_version)
-        reign = Reign(claim, None)
-        async with contextlib.aclosing(reigns_back(self._store, claim)) as reigns:
+        reign = Leadership(claim, None)
+        async with contextlib.aclosing(leaderships_back(self._store, claim)) as reigns:
             async for reign in reigns:
                 if reign.base <= version or reign.before is None:
                     break
@@ -206,7 +206,7 @@ class ViewProcess:
 def _open_lock(directory: Path) -> int:
     make_private_directory(str(directory))
     lock = private(str(directory / "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
-    take_rights_of_others(str(directory / "lock"))
+    restrict_to_owner(str(directory / "lock"))
     return lock
 
 

@@ -43,11 +43,11 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from holdfast.commit.format.batch import SPAN_MAX, Header, LoggedTransaction, encode_body, encode_object
-from holdfast.commit.format.entry import CommitEntry, request_bytes
 from holdfast.commit.format.transaction import Committed, Rejected, Reused, Transaction, Write
 from holdfast.commit.leadership.takeover import now
-from holdfast.commit.reading.attempt_history import AttemptHistory
+from holdfast.commit.reading.status import AttemptHistory
 from holdfast.commit.stages.attempts import Attempts, Known, fingerprint
+from holdfast.commit.stages.events import CommitEntry, request_bytes
 from holdfast.commit.stages.pipeline import PipelineRules
 from holdfast.commit.stages.resolve import Resolve
 from holdfast.commit.stages.sequence import Sequence as SequenceStage
@@ -363,7 +363,7 @@ class _Stages:
         self._durable = objects[-1][0]
         for group in groups:
             for entry in group.entries:
-                self._sequence.settle(entry)
+                self._sequence.complete(entry)
 
 
 def _nobody(entry: CommitEntry) -> None:

@@ -3,7 +3,7 @@
 Owns: repeating, reading back, and what a refusal means (R6 of the log protocol). Does not own: slots and bytes.
 
 Failure model: created, or refused by an object with the same log, leader, nonce and body CRC, which is this leader's
-own earlier PUT, by this attempt or another: done. Refused by anything else: Fenced. No answer for ``patience_s``:
+own earlier PUT, by this attempt or another: done. Refused by anything else: Fenced. No answer for ``retry_budget_s``:
 Unavailable. The bytes are the same at every try.
 """
 
@@ -27,12 +27,12 @@ BACKOFF_S_MAX: Final = 5.0
 REQUEST_S_MAX: Final = 30.0
 
 
-async def put_batch(store: ObjectStore, header: Header, data: bytes, *, patience_s: float = PATIENCE_S) -> bool:
+async def put_batch(store: ObjectStore, header: Header, data: bytes, *, retry_budget_s: float = PATIENCE_S) -> bool:
     """Bring the object to its slot. True when this call created it, False when it stood there.
 
     Raises: Fenced, Unavailable. After a crash: it may or may not stand there; doing it again settles it.
     """
-    give_up_at = time.monotonic() + patience_s
+    give_up_at = time.monotonic() + retry_budget_s
     tries = 0
     while True:
         trouble = ""

@@ -16,7 +16,7 @@ from hashlib import blake2b
 from typing import Final
 
 from holdfast.commit.format.batch import PREFIX, Header, Kind, encode_object, jump, object_name
-from holdfast.commit.leadership.leadership import Identity, somebody_is_past
+from holdfast.commit.leadership.claims import Identity, has_successor
 from holdfast.commit.leadership.takeover import Takeover, TakeoverOptions, newest_slot, take_the_lead
 from holdfast.errors import Code, Fenced, InvalidRequest
 from holdfast.objects.port import ObjectStore
@@ -99,7 +99,7 @@ class Reign:
         Raises: Fenced, Unavailable; InvalidRequest when they are not where this job reads.
         """
         newest = self._thread.start(newest_slot).result()
-        if somebody_is_past(newest, oldest_free=Slot(last.slot - 1)):
+        if has_successor(newest, oldest_free=Slot(last.slot - 1)):
             raise Fenced(
                 "another leader has taken over the log",
                 code=Code.DEPOSED,

@@ -34,8 +34,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from holdfast.commit.format.batch import ItemKind
-from holdfast.commit.format.body_stream import REPEATED_BYTES_MAX
+from holdfast.commit.format.batch import REPEATED_BYTES_MAX, ItemKind
 from holdfast.errors import InvalidRequest
 
 __all__ = ["CHUNK_BYTES", "Chunk", "Refusal", "pack", "read_stream", "stream"]

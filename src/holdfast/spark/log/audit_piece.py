@@ -39,11 +39,11 @@ from holdfast.commit.format.batch import (
     object_name,
 )
 from holdfast.commit.format.chain import check_genesis, check_link, next_slot
-from holdfast.commit.format.entry import CommitEntry
 from holdfast.commit.format.transaction import RangeDelete, RangeRead, Rejected, Transaction, Write
 from holdfast.commit.stages.attempts import Attempts
+from holdfast.commit.stages.events import CommitEntry
 from holdfast.commit.stages.resolve import Resolve
-from holdfast.commit.window.recent_writes import RecentWrites
+from holdfast.commit.window import RecentWrites
 from holdfast.errors import CorruptData, NotFound
 from holdfast.objects.port import ObjectReader
 from holdfast.spark.log.audit_survey import Finding

@@ -32,10 +32,10 @@ from typing import Final, TypeVar
 from pyspark.sql import Row, SparkSession
 
 from holdfast.commit.format.batch import Header, Kind, object_name
-from holdfast.commit.format.entry import CommitEntry
 from holdfast.commit.format.transaction import Committed, Delete, Operation, RangeDelete, Transaction, Write
 from holdfast.commit.reading.reader import LoggedBatch, read_header
 from holdfast.commit.service import CommitService, ServiceOptions
+from holdfast.commit.stages.events import CommitEntry
 from holdfast.errors import Closed, Code, HoldfastError, NotFound
 from holdfast.objects.budget import BudgetedStore
 from holdfast.objects.open import open_store

@@ -18,8 +18,7 @@ from urllib.parse import unquote, urlsplit
 
 from holdfast.errors import Code, InvalidRequest, NotFound, Unavailable
 from holdfast.objects.directory.files import PosixFiles
-from holdfast.objects.directory.naming import Unfit
-from holdfast.objects.directory.objects import DirectoryObjects
+from holdfast.objects.directory.objects import DirectoryObjects, Unfit
 from holdfast.objects.port import CREATED, CreateAnswer, Listed, Refused, Unknown, require_key
 
 __all__ = ["DirectoryHere"]

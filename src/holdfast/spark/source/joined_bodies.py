@@ -24,8 +24,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from holdfast.commit.format.batch import BODY_SCHEMA, LoggedTransaction
-from holdfast.commit.format.body_stream import END_OF_STREAM, encode_record_batch
+from holdfast.commit.format.batch import BODY_SCHEMA, END_OF_STREAM, LoggedTransaction, encode_record_batch
 from holdfast.commit.format.transaction import Write
 
 __all__ = ["join_bodies"]

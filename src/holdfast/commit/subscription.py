@@ -1,15 +1,9 @@
 """One subscriber's stream: history from the store, then live events, with no gap and no repeat.
 
-Owns: where a stream starts, the hand-over between older history, the log and live, and the proof of it
-(``prev_version``). Does not own: the live rings (``feed``), older history (``OlderHistory``), encoding and filters
-(``server``).
-
-The hand-over: history is read until the live ring still holds everything after the last version yielded; then the
-stream goes on in the ring from exactly that version. A subscriber that falls out of the ring reads history again.
-
-Where older history is kept elsewhere too (segments), it is read from there as far as that goes, and from the log behind
-its last version: from the object that holds the next one, of which what was shown is left out. Where it breaks off, the
-log goes on from the last version shown.
+History is read until the live ring holds everything after the last version that was yielded; then the stream continues
+in the ring from exactly that version. ``prev_version`` proves that no transaction is missing. A subscriber that falls
+out of the ring reads history again. Where segments hold older history, the stream reads them first, and the log after
+them.
 """
 
 from __future__ import annotations
@@ -21,7 +15,7 @@ from typing import Protocol
 from holdfast.commit.format.batch import Header
 from holdfast.commit.format.chain import ChainWalker
 from holdfast.commit.reading.feed import Channel, Checkpoint, Event, EventBatch, Feed, LeaderChange, TransactionEvent
-from holdfast.commit.reading.reader import Reign, damage_unless_truncated, follow, reigns_back, start_after
+from holdfast.commit.reading.reader import Leadership, damage_unless_truncated, follow, leaderships_back, start_after
 from holdfast.commit.service import CommitService
 from holdfast.errors import (
     Backpressure,
@@ -38,7 +32,7 @@ __all__ = ["OlderHistory", "RolledBack", "subscribe"]
 
 
 class OlderHistory(Protocol):
-    """History that is kept beside the log. ``through`` is asked before anything else."""
+    """History that is kept outside the log. ``through`` is called first."""
 
     async def through(self, log_id: str) -> int:
         """Everything of this log up to this version is there; 0 for nothing."""
@@ -49,7 +43,7 @@ class OlderHistory(Protocol):
         ...
 
     async def rolled_back_to(self, version: int) -> tuple[int, str] | None:
-        """Where a stream at ``version`` has to go back to, whose reign has left the log, and who leads from there."""
+        """Where a stream at ``version`` of a leadership that left the log goes back to, and the leader from there."""
         ...
 
 
@@ -72,7 +66,7 @@ async def subscribe(
     bytes_behind_max: int = 10 << 20,
     older: OlderHistory | None = None,
 ) -> AsyncIterator[EventBatch]:
-    """The events after version ``after``, as batches that became visible together; endless until the reign ends.
+    """The events after version ``after``, as batches that became visible together; endless until the leadership ends.
 
     Live batches are shared by all subscribers and must not be changed. With ``durable`` false, transactions come as
     soon as they are accepted, and checkpoints say what became durable; the last batch is then a LeaderChange.
@@ -95,7 +89,7 @@ async def subscribe(
                 yield batch
                 after = reached
         elif after >= service.local_version():
-            # Nothing to tell yet: say so, instead of leaving a new subscriber in doubt until the next commit.
+            # No event yet: send a checkpoint, so that a new subscriber knows it before the next commit.
             caught_up = True
             settled = Checkpoint(service.local_version(), service.leader_id)
             yield EventBatch(after, 64, service.log_id, (settled,))
@@ -121,10 +115,10 @@ async def subscribe(
 async def _live(
     service: CommitService, channel: Channel, after: int, bytes_behind_max: int, caught_up: bool
 ) -> AsyncIterator[EventBatch]:
-    """Events of this reign after ``after``, from the ring, or from the store where the ring has moved on.
+    """Events of this leadership after ``after``, from the ring, or from the store where the ring has moved on.
 
-    Only who has caught up, to the very end, can be lagging: who starts behind is on the way, and sent away would start
-    there again. How near it was by then does not matter: whoever reads for it may still wait for its reader.
+    Only a subscriber that has caught up with the very end can be lagging. One that starts behind is still catching up;
+    refused, it would start there again, however near it was.
     """
     feed = service.feed
     position: int | None = None
@@ -137,7 +131,7 @@ async def _live(
                     yield batch
                     after = reached
                 if channel.closed and after == stood:
-                    # What is missing was accepted while nobody listened, and never became durable.
+                    # The missing events were accepted without a subscriber, and never became durable.
                     return
                 continue
         if position >= channel.end:
@@ -172,9 +166,9 @@ def _tail(batch: EventBatch, after: int) -> EventBatch:
 async def _catch_up(
     service: CommitService, feed: Feed, channel: Channel, after: int
 ) -> AsyncIterator[tuple[EventBatch, int]]:
-    """Durable history of this reign after ``after``, until the ring can go on."""
+    """Durable history of this leadership after ``after``, until the ring can go on."""
     if channel is feed.resolved and feed.durable.find(after) is not None:
-        # Accepted while nobody listened, durable in a moment: take them from the durable ring.
+        # Accepted without a subscriber and soon durable: take them from the durable ring.
         position = feed.durable.find(after)
         assert position is not None, "just found"
         await feed.durable.wait(position)
@@ -183,9 +177,9 @@ async def _catch_up(
             batch = _tail(shared, after)
             yield batch, max(after, batch.last_version)
         return
-    reign = Reign(service.claim, None)
+    leadership = Leadership(service.claim, None)
     until = service.durable_header()
-    walker = await start_after(service.store, reign, until, after)
+    walker = await start_after(service.store, leadership, until, after)
     async for batch, reached in _read(service, walker, until, after):
         yield batch, reached
         if channel.find(reached) is not None:
@@ -195,7 +189,7 @@ async def _catch_up(
 async def _history(
     service: CommitService, older: OlderHistory | None, after: int, durable: bool
 ) -> AsyncIterator[tuple[EventBatch, int]]:
-    """Everything after ``after`` in earlier reigns, and on to the durable end of this one."""
+    """Everything after ``after`` in earlier leaderships, and on to the durable end of this one."""
     damage: CorruptData | Unavailable | None = None
     try:
         if older is not None:
@@ -239,12 +233,12 @@ async def _older(
 async def _rolled_back_to(service: CommitService, older: OlderHistory, after: int) -> tuple[int, str] | None:
     """Where the stream has to go back to because a deposed leader handed out ``after``; None for most."""
     try:
-        async with aclosing(reigns_back(service.store, service.claim)) as reigns:
-            async for reign in reigns:
-                if reign.base <= after or reign.before is None:
+        async with aclosing(leaderships_back(service.store, service.claim)) as leaderships:
+            async for leadership in leaderships:
+                if leadership.base <= after or leadership.before is None:
                     return None
-                if after > reign.rolled_back_to:
-                    return reign.rolled_back_to, reign.claim.leader_id.hex()
+                if after > leadership.rolled_back_to:
+                    return leadership.rolled_back_to, leadership.claim.leader_id.hex()
     except NotFound:
         return await older.rolled_back_to(after)
     return None
@@ -260,21 +254,24 @@ async def _of_log(service: CommitService, after: int, durable: bool) -> AsyncIte
             truncated_through=service.pipeline.persist.head.truncated_through,
         )
     later: Header | None = None
-    reign: Reign | None = None
-    async for reign in reigns_back(service.store, service.claim):
-        if reign.base <= after or reign.before is None:
+    leadership: Leadership | None = None
+    async for leadership in leaderships_back(service.store, service.claim):
+        if leadership.base <= after or leadership.before is None:
             break
-        if after > reign.rolled_back_to:
+        if after > leadership.rolled_back_to:
             if durable:
-                raise RolledBack(reign.rolled_back_to, reign.claim.leader_id.hex())
-            leader_id = reign.claim.leader_id.hex()
-            change = LeaderChange(reign.rolled_back_to, leader_id)
-            yield EventBatch(reign.rolled_back_to, 64, reign.claim.log_id.hex(), (change,)), reign.rolled_back_to
-            after = reign.rolled_back_to
-        later = reign.before
-    assert reign is not None, "a log has a genesis"
+                raise RolledBack(leadership.rolled_back_to, leadership.claim.leader_id.hex())
+            leader_id = leadership.claim.leader_id.hex()
+            change = LeaderChange(leadership.rolled_back_to, leader_id)
+            yield (
+                EventBatch(leadership.rolled_back_to, 64, leadership.claim.log_id.hex(), (change,)),
+                leadership.rolled_back_to,
+            )
+            after = leadership.rolled_back_to
+        later = leadership.before
+    assert leadership is not None, "a log has a genesis"
     newest = later if later is not None else service.durable_header()
-    walker = await start_after(service.store, reign, newest, after)
+    walker = await start_after(service.store, leadership, newest, after)
     async for batch, reached in _read(service, walker, service.durable_header(), after):
         yield batch, reached
 

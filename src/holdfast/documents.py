@@ -1,11 +1,8 @@
-"""Files that people write: TOML, YAML or JSON, by the ending of their name, and the line on which each key stands.
+"""Files that people write: TOML, YAML or JSON, by the ending of their name, with the line of each key.
 
-Owns: reading them, what is refused whatever the file is for, line numbers. Does not own: which keys there are
-(``load``, ``stores.definitions``).
-
-Failure model: a file that cannot be read, is not of its format, or has a key twice raises ``InvalidRequest`` (code
-``bad_configuration``), naming the file and the line where that is known. Bounds: ``NODES_MAX`` values, ``DEPTH_MAX``
-levels, counted before anything recurses: a YAML file whose brackets, aliases or merge keys grow without end is refused.
+A file that cannot be read, is not of its format, or has a key twice raises ``InvalidRequest`` (code
+``bad_configuration``) with the file, and the line where it is known. A file has at most ``NODES_MAX`` values and
+``DEPTH_MAX`` levels, counted before anything recurses, so that YAML aliases cannot grow without bound.
 """
 
 from __future__ import annotations
@@ -40,7 +37,7 @@ _VALUE: Final = re.compile(rf"\s*({_NAMES})\s*=")
 
 @dataclass(frozen=True)
 class Document:
-    """What a file says. ``value`` is of maps, lists, text, numbers, truth values and None."""
+    """The contents of a file. ``value`` consists of maps, lists, text, numbers, booleans and None."""
 
     path: Path
     value: object
@@ -107,7 +104,7 @@ def _yaml(text: str) -> tuple[object, dict[str, int]]:
     with needs("server"):
         import yaml  # by the few commands that read such a file
 
-    # The one made with a compiler is ten times as fast; where it is not installed the other one does the same.
+    # The compiled loader is ten times as fast; where it is not installed the other one gives the same result.
     made_by = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
         _check_bounds(yaml.parse(text, Loader=made_by))  # the loader recurses into what it composes
@@ -217,7 +214,7 @@ class _YamlReader:
         return found
 
     def _named_by(self, node: Any, line: int, depth: int) -> dict[str, tuple[Any, Any]]:
-        """What a ``<<`` names: one mapping, or a list of them of which the first that has a key counts."""
+        """The entries that a ``<<`` merges: of one mapping, or of a list where the first with a key wins."""
         found: dict[str, tuple[Any, Any]] = {}
         for one in reversed(node.value) if node.id == "sequence" else [node]:
             if one.id != "mapping":
@@ -234,7 +231,7 @@ class _YamlReader:
 
 
 def _json_lines(text: str) -> Mapping[str, int]:
-    """JSON is YAML, but for a few signs in texts: where these are used no line is known."""
+    """JSON is YAML, except for a few characters in texts: a file with those has no known lines."""
     try:
         return _yaml(text)[1]
     except ValueError:

@@ -1,10 +1,6 @@
-"""The view: position, proof, locking, waiting; storage is memory or a file.
+"""The view: a batch is proved, applied and shown in this order, under one lock.
 
-Owns: the order in which a batch is proved, applied and shown, and who is woken. Does not own: where the state is kept
-(``MemoryStorage`` here, ``SqliteStorage`` in ``sqlite``).
-
-Locking: one lock guards storage and position; it is held for one batch, or for one read. Waiters are called after it is
-released.
+The lock guards storage and position; it is held for one batch, or for one read. Waiters are called after its release.
 """
 
 from __future__ import annotations
@@ -14,31 +10,17 @@ import contextlib
 import heapq
 import itertools
 import threading
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple, Protocol, Self
+from typing import Protocol, Self
 
 from holdfast.commit.format.transaction import Operation
 from holdfast.errors import Closed, Code, CorruptData, InvalidRequest
 from holdfast.values import LogPosition
-from holdfast.view.layer import Layer, Stored
+from holdfast.view.storage import MemoryStorage, Position, Row, Stored, ViewStorage
 
-__all__ = ["Checkpointed", "CommittedTransaction", "MemoryStorage", "Position", "Row", "View", "ViewStorage"]
-
-Row = tuple[bytes, bytes, int]
-"""Key, value, version."""
-
-
-class Position(NamedTuple):
-    """What a view's state is: everything at or below ``version`` is applied, of the log ``log_id``.
-
-    ``last_transaction`` is the newest transaction applied. Both it and the log are None when not known.
-    """
-
-    version: int
-    last_transaction: int | None
-    log_id: str | None = None
+__all__ = ["Checkpointed", "CommittedTransaction", "View", "ViewStorage"]
 
 
 class CommittedTransaction(Protocol):
@@ -74,80 +56,6 @@ class Checkpointed(Protocol):
         ...
 
 
-class ViewStorage(Protocol):
-    """Where a view keeps its state. Called under the view's lock, except ``make_room`` and ``close``."""
-
-    @property
-    def position(self) -> Position:
-        """What survived."""
-        ...
-
-    def make_room(self) -> None:
-        """Wait until another batch may be applied. Raises: what went wrong in the background."""
-        ...
-
-    def apply(self, txns: Sequence[tuple[int, Sequence[Operation]]], position: Position) -> None:
-        """These transactions, in order; then the state is that of ``position``."""
-        ...
-
-    def get(self, key: bytes) -> Stored | None:
-        """A key's value and version."""
-        ...
-
-    def walk(self, begin: bytes, end: bytes | None) -> Generator[Row]:
-        """The keys of ``[begin, end)`` in order."""
-        ...
-
-    def flush(self) -> None:
-        """Return when everything applied is where a crash leaves it."""
-        ...
-
-    def close(self) -> None:
-        """Flush and let go."""
-        ...
-
-
-class MemoryStorage:
-    """The state in a dictionary; nothing survives the process."""
-
-    def __init__(self) -> None:
-        self.layer = Layer(is_ground=True)
-
-    @property
-    def position(self) -> Position:
-        """See ``ViewStorage``."""
-        return Position(0, None)
-
-    def make_room(self) -> None:
-        """See ``ViewStorage``."""
-
-    def apply(
-        self,
-        txns: Sequence[tuple[int, Sequence[Operation]]],
-        position: Position,  # noqa: ARG002
-    ) -> None:
-        """See ``ViewStorage``."""
-        for version, operations in txns:
-            self.layer.apply(version, operations)
-
-    def get(self, key: bytes) -> Stored | None:
-        """See ``ViewStorage``."""
-        return self.layer.changes.get(key)
-
-    def walk(self, begin: bytes, end: bytes | None) -> Generator[Row]:
-        """See ``ViewStorage``."""
-        for key in self.layer.walk(begin, end):
-            stored = self.layer.changes[key]
-            assert stored is not None, "the ground keeps no trace of what is gone"
-            yield key, stored[0], stored[1]
-
-    def flush(self) -> None:
-        """See ``ViewStorage``."""
-
-    def close(self) -> None:
-        """See ``ViewStorage``."""
-
-
 class View:
     """The latest value of every key up to ``version``.
 
@@ -175,7 +83,7 @@ class View:
 
         Raises: CorruptData when the file is something else; OSError, sqlite3.Error when it cannot be used.
         """
-        from holdfast.view.sqlite import SqliteStorage
+        from holdfast.view.sqlite import SqliteStorage  # not above: not every Python has sqlite3
 
         return cls(SqliteStorage(Path(path)))
 
@@ -257,7 +165,7 @@ class View:
     ) -> None:
         """Apply transactions, ``(version, operations)`` in order, of which the first follows ``prev_version``.
 
-        The cheap way in for who walks the log itself and has checked its links. Raises: as ``apply``.
+        The cheap way for a caller that walks the log and has checked its links. Raises: as ``apply``.
         """
         if not txns:
             return
@@ -332,13 +240,13 @@ class View:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
 
-        def settle() -> None:
+        def complete() -> None:
             if not future.done():
                 future.set_result(None)
 
         def wake() -> None:
             with contextlib.suppress(RuntimeError):  # the loop ended before the version came
-                loop.call_soon_threadsafe(settle)
+                loop.call_soon_threadsafe(complete)
 
         self.call_when(version, wake)
         try:
@@ -357,7 +265,7 @@ class View:
         self._storage.flush()
 
     def close(self) -> None:
-        """Flush and let go of the file."""
+        """Flush and close the storage."""
         with self._lock:
             if self._closed:
                 return

@@ -1,10 +1,7 @@
-"""Taking the lead: recovery as a decision table over one LIST page, and the claim that follows from it.
+"""Recovery as a decision table over one LIST page, the claim that follows from it, and the leader's heartbeats.
 
-Owns: where the next leader claims, what it refuses to start on, and what a newest key says about who leads.
-Does not own: asking the store, and whether it is polite to claim now (both ``takeover_machine``).
-
-Why one page is enough: zombies of any earlier leader lie strictly between the newest claim and its jump. If the latest
-leader wrote data, the newest key is its own and names its claim. If not, everything newer than its claim is a zombie,
+One page is enough: zombies of any earlier leader are strictly between the newest claim and its jump. If the latest
+leader wrote data, the newest key is its own and names its claim. Otherwise everything newer than its claim is a zombie,
 at most W - 1 of them, so the claim is in the page. See ``docs/explain/log-protocol.md``.
 
 The table (k1 is the newest key, c the newest claim, J its jump, "own" the listed keys at or below J):
@@ -22,19 +19,21 @@ The table (k1 is the newest key, c the newest claim, J its jump, "own" the liste
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Final
 
 from holdfast.commit.format.batch import (
     CLAIM_BYTES,
     FIRST_SLOT,
     SPAN_MAX,
-    UNKNOWN_PLACE,
+    UNKNOWN_SCOPE,
     VERSION_JUMP,
+    AddressScope,
     Header,
     Kind,
-    Place,
     decode_header,
     encode_object,
     jump,
@@ -45,19 +44,9 @@ from holdfast.errors import Code, CorruptData, NotFound
 from holdfast.values import LeaderId, LogId, Slot, Version, slot_text
 
 __all__ = [
-    "Frontier",
-    "Identity",
-    "NeedHeaders",
-    "Page",
-    "claim_header",
-    "encode_claim",
-    "first_base",
-    "first_headers",
-    "plan_recovery",
-    "read_page",
-    "somebody_is_past",
-    "walk_on",
-]
+    "Frontier", "Heartbeat", "Identity", "NeedHeaders", "Page", "claim_header", "encode_claim", "encode_proof",
+    "first_base", "first_headers", "parse_proof", "plan_recovery", "read_page", "has_successor", "walk_on",
+]  # fmt: skip
 
 FIRST_BASE_MIN = 100_000_000
 FIRST_BASE_MAX = 10**12
@@ -92,12 +81,12 @@ class Frontier:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who claims: fresh random 128-bit values per process start, the address to advertise and where it is valid."""
+    """The claimant: fresh random 128-bit values per process start, the address to advertise and where it is valid."""
 
     leader_id: LeaderId
     nonce_seed: bytes
     address: str
-    place: Place = UNKNOWN_PLACE
+    scope: AddressScope = UNKNOWN_SCOPE
 
 
 def read_page(rows: Sequence[tuple[str, int]]) -> Page:
@@ -170,14 +159,13 @@ def plan_recovery(page: Page, objects: Mapping[Slot, bytes], *, allow_new: bool)
 def walk_on(head: Header, found: Header | None) -> Frontier | Header | None:
     """One step of a walk along the log of a living leader: ``found`` stands in the slot after ``head``, None: nothing.
 
-    The frontier when the log ends here, the next head when it goes on, None where only a listing can tell.
-    A busy leader fills slots faster than a listing and its headers answer: whoever listed again and again would lose
-    every claim. The walk is the chain's own rule, so it ends where a listing would have found the end.
+    Returns the frontier when the log ends here, the next head when it continues, None where a listing is needed. A busy
+    leader fills slots faster than a listing and its headers take, so a claimant that lists each time loses every claim.
     """
     if found is None:
         return Frontier(next_slot(head), head, head.epoch + 1)
-    of_one_reign = (found.log_id, found.leader_id, found.epoch) == (head.log_id, head.leader_id, head.epoch)
-    return found if of_one_reign and found.kind is not Kind.CLAIM and found.prev == head.slot else None
+    of_one_leadership = (found.log_id, found.leader_id, found.epoch) == (head.log_id, head.leader_id, head.epoch)
+    return found if of_one_leadership and found.kind is not Kind.CLAIM and found.prev == head.slot else None
 
 
 def _frontier(slots: Sequence[Slot], claim: Slot) -> tuple[Slot, Slot]:
@@ -251,7 +239,7 @@ def claim_header(frontier: Frontier, identity: Identity, *, nonce: bytes, log_id
         truncated_through=before.truncated_through if before else Version(0),
         time_ms=max(wall_ms, before.time_ms) if before else wall_ms,
         address=identity.address,
-        place=identity.place,
+        scope=identity.scope,
     )
 
 
@@ -262,10 +250,81 @@ def encode_claim(header: Header) -> bytes:
     return data
 
 
-def somebody_is_past(newest: Slot | None, *, oldest_free: Slot) -> bool:
+def has_successor(newest: Slot | None, *, oldest_free: Slot) -> bool:
     """Whether a newest key shows a leader beyond this one.
 
     ``oldest_free`` is the oldest slot at or below this leader's jump that it has not sent. A later leader's data start
     below everything this one can have sent, so a key there is not this leader's own.
     """
     return newest is not None and newest <= oldest_free
+
+
+_PROOF: Final = re.compile(r"([0-9]{1,20}):([0-9a-f]{32})")
+
+FAST_MS: Final = 61_000.0
+"""A second more than a standby reckons with (``TakeoverRules.fresh_ms``)."""
+SLOW_EVERY_MS: Final = 30_000.0
+FORGOTTEN_MS: Final = 86_400_000.0
+STANDBYS_MAX: Final = 64
+"""Further standbys are counted as one: while any of them asks, none has missed a question."""
+OTHERS: Final = ""
+
+
+def encode_proof(slot: Slot, nonce: bytes) -> str:
+    """The proof that a standby can read the log: the slot and the nonce of an object of the leader."""
+    return f"{slot}:{nonce.hex()}"
+
+
+def parse_proof(proof: str) -> tuple[Slot, bytes] | None:
+    """The slot and the nonce, None for any other text."""
+    match = _PROOF.fullmatch(proof)
+    if match is None or (slot := int(match[1])) >= 1 << 64:
+        return None
+    return Slot(slot), bytes.fromhex(match[2])
+
+
+class Heartbeat:
+    """When an idle leader writes an empty batch: after a standby has stopped asking. Liveness only.
+
+    While every standby asks, nothing is written. A standby whose question is missing for half of ``silence_ms`` may be
+    cut off from this process and see the log only: for it a heartbeat is written every ``heartbeat_ms`` for a minute,
+    then every 30 s, until it asks again, for at most a day.
+    """
+
+    __slots__ = ("_asked_ms", "_beaten_ms", "_heartbeat_ms", "_missed_ms")
+
+    def __init__(self, *, silence_ms: float, heartbeat_ms: float) -> None:
+        self._missed_ms = silence_ms / 2.0
+        self._heartbeat_ms = heartbeat_ms
+        self._asked_ms: dict[str, float] = {}
+        self._beaten_ms = -FORGOTTEN_MS
+
+    def asked(self, standby: str, now_ms: float) -> None:
+        """A standby asked; ``standby`` identifies it, also after a restart of its process."""
+        if standby not in self._asked_ms and len(self._asked_ms) >= STANDBYS_MAX:
+            standby = OTHERS
+        self._asked_ms[standby] = now_ms
+
+    def written(self, now_ms: float) -> None:
+        """A batch was written: it is as good a sign of life as a heartbeat."""
+        self._beaten_ms = now_ms
+
+    def due(self, now_ms: float) -> bool:
+        """Whether a heartbeat is to be written now."""
+        due_ms = self.next_ms(now_ms)
+        return due_ms is not None and due_ms <= now_ms
+
+    def next_ms(self, now_ms: float) -> float | None:
+        """When the next heartbeat is due if no question comes until then, None for never."""
+        due: list[float] = []
+        for standby, asked_ms in [*self._asked_ms.items()]:
+            missed_ms = asked_ms + self._missed_ms
+            if now_ms >= missed_ms + FORGOTTEN_MS:
+                del self._asked_ms[standby]
+                continue
+            fast_ms = max(missed_ms, self._beaten_ms + self._heartbeat_ms)
+            slow_ms = max(missed_ms, self._beaten_ms + SLOW_EVERY_MS)
+            due_ms = fast_ms if fast_ms < missed_ms + FAST_MS else slow_ms
+            if due_ms < missed_ms + FORGOTTEN_MS:
+                due.append(due_ms)
+        return min(due, default=None)

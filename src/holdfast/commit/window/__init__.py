@@ -1,1 +1,0 @@
-"""The recent writes that conflicts are checked against."""

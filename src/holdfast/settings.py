@@ -1,0 +1,744 @@
+"""Settings of a service: every key with its default and rule, where each value came from, and why a value is refused.
+
+Read the section structs first: each key is one annotated field. ``KEYS`` is made from them; the command line, the
+environment, the file, ``holdfast check-config`` and the reference page use it. A flag wins over the environment, the
+environment over the file, the file over the default.
+
+A configuration is used whole or refused whole, with every problem in one error, before anything is opened. Components
+get their settings as plain arguments.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Annotated, Final, Literal, TypeVar, cast, get_args, get_type_hints
+from urllib.parse import unquote, urlsplit
+
+from holdfast.documents import YAML_ENDINGS, Document, read_document
+from holdfast.errors import Code, InvalidRequest
+
+__all__ = [
+    "KEYS", "CommitSettings", "Configuration", "Key", "LeaderSettings", "LogSettings", "LoggingSettings", "Origin",
+    "PersistSettings", "Role", "ServerSettings", "Settings", "StoresSettings", "SubscriptionSettings", "Token",
+    "ViewSettings", "load_configuration",
+]  # fmt: skip
+
+Role = Literal["read", "write", "admin"]
+Parse = Callable[[object], object]
+Source = Literal["default", "file", "env", "flag"]
+T = TypeVar("T")
+MEBI: Final = 1 << 20
+ADDRESS_BYTES_MAX: Final = 256
+"""The header of a batch has this much room for an address."""
+LOOPBACK: Final = ("unix:", "127.", "localhost:", "[::1]:")
+"""How addresses begin that other machines cannot reach."""
+CONFIGURATION_FILES: Final = ("holdfast.toml", *(f"holdfast{ending}" for ending in YAML_ENDINGS))
+"""The files looked for in the working directory. Two of them are an error."""
+ENVIRONMENT_PREFIX: Final = "HOLDFAST_"
+_CREDENTIALS: Final = re.compile(r"//[^/]*@")
+_SIZE: Final = re.compile(r"(\d+)\s*(B|KiB|MiB|GiB)?", re.ASCII)
+_UNITS: Final = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+_SWITCH: Final = {
+    **dict.fromkeys(("true", "on", "yes", "1"), True),
+    **dict.fromkeys(("false", "off", "no", "0"), False),
+}
+
+
+# -- values: each parser returns the typed value, or raises ValueError with a text that says which values fit ----------
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """A bearer token and the role it gives. The token itself is never shown."""
+
+    role: Role
+    token: str = field(repr=False)
+
+    def __str__(self) -> str:
+        return f"{self.role}:***"
+
+
+def _number(low: float, high: float = math.inf, *, low_included: bool = True) -> Callable[[object], float]:
+    """A finite number; the upper bound is included."""
+    rule = f"a number {'>=' if low_included else '>'} {low:g}" + (f" and <= {high:g}" if high < math.inf else "")
+
+    def parse(value: object) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float | str):
+            raise ValueError(rule)
+        try:
+            parsed = float(value)
+        except (ValueError, OverflowError):
+            raise ValueError(rule) from None
+        if not math.isfinite(parsed) or parsed > high or parsed < low or (parsed == low and not low_included):
+            raise ValueError(rule)
+        return parsed
+
+    return parse
+
+
+def _in_bounds(value: object, low: int, high: int | None, rule: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < low or (high is not None and value > high):
+        raise ValueError(rule)
+    return value
+
+
+def _whole(low: int, high: int | None = None) -> Callable[[object], int]:
+    """A whole number; both bounds are included."""
+    rule = f"a whole number {low}..{high}" if high is not None else f"a whole number >= {low}"
+
+    def parse(value: object) -> int:
+        if isinstance(value, str) and re.fullmatch(r"-?\d[\d_,]*", value.strip(), re.ASCII):
+            value = int(value.replace("_", "").replace(",", ""))
+        return _in_bounds(value, low, high, rule)
+
+    return parse
+
+
+def _size(low: int, high: int | None = None) -> Callable[[object], int]:
+    """A number of bytes, or text with B, KiB, MiB or GiB; both bounds are included.
+
+    >>> _size(1)("256 MiB"), _size(1)(1024)
+    (268435456, 1024)
+    """
+    bounds = f">= {low}" if high is None else f"{low}..{high}"
+    rule = f'a number of bytes {bounds}, or text such as "256 MiB"'
+
+    def parse(value: object) -> int:
+        if isinstance(value, str):
+            match = _SIZE.fullmatch(value.strip().replace(",", "").replace("_", ""))
+            if match is None:
+                raise ValueError(rule)
+            value = int(match[1]) * _UNITS[match[2] or ""]
+        return _in_bounds(value, low, high, rule)
+
+    return parse
+
+
+def _or_word(word: str, parse: Callable[[object], T]) -> Callable[[object], T | None]:
+    """None for ``word`` (for ``off`` also false), otherwise what ``parse`` returns."""
+
+    def parse_word(value: object) -> T | None:
+        if value == word or (word == "off" and value is False):
+            return None
+        try:
+            return parse(value)
+        except ValueError as error:
+            raise ValueError(f'{error} or "{word}"') from None
+
+    return parse_word
+
+
+def _switch(value: object) -> bool:
+    """True or false.
+
+    >>> _switch("off"), _switch(True)
+    (False, True)
+    """
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str) and value.lower() in _SWITCH:
+        return _SWITCH[value.lower()]
+    raise ValueError("true or false")
+
+
+def _choice(*words: str) -> Callable[[object], str]:
+    def parse(value: object) -> str:
+        if isinstance(value, str) and value in words:
+            return value
+        raise ValueError("one of " + ", ".join(words))
+
+    return parse
+
+
+def _optional_text(value: object) -> str | None:
+    """Text; the empty text means none, so that an environment variable can remove a value."""
+    if not isinstance(value, str):
+        raise ValueError("text")
+    return value or None
+
+
+def _texts(value: object, rule: str) -> list[str]:
+    """A TOML array of texts, or one text with commas."""
+    if isinstance(value, str):
+        return [item for part in value.split(",") if (item := part.strip())]
+    if isinstance(value, list | tuple):
+        items = cast("list[object] | tuple[object, ...]", value)
+        texts = [item for item in items if isinstance(item, str)]
+        if len(texts) == len(items):
+            return texts
+    raise ValueError(rule)
+
+
+def _listen_addresses(value: object) -> tuple[str, ...]:
+    """At least one address, each ``HOST:PORT`` (an IPv6 host in brackets) or ``unix:PATH``.
+
+    >>> _listen_addresses("127.0.0.1:8080, unix:/run/holdfast.sock")
+    ('127.0.0.1:8080', 'unix:/run/holdfast.sock')
+    """
+    rule = 'addresses such as "127.0.0.1:8080", "[::1]:8080" or "unix:/run/holdfast.sock"'
+    addresses = tuple(dict.fromkeys(_texts(value, rule)))
+    if not addresses:
+        raise ValueError(rule)
+    for address in addresses:
+        if len(address.encode()) > ADDRESS_BYTES_MAX:
+            raise ValueError(f"addresses of at most {ADDRESS_BYTES_MAX} bytes")
+        if address.startswith("unix:"):
+            if len(address) == len("unix:"):
+                raise ValueError(rule)
+            continue
+        host, colon, port = address.rpartition(":")
+        bare_ipv6 = ":" in host and not (host.startswith("[") and host.endswith("]"))
+        if not colon or not host or bare_ipv6 or not port.isascii() or not port.isdigit() or int(port) > 65535:
+            raise ValueError(rule)
+    return addresses
+
+
+def _tokens(value: object) -> tuple[Token, ...]:
+    """Bearer tokens, each ``ROLE:TOKEN``. Errors never repeat a token."""
+    rule = 'tokens such as "admin:SECRET"; the roles are read, write and admin'
+    found: dict[str, Token] = {}
+    texts = _texts(value, rule)
+    if isinstance(value, str) and not texts:
+        # A secret that was not filled in must not open the service to everyone.
+        raise ValueError(f"{rule}; to accept every request leave the key out")
+    for text in texts:
+        role, _, token = text.partition(":")
+        printable = token.isascii() and token.isprintable() and " " not in token
+        if role not in get_args(Role) or not printable or len(token) < 16:
+            raise ValueError(f"{rule}; a token has at least 16 printable characters and no space")
+        if token in found:
+            raise ValueError("each token once")
+        found[token] = Token(cast(Role, role), token)
+    return tuple(found.values())
+
+
+def _log_url(value: object) -> str:
+    """The address of a log: ``file:///absolute/path``, ``s3://bucket/prefix``, ``az:`` or ``memory:``.
+
+    >>> _log_url("file:///var/lib/holdfast")
+    'file:///var/lib/holdfast'
+    """
+    rule = "one of file:///var/lib/holdfast, s3://bucket/prefix, az://container/prefix, memory:"
+    if not isinstance(value, str):
+        raise ValueError(rule)
+    parts = urlsplit(value)
+    if parts.scheme not in ("file", "s3", "gs", "az", "memory"):
+        raise ValueError(rule)
+    if parts.username or parts.password:
+        raise ValueError(f"{rule}; credentials come from the environment, never from the URL")
+    if parts.scheme == "file" and (parts.netloc or not parts.path.startswith("/")):
+        raise ValueError("a file URL with an absolute path, such as file:///var/lib/holdfast")
+    if parts.scheme in ("s3", "gs", "az") and not parts.netloc:
+        raise ValueError(f"{rule}; the bucket is missing")
+    return value
+
+
+def _optional_table_url(value: object) -> str | None:
+    """The address of a table: a log's address, but not in memory. The empty text means none.
+
+    >>> _optional_table_url("s3://lake/segments")
+    's3://lake/segments'
+    """
+    if value == "":
+        return None
+    url = _log_url(value)
+    if urlsplit(url).scheme == "memory":
+        raise ValueError("one of file:///lake/segments, s3://bucket/prefix, az://container/prefix")
+    return url
+
+
+_POSITIVE: Final = _number(0, low_included=False)
+
+
+# -- keys --------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One configuration key, written next to the type of its field.
+
+    ``depends``: in words, the default that depends on other keys (``_derived`` computes it). ``none``: the word for
+    None. ``name`` is ``section.field``.
+    """
+
+    parse: Parse
+    default: object
+    rule: str
+    depends: str | None = None
+    none: str = "none"
+    name: str = ""
+
+    @property
+    def environment_name(self) -> str:
+        """``HOLDFAST_SECTION__KEY``."""
+        return ENVIRONMENT_PREFIX + self.name.replace(".", "__").upper()
+
+
+# fmt: off
+@dataclass(frozen=True, slots=True)
+class ServerSettings:
+    """The HTTP server."""
+
+    listen: Annotated[tuple[str, ...], Key(_listen_addresses, ("127.0.0.1:8080",),
+        "TCP addresses HOST:PORT or unix:PATH; several are allowed")]
+    advertised_address: Annotated[str, Key(_optional_text, None,
+        "address at which other processes ask whether this leader is alive; at most 256 bytes",
+        depends="the first of server.listen")]
+    max_request_size_bytes: Annotated[int, Key(_size(1, 256 * MEBI), MEBI,
+        "1 byte to 256 MiB; a larger request gets 413")]
+    max_connections: Annotated[int, Key(_whole(0), 50_000, "at least 0; 0 means unlimited")]
+    max_in_flight_commits: Annotated[int, Key(_whole(1), 65_536,
+        "at least 1; commits accepted and not answered yet; more get 503")]
+    max_in_flight_bytes: Annotated[int, Key(_size(1), 256 * MEBI,
+        "at least 1 byte; requests accepted and not answered yet; more get 503")]
+    client_commits_per_second_max: Annotated[int, Key(_whole(0), 0,
+        "at least 0, for each client; 0 means off; above it requests get 429, and streams slow down")]
+    drain_seconds_max: Annotated[float, Key(_POSITIVE, 30.0,
+        "above 0; every stop ends within this time; a commit that is not durable by then has an unknown outcome")]
+    tls_certificate: Annotated[str | None, Key(_optional_text, None, "PEM file; needs server.tls_key")]
+    tls_key: Annotated[str | None, Key(_optional_text, None, "PEM file; needs server.tls_certificate")]
+    tokens: Annotated[tuple[Token, ...], Key(_tokens, (),
+        "ROLE:TOKEN with the role read, write or admin; without tokens every request is allowed")]
+
+
+@dataclass(frozen=True, slots=True)
+class LogSettings:
+    """Where the log is. ``init_implied`` is not a key: an empty log there may be initialised without ``--init``."""
+
+    url: Annotated[str, Key(_log_url, None,
+        "URL with file:, s3:, az: or memory:, without credentials", depends="holdfast-data in the working directory")]
+    segments_url: Annotated[str | None, Key(_optional_table_url, None,
+        "URL with file:, s3: or az: of a table of the log's segments; subscribers and the view read history from it")]
+    init_implied: bool
+    scrub_days: Annotated[float | None, Key(_or_word("off", _number(1 / 24, 3_650)), None,
+        "1/24 to 3650, or off; in this time every object of the log is read and checked once",
+        depends="7 for file:, otherwise off", none="off")]
+    scrub_bytes_per_second: Annotated[int, Key(_size(1 << 16), 4 * MEBI,
+        "at least 64 KiB; a smaller object counts as 64 KiB")]
+
+    @property
+    def scheme(self) -> str:
+        """The kind of store: file, s3, gs, az or memory."""
+        return urlsplit(self.url).scheme
+
+
+@dataclass(frozen=True, slots=True)
+class PersistSettings:
+    """Forming batches and making them durable. ``None`` means unlimited, or off."""
+
+    batch_timeout_ms: Annotated[float, Key(_POSITIVE, None, "above 0", depends="1 for file:, otherwise 5")]
+    batch_timeout_max_ms: Annotated[float, Key(_POSITIVE, 50.0, "at least persist.batch_timeout_ms")]
+    batch_size_threshold: Annotated[int, Key(_size(1, 1 << 30), MEBI,
+        "1 byte to 1 GiB; the last commit of a batch may exceed it")]
+    put_requests_per_second_max: Annotated[int | None, Key(_or_word("unlimited", _whole(1)), None,
+        "at least 1, or unlimited", none="unlimited")]
+    max_in_flight_requests: Annotated[int, Key(_whole(1, 1000), 50, "1 to 1000 unacknowledged slots")]
+    target_pool_size: Annotated[int, Key(_whole(1), None,
+        "at least persist.max_in_flight_requests; above twice that a warning is given",
+        depends="2 x persist.max_in_flight_requests")]
+    request_timeout_ms: Annotated[float, Key(_POSITIVE, 10_000.0,
+        "above 0; a request without a response is sent again")]
+    max_retry_attempts: Annotated[int | None, Key(_or_word("unlimited", _whole(0)), None,
+        "at least 0, or unlimited; 0 disables retries", none="unlimited")]
+    give_up_after_seconds: Annotated[float, Key(_POSITIVE, 60.0,
+        "above 0; a leader that cannot write for this time steps down")]
+    retry_base_delay_ms: Annotated[float, Key(_POSITIVE, 100.0, "above 0")]
+    retry_max_delay_ms: Annotated[float, Key(_POSITIVE, 5_000.0, "at least persist.retry_base_delay_ms")]
+    hedge_after_percentile: Annotated[float | None, Key(_or_word("off", _number(50, 99.9)), None,
+        "50 to 99.9, or off", depends="off for file:, otherwise 95", none="off")]
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderSettings:
+    """Liveness between processes; safety never depends on it."""
+
+    silence_ms: Annotated[float, Key(_POSITIVE, 2_000.0, "more than 2 x leader.heartbeat_ms")]
+    heartbeat_ms: Annotated[float, Key(_POSITIVE, 500.0, "less than half of leader.silence_ms")]
+
+
+@dataclass(frozen=True, slots=True)
+class ViewSettings:
+    """The embedded view that answers ``/v1/keys`` and ``/v1/range``."""
+
+    enabled: Annotated[bool, Key(_switch, None, "true or false", depends="true for file: and memory:, otherwise false")]
+
+
+@dataclass(frozen=True, slots=True)
+class CommitSettings:
+    """Limits of a commit, and the conflict window."""
+
+    min_request_id_length: Annotated[int, Key(_whole(1, 255), 20, "1 to 255 characters")]
+    conflict_window_seconds: Annotated[float, Key(_POSITIVE, 60.0,
+        "above 0; the window ends here or at conflict_window_bytes, whichever is first")]
+    conflict_window_bytes: Annotated[int, Key(_size(1), 256 * MEBI,
+        "at least 1 byte; the window ends here or at conflict_window_seconds")]
+    max_operations: Annotated[int, Key(_whole(1), 10_000, "at least 1 per commit; a larger commit gets 413")]
+    max_preconditions: Annotated[int, Key(_whole(1), 10_000, "at least 1 per commit; a larger commit gets 413")]
+    stalled_after_seconds: Annotated[float, Key(_POSITIVE, 3.0,
+        "above 0; commits get 503 while the oldest batch has waited longer for the store")]
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionSettings:
+    """Streams of events."""
+
+    max_buffer_size_bytes: Annotated[int, Key(_size(1), 10 * MEBI,
+        "at least 1 byte; the stream of a reader further behind is closed")]
+    keepalive_interval_seconds: Annotated[float, Key(_POSITIVE, 30.0, "above 0")]
+
+
+@dataclass(frozen=True, slots=True)
+class StoresSettings:
+    """The message stores. Without ``directory`` the service hosts none, whatever ``enabled`` says."""
+
+    enabled: Annotated[bool, Key(_switch, True, "true or false; needs stores.directory")]
+    directory: Annotated[str | None, Key(_optional_text, None,
+        "directory on a local disk; created if it is missing",
+        depends="the log's directory followed by -stores for file:, otherwise none")]
+    definitions: Annotated[str | None, Key(_optional_text, None,
+        "JSON, TOML or YAML file with stores and durables, created or changed at every start; others stay")]
+    max_request_size_bytes: Annotated[int, Key(_size(1), 16 * MEBI,
+        "at least 1 byte; a larger request to the stores gets 413")]
+    page_size_bytes: Annotated[int, Key(_size(MEBI), 64 * MEBI,
+        "at least 1 MiB; disk space is taken and given back in pages of this size")]
+    memory_bytes: Annotated[int, Key(_size(8 * MEBI), 128 * MEBI,
+        "at least 8 MiB for messages and counts, whatever the backlog; requests in progress need more")]
+    statistics_seconds: Annotated[float, Key(_number(0), 60.0,
+        "at least 0 between two log lines with statistics; 0 means off")]
+    clock: Annotated[Literal["steady", "wall"], Key(_choice("steady", "wall"), "steady",
+        "steady: a start continues from the last known time; wall: a start takes the machine's time, and "
+        "what expired by then expires")]
+
+    @property
+    def hosted(self) -> str | None:
+        """The directory of the stores that this service hosts, None for none."""
+        return self.directory if self.enabled else None
+
+
+@dataclass(frozen=True, slots=True)
+class LoggingSettings:
+    """The service's own log lines."""
+
+    format: Annotated[Literal["logfmt", "json"], Key(_choice("logfmt", "json"), "logfmt", "logfmt or json")]
+    level: Annotated[Literal["debug", "info", "warning", "error"], Key(
+        _choice("debug", "info", "warning", "error"), "info", "debug, info, warning or error")]
+
+
+# fmt: on
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Everything a service runs with. Frozen, and checked as a whole before anything is opened."""
+
+    server: ServerSettings
+    log: LogSettings
+    persist: PersistSettings
+    leader: LeaderSettings
+    view: ViewSettings
+    commit: CommitSettings
+    subscription: SubscriptionSettings
+    stores: StoresSettings
+    logging: LoggingSettings
+
+
+_SECTIONS: Final[Mapping[str, type[object]]] = get_type_hints(Settings)
+_KEYS: Final[Mapping[str, Key]] = {
+    name: Key(key.parse, key.default, key.rule, key.depends, key.none, name)
+    for section, kind in _SECTIONS.items()
+    for field_name, annotation in get_type_hints(kind, include_extras=True).items()
+    for key in getattr(annotation, "__metadata__", ())
+    for name in [f"{section}.{field_name}"]
+}
+KEYS: Final = tuple(_KEYS.values())
+
+
+# -- from values to settings -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """One key in force. ``why`` says where the value came from, or which rule gave it."""
+
+    key: str
+    value: str
+    source: Source
+    why: str
+    rule: str
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """Settings in force, with an origin for every key and the warnings about them."""
+
+    settings: Settings
+    origins: tuple[Origin, ...]
+    warnings: tuple[str, ...]
+    file: Path | None
+
+
+def _build(given: Mapping[str, object], *, default_url: str) -> Settings:
+    """The settings from parsed values by key name."""
+    values: dict[str, object] = {key.name: given.get(key.name, key.default) for key in KEYS}
+    for name, value in _derived(values, default_url).items():
+        # The empty text means none, so an address or a directory that is given may be None and has its default then.
+        if name not in given or (values[name] is None and _KEYS[name].parse is _optional_text):
+            values[name] = value
+    sections = {
+        section: kind(**{each.name: values[f"{section}.{each.name}"] for each in fields(cast("type[Settings]", kind))})
+        for section, kind in _SECTIONS.items()
+    }
+    return Settings(**cast("dict[str, LoggingSettings]", sections))  # type: ignore[arg-type]
+
+
+def _derived(values: dict[str, object], default_url: str) -> dict[str, object]:
+    """The defaults that depend on other keys.
+
+    A directory answers in about a millisecond and loses no request, so waiting longer and hedging gain nothing. The
+    stores are next to the log, because its own directory holds the log only.
+    """
+    url = values["log.url"] = values["log.url"] or default_url
+    parts = urlsplit(str(url))
+    values["log.init_implied"] = url == default_url or parts.scheme == "memory"
+    is_file = parts.scheme == "file"
+    return {
+        "server.advertised_address": cast("tuple[str, ...]", values["server.listen"])[0],
+        "log.scrub_days": 7.0 if is_file else None,
+        "persist.batch_timeout_ms": 1.0 if is_file else 5.0,
+        "persist.target_pool_size": 2 * cast(int, values["persist.max_in_flight_requests"]),
+        "persist.hedge_after_percentile": None if is_file else 95.0,
+        "view.enabled": is_file or parts.scheme == "memory",
+        "stores.directory": unquote(parts.path).rstrip("/") + "-stores" if is_file else None,
+    }
+
+
+def _problems(settings: Settings) -> Iterator[str]:
+    """The rules between keys that do not hold, each with its reason."""
+    server, persist, leader, stores = settings.server, settings.persist, settings.leader, settings.stores
+    if stores.definitions is not None and stores.hosted is None:
+        yield "stores.definitions needs stores that are hosted: set stores.directory, and stores.enabled to true"
+    if (server.tls_certificate is None) != (server.tls_key is None):
+        yield "server.tls_certificate and server.tls_key must be given together: one is useless without the other"
+    if len(server.advertised_address.encode()) > ADDRESS_BYTES_MAX:
+        yield "server.advertised_address must fit into the 256 bytes that the header of a batch has for it"
+    low, high = persist.batch_timeout_ms, persist.batch_timeout_max_ms
+    if high < low:
+        yield (
+            f"persist.batch_timeout_max_ms ({high:g}) must be at least persist.batch_timeout_ms ({low:g}): "
+            "the adaptive interval moves between them"
+        )
+    pool, in_flight = persist.target_pool_size, persist.max_in_flight_requests
+    if pool < in_flight:
+        yield (
+            f"persist.target_pool_size ({pool}) must be at least persist.max_in_flight_requests ({in_flight}): "
+            "otherwise a batch that may be sent waits for a connection"
+        )
+    low, high = persist.retry_base_delay_ms, persist.retry_max_delay_ms
+    if high < low:
+        yield (
+            f"persist.retry_max_delay_ms ({high:g}) must be at least persist.retry_base_delay_ms ({low:g}): "
+            "the delay grows from one to the other"
+        )
+    if leader.heartbeat_ms >= leader.silence_ms / 2:
+        yield (
+            f"leader.heartbeat_ms ({leader.heartbeat_ms:g}) must be below half of leader.silence_ms "
+            f"({leader.silence_ms:g}): one lost heartbeat must not look like a dead leader"
+        )
+
+
+def _warnings(settings: Settings) -> Iterator[str]:
+    """Settings that are allowed and probably not meant."""
+    server, persist, scheme = settings.server, settings.persist, settings.log.scheme
+    loopback = all(address.startswith(LOOPBACK) for address in server.listen)
+    advertised = server.advertised_address.removeprefix("http://").removeprefix("https://")
+    pool, in_flight = persist.target_pool_size, persist.max_in_flight_requests
+    if pool > 2 * in_flight:
+        yield (
+            f"persist.target_pool_size ({pool}) is above twice persist.max_in_flight_requests ({in_flight}): "
+            "the connections beyond that stay idle"
+        )
+    if persist.request_timeout_ms >= persist.give_up_after_seconds * 1000:
+        yield "persist.request_timeout_ms is not below persist.give_up_after_seconds: one lost answer ends the leader"
+    if advertised.rpartition(":")[0] in ("0.0.0.0", "[::]"):
+        yield f"server.advertised_address is {server.advertised_address}, which nobody can ask: name a reachable one"
+    if advertised.startswith(LOOPBACK) and scheme not in ("file", "memory"):
+        yield (
+            f"server.advertised_address is {server.advertised_address}, another place on each machine that shares "
+            "the log: other machines cannot ask this leader, and take over when it is idle for leader.silence_ms"
+        )
+    if not loopback and not server.tokens:
+        yield "server.listen is open to other machines and server.tokens is empty: anybody may commit"
+    if server.tokens and not loopback and server.tls_certificate is None:
+        yield "server.tokens are sent in clear: set server.tls_certificate and server.tls_key, or end TLS in a proxy"
+    if scheme == "gs":
+        yield "log.url is gs:, which is not tested: no emulator supports the client's requests; keep a copy of the data"
+    if scheme == "memory":
+        yield "log.url is memory: and everything is gone when the process ends"
+
+
+# -- sources: file, environment, flags ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """One value as a source gave it."""
+
+    value: object
+    source: Source
+    why: str
+
+
+def load_configuration(
+    *,
+    flags: Mapping[str, object] | None = None,
+    environ: Mapping[str, str] | None = None,
+    file: Path | None = None,
+    working_directory: Path | None = None,
+) -> Configuration:
+    """The configuration in force.
+
+    ``flags`` maps key names (``log.url``) to values and wins. Without ``file``, ``HOLDFAST_CONFIG`` names one;
+    otherwise ``holdfast.toml`` or ``holdfast.yaml`` in the working directory is read if it exists.
+    Raises: InvalidRequest (code ``bad_configuration``) naming every problem.
+    """
+    environ = os.environ if environ is None else environ
+    directory = Path.cwd() if working_directory is None else working_directory
+    problems: list[str] = []
+    path = _find_file(file, environ, directory)
+    given: dict[str, _Given] = {}
+    if path is not None:
+        given.update(_from_file(path, problems))
+    given.update(_from_environment(environ, problems))
+    for name, value in (flags or {}).items():
+        if _is_key(name, f"flag {name}", problems):
+            given[name] = _Given(value, "flag", "given on the command line")
+    settings = _build(_parse(given, problems), default_url=(directory / "holdfast-data").absolute().as_uri())
+    problems += _problems(settings)
+    if problems:
+        raise InvalidRequest(
+            "the configuration cannot be used: " + "; ".join(problems),
+            code=Code.BAD_CONFIGURATION,
+            hint="`holdfast check-config` shows every key, its rule and where its value came from",
+        )
+    origins = tuple(_origin(key, settings, given.get(key.name)) for key in KEYS)
+    return Configuration(settings, origins, tuple(_warnings(settings)), path)
+
+
+def _find_file(file: Path | None, environ: Mapping[str, str], directory: Path) -> Path | None:
+    """The file to read: a named one must exist, the one in the working directory may."""
+    named = file if file is not None else Path(environ[name]) if environ.get(name := "HOLDFAST_CONFIG") else None
+    if named is None:
+        usual = [path for name in CONFIGURATION_FILES if (path := directory / name).is_file()]
+        if len(usual) > 1:
+            names = " and ".join(path.name for path in usual)
+            raise InvalidRequest(f"there are {names} in {directory}: name one", code=Code.BAD_CONFIGURATION)
+        return usual[0] if usual else None
+    path = named if named.is_absolute() else directory / named
+    if not path.is_file():
+        raise InvalidRequest(f"there is no configuration file at {path}", code=Code.BAD_CONFIGURATION)
+    return path
+
+
+def _from_file(path: Path, problems: list[str]) -> dict[str, _Given]:
+    """The values of a file with one table for each section."""
+    document = read_document(path)
+    if document.value is None:
+        return {}
+    if not isinstance(document.value, dict):
+        problems.append(f"{path.name}: sections with keys, not {type(document.value).__name__}")
+        return {}
+    given: dict[str, _Given] = {}
+    for section, table in cast("dict[str, object]", document.value).items():
+        if not isinstance(table, dict):
+            where = f"{path.name}{_line(document, section)}"
+            problems.append(f"{where}: {section} stands outside of a section{_nearest(section)}")
+            continue
+        for field_name, value in cast("dict[str, object]", table).items():
+            name = f"{section}.{field_name}"
+            line = _line(document, name)
+            if _is_key(name, f"{path.name}{line}", problems):
+                given[name] = _Given(value, "file", f"{path}{line}")
+    return given
+
+
+def _line(document: Document, name: str) -> str:
+    line = document.line_of(name)
+    return "" if line is None else f" line {line}"
+
+
+def _from_environment(environ: Mapping[str, str], problems: list[str]) -> dict[str, _Given]:
+    """The values of ``HOLDFAST_SECTION__KEY``. Names without a section (``HOLDFAST_CONFIG``) belong to programs."""
+    given: dict[str, _Given] = {}
+    for variable in sorted(environ):
+        if not variable.startswith(ENVIRONMENT_PREFIX):
+            continue
+        rest = variable.removeprefix(ENVIRONMENT_PREFIX).lower()
+        section, double, field_name = rest.partition("__")
+        if not double:
+            # A variable with one underscore too few would otherwise be ignored silently.
+            section, _, field_name = rest.partition("_")
+            if section in _SECTIONS and field_name:
+                near = _nearest(f"{section}.{field_name}")
+                problems.append(f"environment: {variable} needs two underscores after the section{near}")
+            continue
+        name = f"{section}.{field_name}"
+        if _is_key(name, f"environment variable {variable}", problems):
+            given[name] = _Given(environ[variable], "env", variable)
+    return given
+
+
+def _is_key(name: str, where: str, problems: list[str]) -> bool:
+    """Whether there is a key of this name; notes the problem if not."""
+    if name not in _KEYS:
+        problems.append(f"{where}: there is no key {name}{_nearest(name)}")
+    return name in _KEYS
+
+
+def _nearest(name: str) -> str:
+    """A suggestion for a name that is not a key."""
+    close = difflib.get_close_matches(name, list(_KEYS), n=1, cutoff=0.5)
+    if not close:
+        last = name.rpartition(".")[2]
+        tails = difflib.get_close_matches(last, [known.partition(".")[2] for known in _KEYS], n=1, cutoff=0.6)
+        close = [known for known in _KEYS if tails and known.endswith("." + tails[0])]
+    return f", did you mean {close[0]}?" if close else ""
+
+
+def _parse(given: Mapping[str, _Given], problems: list[str]) -> dict[str, object]:
+    """The given values with their types; one that does not fit is noted and left out."""
+    parsed: dict[str, object] = {}
+    for key in KEYS:
+        if (item := given.get(key.name)) is None:
+            continue
+        try:
+            parsed[key.name] = key.parse(item.value)
+        except ValueError as error:
+            is_secret = key.parse is _tokens
+            shown = "" if is_secret else f" is {_CREDENTIALS.sub('//***@', repr(item.value))} and"
+            problems.append(f"{key.name}{shown} must be {error} (from {item.why})")
+    return parsed
+
+
+def _origin(key: Key, settings: Settings, given: _Given | None) -> Origin:
+    section, _, field_name = key.name.partition(".")
+    value = _shown(key, cast(object, getattr(getattr(settings, section), field_name)))
+    if given is None:
+        return Origin(key.name, value, "default", key.depends or "the default", key.rule)
+    return Origin(key.name, value, given.source, given.why, key.rule)
+
+
+def _shown(key: Key, value: object) -> str:
+    """A value in the form that people write; a token stars itself out."""
+    if value is None:
+        return key.none
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return f"{value:.15g}"
+    if isinstance(value, tuple):
+        return ", ".join(map(str, cast("tuple[object, ...]", value))) or "none"
+    return str(value)

@@ -1,0 +1,309 @@
+"""The state of a view: the port of a storage, layers of changes over an older state, and the storage in memory.
+
+A ``Layer`` holds what a sequence of writes, deletes and range deletes amounts to. ``cleared`` are the ranges in which
+nothing below shows through, disjoint and in order; ``changes`` are the keys changed after that, each with its value and
+version, or None when it is deleted. A layer over nothing (``is_ground``) keeps no trace of deleted keys. A change of a
+known key is one dictionary operation; a new key is put in order only when a range is read or deleted.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from typing import Final, NamedTuple, Protocol
+
+from holdfast.commit.format.transaction import Delete, Operation, RangeDelete, Write
+
+__all__ = ["Layer", "MemoryStorage", "OrderedKeys", "Position", "Row", "Stored", "ViewStorage"]
+
+Stored = tuple[bytes, int]
+"""A value and the version that wrote it."""
+
+Row = tuple[bytes, bytes, int]
+"""Key, value, version."""
+
+
+class Position(NamedTuple):
+    """What a view's state is: everything at or below ``version`` is applied, of the log ``log_id``.
+
+    ``last_transaction`` is the newest transaction applied. Both it and the log are None when not known.
+    """
+
+    version: int
+    last_transaction: int | None
+    log_id: str | None = None
+
+
+class ViewStorage(Protocol):
+    """Where a view keeps its state. Called under the view's lock, except ``make_room`` and ``close``."""
+
+    @property
+    def position(self) -> Position:
+        """What survived."""
+        ...
+
+    def make_room(self) -> None:
+        """Wait until another batch may be applied. Raises: what went wrong in the background."""
+        ...
+
+    def apply(self, txns: Sequence[tuple[int, Sequence[Operation]]], position: Position) -> None:
+        """These transactions, in order; then the state is that of ``position``."""
+        ...
+
+    def get(self, key: bytes) -> Stored | None:
+        """A key's value and version."""
+        ...
+
+    def walk(self, begin: bytes, end: bytes | None) -> Generator[Row]:
+        """The keys of ``[begin, end)`` in order."""
+        ...
+
+    def flush(self) -> None:
+        """Return when everything applied is where a crash leaves it."""
+        ...
+
+    def close(self) -> None:
+        """Flush and release the storage."""
+        ...
+
+
+CHUNK_MAX: Final = 2_000
+
+
+class OrderedKeys:
+    """A set of keys that can be walked in byte order: a list of short sorted lists.
+
+    Cost: adding and removing O(log n) and a memory move of a few kilobytes; building O(n log n); walking O(1) a key.
+    """
+
+    __slots__ = ("_chunks", "_lasts", "_size")
+
+    def __init__(self) -> None:
+        self._chunks: list[list[bytes]] = []
+        self._lasts: list[bytes] = []
+        self._size = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __contains__(self, key: bytes) -> bool:
+        at = bisect_left(self._lasts, key)
+        if at == len(self._chunks):
+            return False
+        chunk = self._chunks[at]
+        within = bisect_left(chunk, key)
+        return chunk[within] == key
+
+    def rebuild(self, keys: Iterable[bytes]) -> None:
+        """Hold exactly these keys."""
+        ordered = sorted(set(keys))
+        half = CHUNK_MAX // 2
+        self._chunks = [ordered[start : start + half] for start in range(0, len(ordered), half)]
+        self._lasts = [chunk[-1] for chunk in self._chunks]
+        self._size = len(ordered)
+
+    def add(self, key: bytes) -> None:
+        """Hold ``key`` too."""
+        if not self._chunks:
+            self._chunks.append([key])
+            self._lasts.append(key)
+            self._size = 1
+            return
+        at = min(bisect_left(self._lasts, key), len(self._chunks) - 1)
+        chunk = self._chunks[at]
+        within = bisect_left(chunk, key)
+        if within < len(chunk) and chunk[within] == key:
+            return
+        insort(chunk, key)
+        self._size += 1
+        self._lasts[at] = chunk[-1]
+        if len(chunk) > CHUNK_MAX:
+            half = len(chunk) // 2
+            self._chunks[at : at + 1] = [chunk[:half], chunk[half:]]
+            self._lasts[at : at + 1] = [chunk[half - 1], chunk[-1]]
+
+    def discard(self, key: bytes) -> None:
+        """Do not hold ``key``."""
+        at = bisect_left(self._lasts, key)
+        if at == len(self._chunks):
+            return
+        chunk = self._chunks[at]
+        within = bisect_left(chunk, key)
+        if chunk[within] != key:
+            return
+        del chunk[within]
+        self._size -= 1
+        if chunk:
+            self._lasts[at] = chunk[-1]
+        else:
+            del self._chunks[at]
+            del self._lasts[at]
+
+    def walk(self, begin: bytes, end: bytes | None) -> Iterator[bytes]:
+        """The keys of ``[begin, end)`` in order. The set must not change meanwhile."""
+        at = bisect_left(self._lasts, begin)
+        start = bisect_left(self._chunks[at], begin) if at < len(self._chunks) else 0
+        for chunk in self._chunks[at:]:
+            for key in chunk[start:] if start else chunk:
+                if end is not None and key >= end:
+                    return
+                yield key
+            start = 0
+
+    def check(self) -> None:
+        """The laws of this structure. Cost: O(n)."""
+        flat = [key for chunk in self._chunks for key in chunk]
+        assert flat == sorted(set(flat)), "keys are in order and distinct"
+        assert all(self._chunks), "no chunk is empty"
+        assert self._lasts == [chunk[-1] for chunk in self._chunks], "each chunk's last key is known"
+        assert self._size == len(flat), "the size is the number of keys"
+        assert all(len(chunk) <= CHUNK_MAX for chunk in self._chunks), "no chunk exceeds its bound"
+
+
+class Layer:
+    """Changes in order; later ones win."""
+
+    __slots__ = ("_order", "_unordered", "changes", "cleared", "is_ground", "size")
+
+    def __init__(self, *, is_ground: bool) -> None:
+        self.is_ground = is_ground
+        self.changes: dict[bytes, Stored | None] = {}
+        self.cleared: list[tuple[bytes, bytes | None]] = []
+        self.size = 0
+        self._order = OrderedKeys()
+        self._unordered: set[bytes] = set()
+
+    def apply(self, version: int, operations: Sequence[Operation]) -> None:
+        """The operations of one transaction, in order."""
+        changes = self.changes
+        for operation in operations:
+            kind = type(operation)
+            if kind is Write:
+                key = operation.key  # type: ignore[union-attr]
+                if key not in changes:
+                    self._unordered.add(key)
+                value = operation.value  # type: ignore[union-attr]
+                changes[key] = (value, version)
+                self.size += len(key) + len(value) + 128
+            elif kind is Delete:
+                key = operation.key  # type: ignore[union-attr]
+                if self.is_ground:
+                    if changes.pop(key, None) is not None:
+                        self._unordered.add(key)
+                else:
+                    if key not in changes:
+                        self._unordered.add(key)
+                    changes[key] = None
+                    self.size += len(key) + 128
+            else:
+                assert isinstance(operation, RangeDelete), "there are three kinds of operation"
+                self._clear(operation.begin, operation.end)
+
+    def write(self, changes: Mapping[bytes, Stored]) -> None:
+        """Writes of many transactions at once, the last one of each key: the cheap way in where nothing is deleted."""
+        self.changes.update(changes)
+        self._unordered.update(changes)
+        self.size += sum(len(key) + len(stored[0]) for key, stored in changes.items()) + 128 * len(changes)
+
+    def _clear(self, begin: bytes, end: bytes | None) -> None:
+        if end is not None and begin >= end:
+            return
+        for key in list(self.walk(begin, end)):
+            del self.changes[key]
+            self._unordered.add(key)
+        if self.is_ground:
+            return
+        self.size += len(begin) + len(end or b"") + 128
+        # Join with every cleared range that this one touches.
+        first = bisect_left([item[0] for item in self.cleared], begin)
+        if first > 0:
+            before_end = self.cleared[first - 1][1]
+            if before_end is None or before_end >= begin:
+                first -= 1
+                begin = self.cleared[first][0]
+        last = first
+        while last < len(self.cleared) and (end is None or self.cleared[last][0] <= end):
+            other = self.cleared[last][1]
+            end = None if end is None or other is None else max(end, other)
+            last += 1
+        self.cleared[first:last] = [(begin, end)]
+
+    def hides(self, key: bytes) -> bool:
+        """Whether a range delete hides the older state at ``key``, apart from the layer's own changes."""
+        if not self.cleared:
+            return False
+        at = bisect_right(self.cleared, key, key=lambda item: item[0]) - 1
+        if at < 0:
+            return False
+        end = self.cleared[at][1]
+        return end is None or key < end
+
+    def walk(self, begin: bytes, end: bytes | None) -> Iterator[bytes]:
+        """The changed keys of ``[begin, end)`` in order, gone ones included."""
+        self._put_in_order()
+        return self._order.walk(begin, end)
+
+    def _put_in_order(self) -> None:
+        if not self._unordered:
+            return
+        if len(self._unordered) * 4 >= len(self._order):
+            self._order.rebuild(self.changes)
+        else:
+            for key in self._unordered:  # the order of this walk leaves no trace
+                if key in self.changes:
+                    self._order.add(key)
+                else:
+                    self._order.discard(key)
+        self._unordered.clear()
+
+    def check(self) -> None:
+        """The laws of a layer. Cost: O(n)."""
+        self._put_in_order()
+        self._order.check()
+        assert list(self._order.walk(b"", None)) == sorted(self.changes), "the order holds exactly the changed keys"
+        assert not (self.is_ground and self.cleared), "there is nothing below the ground"
+        assert not (self.is_ground and None in self.changes.values()), "the ground keeps no trace of what is gone"
+        for (_, end), (begin, _) in zip(self.cleared, self.cleared[1:], strict=False):
+            assert end is not None, "only the last cleared range has no end"
+            assert end < begin, "cleared ranges are disjoint, apart and in order"
+
+
+class MemoryStorage:
+    """The state in a dictionary; nothing survives the process."""
+
+    def __init__(self) -> None:
+        self.layer = Layer(is_ground=True)
+
+    @property
+    def position(self) -> Position:
+        """See ``ViewStorage``."""
+        return Position(0, None)
+
+    def make_room(self) -> None:
+        """See ``ViewStorage``."""
+
+    def apply(
+        self,
+        txns: Sequence[tuple[int, Sequence[Operation]]],
+        position: Position,  # noqa: ARG002
+    ) -> None:
+        """See ``ViewStorage``."""
+        for version, operations in txns:
+            self.layer.apply(version, operations)
+
+    def get(self, key: bytes) -> Stored | None:
+        """See ``ViewStorage``."""
+        return self.layer.changes.get(key)
+
+    def walk(self, begin: bytes, end: bytes | None) -> Generator[Row]:
+        """See ``ViewStorage``."""
+        for key in self.layer.walk(begin, end):
+            stored = self.layer.changes[key]
+            assert stored is not None, "the ground keeps no trace of what is gone"
+            yield key, stored[0], stored[1]
+
+    def flush(self) -> None:
+        """See ``ViewStorage``."""
+
+    def close(self) -> None:
+        """See ``ViewStorage``."""
