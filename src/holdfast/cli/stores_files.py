@@ -78,7 +78,7 @@ def restore(
     as_json: JsonOption = False,
 ) -> None:
     """Put a backup into an empty directory, for a service to serve."""
-    from holdfast.cli.queue_files import system_errors
+    from holdfast.queue.repair.files import system_errors
     from holdfast.stores.repair.backup import restore as put_back
 
     with system_errors(str(directory)):
@@ -97,7 +97,7 @@ def verify(
     as_json: JsonOption = False,
 ) -> None:
     """Read stores or a backup from end to end, and change nothing."""
-    from holdfast.cli.queue_files import system_errors
+    from holdfast.queue.repair.files import system_errors
     from holdfast.stores.repair.backup import MANIFEST_NAME
     from holdfast.stores.repair.backup import verify as check
 
@@ -148,7 +148,7 @@ def repair(
     as_json: JsonOption = False,
 ) -> None:
     """Tell which messages cannot be read, or go on without them. Copy the directory before."""
-    from holdfast.cli.queue_files import system_errors
+    from holdfast.queue.repair.files import system_errors
     from holdfast.stores.repair.repair import repair as let_go
     from holdfast.stores.repair.repair import survey
 
@@ -180,7 +180,7 @@ def repair(
 
 
 def _accept_recorded(directory: Path, backup: Path, *, as_json: bool) -> None:
-    from holdfast.cli.queue_files import system_errors
+    from holdfast.queue.repair.files import system_errors
     from holdfast.stores.repair.repair import accept_recorded
 
     with system_errors(str(directory)):
@@ -200,11 +200,11 @@ def _require_unused(directory: Path) -> None:
 
     Takes no lock, which could turn a service away that starts now.
     """
-    from holdfast.cli.queue_files import opened_files, writer_of
+    from holdfast.queue.repair.files import open_files, writer_pid
     from holdfast.stores.storage.message_log import LOG_NAME
 
-    with suppress(NotFound, InvalidRequest), opened_files(str(directory / LOG_NAME)) as pages:
-        if pid := writer_of(pages):
+    with suppress(NotFound, InvalidRequest), open_files(str(directory / LOG_NAME)) as pages:
+        if pid := writer_pid(pages):
             raise AlreadyOpen(
                 "a service has these stores open",
                 path=str(directory),
