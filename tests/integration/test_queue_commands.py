@@ -817,7 +817,7 @@ def test_an_output_that_fails_is_not_told_as_the_queues_failure(path: Path, word
         )  # fmt: skip
     assert found.returncode == UNAVAILABLE
     assert len(found.stderr.splitlines()) == 1
-    assert "the output could not be written output=stdout cause=No space left on device" in found.stderr
+    assert "output could not be written output=stdout cause=No space left on device" in found.stderr
 
 
 def test_the_help_of_tail_tells_what_none_means(capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,9 +18,8 @@ from typing import Annotated, TypeAlias
 
 import typer
 
-from holdfast.cli.exits import Exit
 from holdfast.cli.options import JsonOption, TokenOption, UrlOption
-from holdfast.cli.output import print_json, print_line
+from holdfast.cli.output import Exit, print_json, print_line
 from holdfast.cli.service import store_working
 from holdfast.cli.stores import commands
 from holdfast.cli.transactions import LOCAL
