@@ -5,7 +5,7 @@ Run by ``make docs``. Checks every Markdown file of the repository:
 1. a relative link names a file that exists, and its anchor a heading of that file;
 2. every ``make target`` and ``holdfast command --option`` that is quoted exists;
 3. the configuration reference lists exactly the keys, defaults and rules of ``holdfast.settings``;
-4. the exit-code reference lists exactly the codes of ``holdfast.cli.exits``, the API reference only known error codes;
+4. the exit-code reference lists exactly the codes of ``holdfast.cli.output``, the API reference only known error codes;
 5. every page under docs/ can be reached from README.md.
 
 ``--write`` rewrites the generated table of the configuration reference instead of complaining.
@@ -17,7 +17,7 @@ import re
 import sys
 from pathlib import Path
 
-from holdfast.cli.exits import Exit
+from holdfast.cli.output import Exit
 from holdfast.errors import Code
 from holdfast.server.http.responses import STATUS_OF
 from holdfast.settings import KEYS, load_configuration

@@ -13,8 +13,8 @@ from tests.integration.http_harness import run, serving
 
 from holdfast import Client, InvalidRequest, Write
 from holdfast.aio import Client as AioClient
-from holdfast.cli.exits import Exit
 from holdfast.cli.main import main
+from holdfast.cli.output import Exit
 from holdfast.errors import Code
 
 STANDARD = base64.b64encode

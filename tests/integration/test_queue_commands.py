@@ -19,11 +19,12 @@ import pytest
 
 from holdfast import Queue
 from holdfast.cli.main import main
-from holdfast.cli.queue_files import opened_files, paths_like
+from holdfast.cli.queue_views import paths_like
 from holdfast.queue import Gap
 from holdfast.queue.files.local import LocalFiles
 from holdfast.queue.format.frame import HEAD_BYTES
 from holdfast.queue.format.page import HEADER_BYTES, PageHeader, encode_header
+from holdfast.queue.repair.files import open_files
 from holdfast.queue.repair.survey import QueueSurvey, survey_queue
 
 PAGE = 8192
@@ -187,7 +188,7 @@ def test_commands_that_read_work_where_nothing_may_be_written(
         assert run(capsys, command, path)[0] == ANSWERED
     for words in (("repair", path), ("trim", path, "--before-seq", 9)):
         code, _, err = run(capsys, *words)
-        assert code == BAD_REQUEST and "nothing may be written here" in err
+        assert code == BAD_REQUEST and "Read-only file system" in err
 
 
 def test_tail_prints_the_last_messages(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -265,15 +266,15 @@ def test_a_raw_dump_is_the_payloads_and_nothing_else(
         (["info", "{parent}"], NO, "for example {parent}/orders"),
         (["info", "{parent}/nowhere/orders"], NO, "no such directory"),
         (["info", "{parent}/orders-1.page"], BAD_REQUEST, "try {parent}/orders"),
-        (["tail", "{path}", "--since", "yesterday"], BAD_REQUEST, "--since got 'yesterday'"),
+        (["tail", "{path}", "--since", "yesterday"], BAD_REQUEST, "--since is not a time given=yesterday"),
         (["tail", "{path}", "--since", "2026-01-01T00:00:00"], BAD_REQUEST, "--since needs a time zone"),
         (["tail", "{path}", "--since", "1h", "--seq", "3"], BAD_REQUEST, "exclude each other"),
         (["tail", "{path}", "--seq", "0"], BAD_REQUEST, "--seq"),
         (["dump", "{path}", "--raw", "--json"], BAD_REQUEST, "exclude each other"),
-        (["dump", "{path}", "--until", "9999999999999w"], BAD_REQUEST, "--until got"),
+        (["dump", "{path}", "--until", "9999999999999w"], BAD_REQUEST, "--until is not a time"),
         (["trim", "{path}"], BAD_REQUEST, "one of --before"),
         (["trim", "{path}", "--before", "1h", "--before-seq", "2"], BAD_REQUEST, "one of --before"),
-        (["trim", "{path}", "--max-bytes", "lots"], BAD_REQUEST, "--max-bytes got 'lots'"),
+        (["trim", "{path}", "--max-bytes", "lots"], BAD_REQUEST, "--max-bytes is not a size given=lots"),
     ],
 )
 def test_bad_input_is_refused_and_named(
@@ -312,7 +313,7 @@ def test_an_empty_queue_is_shown_as_empty(tmp_path: Path, capsys: pytest.Capture
 def test_a_whole_queue_verifies(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, found = run_json(capsys, "verify", path)
     assert (code, found["ok"], found["messages"], found["gaps"], found["indexes"]) == (ANSWERED, True, 400, [], [])
-    assert run(capsys, "verify", path)[1][-1] == "every message is whole"
+    assert run(capsys, "verify", path)[1][-1] == "every message is intact"
 
 
 def test_a_queue_that_is_written_to_verifies(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -331,7 +332,7 @@ def test_what_retention_removes_while_it_is_verified_is_not_lost(path: Path, unt
         if not removed:
             removed.append(queue.trim(before_seq=until))
 
-    with Queue(path, page_size=PAGE, background=False) as queue, opened_files(str(path)) as pages:
+    with Queue(path, page_size=PAGE, background=False) as queue, open_files(str(path)) as pages:
         found = survey_queue(pages, trims)
     assert removed[0] > 1
     assert found.gaps == []
@@ -344,7 +345,7 @@ def survey_while_gone(path: Path, *names: str) -> QueueSurvey:
         for name in names:
             path.with_name(name).unlink(missing_ok=True)
 
-    with opened_files(str(path)) as pages:
+    with open_files(str(path)) as pages:
         return survey_queue(pages, goes)
 
 
@@ -816,12 +817,12 @@ def test_an_output_that_fails_is_not_told_as_the_queues_failure(path: Path, word
         )  # fmt: skip
     assert found.returncode == UNAVAILABLE
     assert len(found.stderr.splitlines()) == 1
-    assert "the output could not be written output=stdout cause=No space left on device" in found.stderr
+    assert "output could not be written output=stdout cause=No space left on device" in found.stderr
 
 
 def test_the_help_of_tail_tells_what_none_means(capsys: pytest.CaptureFixture[str]) -> None:
     _, lines, _ = run(capsys, "tail", "--help")
-    assert "0 is none: with -f only what arrives" in " ".join(" ".join(lines).split())
+    assert "0 with -f prints new messages only" in " ".join(" ".join(lines).split())
 
 
 def test_what_is_set_aside_is_told_of_its_own_queue_only(path: Path, capsys: pytest.CaptureFixture[str]) -> None:

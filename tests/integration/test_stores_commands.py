@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from tests.crash.server_process import ServerProcess
 
-from holdfast.cli.exits import Exit
 from holdfast.cli.main import main
+from holdfast.cli.output import Exit
 from holdfast.cli.service import TELL_AFTER_SECONDS
 from holdfast.client.stores import StoreClient
 from holdfast.errors import InvalidRequest

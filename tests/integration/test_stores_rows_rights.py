@@ -18,8 +18,8 @@ import msgspec
 import pytest
 from tests.crash.server_process import ServerProcess
 
-from holdfast.cli.exits import Exit
 from holdfast.cli.main import main
+from holdfast.cli.output import Exit
 from holdfast.testing.rgw import free_port
 
 JSON, MSGPACK = "application/json", "application/msgpack"

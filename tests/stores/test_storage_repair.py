@@ -14,8 +14,8 @@ import pytest
 from tests.integration.http_harness import run
 from tests.integration.stores_harness import StoresServing, stores_serving
 
-from holdfast.cli.exits import Exit
 from holdfast.cli.main import main
+from holdfast.cli.output import Exit
 from holdfast.errors import AlreadyOpen, CorruptData, HoldfastError
 from holdfast.server.stores.store_metrics import store_metrics
 from holdfast.stores.durables.consumption import Consumption

@@ -1,8 +1,10 @@
-"""The command line: one module for each group of commands.
+"""The command line: one module for each group of commands, and nothing but the command line.
 
-Owns: arguments, output for people and for programs (``--json``), exit codes. Does not own: anything that a library user
-would want; commands are a few lines around the public API.
+Read ``main`` first: it joins the groups and turns errors into one line, a hint and an exit code. ``options`` are shared
+options, ``output`` prints and defines the exit codes, ``service`` is the client of a command that needs a service.
+``transactions`` has the commands of the log's client; ``log``, ``queue`` and ``stores`` are groups. ``log_views``
+and ``queue_views`` run the commands of a group; they are loaded when a command runs.
 
-Failure model: an error is one line on stderr, a hint below it where there is one, and an exit code of
-``docs/reference/exit-codes.md``. A traceback is a bug of ours.
+A program finds the same operations in the library: ``holdfast.Client``, ``holdfast.StoreClient``,
+``holdfast.queue.repair`` and ``holdfast.commit.reading.survey``.
 """

@@ -1,10 +1,7 @@
-"""``holdfast log``: begin a log, and look at one straight on its store, without a service.
+"""``holdfast log``: begin a log, and inspect one directly on its store, without a service.
 
-Owns: the options of init, ls, show, cat, verify and stat. Does not own: what they do (``log_views``), which is loaded
-when one of them runs, so that the other commands start without reading Arrow.
-
-Failure model: everything but ``init`` only reads, and may run beside a leader: what is written meanwhile may or may not
-be seen. Damage ends a command with exit code 6 and names the slot and the broken rule.
+The options of the group; ``log_views`` runs the commands. All but ``init`` only read and may run next to a leader.
+Damage ends a command with exit code 6 and names the slot and the rule.
 """
 
 from __future__ import annotations
@@ -17,19 +14,19 @@ from holdfast.cli.options import ConfigOption, JsonOption, LogArgument, configur
 
 __all__ = ["commands"]
 
-commands = typer.Typer(no_args_is_help=True, help="Begin a log, and look at one on its store.", rich_markup_mode=None)
+commands = typer.Typer(no_args_is_help=True, help="Begin a log, and inspect one on its store.", rich_markup_mode=None)
 
 
 @commands.command()
 def init(
     url: LogArgument = None,
     force_new: Annotated[
-        bool, typer.Option("--force-new", help="Also where another log left stores or a view.")
+        bool, typer.Option("--force-new", help="Begin even if another log left stores or a view.")
     ] = False,
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Begin a new log where there is none at all. Harmless on one that exists."""
+    """Begin a new log if there is none. Changes nothing if one exists."""
     from holdfast.cli import log_views
 
     settings = configuration(config, log=url).settings
@@ -39,12 +36,14 @@ def init(
 @commands.command()
 def ls(
     url: LogArgument = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=0, help="How many objects, newest first; 0 is all.")] = 100,
-    long: Annotated[bool, typer.Option("--long", "-l", help="Read the headers too.")] = False,
+    limit: Annotated[
+        int, typer.Option("--limit", "-n", min=0, help="How many objects, newest first; 0 means all.")
+    ] = 100,
+    long: Annotated[bool, typer.Option("--long", "-l", help="Also read the headers.")] = False,
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List the objects of a log, newest first, and say which are live."""
+    """List the objects of a log, newest first, and whether each is live."""
     from holdfast.cli import log_views
 
     log_views.ls(log_url_of(url, config), limit=limit, long=long, as_json=as_json)
@@ -67,7 +66,9 @@ def show(
 def cat(
     url: LogArgument = None,
     after: Annotated[int, typer.Option("--after", min=0, help="Only transactions with a higher version.")] = 0,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=0, help="At most this many transactions; 0 is all.")] = 0,
+    limit: Annotated[
+        int, typer.Option("--limit", "-n", min=0, help="At most this many transactions; 0 means all.")
+    ] = 0,
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -81,7 +82,7 @@ def cat(
 def verify(url: LogArgument = None, config: ConfigOption = None, as_json: JsonOption = False) -> None:
     """Read the whole log and check every rule: the chain, every CRC, every version.
 
-    Exit code 6 when one is broken, with its name and the slot.
+    Exit code 6 if a rule is broken, with its name and the slot.
     """
     from holdfast.cli import log_views
 

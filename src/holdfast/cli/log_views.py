@@ -1,32 +1,40 @@
-"""What ``holdfast log`` prints: the views of a log on its store.
+"""Runs the ``holdfast log`` commands and prints what they report.
 
-Owns: ls, show, cat, stat, verify and init as functions of plain arguments. Does not own: their options (``log``),
-finding things out (``log_survey``), the form of a record (``log_records``).
-
-Failure model: each opens the store, prints, and closes it whatever happens. Raises what the store and the log raise.
+Loaded when one of them runs, because it needs Arrow. Each command opens the store, prints, and always closes it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Final, TypeVar
 
-from holdfast.cli.log_records import header_fields, print_transaction, transaction_fields
-from holdfast.cli.log_survey import Survey, check_reached, create_genesis, survey, verify_log, walker_after
-from holdfast.cli.output import print_fields, print_json, print_line, print_table, progress
-from holdfast.commit.format.batch import HEADER_BYTES, decode_body, decode_header, object_name
+from holdfast.cli.output import base64_text, print_fields, print_json, print_line, print_table, progress
+from holdfast.cli.transactions import operation_fields, operation_text, short
+from holdfast.commit.format.batch import (
+    HEADER_BYTES,
+    Header,
+    LoggedTransaction,
+    decode_body,
+    decode_header,
+    object_name,
+)
+from holdfast.commit.format.transaction import PointRead, Precondition, RangeRead
+from holdfast.commit.leadership.leadership import Identity
 from holdfast.commit.leadership.log_remains import refuse_remains, remains_around
-from holdfast.commit.leadership.takeover import newest_slot
+from holdfast.commit.leadership.takeover import init_log, newest_slot
 from holdfast.commit.reading.reader import find_frontier, follow
+from holdfast.commit.reading.survey import Survey, check_reached, survey, verify_log, walker_after
 from holdfast.errors import Code, InvalidRequest, NotFound
 from holdfast.objects.credentials import require_credentials
 from holdfast.objects.open import open_store
 from holdfast.objects.port import Listed, ObjectStore
-from holdfast.values import LogId, parse_slot, slot_text
+from holdfast.values import LeaderId, LogId, parse_slot, slot_text
 
 __all__ = ["cat", "init", "ls", "show", "stat", "verify"]
 
@@ -35,8 +43,7 @@ HEADERS_AT_ONCE: Final = 32
 
 
 def with_store(url: str, work: Callable[[ObjectStore], Awaitable[T]], *, create_missing: bool = False) -> T:
-    """Run ``work`` on the store of a URL, and close it whatever happens."""
-
+    """Run ``work`` on the store of a URL, and always close it."""
     require_credentials(url, os.environ)
 
     async def run() -> T:
@@ -55,12 +62,14 @@ def moment(time_ms: int) -> str:
 
 
 def init(url: str, stores_directory: str | None, *, force_new: bool, as_json: bool) -> None:
-    """Begin a log, or say that there is one. Raises: InvalidRequest (log_mismatch) where another log left something."""
+    """Begin a log, or report that one exists. Raises: InvalidRequest (log_mismatch) if another log left files."""
 
     async def begin(store: ObjectStore) -> LogId | None:
         if not force_new and await newest_slot(store) is None:
             refuse_remains(await remains_around(store, url, stores_directory))
-        return await create_genesis(store)
+        log_id = LogId(secrets.token_bytes(16))
+        identity = Identity(LeaderId(secrets.token_bytes(16)), secrets.token_bytes(32), address="")
+        return log_id if await init_log(store, identity, log_id) else None
 
     created = with_store(url, begin, create_missing=True)
     if as_json:
@@ -68,11 +77,11 @@ def init(url: str, stores_directory: str | None, *, force_new: bool, as_json: bo
     elif created is not None:
         print_line(f"began log {created.hex()} at {url}")
     else:
-        print_line(f"there is a log at {url} already; nothing was changed")
+        print_line(f"{url} already has a log; nothing was changed")
 
 
 def ls(url: str, *, limit: int, long: bool, as_json: bool) -> None:
-    """The newest ``limit`` objects (0: all), and whether they are live."""
+    """Print the newest ``limit`` objects (0: all), and whether they are live."""
 
     async def work(store: ObjectStore) -> None:
         found = await survey(store, objects_max=limit or None)
@@ -84,7 +93,7 @@ def ls(url: str, *, limit: int, long: bool, as_json: bool) -> None:
 
 
 def _empty(url: str) -> NotFound:
-    return NotFound("log is empty", code=Code.LOG_EMPTY, hint=f"`holdfast log init {url}` begins one")
+    return NotFound("log is empty", code=Code.LOG_EMPTY, hint=f"run `holdfast log init {url}`")
 
 
 async def _ls_json(store: ObjectStore, found: Survey, *, long: bool) -> None:
@@ -133,7 +142,7 @@ async def _headers(store: ObjectStore, rows: list[Listed]) -> list[bytes]:
 
 
 def show(url: str, slot: str, *, as_json: bool) -> None:
-    """One object, whole."""
+    """Print one object."""
 
     async def work(store: ObjectStore) -> None:
         number = parse_slot(slot)
@@ -143,7 +152,7 @@ def show(url: str, slot: str, *, as_json: bool) -> None:
                 raise NotFound("log is empty", code=Code.LOG_EMPTY)
             number = frontier[0].slot
         if number is None:
-            raise InvalidRequest(f"{slot} is not a slot: 20 digits, or `newest`")
+            raise InvalidRequest("slot must be 20 digits or `newest`", given=slot)
         data = await store.read(object_name(number))
         header = decode_header(data, slot=number)
         transactions = decode_body(data, header)
@@ -158,7 +167,7 @@ def show(url: str, slot: str, *, as_json: bool) -> None:
 
 
 def cat(url: str, *, after: int, limit: int, as_json: bool) -> None:
-    """Committed transactions above ``after`` in order, at most ``limit`` (0: all). A hole ends it as damage."""
+    """Print committed transactions above version ``after`` in order, at most ``limit`` (0: all). A hole is damage."""
 
     async def work(store: ObjectStore) -> None:
         printed = 0
@@ -183,16 +192,17 @@ def cat(url: str, *, after: int, limit: int, as_json: bool) -> None:
 def verify(url: str, *, as_json: bool) -> None:
     """Read and check everything."""
     with progress("verifying", shown=not as_json) as moved:
-        found = with_store(url, lambda store: verify_log(store, moved))
+        check = with_store(url, lambda store: verify_log(store, moved))
+    fields = asdict(check) | {"newest_slot": slot_text(check.newest_slot)}
     if as_json:
-        print_json({"url": url, "ok": True} | found.fields())
+        print_json({"url": url, "ok": True} | fields)
         return
-    print_fields(found.fields())
-    print_line("the log is whole")
+    print_fields(fields)
+    print_line("the log is intact")
 
 
 def stat(url: str, *, as_json: bool) -> None:
-    """Totals and leaders."""
+    """Print totals and leaders."""
     found = with_store(url, lambda store: survey(store, objects_max=None))
     if found.head is None:
         raise _empty(url)
@@ -219,3 +229,73 @@ def stat(url: str, *, as_json: bool) -> None:
         for r in reversed(found.reigns)
     ]
     print_table(("epoch", "leader", "address", "base", "claimed"), rows, right=frozenset({"epoch", "base"}))
+
+
+# ---- forms ----------------------------------------------------------------------------------------------------------
+
+
+def header_fields(header: Header) -> dict[str, object]:
+    """The fields of a header for programs. Versions are numbers, slots are text."""
+    return {
+        "kind": header.kind.name.lower(),
+        "slot": slot_text(header.slot),
+        "prev": slot_text(header.prev),
+        "claim": slot_text(header.claim),
+        "durable": slot_text(header.durable),
+        "log_id": header.log_id.hex(),
+        "leader_id": header.leader_id.hex(),
+        "address": header.address,
+        "epoch": header.epoch,
+        "nonce": header.nonce.hex(),
+        "first_version": header.first_version,
+        "last_version": header.last_version,
+        "prev_version": header.prev_version,
+        "window_floor": header.window_floor,
+        "truncated_through": header.truncated_through,
+        "time_ms": header.time_ms,
+        "transactions": header.transactions,
+        "body_length": header.body_length,
+        "flags": header.flags,
+    }
+
+
+def precondition_fields(read: Precondition) -> dict[str, object]:
+    """A precondition as the HTTP API writes it."""
+    match read:
+        case PointRead(key=key, version=version):
+            return {"type": "point_read", "key": base64_text(key), "version": version}
+        case RangeRead(begin=begin, end=end, version=version):
+            fields: dict[str, object] = {"type": "range_read", "begin": base64_text(begin), "version": version}
+            return fields if end is None else fields | {"end": base64_text(end)}
+
+
+def transaction_fields(txn: LoggedTransaction) -> dict[str, object]:
+    """A committed transaction with the preconditions that it passed."""
+    return {
+        "version": txn.version,
+        "request_id": txn.request_id,
+        "read_version": txn.read_version,
+        "preconditions": [precondition_fields(read) for read in txn.preconditions],
+        "operations": [operation_fields(operation) for operation in txn.operations],
+    }
+
+
+def precondition_text(read: Precondition) -> str:
+    """A precondition on one line."""
+    at = "" if read.version is None else f" @ {read.version}"
+    match read:
+        case PointRead(key=key):
+            return f"unchanged {short(key)}{at}"
+        case RangeRead(begin=begin, end=end):
+            return f"unchanged {short(begin)} .. {'' if end is None else short(end)}{at}"
+
+
+def print_transaction(txn: LoggedTransaction) -> None:
+    """A transaction on stdout: a line for itself, one for each precondition and operation."""
+    facts = f"{txn.version}"
+    if txn.request_id is not None:
+        facts += f"  request_id={txn.request_id} read_version={txn.read_version}"
+    lines = [facts]
+    lines += [f"    {precondition_text(read)}" for read in txn.preconditions]
+    lines += [f"    {operation_text(operation)}" for operation in txn.operations]
+    print_line("\n".join(lines))

@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from holdfast import __version__
-from holdfast.cli.exits import Exit, exit_of
-from holdfast.cli.output import flush_output, print_error
+from holdfast.cli.output import Exit, exit_of, flush_output, print_error
 from holdfast.errors import HoldfastError, InvalidRequest, Unavailable
 from holdfast.extras import MissingExtra
 
@@ -130,21 +129,7 @@ def application() -> typer.Typer:
     """All commands. Built when asked for, so that importing this module needs no third-party package."""
     import typer
 
-    from holdfast.cli import (
-        bench,
-        check_config,
-        log,
-        queue,
-        serve,
-        spark_bulk,
-        stores,
-        stores_files,
-        stores_history,
-        stores_maps,
-        stores_messages,
-        subscribe,
-        transactions,
-    )
+    from holdfast.cli import log, queue, serve, spark_bulk, stores, stores_files, stores_messages, transactions
 
     app = typer.Typer(
         name="holdfast",
@@ -170,19 +155,19 @@ def application() -> typer.Typer:
         del version
 
     app.command()(serve.serve)
-    app.command("check-config")(check_config.check_config)
+    app.command("check-config")(serve.check_config)
     app.command()(transactions.commit)
     app.command()(transactions.get)
     app.command()(transactions.status)
     app.command()(transactions.version)
-    app.command()(subscribe.subscribe)
+    app.command()(transactions.subscribe)
     app.add_typer(log.commands, name="log")
     app.add_typer(queue.commands, name="queue")
-    parts = (stores_files, stores_history, stores_maps, stores_messages)
+    parts = (stores_files, stores_messages)
     assert all(part.commands is stores.commands for part in parts), "several modules fill one group"
     app.add_typer(stores.commands, name="stores")
     app.add_typer(spark_bulk.commands, name="spark")
-    app.command()(bench.bench)
+    app.command()(transactions.bench)
     return app
 
 

@@ -1,10 +1,10 @@
-"""What commands print: tables and lines for people, JSON for programs, progress for those who wait.
+"""What commands print, and the codes they exit with.
 
-Owns: the forms. Results go to stdout, everything else to stderr, so that a pipe carries results only. Bytes are printed
-as text where they are text and as ``0x...`` where they are not; in JSON always as base64, as in the HTTP API.
+Results go to stdout, everything else to stderr, so that a pipe carries results only. Bytes are printed as text or as
+``0x...``; in JSON always as base64, as in the HTTP API. Exit codes are append-only: ``docs/reference/exit-codes.md``.
 
-Failure model: a stdout that cannot be written is ``Unavailable``, so that no command ends as if it had been read; a
-reader who has left is ``BrokenPipeError``, once, and no failure: what is printed behind it goes nowhere.
+An output that cannot be written raises ``Unavailable``, so that no command succeeds without its output. If the reader
+has left, ``BrokenPipeError`` is raised once, and later output is dropped.
 """
 
 from __future__ import annotations
@@ -16,15 +16,31 @@ import os
 import sys
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from enum import IntEnum
 from pathlib import Path
 from typing import Protocol
 
-from holdfast.errors import Code, HoldfastError, Unavailable
+from holdfast.errors import (
+    Backpressure,
+    Closed,
+    Code,
+    Conflict,
+    CorruptData,
+    HoldfastError,
+    InvalidRequest,
+    LimitExceeded,
+    NotFound,
+    OutcomeUnknown,
+    PermissionDenied,
+    Unavailable,
+)
 
 __all__ = [
+    "Exit",
     "Progress",
     "answering",
     "base64_text",
+    "exit_of",
     "flush_output",
     "output_errors",
     "output_failed",
@@ -40,6 +56,59 @@ __all__ = [
 ]
 
 
+class Exit(IntEnum):
+    """How a command ended."""
+
+    DONE = 0
+    NO = 1
+    """The result is negative: not committed, no such key, no longer decidable."""
+    BAD_REQUEST = 2
+    """Bad usage or configuration, an invalid request, or no permission."""
+    LEADER_ALIVE = 3
+    DEPOSED = 4
+    LOG_EMPTY = 5
+    DAMAGED = 6
+    """The store, the log or a queue is damaged or unfit."""
+    UNAVAILABLE = 7
+    """No response, the service is full, or another process has it open: the same command may work later."""
+    OUTCOME_UNKNOWN = 8
+    """The commit may have happened: run ``holdfast status``."""
+    INTERNAL = 70
+    INTERRUPTED = 130
+
+
+def exit_of(error: HoldfastError) -> Exit:
+    """The exit code of a command that ends with this error.
+
+    >>> exit_of(NotFound("log is empty", code=Code.LOG_EMPTY)).value
+    5
+    """
+    match error.code:
+        case Code.LEADER_ALIVE:
+            return Exit.LEADER_ALIVE
+        case Code.LOG_EMPTY:
+            return Exit.LOG_EMPTY
+        case Code.STORE_UNFIT:
+            return Exit.DAMAGED
+        case _:
+            pass
+    match error:
+        case Conflict() | NotFound():
+            return Exit.NO
+        case InvalidRequest() | LimitExceeded() | PermissionDenied():
+            return Exit.BAD_REQUEST
+        case Closed():
+            return Exit.DEPOSED
+        case CorruptData():
+            return Exit.DAMAGED
+        case Unavailable() | Backpressure():
+            return Exit.UNAVAILABLE
+        case OutcomeUnknown():
+            return Exit.OUTCOME_UNKNOWN
+        case _:
+            return Exit.INTERNAL
+
+
 def print_json(value: object) -> None:
     """One JSON value on one line of stdout."""
     is_utf8 = sys.stdout.encoding.lower().replace("-", "") == "utf8"
@@ -47,13 +116,13 @@ def print_json(value: object) -> None:
 
 
 def print_line(text: str) -> None:
-    """One line on stdout. What its encoding lacks is written as an escape."""
+    """One line on stdout. Characters that its encoding lacks are escaped."""
     with output_errors():
         sys.stdout.write(text + "\n")
 
 
 def write_bytes(data: bytes) -> None:
-    """Raw bytes on stdout; a terminal gets a line end behind them, a pipe exactly the bytes."""
+    """Raw bytes on stdout; a terminal also gets a line end."""
     with output_errors():
         sys.stdout.flush()
         sys.stdout.buffer.write(data + b"\n" if sys.stdout.isatty() else data)
@@ -61,29 +130,29 @@ def write_bytes(data: bytes) -> None:
 
 
 def flush_output() -> None:
-    """What was printed is out on return."""
+    """Flush stdout."""
     with output_errors():
         sys.stdout.flush()
 
 
 @contextmanager
 def output_errors(path: Path | None = None) -> Generator[None]:
-    """What fails in here is the output, stdout where there is no ``path``. A reader who has left is no failure."""
+    """Turn an ``OSError`` into the error for an output, which is stdout without a ``path``."""
     try:
         yield
     except OSError as error:
         if path is None:
             with suppress(OSError):
-                sys.stdout.close()  # it holds what could not be written, and the interpreter would try again at the end
+                sys.stdout.close()  # else the interpreter would write its buffer again at exit
         if isinstance(error, BrokenPipeError):
             if path is None:
-                # A command that has more to do than to print goes on, and may print again.
+                # The command may have more work to do and may print again.
                 sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - as long as the process
             raise
         raise output_failed(error, path) from error
     except ValueError as error:
         if path is None and sys.stdout.closed:
-            raise output_failed(OSError(errno.EBADF, "it is closed since it failed"), path) from error
+            raise output_failed(OSError(errno.EBADF, "closed after a failure"), path) from error
         raise
 
 
@@ -91,7 +160,7 @@ def output_failed(error: OSError, path: Path | None) -> Unavailable:
     """The error for an output that cannot be written."""
     full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
     return Unavailable(
-        "the output could not be written",
+        "output could not be written",
         code=Code.DISK_FULL if full else Code.STORE_UNAVAILABLE,
         output=str(path or "stdout"),
         cause=error.strerror,
@@ -100,7 +169,7 @@ def output_failed(error: OSError, path: Path | None) -> Unavailable:
 
 @contextmanager
 def answering() -> Generator[None]:
-    """The exit code behind this tells what is printed in here, also to somebody who reads no further."""
+    """Print a result that the exit code repeats, so that a reader who has left does not change the exit code."""
     with suppress(BrokenPipeError):
         yield
 
@@ -129,7 +198,7 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, right:
 
 
 def print_error(error: HoldfastError, *, as_json: bool) -> None:
-    """An error on stderr: one clear line and the hint, or the error object of the HTTP API."""
+    """An error on stderr: one line and the hint, or the error object of the HTTP API."""
     if as_json:
         body: dict[str, object] = {"code": error.code.value, "message": error.statement()}
         if error.hint:
@@ -153,7 +222,7 @@ def base64_text(data: bytes) -> str:
 
 
 def printable(text: str) -> str:
-    """A text for people, of one line: what a terminal would obey is written as an escape.
+    """A text on one line: control characters are escaped, so that a terminal does not obey them.
 
     >>> print(printable("a\\n\\x1b[31m"))
     a\\n\\x1b[31m
@@ -162,7 +231,7 @@ def printable(text: str) -> str:
 
 
 def readable(data: bytes, *, characters_max: int = 0) -> str:
-    """Bytes for people, cut to ``characters_max`` where that is not 0.
+    """Bytes for people, cut to ``characters_max`` unless that is 0.
 
     >>> readable(b"account/7"), readable(bytes([0, 255]))
     ('account/7', '0x00ff')
@@ -177,10 +246,10 @@ def readable(data: bytes, *, characters_max: int = 0) -> str:
 
 
 class Progress(Protocol):
-    """A bar that moves."""
+    """A progress bar."""
 
     def __call__(self, done: int, total: int | None = None) -> None:
-        """``done`` of ``total`` steps are behind us; an unknown total shows the count only."""
+        """``done`` of ``total`` steps are complete; without a total only the count is shown."""
         ...
 
 
@@ -201,5 +270,5 @@ def progress(what: str, *, shown: bool = True) -> Generator[Progress]:
 
 
 def _unseen(done: int, total: int | None = None) -> None:
-    """Progress that nobody watches."""
+    """Show no progress."""
     del done, total

@@ -1,26 +1,29 @@
-"""What ``holdfast queue info``, ``tail`` and ``dump`` print.
+"""Prints what the ``holdfast queue`` commands report.
 
-Owns: these three, as functions of plain arguments. Does not own: their options (``queue``), the picture
-(``queue_picture``), checking and changing (``queue_checks``).
-
-Failure model: reads only, takes no lock. Raises what reading a queue raises; what the file system says becomes an error
-with an exit code.
+Loaded when one of them runs, so that other commands start without it. info, tail, dump and verify only read and take no
+lock. Lost messages end verify with ``CorruptData`` (exit code 6) after everything was printed.
 """
 
 from __future__ import annotations
 
 import base64
 import errno
+import json
+import os
+import re
 import sys
-from collections.abc import Callable, Generator
+import time
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from datetime import datetime
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime, timedelta
 from itertools import islice
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Final
 
 from holdfast.cli.options import Encoding
 from holdfast.cli.output import (
+    answering,
     flush_output,
     output_errors,
     output_failed,
@@ -31,9 +34,7 @@ from holdfast.cli.output import (
     readable,
 )
 from holdfast.cli.queue import Separator
-from holdfast.cli.queue_files import moment_ns, opened_files, parse_time, writer_of
-from holdfast.cli.queue_picture import DrawnPage, draw
-from holdfast.errors import InvalidRequest
+from holdfast.errors import Code, CorruptData, InvalidRequest
 from holdfast.queue import Gap, Message, Queue, Trimmed
 from holdfast.queue.consumers.cursor_file import committed_seqs
 from holdfast.queue.files.meta_files import read_identity
@@ -41,11 +42,22 @@ from holdfast.queue.files.pages import PageDirectory
 from holdfast.queue.format.page import HEADER_BYTES
 from holdfast.queue.log.opening import LogEnd, find_end
 from holdfast.queue.log.reader import read_write_position
+from holdfast.queue.log.reader import read_mark
+from holdfast.queue.repair import LostMessages, QueueCheck, QueueRepair, repair_queue, trim_queue, verify_queue
+from holdfast.queue.repair.files import open_files, queues_in, writer_pid
 
-__all__ = ["counted", "dump", "info", "size_text", "tail"]
+__all__ = ["dump", "info", "paths_like", "repair", "tail", "trim", "verify"]
 
-CHARACTERS_MAX = 100
-PROGRESS_MESSAGES = 10_000
+CHARACTERS_MAX: Final = 100
+PROGRESS_MESSAGES: Final = 10_000
+WIDTH: Final = 32
+EDGE_PAGES: Final = 6
+_SIZE: Final = re.compile(r"([0-9]+)(?:([KMGT])i?)?B?", re.IGNORECASE)
+_AGE: Final = re.compile(r"([0-9]+)(ms|s|m|h|d|w)")
+_AGE_UNITS: Final = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+
+
+# ---- arguments and text ---------------------------------------------------------------------------------------------
 
 
 def size_text(count: int) -> str:
@@ -63,7 +75,7 @@ def size_text(count: int) -> str:
 
 
 def counted(count: int, word: str) -> str:
-    """A number and its word.
+    """A number with its noun.
 
     >>> counted(1, "page"), counted(1200, "page")
     ('1 page', '1,200 pages')
@@ -71,12 +83,70 @@ def counted(count: int, word: str) -> str:
     return f"{count:,} {word}" if count == 1 else f"{count:,} {word}s"
 
 
+def paths_like(start: str) -> list[str]:
+    """Queues whose path begins like this, and the directories on the way to them: for completion in a shell."""
+    folder, name = os.path.split(start)
+    queues = [os.path.join(folder, queue) for queue in queues_in(folder) if queue.startswith(name)]
+    try:
+        with os.scandir(folder or ".") as entries:
+            folders = [os.path.join(folder, entry.name, "") for entry in entries if entry.is_dir()]
+    except OSError:
+        folders = []
+    return queues + sorted(path for path in folders if path.startswith(start))
+
+
+def time_text(time_ns: int) -> str:
+    """A time of the queue for people and programs, in UTC, exact.
+
+    >>> time_text(1_767_225_600_000_000_007)
+    '2026-01-01T00:00:00.000000007Z'
+    """
+    seconds, rest = divmod(time_ns, 1_000_000_000)
+    whole = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=seconds)
+    return f"{whole:%Y-%m-%dT%H:%M:%S}.{rest:09d}Z"
+
+
+def parse_time(text: str, option: str) -> datetime:
+    """A moment: ISO 8601 with a time zone, or an age such as 90s, 15m, 2h, 7d before now.
+
+    Raises: ``InvalidRequest`` naming the option.
+
+    >>> parse_time("2026-01-01T00:00:00Z", "--since").isoformat()
+    '2026-01-01T00:00:00+00:00'
+    """
+    age = _AGE.fullmatch(text)
+    try:
+        if age is not None:
+            now = datetime.fromtimestamp(time.time(), UTC)
+            return now - timedelta(**{_AGE_UNITS[age[2]]: int(age[1])})
+        moment = datetime.fromisoformat(text)
+    except (ValueError, OverflowError) as error:
+        raise InvalidRequest(
+            f"{option} is not a time", given=text, hint="2026-01-31T12:00:00Z, or an age such as 90s, 15m, 2h, 7d"
+        ) from error
+    if moment.tzinfo is None:
+        raise InvalidRequest(f"{option} needs a time zone", given=text, hint=f"{text}Z is UTC")
+    return moment
+
+
+def parse_size(text: str, option: str) -> int:
+    """Bytes: a number with K, M, G or T, which are powers of 1024.
+
+    >>> parse_size("512M", "--max-bytes"), parse_size("4096", "--max-bytes"), parse_size("1GiB", "--max-bytes")
+    (536870912, 4096, 1073741824)
+    """
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise InvalidRequest(f"{option} is not a size", given=text, hint="4096, 512M, 10G")
+    return int(match[1]) << 10 * (" KMGT".index(match[2].upper()) if match[2] else 0)
+
+
 # ---- info -----------------------------------------------------------------------------------------------------------
 
 
 def info(path: str, *, every_page: bool, as_json: bool) -> None:
-    """Totals, a picture of the pages, and where each cursor stands."""
-    with opened_files(path) as pages:
+    """Print totals, a picture of the pages, and the position of each cursor."""
+    with open_files(path) as pages:
         facts = _Facts(path, pages, find_end(pages, read_write_position(pages), pages.port.boot_id()))
     if as_json:
         print_json(facts.fields())
@@ -85,7 +155,7 @@ def info(path: str, *, every_page: bool, as_json: bool) -> None:
 
 
 class _Facts:
-    """What ``info`` knows: from headers, marks and cursors, without reading messages."""
+    """The facts of ``info``, from headers, marks and cursors, without reading messages."""
 
     def __init__(self, path: str, pages: PageDirectory, end: LogEnd) -> None:
         identity = read_identity(pages)
@@ -97,14 +167,14 @@ class _Facts:
         self.last_seq = end.next_seq - 1
         self.last_time_ns = end.last_time_ns
         self.durable_seq = min(mark.durable.next_seq - 1, self.last_seq) if mark is not None else 0
-        self.writer = writer_of(pages)
+        self.writer = writer_pid(pages)
         self.cursors = committed_seqs(pages, self.last_seq)
         names = pages.port.names(pages.directory)
         prefix = f"{pages.names.prefix}-"
         self.set_aside = sorted(
             name
             for name in names
-            # Behind the last hyphen: what is before it may be the name of another queue.
+            # Only names without another hyphen: the part before it may be the name of another queue.
             if name.startswith(prefix)
             and "-" not in name[len(prefix) :]
             and (name.endswith(".torn") or ".damaged" in name)
@@ -114,17 +184,17 @@ class _Facts:
         self.bytes = 0
         self.first_seq = self.last_seq + 1
         self.first_time_ns = 0
-        self._look_at_pages(pages, end)
+        self._add_pages(pages, end)
 
-    def _look_at_pages(self, pages: PageDirectory, end: LogEnd) -> None:
-        found = [(number, pages.header_of(number)) for number in pages.numbers()]
-        bases = [header.base_seq for _, header in found if header is not None and not header.prepared]
+    def _add_pages(self, pages: PageDirectory, end: LogEnd) -> None:
+        headers = [(number, pages.header_of(number)) for number in pages.numbers()]
+        bases = [header.base_seq for _, header in headers if header is not None and not header.prepared]
         begun = 0
-        for number, header in found:
+        for number, header in headers:
             try:
                 size = pages.port.size_of(pages.directory, pages.names.page(number))
             except FileNotFoundError:
-                continue  # retention was faster
+                continue  # retention removed it meanwhile
             self.bytes += size
             if header is None:
                 self._add(number, size, "damaged header", 0, -1, 0.0, "its header is damaged")
@@ -148,7 +218,7 @@ class _Facts:
                 last_seq,
                 (written - HEADER_BYTES) / max(1, size - HEADER_BYTES),
                 f"{words}  {size_text(size)}"
-                + ("" if header.prepared else f"  since {moment_ns(header.base_time_ns)[:19]}Z"),
+                + ("" if header.prepared else f"  since {time_text(header.base_time_ns)[:19]}Z"),
             )
 
     def _add(
@@ -158,14 +228,17 @@ class _Facts:
         if last_seq >= first_seq:
             fields |= {"first_seq": first_seq, "last_seq": last_seq}
         self.pages.append(fields)
-        marks = [(seq + 1, self._standing(name, seq)) for name, seq in self.cursors.items()]
+        marks = [(seq + 1, self._position(name, seq)) for name, seq in self.cursors.items()]
         newest = bool(self.last_seq) and last_seq == self.last_seq
         here = [(seq, text) for seq, text in marks if first_seq <= seq <= last_seq or (newest and seq == last_seq + 1)]
         self.drawn.append(DrawnPage(number, first_seq, last_seq, filled, words, here))
 
-    def _standing(self, name: str, seq: int) -> str:
-        behind = self.last_seq - max(seq, self.first_seq - 1)
-        return f"{name}: " + (f"{behind:,} to read" if behind else "has read all")
+    def _position(self, name: str, seq: int) -> str:
+        lag = self._lag(seq)
+        return f"{name}: " + (f"{lag:,} to read" if lag else "has read all")
+
+    def _lag(self, seq: int) -> int:
+        return self.last_seq - max(seq, self.first_seq - 1)
 
     def fields(self) -> dict[str, object]:
         """For programs."""
@@ -177,15 +250,14 @@ class _Facts:
             "last_seq": self.last_seq,
             "durable_seq": self.durable_seq,
             "messages": self.last_seq - self.first_seq + 1,
-            "first_time": moment_ns(self.first_time_ns) if self.last_seq >= self.first_seq else None,
-            "last_time": moment_ns(self.last_time_ns) if self.last_seq >= self.first_seq else None,
+            "first_time": time_text(self.first_time_ns) if self.last_seq >= self.first_seq else None,
+            "last_time": time_text(self.last_time_ns) if self.last_seq >= self.first_seq else None,
             "bytes": self.bytes,
             "writer_pid": self.writer or None,
             "closed_cleanly": self.clean,
             "pages": self.pages,
             "cursors": [
-                {"name": name, "committed_seq": seq, "lag": self.last_seq - max(seq, self.first_seq - 1)}
-                for name, seq in self.cursors.items()
+                {"name": name, "committed_seq": seq, "lag": self._lag(seq)} for name, seq in self.cursors.items()
             ],
             "set_aside": self.set_aside,
         }
@@ -197,7 +269,7 @@ class _Facts:
             "queue": self.path,
             "messages": f"{messages:,}" + (f"  ({self.first_seq}..{self.last_seq})" if messages else ""),
             "durable": f"up to {self.durable_seq}" if self.durable_seq else "nothing yet",
-            "newest": moment_ns(self.last_time_ns) if messages else "-",
+            "newest": time_text(self.last_time_ns) if messages else "-",
             "on disk": f"{size_text(self.bytes)} in {counted(len(self.pages), 'page')}",
             "writer": _writer_text(self.writer, clean=self.clean),
         }
@@ -210,7 +282,7 @@ class _Facts:
         started = {name for page in self.drawn for _, text in page.marks for name in [text.partition(":")[0]]}
         for name, seq in self.cursors.items():
             if name not in started:
-                print_line(f"{self._standing(name, seq)}, from the first page on")
+                print_line(f"{self._position(name, seq)}, from the first page on")
 
 
 def _writer_text(pid: int | None, *, clean: bool) -> str:
@@ -218,7 +290,56 @@ def _writer_text(pid: int | None, *, clean: bool) -> str:
         return "not known on this system"
     if pid:
         return f"process {pid}"
-    return "none; closed cleanly" if clean else "none; it was not closed, the next start mends the end"
+    return "none; closed cleanly" if clean else "none; it was not closed, the next start repairs the end"
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnPage:
+    """A page: its messages (``last_seq`` below ``first_seq`` for none), its filled share, and the text after it.
+
+    ``filled`` is from 0 to 1. ``marks`` are (sequence number, text) of the cursors in this page.
+    """
+
+    number: int
+    first_seq: int
+    last_seq: int
+    filled: float
+    words: str
+    marks: Sequence[tuple[int, str]] = field(default_factory=tuple[tuple[int, str], ...])
+
+
+def draw(pages: Sequence[DrawnPage], *, every_page: bool = False) -> list[str]:
+    """A picture of the pages in plain text. Of many pages, only the first and last few and those with a mark.
+
+    >>> for line in draw([DrawnPage(1, 1, 8, 1.0, "1..8"), DrawnPage(2, 9, 12, 0.5, "9..12", [(11, "billing")])]):
+    ...     print(line)
+    page 1  [################################]  1..8
+    page 2  [################                ]  9..12
+                     ^ billing
+    """
+    lines: list[str] = []
+    digits = len(str(pages[-1].number)) if pages else 1
+    left_out = 0
+    for index, page in enumerate(pages):
+        if not every_page and EDGE_PAGES <= index < len(pages) - EDGE_PAGES and not page.marks:
+            left_out += 1
+            continue
+        if left_out:
+            lines.append(f"{'':{digits + 6}} ... {left_out} full pages ...")
+            left_out = 0
+        full = round(WIDTH * max(0.0, min(1.0, page.filled)))
+        if page.last_seq >= page.first_seq:
+            full = max(1, full)
+        lines.append(f"page {page.number:{digits}}  [{'#' * full:{WIDTH}}]  {page.words}".rstrip())
+        lines += [_mark(page, full, digits, seq, text) for seq, text in sorted(page.marks)]
+    return lines
+
+
+def _mark(page: DrawnPage, full: int, digits: int, seq: int, text: str) -> str:
+    """An arrow under the position of a message in its page's bar."""
+    messages = max(1, page.last_seq - page.first_seq + 1)
+    column = min(full, (seq - page.first_seq) * full // messages)
+    return f"{'':{digits + 8 + column}}^ {text}"
 
 
 # ---- tail and dump --------------------------------------------------------------------------------------------------
@@ -241,17 +362,17 @@ def payload_text(message: Message, encoding: Encoding) -> str:
 
 
 def message_fields(message: Message, encoding: Encoding) -> dict[str, object]:
-    """A message for programs. The time is text, because its nanoseconds are more than a JSON reader keeps."""
+    """A message for programs. The time is text: its nanoseconds exceed the precision of JSON readers."""
     return {
         "seq": message.seq,
-        "time": moment_ns(message.time_ns),
+        "time": time_text(message.time_ns),
         "payload": payload_text(message, encoding),
     }
 
 
 def message_line(message: Message) -> str:
     """A message for people."""
-    return f"{message.seq}  {moment_ns(message.time_ns)}  {readable(message.payload, characters_max=CHARACTERS_MAX)}"
+    return f"{message.seq}  {time_text(message.time_ns)}  {readable(message.payload, characters_max=CHARACTERS_MAX)}"
 
 
 def tail(
@@ -265,12 +386,12 @@ def tail(
     encoding: Encoding,
     as_json: bool,
 ) -> None:
-    """The last messages, then each that arrives."""
-    with opened_files(path), Queue(path, read_only=True) as queue:
+    """Print the last messages, then each new one."""
+    with open_files(path), Queue(path, read_only=True) as queue:
         moment = _starting_point(since, seq)
         if moment is None and seq is None:
             seq = max(1, queue.first_seq, queue.last_seq + 1 - count)
-        messages = queue.read(since=moment, seq=seq, follow=follow, damage=_tell)
+        messages = queue.read(since=moment, seq=seq, follow=follow, damage=_report_loss)
         for message in islice(messages, _at_most(limit)):
             print_json(message_fields(message, encoding)) if as_json else print_line(message_line(message))
             if follow:
@@ -287,8 +408,8 @@ def _starting_point(since: str | None, seq: int | None) -> datetime | None:
     return None if since is None else parse_time(since, "--since")
 
 
-def _tell(report: Gap | Trimmed) -> None:
-    """A gap, for people, beside the messages."""
+def _report_loss(report: Gap | Trimmed) -> None:
+    """Report lost messages on stderr."""
     sys.stderr.write(f"holdfast: {report}\n")
 
 
@@ -305,16 +426,16 @@ def dump(
     encoding: Encoding,
     as_json: bool,
 ) -> None:
-    """Every message from a starting point on."""
+    """Write every message after a starting point."""
     if separator is not None and as_json:
         raise InvalidRequest("--raw and --json exclude each other")
     moment = _starting_point(since, seq)
     end_ns = None if until is None else _nanoseconds(until)
     encode = _raw_encoder(separator) if separator is not None else _json_encoder(encoding)
-    with opened_files(path), Queue(path, read_only=True) as queue:
+    with open_files(path), Queue(path, read_only=True) as queue:
         first = max(1, queue.first_seq, seq or 1)
         total = min(queue.last_seq + 1 - first, _at_most(limit))
-        messages = queue.read(since=moment, seq=seq, damage=_tell if skip_damage else "raise")
+        messages = queue.read(since=moment, seq=seq, damage=_report_loss if skip_damage else "raise")
         shown = output is not None or not sys.stdout.isatty()
         with _output(output) as write, progress("dumping", shown=shown) as moved:
             for done, message in enumerate(islice(messages, _at_most(limit)), 1):
@@ -331,9 +452,7 @@ def _nanoseconds(text: str) -> int:
 
 
 def _json_encoder(encoding: Encoding) -> Callable[[Message], bytes]:
-    """As ``message_fields`` says, put together by hand: a dump may be of many millions."""
-    import json
-
+    """The form of ``message_fields``, written by hand: a dump may have many millions."""
     quoted = json.JSONEncoder(ensure_ascii=False).encode if encoding is Encoding.TEXT else '"{}"'.format
     last_ns, last_time = -1, ""
 
@@ -341,7 +460,7 @@ def _json_encoder(encoding: Encoding) -> Callable[[Message], bytes]:
         nonlocal last_ns, last_time
         seq, time_ns, _ = message
         if time_ns != last_ns:
-            last_ns, last_time = time_ns, moment_ns(time_ns)
+            last_ns, last_time = time_ns, time_text(time_ns)
         payload = quoted(payload_text(message, encoding))
         return f'{{"seq":{seq},"time":"{last_time}","payload":{payload}}}\n'.encode()
 
@@ -349,13 +468,13 @@ def _json_encoder(encoding: Encoding) -> Callable[[Message], bytes]:
 
 
 def _raw_encoder(separator: Separator) -> Callable[[Message], bytes]:
-    behind = {Separator.NEWLINE: b"\n", Separator.NUL: b"\0", Separator.NONE: b""}[separator]
-    return lambda message: message.payload + behind
+    ending = {Separator.NEWLINE: b"\n", Separator.NUL: b"\0", Separator.NONE: b""}[separator]
+    return lambda message: message.payload + ending
 
 
 @contextmanager
 def _output(path: Path | None) -> Generator[Callable[[bytes], None]]:
-    """Writes to where a dump goes. A file that exists is not written over."""
+    """A function that writes to the output. An existing file is not overwritten."""
     if path is None:
         sys.stdout.flush()
         file: BinaryIO = sys.stdout.buffer
@@ -383,8 +502,148 @@ def _new_file(path: Path) -> BinaryIO:
     try:
         return path.open("xb")
     except FileExistsError as error:
-        raise InvalidRequest("the output file exists", path=str(path), hint="name another, or move it away") from error
+        raise InvalidRequest(
+            "the output file exists", path=str(path), hint="choose another name, or move the file away"
+        ) from error
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
             raise output_failed(error, path) from error
-        raise InvalidRequest("the output file cannot be made", path=str(path), cause=error.strerror) from error
+        raise InvalidRequest("the output file cannot be created", path=str(path), cause=error.strerror) from error
+
+
+# ---- verify, repair and trim ----------------------------------------------------------------------------------------
+
+
+def verify(path: str, *, as_json: bool) -> None:
+    """Read everything, print every gap, and raise ``CorruptData`` if messages are lost that no repair has listed."""
+    with progress("verifying, MiB", shown=not as_json) as moved:
+        check = verify_queue(path, moved)
+    with answering():
+        print_json(_check_fields(check)) if as_json else _print_check(check)
+    if not check.ok:
+        raise CorruptData(
+            "messages are lost",
+            code=Code.CORRUPT_QUEUE,
+            path=path,
+            gaps=len(check.new_gaps),
+            messages=sum(gap.messages for gap in check.new_gaps),
+            hint=f"`holdfast queue repair {path}` keeps the damaged bytes and makes the other messages readable",
+        )
+
+
+def _check_fields(check: QueueCheck) -> dict[str, object]:
+    return {
+        "path": check.path,
+        "ok": check.ok,
+        "messages": check.messages,
+        "lost": check.lost,
+        "bytes": check.bytes,
+        "pages": check.pages,
+        "gaps": [{**asdict(gap), "messages": gap.messages, "known": gap.known} for gap in check.gaps],
+        "indexes": [{"page": page, "state": state} for page, state in check.indexes],
+        "unreadable_pages": check.unreadable_pages,
+        "pages_outside": check.pages_outside,
+        "tail_bytes": check.tail_bytes,
+    }
+
+
+def _print_check(check: QueueCheck) -> None:
+    print_fields(
+        {
+            "queue": check.path,
+            "messages": f"{check.messages:,}",
+            "lost": f"{check.lost:,}",
+            "pages": f"{check.pages} ({size_text(check.bytes)})",
+        }
+    )
+    for gap in check.gaps:
+        print_line(_gap_line(gap))
+    for page, state in check.indexes:
+        print_line(f"page {page}: its index is {state}; no message is lost, a repair builds it again")
+    for page in check.pages_outside:
+        print_line(f"page {page}: after the end of the log; never durable, the next start sets it aside")
+    if check.tail_bytes:
+        print_line(
+            f"{check.tail_bytes:,} bytes after the end belong to an interrupted write; the next start repairs it"
+        )
+    if not check.gaps:
+        print_line("every message is intact")
+
+
+def _gap_line(gap: LostMessages) -> str:
+    numbers = f"message {gap.first}" if gap.messages == 1 else f"messages {gap.first}..{gap.last}"
+    known = ", set aside by a repair" if gap.known else ""
+    return (
+        f"page {gap.page} position {gap.position}: {numbers} lost "
+        f"({gap.messages:,} in {gap.bytes:,} bytes): {gap.rule}{known}"
+    )
+
+
+def repair(path: str, *, dry_run: bool, as_json: bool) -> None:
+    """Repair the queue, or only report what a repair would do."""
+    if dry_run:
+        with progress("reading, MiB", shown=not as_json) as moved:
+            check = verify_queue(path, moved)
+        if as_json:
+            print_json({"dry_run": True} | _check_fields(check))
+            return
+        _print_check(check)
+        print_line(f"a repair would set aside {counted(len(check.new_gaps), 'damaged range')}; nothing was changed")
+        return
+    with progress("repairing, MiB", shown=not as_json) as moved:
+        done = repair_queue(path, moved)
+    if not as_json:
+        _print_repair(done)
+        return
+    print_json(
+        {
+            "path": path,
+            "lost": done.lost,
+            "gaps": [asdict(gap) for gap in done.gaps],
+            "kept": done.kept,
+            "mended": done.rebuilt,
+            "messages": done.messages,
+        }
+    )
+
+
+def _print_repair(done: QueueRepair) -> None:
+    for line in done.rebuilt:
+        print_line(line)
+    for gap in done.gaps:
+        lost = LostMessages(gap.page, gap.position, gap.bytes, gap.first, gap.last, "no frame verifies")
+        print_line(_gap_line(lost) + (f"; kept in {gap.file}" if gap.file else ""))
+    for name in done.kept:
+        if all(name != gap.file for gap in done.gaps):
+            print_line(f"kept: {name}")
+    if not (done.gaps or done.rebuilt or done.kept):
+        print_line("there was nothing to repair")
+    print_line(f"{counted(done.messages, 'message')} can be read")
+
+
+def trim(
+    path: str,
+    *,
+    before: str | None,
+    before_seq: int | None,
+    max_bytes: str | None,
+    ignore_cursors: bool,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """Remove the oldest pages, or only report which would be removed."""
+    report = trim_queue(
+        path,
+        before=None if before is None else parse_time(before, "--before"),
+        before_seq=before_seq,
+        max_bytes=None if max_bytes is None else parse_size(max_bytes, "--max-bytes"),
+        ignore_cursors=ignore_cursors,
+        dry_run=dry_run,
+    )
+    if as_json:
+        print_json(asdict(report))
+        return
+    verb = "would be removed" if dry_run else "removed"
+    print_line(f"{counted(report.removed_pages, 'page')} {verb}; messages {report.first_seq}..{report.last_seq} remain")
+    if report.held_by:
+        print_line(f"kept for {', '.join(report.held_by)}")

@@ -1,4 +1,4 @@
-"""``holdfast serve``: run a service in the foreground."""
+"""``holdfast serve`` and ``holdfast check-config``: run a service in the foreground, and check its configuration."""
 
 from __future__ import annotations
 
@@ -7,46 +7,83 @@ from typing import Annotated
 
 import typer
 
-from holdfast.cli.options import ConfigOption, SetOption, configuration
+from holdfast.cli.options import ConfigOption, JsonOption, SetOption, configuration
+from holdfast.cli.output import print_json, print_line, print_table
+from holdfast.commit.reading.verify import requests_per_month
 from holdfast.errors import InvalidRequest
+from holdfast.settings.model import LogSettings
 
-__all__ = ["serve"]
+__all__ = ["check_config", "serve"]
 
 
 def serve(
-    log: Annotated[str | None, typer.Option("--log", help="Where the log is: file:, s3:, az: or memory:.")] = None,
+    log: Annotated[str | None, typer.Option("--log", help="The URL of the log: file:, s3:, az: or memory:.")] = None,
     listen: Annotated[
         list[str] | None,
         typer.Option("--listen", help="HOST:PORT or unix:PATH; repeatable. 127.0.0.1:8080 by default."),
     ] = None,
-    init: Annotated[bool, typer.Option("--init", help="Begin a new log when there is none at all.")] = False,
+    init: Annotated[bool, typer.Option("--init", help="Begin a new log if there is none.")] = False,
     force_new: Annotated[
         bool,
-        typer.Option("--force-new", help="With --init: also where another log left stores, a view or segments."),
+        typer.Option("--force-new", help="With --init: even if another log left stores, a view or segments."),
     ] = False,
-    take_over: Annotated[bool, typer.Option("--take-over", help="Claim the log although its leader is alive.")] = False,
+    take_over: Annotated[bool, typer.Option("--take-over", help="Claim the log even if its leader is alive.")] = False,
     standby: Annotated[
-        bool, typer.Option("--standby", help="While another leads, wait and take over when it ends.")
+        bool, typer.Option("--standby", help="Wait while another service leads, and take over when it stops.")
     ] = False,
     config: ConfigOption = None,
     settings: SetOption = None,
 ) -> None:
     """Lead a log and serve it over HTTP until SIGTERM or SIGINT.
 
-    Exit codes: 0 drained; 2 bad configuration; 3 another leader is alive; 4 deposed; 5 nothing to open; 6 the store or
-    the log is damaged or unfit, or the store does not answer; 70 a bug of ours.
+    Exit codes: 0 drained; 2 bad configuration; 3 another leader is alive; 4 deposed; 5 no log; 6 the store or
+    the log is damaged or unfit, or the store does not respond; 70 an internal error.
     """
     if take_over and standby:
-        raise InvalidRequest("--take-over claims at once and --standby waits: give one of them")
+        raise InvalidRequest("--take-over and --standby exclude each other")
     if force_new and not init:
-        raise InvalidRequest("--force-new belongs to --init")
-    found = configuration(config, settings, log=log, listen=listen)
-    for warning in found.warnings:
+        raise InvalidRequest("--force-new requires --init")
+    result = configuration(config, settings, log=log, listen=listen)
+    for warning in result.warnings:
         sys.stderr.write(f"warning: {warning}\n")
-    # The one name that cli knows of server, inside the command: see the contract "tops" in pyproject.toml.
+    # The only import of the server in cli: see the contract "tops" in pyproject.toml.
     from holdfast.server.run import main as run_server
 
-    in_force = found.settings
+    in_force = result.settings
     init = init or in_force.log.init_implied
     code = run_server(in_force, init=init, take_over=take_over, standby=standby, force_new=force_new)
     raise typer.Exit(code)
+
+
+def scrub_cost(log: LogSettings) -> str:
+    """The cost of reading the log again in the background."""
+    if log.scrub_days is None:
+        return "scrub: off, no requests; log.scrub_days turns it on"
+    for_each, at_most = requests_per_month(log.scrub_days, log.scrub_bytes_per_second)
+    return (
+        f"scrub: {for_each:.2f} GET requests per object of the log and month "
+        f"({for_each * 1_000_000:,.0f} for a million objects), at most {at_most:,} per month"
+    )
+
+
+def check_config(config: ConfigOption = None, settings: SetOption = None, as_json: JsonOption = False) -> None:
+    """Show every setting in force and its source, and check them. Opens nothing."""
+    result = configuration(config, settings)
+    if as_json:
+        print_json(
+            {
+                "file": None if result.file is None else str(result.file),
+                "settings": [
+                    {"key": o.key, "value": o.value, "source": o.source, "why": o.why, "rule": o.rule}
+                    for o in result.origins
+                ],
+                "scrub": scrub_cost(result.settings.log),
+                "warnings": list(result.warnings),
+            }
+        )
+        return
+    rows = [(o.key, o.value, o.source, o.why) for o in result.origins]
+    print_table(("key", "value", "source", "why"), rows)
+    print_line(scrub_cost(result.settings.log))
+    for warning in result.warnings:
+        sys.stderr.write(f"warning: {warning}\n")

@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
-from holdfast.cli.exits import Exit
 from holdfast.cli.options import JsonOption
-from holdfast.cli.output import answering, flush_output, print_fields, print_json, print_line, print_table
+from holdfast.cli.output import Exit, answering, flush_output, print_fields, print_json, print_line, print_table
 from holdfast.errors import InvalidRequest
 
 if TYPE_CHECKING:

@@ -18,9 +18,8 @@ from typing import Annotated, TypeAlias
 
 import typer
 
-from holdfast.cli.exits import Exit
 from holdfast.cli.options import JsonOption, TokenOption, UrlOption
-from holdfast.cli.output import print_json, print_line
+from holdfast.cli.output import Exit, print_json, print_line
 from holdfast.cli.service import store_working
 from holdfast.cli.stores import commands
 from holdfast.cli.transactions import LOCAL
@@ -78,7 +77,7 @@ def restore(
     as_json: JsonOption = False,
 ) -> None:
     """Put a backup into an empty directory, for a service to serve."""
-    from holdfast.cli.queue_files import system_errors
+    from holdfast.queue.repair.files import system_errors
     from holdfast.stores.repair.backup import restore as put_back
 
     with system_errors(str(directory)):
@@ -97,7 +96,8 @@ def verify(
     as_json: JsonOption = False,
 ) -> None:
     """Read stores or a backup from end to end, and change nothing."""
-    from holdfast.cli.queue_files import system_errors
+    from holdfast.queue.repair.files import system_errors
+    from holdfast.stores.repair.backup import MANIFEST_NAME
     from holdfast.stores.repair.backup import verify as check
     from holdfast.stores.storage.storage import MANIFEST_NAME
 
@@ -148,9 +148,9 @@ def repair(
     as_json: JsonOption = False,
 ) -> None:
     """Tell which messages cannot be read, or go on without them. Copy the directory before."""
-    from holdfast.cli.queue_files import system_errors
     from holdfast.stores.repair.damage import repair as let_go
     from holdfast.stores.repair.damage import survey
+    from holdfast.queue.repair.files import system_errors
 
     _require_unused(directory)
     if accept_recorded:
@@ -180,8 +180,8 @@ def repair(
 
 
 def _accept_recorded(directory: Path, backup: Path, *, as_json: bool) -> None:
-    from holdfast.cli.queue_files import system_errors
     from holdfast.stores.repair.damage import accept_recorded
+    from holdfast.queue.repair.files import system_errors
 
     with system_errors(str(directory)):
         accepted = accept_recorded(str(directory), str(backup))
@@ -200,11 +200,11 @@ def _require_unused(directory: Path) -> None:
 
     Takes no lock, which could turn a service away that starts now.
     """
-    from holdfast.cli.queue_files import opened_files, writer_of
     from holdfast.stores.storage.log import LOG_NAME
+    from holdfast.queue.repair.files import open_files, writer_pid
 
-    with suppress(NotFound, InvalidRequest), opened_files(str(directory / LOG_NAME)) as pages:
-        if pid := writer_of(pages):
+    with suppress(NotFound, InvalidRequest), open_files(str(directory / LOG_NAME)) as pages:
+        if pid := writer_pid(pages):
             raise AlreadyOpen(
                 "a service has these stores open",
                 path=str(directory),

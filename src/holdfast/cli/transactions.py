@@ -1,23 +1,23 @@
-"""``holdfast commit``, ``get``, ``status``, ``version``: one question to a running service.
+"""``holdfast commit``, ``get``, ``status``, ``version``, ``subscribe``, ``bench``: commands of a running service.
 
-Owns: how operations and preconditions are written on the command line. Does not own: sending them
-(``holdfast.Client``).
-
-Failure model: as the client's. A commit that is not committed ends with exit code 1, one whose outcome is unknown with
-8 and the command that asks for it.
+This module defines how transactions are written and printed; ``holdfast.Client`` sends them. A commit that is not
+committed ends with exit code 1; an unknown outcome with 8 and the command that resolves it; a gap in the change stream
+with 6 and the versions.
 """
 
 from __future__ import annotations
 
 import json
+import secrets
 import sys
+import time
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final, assert_never
 
 import typer
 
-from holdfast.cli.exits import Exit
 from holdfast.cli.options import (
     Encoding,
     EncodingOption,
@@ -28,17 +28,41 @@ from holdfast.cli.options import (
     parse_bytes,
     parse_position,
 )
-from holdfast.cli.output import answering, base64_text, flush_output, print_json, print_line, readable, write_bytes
-from holdfast.cli.service import asking
-from holdfast.errors import Code, Conflict, InvalidRequest, OutcomeUnknown, Unavailable
+from holdfast.cli.output import (
+    Exit,
+    answering,
+    base64_text,
+    flush_output,
+    print_fields,
+    print_json,
+    print_line,
+    progress,
+    readable,
+    write_bytes,
+)
+from holdfast.cli.service import STREAM_SECONDS, WaitNotice, asking, following
+from holdfast.errors import Code, Conflict, HoldfastError, InvalidRequest, OutcomeUnknown, Unavailable
 from holdfast.values import LogPosition, is_log_id
 from holdfast.values import parse_position as read_position
 
 if TYPE_CHECKING:
+    from holdfast.client.protocol.events import Event
     from holdfast.commit.format.transaction import Operation, Precondition, Transaction
 
-__all__ = ["commit", "get", "status", "version"]
+__all__ = [
+    "LOCAL",
+    "bench",
+    "commit",
+    "get",
+    "operation_fields",
+    "operation_text",
+    "short",
+    "status",
+    "subscribe",
+    "version",
+]
 
+CHARACTERS_MAX: Final = 60
 LOCAL: Final = "http://127.0.0.1:8080"
 
 
@@ -56,15 +80,17 @@ def commit(
         typer.Option(
             "--if-unchanged",
             metavar="KEY[@VERSION[@LOGID]]",
-            help="Only if this key, or BEGIN..END, has not changed.",
+            help="Commit only if this key, or BEGIN..END, has not changed.",
         ),
     ] = None,
     read_version: Annotated[
         str | None,
-        typer.Option("--read-version", metavar="VERSION[@LOGID]", help="What the transaction has read at."),
+        typer.Option(
+            "--read-version", metavar="VERSION[@LOGID]", help="The version at which the transaction has read."
+        ),
     ] = None,
     request_id: Annotated[
-        str | None, typer.Option("--request-id", help="Names the attempt; 20 to 255 characters.")
+        str | None, typer.Option("--request-id", help="Identifies the attempt; 20 to 255 characters.")
     ] = None,
     file: Annotated[Path | None, typer.Option("--file", help="A request as JSON, as POST /v1/commit takes it.")] = None,
     url: UrlOption = LOCAL,
@@ -77,10 +103,10 @@ def commit(
 
     For example: holdfast commit seat/12A=taken --if-unchanged seat/12A@1200000017
 
-    With VERSION@LOGID, as holdfast version --position prints it, another log refuses the commit.
+    With VERSION@LOGID, as holdfast version --position prints it, a different log refuses the commit.
     """
     if file is not None and (operations or if_unchanged):
-        raise InvalidRequest("--file holds the whole transaction: give it alone")
+        raise InvalidRequest("--file holds the complete transaction; it excludes operations and --if-unchanged")
     request = _read_request(file) if file is not None else None
     wanted = request.operations if request else [_operation(text, encoding) for text in operations or ()]
     placed = [_precondition(text, encoding) for text in if_unchanged or ()]
@@ -120,8 +146,10 @@ def commit(
             print_line(f"committed {receipt.version}")
         flush_output()
     except Unavailable as error:
-        # No code that says "it may work later": it has worked.
-        raise OutcomeUnknown(f"committed {receipt.version}, which could not be written: {error.statement()}") from error
+        # The commit has succeeded, so not the exit code for "try again later".
+        raise OutcomeUnknown(
+            f"committed {receipt.version}, but the result could not be written: {error.statement()}"
+        ) from error
 
 
 def get(
@@ -132,12 +160,12 @@ def get(
         str | None, typer.Option("--end", help="Read all keys from KEY up to this one, not included.")
     ] = None,
     prefix: Annotated[
-        str | None, typer.Option("--prefix", help="Read all keys that start so, instead of KEY and --end.")
+        str | None, typer.Option("--prefix", help="Read all keys with this prefix, instead of KEY and --end.")
     ] = None,
     limit: Annotated[
         int,
         typer.Option(
-            "--limit", "-n", min=1, max=10_000, help="At most this many keys of a range; more are told on stderr."
+            "--limit", "-n", min=1, max=10_000, help="At most this many keys of a range; stderr says if there are more."
         ),
     ] = 100,
     at: Annotated[
@@ -152,7 +180,7 @@ def get(
 ) -> None:
     """Print the value of a key, or the keys and values of a range, from the service's view.
 
-    Exit code 1 when there is no such key.
+    Exit code 1 if there is no such key.
     """
     from holdfast.commit.format.transaction import prefix_end
 
@@ -160,7 +188,7 @@ def get(
     if first is None or (key is not None and prefix is not None):
         raise InvalidRequest("give either KEY or --prefix", hint="holdfast get --prefix '' reads all keys")
     if prefix is not None and end is not None:
-        raise InvalidRequest("--prefix excludes --end: it is a range by itself")
+        raise InvalidRequest("--prefix and --end exclude each other")
     begin = parse_bytes(first, encoding)
     reached = parse_position("--at", at)
     with asking(url, token, timeout, as_json=as_json) as client:
@@ -174,7 +202,7 @@ def get(
                 else:
                     print_line(f"{readable(item.key)} = {readable(item.value)}  @{item.version}")
             if found.more:
-                _tell_more(found.items[-1].key, bound, as_json=as_json)
+                _report_more(found.items[-1].key, bound, as_json=as_json)
             return
         one = client.get(begin, reached)
     if one is None:
@@ -198,25 +226,27 @@ def status(
     timeout: TimeoutOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Ask for the final outcome of an attempt. Asking closes it: if it has not committed, it never will.
+    """Ask for the final outcome of an attempt. This closes it: if it has not committed, it never will.
 
-    Exit code 0 when it committed, 1 otherwise.
+    Exit code 0 if it committed, 1 otherwise.
     """
     asked = parse_position("--min-version", min_version)
     assert asked is not None, "the option is required"
     with asking(url, token, timeout, as_json=as_json) as client:
-        answer = client.status(request_id, asked)
+        outcome = client.status(request_id, asked)
     with answering():
         if as_json:
-            print_json({"status": answer.status} | ({} if answer.version is None else {"version": answer.version}))
+            print_json({"status": outcome.status} | ({} if outcome.version is None else {"version": outcome.version}))
         else:
-            print_line(answer.status if answer.version is None else f"{answer.status} {answer.version}")
-    if answer.status != "committed":
+            print_line(outcome.status if outcome.version is None else f"{outcome.status} {outcome.version}")
+    if outcome.status != "committed":
         raise typer.Exit(Exit.NO)
 
 
 def version(
-    local: Annotated[bool, typer.Option("--local", help="Do not prove that no other leader is ahead.")] = False,
+    local: Annotated[
+        bool, typer.Option("--local", help="Do not prove that no other leader has newer commits.")
+    ] = False,
     position: Annotated[
         bool, typer.Option("--position", help="Print VERSION@LOGID, which every option for a version takes.")
     ] = False,
@@ -225,24 +255,24 @@ def version(
     timeout: TimeoutOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Print a version at least as new as every commit that was known when the question arrived."""
+    """Print a version at least as new as every commit acknowledged before this request."""
     with asking(url, token, timeout, as_json=as_json) as client:
-        answer = client.version(local=local)
+        newest = client.version(local=local)
     if as_json:
-        print_json({"version": answer.version, "leader_id": answer.leader_id, "log_id": answer.log_id})
+        print_json({"version": newest.version, "leader_id": newest.leader_id, "log_id": newest.log_id})
     else:
-        print_line(str(answer.position if position else answer.version))
+        print_line(str(newest.position if position else newest.version))
 
 
-def _tell_more(last: bytes, end: bytes | None, *, as_json: bool) -> None:
+def _report_more(last: bytes, end: bytes | None, *, as_json: bool) -> None:
     following = last + b"\0"
     if as_json:
         more = {"begin": base64_text(following)} | ({} if end is None else {"end": base64_text(end)})
         sys.stderr.write(json.dumps({"more": more}) + "\n")
     else:
-        place = f"{following.hex()} --end '{'' if end is None else end.hex()}'"
+        position = f"{following.hex()} --end '{'' if end is None else end.hex()}'"
         sys.stderr.write(
-            f"holdfast: there are more keys\n  hint: a larger --limit, or go on at --encoding hex {place}\n"
+            f"holdfast: there are more keys\n  hint: use a larger --limit, or continue at --encoding hex {position}\n"
         )
 
 
@@ -252,10 +282,10 @@ def _read_request(file: Path) -> Transaction:
     try:
         return decode_json(Path("/dev/stdin").read_bytes() if str(file) == "-" else file.read_bytes())
     except OSError as error:
-        raise InvalidRequest(f"{file} holds no commit request: {error}") from error
+        raise InvalidRequest(f"{file} is not a commit request: {error}") from error
     except InvalidRequest as error:
         raise InvalidRequest(
-            f"{file} holds no commit request: {error.statement()}", code=error.code, hint=error.hint
+            f"{file} is not a commit request: {error.statement()}", code=error.code, hint=error.hint
         ) from error
 
 
@@ -270,23 +300,26 @@ def _operation(text: str, encoding: Encoding) -> Operation:
         if dots:
             return RangeDelete(parse_bytes(begin, encoding), parse_bytes(end, encoding) if end else None)
         return Delete(parse_bytes(begin, encoding))
-    raise InvalidRequest(f"{text!r} is no operation", hint="KEY=VALUE writes; after --, -KEY deletes and -A..B a range")
+    raise InvalidRequest(
+        "not an operation", given=text, hint="KEY=VALUE writes; after --, -KEY deletes and -A..B deletes a range"
+    )
 
 
 def _precondition(text: str, encoding: Encoding) -> tuple[Precondition, str | None]:
-    """A precondition, and the log that its version belongs to where the text names one."""
+    """A precondition, and the log of its version if the text names one."""
     from holdfast.commit.format.transaction import PointRead, RangeRead
 
-    keys, at, place = text.rpartition("@")
+    keys, at, suffix = text.rpartition("@")
     if not at:
-        keys, place = text, ""
-    elif is_log_id(place) and "@" in keys:
+        keys, suffix = text, ""
+    elif is_log_id(suffix) and "@" in keys:
         keys, _, number = keys.rpartition("@")
-        place = f"{number}@{place}"
-    position = read_position(place) if place else None
-    if place and (position is None or position.leader_id is not None):
+        suffix = f"{number}@{suffix}"
+    position = read_position(suffix) if suffix else None
+    if suffix and (position is None or position.leader_id is not None):
         raise InvalidRequest(
-            f"--if-unchanged is KEY, KEY@VERSION or KEY@VERSION@LOGID, not {text!r}",
+            "--if-unchanged must be KEY, KEY@VERSION or KEY@VERSION@LOGID",
+            given=text,
             hint="`holdfast version --position` prints VERSION@LOGID",
         )
     seen, log_id = (None, None) if position is None else (position.version, position.log_id)
@@ -297,11 +330,11 @@ def _precondition(text: str, encoding: Encoding) -> tuple[Precondition, str | No
 
 
 def _one_log(log_ids: Iterable[str | None]) -> str | None:
-    """The log that all versions of a request belong to, None where no version names one. Raises: InvalidRequest."""
+    """The log of all versions of a request, None if no version names one. Raises: InvalidRequest."""
     named = sorted({log_id for log_id in log_ids if log_id is not None})
     if len(named) > 1:
         raise InvalidRequest(
-            "the versions of one commit belong to one log", code=Code.LOG_MISMATCH, log_ids=" ".join(named)
+            "all versions of a commit must belong to one log", code=Code.LOG_MISMATCH, log_ids=" ".join(named)
         )
     return named[0] if named else None
 
@@ -312,3 +345,223 @@ def _print_conflict(conflict: Conflict, *, as_json: bool) -> None:
         print_json({"status": "not_committed", "reason": conflict.code.value} | dict(fields))
         return
     print_line(f"not committed: {conflict.code.value}, read again from version {fields.get('version')}")
+
+
+# ---- operations -----------------------------------------------------------------------------------------------------
+
+
+def short(data: bytes) -> str:
+    """Bytes for people, cut to fit a line."""
+    return readable(data, characters_max=CHARACTERS_MAX)
+
+
+def operation_fields(operation: Operation) -> dict[str, object]:
+    """An operation as the HTTP API writes it."""
+    from holdfast.commit.format.transaction import Delete, RangeDelete, Write
+
+    match operation:
+        case Write(key=key, value=value):
+            return {"type": "write", "key": base64_text(key), "value": base64_text(value)}
+        case Delete(key=key):
+            return {"type": "delete", "key": base64_text(key)}
+        case RangeDelete(begin=begin, end=end):
+            fields: dict[str, object] = {"type": "range_delete", "begin": base64_text(begin)}
+            return fields if end is None else fields | {"end": base64_text(end)}
+
+
+def operation_text(operation: Operation) -> str:
+    """An operation on one line.
+
+    >>> from holdfast.commit.format.transaction import Write
+    >>> operation_text(Write(b"seat/12A", b"taken"))
+    'write seat/12A = taken'
+    """
+    from holdfast.commit.format.transaction import Delete, RangeDelete, Write
+
+    match operation:
+        case Write(key=key, value=value):
+            return f"write {short(key)} = {short(value)}"
+        case Delete(key=key):
+            return f"delete {short(key)}"
+        case RangeDelete(begin=begin, end=end):
+            return f"range_delete {short(begin)} .. {'' if end is None else short(end)}".rstrip()
+
+
+# ---- the change stream ----------------------------------------------------------------------------------------------
+
+
+def subscribe(
+    after: Annotated[
+        str | None,
+        typer.Option(
+            "--after", metavar="VERSION[@LOGID]", help="Start after this version, of this log; now by default."
+        ),
+    ] = None,
+    prefix: Annotated[str | None, typer.Option("--prefix", help="Only keys with this prefix.")] = None,
+    speculative: Annotated[
+        bool, typer.Option("--speculative", help="Show transactions before they are durable.")
+    ] = False,
+    checkpoints: Annotated[
+        bool, typer.Option("--checkpoints", help="Show up to which version everything is durable.")
+    ] = False,
+    limit: Annotated[
+        int, typer.Option("--limit", "-n", min=0, help="Stop after this many transactions; 0 means no limit.")
+    ] = 0,
+    url: UrlOption = LOCAL,
+    token: TokenOption = None,
+    timeout: TimeoutOption = None,
+    encoding: EncodingOption = Encoding.TEXT,
+    as_json: JsonOption = False,
+) -> None:
+    """Follow the log: every committed transaction in order, without a gap, across reconnects and changes of leader."""
+    from holdfast.client import TransactionEvent
+
+    printed = 0
+    begin = parse_position("--after", after)
+    notice = WaitNotice(url, STREAM_SECONDS if timeout is None else timeout, as_json=as_json)
+    keys = None if prefix is None else parse_bytes(prefix, encoding)
+    with following(url, token, timeout, notice) as client:
+        start = client.version().position if begin is None else begin
+        with client.subscribe(start, durable=not speculative, prefix=keys, checkpoints=checkpoints) as events:
+            for event in events:
+                notice.got_through()
+                print_json(event_fields(event)) if as_json else print_line(event_text(event))
+                flush_output()
+                printed += isinstance(event, TransactionEvent)
+                if limit and printed == limit:
+                    return
+
+
+def event_fields(event: Event) -> dict[str, object]:
+    """An event as the HTTP API writes it, with its kind."""
+    from holdfast.client.protocol.events import Checkpoint, RolledBack, TransactionEvent
+
+    match event:
+        case TransactionEvent():
+            return {
+                "event": "transaction",
+                "version": event.version,
+                "prev_version": event.prev_version,
+                "request_id": event.request_id,
+                "leader_id": event.leader_id,
+                "time_ms": event.time_ms,
+                "durable": event.durable,
+                "log_id": event.log_id,
+                "operations": [operation_fields(operation) for operation in event.operations],
+            }
+        case Checkpoint():
+            return {
+                "event": "checkpoint",
+                "committed_version": event.committed_version,
+                "leader_id": event.leader_id,
+                "log_id": event.log_id,
+            }
+        case RolledBack():
+            return {
+                "event": "leader_change",
+                "roll_back_to": event.to,
+                "leader_id": event.leader_id,
+                "log_id": event.log_id,
+            }
+        case _:
+            assert_never(event)
+
+
+def event_text(event: Event) -> str:
+    """An event on one line, or a line for each operation."""
+    from holdfast.client.protocol.events import Checkpoint, RolledBack, TransactionEvent
+
+    match event:
+        case TransactionEvent():
+            sign = "" if event.durable else " (not durable yet)"
+            return "\n".join([f"{event.version}{sign}", *(f"    {operation_text(item)}" for item in event.operations)])
+        case Checkpoint():
+            return f"checkpoint {event.committed_version}"
+        case RolledBack():
+            return f"rolled back to {event.to}: discard later versions"
+        case _:
+            assert_never(event)
+
+
+# ---- bench ----------------------------------------------------------------------------------------------------------
+
+
+def bench(
+    connections: Annotated[int, typer.Option("--connections", "-c", min=1, max=1024, help="Concurrent clients.")] = 64,
+    seconds: Annotated[float, typer.Option("--seconds", "-s", min=0.1, max=3600, help="How long to run.")] = 10.0,
+    value_bytes: Annotated[int, typer.Option("--value-bytes", min=0, max=1_000_000, help="Size of each value.")] = 100,
+    url: UrlOption = LOCAL,
+    token: TokenOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Commit from many clients at once, then print rate and latency. Writes keys under bench/.
+
+    Every commit writes a new key with one precondition, so none conflicts. The client is Python and shares this
+    machine: the service alone is faster than the result.
+    """
+    import asyncio
+
+    with asking(url, token, None, as_json=as_json) as client:
+        newest = client.version().version
+    result = asyncio.run(_run_bench(url, token, connections, seconds, value_bytes, newest, shown=not as_json))
+    if as_json:
+        print_json(result)
+    else:
+        print_fields(result)
+    if result["errors"]:
+        raise typer.Exit(Exit.UNAVAILABLE)
+
+
+async def _run_bench(
+    url: str, token: str | None, connections: int, seconds: float, value_bytes: int, newest: int, *, shown: bool
+) -> dict[str, object]:
+    import asyncio
+
+    from holdfast.aio import Client
+    from holdfast.commit.format.transaction import PointRead, Write
+
+    run = secrets.token_hex(4)
+    value = secrets.token_bytes(value_bytes)
+    latencies_ms: list[float] = []
+    errors: Counter[str] = Counter()
+    async with Client(url, token=token) as client:
+        began = time.perf_counter()
+        end = began + seconds
+
+        async def one(number: int) -> None:
+            nonlocal newest  # a read version of the start would fall out of the conflict window of a long run
+            count = 0
+            while (before := time.perf_counter()) < end:
+                key = f"bench/{run}/{number}/{count}".encode()
+                count += 1
+                try:
+                    receipt = await client.commit([Write(key, value)], [PointRead(key)], read_version=newest)
+                except HoldfastError as error:
+                    errors[error.code.value] += 1
+                else:
+                    newest = max(newest, receipt.version)
+                    latencies_ms.append((time.perf_counter() - before) * 1000)
+
+        with progress("committing", shown=shown) as moved:
+            work = asyncio.gather(*(one(number) for number in range(connections)))
+            while not work.done():
+                await asyncio.wait([work], timeout=0.2)
+                moved(min(int(time.perf_counter() - began), int(seconds)), int(seconds))
+            await work
+        elapsed = time.perf_counter() - began
+    latencies_ms.sort()
+    return {
+        "commits": len(latencies_ms),
+        "seconds": round(elapsed, 3),
+        "commits_per_second": round(len(latencies_ms) / elapsed),
+        "p50_ms": _percentile(latencies_ms, 0.50),
+        "p99_ms": _percentile(latencies_ms, 0.99),
+        "p99_9_ms": _percentile(latencies_ms, 0.999),
+        "max_ms": _percentile(latencies_ms, 1.0),
+        "connections": connections,
+        "errors": dict(sorted(errors.items())),
+    }
+
+
+def _percentile(ordered: list[float], part: float) -> float | None:
+    return round(ordered[min(len(ordered) - 1, int(len(ordered) * part))], 3) if ordered else None

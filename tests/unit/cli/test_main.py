@@ -13,10 +13,9 @@ from pathlib import Path
 import pytest
 
 from holdfast import Queue
-from holdfast.cli import check_config
-from holdfast.cli.exits import Exit, exit_of
+from holdfast.cli import serve
 from holdfast.cli.main import main
-from holdfast.cli.output import flush_output, print_json
+from holdfast.cli.output import Exit, exit_of, flush_output, print_json
 from holdfast.commit.format.batch import object_name
 from holdfast.commit.format.transaction import Transaction, Write
 from holdfast.commit.service import CommitEntry, CommitService, ServiceOptions
@@ -263,7 +262,7 @@ def test_a_result_that_cannot_be_written_is_told(unbuffered: str, tmp_path: Path
     with open("/dev/full", "wb") as full:
         ended = ends(["log", "init", (tmp_path / "log").as_uri()], stdout=full.fileno(), unbuffered=unbuffered)
     assert ended.returncode == Exit.UNAVAILABLE
-    assert ended.stderr == ("holdfast: the output could not be written output=stdout cause=No space left on device\n")
+    assert ended.stderr == ("holdfast: output could not be written output=stdout cause=No space left on device\n")
 
 
 def test_an_output_that_has_failed_fails_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,14 +270,14 @@ def test_an_output_that_has_failed_fails_again(monkeypatch: pytest.MonkeyPatch) 
     with open("/dev/full", "w", encoding="utf-8") as full:
         monkeypatch.setattr(sys, "stdout", full)
         print_json({"step": 1})
-        with pytest.raises(Unavailable, match="the output could not be written"):
+        with pytest.raises(Unavailable, match="output could not be written"):
             flush_output()
-        with pytest.raises(Unavailable, match="the output could not be written"):
+        with pytest.raises(Unavailable, match="output could not be written"):
             print_json({"step": 2})
 
 
 def test_a_bug_is_no_answer(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(check_config, "configuration", lambda *_: 1 // 0)
+    monkeypatch.setattr(serve, "configuration", lambda *_: 1 // 0)
     assert main(["check-config"]) == Exit.INTERNAL
     told = capsys.readouterr().err
     assert "ZeroDivisionError" in told
@@ -332,7 +331,7 @@ def test_what_spark_raises_is_no_bug_of_ours(
     def refused(*_: object) -> None:
         raise kind("[PATH_NOT_FOUND] Path does not exist: /nowhere.\n\tat org.apache.spark.Some$.frame(Some.scala:1)\n")
 
-    monkeypatch.setattr(check_config, "configuration", refused)
+    monkeypatch.setattr(serve, "configuration", refused)
     assert main(["check-config", *words]) == code
     told = capsys.readouterr().err
     message = json.loads(told)["error"]["message"] if words else told.rstrip()

@@ -13,9 +13,9 @@ from types import SimpleNamespace
 import pytest
 from tests.unit.client.scripted_server import Answer, ScriptedServer
 
-from holdfast.cli import bench
-from holdfast.cli.exits import Exit
+from holdfast.cli import transactions
 from holdfast.cli.main import main
+from holdfast.cli.output import Exit
 
 
 def test_a_request_from_a_file_is_sent_whole(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_a_long_bench_reads_at_what_it_has_committed(monkeypatch: pytest.MonkeyP
     ]
     start = Answer(200, {"version": 50, "leader_id": "cd" * 16})
     with ScriptedServer(start, *(Answer(200, verdict) for verdict in verdicts)) as server:
-        monkeypatch.setattr(bench, "time", SimpleNamespace(perf_counter=lambda: float(len(server.asked))))
+        monkeypatch.setattr(transactions, "time", SimpleNamespace(perf_counter=lambda: float(len(server.asked))))
         assert main(["bench", "-c", "1", "-s", "3", "--json", "--url", server.url]) == Exit.DONE
         assert [asked.json()["read_version"] for asked in server.asked[1:]] == [50, 60, 61]
 

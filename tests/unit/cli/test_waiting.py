@@ -11,8 +11,8 @@ import pytest
 from tests.unit.client.scripted_server import Answer, ScriptedServer, Silence, coded
 
 from holdfast.cli import service
-from holdfast.cli.exits import Exit
 from holdfast.cli.main import main
+from holdfast.cli.output import Exit
 from holdfast.cli.service import TELL_AFTER_SECONDS, WaitNotice
 
 VERSION = {"version": 7, "leader_id": "cd" * 16}

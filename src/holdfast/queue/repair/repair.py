@@ -1,271 +1,328 @@
-"""Repairing a queue: everything that is whole becomes readable, everything that is damaged is kept aside.
+"""Repairs a queue: intact messages become readable, damaged bytes are kept in separate files.
 
-Owns: what is changed, in which order. Does not own: finding damage (``queue_survey``), a damaged header
-(``queue_header``), the end of the log, which every opening mends (``queue.opening``).
+Nothing is deleted, and nothing is changed before a copy of it is durable. A repair may be stopped at any time and run
+again. It holds the writer's lock. The steps:
 
-Failure model: nothing is deleted, and nothing is changed before a copy of it is durable. Safe to be stopped anywhere
-and run again. Holds the writer's lock, so ``AlreadyOpen`` while a writer runs. The steps:
-
-1. Headers that can be restored from their page are restored; the 64 damaged bytes are kept in a file.
-2. The queue is opened and closed as by a writer: its end is mended, torn pages are set aside as ``*.torn``.
+1. Headers that their page can prove are restored; the 64 damaged bytes are kept in a file.
+2. The queue is opened and closed as by a writer: its end is repaired, torn pages are set aside as ``*.torn``.
 3. For each gap inside a page the damaged bytes are copied to ``<prefix>-N.page.POSITION.damaged``, the copy is synced,
-   and a line about it goes to ``<prefix>-damage.jsonl``. Only then the bytes are replaced by a *bridge*: a head that
-   never verifies, whose length leads to the next whole frame, and zeros. So readers find what lies behind the gap even
-   where there is no index. A page whose header is lost is renamed to ``<prefix>-N.page.damaged``.
-4. Indexes that are absent or damaged are made anew.
+   and ``<prefix>-damage.jsonl`` gets a line. Only then a *bridge* replaces the bytes: a head that never verifies, whose
+   length leads to the next intact frame, and zeros. So readers find the messages after the gap without an index.
+   A page whose header is lost is renamed to ``<prefix>-N.page.damaged``.
+4. Indexes that are absent or damaged are built again.
 
-A gap stays a gap: readers report it as before, because these messages did exist. ``verify`` knows it from the list.
+Readers still report a repaired gap, because these messages did exist. ``verify_queue`` knows it from the list.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from typing import Final
+from zlib import crc32
 
-from holdfast.errors import AlreadyOpen
+from holdfast.errors import AlreadyOpen, Code, CorruptData
 from holdfast.queue import Queue
 from holdfast.queue.files.pages import PageDirectory
-from holdfast.queue.format.checksum import checksum_for_reading
+from holdfast.queue.format.checksum import CRC32, CRC32C, checksum_for_reading
 from holdfast.queue.format.frame import HEAD, HEAD_BYTES, encode_seal, page_seed
-from holdfast.queue.format.page import HEADER_BYTES, encode_header
-from holdfast.queue.repair.header import restored_header
-from holdfast.queue.repair.survey import GapFound, PageFound, QueueSurvey, survey_queue
+from holdfast.queue.format.page_header import HEADER, HEADER_BYTES, PageHeader, encode_header
+from holdfast.queue.log.page_scan import PageScan
+from holdfast.queue.repair.files import open_files
+from holdfast.queue.repair.survey import (
+    KnownGap,
+    LostMessages,
+    OnProgress,
+    PageSurvey,
+    QueueSurvey,
+    damage_list_name,
+    known_gaps,
+    survey_queue,
+)
 
-__all__ = ["KnownGap", "Repaired", "is_known", "known_gaps", "repair_queue"]
+__all__ = ["QueueRepair", "repair_queue"]
 
 COPY_BYTES: Final = 1 << 20
+_VERSION_FIELD: Final = 1
+_BASE_SEQ_FIELD: Final = 7
+_SALT_FIELD: Final = 9
 
 
 @dataclass(frozen=True, slots=True)
-class KnownGap:
-    """A gap that a repair has dealt with: its bytes are in ``file``; where that is empty there were none."""
+class QueueRepair:
+    """The result of ``repair_queue``.
 
-    page: int
-    position: int
-    bytes: int
-    first: int
-    last: int
-    file: str
-    time_ms: int
-
-
-@dataclass(slots=True)
-class Repaired:
-    """What was done: damaged bytes that were kept, in which files, and what was made anew."""
-
-    gaps: list[KnownGap] = field(default_factory=list[KnownGap])
-    mended: list[str] = field(default_factory=list[str])
-    kept: list[str] = field(default_factory=list[str])
-    after: QueueSurvey = field(default_factory=QueueSurvey)
-
-
-def damage_list_name(pages: PageDirectory) -> str:
-    """The file that lists what was kept aside."""
-    return f"{pages.names.prefix}-damage.jsonl"
-
-
-def known_gaps(pages: PageDirectory) -> list[KnownGap]:
-    """Every gap that a repair has dealt with. A line that is torn or foreign does not count."""
-    try:
-        file = pages.port.open(pages.directory, damage_list_name(pages), write=False)
-    except FileNotFoundError:
-        return []
-    try:
-        data = pages.port.read(file, 0, pages.port.size(file))
-    finally:
-        pages.port.close(file)
-    found: list[KnownGap] = []
-    for line in data.splitlines():
-        try:
-            found.append(KnownGap(**json.loads(line)))
-        except (ValueError, TypeError):
-            continue
-    return found
-
-
-def is_known(gap: GapFound, known: list[KnownGap]) -> bool:
-    """Whether these messages are accounted for."""
-    return any(one.page == gap.page and one.first <= gap.first and gap.last <= one.last for one in known)
-
-
-def repair_queue(path: str, pages: PageDirectory, moved: Callable[[int, int | None], None]) -> Repaired:
-    """Repair the queue at ``path``, whose files are ``pages``. Raises: ``AlreadyOpen``; ``OSError``.
-
-    Cost: two readings of all pages.
+    ``gaps`` are the gaps that this repair handled, ``kept`` the files with damaged bytes, ``rebuilt`` a line for each
+    page or file that was restored or built again, ``messages`` the number of messages that can be read now.
     """
-    done = Repaired()
-    lock = pages.port.lock(pages.directory, pages.names.lock)
-    try:
-        _restore_headers(pages, done)
-    finally:
-        pages.port.close(lock)
-    before = set(pages.port.names(pages.directory))
-    had_identity = pages.names.identity in before
-    Queue(path, background=False).close()
-    torn = sorted(name for name in set(pages.port.names(pages.directory)) - before if name.endswith(".torn"))
-    done.kept += torn
-    if not had_identity:
-        done.mended.append(f"{pages.names.identity} was made anew")
-    lock = pages.port.lock(pages.directory, pages.names.lock)
-    try:
-        _mend_pages(pages, survey_queue(pages, moved), done)
-    finally:
-        pages.port.close(lock)
-    done.after = survey_queue(pages, moved)
-    return done
+
+    path: str
+    gaps: tuple[KnownGap, ...]
+    kept: tuple[str, ...]
+    rebuilt: tuple[str, ...]
+    messages: int
+
+    @property
+    def lost(self) -> int:
+        """Messages in the gaps of this repair."""
+        return sum(gap.last - gap.first + 1 for gap in self.gaps)
 
 
-def _restore_headers(pages: PageDirectory, done: Repaired) -> None:
-    for number in pages.numbers():
-        if pages.header_of(number) is not None:
-            continue
-        file = pages.open(number, write=True)
-        if file is None:
-            continue
+def repair_queue(path: str, on_progress: OnProgress | None = None) -> QueueRepair:
+    """Repair the queue at ``path``. A lost message stays lost: its number is listed as a ``KnownGap``.
+
+    Raises: ``AlreadyOpen`` while a writer runs; ``CorruptData`` for a page of a newer format version; ``NotFound``;
+    ``PermissionDenied`` or ``Unavailable`` from the file system. Cost: two readings of all pages.
+    After a crash: run it again.
+    """
+    with open_files(path) as pages:
+        return _Repair(path, pages).run(on_progress)
+
+
+class _Repair:
+    def __init__(self, path: str, pages: PageDirectory) -> None:
+        self._path = path
+        self._pages = pages
+        self._gaps: list[KnownGap] = []
+        self._kept: list[str] = []
+        self._rebuilt: list[str] = []
+
+    def run(self, on_progress: OnProgress | None) -> QueueRepair:
+        pages = self._pages
+        lock = pages.port.lock(pages.directory, pages.names.lock)
         try:
-            header = restored_header(pages, file, number)
-            if header is None:
+            self._restore_headers()
+        finally:
+            pages.port.close(lock)
+        before = set(pages.port.names(pages.directory))
+        Queue(self._path, background=False).close()
+        self._kept += sorted(name for name in set(pages.port.names(pages.directory)) - before if name.endswith(".torn"))
+        if pages.names.identity not in before:
+            self._rebuilt.append(f"{pages.names.identity} was rebuilt")
+        lock = pages.port.lock(pages.directory, pages.names.lock)
+        try:
+            self._repair_pages(survey_queue(pages, on_progress))
+        finally:
+            pages.port.close(lock)
+        messages = survey_queue(pages, on_progress).messages
+        return QueueRepair(self._path, tuple(self._gaps), tuple(self._kept), tuple(self._rebuilt), messages)
+
+    def _restore_headers(self) -> None:
+        pages = self._pages
+        for number in pages.numbers():
+            if pages.header_of(number) is not None:
                 continue
-            done.kept.append(_keep(pages, file, number, 0, HEADER_BYTES))
-            pages.port.write(file, 0, (encode_header(header),))
+            file = pages.open(number, write=True)
+            if file is None:
+                continue
+            try:
+                header = restored_header(pages, file, number)
+                if header is None:
+                    continue
+                self._kept.append(self._keep(file, number, 0, HEADER_BYTES))
+                pages.port.write(file, 0, (encode_header(header),))
+                pages.port.sync_data(file)
+                self._rebuilt.append(f"page {number}: its header was restored")
+            finally:
+                pages.port.close(file)
+
+    def _repair_pages(self, survey: QueueSurvey) -> None:
+        pages = self._pages
+        known = known_gaps(pages)
+        readable = {page.number for page in survey.pages}
+        for gap in survey.gaps:
+            if gap.is_listed(known):
+                continue
+            name = ""
+            if gap.page in readable and gap.bytes:
+                name = self._bridge(gap)
+            elif gap.page not in readable and gap.page in survey.unreadable:
+                name = f"{pages.names.page(gap.page)}.damaged"
+            self._list(gap, name)
+        for number in survey.unreadable:
+            name = pages.names.page(number)
+            kept = self._free_name(f"{name}.damaged")
+            pages.port.rename(pages.directory, name, kept)
+            pages.port.sync_directory(pages.directory)
+            self._kept.append(kept)
+        for page in survey.doubtful_indexes:
+            self._rebuild_index(page)
+            self._rebuilt.append(f"page {page.number}: its index was rebuilt")
+
+    def _list(self, gap: LostMessages, name: str) -> None:
+        """Append a line about the gap to the damage list, durably."""
+        known = KnownGap(
+            page=gap.page,
+            position=gap.position,
+            bytes=gap.bytes,
+            first=gap.first,
+            last=gap.last,
+            file=name,
+            time_ms=time.time_ns() // 1_000_000,
+        )
+        pages, port = self._pages, self._pages.port
+        list_name = damage_list_name(pages)
+        try:
+            file = port.open(pages.directory, list_name, write=True)
+        except FileNotFoundError:
+            file = port.create(pages.directory, list_name)
+        try:
+            end = port.size(file)
+            # A line that a crash has torn is ended first.
+            start = b"" if end == 0 or port.read(file, end - 1, 1) == b"\n" else b"\n"
+            port.write(file, end, (start + json.dumps(asdict(known)).encode() + b"\n",))
+            port.sync_data(file)
+            port.sync_directory(pages.directory)
+        finally:
+            port.close(file)
+        self._gaps.append(known)
+
+    def _bridge(self, gap: LostMessages) -> str:
+        """Keep the damaged bytes of a gap, then write the bridge over them. Returns the file that keeps them."""
+        pages = self._pages
+        file = pages.open(gap.page, write=True)
+        if file is None:
+            raise AlreadyOpen(
+                "a page was removed during its repair", page=gap.page, hint="another program changes the files; stop it"
+            )
+        try:
+            name = self._keep(file, gap.page, gap.position, gap.bytes)
+            self._kept.append(name)
+            end = gap.position + gap.bytes
+            # The bridge is also needed at the end: after a clean close the writer continues there.
+            bridge = HEAD.pack(gap.bytes - HEAD_BYTES, 0, 0, 0) if gap.bytes >= HEAD_BYTES else b""
+            pages.port.write(file, gap.position, (bridge + bytes(min(gap.bytes, COPY_BYTES) - len(bridge)),))
+            for start in range(gap.position + COPY_BYTES, end, COPY_BYTES):
+                pages.port.write(file, start, (bytes(min(COPY_BYTES, end - start)),))
             pages.port.sync_data(file)
-            done.mended.append(f"page {number}: its header was restored")
         finally:
             pages.port.close(file)
+        return name
+
+    def _keep(self, file: int, number: int, position: int, length: int) -> str:
+        """Copy bytes of a page to a new file, durably."""
+        port, directory = self._pages.port, self._pages.directory
+        name = self._free_name(f"{self._pages.names.page(number)}.{position}.damaged")
+        kept = port.create(directory, name)
+        try:
+            for start in range(0, length, COPY_BYTES):
+                port.write(kept, start, (port.read(file, position + start, min(COPY_BYTES, length - start)),))
+            port.sync_data(kept)
+            port.sync_directory(directory)
+        finally:
+            port.close(kept)
+        return name
+
+    def _free_name(self, name: str) -> str:
+        """The name, or the name with a number if it is taken, so that earlier copies stay."""
+        taken = set(self._pages.port.names(self._pages.directory))
+        free, number = name, 1
+        while free in taken:
+            number += 1
+            free = f"{name}.{number}"
+        return free
+
+    def _rebuild_index(self, page: PageSurvey) -> None:
+        """Replace the index by one built from the page, then write its checksum into the page's SEAL."""
+        pages, port, directory = self._pages, self._pages.port, self._pages.directory
+        name = pages.names.index(page.number)
+        data = bytes(page.records.pending)
+        temporary = pages.names.temporary(name)
+        pages.remove(temporary)
+        file = port.create(directory, temporary)
+        try:
+            port.write(file, 0, (data,))
+            port.sync_data(file)
+        finally:
+            port.close(file)
+        port.rename(directory, temporary, name)
+        port.sync_directory(directory)
+        if not page.sealed:
+            return
+        header = page.header
+        checksum = checksum_for_reading(header.checksum_id)
+        seal = encode_seal(
+            checksum,
+            page_seed(checksum, header.salt, header.number),
+            page.next_seq,
+            page.seal_frames,
+            page.last_time_ns,
+            checksum(data, 0),
+        )
+        page_file = pages.open(page.number, write=True)
+        if page_file is None:
+            return
+        try:
+            port.write(page_file, page.seal_position, (seal,))
+            port.sync_data(page_file)
+        finally:
+            port.close(page_file)
 
 
-def _mend_pages(pages: PageDirectory, found: QueueSurvey, done: Repaired) -> None:
-    known = known_gaps(pages)
-    by_number = {page.number: page for page in found.pages}
-    for gap in found.gaps:
-        if is_known(gap, known):
-            continue
-        page = by_number.get(gap.page)
-        if page is not None and gap.bytes:
-            name = _bridge(pages, gap, done)
-        else:
-            name = ""
-        if page is None and gap.page in found.unreadable:
-            name = f"{pages.names.page(gap.page)}.damaged"
-        _list(pages, gap, name, done)
-    for number in found.unreadable:
-        name = pages.names.page(number)
-        kept = _free_name(pages, f"{name}.damaged")
-        pages.port.rename(pages.directory, name, kept)
-        pages.port.sync_directory(pages.directory)
-        done.kept.append(kept)
-    for page in found.doubtful_indexes:
-        _remake_index(pages, page)
-        done.mended.append(f"page {page.number}: its index was made anew")
+# ---- a damaged header -----------------------------------------------------------------------------------------------
 
 
-def _list(pages: PageDirectory, gap: GapFound, name: str, done: Repaired) -> None:
-    """Write a line about a gap, durably."""
-    known = KnownGap(
-        page=gap.page,
-        position=gap.position,
-        bytes=gap.bytes,
-        first=gap.first,
-        last=gap.last,
-        file=name,
-        time_ms=time.time_ns() // 1_000_000,
-    )
-    port, list_name = pages.port, damage_list_name(pages)
-    try:
-        file = port.open(pages.directory, list_name, write=True)
-    except FileNotFoundError:
-        file = port.create(pages.directory, list_name)
-    try:
-        end = port.size(file)
-        # A line that a crash has torn gets its end first.
-        start = b"" if end == 0 or port.read(file, end - 1, 1) == b"\n" else b"\n"
-        port.write(file, end, (start + json.dumps(asdict(known)).encode() + b"\n",))
-        port.sync_data(file)
-        port.sync_directory(pages.directory)
-    finally:
-        port.close(file)
-    done.gaps.append(known)
+def restored_header(pages: PageDirectory, file: int, number: int) -> PageHeader | None:
+    """The header of the open page ``number`` whose own header does not verify, or None if none can be proved.
+
+    The first frame proves a guess, because its checksum depends on the page's salt, its number and the sequence number.
+    The number is in the file's name, the page size is the file's size. The base is the end of the page before, or the
+    header's field. The salt is the header's field, with at most one bit flipped: worse damage to it is not restored.
+    Raises: ``CorruptData`` for an intact header of another format version, which is not damage.
+    """
+    port = pages.port
+    raw = port.read(file, 0, HEADER_BYTES + HEAD_BYTES)
+    if len(raw) < HEADER_BYTES + HEAD_BYTES:
+        return None
+    fields = HEADER.unpack_from(raw)
+    if int.from_bytes(raw[HEADER.size : HEADER_BYTES], "little") == crc32(raw[: HEADER.size]):
+        raise CorruptData(
+            "page has an unknown format version",
+            code=Code.CORRUPT_QUEUE,
+            page=number,
+            format_version=fields[_VERSION_FIELD],
+            hint="a newer version of holdfast may have written it; nothing was changed",
+        )
+    first_time_ns = HEAD.unpack_from(raw, HEADER_BYTES)[2]
+    bases = _possible_bases(pages, number, fields[_BASE_SEQ_FIELD])
+    for salt in _possible_salts(fields[_SALT_FIELD]):
+        for base_seq in bases:
+            for checksum_id in (CRC32, CRC32C):
+                guess = PageHeader(
+                    number=number,
+                    page_bytes=port.size(file),
+                    salt=salt,
+                    checksum_id=checksum_id,
+                    base_seq=base_seq,
+                    base_time_ns=first_time_ns,
+                )
+                if PageScan(port, file, guess, next_seq=base_seq).read(HEAD_BYTES) is not None:
+                    return guess
+    return None
 
 
-def _bridge(pages: PageDirectory, gap: GapFound, done: Repaired) -> str:
-    """Keep the damaged bytes of a gap, then lay the bridge over them. Returns the name of the file that keeps them."""
-    file = pages.open(gap.page, write=True)
+def _possible_salts(field: int) -> Iterator[int]:
+    yield field
+    for bit in range(64):
+        yield field ^ (1 << bit)
+
+
+def _possible_bases(pages: PageDirectory, number: int, field: int) -> list[int]:
+    bases = [field]
+    if number == 1:
+        bases.append(1)
+    before = pages.header_of(number - 1)
+    file = pages.open(number - 1)
     if file is None:
-        raise AlreadyOpen("a page went while it was repaired", page=gap.page, hint="something else changes the files")
+        return bases
     try:
-        name = _keep(pages, file, gap.page, gap.position, gap.bytes)
-        done.kept.append(name)
-        end = gap.position + gap.bytes
-        # Also where nothing follows yet: after a clean close the writer goes on right behind.
-        bridge = HEAD.pack(gap.bytes - HEAD_BYTES, 0, 0, 0) if gap.bytes >= HEAD_BYTES else b""
-        pages.port.write(file, gap.position, (bridge + bytes(min(gap.bytes, COPY_BYTES) - len(bridge)),))
-        for start in range(gap.position + COPY_BYTES, end, COPY_BYTES):
-            pages.port.write(file, start, (bytes(min(COPY_BYTES, end - start)),))
-        pages.port.sync_data(file)
+        if before is not None and not before.prepared:
+            scan = PageScan(pages.port, file, before, next_seq=before.base_seq)
+            while scan.read() is not None:
+                continue
+            bases.append(scan.next_seq)
     finally:
         pages.port.close(file)
-    return name
-
-
-def _keep(pages: PageDirectory, file: int, number: int, position: int, length: int) -> str:
-    """Copy bytes of a page to a file of their own, durably."""
-    port = pages.port
-    name = _free_name(pages, f"{pages.names.page(number)}.{position}.damaged")
-    kept = port.create(pages.directory, name)
-    try:
-        for start in range(0, length, COPY_BYTES):
-            port.write(kept, start, (port.read(file, position + start, min(COPY_BYTES, length - start)),))
-        port.sync_data(kept)
-        port.sync_directory(pages.directory)
-    finally:
-        port.close(kept)
-    return name
-
-
-def _free_name(pages: PageDirectory, name: str) -> str:
-    """The name, or one with a number where it is taken: what was kept before stays."""
-    taken = set(pages.port.names(pages.directory))
-    found, number = name, 1
-    while found in taken:
-        number += 1
-        found = f"{name}.{number}"
-    return found
-
-
-def _remake_index(pages: PageDirectory, page: PageFound) -> None:
-    """Replace an index by one made from the page, then tell the page's SEAL of it."""
-    port, directory, name = pages.port, pages.directory, pages.names.index(page.number)
-    data = bytes(page.records.pending)
-    temporary = pages.names.temporary(name)
-    pages.remove(temporary)
-    file = port.create(directory, temporary)
-    try:
-        port.write(file, 0, (data,))
-        port.sync_data(file)
-    finally:
-        port.close(file)
-    port.rename(directory, temporary, name)
-    port.sync_directory(directory)
-    if not page.sealed:
-        return
-    header = page.header
-    checksum = checksum_for_reading(header.checksum_id)
-    seal = encode_seal(
-        checksum,
-        page_seed(checksum, header.salt, header.number),
-        page.next_seq,
-        page.seal_frames,
-        page.last_time_ns,
-        checksum(data, 0),
-    )
-    page_file = pages.open(page.number, write=True)
-    if page_file is None:
-        return
-    try:
-        port.write(page_file, page.seal_position, (seal,))
-        port.sync_data(page_file)
-    finally:
-        port.close(page_file)
+    return bases

@@ -1,48 +1,34 @@
-"""The work behind ``holdfast log``: beginning a log, telling live objects from dead ones, checking every object.
+"""Surveys a log on its store: which objects are live, and whether every object is intact.
 
-Owns: which objects a survey covers. Does not own: the rules themselves (``commit.chain``, ``commit.leadership``).
-
-Failure model: raises CorruptData for damage and Unavailable when the store does not answer; nothing but
-``create_genesis`` writes, and that only where the whole prefix lists empty.
+Reads only, and may run next to a leader. Raises ``CorruptData`` for damage and ``Unavailable`` if the store does not
+respond.
 """
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Final
 
-from holdfast.cli.output import Progress
 from holdfast.commit.format.batch import CLAIM_BYTES, FIRST_SLOT, PREFIX, Header, Kind, jump, slot_of
 from holdfast.commit.format.chain import ChainWalker, broken
 from holdfast.commit.leadership.claims import Identity
 from holdfast.commit.leadership.takeover import init_log
 from holdfast.commit.reading.reader import Leadership, find_frontier, follow, leaderships_back, start_after
+from holdfast.commit.reading.reader import Reign, find_frontier, follow, reigns_back, start_after
 from holdfast.errors import Code, CorruptData, NotFound
 from holdfast.objects.port import Listed, ObjectStore
-from holdfast.values import LeaderId, LogId, Slot, slot_text
+from holdfast.values import Slot, slot_text
 
-__all__ = ["Survey", "Verified", "check_reached", "create_genesis", "survey", "verify_log", "walker_after"]
+__all__ = ["LogCheck", "Survey", "check_reached", "survey", "verify_log", "walker_after"]
 
 PAGE: Final = 1000
 
 
-async def create_genesis(store: ObjectStore) -> LogId | None:
-    """Write the first object of a new log; None when there is anything under the prefix already.
-
-    After a crash: either there is a log, or running it again begins one. Raises: Unavailable,
-    CorruptData (unfit store).
-    """
-    log_id = LogId(secrets.token_bytes(16))
-    identity = Identity(LeaderId(secrets.token_bytes(16)), secrets.token_bytes(32), address="")
-    return log_id if await init_log(store, identity, log_id) else None
-
-
 @dataclass(slots=True)
 class Survey:
-    """A log's objects newest first, and the reigns that say which of them are live (newest reign first)."""
+    """The objects of a log and its leadership periods, which decide which objects are live. Newest first."""
 
     objects: list[Listed] = field(default_factory=list[Listed])
     reigns: list[Leadership] = field(default_factory=list[Leadership])
@@ -50,21 +36,21 @@ class Survey:
 
     def slot(self, row: Listed) -> Slot:
         """The slot of a listed object. Raises: CorruptData for a foreign name."""
-        found = slot_of(row.key)
-        if found is None:
+        slot = slot_of(row.key)
+        if slot is None:
             raise CorruptData(
-                "a key under batches/ is not a slot",
+                "key under batches/ is not a slot",
                 key=row.key,
                 hint="move the foreign object away; nothing but Holdfast may write under batches/",
             )
-        return found
+        return slot
 
     def is_claim(self, row: Listed) -> bool:
-        """Whether the size is a claim's."""
+        """Whether the object has the size of a claim."""
         return row.size == CLAIM_BYTES
 
     def is_live(self, slot: Slot) -> bool:
-        """Whether the live chain runs through this slot. What came after the survey's head counts as live."""
+        """Whether the live chain includes this slot. Objects newer than the survey's head count as live."""
         newest: int = 0
         for reign in self.reigns:
             if slot == reign.claim.slot or newest <= slot <= jump(reign.claim.slot):
@@ -79,23 +65,23 @@ async def survey(store: ObjectStore, *, objects_max: int | None) -> Survey:
 
     Cost: a LIST for each 1000 objects, two header reads for each leader. Raises: Unavailable, CorruptData.
     """
-    found = Survey()
+    result = Survey()
     frontier = await find_frontier(store)
     if frontier is None:
-        return found
-    found.head, claim = frontier
+        return result
+    result.head, claim = frontier
     async with aclosing(leaderships_back(store, claim)) as reigns:
         async for reign in reigns:
-            found.reigns.append(reign)
+            result.reigns.append(reign)
     after = ""
-    while objects_max is None or len(found.objects) < objects_max:
-        wanted = PAGE if objects_max is None else min(PAGE, objects_max - len(found.objects))
+    while objects_max is None or len(result.objects) < objects_max:
+        wanted = PAGE if objects_max is None else min(PAGE, objects_max - len(result.objects))
         rows = await store.list(PREFIX, after=after, limit=wanted)
-        found.objects += rows
+        result.objects += rows
         if len(rows) < wanted:
             break
         after = rows[-1].key
-    return found
+    return result
 
 
 async def walker_after(store: ObjectStore, version: int) -> tuple[ChainWalker, Header]:
@@ -118,9 +104,9 @@ async def walker_after(store: ObjectStore, version: int) -> tuple[ChainWalker, H
 
 
 def check_reached(walker: ChainWalker, newest: Header) -> Header:
-    """The object at which a reading ended, which may be newer than ``newest`` but not older.
+    """The object at which a read ended, which may be newer than ``newest`` but not older.
 
-    To a reader a missing slot is the end of the log; only what recovery found tells that it is a hole.
+    A reader takes a missing slot for the end of the log; only recovery can tell that it is a hole.
     Raises: CorruptData.
     """
     head = walker.head
@@ -130,68 +116,64 @@ def check_reached(walker: ChainWalker, newest: Header) -> Header:
     return head
 
 
-@dataclass(slots=True)
-class Verified:
-    """What a whole reading of a log has seen."""
+@dataclass(frozen=True, slots=True)
+class LogCheck:
+    """The counts of a complete read of a log. Every checksum, version and link of the chain was correct."""
 
-    objects: int = 0
-    bytes: int = 0
-    leaders: int = 0
-    transactions: int = 0
-    operations: int = 0
-    preconditions: int = 0
-    first_transaction: int = 0
-    last_transaction: int = 0
-    last_version: int = 0
-    newest_slot: int = 0
-
-    def fields(self) -> dict[str, object]:
-        """The counts by name, the slot as text."""
-        return {
-            "objects": self.objects,
-            "bytes": self.bytes,
-            "leaders": self.leaders,
-            "transactions": self.transactions,
-            "operations": self.operations,
-            "preconditions": self.preconditions,
-            "first_transaction": self.first_transaction,
-            "last_transaction": self.last_transaction,
-            "last_version": self.last_version,
-            "newest_slot": slot_text(self.newest_slot),
-        }
+    objects: int
+    bytes: int
+    leaders: int
+    transactions: int
+    operations: int
+    preconditions: int
+    first_transaction: int
+    last_transaction: int
+    last_version: int
+    newest_slot: int
 
 
-async def verify_log(store: ObjectStore, moved: Progress) -> Verified:
-    """Read every live object from genesis on and check it, then check that the chain ends where recovery says it does.
+async def verify_log(store: ObjectStore, on_progress: Callable[[int, int | None], None] | None = None) -> LogCheck:
+    """Read and check every live object, oldest first, then check that the chain ends where recovery says it does.
 
+    ``on_progress`` gets the number of objects read and in total.
     Raises: CorruptData naming the slot and the rule; NotFound (log_empty); Unavailable.
     """
     frontier = await find_frontier(store)
     if frontier is None:
         raise NotFound("log is empty", code=Code.LOG_EMPTY)
     total = _objects_in(frontier[0], [reign async for reign in leaderships_back(store, frontier[1])])
-    found = Verified()
+    objects = size = leaders = transactions = operations = preconditions = first = last = 0
     walker = ChainWalker()
     async with aclosing(follow(store, walker)) as batches:
         async for batch in batches:
-            found.objects += 1
-            found.bytes += len(batch.data)
-            found.leaders += batch.header.kind is Kind.CLAIM
+            objects += 1
+            size += len(batch.data)
+            leaders += batch.header.kind is Kind.CLAIM
             for txn in batch.transactions():
-                found.transactions += 1
-                found.operations += len(txn.operations)
-                found.preconditions += len(txn.preconditions)
-                found.first_transaction = found.first_transaction or txn.version
-                found.last_transaction = txn.version
-            moved(found.objects, max(total, found.objects))
+                transactions += 1
+                operations += len(txn.operations)
+                preconditions += len(txn.preconditions)
+                first = first or txn.version
+                last = txn.version
+            if on_progress is not None:
+                on_progress(objects, max(total, objects))
     head = check_reached(walker, frontier[0])
-    found.last_version = head.last_version
-    found.newest_slot = head.slot
-    return found
+    return LogCheck(
+        objects=objects,
+        bytes=size,
+        leaders=leaders,
+        transactions=transactions,
+        operations=operations,
+        preconditions=preconditions,
+        first_transaction=first,
+        last_transaction=last,
+        last_version=head.last_version,
+        newest_slot=head.slot,
+    )
 
 
 def _objects_in(head: Header, reigns: list[Leadership]) -> int:
-    """How many live objects these reigns hold, from their borders alone."""
+    """The number of live objects, computed from the first and last slot of each leadership period."""
 
     def sizes() -> Iterator[int]:
         newest = head.slot

@@ -1,0 +1,118 @@
+"""The files of a queue, opened without a lock and without writing, also on a read-only mount.
+
+Raises ``NotFound`` with the names of nearby queues where there is no queue. ``OSError`` becomes ``PermissionDenied``,
+``InvalidRequest`` or ``Unavailable`` with the name of the file.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from holdfast.errors import HoldfastError, InvalidRequest, NotFound, PermissionDenied, Unavailable
+from holdfast.queue.files.local import LocalFiles
+from holdfast.queue.files.pages import PageDirectory
+from holdfast.queue.format.file_names import FileNames
+
+__all__ = ["open_files", "queues_in", "system_errors", "writer_pid"]
+
+_FILE_OF_QUEUE: Final = re.compile(r"(.+?)(?:-allMeta|-writeMeta|-[1-9][0-9]*\.(?:page|idx))")
+NAMED_MAX: Final = 5
+
+
+@contextmanager
+def open_files(path: str) -> Generator[PageDirectory]:
+    """The directory and the file names of the queue at ``path``.
+
+    Raises: ``NotFound`` if there is no queue; ``InvalidRequest`` if the path names a file of one.
+    """
+    folder, name = os.path.split(path)
+    with system_errors(path):
+        names = FileNames(name)
+        port = LocalFiles()
+        try:
+            directory = port.open_directory(folder)
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise NotFound("there is no such directory", path=folder or ".") from error
+        try:
+            pages = PageDirectory(port, directory, names)
+            if names.identity not in port.names(directory) and not pages.numbers():
+                raise _no_queue(path, folder, name)
+            yield pages
+        finally:
+            port.close(directory)
+
+
+def _no_queue(path: str, folder: str, name: str) -> HoldfastError:
+    """The path names a file of a queue, or a directory, or the queue has another name."""
+    match = _FILE_OF_QUEUE.fullmatch(name)
+    if match is not None and (Path(folder) / name).is_file():
+        return InvalidRequest(
+            "this is a file of a queue, not a queue", path=path, hint=f"try {os.path.join(folder, match[1])}"
+        )
+    nearby = queues_in(folder)
+    hint = f"in {folder or '.'} there is: {', '.join(nearby[:NAMED_MAX])}" if nearby else ""
+    if Path(path).is_dir():
+        inside = queues_in(path)
+        hint = "PATH is directory/name" + (
+            f", for example {os.path.join(path, inside[0])}" if inside else ", and this is a directory"
+        )
+    return NotFound("there is no such queue", path=path, hint=hint)
+
+
+def queues_in(folder: str) -> list[str]:
+    """The names of the queues in a directory, sorted; empty if it cannot be read."""
+    try:
+        return sorted({match[1] for name in os.listdir(folder or ".") if (match := _FILE_OF_QUEUE.fullmatch(name))})
+    except OSError:
+        return []
+
+
+@contextmanager
+def system_errors(path: str) -> Generator[None]:
+    """Turn an ``OSError`` into a ``HoldfastError`` that names the file."""
+    try:
+        yield
+    except PermissionError as error:
+        raise PermissionDenied(
+            "the file system denies access", path=error.filename or path, cause=error.strerror
+        ) from error
+    except BrokenPipeError:
+        raise
+    except (FileExistsError, NotADirectoryError) as error:
+        raise InvalidRequest("a file is where a directory must be", path=error.filename or path) from error
+    except OSError as error:
+        if error.errno == errno.EROFS:
+            raise PermissionDenied("the file system is read-only", path=path, cause=error.strerror) from error
+        raise Unavailable("the file system failed", path=error.filename or path, cause=error.strerror) from error
+
+
+def writer_pid(pages: PageDirectory) -> int | None:
+    """The process that has the queue open for writing; 0 if there is none, None if the system does not show locks.
+
+    Read from the system's list of locks: to take the lock, even briefly, could refuse a writer that starts now.
+    """
+    port = pages.port
+    try:
+        file = port.open(pages.directory, pages.names.lock, write=False)
+    except FileNotFoundError:
+        return 0
+    try:
+        status = os.fstat(file)
+    finally:
+        port.close(file)
+    wanted = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
+    try:
+        locks = Path("/proc/locks").read_text(encoding="ascii")
+    except OSError:
+        return None
+    for line in locks.splitlines():
+        words = line.split()
+        if "FLOCK" in words and wanted in words:
+            return int(words[words.index(wanted) - 1])
+    return 0
