@@ -25,7 +25,7 @@ from holdfast.commit.format.batch import (
     object_name,
 )
 from holdfast.commit.format.transaction import PointRead, Precondition, RangeRead
-from holdfast.commit.leadership.leadership import Identity
+from holdfast.commit.leadership.claims import Identity
 from holdfast.commit.leadership.log_remains import refuse_remains, remains_around
 from holdfast.commit.leadership.takeover import init_log, newest_slot
 from holdfast.commit.reading.reader import find_frontier, follow

@@ -42,7 +42,6 @@ from holdfast.queue.files.pages import PageDirectory
 from holdfast.queue.format.page import HEADER_BYTES
 from holdfast.queue.log.opening import LogEnd, find_end
 from holdfast.queue.log.reader import read_write_position
-from holdfast.queue.log.reader import read_mark
 from holdfast.queue.repair import LostMessages, QueueCheck, QueueRepair, repair_queue, trim_queue, verify_queue
 from holdfast.queue.repair.files import open_files, queues_in, writer_pid
 

@@ -11,7 +11,7 @@ from holdfast.cli.options import ConfigOption, JsonOption, SetOption, configurat
 from holdfast.cli.output import print_json, print_line, print_table
 from holdfast.commit.reading.verify import requests_per_month
 from holdfast.errors import InvalidRequest
-from holdfast.settings.model import LogSettings
+from holdfast.settings import LogSettings
 
 __all__ = ["check_config", "serve"]
 

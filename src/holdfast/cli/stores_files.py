@@ -148,9 +148,9 @@ def repair(
     as_json: JsonOption = False,
 ) -> None:
     """Tell which messages cannot be read, or go on without them. Copy the directory before."""
+    from holdfast.queue.repair.files import system_errors
     from holdfast.stores.repair.damage import repair as let_go
     from holdfast.stores.repair.damage import survey
-    from holdfast.queue.repair.files import system_errors
 
     _require_unused(directory)
     if accept_recorded:
@@ -180,8 +180,8 @@ def repair(
 
 
 def _accept_recorded(directory: Path, backup: Path, *, as_json: bool) -> None:
-    from holdfast.stores.repair.damage import accept_recorded
     from holdfast.queue.repair.files import system_errors
+    from holdfast.stores.repair.damage import accept_recorded
 
     with system_errors(str(directory)):
         accepted = accept_recorded(str(directory), str(backup))
@@ -200,8 +200,8 @@ def _require_unused(directory: Path) -> None:
 
     Takes no lock, which could turn a service away that starts now.
     """
-    from holdfast.stores.storage.log import LOG_NAME
     from holdfast.queue.repair.files import open_files, writer_pid
+    from holdfast.stores.storage.log import LOG_NAME
 
     with suppress(NotFound, InvalidRequest), open_files(str(directory / LOG_NAME)) as pages:
         if pid := writer_pid(pages):

@@ -13,10 +13,7 @@ from typing import Final
 
 from holdfast.commit.format.batch import CLAIM_BYTES, FIRST_SLOT, PREFIX, Header, Kind, jump, slot_of
 from holdfast.commit.format.chain import ChainWalker, broken
-from holdfast.commit.leadership.claims import Identity
-from holdfast.commit.leadership.takeover import init_log
 from holdfast.commit.reading.reader import Leadership, find_frontier, follow, leaderships_back, start_after
-from holdfast.commit.reading.reader import Reign, find_frontier, follow, reigns_back, start_after
 from holdfast.errors import Code, CorruptData, NotFound
 from holdfast.objects.port import Listed, ObjectStore
 from holdfast.values import Slot, slot_text

@@ -28,7 +28,7 @@ from holdfast.queue import Queue
 from holdfast.queue.files.pages import PageDirectory
 from holdfast.queue.format.checksum import CRC32, CRC32C, checksum_for_reading
 from holdfast.queue.format.frame import HEAD, HEAD_BYTES, encode_seal, page_seed
-from holdfast.queue.format.page_header import HEADER, HEADER_BYTES, PageHeader, encode_header
+from holdfast.queue.format.page import HEADER, HEADER_BYTES, PageHeader, encode_header
 from holdfast.queue.log.page_scan import PageScan
 from holdfast.queue.repair.files import open_files
 from holdfast.queue.repair.survey import (

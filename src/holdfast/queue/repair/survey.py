@@ -17,9 +17,8 @@ from holdfast.queue.files.index import PageIndex
 from holdfast.queue.files.pages import PageDirectory
 from holdfast.queue.files.port import FilePort
 from holdfast.queue.format.checksum import checksum_for_reading
-from holdfast.queue.format.frame import HEAD_BYTES, seal_fields
-from holdfast.queue.format.page import HEADER_BYTES, RECORD, RECORD_BYTES, PageHeader
 from holdfast.queue.format.frame import HEAD, HEAD_BYTES, SEQ_MASK, implied_seq, page_seed, seal_fields
+from holdfast.queue.format.page import HEADER_BYTES, RECORD, RECORD_BYTES, PageHeader
 from holdfast.queue.log.page_scan import PageScan
 from holdfast.queue.log.reader import read_write_position
 from holdfast.queue.log.recovery import Here

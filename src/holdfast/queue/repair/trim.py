@@ -11,8 +11,8 @@ from datetime import datetime
 from holdfast.errors import InvalidRequest
 from holdfast.queue import Gap, Queue, Trimmed
 from holdfast.queue.consumers.cursor_file import committed_seqs
-from holdfast.queue.datetimes import moment_ns
 from holdfast.queue.files.pages import PageDirectory
+from holdfast.queue.options import moment_ns
 from holdfast.queue.repair.files import open_files
 
 __all__ = ["TrimReport", "trim_queue"]
