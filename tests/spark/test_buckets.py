@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from holdfast.spark.runtime.table_files import NewFile, told
 from holdfast.spark.tables import buckets as bucket_module
 from holdfast.spark.tables.buckets import BucketPart, each_bucket, in_buckets
 from holdfast.spark.tables.latest import ROWS, merge_latest, newest_points
-from holdfast.spark.tables.table_files import NewFile, told
 
 Operation = dict[str, Any]
 State = dict[bytes, tuple[bytes, int]]

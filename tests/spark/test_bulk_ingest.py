@@ -24,10 +24,9 @@ from holdfast.commit.stages.sequence import Sequence as SequenceStage
 from holdfast.errors import InvalidRequest
 from holdfast.spark.bulk import ingest as module
 from holdfast.spark.bulk.ingest import Ingest
-from holdfast.spark.bulk.ingest_records import GroupRecord, requests_digest
-from holdfast.spark.bulk.parsed_requests import ParsedRequest
-from holdfast.spark.bulk.reign import BulkLeading
-from holdfast.spark.bulk.request_frame import RequestFormat
+from holdfast.spark.bulk.leadership import BulkLeading
+from holdfast.spark.bulk.records import GroupRecord, requests_digest
+from holdfast.spark.bulk.requests import ParsedRequest, RequestFormat
 from holdfast.spark.pipeline import audit
 
 COLUMNS = "order int, key string, value string, request_id string, read_version string"

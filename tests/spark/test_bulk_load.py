@@ -33,17 +33,14 @@ from holdfast.commit.format.batch import Header, Kind, LoggedTransaction, decode
 from holdfast.commit.format.transaction import Delete, RangeDelete, Write
 from holdfast.errors import Conflict, Fenced, InvalidRequest
 from holdfast.objects.memory import MemoryObjects, MemoryStore
-from holdfast.spark.bulk.load import LoadOptions, LoadReport, load_requests
-from holdfast.spark.bulk.load_progress import decode_progress
-from holdfast.spark.bulk.looked_up import asked_changes, logged_changes
-from holdfast.spark.bulk.put import put_batch
-from holdfast.spark.bulk.reign import BulkLeading, Reign
-from holdfast.spark.bulk.request_chunk import pack
+from holdfast.spark.bulk.leadership import BulkLeading, Reign, put_batch
+from holdfast.spark.bulk.load import BatchPlan, LoadOptions, LoadReport, ReignPlan, batch_object, load_requests
+from holdfast.spark.bulk.lookup import asked_changes, logged_changes
+from holdfast.spark.bulk.records import decode_progress
+from holdfast.spark.bulk.requests import ChunkPlace, Staged, chunk_key, pack, stage
 from holdfast.spark.bulk.resolve import resolve_requests
 from holdfast.spark.bulk.sequencing import Fate, Windows
-from holdfast.spark.bulk.staging import ChunkPlace, Staged, chunk_key, stage
-from holdfast.spark.bulk.verdict_table import write_verdicts
-from holdfast.spark.bulk.wave import BatchPlan, ReignPlan, batch_object
+from holdfast.spark.bulk.verdicts import write_verdicts
 from holdfast.spark.pipeline import audit
 from holdfast.spark.runtime.store_thread import StoreThread
 from holdfast.values import Version

@@ -15,7 +15,7 @@ from tests.spark.log_builder import LogBuilder, latest_plainly, random_log, read
 from holdfast.commit.format.transaction import Delete, Operation, RangeDelete, Write
 from holdfast.errors import InvalidRequest
 from holdfast.spark import last_version, materialise_latest
-from holdfast.spark.tables.coverage import Coverage, Place, RangeDeleted
+from holdfast.spark.tables.state import Coverage, Place, RangeDeleted
 
 
 def table(frame: DataFrame) -> dict[bytes, tuple[bytes, int]]:

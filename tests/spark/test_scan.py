@@ -20,13 +20,15 @@ from holdfast.commit.format.transaction import Write
 from holdfast.errors import CorruptData
 from holdfast.objects import memory
 from holdfast.objects.open import open_store
+from holdfast.spark.columns import Shape, arrow_schema, column_names, spark_schema
+from holdfast.spark.data_source import HoldfastDataSource
+from holdfast.spark.options import parse_read_options
 from holdfast.spark.runtime.store_thread import StoreThread
 from holdfast.spark.source import scan as scan_module
-from holdfast.spark.source.options import parse_read_options
 from holdfast.spark.source.plan import plan_read
+from holdfast.spark.source.reader import HoldfastBatchReader
 from holdfast.spark.source.scan import BATCH_TRANSACTIONS, checked_objects, scan
-from holdfast.spark.source.shapes import RowFilter, Shape, arrow_schema, column_names
-from holdfast.spark.source.source import HoldfastBatchReader, HoldfastDataSource, spark_schema
+from holdfast.spark.source.shapes import RowFilter
 
 _names = itertools.count()
 

@@ -16,11 +16,9 @@ from tests.spark.service_process import ServiceProcess
 
 from holdfast import StoreClient
 from holdfast.errors import HoldfastError, InvalidRequest, NotFound
-from holdfast.spark.messages.store_options import parse_store_options
-from holdfast.spark.messages.store_reading import plan_store, store_rows
-from holdfast.spark.messages.store_source import HoldfastStoreReader, HoldfastStoreStreamReader
-from holdfast.spark.source.options import Mode, parse_read_options
-from holdfast.spark.source.source import HoldfastDataSource
+from holdfast.spark.data_source import HoldfastDataSource
+from holdfast.spark.messages.store import HoldfastStoreReader, HoldfastStoreStreamReader, plan_store, store_rows
+from holdfast.spark.options import Mode, parse_read_options, parse_store_options
 from holdfast.stores.service import StoreService
 from holdfast.stores.values.commands import (
     Acknowledge,

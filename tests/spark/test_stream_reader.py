@@ -17,10 +17,10 @@ from holdfast.commit.format.transaction import Write
 from holdfast.errors import CorruptData, NotFound
 from holdfast.objects import memory
 from holdfast.objects.open import open_store
-from holdfast.spark.source import stream_tail
-from holdfast.spark.source.options import Mode, parse_read_options
-from holdfast.spark.source.shapes import Shape, column_names
-from holdfast.spark.source.stream_source import HoldfastStreamReader
+from holdfast.spark.columns import Shape, column_names
+from holdfast.spark.options import Mode, parse_read_options
+from holdfast.spark.source import stream as stream_tail
+from holdfast.spark.source.stream import HoldfastStreamReader
 from holdfast.values import Version
 
 _names = itertools.count()

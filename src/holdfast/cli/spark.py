@@ -26,7 +26,7 @@ from holdfast.errors import InvalidRequest
 
 if TYPE_CHECKING:
     # The one name that cli knows of spark: see the contract "tops" in pyproject.toml.
-    from holdfast.spark.tables.command import Command, Made, Told
+    from holdfast.spark.commands import Command, Made, Told
 
 __all__ = [
     "ConfOption",
@@ -209,7 +209,7 @@ def doctor(
     as_json: JsonOption = False,
 ) -> None:
     """Whether pipelines can run here, and what mends it if not. Exit code 1 when something is missing."""
-    from holdfast.spark.tables import command
+    from holdfast.spark import commands as command
 
     made = command.doctor(log, to)
     if as_json:
@@ -222,7 +222,7 @@ def doctor(
 
 
 def _command(name: str, log: str, to: str, master: str | None, remote: str | None, conf: list[str] | None) -> Command:
-    from holdfast.spark.tables.command import Command
+    from holdfast.spark.commands import Command
 
     return Command(name, log, to, master=master, remote=remote, conf=parse_conf(conf))
 

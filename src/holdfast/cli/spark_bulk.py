@@ -27,7 +27,7 @@ from holdfast.cli.spark import (
 
 if TYPE_CHECKING:
     # The one name that cli knows of bulk: see the contract "tops" in pyproject.toml.
-    from holdfast.spark.bulk.command import RequestSource
+    from holdfast.spark.commands import RequestSource
 
 __all__ = ["commands", "ingest", "load", "resolve"]
 
@@ -56,7 +56,7 @@ TokenOption: TypeAlias = Annotated[
 
 
 def _source(path: str, kind: str, order_by: str, text: str, schema: str | None) -> RequestSource:
-    from holdfast.spark.bulk.command import RequestSource
+    from holdfast.spark.commands import RequestSource
 
     text_kind: Literal["utf8", "base64"] = text  # type: ignore[assignment]  # RequestFormat refuses any other
     return RequestSource(path, kind, order_by, text_kind, schema)
@@ -81,7 +81,7 @@ def resolve(
     as_json: JsonOption = False,
 ) -> None:
     """The verdict that a leader would give on each of many commit requests, as a table. Commits nothing."""
-    from holdfast.spark.bulk.command import BulkCommand
+    from holdfast.spark.commands import BulkCommand
 
     command = BulkCommand(
         _source(requests, kind, order_by, text, schema), to, log, window=window, partitions=partitions, ranges=ranges,
@@ -114,7 +114,7 @@ def load(
     as_json: JsonOption = False,
 ) -> None:
     """Commit many requests: decided and written by tasks, exactly once. A living leader is asked to step down."""
-    from holdfast.spark.bulk.command import BulkCommand
+    from holdfast.spark.commands import BulkCommand
 
     command = BulkCommand(
         _source(requests, kind, order_by, text, schema), to, log, name, window, partitions, ranges, wave, take_over,
@@ -145,7 +145,7 @@ def ingest(
     as_json: JsonOption = False,
 ) -> None:
     """Commit requests as they come, file by file, exactly once."""
-    from holdfast.spark.bulk.command import BulkCommand
+    from holdfast.spark.commands import BulkCommand
 
     command = BulkCommand(
         _source(requests, kind, order_by, text, schema), to, log, name, take_over=take_over, token=token,

@@ -1,33 +1,26 @@
-"""``ingest``: the four commit stages over a stream of commit requests: micro-batches in, batches and verdicts out.
+"""``ingest``: the four commit stages on a stream of commit requests, micro-batch by micro-batch.
 
-Owns: one micro-batch from rows to verdicts, each request once, and the reign while the stream runs. Does not own: the
-stages. The driver feeds ``commit.sequence`` and ``commit.resolve``, so a verdict is the service's by being decided by
-the service's code; batches are ``commit.batch``'s. The source and its checkpoint are Spark's.
+    sequence, resolve   the requests in order; the conflict window continues with the next micro-batch
+    persist             one object per group of requests, in parallel, each with a record of its verdicts
+    release             one row per request in the table of verdicts, when all of them are durable
 
-    sequence, resolve   the micro-batch's requests in their order; its conflict window goes on to the next micro-batch
-    persist             groups of requests, an object each, created side by side, each with a record of its verdicts
-    release             a row for each request in the table of verdicts, once all of them are durable
+Verdicts come from the service's own stages in ``commit``. Read versions are versions of the log. Tasks parse; the
+driver decides and writes. Use ``load`` for a complete input: its tasks write.
 
-Read versions are versions of the log. Tasks read, check and parse; one driver decides and writes: this is for streams.
-``load`` is for what is there as a whole, and is written by tasks.
+Exactly once, by crash. (1) Before a group is durable: nothing was reported, and the replay of the micro-batch takes it
+again. (2) After: the record tells the replay the outcomes, and the requests are not offered again. (3) Between the log
+and the table: as 2; the table takes each micro-batch once, by its number. A run leads before it reads records, so an
+older run can add nothing after that. A crash costs the window: older read versions are then ``too_old``.
 
-Exactly once, told as crashes. (1) Killed before a group is durable: nobody has heard of it, and the replay of the
-micro-batch takes it up again, behind the groups before it. (2) Killed after: its record tells the replay what its
-requests were told, and they are not offered again. (3) Killed between the log and the table: as 2; the table takes a
-micro-batch once, by its number. A run leads before it reads records, so an older one can add nothing after that.
+The number of a micro-batch belongs to Spark's checkpoint, and so does the name: a stream that starts again from 0
+under a name whose log is further is refused. Where the number cannot tell, the digests of the finished requests do.
 
-What a crash costs is the window: after it, as after any change of leader, older read versions are ``too_old``.
-
-The number of a micro-batch is Spark's and belongs to its checkpoint, so a name does too: a stream that starts again
-from 0 under a name whose log is further is refused. Where the number does not tell, the digests of what is settled do:
-where a run is one micro-batch, that has the same number, and often the same length, whatever it holds.
-
-Failure model: Closed, Fenced, Unavailable and InvalidRequest end the stream; started again it goes on. Memory: a
-micro-batch and the conflict window on the driver.
+Closed, Fenced, Unavailable and InvalidRequest end the stream; it can be started again. Memory: a micro-batch and the
+conflict window on the driver.
 """
 
-# pyarrow ships no types, so the checker cannot know its classes where they are parameters; mypy checks the rest.
-# pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false
+# pyarrow ships no types; mypy checks the rest.
+# pyright: reportUnknownLambdaType=false, reportUnknownParameterType=false
 
 from __future__ import annotations
 
@@ -54,24 +47,23 @@ from holdfast.commit.stages.sequence import Sequence as SequenceStage
 from holdfast.errors import Code, HoldfastError, InvalidRequest, Unavailable
 from holdfast.objects.port import ObjectStore
 from holdfast.segments.table_location import table_location
-from holdfast.spark.bulk.ingest_records import (
-    GroupRecord,
-    Told,
-    record_key,
-    records_nearby,
-    records_of_log,
-    requests_digest,
+from holdfast.spark.bulk.leadership import POLITELY, BulkLeading, Reign, put_batch
+from holdfast.spark.bulk.records import GroupRecord, Told, record_key, records_nearby, records_of_log, requests_digest
+from holdfast.spark.bulk.requests import (
+    AS_NAMED,
+    ParsedRequest,
+    RequestFormat,
+    decode_request,
+    frame_errors,
+    in_order,
+    pack,
+    parsed_requests,
 )
-from holdfast.spark.bulk.parsed_requests import ParsedRequest, decode_request, parsed_requests
-from holdfast.spark.bulk.put import put_batch
-from holdfast.spark.bulk.reign import POLITELY, BulkLeading, Reign
-from holdfast.spark.bulk.request_chunk import pack
-from holdfast.spark.bulk.request_frame import AS_NAMED, RequestFormat, frame_errors, in_order
-from holdfast.spark.bulk.verdict_table import INVALID_CODES, VERDICTS
-from holdfast.spark.log.task_errors import task_errors
+from holdfast.spark.bulk.verdicts import INVALID_CODES, VERDICTS
+from holdfast.spark.log.delta_output import DeltaOutput
+from holdfast.spark.runtime.session import task_errors
 from holdfast.spark.runtime.store_thread import StoreThread, is_directory
-from holdfast.spark.tables.delta_output import DeltaOutput
-from holdfast.spark.tables.table_files import write_table
+from holdfast.spark.runtime.table_files import write_table
 
 __all__ = ["Ingest", "IngestCounts"]
 

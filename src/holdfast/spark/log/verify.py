@@ -1,27 +1,16 @@
-"""``verify``: the audit of a log, distributed and incremental, with a table of findings and a "verified up to" mark.
+"""``verify``: the incremental audit of a log, with a table of findings and a "verified up to" mark.
 
-Owns: how an audit is cut into tasks and steps, the findings table, the mark. Does not own: the checks
-(``audit_piece``), the survey (``audit_survey``), the commit of a step (``delta_output``).
+Columns of the table: the broken ``rule``, its ``slot`` (20 digits) and ``version``, ``detail``, and ``step``, the
+version that the step reached. Each step adds a row of rule ``verified up to``, whose ``version`` is the mark:
+everything up to it is good. The first damage stops the mark permanently; after a repair, start a new table. Foreign
+keys under ``batches/`` have no position in the log: every step reports them, and they do not stop the mark.
 
-What is checked: that every live object is there and whole (both CRCs, its format), that each follows the one before it
-by the rules of the chain, that versions rise, and that every committed transaction's preconditions held, by deciding it
-again. See ``audit_piece`` for how, and for what a log cannot show.
-
-Columns of the table: ``rule`` that is broken, ``slot`` (20 digits) and ``version`` where it is, ``detail``, and
-``step``, the version that the step reached which found it. A step adds a row of rule ``verified up to`` too, whose
-``version`` is the mark: everything at or below it was found good. The first damage holds the mark back for ever; after
-a repair, begin a new table. Keys that do not belong under ``batches/`` have no place in the log: every step reports
-them, and they hold nothing back.
-
-Cost: the log is read once, and for each task the conflict window before its piece once more; pieces are made at least
-four windows long for that. Memory: 16 bytes per object on the driver, the conflict window in a task.
-
-Failure model: damage is a finding. Where nothing at all can be read, CorruptData; a store that does not answer,
-Unavailable. After a crash: as every pipeline, the step is done again or was done.
+Damage is a finding. CorruptData is raised only when nothing can be read. Cost: the log is read once, plus one conflict
+window per task; pieces are at least four windows long. Memory: 16 bytes per object on the driver.
 """
 
-# pyarrow ships no types, so the checker cannot know its classes where they are parameters; mypy checks the rest.
-# pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false
+# pyarrow ships no types; mypy checks the rest.
+# pyright: reportUnknownLambdaType=false, reportUnknownParameterType=false
 
 from __future__ import annotations
 
@@ -36,17 +25,15 @@ from pyspark.sql import SparkSession
 from holdfast.commit.format.batch import Header
 from holdfast.errors import Code, CorruptData
 from holdfast.objects.port import ObjectStore
-from holdfast.segments.table_location import table_location
-from holdfast.spark.log.audit_piece import audit_piece
-from holdfast.spark.log.audit_survey import Finding, Survey, last_readable, survey, surveyed_log_id
-from holdfast.spark.log.increments import Increment, LogHead, first_above
+from holdfast.spark.log.audit import Finding, Survey, audit_piece, last_readable, survey, surveyed_log_id
+from holdfast.spark.log.delta_output import DeltaJob
+from holdfast.spark.log.increments import Increment, first_above
 from holdfast.spark.log.runner import StepResult
-from holdfast.spark.log.task_errors import task_errors
+from holdfast.spark.runtime.session import task_errors
 from holdfast.spark.runtime.store_thread import StoreThread
-from holdfast.spark.source.plan import Chain, Piece, cut, index_after
+from holdfast.spark.runtime.table_files import write_table
+from holdfast.spark.source.plan import Chain, LogHead, Piece, cut, index_after
 from holdfast.spark.source.shapes import seq_of
-from holdfast.spark.tables.delta_output import DeltaOutput
-from holdfast.spark.tables.table_files import write_table
 from holdfast.values import slot_text
 
 __all__ = ["Audit", "Counts", "Verify", "audit", "heads_before"]
@@ -134,7 +121,7 @@ def audit(spark: SparkSession, url: str) -> Audit:
         return _audit(spark, url, share, verified=0)
 
 
-class Verify:
+class Verify(DeltaJob):
     """The incremental audit of the log at ``log_url``, with its findings in the Delta table at ``output_url``.
 
     After a run ``audit`` holds what it found: the counts of this run, and every finding of it.
@@ -143,10 +130,7 @@ class Verify:
     name = "verify"
 
     def __init__(self, spark: SparkSession, log_url: str, output_url: str) -> None:
-        self._spark = spark
-        self._log_url = log_url
-        self._output = DeltaOutput(table_location(output_url), self.name, SCHEMA)
-        self._log_id = ""
+        super().__init__(spark, log_url, output_url, SCHEMA)
         self.audit = Audit(0)
 
     def log_id(self) -> str:
@@ -156,8 +140,7 @@ class Verify:
 
     def offset(self, log_id: str) -> int:
         """As ``Job``."""
-        self._log_id = log_id
-        offset = self._output.offset(log_id)
+        offset = super().offset(log_id)
         self.audit.verified = self._mark()
         return offset
 
@@ -167,8 +150,7 @@ class Verify:
 
     def advance(self, increment: Increment) -> StepResult:
         """As ``Job``."""
-        state = self._output.open(self._log_id, {})
-        state.require(increment.after)
+        state = self._open(increment)
         share = _look(self._log_url, increment.after, increment.through, 2**63, audited=self._output.mark(AUDITED))
         step = _audit(self._spark, self._log_url, share, verified=self._mark())
         rows = _rows(step, increment.through)
