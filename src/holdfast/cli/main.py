@@ -136,7 +136,7 @@ def application() -> typer.Typer:
         log,
         queue,
         serve,
-        spark_bulk,
+        spark,
         stores,
         stores_files,
         stores_history,
@@ -181,7 +181,7 @@ def application() -> typer.Typer:
     parts = (stores_files, stores_history, stores_maps, stores_messages)
     assert all(part.commands is stores.commands for part in parts), "several modules fill one group"
     app.add_typer(stores.commands, name="stores")
-    app.add_typer(spark_bulk.commands, name="spark")
+    app.add_typer(spark.commands, name="spark")
     app.command()(bench.bench)
     return app
 

@@ -31,7 +31,7 @@ from holdfast.spark.bulk.sequencing import Fate, Windows
 from holdfast.spark.bulk.verdicts import write_verdicts
 from holdfast.spark.data_source import HoldfastDataSource
 from holdfast.spark.log.replay import Replay
-from holdfast.spark.log.runner import STEP_BYTES_DEFAULT, Job, RunReport, Schedule, StepReport, run_pipeline
+from holdfast.spark.log.runner import STEP_BYTES_DEFAULT, Job, Schedule, run_pipeline
 from holdfast.spark.log.verify import Verify
 from holdfast.spark.runtime.doctor import Diagnosis, diagnose
 from holdfast.spark.runtime.session import session, task_errors
@@ -42,15 +42,20 @@ from holdfast.spark.tables.latest import Latest
 from holdfast.spark.tables.segments import SEGMENT_LOG_BYTES_MIN, Segments
 from holdfast.spark.tables.snapshot import Snapshot
 
-__all__ = ["BulkCommand", "Command", "Made", "RequestSource", "Running", "Told", "command_session", "doctor"]
+__all__ = ["BulkCommand", "JobResult", "Report", "RequestSource", "SparkTarget", "command_session", "doctor", "run_job"]
 
-Told: TypeAlias = Callable[[Mapping[str, object]], None]
-"""Hears of every committed step: names and numbers."""
+FORMATS: Final = ("parquet", "json", "csv", "table")
+POLL_SECONDS: Final = 0.2
+
+Report: TypeAlias = Callable[[Mapping[str, object]], None]
+"""Gets the names and numbers of every committed step."""
+Stopping: TypeAlias = Callable[[], AbstractContextManager[Event]]
+"""Entered once Spark runs, because Spark takes the signals of its process. The event ends a job after its step."""
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
-    """What a run made. ``is_good`` is False when an audit found damage, which ``findings`` then lists."""
+class JobResult:
+    """The result of a job. ``is_good`` is False when an audit found damage; ``findings`` then lists it."""
 
     fields: Mapping[str, object]
     findings: Sequence[Mapping[str, object]] = ()
@@ -58,65 +63,85 @@ class Made:
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
-    """How a run goes: its schedule, the pipeline's own numbers, whom to tell, and what ends it early."""
+class SparkTarget:
+    """The Spark that a command runs on: every core of this machine by default."""
 
-    schedule: Schedule
-    options: Mapping[str, int]
-    told: Told
-    stop: Event
-
-    @property
-    def step_bytes(self) -> int:
-        """How much of the log one step reads."""
-        return self.options.get("step_bytes", STEP_BYTES_DEFAULT)
-
-
-@dataclass(frozen=True, slots=True)
-class Command:
-    """One pipeline by name, its log, its output, and the Spark it runs on (every core of this machine by default)."""
-
-    name: str
-    log: str
-    to: str
     master: str | None = None
     remote: str | None = None
     conf: Mapping[str, str] = field(default_factory=dict[str, str])
 
-    def run(
-        self,
-        *,
-        every_seconds: float | None,
-        until: int | None,
-        options: Mapping[str, int],
-        stopping: Callable[[], AbstractContextManager[Event]],
-        told: Told,
-    ) -> Made:
-        """Run it. ``stopping`` is entered once Spark runs, because Spark takes the signals of its process for itself.
-
-        Raises: InvalidRequest, NotFound, CorruptData, Unavailable.
-        """
-        if self.name not in _PIPELINES:
-            raise InvalidRequest(f"there is no pipeline {self.name!r}", code=Code.BAD_CONFIGURATION)
-        schedule = Schedule(every_seconds, until)
-        spark = command_session(self.name, self.master, self.remote, self.conf)
+    def run(self, name: str, work: Callable[[SparkSession], JobResult]) -> JobResult:
+        """Run ``work`` in a session and stop the session."""
+        spark = command_session(name, self.master, self.remote, self.conf)
         try:
-            with stopping() as stop:
-                return _PIPELINES[self.name](spark, self, Running(schedule, options, told, stop))
+            return work(spark)
         finally:
             spark.stop()
 
 
-def doctor(log: str | None, to: str | None) -> Made:
-    """Whether pipelines can run here: one finding for each check. ``is_good`` unless one of them is bad.
+_JOBS: Final[Mapping[str, Callable[[SparkSession, str, str, Mapping[str, int]], Job]]] = {
+    "changes": lambda spark, log, to, _: Changes(spark, log, to),
+    "latest": lambda spark, log, to, options: Latest(spark, log, to, buckets=options.get("buckets")),
+    "history": lambda spark, log, to, options: History(spark, log, to, buckets=options.get("buckets")),
+    "replay": lambda spark, log, to, options: Replay(spark, log, to, after=options.get("after", 0)),
+    "segments": lambda spark, log, to, options: Segments(
+        spark, log, to, log_bytes_min=options.get("log_bytes_min", SEGMENT_LOG_BYTES_MIN)
+    ),
+    "snapshot": lambda spark, log, to, _: Snapshot(spark, log, to),
+    "verify": lambda spark, log, to, _: Verify(spark, log, to),
+}
 
-    The output gets one small object, which is removed again; an absent directory is made, as a pipeline would.
+
+def run_job(
+    name: str,
+    log: str,
+    to: str,
+    target: SparkTarget,
+    schedule: tuple[float | None, int | None],
+    options: Mapping[str, int],
+    stopping: Stopping,
+    report: Report,
+) -> JobResult:
+    """Run the pipeline of this name. ``schedule``: every so many seconds, until a version; see ``Schedule``.
+
+    Raises: InvalidRequest, NotFound, CorruptData, Unavailable.
+    """
+    when = Schedule(*schedule)
+
+    def work(spark: SparkSession) -> JobResult:
+        with stopping() as stop:
+            job = _JOBS[name](spark, log, to, options)
+            try:
+                run = run_pipeline(
+                    job,
+                    log,
+                    to,
+                    schedule=when,
+                    step_bytes=options.get("step_bytes", STEP_BYTES_DEFAULT),
+                    stop=stop,
+                    progress=lambda step: report(step.fields()),
+                )
+            finally:
+                if isinstance(job, Replay):
+                    job.close()
+        if not isinstance(job, Verify):
+            return JobResult(run.fields())
+        audit = job.audit
+        fields = {**run.fields(), **asdict(audit.counts), "findings": len(audit.findings), "verified": audit.verified}
+        return JobResult(fields, [asdict(each) for each in audit.findings], is_good=job.is_good(run.version))
+
+    return target.run(name, work)
+
+
+def doctor(log: str | None, to: str | None) -> JobResult:
+    """Whether jobs can run here: one finding per check. ``is_good`` unless one of them is bad.
+
+    The output gets one small object, which is removed again; an absent directory is created, as a job would.
     """
     checks = diagnose(log)
     if to is not None:
         checks.append(_output_access(to))
-    rows = [{"check": each.check, "verdict": each.verdict, "found": each.found, "mend": each.mend} for each in checks]
-    return Made({}, rows, is_good=all(each.verdict != "bad" for each in checks))
+    return JobResult({}, [asdict(each) for each in checks], is_good=all(each.verdict != "bad" for each in checks))
 
 
 def _output_access(to: str) -> Diagnosis:
@@ -124,78 +149,9 @@ def _output_access(to: str) -> Diagnosis:
         if table_location(to).url.startswith("file:"):
             Path(table_location(to).uri).mkdir(parents=True, exist_ok=True)
     except (InvalidRequest, OSError) as error:
-        mend = error.hint if isinstance(error, InvalidRequest) else ""
-        return Diagnosis("output", "bad", statement_of(error), mend or "name a place that this user may write to")
+        fix = error.hint if isinstance(error, InvalidRequest) else ""
+        return Diagnosis("output", "bad", statement_of(error), fix or "name a place that this user may write to")
     return replace(diagnose(to, writes=True)[-1], check="output")
-
-
-def _incremental(command: Command, running: Running, job: Job) -> RunReport:
-    def tell(step: StepReport) -> None:
-        running.told(step.fields())
-
-    return run_pipeline(
-        job,
-        command.log,
-        command.to,
-        schedule=running.schedule,
-        step_bytes=running.step_bytes,
-        stop=running.stop,
-        progress=tell,
-    )
-
-
-def _changes(spark: SparkSession, command: Command, running: Running) -> Made:
-    return Made(_incremental(command, running, Changes(spark, command.log, command.to)).fields())
-
-
-def _latest(spark: SparkSession, command: Command, running: Running) -> Made:
-    job = Latest(spark, command.log, command.to, buckets=running.options.get("buckets"))
-    return Made(_incremental(command, running, job).fields())
-
-
-def _history(spark: SparkSession, command: Command, running: Running) -> Made:
-    job = History(spark, command.log, command.to, buckets=running.options.get("buckets"))
-    return Made(_incremental(command, running, job).fields())
-
-
-def _segments(spark: SparkSession, command: Command, running: Running) -> Made:
-    least = running.options.get("log_bytes_min", SEGMENT_LOG_BYTES_MIN)
-    return Made(_incremental(command, running, Segments(spark, command.log, command.to, log_bytes_min=least)).fields())
-
-
-def _snapshot(spark: SparkSession, command: Command, running: Running) -> Made:
-    return Made(_incremental(command, running, Snapshot(spark, command.log, command.to)).fields())
-
-
-def _replay(spark: SparkSession, command: Command, running: Running) -> Made:
-    job = Replay(spark, command.log, command.to, after=running.options.get("after", 0))
-    try:
-        return Made(_incremental(command, running, job).fields())
-    finally:
-        job.close()
-
-
-def _verify(spark: SparkSession, command: Command, running: Running) -> Made:
-    job = Verify(spark, command.log, command.to)
-    report = _incremental(command, running, job)
-    found = job.audit
-    fields = {**report.fields(), **asdict(found.counts), "findings": len(found.findings), "verified": found.verified}
-    return Made(fields, [asdict(finding) for finding in found.findings], is_good=job.is_good(report.version))
-
-
-_PIPELINES: Final[Mapping[str, Callable[[SparkSession, Command, Running], Made]]] = {
-    "changes": _changes,
-    "latest": _latest,
-    "history": _history,
-    "replay": _replay,
-    "segments": _segments,
-    "snapshot": _snapshot,
-    "verify": _verify,
-}
-
-
-FORMATS: Final = ("parquet", "json", "csv", "table")
-POLL_SECONDS: Final = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,25 +220,23 @@ class BulkCommand:
     wave: int = WAVE_DEFAULT
     take_over: bool = False
     token: str | None = None
-    master: str | None = None
-    remote: str | None = None
-    conf: Mapping[str, str] = field(default_factory=dict[str, str])
+    spark: SparkTarget = SparkTarget()
 
-    def resolve(self, base: int | None, told: Told) -> Made:
+    def resolve(self, base: int | None, report: Report) -> JobResult:
         """The verdicts that a leader would give, as a table; nothing is committed.
 
         The leader starts at ``base``; by default at that of the next leader of ``log``, or of a new log. Raises:
         InvalidRequest, NotFound, CorruptData, Unavailable.
         """
-        return self._on_spark("resolve", lambda spark: self._resolve(spark, base, told))
+        return self.spark.run("resolve", lambda spark: self._resolve(spark, base, report))
 
-    def load(self, told: Told) -> Made:
+    def load(self, report: Report) -> JobResult:
         """Commit the requests. Raises: as ``load_requests``."""
 
         def step(name: str, facts: Mapping[str, object]) -> None:
-            told({"step": name, **facts})
+            report({"step": name, **facts})
 
-        def work(spark: SparkSession) -> Made:
+        def work(spark: SparkSession) -> JobResult:
             options = LoadOptions(
                 request_format=self.source.request_format(),
                 name=self.name,
@@ -293,56 +247,49 @@ class BulkCommand:
                 take_over=self.take_over,
                 token=self.token,
             )
-            report = load_requests(spark, self.source.read(spark), self._log(), self.to, options, step=step)
-            return Made({"pipeline": "load", "log": self._log().partition("?")[0], **_rounded(asdict(report))})
+            loaded = load_requests(spark, self.source.read(spark), self._log(), self.to, options, step=step)
+            return JobResult({"pipeline": "load", "log": self._log().partition("?")[0], **_rounded(asdict(loaded))})
 
-        return self._on_spark("load", work)
+        return self.spark.run("load", work)
 
     def ingest(
         self,
         checkpoint: str,
         stopping: Callable[[], AbstractContextManager[Event]],
-        told: Told,
+        report: Report,
         *,
         every_seconds: float | None,
         files_at_once: int | None,
-    ) -> Made:
+    ) -> JobResult:
         """Commit requests as they come: those that are there, or for ever with ``every_seconds``. Raises: as Ingest."""
 
-        def work(spark: SparkSession) -> Made:
+        def work(spark: SparkSession) -> JobResult:
             with stopping() as stop:
-                return self._ingest(spark, checkpoint, stop, told, every_seconds, files_at_once)
+                return self._ingest(spark, checkpoint, stop, report, every_seconds, files_at_once)
 
-        return self._on_spark("ingest", work)
-
-    def _on_spark(self, name: str, work: Callable[[SparkSession], Made]) -> Made:
-        spark = command_session(name, self.master, self.remote, self.conf)
-        try:
-            return work(spark)
-        finally:
-            spark.stop()
+        return self.spark.run("ingest", work)
 
     def _log(self) -> str:
         if self.log is None:
             raise InvalidRequest("which log?", code=Code.BAD_CONFIGURATION, hint="give --log")
         return self.log
 
-    def _resolve(self, spark: SparkSession, base: int | None, told: Told) -> Made:
+    def _resolve(self, spark: SparkSession, base: int | None, report: Report) -> JobResult:
         through = 0 if self.log is None else log_head(self.log).version
         start = base if base is not None else through + VERSION_JUMP
         staged = stage(self.source.read(spark), self.source.request_format(), partitions=self.partitions)
         try:
-            told({"step": "stage", "requests": staged.requests, "items": staged.items})
+            report({"step": "stage", "requests": staged.requests, "items": staged.items})
             windows = Windows.trailing(staged.requests, self.window)
             resolution = resolve_requests(staged, start, windows=windows, partitions=self.ranges)
-            told({"step": "resolve", "rounds": resolution.rounds, "residue": list(resolution.residue)})
+            report({"step": "resolve", "rounds": resolution.rounds, "residue": list(resolution.residue)})
             if self.log is not None:
                 resolution = look_up(spark, self.log, staged, resolution, through)
             write_verdicts(
                 spark, staged, resolution, lambda ordinals: start + ordinals, self.to,
                 made_by="resolve", identity=f"{staged.digest}/{start}/{self.window}",
             )  # fmt: skip
-            return Made(_resolved(resolution, staged.requests, staged.items))
+            return JobResult(_resolved(resolution, staged.requests, staged.items))
         finally:
             staged.release()
 
@@ -351,11 +298,11 @@ class BulkCommand:
         spark: SparkSession,
         checkpoint: str,
         stop: Event,
-        told: Told,
+        report: Report,
         every_seconds: float | None,
         files_at_once: int | None,
-    ) -> Made:
-        if self.remote is not None:
+    ) -> JobResult:
+        if self.spark.remote is not None:
             raise InvalidRequest(
                 "an ingest leads the log from its own process, which Spark Connect does not run it in",
                 code=Code.BAD_CONFIGURATION,
@@ -371,7 +318,7 @@ class BulkCommand:
             except Exception as error:
                 failures.append(error)
                 raise
-            told({"step": "micro_batch", "number": number, **asdict(ingest.counts)})
+            report({"step": "micro_batch", "number": number, **asdict(ingest.counts)})
 
         failures: list[Exception] = []
         writer = self.source.stream(spark, files_at_once).writeStream.foreachBatch(micro_batch)
@@ -394,7 +341,7 @@ class BulkCommand:
                     raise failure
         finally:
             ingest.close()
-        return Made({"pipeline": "ingest", "log": self._log().partition("?")[0], **asdict(ingest.counts)})
+        return JobResult({"pipeline": "ingest", "log": self._log().partition("?")[0], **asdict(ingest.counts)})
 
 
 def _rounded(fields: Mapping[str, object]) -> dict[str, object]:
