@@ -123,9 +123,7 @@ async def put_all(url: str, objects: dict[int, bytes]) -> None:
 
 
 def test_each_option_names_the_same_rows_in_a_directory_and_on_s3(
-    tmp_path: Path,
-    s3_bucket: str,
-    gateway: object,
+    tmp_path: Path, s3_bucket: str, gateway: object
 ) -> None:
     assert isinstance(gateway, Gateway)
     builder = builder_of_log()

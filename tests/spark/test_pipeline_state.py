@@ -110,8 +110,7 @@ def test_a_truncated_log_is_refused_because_its_state_is_not_in_it(spark: SparkS
 
 KEYS = st.binary(max_size=2)
 RANGES = st.lists(
-    st.builds(RangeDeleted, KEYS, st.none() | KEYS, st.builds(Place, st.integers(1, 6), st.integers(0, 2))),
-    max_size=8,
+    st.builds(RangeDeleted, KEYS, st.none() | KEYS, st.builds(Place, st.integers(1, 6), st.integers(0, 2))), max_size=8
 )
 
 

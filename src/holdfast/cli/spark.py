@@ -83,8 +83,7 @@ RangesOption: TypeAlias = Annotated[
 ]
 TakeOverOption: TypeAlias = Annotated[bool, typer.Option("--take-over", help="Do not ask a living leader first.")]
 TokenOption: TypeAlias = Annotated[
-    str | None,
-    typer.Option("--token", envvar="HOLDFAST_TOKEN", help="Bearer token to ask a leader to step down with."),
+    str | None, typer.Option("--token", envvar="HOLDFAST_TOKEN", help="Bearer token to ask a leader to step down with.")
 ]
 
 
@@ -97,13 +96,7 @@ def _add_job(name: str, help_text: str, options: Mapping[str, Any]) -> None:
     """Add the command of one pipeline: the options that all of them have, and these, which go to the job by name."""
 
     def run(
-        log: str,
-        to: str,
-        once: bool,
-        every: float | None,
-        as_json: bool,
-        until: int | None = None,
-        **given: Any,
+        log: str, to: str, once: bool, every: float | None, as_json: bool, until: int | None = None, **given: Any
     ) -> None:
         from holdfast.spark.commands import run_job
 

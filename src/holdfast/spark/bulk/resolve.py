@@ -343,11 +343,7 @@ class _Driver:
                 broken = conflicting_changes(kept.problem, states[kept.places])
                 failed = np.flatnonzero(broken)
                 yield pa.RecordBatch.from_arrays(
-                    [
-                        pa.array(kept.read_places[failed]),
-                        pa.array(kept.read_numbers[failed]),
-                        pa.array(broken[failed]),
-                    ],
+                    [pa.array(kept.read_places[failed]), pa.array(kept.read_numbers[failed]), pa.array(broken[failed])],
                     ["place", "number", "ordinal"],
                 )
 

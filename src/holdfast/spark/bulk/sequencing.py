@@ -171,12 +171,7 @@ class _OneByOne:
     """The requests whose fate depends on how many before them got a version, or on another with the same id."""
 
     def __init__(
-        self,
-        asks: pa.Table,
-        base: int,
-        fates: npt.NDArray[np.uint8],
-        assigned: npt.NDArray[np.int32],
-        groups: Numbers,
+        self, asks: pa.Table, base: int, fates: npt.NDArray[np.uint8], assigned: npt.NDArray[np.int32], groups: Numbers
     ) -> None:
         self.originals: dict[int, int] = {}
         self._base = base

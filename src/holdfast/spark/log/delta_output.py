@@ -269,12 +269,7 @@ class DeltaJob:
     name: ClassVar[str]
 
     def __init__(
-        self,
-        spark: SparkSession,
-        log_url: str,
-        output_url: str,
-        schema: pa.Schema,
-        partition_by: tuple[str, ...] = (),
+        self, spark: SparkSession, log_url: str, output_url: str, schema: pa.Schema, partition_by: tuple[str, ...] = ()
     ) -> None:
         self._spark = spark
         self._log_url = log_url

@@ -197,9 +197,7 @@ async def _choose(store: ObjectStore, after: int, until: int | None, step_bytes:
     if head.last_version <= after or (until is not None and until <= after):
         if newest_place < len(chain.slots) - 1:
             raise CorruptData(
-                "the newest object of the log is damaged",
-                code=Code.CORRUPT_LOG,
-                slot=slot_text(int(chain.slots[-1])),
+                "the newest object of the log is damaged", code=Code.CORRUPT_LOG, slot=slot_text(int(chain.slots[-1]))
             )
         return _Share(found, head, 0, 0, after, after, 0)
     above = await first_above(store, chain, after)

@@ -84,11 +84,7 @@ async def _opened(url: str) -> AsyncGenerator[ObjectStore]:
 
 
 def write_table(
-    url: str,
-    table: pa.Table,
-    partition: Mapping[str, str],
-    statistics: Sequence[str] = (),
-    blooms: Sequence[str] = (),
+    url: str, table: pa.Table, partition: Mapping[str, str], statistics: Sequence[str] = (), blooms: Sequence[str] = ()
 ) -> NewFile:
     """Write ``table`` as one new file of the table at ``url``. ``statistics`` names the columns to give bounds of,
     ``blooms`` those that get a bloom filter in each row group.

@@ -30,9 +30,7 @@ from pyspark.sql.datasource import (
 )
 
 from holdfast.spark.columns import Shape
-from holdfast.spark.options import (
-    ReadOptions,
-)
+from holdfast.spark.options import ReadOptions
 from holdfast.spark.source.shapes import RowFilter
 
 if TYPE_CHECKING:

@@ -176,12 +176,7 @@ def plan_with_segments(options: ReadOptions, pushed: RowFilter | None) -> list[S
     ]
     if options.ending_version is not None and options.ending_version <= index.through:
         return pieces
-    behind = replace(
-        options,
-        starting_version=max(lowest, index.through + 1),
-        starting_after=None,
-        from_latest=False,
-    )
+    behind = replace(options, starting_version=max(lowest, index.through + 1), starting_after=None, from_latest=False)
     with StoreThread(options.url) as thread:
         plan: Plan = thread.start(lambda store: plan_read(store, behind, wanted)).result()
     return [*pieces, *(LogPartition(piece, plan.wanted) for piece in plan.pieces)]

@@ -22,14 +22,7 @@ import pyarrow.compute as pc
 
 from holdfast.commit.format.batch import FIRST_SLOT, Header, ItemKind, Kind
 from holdfast.errors import Code, CorruptData
-from holdfast.spark.columns import (
-    COLUMNS,
-    OPERATION,
-    OPERATION_KINDS,
-    TIMESTAMP,
-    Shape,
-    arrow_schema,
-)
+from holdfast.spark.columns import COLUMNS, OPERATION, OPERATION_KINDS, TIMESTAMP, Shape, arrow_schema
 from holdfast.spark.source.bodies import Bodies
 from holdfast.values import slot_text
 
