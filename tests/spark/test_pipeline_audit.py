@@ -413,7 +413,7 @@ def audited_here(monkeypatch: pytest.MonkeyPatch) -> None:
             for f in each.findings
         ]
         rows += [{name: getattr(each, name) for name in verify_module.Counts.__slots__} for each in found]
-        return pa.Table.from_pylist(rows, schema=verify_module._TOLD_SCHEMA)
+        return pa.Table.from_pylist(rows, schema=verify_module._RESULT_SCHEMA)
 
     monkeypatch.setattr(verify_module, "_told", told_here)
 

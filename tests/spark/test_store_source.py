@@ -184,7 +184,7 @@ def test_what_was_let_go_is_loss_only_behind_a_start_that_was_named(tmp_path: Pa
         await service._checkpoints.now()
         left = [row["seq"] for row in read(tmp_path)]
         assert left[-1] == 400 and left[0] == 201, consumed
-        with pytest.raises(NotFound, match="let go before they were read"):
+        with pytest.raises(NotFound, match="removed before this read"):
             read(tmp_path, startingOffsets='{"seq": 100}')
         assert [row["seq"] for row in read(tmp_path, startingOffsets='{"seq": 100}', failOnDataLoss="false")] == left
         assert [row["seq"] for row in read(tmp_path, startingOffsets='{"seq": 300}')] == list(range(301, 401))

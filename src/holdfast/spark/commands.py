@@ -22,7 +22,7 @@ from holdfast.commit.format.batch import VERSION_JUMP
 from holdfast.errors import Code, InvalidRequest, statement_of
 from holdfast.segments.table_location import table_location
 from holdfast.spark.bulk.ingest import Ingest
-from holdfast.spark.bulk.leadership import BulkLeading
+from holdfast.spark.bulk.leadership import LeadershipOptions
 from holdfast.spark.bulk.load import WAVE_DEFAULT, LoadOptions, load_requests
 from holdfast.spark.bulk.lookup import look_up
 from holdfast.spark.bulk.requests import RequestFormat, stage
@@ -102,7 +102,7 @@ def run_job(
     stopping: Stopping,
     report: Report,
 ) -> JobResult:
-    """Run the pipeline of this name. ``schedule``: every so many seconds, until a version; see ``Schedule``.
+    """Run the pipeline of this name. ``schedule``: seconds between passes, and the last version; see ``Schedule``.
 
     Raises: InvalidRequest, NotFound, CorruptData, Unavailable.
     """
@@ -261,7 +261,7 @@ class BulkCommand:
         every_seconds: float | None,
         files_at_once: int | None,
     ) -> JobResult:
-        """Commit requests as they come: those that are there, or for ever with ``every_seconds``. Raises: as Ingest."""
+        """Commit the requests that exist now, or new ones without end with ``every_seconds``. Raises: as Ingest."""
 
         def work(spark: SparkSession) -> JobResult:
             with stopping() as stop:
@@ -308,7 +308,7 @@ class BulkCommand:
                 code=Code.BAD_CONFIGURATION,
                 hint="give --master instead of --remote",
             )
-        leading = BulkLeading(take_over=self.take_over, token=self.token)
+        leading = LeadershipOptions(take_over=self.take_over, token=self.token)
         name = self.name or ""
         ingest = Ingest(self._log(), self.to, name, request_format=self.source.request_format(), leading=leading)
 

@@ -40,7 +40,7 @@ from holdfast.objects.port import Created, ObjectStore, Refused, Unknown
 from holdfast.spark.runtime.store_thread import StoreThread
 from holdfast.values import LeaderId, LogId, Slot, Version, slot_text
 
-__all__ = ["BulkLeading", "POLITELY", "Reign", "ask_to_step_down", "put_batch"]
+__all__ = ["LeadershipOptions", "DEFAULT_LEADERSHIP", "Leadership", "ask_to_step_down", "put_batch"]
 
 PATIENCE_S: Final = 60.0
 BACKOFF_S: Final = 0.1
@@ -49,9 +49,9 @@ REQUEST_S_MAX: Final = 30.0
 
 
 async def put_batch(store: ObjectStore, header: Header, data: bytes, *, patience_s: float = PATIENCE_S) -> bool:
-    """Bring the object to its slot. True when this call created it, False when it stood there.
+    """Bring the object to its slot. True when this call created it, False when it existed.
 
-    Raises: Fenced, Unavailable. After a crash: it may or may not stand there; doing it again settles it.
+    Raises: Fenced, Unavailable. After a crash: the object may or may not exist; a repeat decides it.
     """
     give_up_at = time.monotonic() + patience_s
     tries = 0
@@ -80,7 +80,7 @@ async def put_batch(store: ObjectStore, header: Header, data: bytes, *, patience
 
 
 async def _is_own(store: ObjectStore, own: Header, *, certain: bool) -> bool:
-    """Whether what stands in the slot is this leader's. False: nothing can be told yet. Raises: Fenced."""
+    """Whether the object in the slot is this leader's. False: not known yet. Raises: Fenced."""
     try:
         found = decode_header(await store.read(object_name(own.slot), length=HEADER_BYTES), slot=own.slot)
     except Unavailable:
@@ -113,7 +113,7 @@ DRAIN_SECONDS_MAX: Final = 60.0
 
 
 async def ask_to_step_down(address: str, token: str | None) -> str | None:
-    """The leader id of the process at ``address`` if it leads and goes on leading, empty when it has stepped down or
+    """The leader id of the process at ``address`` if it continues to lead, empty when it has stepped down or
     never led, None without an answer."""
     return await asyncio.to_thread(_ask, address, token)
 
@@ -135,7 +135,7 @@ def _ask(address: str, token: str | None) -> str | None:
         with urllib.request.urlopen(request, timeout=DRAIN_SECONDS_MAX):
             return ""
     except (OSError, ValueError):
-        # Its answer may be lost in the end of its connections; who leads is what counts.
+        # The response may be lost when it closes its connections; what counts is whether it leads.
         return _leader(f"{endpoint}/livez")
 
 
@@ -152,7 +152,7 @@ def _leader(url: str) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class BulkLeading:
+class LeadershipOptions:
     """How to come to lead. ``token`` is the bearer token with which a living leader is asked to step down."""
 
     take_over: bool = False
@@ -160,13 +160,13 @@ class BulkLeading:
     token: str | None = None
 
 
-POLITELY: Final = BulkLeading()
+DEFAULT_LEADERSHIP: Final = LeadershipOptions()
 
 
-class Reign:
+class Leadership:
     """This job as a leader: its claim, the head of its chain, and the end of it."""
 
-    def __init__(self, thread: StoreThread, leading: BulkLeading) -> None:
+    def __init__(self, thread: StoreThread, leading: LeadershipOptions) -> None:
         self._thread = thread
         self._leading = leading
         self._nonce_seed = os.urandom(32)
@@ -217,7 +217,7 @@ class Reign:
         return self.head
 
     def confirm(self, last: Header, objects: int) -> None:
-        """The last so many slots, down to ``last``, are created: durable, if nobody has claimed since.
+        """The last ``objects`` slots, down to ``last``, exist: durable, unless another leader has claimed.
 
         Raises: Fenced, Unavailable; InvalidRequest when they are not where this job reads.
         """

@@ -53,7 +53,7 @@ from pyspark.sql import functions as F  # noqa: N812  the name that every Spark 
 
 from holdfast.commit.format.batch import BODY_SCHEMA, SPAN_MAX, VERSION_JUMP, Header, ItemKind, encode_object
 from holdfast.errors import Code, InvalidRequest
-from holdfast.spark.bulk.leadership import BulkLeading, Reign, put_batch
+from holdfast.spark.bulk.leadership import Leadership, LeadershipOptions, put_batch
 from holdfast.spark.bulk.lookup import look_up
 from holdfast.spark.bulk.records import LoadProgress, decode_progress, newest_nearby, newest_of_log, progress_key
 from holdfast.spark.bulk.requests import AS_NAMED, ChunkPlace, RequestFormat, Staged, read_stream, require_judged, stage
@@ -67,7 +67,7 @@ __all__ = [
     "BatchPlan",
     "LoadOptions",
     "LoadReport",
-    "ReignPlan",
+    "LeadershipPlan",
     "WaveResult",
     "batch_object",
     "load_requests",
@@ -80,7 +80,7 @@ Numbers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class ReignPlan:
+class LeadershipPlan:
     """What all batches of one leader share. ``unsequenced`` are the places without a version, in order."""
 
     progress_key: bytes
@@ -95,7 +95,7 @@ class ReignPlan:
         return found
 
     def versions(self, ordinals: Numbers) -> Numbers:
-        """The log versions that stand for these ordinals; what came before this reign is its base."""
+        """The log versions that stand for these ordinals; what came before this leadership is its base."""
         return self.base + np.maximum(ordinals - self.ordinal_before, 0)
 
 
@@ -126,7 +126,7 @@ class WaveResult:
 
 
 def write_wave(
-    spark: SparkSession, staged: Staged, url: str, reign: ReignPlan, plans: Sequence[BatchPlan]
+    spark: SparkSession, staged: Staged, url: str, leadership: LeadershipPlan, plans: Sequence[BatchPlan]
 ) -> WaveResult:
     """Write every batch of the plan; return when all are created. Raises: Fenced, Unavailable."""
     rows = [(plan.key >> 32, plan.key & 0xFFFFFFFF, pickle.dumps(plan)) for plan in plans]
@@ -139,7 +139,7 @@ def write_wave(
             for batch in batches:
                 for row in batch.to_pylist():
                     plan: BatchPlan = pickle.loads(row["plan"])
-                    header, data = batch_object(plan, reign, row)
+                    header, data = batch_object(plan, leadership, row)
                     waiting.append((plan.key, len(data), thread.start(partial(put_batch, header=header, data=data))))
                     while len(waiting) >= PUTS_IN_FLIGHT:
                         key, size, future = waiting.popleft()
@@ -154,19 +154,19 @@ def write_wave(
     wanted = staged.frame.select("partition", "number", "weighted", "asks", "item_rows", "values")
     joined = wanted.join(F.broadcast(planned), ["partition", "number"])
     with task_errors():
-        told = joined.mapInArrow(write, "key long, size long, created boolean").toArrow()
-    written = set(told["key"].to_pylist())
+        results = joined.mapInArrow(write, "key long, size long, created boolean").toArrow()
+    written = set(results["key"].to_pylist())
     assert written == {plan.key for plan in plans}, "a wave is over when each of its batches is created"
-    return WaveResult(sum(told["size"].to_pylist()), told["created"].to_pylist().count(False))
+    return WaveResult(sum(results["size"].to_pylist()), results["created"].to_pylist().count(False))
 
 
-def batch_object(plan: BatchPlan, reign: ReignPlan, chunk: Mapping[str, Any]) -> tuple[Header, bytes]:
+def batch_object(plan: BatchPlan, leadership: LeadershipPlan, chunk: Mapping[str, Any]) -> tuple[Header, bytes]:
     """The whole object of a plan, and its complete header. Cost: O(rows), in native code.
 
     Raises: InvalidRequest when the chunk is not the one that was judged.
     """
     require_judged(chunk, plan.weighted, plan.first)
-    body = _stream(_rows(plan, reign, chunk))
+    body = _stream(_rows(plan, leadership, chunk))
     header = replace(plan.header, body_length=len(body), body_crc=zlib.crc32(body))
     return header, encode_object(header, body)
 
@@ -179,16 +179,16 @@ def _stream(table: pa.Table) -> bytes:
     return data
 
 
-def _rows(plan: BatchPlan, reign: ReignPlan, chunk: Mapping[str, Any]) -> pa.Table:
+def _rows(plan: BatchPlan, leadership: LeadershipPlan, chunk: Mapping[str, Any]) -> pa.Table:
     """The rows of the committed requests and the progress record, in the columns of a body."""
     asks, items = read_stream(chunk["asks"]), read_stream(chunk["item_rows"])
     values = read_stream(chunk["values"])["value"]
     fates = np.frombuffer(plan.fates, np.uint8)
     places = np.arange(plan.first, plan.first + len(fates))
-    versions = reign.versions(reign.ordinals_after(places + 1))
+    versions = leadership.versions(leadership.ordinals_after(places + 1))
     accepted = fates == Fate.COMMITTED
     accepted[: plan.settled] = False
-    read_versions = _read_versions(asks, reign)
+    read_versions = _read_versions(asks, leadership)
     owners = np.repeat(np.arange(len(fates)), asks["items"].to_numpy())
     kept = np.flatnonzero(accepted[owners])
     owner, rows = pa.array(owners[kept]), pa.array(kept)
@@ -197,7 +197,7 @@ def _rows(plan: BatchPlan, reign: ReignPlan, chunk: Mapping[str, Any]) -> pa.Tab
     keys, ends = items["key"].take(rows).combine_chunks(), items["end"].take(rows).combine_chunks()
     ends = pc.if_else(pa.array(is_range), ends, pa.scalar(None, pa.binary()))
     written = pc.if_else(pa.array(kinds == ItemKind.WRITE), values.take(rows), pa.scalar(None, pa.large_binary()))
-    at = _ats(plan, reign, items.take(rows), kinds, keys, ends, read_versions.take(owner))
+    at = _ats(plan, leadership, items.take(rows), kinds, keys, ends, read_versions.take(owner))
     table = pa.Table.from_arrays(
         [
             pa.array(versions[owners[kept]].astype(np.uint64)),
@@ -211,10 +211,10 @@ def _rows(plan: BatchPlan, reign: ReignPlan, chunk: Mapping[str, Any]) -> pa.Tab
         ],
         schema=BODY_SCHEMA,
     )
-    return pa.concat_tables([table, _progress_row(plan, reign, table)])
+    return pa.concat_tables([table, _progress_row(plan, leadership, table)])
 
 
-def _progress_row(plan: BatchPlan, reign: ReignPlan, table: pa.Table) -> pa.Table:
+def _progress_row(plan: BatchPlan, leadership: LeadershipPlan, table: pa.Table) -> pa.Table:
     """The record, as the last operation of the last transaction, or as a transaction of its own."""
     last = table.slice(table.num_rows - 1).to_pylist() if table.num_rows else []
     row = {
@@ -222,7 +222,7 @@ def _progress_row(plan: BatchPlan, reign: ReignPlan, table: pa.Table) -> pa.Tabl
         "request_id": last[0]["request_id"] if last else None,
         "read_version": last[0]["read_version"] if last else None,
         "kind": int(ItemKind.WRITE),
-        "key": reign.progress_key,
+        "key": leadership.progress_key,
         "end": None,
         "value": plan.progress,
         "at": None,
@@ -230,20 +230,22 @@ def _progress_row(plan: BatchPlan, reign: ReignPlan, table: pa.Table) -> pa.Tabl
     return pa.Table.from_pylist([row], schema=BODY_SCHEMA)
 
 
-def _translated(indexes: Numbers, versions: Numbers, reign: ReignPlan) -> pa.Array:
-    """Read versions as this reign's log has them: null for none, and what no precondition can use as it was."""
-    ordinals = np.where(indexes >= 0, reign.ordinals_after(np.maximum(indexes, 0)), versions - reign.origin_base)
-    found = np.where(ordinals <= BELOW, versions, reign.versions(ordinals))
+def _translated(indexes: Numbers, versions: Numbers, leadership: LeadershipPlan) -> pa.Array:
+    """Read versions as this leadership's log has them: null for none, and what no precondition can use as it was."""
+    ordinals = np.where(
+        indexes >= 0, leadership.ordinals_after(np.maximum(indexes, 0)), versions - leadership.origin_base
+    )
+    found = np.where(ordinals <= BELOW, versions, leadership.versions(ordinals))
     return pa.array(found, pa.int64(), mask=(indexes < 0) & (versions < 0))
 
 
-def _read_versions(asks: pa.Table, reign: ReignPlan) -> pa.Array:
-    return _translated(plain_numbers(asks["read_index"]), plain_numbers(asks["read_version"]), reign)
+def _read_versions(asks: pa.Table, leadership: LeadershipPlan) -> pa.Array:
+    return _translated(plain_numbers(asks["read_index"]), plain_numbers(asks["read_version"]), leadership)
 
 
 def _ats(
     plan: BatchPlan,
-    reign: ReignPlan,
+    leadership: LeadershipPlan,
     items: pa.Table,
     kinds: npt.NDArray[np.uint8],
     keys: pa.Array,
@@ -251,8 +253,8 @@ def _ats(
     defaults: pa.Array,
 ) -> pa.Array:
     """The versions of preconditions that have their own, or need one because they read the record's key."""
-    own = _translated(plain_numbers(items["at_index"]), plain_numbers(items["at_version"]), reign)
-    key = pa.scalar(reign.progress_key, pa.binary())
+    own = _translated(plain_numbers(items["at_index"]), plain_numbers(items["at_version"]), leadership)
+    key = pa.scalar(leadership.progress_key, pa.binary())
     reaches = pc.fill_null(pc.greater(ends, key), True)
     sees = np.where(
         kinds == ItemKind.RANGE_READ,
@@ -271,10 +273,10 @@ Step = Callable[[str, Mapping[str, object]], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadOptions:
-    """How to load. ``name`` names the load for good: by default after its input, so that no input is loaded twice.
+    """How to load. ``name`` names the load permanently; by default its input does, so that no input is loaded twice.
 
-    ``window`` bounds the conflict window to so many requests; by default it holds the whole input. ``wave`` objects are
-    written side by side, at most 1000. ``token`` is the bearer token with which a leader is asked to step down.
+    ``window`` is the number of requests in the conflict window; by default the whole input. ``wave`` objects are
+    written in parallel, at most 1000. ``token`` is the bearer token with which a leader is asked to step down.
     """
 
     request_format: RequestFormat = AS_NAMED
@@ -332,10 +334,10 @@ def load_requests(
 
     ``step`` hears of each step as it is done. Raises, and after a crash: see the module.
     """
-    return _Load(spark, log_url, verdicts_url, options or LoadOptions(), step or _nobody_listens).run(requests)
+    return _Load(spark, log_url, verdicts_url, options or LoadOptions(), step or _ignore_step).run(requests)
 
 
-def _nobody_listens(name: str, facts: Mapping[str, object]) -> None:
+def _ignore_step(name: str, facts: Mapping[str, object]) -> None:
     del name, facts
 
 
@@ -374,8 +376,8 @@ class _Load:
         # as short as possible.
         resolution = None if staged.has_versions else self._resolve(staged, 0, windows)
         with StoreThread(self._url) as thread:
-            reign = Reign(thread, BulkLeading(options.take_over, options.silence_ms, options.token))
-            claim = reign.claim()
+            leadership = Leadership(thread, LeadershipOptions(options.take_over, options.silence_ms, options.token))
+            claim = leadership.claim()
             self._step("claim", {"base": claim.last_version})
             progress = self._find_progress(thread, claim, staged)
             if progress is not None and progress.cuts:
@@ -391,8 +393,8 @@ class _Load:
             resolution = look_up(self._spark, self._url, staged, resolution, progress.base - VERSION_JUMP)
             self._report.continued_at = progress.through
             began = time.monotonic()
-            progress = self._write(staged, resolution, windows, reign, progress)
-            reign.resign()
+            progress = self._write(staged, resolution, windows, leadership, progress)
+            leadership.resign()
             self._report.write_seconds = time.monotonic() - began
             self._step("resign", {})
         self._tell(staged, resolution, progress, claim.log_id.hex())
@@ -430,28 +432,28 @@ class _Load:
     # -- persist ------------------------------------------------------------------------------------------------------
 
     def _write(
-        self, staged: Staged, resolution: Resolution, windows: Windows, reign: Reign, progress: LoadProgress
+        self, staged: Staged, resolution: Resolution, windows: Windows, leadership: Leadership, progress: LoadProgress
     ) -> LoadProgress:
         if progress.through == staged.requests:
             return progress
         assigned = resolution.assigned()
         ordinal_before = int(assigned[progress.through])
         progress = msgspec.structs.replace(
-            progress, reigns=(*progress.reigns, (ordinal_before, reign.head.last_version))
+            progress, reigns=(*progress.reigns, (ordinal_before, leadership.head.last_version))
         )
-        plan = ReignPlan(
+        plan = LeadershipPlan(
             progress_key(self._report.name),
             progress.base,
-            reign.head.last_version,
+            leadership.head.last_version,
             ordinal_before,
             np.flatnonzero(resolution.ordinals == 0),
         )
         planner = _Planner(staged, resolution, windows, plan, progress)
-        batches = planner.batches(reign)
+        batches = planner.batches(leadership)
         while wave := [batch for _, batch in zip(range(self._options.wave), batches, strict=False)]:
             result = write_wave(self._spark, staged, self._url, plan, wave)
             self._step("wave", {"objects": len(wave)})
-            reign.confirm(wave[-1].header, len(wave))
+            leadership.confirm(wave[-1].header, len(wave))
             self._report.waves += 1
             self._report.batches += len(wave)
             self._report.object_bytes += result.object_bytes
@@ -498,7 +500,7 @@ class _Planner:
     """The batches of a load, in order: one for each chunk with a request that has a version and is not settled."""
 
     def __init__(
-        self, staged: Staged, resolution: Resolution, windows: Windows, plan: ReignPlan, progress: LoadProgress
+        self, staged: Staged, resolution: Resolution, windows: Windows, plan: LeadershipPlan, progress: LoadProgress
     ) -> None:
         self._staged = staged
         self._resolution = resolution
@@ -507,7 +509,7 @@ class _Planner:
         self._assigned = resolution.assigned()
         self.progress = progress
 
-    def batches(self, reign: Reign) -> Iterator[BatchPlan]:
+    def batches(self, leadership: Leadership) -> Iterator[BatchPlan]:
         """Plan batch after batch. Drawn wave by wave, so that each is planned after the wave before it is durable."""
         settled = self.progress.through
         time_ms = 0
@@ -517,9 +519,9 @@ class _Planner:
             time_ms = max(time_ms, int(time.time() * 1000))
             # What follows without a version belongs to the batch before it.
             past = wanted[number + 1].first if number + 1 < len(wanted) else self._staged.requests
-            yield self._batch(reign, chunk, max(chunk.first, settled), past, time_ms)
+            yield self._batch(leadership, chunk, max(chunk.first, settled), past, time_ms)
 
-    def _batch(self, reign: Reign, chunk: ChunkPlace, begin: int, past: int, time_ms: int) -> BatchPlan:
+    def _batch(self, leadership: Leadership, chunk: ChunkPlace, begin: int, past: int, time_ms: int) -> BatchPlan:
         fates = self._resolution.fates[chunk.first : chunk.past]
         ordinals = self._resolution.ordinals[begin : chunk.past]
         # One that was found in the log is committed there and has no ordinal here.
@@ -529,9 +531,9 @@ class _Planner:
         versions = self._plan.versions(np.array([first, last], np.int64)).tolist()
         floor_index = self._windows.indexes_at(np.array([begin + 1], np.int64))
         floor = int(self._plan.versions(self._assigned[floor_index].astype(np.int64))[0])
-        before = reign.head.last_version
+        before = leadership.head.last_version
         self.progress = msgspec.structs.replace(self.progress, through=past)
-        header = reign.next_header(versions[0], versions[1], floor, transactions, time_ms)
+        header = leadership.next_header(versions[0], versions[1], floor, transactions, time_ms)
         kept = np.where(
             (fates == Fate.COMMITTED) & (self._resolution.ordinals[chunk.first : chunk.past] == 0), 0, fates
         )

@@ -67,7 +67,7 @@ def look_up(spark: SparkSession, url: str, staged: Staged, resolution: Resolutio
                 places = np.flatnonzero(fates[first : first + asks.num_rows] == Fate.LOOK_UP)
                 if len(places):
                     ids = asks["request_id"].take(pa.array(places)).combine_chunks()
-                    # A read version of this very input lies above all that the log held before it.
+                    # A read version of this very input is above every version that the log held before it.
                     versions = asks["read_version"].take(pa.array(places)).combine_chunks()
                     yield pa.RecordBatch.from_arrays([pa.array(places + first), ids, versions], ["place", "id", "at"])
 
@@ -86,12 +86,12 @@ def look_up(spark: SparkSession, url: str, staged: Staged, resolution: Resolutio
             )
         found = {row["place"]: (row["version"], row["seq"]) for row in rows}
     others = _others(spark, url, staged, chunks, found) if found else []
-    told = fates.copy()
-    told[waiting] = Fate.TOO_OLD
-    told[list(found)] = Fate.COMMITTED
-    told[others] = Fate.REQUEST_ID_REUSED
-    found_versions = {place: version for place, (version, _) in found.items() if told[place] == Fate.COMMITTED}
-    return replace(resolution, fates=told, found_versions=found_versions)
+    decided = fates.copy()
+    decided[waiting] = Fate.TOO_OLD
+    decided[list(found)] = Fate.COMMITTED
+    decided[others] = Fate.REQUEST_ID_REUSED
+    found_versions = {place: version for place, (version, _) in found.items() if decided[place] == Fate.COMMITTED}
+    return replace(resolution, fates=decided, found_versions=found_versions)
 
 
 def _others(

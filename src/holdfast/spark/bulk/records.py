@@ -35,7 +35,7 @@ from holdfast.spark.runtime.session import task_errors
 __all__ = [
     "GroupRecord",
     "LoadProgress",
-    "Told",
+    "RequestOutcome",
     "decode_progress",
     "newest_nearby",
     "newest_of_log",
@@ -85,10 +85,10 @@ def decode_progress(data: bytes, key: bytes) -> LoadProgress:
 
 
 async def newest_nearby(store: ObjectStore, claim: Header, key: bytes) -> tuple[bytes | None, bool, bool]:
-    """The newest value written to ``key`` in the objects before ``claim``, whether the look was far enough to tell, and
+    """The newest value of ``key`` in objects before ``claim``, whether the search was far enough to know, and
     whether others have committed since.
 
-    A load that was interrupted is among the last to have written, so a few objects are enough as a rule.
+    A load that was interrupted is among the last to have written, so a few objects are usually enough.
     """
     header = claim
     others = False
@@ -121,8 +121,8 @@ def newest_of_log(spark: SparkSession, url: str, key: bytes) -> bytes | None:
 INGEST_LOOK_BACK_OBJECTS: Final = 256
 
 
-class Told(msgspec.Struct, frozen=True, array_like=True):
-    """What one request was told: a code or a version, and the failed preconditions with what broke them."""
+class RequestOutcome(msgspec.Struct, frozen=True, array_like=True):
+    """The outcome of one request: a code or a version, and the failed preconditions with what broke them."""
 
     code: str | None
     version: int | None = None
@@ -130,11 +130,11 @@ class Told(msgspec.Struct, frozen=True, array_like=True):
 
 
 class GroupRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the requests of one group were told."""
+    """The outcomes of the requests of one group."""
 
     batch: int
     first: int
-    told: tuple[Told, ...]
+    outcomes: tuple[RequestOutcome, ...] = msgspec.field(name="told")
     digest: str | None = None
     format: int = 1
 
@@ -142,10 +142,10 @@ class GroupRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """The bytes of the record."""
         return msgspec.json.encode(self)
 
-    def tells_of(self, requests: Sequence[ParsedRequest]) -> bool:
+    def covers(self, requests: Sequence[ParsedRequest]) -> bool:
         """Whether the requests of a micro-batch hold this very group at its place."""
-        group = requests[self.first : self.first + len(self.told)]
-        return len(group) == len(self.told) and self.digest in (None, requests_digest(group))
+        group = requests[self.first : self.first + len(self.outcomes)]
+        return len(group) == len(self.outcomes) and self.digest in (None, requests_digest(group))
 
 
 _GROUP_DECODER: Final = msgspec.json.Decoder(GroupRecord)
@@ -155,7 +155,7 @@ _encode: Final = msgspec.msgpack.Encoder().encode
 def requests_digest(requests: Sequence[ParsedRequest]) -> str:
     """Names these requests in this order: their places, ids, read versions, reads and changes. Kept in logs.
 
-    Of one that is refused, whose changes nobody has parsed: its place, its id and why.
+    Of one that is refused, whose changes were not parsed: its place, its id and why.
     """
     digest = blake2b(digest_size=16)
     for each in requests:

@@ -118,7 +118,7 @@ _AS_IT_IS: Final[Mapping[str, tuple[type[DataType], ...]]] = {
 
 @dataclass(frozen=True, slots=True)
 class RequestFormat:
-    """How rows are to be read as requests. ``text`` says what strings are that stand for keys and values."""
+    """How rows are to be read as requests. ``text`` says how strings encode keys and values."""
 
     order_by: str = "order"
     text: Literal["utf8", "base64"] = "utf8"
@@ -137,7 +137,7 @@ def in_order(frame: DataFrame, request_format: RequestFormat, partitions: int) -
     """``frame`` in the one form, range-partitioned and sorted by its order.
 
     Shape: ``order`` string; ``operations`` array of struct with the fields of the module's table, whose keys and values
-    are bytes, or strings that stand for their UTF-8; or the columns kind, key, end, value where each row is one
+    are bytes, or strings, which mean their UTF-8; or the columns kind, key, end, value where each row is one
     operation; ``reads`` likewise an array; ``read_version`` and ``request_id`` strings, each only where the frame has
     it. Raises: InvalidRequest.
     """
@@ -164,15 +164,15 @@ def frame_errors(request_format: RequestFormat) -> Generator[None]:
     try:
         yield
     except PySparkException as error:
-        told = error.getMessageParameters() or {}
-        ours = request_format.text == "base64" and told.get("fmt", "").strip("'").upper() == "BASE64"
+        parameters = error.getMessageParameters() or {}
+        ours = request_format.text == "base64" and parameters.get("fmt", "").strip("'").upper() == "BASE64"
         if not ours or error.getCondition() != "CONVERSION_INVALID_INPUT":
             raise
         raise InvalidRequest(
             "a key or value is not base64",
             code=Code.BAD_BASE64,
             hint="standard base64, as in the HTTP API; keys and values that are text themselves are read as utf8",
-            found=told.get("str", "").strip("'")[:SHOWN_MAX],
+            found=parameters.get("str", "").strip("'")[:SHOWN_MAX],
         ) from error
 
 
@@ -444,7 +444,7 @@ def _flat(lists: pa.ListArray) -> tuple[Numbers, pa.RecordBatch]:
 
 
 def _interleaved(reads: Numbers, operations: Numbers) -> Numbers:
-    """Where each item comes from, when all reads stand before all operations: a request's reads, its operations."""
+    """Where each item comes from, when all reads come before all operations: a request's reads, its operations."""
     total_reads = int(reads.sum())
     starts = np.cumsum(reads + operations) - (reads + operations)
     result: Numbers = np.empty(total_reads + int(operations.sum()), np.int64)
@@ -596,7 +596,7 @@ def _bytes_of(column: pa.Array) -> tuple[Numbers, memoryview]:
 
 
 def _fingerprints(items: _Items, ids: pa.Array, read_index: pa.Array, read_version: pa.Array) -> pa.Array:
-    """16 bytes that tell two attempts under one id apart, for requests that have one."""
+    """16 bytes that distinguish two attempts under one id, for requests that have one."""
     if ids.null_count == len(ids):
         return pa.nulls(len(ids), pa.binary())
     starts = _starts(items).tolist()
@@ -727,7 +727,7 @@ def other_requests(first: int) -> InvalidRequest:
 
 @dataclass(frozen=True, slots=True)
 class ChunkPlace:
-    """Where a chunk stands: its requests are those from place ``first`` on, counted from 0. ``weighted`` is its sum."""
+    """The position of a chunk: its requests begin at index ``first``, from 0. ``weighted`` is its checksum."""
 
     key: int
     first: int

@@ -54,7 +54,7 @@ __all__ = ["Resolution", "Resolved", "resolve_in_rounds", "resolve_requests"]
 ITEMS_IN_A_RANGE: Final = 1_000_000
 """About 60 bytes each while a task has them."""
 PIECE_BYTES: Final = 4 * 2**20
-"""A range is so many rows for Spark, whose rows lie in Java's heap."""
+"""A range is cut into rows of this size, because Spark keeps rows in Java's heap."""
 SAMPLES_IN_A_CHUNK: Final = 64
 
 Numbers = npt.NDArray[np.int64]
@@ -100,8 +100,8 @@ def resolve_in_rounds(
     splits = _splits(staged, ranges)
     cut = _cut(staged, sequencing, base, windows, splits).persist(StorageLevel.DISK_ONLY)
     with task_errors():
-        told = cut.where("range < 0").select("data").toArrow()["data"].to_pylist()
-        too_old = np.sort(np.concatenate([np.zeros(0, np.int64), *(np.frombuffer(each, np.int64) for each in told)]))
+        results = cut.where("range < 0").select("data").toArrow()["data"].to_pylist()
+        too_old = np.sort(np.concatenate([np.zeros(0, np.int64), *(np.frombuffer(each, np.int64) for each in results)]))
         kept = _ranges(cut, len(splits) + 1, sequencing).persist(StorageLevel.DISK_ONLY)
         driver = _Driver(sequencing, too_old, kept)
         driver.run()
@@ -132,7 +132,7 @@ def _splits(staged: Staged, ranges: int) -> list[bytes]:
 
 
 def _cut(staged: Staged, sequencing: Sequencing, base: int, windows: Windows, splits: Sequence[bytes]) -> DataFrame:
-    """The items of every chunk by range: rows (range, chunk, data); range -1 tells which requests are too old."""
+    """The items of every chunk by range: rows (range, chunk, data); range -1 holds the requests that are too old."""
     firsts = {chunk.key: chunk.first for chunk in staged.chunks}
     packed = _packed(sequencing.fates)
 
@@ -324,8 +324,8 @@ class _Driver:
                 yield _judge_range(number, kept, states, unclear, zlib.decompress(clear[number]))
 
         wanted = self._kept.select("range", "piece", "last", "data")
-        told = wanted.mapInArrow(judge, "range int, conflicts binary, cleared binary, clear binary").toArrow()
-        for row in told.to_pylist():
+        results = wanted.mapInArrow(judge, "range int, conflicts binary, cleared binary, clear binary").toArrow()
+        for row in results.to_pylist():
             self.states[np.frombuffer(row["conflicts"], np.int32)] = REJECTED
             self._unclear[np.frombuffer(row["cleared"], np.int32)] -= 1
             self._clear[row["range"]] = row["clear"]
@@ -348,8 +348,8 @@ class _Driver:
                 )
 
         wanted = self._kept.select("range", "piece", "last", "data")
-        told = wanted.mapInArrow(look, "place long, number int, ordinal int").toArrow()
-        merged = told.group_by(["place", "number"]).aggregate([("ordinal", "max")])
+        results = wanted.mapInArrow(look, "place long, number int, ordinal int").toArrow()
+        merged = results.group_by(["place", "number"]).aggregate([("ordinal", "max")])
         merged = merged.sort_by([("place", "ascending"), ("number", "ascending")])
         return (
             merged["place"].to_numpy().astype(np.int64),
@@ -361,7 +361,7 @@ class _Driver:
 def _judge_range(
     number: int, kept: _Range, states: States, unclear: npt.NDArray[np.uint16], clear_bits: bytes
 ) -> pa.RecordBatch:
-    """One sweep over one range: who conflicts, who is clear now and was not, and who is clear altogether."""
+    """One sweep over one range: the requests that conflict, those that became clear, and all that are clear."""
     from holdfast.spark.bulk.sweep import sweep  # numba costs a second
 
     count = len(kept.places)
@@ -422,7 +422,7 @@ class Resolution:
 def resolve_requests(
     staged: Staged, base: int, *, windows: Windows = WHOLE_INPUT, partitions: int | None = None
 ) -> Resolution:
-    """Judge all of ``staged`` as a leader with this base would. ``partitions`` forces rounds over so many tasks.
+    """Judge all of ``staged`` as a leader with this base would. ``partitions`` forces rounds over this many tasks.
 
     Raises: what tasks raise. Cost: see the module; a pass over the keys of all requests.
     """

@@ -33,7 +33,7 @@ __all__ = ["BELOW", "Fate", "Sequencing", "WHOLE_INPUT", "Windows", "ordinals_of
 Numbers = npt.NDArray[np.int64]
 
 BELOW: Final = -1
-"""The ordinal of a version that lies below the base."""
+"""The ordinal of a version below the base."""
 
 
 class Fate(IntEnum):
@@ -82,7 +82,7 @@ class Windows:
         return Windows(places, tuple(place - 1 - window for place in places))
 
     def cut(self, after: tuple[int, ...]) -> Windows:
-        """These floors, and a window that begins anew after each of so many requests, as under a new leader."""
+        """These floors, and a window that restarts after each of these counts of requests, as under a new leader."""
         if not after:
             return self
         places = tuple(sorted({*self.places, *(count + 1 for count in after)}))
@@ -118,7 +118,7 @@ class Sequencing:
 def ordinals_of(
     indexes: Numbers, versions: Numbers, assigned: npt.NDArray[np.int32], base: int
 ) -> npt.NDArray[np.int32]:
-    """The ordinals that these read versions stand for: ``indexes`` where not -1, else ``versions``. -1 is below all."""
+    """The ordinals of these read versions: ``indexes`` where not -1, else ``versions``. -1 is below all."""
     absolute = np.clip(versions - base, BELOW, 2**31 - 1)
     return np.where(indexes >= 0, assigned[np.maximum(indexes, 0)], absolute).astype(np.int32)
 
@@ -130,7 +130,7 @@ def plain_numbers(column: pa.ChunkedArray) -> Numbers:
 
 
 def sequence_requests(asks: pa.Table, base: int, windows: Windows) -> Sequencing:
-    """Sequence these requests, which stand in their order."""
+    """Sequence these requests, which are in order."""
     count = asks.num_rows
     fates: npt.NDArray[np.uint8] = asks["refusal"].to_numpy().astype(np.uint8)
     fates[fates > 0] += _REFUSED

@@ -46,7 +46,7 @@ FAN: Final = 1 << SHIFT
 
 
 def compiled(loop: Loop) -> Loop:
-    """The loop as machine code, kept beside the module, or in the user's cache where that is read-only."""
+    """The loop as machine code, kept next to the module, or in the user's cache where that is read-only."""
     try:
         return cast("Loop", numba.njit(cache=True)(loop))
     except RuntimeError:  # There is no directory to keep it in: every process compiles its own.
@@ -54,7 +54,7 @@ def compiled(loop: Loop) -> Loop:
 
 
 def levels(ranks: int) -> Numbers:
-    """Where each level begins, and behind the last one the size of all.
+    """Where each level begins, and after the last one the size of all.
 
     >>> levels(1000).tolist()
     [0, 1000, 1016, 1017]
@@ -80,7 +80,7 @@ def record_one(begins: Numbers, inside: Ordinals, rank: int, ordinal: int) -> No
 
 @compiled
 def _whole_parents(low: int, high: int) -> tuple[int, int]:
-    """Where the parents begin and end that lie wholly within a range of places: before and behind these, places are
+    """Where the parents begin and end that lie wholly within a range of places: before and after these, places are
     taken one by one. The range's own end twice where there is no such parent's end.
 
     >>> _whole_parents(3, 200), _whole_parents(3, 5), _whole_parents(64, 128)
@@ -120,8 +120,8 @@ def record(begins: Numbers, inside: Ordinals, covers: Ordinals, low: int, high: 
 def newest(begins: Numbers, inside: Ordinals, covers: Ordinals, low: int, high: int) -> int:
     """The newest change in ``[low, high)``, 0 for none. The range holds at least one rank.
 
-    ``covers`` may be empty while every change was of a single rank; a single rank's newest change then stands in
-    ``inside[low]``, and who asks often looks there.
+    ``covers`` may be empty while every change was of a single rank; a single rank's newest change is then in
+    ``inside[low]``, which is faster.
     """
     found = 0
     if len(covers):

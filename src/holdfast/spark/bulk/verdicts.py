@@ -37,7 +37,7 @@ from holdfast.spark.bulk.resolve import Resolution
 from holdfast.spark.bulk.sequencing import Fate
 from holdfast.spark.log.delta_output import DeltaOutput
 from holdfast.spark.runtime.session import task_errors
-from holdfast.spark.runtime.table_files import FILES_TYPE, new_files, told, write_table
+from holdfast.spark.runtime.table_files import FILES_TYPE, file_rows, new_files, write_table
 
 __all__ = ["INVALID_CODES", "VERDICTS", "write_verdicts"]
 
@@ -74,7 +74,7 @@ def _names() -> tuple[pa.Array, pa.Array]:
     for fate in Fate:
         committed = fate is Fate.COMMITTED
         outcomes.append("committed" if committed else "invalid" if fate in _INVALID else "not_committed")
-        # What only the log could tell, and it does not know: then it is too old to be judged.
+        # Only the log could decide these, and it does not hold them: they are too old.
         codes.append(None if committed else (Fate.TOO_OLD if fate is Fate.LOOK_UP else fate).name.lower())
     return pa.array(outcomes, pa.string()), pa.array(codes, pa.string())
 
@@ -118,10 +118,10 @@ def write_verdicts(
                 columns += [verdict[name] for name in VERDICTS.names[3:]]
                 held.append(pa.Table.from_arrays(columns, schema=VERDICTS))
                 if sum(table.num_rows for table in held) >= ROWS_IN_A_FILE:
-                    yield told([write_table(url, pa.concat_tables(held), {}, ("position",))])
+                    yield file_rows([write_table(url, pa.concat_tables(held), {}, ("position",))])
                     held = []
         if held:
-            yield told([write_table(url, pa.concat_tables(held), {}, ("position",))])
+            yield file_rows([write_table(url, pa.concat_tables(held), {}, ("position",))])
 
     wanted = staged.frame.select("partition", "number", "weighted", "asks")
     joined = wanted.join(F.broadcast(verdicts), ["partition", "number"])
@@ -137,7 +137,7 @@ def _verdicts(resolution: Resolution, chunk: ChunkPlace, version_of: Callable[[N
     """The verdicts of one chunk's requests."""
     subjects: Numbers = np.arange(chunk.first, chunk.past)
     for place in np.flatnonzero(resolution.fates[chunk.first : chunk.past] == Fate.DUPLICATE).tolist():
-        # The same attempt again is told what the first was told.
+        # The same attempt again gets the outcome of the first.
         subjects[place] = resolution.originals[place + chunk.first]
     fates = resolution.fates[subjects]
     ordinals = resolution.ordinals[subjects].astype(np.int64)

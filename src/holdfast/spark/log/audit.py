@@ -216,7 +216,7 @@ class PieceAudit:
 
 
 class Verdicts:
-    """Decides every committed transaction of one reign again, by the leader's own second stage."""
+    """Decides every committed transaction of one leadership again, by the leader's own second stage."""
 
     def __init__(self, floor: int) -> None:
         self._attempts = Attempts(bytes_max=UNBOUNDED)
@@ -256,7 +256,7 @@ class Verdicts:
                 self._resolve.recent.record(txn.version, txn.operations)
                 return "a request id was committed twice", f"request_id={txn.request_id} first={earlier}"
         request = Transaction(txn.operations, txn.preconditions, txn.request_id, None, txn.read_version)
-        entry = CommitEntry(request, _nobody)
+        entry = CommitEntry(request, _ignore_reply)
         entry.version = txn.version
         self._resolve.decide([entry])
         outcome = entry.outcome
@@ -271,8 +271,8 @@ class Verdicts:
         return "a precondition did not hold", failed
 
 
-def _nobody(entry: CommitEntry) -> None:
-    """Nobody waits for an answer of the past."""
+def _ignore_reply(entry: CommitEntry) -> None:
+    """No client waits for a reply."""
     del entry
 
 
@@ -296,7 +296,7 @@ def audit_piece(url: str, piece: Piece, before_head: int | None) -> PieceAudit:
     """Check every object of the piece; ``before_head`` is the live slot before ``piece.head``. Raises: Unavailable."""
     audit = _Audit(piece, before_head)
     with PlannedObjectsThread(url) as thread:
-        audit.stand(thread)
+        audit.start(thread)
         slots = (slot for first, last in piece.runs for slot in range(first, last - 1, -1))
         each = max(1, piece.object_bytes // piece.objects)
         for slot, data in _fetched(thread, slots, each):
@@ -305,7 +305,7 @@ def audit_piece(url: str, piece: Piece, before_head: int | None) -> PieceAudit:
 
 
 class _Audit:
-    """Where the audit stands: the object before, its claim, and the verdicts' window. None where damage hides it."""
+    """The object before, its claim, and the verdicts' window; None where damage hides them."""
 
     def __init__(self, piece: Piece, before_head: int | None) -> None:
         self.result = PieceAudit([])
@@ -315,8 +315,8 @@ class _Audit:
         self._claim: Header | None = None
         self._verdicts: Verdicts | None = None
 
-    def stand(self, thread: PlannedObjectsThread) -> None:
-        """Read the object before the piece, and its claim. It is stood on only if its own link is good."""
+    def start(self, thread: PlannedObjectsThread) -> None:
+        """Read the object before the piece, and its claim. It counts only if its own link is good."""
         head = None if self._piece.head is None else _header(thread, self._piece.head)
         if head is None:
             return
@@ -359,7 +359,7 @@ class _Audit:
         self._head = None
 
     def _linked(self, thread: PlannedObjectsThread, header: Header) -> bool:
-        """Whether the object may stand here, as far as that can be told; a finding if not."""
+        """Whether the object may follow here, as far as the audit can know; a finding if not."""
         head, claim = self._head, self._claim
         try:
             if head is None and self._piece.head is None and self.result.objects == 1 and header.slot == FIRST_SLOT:
@@ -419,7 +419,7 @@ def _claim_of(thread: PlannedObjectsThread, header: Header) -> Header:
 
 
 def _before(thread: PlannedObjectsThread, first: Header) -> list[LoggedTransaction]:
-    """What its reign committed before ``first``, back to the floor of ``first``, in commit order.
+    """What its leadership committed before ``first``, back to the floor of ``first``, in commit order.
 
     Damaged and missing objects are left out: the piece that holds them reports them.
     """

@@ -64,7 +64,7 @@ class TableState:
     settings: Mapping[str, int]
 
     def require(self, offset: int) -> None:
-        """Raise Conflict unless the table stands at ``offset``."""
+        """Raise Conflict unless the table is at ``offset``."""
         if self.offset != offset:
             raise Conflict("another runner has moved the table on", offset=self.offset, expected=offset)
 
@@ -121,7 +121,7 @@ class DeltaOutput:
             try:
                 self._create(log_id, settings)
             except (DeltaError, OSError) as error:
-                # Somebody else may have made it meanwhile; the next look tells.
+                # Another runner may have created it meanwhile; the next look shows it.
                 failure = error
         raise Unavailable(
             "the table cannot be made", url=self.location.uri, cause="" if failure is None else _line(failure)

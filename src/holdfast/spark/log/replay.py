@@ -92,19 +92,19 @@ class Replay:
                 if len(in_flight) >= CHUNKS_IN_FLIGHT:
                     committed += self._settle(in_flight)
         finally:
-            # Also when reading has failed: what was sent is in the target, and the next try goes on behind it.
+            # Also when reading has failed: what was sent is in the target, and the next try continues after it.
             while in_flight:
                 committed += self._settle(in_flight)
         self._offset = increment.through
         return StepResult(rows=committed)
 
     def _settle(self, in_flight: deque[tuple[Future[int], int]]) -> int:
-        """Wait for the oldest chunk in flight, and move the offset behind it."""
+        """Wait for the oldest chunk in flight, and move the offset after it."""
         chunk, through = in_flight.popleft()
         try:
             committed = chunk.result()
         except BaseException:
-            in_flight.clear()  # none of those behind it may move the offset over it
+            in_flight.clear()  # none of the later ones may move the offset over it
             raise
         self._offset = through
         return committed
@@ -184,7 +184,7 @@ class Replay:
 
 
 def _deposed() -> Closed:
-    return Closed("the replay lost the lead of its target", code=Code.DEPOSED, hint="run it again: it goes on")
+    return Closed("the replay lost the lead of its target", code=Code.DEPOSED, hint="run it again: it continues")
 
 
 async def _newest_value(store: ObjectReader, header: Header, key: bytes) -> bytes | None:

@@ -45,7 +45,7 @@ class Schedule:
 
     def __post_init__(self) -> None:
         if self.every_seconds is not None and self.until is not None:
-            raise InvalidRequest("a run goes on for ever or ends at a version, not both")
+            raise InvalidRequest("a run repeats without end or ends at a version, not both")
         if self.every_seconds is not None and self.every_seconds <= 0:
             raise InvalidRequest("a run repeats after a positive number of seconds")
 

@@ -40,7 +40,7 @@ __all__ = ["Audit", "Counts", "Verify", "audit", "heads_before"]
 
 VERIFIED: Final = "verified up to"
 AUDITED: Final = "audited to"
-"""The mark with the ``seq`` of the last object that was looked at. What came behind it, as a resign record, may have no
+"""The mark with the ``seq`` of the last object that was looked at. Later objects, such as a resign record, may have no
 version above the one that was reached."""
 PIECE_BYTES: Final = 64 * 2**20
 WINDOWS_IN_A_PIECE: Final = 4
@@ -55,11 +55,11 @@ SCHEMA: Final = pa.schema(
         pa.field("step", pa.int64()),
     ]
 )
-_TOLD: Final = (
+_RESULT_TYPE: Final = (
     "rule string, slot string, version long, detail string, "
     "objects long, object_bytes long, transactions long, operations long, preconditions long"
 )
-_TOLD_SCHEMA: Final = pa.schema(
+_RESULT_SCHEMA: Final = pa.schema(
     [
         *list(SCHEMA)[:4],
         *(
@@ -175,9 +175,9 @@ class Verify(DeltaJob):
 
 
 def _rows(step: Audit, through: int) -> pa.Table:
-    told = [*step.findings, Finding(VERIFIED, version=step.verified)]
+    findings = [*step.findings, Finding(VERIFIED, version=step.verified)]
     return pa.Table.from_pylist(
-        [{"rule": f.rule, "slot": f.slot, "version": f.version, "detail": f.detail, "step": through} for f in told],
+        [{"rule": f.rule, "slot": f.slot, "version": f.version, "detail": f.detail, "step": through} for f in findings],
         schema=SCHEMA,
     )
 
@@ -205,7 +205,7 @@ async def _choose(store: ObjectStore, after: int, until: int | None, step_bytes:
     if audited:
         first = min(first, index_after(chain, audited))
     ends = np.cumsum(chain.sizes[first:])
-    # However small a step is, it goes on to a version above the last one's: one that does not is taken for the end.
+    # Even a small step reaches a version above the last one's: a step that does not is taken for the end.
     past = max(first + int(np.searchsorted(ends, step_bytes, side="right")), above + 1)
     # A step ends with an object that can be read, because only a header says which version was reached.
     reached = await last_readable(store, chain, first, past - 1)
@@ -230,7 +230,9 @@ def _audit(spark: SparkSession, url: str, share: _Share, *, verified: int) -> Au
     pieces = cut(chain, share.first, share.past, max(PIECE_BYTES, WINDOWS_IN_A_PIECE * share.window_bytes))
     result = Audit(verified)
     findings = [*survey_found.findings, *_lost(share)]
-    for row in _told(spark, url, list(zip(pieces, heads_before(chain, share.first, pieces), strict=True))).to_pylist():
+    for row in _run_pieces(
+        spark, url, list(zip(pieces, heads_before(chain, share.first, pieces), strict=True))
+    ).to_pylist():
         if row["rule"] is not None:
             findings.append(Finding(row["rule"], row["slot"], row["version"], row["detail"]))
             continue
@@ -267,7 +269,7 @@ def heads_before(chain: Chain, first: int, pieces: Sequence[Piece]) -> Iterator[
         place += piece.objects
 
 
-def _told(spark: SparkSession, url: str, pieces: Sequence[tuple[Piece, int | None]]) -> pa.Table:
+def _run_pieces(spark: SparkSession, url: str, pieces: Sequence[tuple[Piece, int | None]]) -> pa.Table:
     def check(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for index in batch["id"].to_pylist():
@@ -276,11 +278,11 @@ def _told(spark: SparkSession, url: str, pieces: Sequence[tuple[Piece, int | Non
                     {"rule": f.rule, "slot": f.slot, "version": f.version, "detail": f.detail} for f in found.findings
                 ]
                 rows.append({name: getattr(found, name) for name in Counts.__slots__})
-                yield pa.RecordBatch.from_pylist(rows, schema=_TOLD_SCHEMA)
+                yield pa.RecordBatch.from_pylist(rows, schema=_RESULT_SCHEMA)
 
     if not pieces:
-        return _TOLD_SCHEMA.empty_table()
-    return spark.range(0, len(pieces), 1, len(pieces)).mapInArrow(check, _TOLD).toArrow()
+        return _RESULT_SCHEMA.empty_table()
+    return spark.range(0, len(pieces), 1, len(pieces)).mapInArrow(check, _RESULT_TYPE).toArrow()
 
 
 def _mark(url: str, share: _Share, damaged: Sequence[str]) -> int:

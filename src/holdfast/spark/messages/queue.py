@@ -51,7 +51,7 @@ def plan_messages(options: MessageOptions) -> list[MessagePartition]:
         last = queue.last_seq
         first = _first_wanted(queue, options)
         headers = [queue.pages.header_of(number) for number in queue.pages.numbers()]
-    # A page that cannot be read is part of the piece of the one before it, whose task tells of it.
+    # A page that cannot be read is part of the piece of the one before it, whose task reports it.
     starts = [(each.base_seq, each.page_bytes) for each in headers if each is not None and not each.prepared]
     pieces: list[MessagePartition] = []
     begin, size = first, 0
@@ -78,7 +78,7 @@ def _first_wanted(queue: Queue, options: MessageOptions) -> int:
             reader.close()
     if options.after_seq + 1 < oldest and options.after_seq and options.fail_on_data_loss:
         raise NotFound(
-            "data loss: messages behind the starting offset were removed",
+            "data loss: messages after the starting offset were removed",
             code=Code.LOG_TRUNCATED,
             hint="begin at a newer seq, or set failOnDataLoss=false to begin with what is left",
             after_seq=options.after_seq,

@@ -89,7 +89,7 @@ def plan_store(options: StoreOptions) -> list[StorePartition]:
 def pieces_of(
     options: StoreOptions, extents: Sequence[Extent], between: tuple[int, int], until_ms: int, backlog: int
 ) -> list[StorePartition]:
-    """The messages behind ``between[0]`` up to ``between[1]`` in pieces of about the wanted bytes.
+    """The messages after ``between[0]`` up to ``between[1]`` in pieces of about the wanted bytes.
 
     ``backlog``: numbers up to it may have gone. Raises: NotFound where others have.
     """
@@ -126,7 +126,7 @@ def _cut(extents: Sequence[Extent], after: int, border: int, through: int) -> It
 
 def _lost(options: StoreOptions, first_seq: int, last_seq: int) -> NotFound:
     return NotFound(
-        "data loss: messages behind the starting offset were consumed by all and let go before they were read here",
+        "data loss: messages after the starting offset were consumed by all and removed before this read",
         code=Code.LOG_TRUNCATED,
         hint="define a durable that keeps them for this reader, or set failOnDataLoss=false to read what is left",
         store=options.store,
@@ -255,7 +255,7 @@ class HoldfastStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailable
         return dict(start) if end == begin else _offset(end, backlog)
 
     def _newest(self, begin: int) -> int:
-        """The newest number, looked for at most every ``poll_ms``; the extents behind ``begin`` are remembered."""
+        """The newest number, looked for at most every ``poll_ms``; the extents after ``begin`` are remembered."""
         now_ms = time.monotonic() * 1000
         placed = self._placed
         if placed is None:
@@ -275,7 +275,7 @@ class HoldfastStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailable
         through, _ = _numbers(end)
         placed, extents = self._placed, self._extents
         if placed is None or placed.newest_seq < through or (extents and extents[0].first_seq > begin + 1):
-            # A micro-batch of before a restart; or what is remembered begins behind it.
+            # A micro-batch from before a restart; or the remembered extents begin after it.
             placed = self._opened().place(begin)
             extents = list(placed.extents)
         return pieces_of(self._options, extents, (begin, through), placed.until_ms, backlog)

@@ -202,7 +202,7 @@ class StoreThread(_LoopThread[ObjectStore]):
 class PlannedObjectsThread(_LoopThread[ObjectReader]):
     """Reads only what a plan has seen, and so what is durable.
 
-    A directory is then read by name, without the syncs that a name nobody vouched for needs.
+    A directory is then read by name, without the syncs that an unproved name needs.
     """
 
     def __init__(self, url: str) -> None:

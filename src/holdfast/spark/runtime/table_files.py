@@ -37,7 +37,7 @@ __all__ = [
     "read_files",
     "read_objects",
     "read_table",
-    "told",
+    "file_rows",
     "write_table",
 ]
 
@@ -50,7 +50,7 @@ FILES_SCHEMA: Final = pa.schema(
         pa.field("stats", pa.string()),
     ]
 )
-"""What a task tells the driver about the files it wrote. A row without a path names a partition that is now empty."""
+"""A task's report of the files that it wrote. A row without a path names a partition that is now empty."""
 FILES_TYPE: Final = "path string, size long, rows long, partition string, stats string"
 
 ATTEMPTS_MAX: Final = 6
@@ -120,7 +120,7 @@ def _stats(table: pa.Table, columns: Sequence[str]) -> str:
 
 
 async def _create(url: str, path: str, data: bytes) -> None:
-    """Nobody else draws this name, so a refusal means that an attempt of ours has landed."""
+    """The name is unique, so a refusal means that an earlier attempt has arrived."""
     async with _opened(url) as store:
         for attempt in range(ATTEMPTS_MAX):
             match await store.create(path, data):
@@ -177,8 +177,8 @@ def read_files(spark: SparkSession, url: str, paths: Sequence[str], schema: str)
     return names.repartition(min(len(paths), TASKS_OF_A_READ_MAX)).mapInArrow(read, schema)
 
 
-def told(files: Iterable[NewFile]) -> pa.RecordBatch:
-    """What a task hands to the driver."""
+def file_rows(files: Iterable[NewFile]) -> pa.RecordBatch:
+    """The rows in which a task reports its files to the driver."""
     rows = [
         {
             "path": each.path,
@@ -193,7 +193,7 @@ def told(files: Iterable[NewFile]) -> pa.RecordBatch:
 
 
 def new_files(frame: DataFrame) -> list[NewFile]:
-    """Run the tasks of ``frame``, which tell about files; the answer is what they told. Memory: one row a file."""
+    """Run the tasks of ``frame``, whose rows are those of ``file_rows``. Memory: one row per file."""
     return [
         NewFile(row["path"], row["size"], row["rows"], json.loads(row["partition"]), row["stats"])
         for row in frame.toArrow().to_pylist()

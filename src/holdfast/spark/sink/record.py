@@ -141,7 +141,7 @@ def _foreign(key: bytes, error: Exception) -> CorruptData:
 
 
 def token_of(*parts: str) -> str:
-    """32 hexadecimal digits that stand for what is written.
+    """32 hexadecimal digits that name what is written.
 
     >>> token_of("2026-01-31") == token_of("2026-01-31"), len(token_of("a", "b"))
     (True, 32)
@@ -169,7 +169,7 @@ class StreamRange(msgspec.Struct, frozen=True):
         """What names this range, whatever number Spark gives the micro-batch.
 
         One without new offsets, which timers and watermarks make, may have rows all the same, and there may be many at
-        one place of the source: only their numbers tell them apart.
+        one place of the source: only their numbers distinguish them.
         """
         if self.start is not None and self.start == self.end:
             return token_of(self.start, self.end, str(self.number))
@@ -316,7 +316,7 @@ def _unrecorded(options: WriteOptions, wanted: Wanted, log_id: str | None) -> In
 
 def _require_follows(record: Record, wanted: Wanted, options: WriteOptions) -> None:
     """Raise unless a write may come after what the record shows."""
-    hint = 'to go on all the same, give .option("supersede", "true") for this one run'
+    hint = 'to continue anyway, give .option("supersede", "true") for this one run'
     if record.state == "intent" and record.name:
         raise InvalidRequest(
             "this application has begun another write and not finished it",
@@ -337,7 +337,7 @@ def _require_follows(record: Record, wanted: Wanted, options: WriteOptions) -> N
 
 
 def finish(client: Client, options: WriteOptions, wanted: Wanted, partitions: int) -> None:
-    """Commit that ``wanted`` is written by so many ``partitions``, and drop the notes of its tasks. Doing it twice
+    """Commit that ``wanted`` is written by this many ``partitions``, and remove the progress of its tasks. Repeating it
     changes nothing.
 
     Raises: Fenced when the application has moved on; InvalidRequest when an earlier try had more partitions; what the
@@ -378,7 +378,7 @@ def _require_no_further(
             "an earlier try of this write had more partitions, and what they sent may be there twice",
             code=Code.REQUEST_ID_REUSED,
             hint="a write that is tried again must get the same rows in the same order: repartition and sort them, or "
-            "write from a table that keeps them; look for rows that are there twice; a stream goes on from its "
+            "write from a table that keeps them; look for rows that are there twice; a stream continues from its "
             "checkpoint under another application name with supersede=true, which sends this micro-batch once more",
             application=options.application,
             partitions=partitions,

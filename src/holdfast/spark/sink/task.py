@@ -197,7 +197,7 @@ class _Chunk:
 
 @dataclass(frozen=True, slots=True)
 class _Note:
-    """The partition's progress as it stands in the log, and the version of it.
+    """The partition's progress in the log, and its version.
 
     ``is_done`` when the whole write is: then nothing of the progress is left, and nothing is missing.
     """
@@ -217,7 +217,7 @@ def send_partition(
     """Commit the transactions of one partition that are not committed yet. Returns how many the partition has.
 
     Raises: Fenced, InvalidRequest (also when the rows are not those of an earlier try), LimitExceeded, OutcomeUnknown,
-    Unavailable. After a crash: what was committed stays, and whoever tries again sends the rest.
+    Unavailable. After a crash: what was committed stays, and the next attempt sends the rest.
     Cost: a request for each 5,000 transactions (8 MiB), and one to note each chunk.
     """
     sender = _Sender(client, options, intent, partition)
@@ -234,13 +234,13 @@ def _leaving_record(transactions: Iterable[list[Operation]], application: str) -
     """The same transactions. Raises InvalidRequest for one that changes the application's record or its notes: what
     was sent before would not be known any more, and would be sent again."""
     record = record_key(application)
-    notes, behind = record + b"/", record + b"0"
+    notes, past = record + b"/", record + b"0"
     for operations in transactions:
         for operation in operations:
             match operation:
                 case RangeDelete(begin, end):
                     on_record = begin <= record and (end is None or end > record)
-                    is_own = on_record or (begin < behind and (end is None or end > notes))
+                    is_own = on_record or (begin < past and (end is None or end > notes))
                 case _:
                     is_own = operation.key == record or operation.key.startswith(notes)
             if is_own:
@@ -295,7 +295,7 @@ class _Sender:
         self._key = progress_key(options.application, intent.token, partition)
         found = client.get(self._key, at=LogPosition(intent.version, intent.log_id))
         self._note = None if found is None else _Note(decode_progress(found.value, self._key), found.version)
-        # A view may be behind the notes of an earlier try. A conflict tells, but not where nothing is noted here.
+        # A view may lag the progress of an earlier try. A conflict shows it, but not where no progress is noted.
         self._may_be_behind = True
 
     def require_whole(self, chunks: int) -> None:
@@ -331,13 +331,13 @@ class _Sender:
             if not missing:
                 return
             if settled >= ATTEMPTS_MAX:
-                raise Unavailable("transactions stay behind the conflict window, however often they are sent")
+                raise Unavailable("transactions stay below the conflict window after every attempt")
             note = self._agree(Progress(chunk.number, chunk.digest, attempts))
             if note.is_past(chunk.number):
                 return
 
     def _agree(self, wanted: Progress) -> _Note:
-        """The note that names this chunk and attempt, or a later one: ours, or whoever's came first."""
+        """The note that names this chunk and attempt, or a later one: ours, or another task's that came first."""
         for _ in range(ROUNDS_MAX):
             note = self._note
             if note is not None and (note.is_done or _place(note.progress) >= _place(wanted)):
@@ -351,7 +351,7 @@ class _Sender:
         raise Unavailable("other tasks keep changing this partition's progress", partition=self._partition)
 
     def _try_note(self, wanted: Progress) -> int | None:
-        """Note where this partition stands, unless it or the application's record has changed."""
+        """Note the progress of this partition, unless it or the application's record has changed."""
         known = self._intent_version if self._note is None else self._note.version
         read_version = max(known, self._intent_version)
         record = record_key(self._options.application)
@@ -371,7 +371,7 @@ class _Sender:
         record, read_version = read_record(self._client, self._options.application)
         token = self._intent.token
         if record is not None and (token in record.recent or (record.state == "done" and record.token == token)):
-            # Somebody else with this token has come to the end: every transaction of it is committed.
+            # Another driver with this token has finished: every transaction is committed.
             return _Note(Progress(0, ""), read_version, is_done=True)
         if record is None or record.token != token:
             raise Fenced(
@@ -420,7 +420,7 @@ class _Sender:
         answer = self._client.status(name, LogPosition(read_version, self._intent.log_id))
         if answer.status == "log_truncated":
             raise Unavailable(
-                "retention has removed what would tell whether a transaction is committed",
+                "retention has removed the record of whether a transaction is committed",
                 code=Code.LOG_TRUNCATED,
                 request_id=name,
             )

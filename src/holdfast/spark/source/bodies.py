@@ -173,7 +173,7 @@ class _Columns:
 
 
 JOINED_BYTES_MAX: Final = 512 * 1024
-"""A body above this is decoded where it lies: copying it would cost more than a decoder."""
+"""A body above this is decoded in place: copying it would cost more than a decoder."""
 _END: Final = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 _SCHEMA: Final[bytes] = BODY_SCHEMA.serialize().to_pybytes()
 

@@ -161,7 +161,7 @@ async def first_place(store: ObjectStore, chain: Chain, options: ReadOptions, st
         since = await first_index(store, chain, lambda header: header.time_ms >= since_ms)
         if starting is None:
             return since
-        # Both are given where segments hold what lies before ``starting``.
+        # Both are given where segments hold the versions before ``starting``.
         return max(since, await first_place(store, chain, replace(options, starting_ms=None), starting))
     if after is not None and after.seq is not None:
         seq = after.seq
@@ -176,7 +176,7 @@ async def first_place(store: ObjectStore, chain: Chain, options: ReadOptions, st
 
 
 def index_after(chain: Chain, seq: int) -> int:
-    """The place of the first object behind ``seq``."""
+    """The index of the first object after ``seq``."""
     return int(np.count_nonzero(chain.slots >= np.uint64(FIRST_SLOT - seq))) if seq >= 0 else 0
 
 
@@ -256,7 +256,7 @@ async def live_chain(store: ObjectStore) -> Chain:
 
 async def _require_claim_at_end(store: ObjectStore, chain: Chain) -> None:
     """Raise if the chain ends with an object that is no claim but has the size of one: it has been cut, and the walk
-    has jumped over what follows it. One that does not stand at the end is found by the link behind it."""
+    has jumped over what follows it. An object that is not at the end is found by the link after it."""
     newest = int(chain.slots[-1])
     if chain.sizes[-1] == CLAIM_BYTES and (await read_header(store, newest)).kind is not Kind.CLAIM:
         raise broken("object of claim size is no claim", newest)

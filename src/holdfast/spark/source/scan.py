@@ -96,7 +96,7 @@ def checked_objects(options: ReadOptions, piece: Piece) -> Iterator[tuple[Header
 
 
 async def _walker_at(store: ObjectReader, piece: Piece) -> ChainWalker:
-    """A walker that expects the first object of the piece next, or, in a truncated log, stands on it already."""
+    """A walker that expects the first object of the piece next, or, in a truncated log, has already accepted it."""
     first = piece.runs[0][0]
     if piece.head is None and first == FIRST_SLOT:
         if piece.log_id is not None:
@@ -120,7 +120,7 @@ def _fetched(
     length = HEADER_BYTES if headers_only else None
     each = HEADER_BYTES if headers_only else max(1, piece.object_bytes // piece.objects)
     round_objects = max(1, min(FETCH_OBJECTS_MAX, FETCH_BYTES // each))
-    # A file is read at once, in the thread of the loop: making it wait beside others would only cost.
+    # A file is read at once, in the thread of the loop: waiting for others would only cost.
     read_round = _read_in_turn if is_directory(url) else _read_together
     slots = (slot for first, last in piece.runs for slot in range(first, last - 1, -1))
     under_way: deque[tuple[Sequence[int], Future[list[bytes]]]] = deque()

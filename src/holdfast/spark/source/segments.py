@@ -176,9 +176,9 @@ def plan_with_segments(options: ReadOptions, pushed: RowFilter | None) -> list[S
     ]
     if options.ending_version is not None and options.ending_version <= index.through:
         return pieces
-    behind = replace(options, starting_version=max(lowest, index.through + 1), starting_after=None, from_latest=False)
+    after = replace(options, starting_version=max(lowest, index.through + 1), starting_after=None, from_latest=False)
     with StoreThread(options.url) as thread:
-        plan: Plan = thread.start(lambda store: plan_read(store, behind, wanted)).result()
+        plan: Plan = thread.start(lambda store: plan_read(store, after, wanted)).result()
     return [*pieces, *(LogPartition(piece, plan.wanted) for piece in plan.pieces)]
 
 
@@ -201,7 +201,7 @@ def _partition(table_url: str, segment: Segment, wanted: RowFilter, since_ms: in
 async def stream_with_segments(
     store: ObjectStore, tail: LogTail, options: ReadOptions, start: Position, end: Position, wanted: RowFilter
 ) -> list[SegmentPartition | LogPartition]:
-    """The pieces of a micro-batch: segments that lie wholly in it, and the log before and behind them.
+    """The pieces of a micro-batch: segments that lie wholly in it, and the log before and after them.
 
     Offsets name objects of the log, so those must be there, as without segments; what is saved is reading each of them.
     A micro-batch of less than ``OBJECTS_MIN`` objects is read from the log alone.
@@ -219,14 +219,14 @@ async def stream_with_segments(
     if not inside:
         return [LogPartition(piece, wanted) for piece in cut(chain, first, past, options.target_partition_bytes)]
     lowest, highest = inside[0].version_min, inside[-1].version_max
-    # Between two of them there is no operation. An object may begin before the first and end behind the last.
+    # Between two of them there is no operation. An object may begin before the first and end after the last.
     before = await first_index(store, chain, lambda header: header.first_version >= lowest)
-    behind = await first_index(store, chain, lambda header: header.last_version > highest)
+    after = await first_index(store, chain, lambda header: header.last_version > highest)
     of_segments = wanted.and_also(RowFilter(seq_min=(start.seq or 0) + 1, seq_max=end.seq))
     pieces: list[SegmentPartition | LogPartition] = []
     for part, rows in (
         ((first, max(first, before)), wanted.and_also(RowFilter(version_max=lowest - 1))),
-        ((max(first, behind), past), wanted.and_also(RowFilter(version_min=highest + 1))),
+        ((max(first, after), past), wanted.and_also(RowFilter(version_min=highest + 1))),
     ):
         pieces += [LogPartition(piece, rows) for piece in cut(chain, *part, options.target_partition_bytes)]
     return [*pieces, *(_partition(options.segments_url, segment, of_segments, None) for segment in inside)]

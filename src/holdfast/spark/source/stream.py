@@ -68,19 +68,19 @@ __all__ = [
 ]
 
 AHEAD_MAX: Final = 16
-"""Headers asked for at once while behind."""
+"""Headers read at once while the stream catches up."""
 JUMP_TO_END_AFTER: Final = 256
 """Objects walked one by one before the end is looked for by listing."""
 BEFORE_GENESIS_SEQ: Final = -1
 
 
 def position_of(header: Header, at_least: int = 0) -> Position:
-    """The offset behind an object; ``at_least`` is a version that rows must be above in any case."""
+    """The offset after an object; ``at_least`` is a version that rows must be above in any case."""
     return Position(seq_of(header.slot), max(header.last_version, at_least), header.log_id.hex())
 
 
 async def head_position(store: ObjectStore) -> Position:
-    """The offset behind the newest object. Cost: one LIST page, two rounds of headers.
+    """The offset after the newest object. Cost: one LIST page, two rounds of headers.
 
     Raises: NotFound (``log_empty``), CorruptData, Unavailable.
     """
@@ -122,7 +122,7 @@ class Found:
 
 
 class LogTail:
-    """The live chain behind an offset, walked as far as it was asked for.
+    """The live chain after an offset, walked as far as needed.
 
     Bounds: keeps the headers of the objects of one micro-batch.
     """
@@ -132,7 +132,7 @@ class LogTail:
         self._start_seq: int | None = None
         self._log_id: str | None = None
         self._walker = ChainWalker()
-        self._behind: Header | None = None
+        self._before: Header | None = None
         self._walked: list[Header] = []
         self._is_unproved = True
 
@@ -145,7 +145,7 @@ class LogTail:
         *,
         prove_end: bool = False,
     ) -> Found:
-        """Where a micro-batch from ``start`` ends within ``bounds`` and not behind ``limit``.
+        """Where a micro-batch from ``start`` ends within ``bounds`` and not after ``limit``.
 
         A slot that is empty is the end of the log, or was emptied by retention before this stream came to it;
         ``prove_end`` asks which (always asked once for an offset that is new to this process).
@@ -187,19 +187,19 @@ class LogTail:
         return Found(end, transactions, is_end)
 
     async def _stand_at(self, store: ObjectStore, start: Position) -> None:
-        """Make ``_walked`` the known headers right behind ``start``, and ``_behind`` the one before them."""
+        """Make ``_walked`` the known headers right after ``start``, and ``_before`` the one before them."""
         if self._start_seq == start.seq:
             return
         for index, header in enumerate(self._walked):
             if seq_of(header.slot) == start.seq:
-                self._behind = header
+                self._before = header
                 del self._walked[: index + 1]
                 break
         else:
             self._walked = []
-            self._walker, self._behind, first = await _walker_behind(store, start, self._options)
+            self._walker, self._before, first = await _walker_behind(store, start, self._options)
             # An offset from before log ids belongs to the log that holds its object.
-            known = self._behind or first
+            known = self._before or first
             self._log_id = start.log_id if known is None else known.log_id.hex()
             if first is not None:
                 self._walked.append(first)
@@ -215,7 +215,7 @@ class LogTail:
         require_log(first.log_id.hex(), self._log_id)
         walker.accept(first)
         self._walked.append(first)
-        # Where one was new there may be more. They are asked for together, and taken as far as they go on.
+        # After a new object there may be more. They are read together and taken as far as they continue.
         ahead = range(walker.next_slot, max(0, walker.next_slot - min(len(self._walked), AHEAD_MAX)), -1)
         for header in await asyncio.gather(*(read_header_if_there(store, slot) for slot in ahead)):
             if header is None or header.slot != walker.next_slot:
@@ -225,7 +225,7 @@ class LogTail:
         return True
 
     async def _was_removed(self, store: ObjectStore, start: Position) -> bool:
-        """After an empty slot: False at the end of the log; True when the walk now goes on behind what was removed."""
+        """After an empty slot: False at the end of the log; True when the walk continues after what was removed."""
         self._is_unproved = False
         head = await head_position(store)
         require_log(head.log_id, self._log_id)
@@ -234,12 +234,12 @@ class LogTail:
         oldest = await _oldest_behind(store, start, self._options)
         if oldest is None:
             raise lost("an acknowledged object is missing", self._walker.next_slot)
-        self._walker, self._behind = ChainWalker(oldest, await _claim_of(store, oldest)), None
+        self._walker, self._before = ChainWalker(oldest, await _claim_of(store, oldest)), None
         self._walked = [oldest]
         return True
 
     def chain_between(self, start: Position, end: Position) -> tuple[Chain, int] | None:
-        """The objects behind ``start`` up to ``end``, and where they begin in the chain; None unless all were walked.
+        """The objects after ``start`` up to ``end``, and where they begin in the chain; None unless all were walked.
 
         The object before them is in the chain too, where there is one: the first piece is checked against it.
         """
@@ -247,8 +247,8 @@ class LogTail:
             return None
         for index, header in enumerate(self._walked):
             if seq_of(header.slot) == end.seq:
-                behind = [] if self._behind is None else [self._behind]
-                return _chain_of([*behind, *self._walked[: index + 1]]), len(behind)
+                before = [] if self._before is None else [self._before]
+                return _chain_of([*before, *self._walked[: index + 1]]), len(before)
         return None
 
 
@@ -273,9 +273,9 @@ def _chain_of(headers: Sequence[Header]) -> Chain:
 async def _walker_behind(
     store: ObjectStore, start: Position, options: ReadOptions
 ) -> tuple[ChainWalker, Header | None, Header | None]:
-    """A walker whose next object is the first one behind ``start``, and the object before that.
+    """A walker whose next object is the first one after ``start``, and the object before that.
 
-    Where a truncated log begins behind ``start`` there is no object before; then the walker has already taken the
+    Where a truncated log begins after ``start`` there is no object before; then the walker has already taken the
     oldest one, which comes third.
     """
     seq = _seq(start)
@@ -301,7 +301,7 @@ async def _claim_of(store: ObjectStore, head: Header) -> Header:
 
 
 async def _oldest_behind(store: ObjectStore, start: Position, options: ReadOptions) -> Header | None:
-    """In a log that was truncated behind ``start``, the oldest object left; None in any other.
+    """In a log that was truncated after ``start``, the oldest object left; None in any other.
 
     Raises: NotFound (``log_truncated``) when something between them was removed, unless ``failOnDataLoss`` is off.
     """
@@ -314,7 +314,7 @@ async def _oldest_behind(store: ObjectStore, start: Position, options: ReadOptio
         raise NotFound(
             "data loss: retention has removed what this stream has not read",
             code=Code.LOG_TRUNCATED,
-            hint="start a new stream from a snapshot, or set failOnDataLoss=false to go on with what is left",
+            hint="start a new stream from a snapshot, or set failOnDataLoss=false to continue with what is left",
             read_through=start.version,
             removed_through=oldest.prev_version,
         )
@@ -324,7 +324,7 @@ async def _oldest_behind(store: ObjectStore, start: Position, options: ReadOptio
 async def pieces_between(
     store: ObjectStore, tail: LogTail, options: ReadOptions, start: Position, end: Position
 ) -> list[Piece]:
-    """The pieces that hold the objects behind ``start`` up to ``end``: the same ones whenever and wherever it is asked.
+    """The pieces that hold the objects after ``start`` up to ``end``: always the same ones.
 
     Raises, cost: as ``objects_between``.
     """
@@ -335,7 +335,7 @@ async def pieces_between(
 async def objects_between(
     store: ObjectStore, tail: LogTail, options: ReadOptions, start: Position, end: Position
 ) -> tuple[Chain, int]:
-    """The objects behind ``start`` up to ``end``, and where they begin in the chain.
+    """The objects after ``start`` up to ``end``, and where they begin in the chain.
 
     Raises: NotFound (``log_truncated``), CorruptData, Unavailable. Cost: nothing for what ``tail`` has just walked,
     else the LIST pages from ``end`` back to ``start``.

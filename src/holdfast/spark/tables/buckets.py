@@ -33,7 +33,7 @@ from pyspark.sql import DataFrame, SparkSession
 from holdfast.spark.log.delta_output import DeltaJob, TableFile
 from holdfast.spark.log.increments import Increment, map_increment
 from holdfast.spark.log.runner import StepResult
-from holdfast.spark.runtime.table_files import FILES_TYPE, NewFile, new_files, read_table, told, write_table
+from holdfast.spark.runtime.table_files import FILES_TYPE, NewFile, file_rows, new_files, read_table, write_table
 
 __all__ = [
     "BucketJob",
@@ -55,7 +55,7 @@ BUCKETS_MAX: Final = 4096
 
 @dataclass(frozen=True, slots=True)
 class BucketPart:
-    """Rows that become one file of a bucket, with the values of the partition columns beside ``bucket``."""
+    """Rows that become one file of a bucket, with the values of the partition columns in addition to ``bucket``."""
 
     rows: pa.Table
     partition: Mapping[str, str]
@@ -70,7 +70,7 @@ Reduce: TypeAlias = Callable[[pa.Table], pa.Table]
 WAITING_BYTES: Final = 64 * 2**20
 """Operations of a reading task that are reduced and packed together."""
 PIECE_BYTES: Final = 4 * 2**20
-"""A bucket's operations are rows of about so many bytes for Spark, whose rows lie in Java's heap."""
+"""A bucket's operations are rows of about this many bytes for Spark, which keeps rows in Java's heap."""
 PACKED_TYPE: Final = "bucket int, version long, position int, operations binary"
 _PACKED: Final = ("bucket", "version", "position", "operations")
 
@@ -88,7 +88,7 @@ def in_buckets(buckets: int, reduce: Reduce, operations: Iterator[pa.RecordBatch
     """The operations of one task, reduced and packed: points in their bucket, each range delete in all of them.
 
     Shape: ``operations`` have at least version, position, kind and key, and come in log order. A row of the answer
-    (``PACKED_TYPE``) holds operations of one bucket in log order, and says where the first of them stands.
+    (``PACKED_TYPE``) holds operations of one bucket in log order, and gives the position of the first.
     """
     waiting: list[pa.RecordBatch] = []
     waiting_bytes = 0
@@ -172,7 +172,7 @@ def rewrite_buckets(
             for part in parts
             if part.rows.num_rows
         ]
-        return told(files or [NewFile(None, 0, 0, {"bucket": str(bucket)}, json.dumps({"numRecords": 0}))])
+        return file_rows(files or [NewFile(None, 0, 0, {"bucket": str(bucket)}, json.dumps({"numRecords": 0}))])
 
     # By number and not by hash: a hash of eight buckets leaves one of four tasks without any, and another with four.
     tasks = int(packed.sparkSession.conf.get("spark.sql.shuffle.partitions") or "1")

@@ -23,7 +23,7 @@ from pyspark.sql import SparkSession
 from holdfast.spark.log.delta_output import DeltaJob
 from holdfast.spark.log.increments import Increment, map_increment
 from holdfast.spark.log.runner import StepResult
-from holdfast.spark.runtime.table_files import FILES_TYPE, NewFile, new_files, told, write_table
+from holdfast.spark.runtime.table_files import FILES_TYPE, NewFile, file_rows, new_files, write_table
 
 __all__ = ["Changes"]
 
@@ -64,7 +64,7 @@ class Changes(DeltaJob):
 
 
 def write_days(url: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Write the rows of one task into files of one day each, and tell about them."""
+    """Write the rows of one task into files of one day each, and report them."""
     waiting: dict[str, list[pa.RecordBatch]] = {}
     sizes: dict[str, int] = {}
     for batch in batches:
@@ -74,10 +74,10 @@ def write_days(url: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Recor
         closing = [day for day in waiting if sizes[day] >= FILE_BYTES]
         closing += sorted(day for day in waiting if day not in closing)[:-DAYS_OPEN_MAX]
         for day in closing:
-            yield told([_write(url, day, waiting.pop(day))])
+            yield file_rows([_write(url, day, waiting.pop(day))])
             del sizes[day]
     for day in sorted(waiting):
-        yield told([_write(url, day, waiting[day])])
+        yield file_rows([_write(url, day, waiting[day])])
 
 
 def _by_day(batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:

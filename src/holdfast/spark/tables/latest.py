@@ -63,7 +63,7 @@ def merge_latest(current: pa.Table | None, changes: pa.Table) -> Sequence[Bucket
         lives = np.concatenate((np.ones(before, dtype=np.bool_), lives))
     held = held.combine_chunks()
     keys = held["key"].combine_chunks()
-    # The sort is stable and rows stand in the order of time, so of each key the last row is the newest.
+    # The sort is stable and rows are in order of time, so of each key the last row is the newest.
     order = pc.call_function("array_sort_indices", [keys], pc.ArraySortOptions("ascending"))
     keys = keys.take(order)
     newest = np.ones(len(keys), dtype=np.bool_)
@@ -72,9 +72,9 @@ def merge_latest(current: pa.Table | None, changes: pa.Table) -> Sequence[Bucket
     kept = np.flatnonzero(newest & lives[places])
     if ranges:
         coverage = Coverage.of(ranges)
-        stand = map(Place, _numbers(held["version"])[places[kept]].tolist(), position[places[kept]].tolist())
+        operations = map(Place, _numbers(held["version"])[places[kept]].tolist(), position[places[kept]].tolist())
         names = keys.take(pa.array(kept)).to_pylist()
-        kept = kept[[not coverage.deletes(key, at) for key, at in zip(names, stand, strict=True)]]
+        kept = kept[[not coverage.deletes(key, at) for key, at in zip(names, operations, strict=True)]]
     return [BucketPart(held.take(pa.array(places[kept])).cast(ROWS), {})]
 
 

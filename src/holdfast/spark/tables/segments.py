@@ -22,7 +22,7 @@ from pyspark.sql import DataFrame, SparkSession
 from holdfast.spark.log.delta_output import DeltaJob
 from holdfast.spark.log.increments import Increment, next_increment
 from holdfast.spark.log.runner import StepResult
-from holdfast.spark.runtime.table_files import FILES_TYPE, new_files, told, write_table
+from holdfast.spark.runtime.table_files import FILES_TYPE, file_rows, new_files, write_table
 from holdfast.spark.source.plan import log_head
 from holdfast.spark.source.segments import SEGMENT_SCHEMA, index_of_log
 
@@ -48,7 +48,7 @@ class Segments(DeltaJob):
         self._log_bytes_min = log_bytes_min
 
     def look(self, after: int, until: int | None, step_bytes: int) -> Increment:
-        """As ``Job``, but empty while there is less than a segment; what is left stays behind."""
+        """As ``Job``, but empty while there is less than a segment; a smaller rest stays in the log."""
         increment = next_increment(self._log_url, after, until=until, step_bytes=max(step_bytes, self._log_bytes_min))
         if increment.log_bytes >= self._log_bytes_min:
             return increment
@@ -74,7 +74,7 @@ def _write_segments(url: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.
 
     def close() -> pa.RecordBatch:
         table = pa.Table.from_batches(waiting).cast(SEGMENT_SCHEMA)
-        return told([write_table(url, table, {}, ("version", "seq"), blooms=("key", "request_id"))])
+        return file_rows([write_table(url, table, {}, ("version", "seq"), blooms=("key", "request_id"))])
 
     for batch in batches:
         # A transaction is never cut: two files must not share a version.
@@ -91,7 +91,7 @@ def _write_segments(url: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.
 def read_operations(
     spark: SparkSession, log_url: str, segments_url: str, columns: str = "version,position,kind,key,end,value"
 ) -> DataFrame:
-    """Every operation of the log, from segments as far as they go and from the log behind them, in no order.
+    """Every operation of the log, from segments as far as they go and from the log after them, in no order.
 
     This is ``format("holdfast")`` with its option ``segments``, checked at once and not when the frame is used. Works
     after retention has removed from the log what is in segments.

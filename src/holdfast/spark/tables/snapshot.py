@@ -25,7 +25,7 @@ from pyspark.sql import functions as F  # noqa: N812  the name that every Spark 
 from holdfast.spark.log.delta_output import DeltaJob
 from holdfast.spark.log.increments import Increment, next_increment, read_increment
 from holdfast.spark.log.runner import StepResult
-from holdfast.spark.runtime.table_files import FILES_TYPE, new_files, read_files, told, write_table
+from holdfast.spark.runtime.table_files import FILES_TYPE, file_rows, new_files, read_files, write_table
 from holdfast.spark.tables.state import newest_values, range_coverage
 
 __all__ = ["Snapshot", "write_sorted"]
@@ -70,14 +70,14 @@ class Snapshot(DeltaJob):
 
 
 def write_sorted(url: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Write the rows of one task, in their order, into files of about ``FILE_BYTES``, and tell about them."""
+    """Write the rows of one task, in their order, into files of about ``FILE_BYTES``, and report them."""
     waiting: list[pa.RecordBatch] = []
     waiting_bytes = 0
     for batch in batches:
         waiting.append(batch)
         waiting_bytes += batch.nbytes
         if waiting_bytes >= FILE_BYTES:
-            yield told([write_table(url, pa.Table.from_batches(waiting).cast(SCHEMA), {}, ("version",))])
+            yield file_rows([write_table(url, pa.Table.from_batches(waiting).cast(SCHEMA), {}, ("version",))])
             waiting, waiting_bytes = [], 0
     if sum(batch.num_rows for batch in waiting):
-        yield told([write_table(url, pa.Table.from_batches(waiting).cast(SCHEMA), {}, ("version",))])
+        yield file_rows([write_table(url, pa.Table.from_batches(waiting).cast(SCHEMA), {}, ("version",))])

@@ -33,7 +33,7 @@ __all__ = ["Coverage", "Place", "RangeDeleted", "last_version", "materialise_lat
 
 
 class Place(NamedTuple):
-    """Where an operation stands in the total order of the log."""
+    """The position of an operation in the total order of the log."""
 
     version: int
     position: int
