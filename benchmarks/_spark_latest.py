@@ -16,8 +16,8 @@ import pyarrow as pa
 from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import SparkSession
 
-from holdfast.spark.log.increments import log_head
 from holdfast.spark.pipeline import Latest, Schedule, run_pipeline
+from holdfast.spark.source.plan import log_head
 
 INCREMENTS = 4
 

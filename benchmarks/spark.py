@@ -49,9 +49,8 @@ from pyspark.sql import DataFrame, SparkSession  # noqa: E402
 
 from holdfast.spark import session  # noqa: E402
 from holdfast.spark.bulk.load import LoadOptions, LoadReport, load_requests  # noqa: E402
-from holdfast.spark.bulk.request_frame import RequestFormat  # noqa: E402
+from holdfast.spark.bulk.requests import RequestFormat, stage  # noqa: E402
 from holdfast.spark.bulk.resolve import resolve_requests  # noqa: E402
-from holdfast.spark.bulk.staging import stage  # noqa: E402
 
 PAIRS = 5
 LATEST_PAIRS = 3

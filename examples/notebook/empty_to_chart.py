@@ -27,9 +27,7 @@ from pyspark.sql import functions as F  # noqa: N812  the name that every Spark 
 
 from holdfast import Client, Delete, Transaction
 from holdfast.client import CommitReceipt
-from holdfast.spark import session, with_decoded
-from holdfast.spark.bulk.load import load_requests
-from holdfast.spark.pipeline import Latest, run_pipeline
+from holdfast.spark import Latest, load_requests, run_pipeline, session, with_decoded
 
 parser = argparse.ArgumentParser(description="From an empty folder to a chart.")
 parser.add_argument("folder", type=Path)

@@ -1,12 +1,12 @@
 """Makes ``format("holdfast")`` known to Spark without registration.
 
 Owns: the name ``DefaultSource``, which Spark looks for in every top-level module called ``pyspark_...``.
-Does not own: the source itself (``holdfast.spark.source.source``).
+Does not own: the source itself (``holdfast.spark.source.reader``).
 """
 
 from holdfast.extras import needs
 
 with needs("spark"):
-    from holdfast.spark.source.source import HoldfastDataSource as DefaultSource
+    from holdfast.spark.data_source import HoldfastDataSource as DefaultSource
 
 __all__ = ["DefaultSource"]

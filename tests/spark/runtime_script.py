@@ -26,9 +26,8 @@ from pyspark.sql.functions import expr
 
 from holdfast.spark import session
 from holdfast.spark.bulk.load import LoadOptions, load_requests
-from holdfast.spark.bulk.request_frame import RequestFormat
+from holdfast.spark.bulk.requests import RequestFormat, stage
 from holdfast.spark.bulk.resolve import resolve_requests
-from holdfast.spark.bulk.staging import stage
 from holdfast.spark.pipeline import Latest, run_pipeline
 
 COLUMNS = "version,seq,kind,key,value,timestamp,position"

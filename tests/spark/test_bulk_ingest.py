@@ -24,15 +24,14 @@ from holdfast.commit.stages.sequence import Sequence as SequenceStage
 from holdfast.errors import InvalidRequest
 from holdfast.spark.bulk import ingest as module
 from holdfast.spark.bulk.ingest import Ingest
-from holdfast.spark.bulk.ingest_records import GroupRecord, requests_digest
-from holdfast.spark.bulk.parsed_requests import ParsedRequest
-from holdfast.spark.bulk.reign import BulkLeading
-from holdfast.spark.bulk.request_frame import RequestFormat
+from holdfast.spark.bulk.leadership import LeadershipOptions
+from holdfast.spark.bulk.records import GroupRecord, requests_digest
+from holdfast.spark.bulk.requests import ParsedRequest, RequestFormat
 from holdfast.spark.pipeline import audit
 
 COLUMNS = "order int, key string, value string, request_id string, read_version string"
 PROVE = bool(os.environ.get("HOLDFAST_PROVE"))
-POLITE = BulkLeading(silence_ms=20.0)
+POLITE = LeadershipOptions(silence_ms=20.0)
 
 
 def an_ingest(root: Path, *, group_requests: int = 10) -> Ingest:
@@ -252,13 +251,13 @@ def test_other_requests_under_the_number_that_is_settled_are_refused_however_man
     assert values_of(tmp_path) == [b"value %d" % place for place in range(5)]
 
 
-def test_a_record_without_a_digest_tells_of_as_many_requests() -> None:
+def test_a_record_without_a_digest_covers_as_many_requests() -> None:
     """An earlier version wrote none."""
     requests = Frame(0, 5).requests
     old = msgspec.json.decode(b'{"batch":0,"first":3,"told":[[null,7,[]],[null,8,[]]],"format":1}', type=GroupRecord)
-    assert old.tells_of(requests) and not old.tells_of(requests[:4])
-    new = GroupRecord(0, 3, old.told, requests_digest(requests[3:]))
-    assert new.tells_of(requests) and not new.tells_of(Frame(1, 6).requests)
+    assert old.covers(requests) and not old.covers(requests[:4])
+    new = GroupRecord(0, 3, old.outcomes, requests_digest(requests[3:]))
+    assert new.covers(requests) and not new.covers(Frame(1, 6).requests)
     assert msgspec.json.decode(new.encode(), type=GroupRecord) == new
 
 

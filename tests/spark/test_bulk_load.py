@@ -33,17 +33,14 @@ from holdfast.commit.format.batch import Header, Kind, LoggedTransaction, decode
 from holdfast.commit.format.transaction import Delete, RangeDelete, Write
 from holdfast.errors import Conflict, Fenced, InvalidRequest
 from holdfast.objects.memory import MemoryObjects, MemoryStore
-from holdfast.spark.bulk.load import LoadOptions, LoadReport, load_requests
-from holdfast.spark.bulk.load_progress import decode_progress
-from holdfast.spark.bulk.looked_up import asked_changes, logged_changes
-from holdfast.spark.bulk.put import put_batch
-from holdfast.spark.bulk.reign import BulkLeading, Reign
-from holdfast.spark.bulk.request_chunk import pack
+from holdfast.spark.bulk.leadership import Leadership, LeadershipOptions, put_batch
+from holdfast.spark.bulk.load import BatchPlan, LeadershipPlan, LoadOptions, LoadReport, batch_object, load_requests
+from holdfast.spark.bulk.lookup import asked_changes, logged_changes
+from holdfast.spark.bulk.records import decode_progress
+from holdfast.spark.bulk.requests import ChunkPlace, Staged, chunk_key, pack, stage
 from holdfast.spark.bulk.resolve import resolve_requests
 from holdfast.spark.bulk.sequencing import Fate, Windows
-from holdfast.spark.bulk.staging import ChunkPlace, Staged, chunk_key, stage
-from holdfast.spark.bulk.verdict_table import write_verdicts
-from holdfast.spark.bulk.wave import BatchPlan, ReignPlan, batch_object
+from holdfast.spark.bulk.verdicts import write_verdicts
 from holdfast.spark.pipeline import audit
 from holdfast.spark.runtime.store_thread import StoreThread
 from holdfast.values import Version
@@ -305,7 +302,7 @@ def test_batches_that_workers_have_written_elsewhere_are_not_called_durable(tmp_
                 thread.start(partial(put_batch, header=header, data=encode_object(header))).result()
 
     with StoreThread(log.as_uri()) as thread:
-        reign = Reign(thread, BulkLeading(silence_ms=20.0))
+        reign = Leadership(thread, LeadershipOptions(silence_ms=20.0))
         version = reign.claim().last_version
         first, second = (reign.next_header(version, version, 0, 0, 0) for _ in range(2))
         write(elsewhere, [first])
@@ -378,7 +375,7 @@ def test_a_chunk_that_was_made_again_with_other_requests_is_not_written() -> Non
     header = builder.lead().head
     base = header.last_version
     header = replace(header, kind=Kind.DATA, first_version=Version(base + 1), last_version=Version(base + 1))
-    reign = ReignPlan(b"spark/load/it", base, base, 0, np.zeros(0, np.int64))
+    reign = LeadershipPlan(b"spark/load/it", base, base, 0, np.zeros(0, np.int64))
     judged, again = packed("an-id-that-uuid()-has-made"), packed("another-id-that-it-has-made")
     weighted = cast("int", judged["weighted"])
     plan = BatchPlan(header, chunk_key(0, 0), 0, 0, bytes([Fate.COMMITTED]), base, b"{}", weighted)

@@ -26,23 +26,12 @@ from holdfast.commit.stages.events import CommitEntry
 from holdfast.commit.stages.resolve import Resolve
 from holdfast.errors import InvalidRequest
 from holdfast.server.http.requests import problem_with
-from holdfast.spark.bulk.request_chunk import Refusal, pack, read_stream
-from holdfast.spark.bulk.request_frame import RequestFormat
+from holdfast.spark.bulk.problem import CLEAR, COMMITTED, CONFLICT, REJECTED, UNKNOWN, Problem
+from holdfast.spark.bulk.requests import Refusal, RequestFormat, pack, read_stream, stage
 from holdfast.spark.bulk.resolve import Resolution, resolve_requests
 from holdfast.spark.bulk.sequencing import Fate, Windows, sequence_requests
-from holdfast.spark.bulk.staging import stage
-from holdfast.spark.bulk.sweep import (
-    CLEAR,
-    COMMITTED,
-    CONFLICT,
-    REJECTED,
-    UNKNOWN,
-    Problem,
-    conflicting_changes,
-    sweep,
-)
-from holdfast.spark.bulk.sweep_loops import empty, levels, newest, record
-from holdfast.spark.bulk.verdict_table import INVALID_CODES
+from holdfast.spark.bulk.sweep import conflicting_changes, empty, levels, newest, record, sweep
+from holdfast.spark.bulk.verdicts import INVALID_CODES
 
 ROOT = Path(__file__).resolve().parents[2]
 PROVE = bool(os.environ.get("HOLDFAST_PROVE"))

@@ -10,8 +10,8 @@ from deltalake import DeltaTable
 
 from holdfast.errors import InvalidRequest
 from holdfast.segments.table_location import table_location
-from holdfast.spark.tables.delta_output import DeltaOutput
-from holdfast.spark.tables.table_files import write_table
+from holdfast.spark.log.delta_output import DeltaOutput
+from holdfast.spark.runtime.table_files import write_table
 
 ROWS = pa.table({"key": pa.array([b"a", b"b"], pa.binary())})
 

@@ -12,8 +12,9 @@ from tests.spark.log_builder import LogBuilder
 from holdfast.commit.format.batch import slot_of
 from holdfast.commit.format.transaction import Write
 from holdfast.errors import InvalidRequest, NotFound, Unavailable
-from holdfast.spark.log.increments import Increment, log_head, next_increment
+from holdfast.spark.log.increments import Increment, next_increment
 from holdfast.spark.log.runner import Schedule, StepReport, StepResult, run_pipeline
+from holdfast.spark.source.plan import log_head
 
 
 def haunted_log(root: Path) -> tuple[LogBuilder, int]:

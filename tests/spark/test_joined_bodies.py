@@ -19,7 +19,7 @@ from holdfast.commit.format.batch import (
     read_body_table,
 )
 from holdfast.commit.format.transaction import Delete, PointRead, RangeDelete, Write
-from holdfast.spark.source.joined_bodies import join_bodies
+from holdfast.spark.source.bodies import join_bodies
 
 HEAD = BODY_SCHEMA.serialize().size
 

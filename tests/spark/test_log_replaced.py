@@ -18,9 +18,9 @@ from holdfast.commit.format.transaction import Write
 from holdfast.errors import Code, InvalidRequest
 from holdfast.objects.memory import MemoryStore
 from holdfast.objects.open import open_store
-from holdfast.spark.source.options import Mode, parse_read_options
-from holdfast.spark.source.source import HoldfastBatchReader
-from holdfast.spark.source.stream_source import HoldfastStreamReader, Offset
+from holdfast.spark.options import Mode, parse_read_options
+from holdfast.spark.source.reader import HoldfastBatchReader
+from holdfast.spark.source.stream import HoldfastStreamReader, Offset
 
 GOLDEN = Path(__file__).parents[1] / "compat"
 SHORT, LONG = 2, 40

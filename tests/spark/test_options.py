@@ -6,8 +6,8 @@ import pytest
 
 from holdfast.commit.format.batch import ItemKind
 from holdfast.errors import Code, InvalidRequest
-from holdfast.spark.source.options import ReadOptions, parse_read_options
-from holdfast.spark.source.shapes import Shape
+from holdfast.spark.columns import Shape
+from holdfast.spark.options import ReadOptions, parse_read_options
 
 URL = "file:///log"
 

@@ -17,10 +17,9 @@ from holdfast.commit.format.batch import FIRST_SLOT, object_name
 from holdfast.errors import CorruptData
 from holdfast.objects.open import open_store
 from holdfast.objects.port import Created
-from holdfast.spark.source import options as read_options
-from holdfast.spark.source.options import Mode, parse_read_options
-from holdfast.spark.source.source import HoldfastBatchReader
-from holdfast.spark.source.stream_source import HoldfastStreamReader
+from holdfast.spark.options import LOG_OPTIONS, Mode, parse_read_options
+from holdfast.spark.source.reader import HoldfastBatchReader
+from holdfast.spark.source.stream import HoldfastStreamReader
 from holdfast.testing.rgw import Gateway
 
 __all__ = ["gateway", "s3_bucket"]
@@ -124,16 +123,14 @@ async def put_all(url: str, objects: dict[int, bytes]) -> None:
 
 
 def test_each_option_names_the_same_rows_in_a_directory_and_on_s3(
-    tmp_path: Path,
-    s3_bucket: str,
-    gateway: object,
+    tmp_path: Path, s3_bucket: str, gateway: object
 ) -> None:
     assert isinstance(gateway, Gateway)
     builder = builder_of_log()
     places = {"directory": builder.write_to(tmp_path / "log"), "s3": gateway.url(s3_bucket, prefix="log")}
     asyncio.run(put_all(places["s3"], builder.objects))
     asked = questions(builder)
-    assert asked.keys() | {"url", "segments"} == read_options._APPLIES.keys(), "an option without a question"
+    assert asked.keys() | {"url", "segments"} == LOG_OPTIONS.keys(), "an option without a question"
     everything = rows_of(places["directory"], Mode.BATCH, {})
     assert len(everything) > 50
     for name, question in asked.items():

@@ -37,8 +37,7 @@ from holdfast.errors import CorruptData
 from holdfast.objects import memory
 from holdfast.objects.open import open_store
 from holdfast.spark.log import verify as verify_module
-from holdfast.spark.log.audit_piece import audit_piece
-from holdfast.spark.log.audit_survey import Finding, survey
+from holdfast.spark.log.audit import Finding, audit_piece, survey
 from holdfast.spark.log.verify import audit, heads_before
 from holdfast.spark.pipeline import Schedule, Verify, run_pipeline
 from holdfast.spark.runtime.store_thread import StoreThread
@@ -414,7 +413,7 @@ def audited_here(monkeypatch: pytest.MonkeyPatch) -> None:
             for f in each.findings
         ]
         rows += [{name: getattr(each, name) for name in verify_module.Counts.__slots__} for each in found]
-        return pa.Table.from_pylist(rows, schema=verify_module._TOLD_SCHEMA)
+        return pa.Table.from_pylist(rows, schema=verify_module._RESULT_SCHEMA)
 
     monkeypatch.setattr(verify_module, "_told", told_here)
 

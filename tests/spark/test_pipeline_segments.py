@@ -16,9 +16,9 @@ from holdfast.errors import InvalidRequest, NotFound
 from holdfast.segments.index import read_segment_index
 from holdfast.spark.log.runner import RunReport
 from holdfast.spark.pipeline import Segments, read_operations, run_pipeline
-from holdfast.spark.source.segment_reading import segment_rows
+from holdfast.spark.runtime.table_files import read_objects
+from holdfast.spark.source.segments import segment_rows
 from holdfast.spark.source.shapes import RowFilter
-from holdfast.spark.tables.table_files import read_objects
 
 COLUMNS = "version,position,kind,key,end,value,request_id,seq,timestamp,leader_id"
 

@@ -15,7 +15,7 @@ from tests.spark.log_builder import LogBuilder, latest_plainly, random_log, read
 from holdfast.commit.format.transaction import Delete, Operation, RangeDelete, Write
 from holdfast.errors import InvalidRequest
 from holdfast.spark import last_version, materialise_latest
-from holdfast.spark.tables.coverage import Coverage, Place, RangeDeleted
+from holdfast.spark.tables.state import Coverage, Place, RangeDeleted
 
 
 def table(frame: DataFrame) -> dict[bytes, tuple[bytes, int]]:
@@ -110,8 +110,7 @@ def test_a_truncated_log_is_refused_because_its_state_is_not_in_it(spark: SparkS
 
 KEYS = st.binary(max_size=2)
 RANGES = st.lists(
-    st.builds(RangeDeleted, KEYS, st.none() | KEYS, st.builds(Place, st.integers(1, 6), st.integers(0, 2))),
-    max_size=8,
+    st.builds(RangeDeleted, KEYS, st.none() | KEYS, st.builds(Place, st.integers(1, 6), st.integers(0, 2))), max_size=8
 )
 
 

@@ -25,7 +25,7 @@ from holdfast.commit.format.transaction import Write
 from holdfast.errors import CorruptData, HoldfastError, NotFound
 from holdfast.objects.memory import MemoryObjects, MemoryStore
 from holdfast.objects.port import Listed
-from holdfast.spark.source.options import ReadOptions, parse_read_options
+from holdfast.spark.options import ReadOptions, parse_read_options
 from holdfast.spark.source.plan import Chain, Plan, live_chain, plan_read
 from holdfast.spark.source.shapes import RowFilter
 from holdfast.values import Version

@@ -12,10 +12,9 @@ from pyspark.sql import SparkSession
 
 from holdfast.errors import HoldfastError, InvalidRequest, NotFound
 from holdfast.queue import Gap, Message, Queue
-from holdfast.spark.messages.queue_options import parse_message_options
-from holdfast.spark.messages.queue_reading import message_rows, plan_messages
-from holdfast.spark.source.options import Mode, parse_read_options
-from holdfast.spark.source.source import HoldfastDataSource
+from holdfast.spark.data_source import HoldfastDataSource
+from holdfast.spark.messages.queue import message_rows, plan_messages
+from holdfast.spark.options import Mode, parse_message_options, parse_read_options
 
 PAGE = 4096
 CLOCK_BEGIN = 1_700_000_000_000_000_000
@@ -68,7 +67,7 @@ def test_rows_are_the_messages_in_order_while_the_program_goes_on(filled: Queue,
 def test_pieces_are_whole_pages_and_together_the_queue(
     filled: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.spark.source.options.PARTITION_BYTES_MIN", 1)
+    monkeypatch.setattr("holdfast.spark.options.PARTITION_BYTES_MIN", 1)
     rows, pieces = read(tmp_path / "orders", targetPartitionBytes="1")
     assert rows == plain(filled.read())
     with_messages = {

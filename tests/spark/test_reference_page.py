@@ -13,10 +13,8 @@ from tests.spark.test_pipeline_docs import PYTHON
 
 from holdfast import StoreClient
 from holdfast.queue import Queue
-from holdfast.spark.messages import queue_options, store_options
-from holdfast.spark.pipeline import Segments, run_pipeline
-from holdfast.spark.sink import options as sink_options
-from holdfast.spark.source import options
+from holdfast.spark import Segments, run_pipeline
+from holdfast.spark.options import LOG_OPTIONS, QUEUE_OPTIONS, STORE_OPTIONS, WRITE_OPTIONS
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "spark.md"
 ROW = re.compile(r"^\| `(\w+)` \|", re.MULTILINE)
@@ -27,10 +25,10 @@ def test_the_tables_name_every_option_and_no_other() -> None:
     of_log, of_queue = text.split("| option | for | meaning |")[1].split("Of a queue, as a batch:")
     of_queue, of_store = of_queue.split("| option of a store | meaning |")
     of_store, of_write = of_store.split("| option of a write | meaning |")
-    assert set(ROW.findall(of_log)) == set(options._APPLIES)
-    assert set(ROW.findall(of_queue)) == set(queue_options._NAMES)
-    assert set(ROW.findall(of_store)) == set(store_options._NAMES)
-    assert set(ROW.findall(of_write)) == set(sink_options._NAMES)
+    assert set(ROW.findall(of_log)) == set(LOG_OPTIONS)
+    assert set(ROW.findall(of_queue)) == set(QUEUE_OPTIONS)
+    assert set(ROW.findall(of_store)) == set(STORE_OPTIONS)
+    assert set(ROW.findall(of_write)) == set(WRITE_OPTIONS)
 
 
 def test_the_examples_of_the_page_run(spark: SparkSession, tmp_path: Path) -> None:

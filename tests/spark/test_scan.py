@@ -20,13 +20,15 @@ from holdfast.commit.format.transaction import Write
 from holdfast.errors import CorruptData
 from holdfast.objects import memory
 from holdfast.objects.open import open_store
+from holdfast.spark.columns import COLUMNS, Shape, arrow_schema, spark_schema
+from holdfast.spark.data_source import HoldfastDataSource
+from holdfast.spark.options import parse_read_options
 from holdfast.spark.runtime.store_thread import StoreThread
 from holdfast.spark.source import scan as scan_module
-from holdfast.spark.source.options import parse_read_options
 from holdfast.spark.source.plan import plan_read
+from holdfast.spark.source.reader import HoldfastBatchReader
 from holdfast.spark.source.scan import BATCH_TRANSACTIONS, checked_objects, scan
-from holdfast.spark.source.shapes import RowFilter, Shape, arrow_schema, column_names
-from holdfast.spark.source.source import HoldfastBatchReader, HoldfastDataSource, spark_schema
+from holdfast.spark.source.shapes import RowFilter
 
 _names = itertools.count()
 
@@ -59,7 +61,7 @@ def rows(url: str, **given: object) -> list[PlainRow]:
 
 
 def every_column(shape: Shape) -> str:
-    return ",".join(column_names(shape))
+    return ",".join(COLUMNS[shape])
 
 
 @pytest.mark.parametrize("seed", range(15))
@@ -131,7 +133,9 @@ def test_transactions_between_versions_keep_their_link_to_the_one_before(seed: i
 @pytest.mark.parametrize("shape", list(Shape))
 def test_declared_columns_are_the_arrow_columns_that_spark_expects(shape: Shape) -> None:
     options = parse_read_options({"url": "memory:", "shape": shape, "columns": every_column(shape)})
-    assert to_arrow_schema(spark_schema(options), timezone="UTC").equals(arrow_schema(shape, options.columns))
+    assert to_arrow_schema(spark_schema(COLUMNS[shape], options.columns), timezone="UTC").equals(
+        arrow_schema(shape, options.columns)
+    )
 
 
 def test_a_truncated_log_reads_from_its_oldest_object_on() -> None:

@@ -20,16 +20,15 @@ from holdfast.commit.format.batch import SPAN_MAX, object_name
 from holdfast.commit.format.transaction import Write
 from holdfast.errors import CorruptData, NotFound
 from holdfast.segments.index import read_segment_index
+from holdfast.spark.options import Mode, parse_read_options
 from holdfast.spark.pipeline import Schedule, Segments, run_pipeline
 from holdfast.spark.runtime.store_thread import StoreThread
-from holdfast.spark.source import segment_plan
-from holdfast.spark.source.options import Mode, parse_read_options
-from holdfast.spark.source.partition import SegmentPartition
-from holdfast.spark.source.plan import plan_read
+from holdfast.spark.source import segments as segment_plan
+from holdfast.spark.source.plan import SegmentPartition, plan_read
 from holdfast.spark.source.scan import scan
-from holdfast.spark.source.segment_plan import plan_with_segments, scan_segment
+from holdfast.spark.source.segments import plan_with_segments, scan_segment
 from holdfast.spark.source.shapes import RowFilter
-from holdfast.spark.source.stream_source import HoldfastStreamReader
+from holdfast.spark.source.stream import HoldfastStreamReader
 from holdfast.values import Version
 
 COLUMNS = "version,position,kind,key,end,value,request_id,seq,timestamp,leader_id"

@@ -15,14 +15,17 @@ from tests.spark.service_process import ServiceProcess
 from holdfast.client import Client, ClientOptions, NotCommitted
 from holdfast.commit.format.transaction import Operation, Transaction, Write
 from holdfast.errors import Code, Fenced, InvalidRequest
+from holdfast.spark.options import WriteOptions
 from holdfast.spark.sink import task as sink_task
-from holdfast.spark.sink.driver import Wanted, begin, finish, read_record
-from holdfast.spark.sink.options import WriteOptions
-from holdfast.spark.sink.records import (
+from holdfast.spark.sink.record import (
     Record,
     StreamRange,
+    Wanted,
+    begin,
     encode,
+    finish,
     progress_range,
+    read_record,
     record_key,
     stream_range,
     token_of,

@@ -16,11 +16,9 @@ from tests.spark.service_process import ServiceProcess
 
 from holdfast import StoreClient
 from holdfast.errors import HoldfastError, InvalidRequest, NotFound
-from holdfast.spark.messages.store_options import parse_store_options
-from holdfast.spark.messages.store_reading import plan_store, store_rows
-from holdfast.spark.messages.store_source import HoldfastStoreReader, HoldfastStoreStreamReader
-from holdfast.spark.source.options import Mode, parse_read_options
-from holdfast.spark.source.source import HoldfastDataSource
+from holdfast.spark.data_source import HoldfastDataSource
+from holdfast.spark.messages.store import HoldfastStoreReader, HoldfastStoreStreamReader, plan_store, store_rows
+from holdfast.spark.options import Mode, parse_read_options, parse_store_options
 from holdfast.stores.service import StoreService
 from holdfast.stores.values.commands import (
     Acknowledge,
@@ -186,7 +184,7 @@ def test_what_was_let_go_is_loss_only_behind_a_start_that_was_named(tmp_path: Pa
         await service._checkpoints.now()
         left = [row["seq"] for row in read(tmp_path)]
         assert left[-1] == 400 and left[0] == 201, consumed
-        with pytest.raises(NotFound, match="let go before they were read"):
+        with pytest.raises(NotFound, match="removed before this read"):
             read(tmp_path, startingOffsets='{"seq": 100}')
         assert [row["seq"] for row in read(tmp_path, startingOffsets='{"seq": 100}', failOnDataLoss="false")] == left
         assert [row["seq"] for row in read(tmp_path, startingOffsets='{"seq": 300}')] == list(range(301, 401))

@@ -17,10 +17,10 @@ from holdfast.commit.format.transaction import Write
 from holdfast.errors import CorruptData, NotFound
 from holdfast.objects import memory
 from holdfast.objects.open import open_store
-from holdfast.spark.source import stream_tail
-from holdfast.spark.source.options import Mode, parse_read_options
-from holdfast.spark.source.shapes import Shape, column_names
-from holdfast.spark.source.stream_source import HoldfastStreamReader
+from holdfast.spark.columns import COLUMNS, Shape
+from holdfast.spark.options import Mode, parse_read_options
+from holdfast.spark.source import stream as stream_tail
+from holdfast.spark.source.stream import HoldfastStreamReader
 from holdfast.values import Version
 
 _names = itertools.count()
@@ -101,7 +101,7 @@ def test_a_stream_hands_out_every_row_once_whatever_happens_between_its_steps(se
         [{}, {"maxObjectsPerTrigger": 2}, {"maxBytesPerTrigger": 3000}]
         + ([{"maxRowsPerTrigger": 4}] if shape is not Shape.BATCHES else [])
     )
-    world = World(builder, shape=shape, columns=",".join(column_names(shape)), targetPartitionBytes=2**20, **bounds)
+    world = World(builder, shape=shape, columns=",".join(COLUMNS[shape]), targetPartitionBytes=2**20, **bounds)
     leader = builder.lead()
     for _ in range(25):
         leader = grow(builder, draw, leader)

@@ -12,9 +12,9 @@ import pytest
 from pyspark.sql import SparkSession
 from tests.spark.log_builder import random_log
 
-from holdfast.spark.runtime import worker_process
-from holdfast.spark.source.options import Mode, parse_read_options
-from holdfast.spark.source.source import HoldfastBatchReader
+from holdfast.spark.options import Mode, parse_read_options
+from holdfast.spark.runtime import store_thread as worker_process
+from holdfast.spark.source.reader import HoldfastBatchReader
 
 
 @pytest.fixture

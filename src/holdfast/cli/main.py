@@ -129,7 +129,7 @@ def application() -> typer.Typer:
     """All commands. Built when asked for, so that importing this module needs no third-party package."""
     import typer
 
-    from holdfast.cli import log, queue, serve, spark_bulk, stores, stores_files, stores_messages, transactions
+    from holdfast.cli import log, queue, serve, spark, stores, stores_files, stores_messages, transactions
 
     app = typer.Typer(
         name="holdfast",
@@ -166,7 +166,7 @@ def application() -> typer.Typer:
     parts = (stores_files, stores_messages)
     assert all(part.commands is stores.commands for part in parts), "several modules fill one group"
     app.add_typer(stores.commands, name="stores")
-    app.add_typer(spark_bulk.commands, name="spark")
+    app.add_typer(spark.commands, name="spark")
     app.command()(transactions.bench)
     return app
 

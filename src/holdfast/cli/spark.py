@@ -1,10 +1,8 @@
-"""``holdfast spark``: pipelines that make tables and files of a log, one command each.
+"""``holdfast spark``: jobs that make tables and files of a log, and jobs that commit requests in bulk.
 
-Owns: the options of every pipeline, what is printed while it runs and at its end. Does not own: what they do
-(``holdfast.spark.pipeline``), which is loaded when one of them runs, so that other commands start without Spark.
-
-Failure model: a run may be killed anywhere and started again; what it had committed stays, and nothing is done twice.
-SIGINT and SIGTERM end a run after the step under way. A reader of the output who has left ends nothing.
+``holdfast.spark.commands`` runs them; only a command that needs it imports it. A job may be killed anywhere and
+started again with the same arguments: committed steps stay, and nothing is done twice. SIGINT and SIGTERM end a job
+after its current step. A closed output pipe ends nothing.
 """
 
 from __future__ import annotations
@@ -13,9 +11,10 @@ import signal
 import sys
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
+from inspect import Parameter, Signature
 from threading import Event
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 
 import typer
 
@@ -25,19 +24,9 @@ from holdfast.errors import InvalidRequest
 
 if TYPE_CHECKING:
     # The one name that cli knows of spark: see the contract "tops" in pyproject.toml.
-    from holdfast.spark.tables.command import Command, Made, Told
+    from holdfast.spark.commands import JobResult, Report, RequestSource, SparkTarget
 
-__all__ = [
-    "ConfOption",
-    "LogOption",
-    "MasterOption",
-    "RemoteOption",
-    "commands",
-    "parse_conf",
-    "print_made",
-    "stopped_by_signals",
-    "tell_steps",
-]
+__all__ = ["commands", "ingest", "load", "resolve"]
 
 commands = typer.Typer(no_args_is_help=True, help="Tables and files made of a log by Spark.", rich_markup_mode=None)
 
@@ -68,137 +57,94 @@ StepOption: TypeAlias = Annotated[
 BucketsOption: TypeAlias = Annotated[
     int | None, typer.Option("--buckets", min=1, max=4096, help="Buckets of a new table; by the log's size by default.")
 ]
+MinBytesOption: TypeAlias = Annotated[
+    int | None, typer.Option("--min-bytes", min=1, help="Leave less than this in the log; 64 MiB by default.")
+]
+AfterOption: TypeAlias = Annotated[
+    int | None, typer.Option("--after", min=0, help="Only transactions with a higher version.", metavar="VERSION")
+]
+FromOption: TypeAlias = Annotated[str, typer.Option("--from", help="The requests: files that Spark reads, or a table.")]
+FormatOption: TypeAlias = Annotated[str, typer.Option("--format", help="parquet, json, csv or table.")]
+OrderOption: TypeAlias = Annotated[str, typer.Option("--order-by", metavar="COLUMN", help="What orders the requests.")]
+TextOption: TypeAlias = Annotated[str, typer.Option("--text", help="Strings as keys and values: utf8 or base64.")]
+SchemaOption: TypeAlias = Annotated[
+    str | None, typer.Option("--schema", metavar="DDL", help="Columns and types of the files, as in SQL.")
+]
+VerdictsOption: TypeAlias = Annotated[
+    str, typer.Option("--to", help="Where the table of verdicts lives: file:, s3: or az:.")
+]
+WindowOption: TypeAlias = Annotated[
+    int | None, typer.Option("--window", min=1, help="Requests that the conflict window holds; all by default.")
+]
+PartitionsOption: TypeAlias = Annotated[int, typer.Option("--partitions", min=1, help="Parts to sort and pack in.")]
+RangesOption: TypeAlias = Annotated[
+    int | None, typer.Option("--ranges", min=1, help="Judge in rounds over so many ranges of keys.")
+]
+TakeOverOption: TypeAlias = Annotated[bool, typer.Option("--take-over", help="Do not ask a living leader first.")]
+TokenOption: TypeAlias = Annotated[
+    str | None, typer.Option("--token", envvar="HOLDFAST_TOKEN", help="Bearer token to ask a leader to step down with.")
+]
 
 
-@commands.command()
-def changes(
-    log: LogOption,
-    to: ToOption,
-    master: MasterOption = None,
-    remote: RemoteOption = None,
-    conf: ConfOption = None,
-    once: OnceOption = False,
-    every: EveryOption = None,
-    until: UntilOption = None,
-    step_bytes: StepOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Every operation of the log, once, in an append-only Delta table partitioned by day."""
-    command = _command("changes", log, to, master, remote, conf)
-    _run(command, once, every, until, {"step_bytes": step_bytes}, as_json=as_json)
+_ON_SPARK: Final = {"master": MasterOption, "remote": RemoteOption, "conf": ConfOption}
+_STEPS: Final = {"until": UntilOption, "step_bytes": StepOption}
+_BUCKETS: Final = {**_STEPS, "buckets": BucketsOption}
 
 
-@commands.command()
-def latest(
-    log: LogOption,
-    to: ToOption,
-    master: MasterOption = None,
-    remote: RemoteOption = None,
-    conf: ConfOption = None,
-    once: OnceOption = False,
-    every: EveryOption = None,
-    until: UntilOption = None,
-    step_bytes: StepOption = None,
-    buckets: BucketsOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """The newest value of every key, in a Delta table that is kept up to date."""
-    command = _command("latest", log, to, master, remote, conf)
-    _run(command, once, every, until, {"step_bytes": step_bytes, "buckets": buckets}, as_json=as_json)
+def _add_job(name: str, help_text: str, options: Mapping[str, Any]) -> None:
+    """Add the command of one pipeline: the options that all of them have, and these, which go to the job by name."""
+
+    def run(
+        log: str, to: str, once: bool, every: float | None, as_json: bool, until: int | None = None, **given: Any
+    ) -> None:
+        from holdfast.spark.commands import run_job
+
+        target = _target(given.pop("master"), given.pop("remote"), given.pop("conf"))
+        if once + (every is not None) + (until is not None) > 1:
+            raise InvalidRequest("--once, --every and --until each say when to stop: give one of them")
+        numbers = {each: value for each, value in given.items() if value is not None}
+        report = report_steps(as_json=as_json)
+        made = run_job(name, log, to, target, (every, until), numbers, stopped_by_signals, report)
+        print_result(made, as_json=as_json)
+        if not made.is_good:
+            raise typer.Exit(Exit.DAMAGED)
+
+    defaults: Mapping[str, object] = {"log": Parameter.empty, "to": Parameter.empty, "once": False, "as_json": False}
+    types = {"log": LogOption, "to": ToOption, **_ON_SPARK, "once": OnceOption, "every": EveryOption, **options}
+    types["as_json"] = JsonOption
+    run.__signature__ = Signature(  # type: ignore[attr-defined]  # what typer reads
+        [
+            Parameter(each, Parameter.KEYWORD_ONLY, default=defaults.get(each), annotation=of)
+            for each, of in types.items()
+        ]
+    )
+    run.__annotations__ = dict(types)
+    commands.command(name, help=help_text)(run)
 
 
-@commands.command()
-def history(
-    log: LogOption,
-    to: ToOption,
-    master: MasterOption = None,
-    remote: RemoteOption = None,
-    conf: ConfOption = None,
-    once: OnceOption = False,
-    every: EveryOption = None,
-    until: UntilOption = None,
-    step_bytes: StepOption = None,
-    buckets: BucketsOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Every value that every key ever had, with the versions between which it was the newest, in a Delta table."""
-    command = _command("history", log, to, master, remote, conf)
-    _run(command, once, every, until, {"step_bytes": step_bytes, "buckets": buckets}, as_json=as_json)
-
-
-@commands.command()
-def segments(
-    log: LogOption,
-    to: ToOption,
-    master: MasterOption = None,
-    remote: RemoteOption = None,
-    conf: ConfOption = None,
-    once: OnceOption = False,
-    every: EveryOption = None,
-    step_bytes: StepOption = None,
-    min_bytes: Annotated[
-        int | None, typer.Option("--min-bytes", min=1, help="Leave less than this in the log; 64 MiB by default.")
-    ] = None,
-    as_json: JsonOption = False,
-) -> None:
-    """The log's operations in few large Parquet files, in log order."""
-    command = _command("segments", log, to, master, remote, conf)
-    _run(command, once, every, None, {"step_bytes": step_bytes, "log_bytes_min": min_bytes}, as_json=as_json)
-
-
-@commands.command()
-def snapshot(
-    log: LogOption,
-    to: ToOption,
-    master: MasterOption = None,
-    remote: RemoteOption = None,
-    conf: ConfOption = None,
-    once: OnceOption = False,
-    every: EveryOption = None,
-    until: AtOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """The whole state at one version, sorted by key, in a Delta table."""
-    _run(_command("snapshot", log, to, master, remote, conf), once, every, until, {}, as_json=as_json)
-
-
-@commands.command()
-def replay(
-    log: LogOption,
-    to: ToOption,
-    master: MasterOption = None,
-    remote: RemoteOption = None,
-    conf: ConfOption = None,
-    once: OnceOption = False,
-    every: EveryOption = None,
-    until: UntilOption = None,
-    step_bytes: StepOption = None,
-    after: Annotated[
-        int | None, typer.Option("--after", min=0, help="Only transactions with a higher version.", metavar="VERSION")
-    ] = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Commit the transactions of one log to another log, in their order, each once."""
-    command = _command("replay", log, to, master, remote, conf)
-    _run(command, once, every, until, {"step_bytes": step_bytes, "after": after}, as_json=as_json)
-
-
-@commands.command()
-def verify(
-    log: LogOption,
-    to: ToOption,
-    master: MasterOption = None,
-    remote: RemoteOption = None,
-    conf: ConfOption = None,
-    once: OnceOption = False,
-    every: EveryOption = None,
-    until: UntilOption = None,
-    step_bytes: StepOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Audit the log: every object, every link, every verdict decided again. Exit code 6 when anything is damaged."""
-    command = _command("verify", log, to, master, remote, conf)
-    _run(command, once, every, until, {"step_bytes": step_bytes}, as_json=as_json)
+_add_job("changes", "Every operation of the log, once, in an append-only Delta table partitioned by day.", _STEPS)
+_add_job("latest", "The newest value of every key, in a Delta table that is kept up to date.", _BUCKETS)
+_add_job(
+    "history",
+    "Every value that every key ever had, with the versions between which it was the newest, in a Delta table.",
+    _BUCKETS,
+)
+_add_job(
+    "segments",
+    "The log's operations in few large Parquet files, in log order.",
+    {"step_bytes": StepOption, "log_bytes_min": MinBytesOption},
+)
+_add_job("snapshot", "The whole state at one version, sorted by key, in a Delta table.", {"until": AtOption})
+_add_job(
+    "replay",
+    "Commit the transactions of one log to another log, in their order, each once.",
+    {**_STEPS, "after": AfterOption},
+)
+_add_job(
+    "verify",
+    "Audit the log: every object, every link, every verdict decided again. Exit code 6 when anything is damaged.",
+    _STEPS,
+)
 
 
 @commands.command()
@@ -208,9 +154,9 @@ def doctor(
     as_json: JsonOption = False,
 ) -> None:
     """Whether pipelines can run here, and what mends it if not. Exit code 1 when something is missing."""
-    from holdfast.spark.tables import command
+    from holdfast.spark import commands as jobs
 
-    made = command.doctor(log, to)
+    made = jobs.doctor(log, to)
     if as_json:
         print_json({"checks": made.findings, "good": made.is_good})
     else:
@@ -220,48 +166,125 @@ def doctor(
         raise typer.Exit(Exit.NO)
 
 
-def _command(name: str, log: str, to: str, master: str | None, remote: str | None, conf: list[str] | None) -> Command:
-    from holdfast.spark.tables.command import Command
+@commands.command()
+def resolve(
+    requests: FromOption,
+    to: VerdictsOption,
+    kind: FormatOption = "parquet",
+    order_by: OrderOption = "order",
+    text: TextOption = "utf8",
+    schema: SchemaOption = None,
+    log: Annotated[str | None, typer.Option("--log", help="Judge as the next leader of this log would.")] = None,
+    base: Annotated[int | None, typer.Option("--base", min=0, help="Judge as a leader with this base.")] = None,
+    window: WindowOption = None,
+    partitions: PartitionsOption = 8,
+    ranges: RangesOption = None,
+    master: MasterOption = None,
+    remote: RemoteOption = None,
+    conf: ConfOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """The verdict that a leader would give on each of many commit requests, as a table. Commits nothing."""
+    from holdfast.spark.commands import BulkCommand
 
-    return Command(name, log, to, master=master, remote=remote, conf=parse_conf(conf))
+    command = BulkCommand(
+        _source(requests, kind, order_by, text, schema), to, log, window=window, partitions=partitions, ranges=ranges,
+        spark=_target(master, remote, conf),
+    )  # fmt: skip
+    print_result(command.resolve(base, report_steps(as_json=as_json)), as_json=as_json)
 
 
-def parse_conf(conf: list[str] | None) -> dict[str, str]:
-    """Spark's settings from ``--conf``. Raises: InvalidRequest."""
+@commands.command()
+def load(
+    requests: FromOption,
+    log: LogOption,
+    to: VerdictsOption,
+    kind: FormatOption = "parquet",
+    order_by: OrderOption = "order",
+    text: TextOption = "utf8",
+    schema: SchemaOption = None,
+    name: Annotated[
+        str | None, typer.Option("--name", help="The load's name for good; its input's by default.")
+    ] = None,
+    window: WindowOption = None,
+    wave: Annotated[int, typer.Option("--wave", min=1, max=1000, help="Objects written side by side.")] = 256,
+    partitions: PartitionsOption = 8,
+    ranges: RangesOption = None,
+    take_over: TakeOverOption = False,
+    token: TokenOption = None,
+    master: MasterOption = None,
+    remote: RemoteOption = None,
+    conf: ConfOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Commit many requests: decided and written by tasks, exactly once. A living leader is asked to step down."""
+    from holdfast.spark.commands import BulkCommand
+
+    command = BulkCommand(
+        _source(requests, kind, order_by, text, schema), to, log, name, window, partitions, ranges, wave, take_over,
+        token, spark=_target(master, remote, conf),
+    )  # fmt: skip
+    print_result(command.load(report_steps(as_json=as_json)), as_json=as_json)
+
+
+@commands.command()
+def ingest(
+    requests: FromOption,
+    log: LogOption,
+    to: VerdictsOption,
+    name: Annotated[str, typer.Option("--name", help="The stream's name for good; it belongs to the checkpoint.")],
+    checkpoint: Annotated[str, typer.Option("--checkpoint", help="Where Spark keeps how far the stream has come.")],
+    kind: FormatOption = "parquet",
+    order_by: OrderOption = "order",
+    text: TextOption = "utf8",
+    schema: SchemaOption = None,
+    every: Annotated[
+        float | None, typer.Option("--every", metavar="SECONDS", help="Go on for ever; by default until all is in.")
+    ] = None,
+    files: Annotated[int | None, typer.Option("--files", min=1, help="At most so many files a micro-batch.")] = None,
+    take_over: TakeOverOption = False,
+    token: TokenOption = None,
+    master: MasterOption = None,
+    conf: ConfOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Commit requests as they come, file by file, exactly once."""
+    from holdfast.spark.commands import BulkCommand
+
+    command = BulkCommand(
+        _source(requests, kind, order_by, text, schema), to, log, name, take_over=take_over, token=token,
+        spark=_target(master, None, conf),
+    )  # fmt: skip
+    made = command.ingest(
+        checkpoint, stopped_by_signals, report_steps(as_json=as_json), every_seconds=every, files_at_once=files
+    )
+    print_result(made, as_json=as_json)
+
+
+def _source(path: str, kind: str, order_by: str, text: str, schema: str | None) -> RequestSource:
+    from holdfast.spark.commands import RequestSource
+
+    text_kind: Literal["utf8", "base64"] = text  # type: ignore[assignment]  # RequestFormat refuses any other
+    return RequestSource(path, kind, order_by, text_kind, schema)
+
+
+def _target(master: str | None, remote: str | None, conf: list[str] | None) -> SparkTarget:
+    from holdfast.spark.commands import SparkTarget
+
     settings: dict[str, str] = {}
     for item in conf or ():
         key, equals, value = item.partition("=")
         if not equals:
             raise InvalidRequest(f"--conf needs KEY=VALUE, for example --conf spark.executor.memory=8g, and got {item}")
         settings[key.strip()] = value.strip()
-    return settings
+    return SparkTarget(master, remote, settings)
 
 
-def _run(
-    command: Command,
-    once: bool,
-    every: float | None,
-    until: int | None,
-    options: Mapping[str, int | None],
-    *,
-    as_json: bool,
-) -> None:
-    if once + (every is not None) + (until is not None) > 1:
-        raise InvalidRequest("--once, --every and --until each say when to stop: give one of them")
-    given = {name: value for name, value in options.items() if value is not None}
-    made = command.run(
-        every_seconds=every, until=until, options=given, stopping=stopped_by_signals, told=tell_steps(as_json=as_json)
-    )
-    print_made(made, as_json=as_json)
-    if not made.is_good:
-        raise typer.Exit(Exit.DAMAGED)
-
-
-def tell_steps(*, as_json: bool) -> Told:
-    """What prints each step: to stderr for people, as a line of JSON to stdout. Nothing once the reader has left."""
+def report_steps(*, as_json: bool) -> Report:
+    """Print each step: to stderr for people, as a line of JSON to stdout; nothing after the reader has left."""
     has_left = False
 
-    def tell(fields: Mapping[str, object]) -> None:
+    def report(fields: Mapping[str, object]) -> None:
         nonlocal has_left
         if has_left:
             return
@@ -275,10 +298,10 @@ def tell_steps(*, as_json: bool) -> Told:
             # It would end the work, and its exit code would be that of the printing.
             has_left = True
 
-    return tell
+    return report
 
 
-def print_made(made: Made, *, as_json: bool) -> None:
+def print_result(made: JobResult, *, as_json: bool) -> None:
     """Print the report of a run and its findings."""
     with answering():
         if as_json:

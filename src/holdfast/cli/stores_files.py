@@ -97,7 +97,6 @@ def verify(
 ) -> None:
     """Read stores or a backup from end to end, and change nothing."""
     from holdfast.queue.repair.files import system_errors
-    from holdfast.stores.repair.backup import MANIFEST_NAME
     from holdfast.stores.repair.backup import verify as check
     from holdfast.stores.storage.storage import MANIFEST_NAME
 

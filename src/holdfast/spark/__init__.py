@@ -1,12 +1,21 @@
-"""The log on Spark: a data source, the tables made from it, and a session that fits.
+"""The log on Spark: a data source, pipelines that keep tables and files of a log, and commits in bulk.
 
-Owns: everything that imports pyspark. Does not own: the log's format and rules (``commit``), stores (``objects``).
+``spark.read.format("holdfast").option("url", "s3://bucket/log").load()`` needs no import: Spark finds the source
+through the module ``pyspark_holdfast``. A pipeline is a job and the loop that runs it::
 
-``spark.read.format("holdfast").option("url", "s3://bucket/log").load()`` needs nothing from here: Spark finds the
-source by the module ``pyspark_holdfast``.
+    from holdfast.spark import Latest, run_pipeline, session
 
-The names below are imported when they are first used: Spark starts a Python process for every plan, which imports this
-package for the source alone, and a session and SQL functions would double what that costs.
+    spark = session()
+    run_pipeline(Latest(spark, "s3://bucket/log", "s3://lake/latest"), "s3://bucket/log", "s3://lake/latest")
+
+Read in this order: ``data_source`` (what Spark calls) and ``options``; ``source.plan`` and ``source.scan`` (a read);
+``sink.record`` and ``sink.task`` (a write); ``log.runner`` and ``log.delta_output`` (a job step by step); ``tables``
+(the jobs); ``bulk.load`` (the four commit stages as Spark jobs). Imports go one way: ``commands`` and ``pipeline``,
+then ``tables`` and ``bulk``, ``log``, ``data_source``, ``source`` with ``sink`` and ``messages``, ``options``,
+``columns``, ``runtime``.
+
+The names below are imported when they are first used: Spark starts a Python process for every plan, which imports
+this package for the source alone.
 """
 
 from __future__ import annotations
@@ -18,36 +27,88 @@ from typing import TYPE_CHECKING
 from holdfast.extras import MissingExtra, needs
 
 if TYPE_CHECKING:
+    from holdfast.spark.bulk.ingest import Ingest
+    from holdfast.spark.bulk.load import LoadOptions, load_requests
+    from holdfast.spark.bulk.requests import RequestFormat, stage
+    from holdfast.spark.bulk.resolve import resolve_requests
+    from holdfast.spark.bulk.sequencing import Fate
+    from holdfast.spark.data_source import HoldfastDataSource
+    from holdfast.spark.log.replay import Replay
+    from holdfast.spark.log.runner import RunReport, Schedule, StepReport, run_pipeline
+    from holdfast.spark.log.verify import Verify, audit
     from holdfast.spark.runtime.doctor import diagnose
-    from holdfast.spark.runtime.spark_session import find_java, session
-    from holdfast.spark.source.decoding import with_decoded
-    from holdfast.spark.source.reading import read_log
-    from holdfast.spark.source.source import HoldfastDataSource
+    from holdfast.spark.runtime.session import find_java, session
+    from holdfast.spark.source.frames import read_log, with_decoded
+    from holdfast.spark.tables.changes import Changes
+    from holdfast.spark.tables.history import History
+    from holdfast.spark.tables.latest import Latest
+    from holdfast.spark.tables.segments import Segments, read_operations
+    from holdfast.spark.tables.snapshot import Snapshot
     from holdfast.spark.tables.state import last_version, materialise_latest
 
 if find_spec("pyspark") is None:
     raise MissingExtra("spark", "pyspark")
 
 __all__ = [
+    "Changes",
+    "Fate",
+    "History",
     "HoldfastDataSource",
+    "Ingest",
+    "Latest",
+    "LoadOptions",
+    "Replay",
+    "RequestFormat",
+    "RunReport",
+    "Schedule",
+    "Segments",
+    "Snapshot",
+    "StepReport",
+    "Verify",
+    "audit",
     "diagnose",
     "find_java",
     "last_version",
+    "load_requests",
     "materialise_latest",
     "read_log",
+    "read_operations",
+    "resolve_requests",
+    "run_pipeline",
     "session",
+    "stage",
     "with_decoded",
 ]
 
 _HOMES = {
+    "Changes": "tables.changes",
+    "Fate": "bulk.sequencing",
+    "History": "tables.history",
+    "HoldfastDataSource": "data_source",
+    "Ingest": "bulk.ingest",
+    "Latest": "tables.latest",
+    "LoadOptions": "bulk.load",
+    "Replay": "log.replay",
+    "RequestFormat": "bulk.requests",
+    "RunReport": "log.runner",
+    "Schedule": "log.runner",
+    "Segments": "tables.segments",
+    "Snapshot": "tables.snapshot",
+    "StepReport": "log.runner",
+    "Verify": "log.verify",
+    "audit": "log.verify",
     "diagnose": "runtime.doctor",
-    "with_decoded": "source.decoding",
-    "HoldfastDataSource": "source.source",
-    "find_java": "runtime.spark_session",
+    "find_java": "runtime.session",
     "last_version": "tables.state",
+    "load_requests": "bulk.load",
     "materialise_latest": "tables.state",
-    "read_log": "source.reading",
-    "session": "runtime.spark_session",
+    "read_log": "source.frames",
+    "read_operations": "tables.segments",
+    "resolve_requests": "bulk.resolve",
+    "run_pipeline": "log.runner",
+    "session": "runtime.session",
+    "stage": "bulk.requests",
+    "with_decoded": "source.frames",
 }
 
 

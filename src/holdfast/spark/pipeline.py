@@ -1,20 +1,10 @@
-"""Pipelines: tables and files made from a log, kept up to date, exactly once.
-
-Owns: the runner and everything that it runs. Does not own: the source that they read through (``holdfast.spark``).
-
-    from holdfast.spark import session
-    from holdfast.spark.pipeline import Latest, run_pipeline
-
-    spark = session()
-    run_pipeline(Latest(spark, "s3://bucket/log", "s3://lake/latest"), "s3://bucket/log", "s3://lake/latest")
-
-The names below are imported when they are first used: a task that needs one of them must not pay for all.
-"""
+"""The names of the pipelines, as ``holdfast.spark`` exports them; this module keeps the older import path working."""
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+import holdfast.spark
 
 if TYPE_CHECKING:
     from holdfast.spark.log.replay import Replay
@@ -42,24 +32,8 @@ __all__ = [
     "run_pipeline",
 ]
 
-_HOMES = {
-    "Changes": "tables.changes",
-    "History": "tables.history",
-    "Latest": "tables.latest",
-    "Replay": "log.replay",
-    "RunReport": "log.runner",
-    "Schedule": "log.runner",
-    "Segments": "tables.segments",
-    "Snapshot": "tables.snapshot",
-    "StepReport": "log.runner",
-    "Verify": "log.verify",
-    "audit": "log.verify",
-    "read_operations": "tables.segments",
-    "run_pipeline": "log.runner",
-}
-
 
 def __getattr__(name: str) -> object:
-    if name not in _HOMES:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"holdfast.spark.{_HOMES[name]}"), name)
+    return getattr(holdfast.spark, name)

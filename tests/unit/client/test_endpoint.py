@@ -17,7 +17,7 @@ from holdfast.client.protocol.endpoint import Endpoint, parse_endpoint
 from holdfast.client.sync import sockets
 from holdfast.commit.format.transaction import Write
 from holdfast.errors import InvalidRequest
-from holdfast.spark.bulk.step_down import ask_to_step_down
+from holdfast.spark.bulk.leadership import ask_to_step_down
 
 UNUSABLE = ["a..b:80", ".a:80", f"{'a' * 70}.x:80", "a\0b:80", "\0:80"]
 

@@ -1,11 +1,12 @@
-"""Commit requests in bulk: the four commit stages as Spark jobs, for what outgrows one machine.
+"""Commit requests in bulk: the four commit stages as Spark jobs, for inputs that outgrow one machine.
 
-Owns: ``resolve`` (verdicts for a table of requests), ``load`` (the same, committed), ``ingest`` (a stream of requests).
-Does not own: what a verdict is and what a batch is: that is ``holdfast.commit``, and the tests hold this to it.
-
-    from holdfast.spark import session
-    from holdfast.spark.bulk.load import load_requests
+    from holdfast.spark import load_requests, session
 
     spark = session()
     load_requests(spark, spark.read.parquet("requests"), "s3://bucket/log", "s3://lake/verdicts")
+
+``requests`` stages the input. ``sequencing`` gives ordinals (stage 1); ``resolve`` judges (stage 2) with ``problem``
+and the compiled loops of ``sweep``; ``load`` and ``ingest`` persist as a leader (``leadership``), keep ``records`` of
+their progress in the log and write ``verdicts``. ``lookup`` asks the log about attempts below the window. Verdicts
+and batches are defined by ``holdfast.commit``; tests compare the two.
 """

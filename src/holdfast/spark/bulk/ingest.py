@@ -1,33 +1,26 @@
-"""``ingest``: the four commit stages over a stream of commit requests: micro-batches in, batches and verdicts out.
+"""``ingest``: the four commit stages on a stream of commit requests, micro-batch by micro-batch.
 
-Owns: one micro-batch from rows to verdicts, each request once, and the reign while the stream runs. Does not own: the
-stages. The driver feeds ``commit.sequence`` and ``commit.resolve``, so a verdict is the service's by being decided by
-the service's code; batches are ``commit.batch``'s. The source and its checkpoint are Spark's.
+    sequence, resolve   the requests in order; the conflict window continues with the next micro-batch
+    persist             one object per group of requests, in parallel, each with a record of its verdicts
+    release             one row per request in the table of verdicts, when all of them are durable
 
-    sequence, resolve   the micro-batch's requests in their order; its conflict window goes on to the next micro-batch
-    persist             groups of requests, an object each, created side by side, each with a record of its verdicts
-    release             a row for each request in the table of verdicts, once all of them are durable
+Verdicts come from the service's own stages in ``commit``. Read versions are versions of the log. Tasks parse; the
+driver decides and writes. Use ``load`` for a complete input: its tasks write.
 
-Read versions are versions of the log. Tasks read, check and parse; one driver decides and writes: this is for streams.
-``load`` is for what is there as a whole, and is written by tasks.
+Exactly once, by crash. (1) Before a group is durable: nothing was reported, and the replay of the micro-batch takes it
+again. (2) After: the record tells the replay the outcomes, and the requests are not offered again. (3) Between the log
+and the table: as 2; the table takes each micro-batch once, by its number. A run leads before it reads records, so an
+older run can add nothing after that. A crash costs the window: older read versions are then ``too_old``.
 
-Exactly once, told as crashes. (1) Killed before a group is durable: nobody has heard of it, and the replay of the
-micro-batch takes it up again, behind the groups before it. (2) Killed after: its record tells the replay what its
-requests were told, and they are not offered again. (3) Killed between the log and the table: as 2; the table takes a
-micro-batch once, by its number. A run leads before it reads records, so an older one can add nothing after that.
+The number of a micro-batch belongs to Spark's checkpoint, and so does the name: a stream that starts again from 0
+under a name whose log is further is refused. Where the number cannot tell, the digests of the finished requests do.
 
-What a crash costs is the window: after it, as after any change of leader, older read versions are ``too_old``.
-
-The number of a micro-batch is Spark's and belongs to its checkpoint, so a name does too: a stream that starts again
-from 0 under a name whose log is further is refused. Where the number does not tell, the digests of what is settled do:
-where a run is one micro-batch, that has the same number, and often the same length, whatever it holds.
-
-Failure model: Closed, Fenced, Unavailable and InvalidRequest end the stream; started again it goes on. Memory: a
-micro-batch and the conflict window on the driver.
+Closed, Fenced, Unavailable and InvalidRequest end the stream; it can be started again. Memory: a micro-batch and the
+conflict window on the driver.
 """
 
-# pyarrow ships no types, so the checker cannot know its classes where they are parameters; mypy checks the rest.
-# pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false
+# pyarrow ships no types; mypy checks the rest.
+# pyright: reportUnknownLambdaType=false, reportUnknownParameterType=false
 
 from __future__ import annotations
 
@@ -54,24 +47,30 @@ from holdfast.commit.stages.sequence import Sequence as SequenceStage
 from holdfast.errors import Code, HoldfastError, InvalidRequest, Unavailable
 from holdfast.objects.port import ObjectStore
 from holdfast.segments.table_location import table_location
-from holdfast.spark.bulk.ingest_records import (
+from holdfast.spark.bulk.leadership import DEFAULT_LEADERSHIP, Leadership, LeadershipOptions, put_batch
+from holdfast.spark.bulk.records import (
     GroupRecord,
-    Told,
+    RequestOutcome,
     record_key,
     records_nearby,
     records_of_log,
     requests_digest,
 )
-from holdfast.spark.bulk.parsed_requests import ParsedRequest, decode_request, parsed_requests
-from holdfast.spark.bulk.put import put_batch
-from holdfast.spark.bulk.reign import POLITELY, BulkLeading, Reign
-from holdfast.spark.bulk.request_chunk import pack
-from holdfast.spark.bulk.request_frame import AS_NAMED, RequestFormat, frame_errors, in_order
-from holdfast.spark.bulk.verdict_table import INVALID_CODES, VERDICTS
-from holdfast.spark.log.task_errors import task_errors
+from holdfast.spark.bulk.requests import (
+    AS_NAMED,
+    ParsedRequest,
+    RequestFormat,
+    decode_request,
+    frame_errors,
+    in_order,
+    pack,
+    parsed_requests,
+)
+from holdfast.spark.bulk.verdicts import INVALID_CODES, VERDICTS
+from holdfast.spark.log.delta_output import DeltaOutput
+from holdfast.spark.runtime.session import task_errors
 from holdfast.spark.runtime.store_thread import StoreThread, is_directory
-from holdfast.spark.tables.delta_output import DeltaOutput
-from holdfast.spark.tables.table_files import write_table
+from holdfast.spark.runtime.table_files import write_table
 
 __all__ = ["Ingest", "IngestCounts"]
 
@@ -108,7 +107,7 @@ class Ingest:
         name: str,
         *,
         request_format: RequestFormat = AS_NAMED,
-        leading: BulkLeading = POLITELY,
+        leading: LeadershipOptions = DEFAULT_LEADERSHIP,
         rules: PipelineRules | None = None,
         group_requests: int = GROUP_REQUESTS,
     ) -> None:
@@ -138,7 +137,7 @@ class Ingest:
         settled = self._settled or []
         settled_batch = settled[0].batch if settled else -1
         records = settled if number == settled_batch else []
-        told = [each for record in records for each in record.told]
+        outcomes = [each for record in records for each in record.outcomes]
         if number < state.offset:
             # Spark repeats the last micro-batch alone, with the same requests: anything else is another checkpoint's.
             if number < state.offset - 1 or (self._settled is not None and not self._repeats(frame, records)):
@@ -146,22 +145,22 @@ class Ingest:
             return
         if number < settled_batch:
             raise _behind(number, settled_batch)
-        self.counts.found += len(told)
+        self.counts.found += len(outcomes)
         try:
             requests = self._requests(frame)
             if not _begin_with(requests, records):
                 raise _behind(number, settled_batch)
-            self._commit(stages, requests, told, number)
-            rows = [_row(place, request, told[place]) for place, request in enumerate(requests)]
+            self._commit(stages, requests, outcomes, number)
+            rows = [_row(place, request, outcomes[place]) for place, request in enumerate(requests)]
             table = pa.Table.from_pylist(rows, schema=VERDICTS)
             files = [write_table(self._output.location.url, table, {})] if rows else []
             self._output.commit(state, number + 1, files, ())
             self._settled = None
         except BaseException:
-            # What is in flight is not known any more, and whoever comes next learns it from the log.
+            # The requests in flight are unknown now; the next leader finds them in the log.
             self._stages = None
             raise
-        self._count(told)
+        self._count(outcomes)
 
     def close(self) -> None:
         """Resign, so that the next leader need not wait. Harmless when nothing is led."""
@@ -171,7 +170,7 @@ class Ingest:
             return
         try:
             if stages is not None:
-                stages.reign.resign()
+                stages.leadership.resign()
         finally:
             thread.__exit__(None, None, None)
 
@@ -181,13 +180,13 @@ class Ingest:
         if self._thread is None:
             self._thread = StoreThread(self._url).__enter__()
         thread = self._thread
-        reign = Reign(thread, self._leading)
-        claim = reign.claim()
+        leadership = Leadership(thread, self._leading)
+        claim = leadership.claim()
         found, complete = thread.start(lambda store: records_nearby(store, claim, self._key)).result()
         if not complete:
             found = records_of_log(spark, self._url, self._key)
         self._settled = sorted(found, key=lambda record: record.first)
-        self._stages = _Stages(thread, reign, claim, self._rules)
+        self._stages = _Stages(thread, leadership, claim, self._rules)
         return self._stages
 
     def _requests(self, frame: DataFrame) -> list[ParsedRequest]:
@@ -203,34 +202,36 @@ class Ingest:
         return [decode_request(data) for data in rows["request"].to_pylist()]
 
     def _repeats(self, frame: DataFrame, records: Sequence[GroupRecord]) -> bool:
-        """Whether the micro-batch holds the very requests that these records tell of, and no more."""
+        """Whether the micro-batch holds exactly the requests of these records."""
         requests = self._requests(frame)
-        return len(requests) == sum(len(record.told) for record in records) and _begin_with(requests, records)
+        return len(requests) == sum(len(record.outcomes) for record in records) and _begin_with(requests, records)
 
-    def _commit(self, stages: _Stages, requests: Sequence[ParsedRequest], told: list[Told], number: int) -> None:
-        """Settle the requests behind those that ``told`` speaks of, and add what they are told to it."""
-        while len(told) < len(requests):
+    def _commit(
+        self, stages: _Stages, requests: Sequence[ParsedRequest], outcomes: list[RequestOutcome], number: int
+    ) -> None:
+        """Commit the requests after those in ``outcomes``, and append their outcomes."""
+        while len(outcomes) < len(requests):
             groups: list[_Group] = []
-            first = len(told)
+            first = len(outcomes)
             while first < len(requests) and len(groups) < WAVE:
                 past = _group_end(requests, first, self._group_requests)
                 groups.append(stages.decide(requests[first:past], self._key, number, first))
                 first = past
             stages.persist(groups)
             for group in groups:
-                told += group.record.told
+                outcomes += group.record.outcomes
 
-    def _count(self, told: Sequence[Told]) -> None:
+    def _count(self, outcomes: Sequence[RequestOutcome]) -> None:
         counts = self.counts
         counts.micro_batches += 1
-        counts.requests += len(told)
-        counts.committed += sum(each.code is None for each in told)
-        counts.invalid += sum(each.code in INVALID_CODES for each in told)
+        counts.requests += len(outcomes)
+        counts.committed += sum(each.code is None for each in outcomes)
+        counts.invalid += sum(each.code in INVALID_CODES for each in outcomes)
         counts.not_committed = counts.requests - counts.committed - counts.invalid
 
 
 def _group_end(requests: Sequence[ParsedRequest], first: int, count: int) -> int:
-    """The place behind the group that begins at ``first``: at most ``count`` requests, as many as an object holds."""
+    """The index after the group that begins at ``first``: at most ``count`` requests, as many as an object holds."""
     past, size = first, 0
     while past < min(first + count, len(requests)) and size < GROUP_BYTES:
         txn = requests[past].transaction
@@ -240,7 +241,7 @@ def _group_end(requests: Sequence[ParsedRequest], first: int, count: int) -> int
 
 
 def _begin_with(requests: Sequence[ParsedRequest], records: Sequence[GroupRecord]) -> bool:
-    return all(record.tells_of(requests) for record in records)
+    return all(record.covers(requests) for record in records)
 
 
 def _behind(number: int, settled: int) -> InvalidRequest:
@@ -254,16 +255,16 @@ def _behind(number: int, settled: int) -> InvalidRequest:
     )
 
 
-def _row(place: int, request: ParsedRequest, told: Told) -> dict[str, object]:
-    outcome = "committed" if told.code is None else "invalid" if told.code in INVALID_CODES else "not_committed"
-    conflicts = [{"precondition": index, "version": version} for index, version in told.conflicts]
+def _row(place: int, request: ParsedRequest, result: RequestOutcome) -> dict[str, object]:
+    outcome = "committed" if result.code is None else "invalid" if result.code in INVALID_CODES else "not_committed"
+    conflicts = [{"precondition": index, "version": version} for index, version in result.conflicts]
     return {
         "position": place + 1,
         "order": request.order,
         "request_id": request.request_id,
         "outcome": outcome,
-        "code": told.code,
-        "version": told.version,
+        "code": result.code,
+        "version": result.version,
         "conflicts": conflicts,
     }
 
@@ -279,10 +280,10 @@ class _Group:
 
 
 class _Stages:
-    """One reign: the stages of ``commit``, fed a group at a time."""
+    """One leadership: the stages of ``commit``, fed a group at a time."""
 
-    def __init__(self, thread: StoreThread, reign: Reign, claim: Header, rules: PipelineRules) -> None:
-        self.reign = reign
+    def __init__(self, thread: StoreThread, leadership: Leadership, claim: Header, rules: PipelineRules) -> None:
+        self.leadership = leadership
         self.log_id = claim.log_id.hex()
         self._thread = thread
         self._claim = claim
@@ -294,20 +295,24 @@ class _Stages:
         self._durable = claim
 
     def decide(self, requests: Sequence[ParsedRequest], key: bytes, number: int, first: int) -> _Group:
-        """Stages 1 and 2 for these requests, and for their record behind them."""
+        """Stages 1 and 2 for these requests, and for their record after them."""
         self._resolve.advance_floor(now().boot_ms, self._sequence.assigned, self._durable.last_version)
-        entries = [None if each.transaction is None else CommitEntry(each.transaction, _nobody) for each in requests]
+        entries = [
+            None if each.transaction is None else CommitEntry(each.transaction, _ignore_reply) for each in requests
+        ]
         onward, look_up = self._sequence.order([entry for entry in entries if entry is not None], self._resolve.floor)
         self._resolve.decide(onward)
         for entry in look_up:
             self._look_up(entry)
         own = {id(entry) for entry in (*onward, *look_up)}
-        told = tuple(
-            Told(request.refusal) if entry is None else _told(entry if id(entry) in own else self._original(entry))
+        outcomes = tuple(
+            RequestOutcome(request.refusal)
+            if entry is None
+            else _outcome_of(entry if id(entry) in own else self._original(entry))
             for request, entry in zip(requests, entries, strict=True)
         )
-        record = GroupRecord(number, first, told, requests_digest(requests))
-        last = CommitEntry(Transaction([Write(key, record.encode())]), _nobody)
+        record = GroupRecord(number, first, outcomes, requests_digest(requests))
+        last = CommitEntry(Transaction([Write(key, record.encode())]), _ignore_reply)
         self._resolve.decide(self._sequence.order([last], self._resolve.floor)[0])
         logged = [
             LoggedTransaction(e.version, e.txn.request_id, e.txn.read_version, e.txn.operations, e.txn.preconditions)
@@ -338,7 +343,7 @@ class _Stages:
                 same = fingerprint(found.txn) == fingerprint(entry.txn)
                 entry.outcome = Committed(found.txn.version) if same else Reused()
             elif found.truncated:
-                raise Unavailable("retention removed what would tell of an attempt", code=Code.LOG_TRUNCATED)
+                raise Unavailable("retention removed the record of an attempt", code=Code.LOG_TRUNCATED)
             else:
                 entry.outcome = Rejected("too_old")
 
@@ -351,7 +356,7 @@ class _Stages:
             body = encode_body(group.transactions)
             versions = group.transactions[0].version, group.transactions[-1].version
             count = len(group.transactions)
-            header = self.reign.next_header(*versions, group.floor, count, now().wall_ms)
+            header = self.leadership.next_header(*versions, group.floor, count, now().wall_ms)
             header = replace(header, body_length=len(body), body_crc=crc32(body))
             objects.append((header, encode_object(header, body)))
 
@@ -359,30 +364,30 @@ class _Stages:
             await asyncio.gather(*(put_batch(store, header, data) for header, data in objects))
 
         self._thread.start(put).result()
-        self.reign.confirm(objects[-1][0], len(objects))
+        self.leadership.confirm(objects[-1][0], len(objects))
         self._durable = objects[-1][0]
         for group in groups:
             for entry in group.entries:
                 self._sequence.complete(entry)
 
 
-def _nobody(entry: CommitEntry) -> None:
-    """Verdicts are told by the record and the table."""
+def _ignore_reply(entry: CommitEntry) -> None:
+    """The record and the table report the verdicts."""
     del entry
 
 
-def _told(entry: CommitEntry) -> Told:
+def _outcome_of(entry: CommitEntry) -> RequestOutcome:
     match entry.outcome:
         case None:
-            assert entry.accepted, "a request is decided before it is told of"
-            return Told(None, entry.version)
+            assert entry.accepted, "a request is decided before it is reported"
+            return RequestOutcome(None, entry.version)
         case Committed(version):
-            return Told(None, version)
+            return RequestOutcome(None, version)
         case Rejected(reason, conflicts):
-            return Told(reason, None, tuple((each.precondition, each.version) for each in conflicts))
+            return RequestOutcome(reason, None, tuple((each.precondition, each.version) for each in conflicts))
         case Reused():
-            return Told(str(Code.REQUEST_ID_REUSED))
+            return RequestOutcome(str(Code.REQUEST_ID_REUSED))
         case HoldfastError() as error:
-            return Told(str(error.code))
+            return RequestOutcome(str(error.code))
         case _:
             raise AssertionError("no leader leaves a request of its own unanswered")

@@ -1,77 +1,282 @@
-"""``load``: the four commit stages as a Spark job: a table of commit requests becomes batch objects of a log.
+"""``load``: the four commit stages as a Spark job. A table of commit requests becomes batch objects of a log.
 
-Owns: the order of the steps, the plan of each wave, and going on after a crash. Does not own: the stages: sequencing
-and verdicts (``resolve``), batches (``wave``), leading (``commit.leadership``, ``commit.takeover``).
-
-    step        what happens                                              what a crash after it leaves
+    step        action                                                    state after a crash
     stage       the requests are sorted, checked and packed               nothing
-    resolve     every request has its verdict                             nothing
+    resolve     every request gets its verdict                            nothing
     claim       a living leader steps down; this job leads                a claim; the next run claims again
-    wave        tasks create up to ``window`` objects, side by side       some of them; those up to the first hole count
-    confirm     all of the wave are created and nobody leads since        the same
-    resign      the last record: the next leader need not wait            nothing is left to do but the verdicts
+    wave        tasks create up to ``wave`` objects in parallel           some of them; those up to the first hole count
+    confirm     the whole wave exists and no other leader has claimed     the same
+    resign      the last record: the next leader need not wait            only the verdicts are missing
     release     the table of verdicts                                     all of it or nothing
 
-Exactly once: every batch writes how many requests it and those before it have settled, so what the durable chain says
-is what was done, whatever died. A run claims before it reads that, so an older run can add nothing after it. The
-verdicts follow from the requests and the first base alone, and are the same in every run; only where others wrote in
-between, what was read before that is ``too_old``, as after any change of leader. Two loads at once depose one another
-by the protocol; the deposed one is Fenced and nothing that it wrote after that counts.
+Exactly once: every batch writes how many requests are finished, so the durable chain shows the progress after any
+crash. A run claims before it reads that, so an older run can add nothing after it. Verdicts follow from the requests
+and the first base alone and are equal in every run. Only when others wrote in between, older read versions are
+``too_old``, as after any change of leader. Of two concurrent loads one deposes the other; the deposed one is Fenced.
 
-A version of a committed request is the base plus its ordinal, as a leader would have given it that took the requests
-one by one; after a crash the later part has versions above the new leader's base.
+The version of a committed request is base + ordinal. After a crash the later part has versions above the new base.
 
-Failure model: Closed (another leader is alive and does not step down), Fenced (deposed), Unavailable, InvalidRequest.
-Every one of them may be followed by another run with the same arguments.
+The plan of a wave fixes everything that two attempts of a task could do differently: slot, prev, durable, time,
+versions, nonce. So both write the same bytes. A body holds the committed requests of a chunk with their preconditions,
+and the load's progress: one more write in the last of them, or its own transaction at the version of the chunk's last
+request when none is committed. The requests of the load must not see this record: a read of the record's key gets the
+version of the batch before, because between the two only the record changed. In the same way, a request that was read
+under an earlier leader of this load is written as read at the new base: nothing below it can be judged again.
+
+Closed, Fenced, Unavailable, InvalidRequest: after any of them another run with the same arguments may follow.
 """
+
+# pyarrow ships no types; mypy checks the rest.
+# pyright: reportAttributeAccessIssue=false, reportUnknownLambdaType=false, reportUnknownParameterType=false
 
 from __future__ import annotations
 
+import pickle
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812  the name that every Spark program uses
 
-from holdfast.commit.format.batch import SPAN_MAX, VERSION_JUMP, Header
+from holdfast.commit.format.batch import BODY_SCHEMA, SPAN_MAX, VERSION_JUMP, Header, ItemKind, encode_object
 from holdfast.errors import Code, InvalidRequest
-from holdfast.spark.bulk.load_progress import (
-    LoadProgress,
-    decode_progress,
-    newest_nearby,
-    newest_of_log,
-    progress_key,
-)
-from holdfast.spark.bulk.looked_up import look_up
-from holdfast.spark.bulk.reign import BulkLeading, Reign
-from holdfast.spark.bulk.request_frame import AS_NAMED, RequestFormat
+from holdfast.spark.bulk.leadership import Leadership, LeadershipOptions, put_batch
+from holdfast.spark.bulk.lookup import look_up
+from holdfast.spark.bulk.records import LoadProgress, decode_progress, newest_nearby, newest_of_log, progress_key
+from holdfast.spark.bulk.requests import AS_NAMED, ChunkPlace, RequestFormat, Staged, read_stream, require_judged, stage
 from holdfast.spark.bulk.resolve import Resolution, resolve_requests
-from holdfast.spark.bulk.sequencing import Fate, Windows
-from holdfast.spark.bulk.staging import ChunkPlace, Staged, stage
-from holdfast.spark.bulk.verdict_table import write_verdicts
-from holdfast.spark.bulk.wave import BatchPlan, ReignPlan, write_wave
+from holdfast.spark.bulk.sequencing import BELOW, Fate, Windows, plain_numbers
+from holdfast.spark.bulk.verdicts import write_verdicts
+from holdfast.spark.runtime.session import task_errors
 from holdfast.spark.runtime.store_thread import StoreThread, is_directory
 
-__all__ = ["LoadOptions", "LoadReport", "load_requests"]
+__all__ = [
+    "BatchPlan",
+    "LoadOptions",
+    "LoadReport",
+    "LeadershipPlan",
+    "WaveResult",
+    "batch_object",
+    "load_requests",
+    "write_wave",
+]
+
+PUTS_IN_FLIGHT: Final = 4
+
+Numbers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class LeadershipPlan:
+    """What all batches of one leader share. ``unsequenced`` are the places without a version, in order."""
+
+    progress_key: bytes
+    origin_base: int
+    base: int
+    ordinal_before: int
+    unsequenced: Numbers
+
+    def ordinals_after(self, indexes: Numbers) -> Numbers:
+        """The ordinal after k requests."""
+        found: Numbers = indexes - np.searchsorted(self.unsequenced, indexes)
+        return found
+
+    def versions(self, ordinals: Numbers) -> Numbers:
+        """The log versions that stand for these ordinals; what came before this leadership is its base."""
+        return self.base + np.maximum(ordinals - self.ordinal_before, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPlan:
+    """One batch: its header without lengths and CRCs, its chunk's first place and the fates of the chunk's requests.
+
+    ``settled`` requests of the chunk are in an earlier batch; ``before`` is the last version before this batch;
+    ``weighted`` is the chunk's sum.
+    """
+
+    header: Header
+    key: int
+    first: int
+    settled: int
+    fates: bytes
+    before: int
+    progress: bytes
+    weighted: int
+
+
+@dataclass(frozen=True, slots=True)
+class WaveResult:
+    """What a wave wrote: bytes of all objects, and how many were there already."""
+
+    object_bytes: int
+    found: int
+
+
+def write_wave(
+    spark: SparkSession, staged: Staged, url: str, leadership: LeadershipPlan, plans: Sequence[BatchPlan]
+) -> WaveResult:
+    """Write every batch of the plan; return when all are created. Raises: Fenced, Unavailable."""
+    rows = [(plan.key >> 32, plan.key & 0xFFFFFFFF, pickle.dumps(plan)) for plan in plans]
+    planned = spark.createDataFrame(rows, "partition int, number int, plan binary")
+
+    def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        done: list[tuple[int, int, bool]] = []
+        waiting: deque[tuple[int, int, Future[bool]]] = deque()
+        with StoreThread(url) as thread:
+            for batch in batches:
+                for row in batch.to_pylist():
+                    plan: BatchPlan = pickle.loads(row["plan"])
+                    header, data = batch_object(plan, leadership, row)
+                    waiting.append((plan.key, len(data), thread.start(partial(put_batch, header=header, data=data))))
+                    while len(waiting) >= PUTS_IN_FLIGHT:
+                        key, size, future = waiting.popleft()
+                        done.append((key, size, future.result()))
+            done += [(key, size, future.result()) for key, size, future in waiting]
+        if done:
+            columns = list(zip(*done, strict=True))
+            kinds = (pa.int64(), pa.int64(), pa.bool_())
+            arrays = [pa.array(column, kind) for column, kind in zip(columns, kinds, strict=True)]
+            yield pa.RecordBatch.from_arrays(arrays, ["key", "size", "created"])
+
+    wanted = staged.frame.select("partition", "number", "weighted", "asks", "item_rows", "values")
+    joined = wanted.join(F.broadcast(planned), ["partition", "number"])
+    with task_errors():
+        results = joined.mapInArrow(write, "key long, size long, created boolean").toArrow()
+    written = set(results["key"].to_pylist())
+    assert written == {plan.key for plan in plans}, "a wave is over when each of its batches is created"
+    return WaveResult(sum(results["size"].to_pylist()), results["created"].to_pylist().count(False))
+
+
+def batch_object(plan: BatchPlan, leadership: LeadershipPlan, chunk: Mapping[str, Any]) -> tuple[Header, bytes]:
+    """The whole object of a plan, and its complete header. Cost: O(rows), in native code.
+
+    Raises: InvalidRequest when the chunk is not the one that was judged.
+    """
+    require_judged(chunk, plan.weighted, plan.first)
+    body = _stream(_rows(plan, leadership, chunk))
+    header = replace(plan.header, body_length=len(body), body_crc=zlib.crc32(body))
+    return header, encode_object(header, body)
+
+
+def _stream(table: pa.Table) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, BODY_SCHEMA) as writer:
+        writer.write_table(table.combine_chunks())
+    data: bytes = sink.getvalue().to_pybytes()
+    return data
+
+
+def _rows(plan: BatchPlan, leadership: LeadershipPlan, chunk: Mapping[str, Any]) -> pa.Table:
+    """The rows of the committed requests and the progress record, in the columns of a body."""
+    asks, items = read_stream(chunk["asks"]), read_stream(chunk["item_rows"])
+    values = read_stream(chunk["values"])["value"]
+    fates = np.frombuffer(plan.fates, np.uint8)
+    places = np.arange(plan.first, plan.first + len(fates))
+    versions = leadership.versions(leadership.ordinals_after(places + 1))
+    accepted = fates == Fate.COMMITTED
+    accepted[: plan.settled] = False
+    read_versions = _read_versions(asks, leadership)
+    owners = np.repeat(np.arange(len(fates)), asks["items"].to_numpy())
+    kept = np.flatnonzero(accepted[owners])
+    owner, rows = pa.array(owners[kept]), pa.array(kept)
+    kinds = items["kind"].to_numpy()[kept]
+    is_range = (kinds == ItemKind.RANGE_DELETE) | (kinds == ItemKind.RANGE_READ)
+    keys, ends = items["key"].take(rows).combine_chunks(), items["end"].take(rows).combine_chunks()
+    ends = pc.if_else(pa.array(is_range), ends, pa.scalar(None, pa.binary()))
+    written = pc.if_else(pa.array(kinds == ItemKind.WRITE), values.take(rows), pa.scalar(None, pa.large_binary()))
+    at = _ats(plan, leadership, items.take(rows), kinds, keys, ends, read_versions.take(owner))
+    table = pa.Table.from_arrays(
+        [
+            pa.array(versions[owners[kept]].astype(np.uint64)),
+            asks["request_id"].take(owner),
+            read_versions.take(owner).cast(pa.uint64()),
+            pa.array(kinds.astype(np.uint8)),
+            keys,
+            ends,
+            written,
+            at,
+        ],
+        schema=BODY_SCHEMA,
+    )
+    return pa.concat_tables([table, _progress_row(plan, leadership, table)])
+
+
+def _progress_row(plan: BatchPlan, leadership: LeadershipPlan, table: pa.Table) -> pa.Table:
+    """The record, as the last operation of the last transaction, or as a transaction of its own."""
+    last = table.slice(table.num_rows - 1).to_pylist() if table.num_rows else []
+    row = {
+        "version": plan.header.last_version,
+        "request_id": last[0]["request_id"] if last else None,
+        "read_version": last[0]["read_version"] if last else None,
+        "kind": int(ItemKind.WRITE),
+        "key": leadership.progress_key,
+        "end": None,
+        "value": plan.progress,
+        "at": None,
+    }
+    return pa.Table.from_pylist([row], schema=BODY_SCHEMA)
+
+
+def _translated(indexes: Numbers, versions: Numbers, leadership: LeadershipPlan) -> pa.Array:
+    """Read versions as this leadership's log has them: null for none, and what no precondition can use as it was."""
+    ordinals = np.where(
+        indexes >= 0, leadership.ordinals_after(np.maximum(indexes, 0)), versions - leadership.origin_base
+    )
+    found = np.where(ordinals <= BELOW, versions, leadership.versions(ordinals))
+    return pa.array(found, pa.int64(), mask=(indexes < 0) & (versions < 0))
+
+
+def _read_versions(asks: pa.Table, leadership: LeadershipPlan) -> pa.Array:
+    return _translated(plain_numbers(asks["read_index"]), plain_numbers(asks["read_version"]), leadership)
+
+
+def _ats(
+    plan: BatchPlan,
+    leadership: LeadershipPlan,
+    items: pa.Table,
+    kinds: npt.NDArray[np.uint8],
+    keys: pa.Array,
+    ends: pa.Array,
+    defaults: pa.Array,
+) -> pa.Array:
+    """The versions of preconditions that have their own, or need one because they read the record's key."""
+    own = _translated(plain_numbers(items["at_index"]), plain_numbers(items["at_version"]), leadership)
+    key = pa.scalar(leadership.progress_key, pa.binary())
+    reaches = pc.fill_null(pc.greater(ends, key), True)
+    sees = np.where(
+        kinds == ItemKind.RANGE_READ,
+        pc.and_(pc.less_equal(keys, key), reaches).to_numpy(zero_copy_only=False),
+        (kinds == ItemKind.POINT_READ) & pc.equal(keys, key).to_numpy(zero_copy_only=False),
+    )
+    effective = pc.fill_null(own, defaults)
+    moved = sees & (pc.fill_null(effective, 0).to_numpy(zero_copy_only=False) < plan.before)
+    return pc.if_else(pa.array(moved), pa.scalar(plan.before, pa.int64()), own).cast(pa.uint64())
+
 
 WAVE_DEFAULT: Final = 256
 
-Numbers = npt.NDArray[np.int64]
 Step = Callable[[str, Mapping[str, object]], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadOptions:
-    """How to load. ``name`` names the load for good: by default after its input, so that no input is loaded twice.
+    """How to load. ``name`` names the load permanently; by default its input does, so that no input is loaded twice.
 
-    ``window`` bounds the conflict window to so many requests; by default it holds the whole input. ``wave`` objects are
-    written side by side, at most 1000. ``token`` is the bearer token with which a leader is asked to step down.
+    ``window`` is the number of requests in the conflict window; by default the whole input. ``wave`` objects are
+    written in parallel, at most 1000. ``token`` is the bearer token with which a leader is asked to step down.
     """
 
     request_format: RequestFormat = AS_NAMED
@@ -129,10 +334,10 @@ def load_requests(
 
     ``step`` hears of each step as it is done. Raises, and after a crash: see the module.
     """
-    return _Load(spark, log_url, verdicts_url, options or LoadOptions(), step or _nobody_listens).run(requests)
+    return _Load(spark, log_url, verdicts_url, options or LoadOptions(), step or _ignore_step).run(requests)
 
 
-def _nobody_listens(name: str, facts: Mapping[str, object]) -> None:
+def _ignore_step(name: str, facts: Mapping[str, object]) -> None:
     del name, facts
 
 
@@ -171,8 +376,8 @@ class _Load:
         # as short as possible.
         resolution = None if staged.has_versions else self._resolve(staged, 0, windows)
         with StoreThread(self._url) as thread:
-            reign = Reign(thread, BulkLeading(options.take_over, options.silence_ms, options.token))
-            claim = reign.claim()
+            leadership = Leadership(thread, LeadershipOptions(options.take_over, options.silence_ms, options.token))
+            claim = leadership.claim()
             self._step("claim", {"base": claim.last_version})
             progress = self._find_progress(thread, claim, staged)
             if progress is not None and progress.cuts:
@@ -188,8 +393,8 @@ class _Load:
             resolution = look_up(self._spark, self._url, staged, resolution, progress.base - VERSION_JUMP)
             self._report.continued_at = progress.through
             began = time.monotonic()
-            progress = self._write(staged, resolution, windows, reign, progress)
-            reign.resign()
+            progress = self._write(staged, resolution, windows, leadership, progress)
+            leadership.resign()
             self._report.write_seconds = time.monotonic() - began
             self._step("resign", {})
         self._tell(staged, resolution, progress, claim.log_id.hex())
@@ -227,28 +432,28 @@ class _Load:
     # -- persist ------------------------------------------------------------------------------------------------------
 
     def _write(
-        self, staged: Staged, resolution: Resolution, windows: Windows, reign: Reign, progress: LoadProgress
+        self, staged: Staged, resolution: Resolution, windows: Windows, leadership: Leadership, progress: LoadProgress
     ) -> LoadProgress:
         if progress.through == staged.requests:
             return progress
         assigned = resolution.assigned()
         ordinal_before = int(assigned[progress.through])
         progress = msgspec.structs.replace(
-            progress, reigns=(*progress.reigns, (ordinal_before, reign.head.last_version))
+            progress, reigns=(*progress.reigns, (ordinal_before, leadership.head.last_version))
         )
-        plan = ReignPlan(
+        plan = LeadershipPlan(
             progress_key(self._report.name),
             progress.base,
-            reign.head.last_version,
+            leadership.head.last_version,
             ordinal_before,
             np.flatnonzero(resolution.ordinals == 0),
         )
         planner = _Planner(staged, resolution, windows, plan, progress)
-        batches = planner.batches(reign)
+        batches = planner.batches(leadership)
         while wave := [batch for _, batch in zip(range(self._options.wave), batches, strict=False)]:
             result = write_wave(self._spark, staged, self._url, plan, wave)
             self._step("wave", {"objects": len(wave)})
-            reign.confirm(wave[-1].header, len(wave))
+            leadership.confirm(wave[-1].header, len(wave))
             self._report.waves += 1
             self._report.batches += len(wave)
             self._report.object_bytes += result.object_bytes
@@ -295,7 +500,7 @@ class _Planner:
     """The batches of a load, in order: one for each chunk with a request that has a version and is not settled."""
 
     def __init__(
-        self, staged: Staged, resolution: Resolution, windows: Windows, plan: ReignPlan, progress: LoadProgress
+        self, staged: Staged, resolution: Resolution, windows: Windows, plan: LeadershipPlan, progress: LoadProgress
     ) -> None:
         self._staged = staged
         self._resolution = resolution
@@ -304,7 +509,7 @@ class _Planner:
         self._assigned = resolution.assigned()
         self.progress = progress
 
-    def batches(self, reign: Reign) -> Iterator[BatchPlan]:
+    def batches(self, leadership: Leadership) -> Iterator[BatchPlan]:
         """Plan batch after batch. Drawn wave by wave, so that each is planned after the wave before it is durable."""
         settled = self.progress.through
         time_ms = 0
@@ -314,9 +519,9 @@ class _Planner:
             time_ms = max(time_ms, int(time.time() * 1000))
             # What follows without a version belongs to the batch before it.
             past = wanted[number + 1].first if number + 1 < len(wanted) else self._staged.requests
-            yield self._batch(reign, chunk, max(chunk.first, settled), past, time_ms)
+            yield self._batch(leadership, chunk, max(chunk.first, settled), past, time_ms)
 
-    def _batch(self, reign: Reign, chunk: ChunkPlace, begin: int, past: int, time_ms: int) -> BatchPlan:
+    def _batch(self, leadership: Leadership, chunk: ChunkPlace, begin: int, past: int, time_ms: int) -> BatchPlan:
         fates = self._resolution.fates[chunk.first : chunk.past]
         ordinals = self._resolution.ordinals[begin : chunk.past]
         # One that was found in the log is committed there and has no ordinal here.
@@ -326,9 +531,9 @@ class _Planner:
         versions = self._plan.versions(np.array([first, last], np.int64)).tolist()
         floor_index = self._windows.indexes_at(np.array([begin + 1], np.int64))
         floor = int(self._plan.versions(self._assigned[floor_index].astype(np.int64))[0])
-        before = reign.head.last_version
+        before = leadership.head.last_version
         self.progress = msgspec.structs.replace(self.progress, through=past)
-        header = reign.next_header(versions[0], versions[1], floor, transactions, time_ms)
+        header = leadership.next_header(versions[0], versions[1], floor, transactions, time_ms)
         kept = np.where(
             (fates == Fate.COMMITTED) & (self._resolution.ordinals[chunk.first : chunk.past] == 0), 0, fates
         )

@@ -1,48 +1,390 @@
-"""The first two stages for requests in bulk: one verdict for each, the very one that a leader would give.
+"""Stage 2 for requests in bulk: the verdict of every request, equal to the one that a leader would give.
 
-Owns: where the work is done (one task, or many), and the resolution that comes of it. Does not own: ordering
-(``sequencing``), the kernel (``sweep``), rounds over many tasks (``rounds``).
+The reference is a leader with base ``base``, an empty window and the given floors, that takes the requests in order
+(``commit.stages``). The result does not depend on partitions or tasks. A small problem runs in one task: with keys as
+numbers, one core judges faster than Spark shuffles. A larger one is cut into ranges of keys and judged in rounds.
 
-The reference is a leader that starts at ``base`` with an empty window and the given floors, and takes the requests in
-their order: ``commit.sequence`` and ``commit.resolve``. The result does not depend on partitions or tasks.
+A request is committed when it is clear in every range that it reads from, and rejected when it conflicts in one. A
+round sends the known states to all ranges and collects new ones. A task depends only on its input, so repeating it
+changes nothing. Every round decides the first unknown request, so the rounds end; their number depends on the chains
+of dependent requests, not on the number of ranges.
 
-Where the encoded problem is small, one task does it all: once keys are numbers a core judges faster than Spark could
-hand them around. A larger one is cut by ranges of keys and judged in rounds.
-
-Failure model: whatever staging and tasks raise. Nothing is written anywhere.
-
-Memory: a byte for each request and 16 for each failed precondition on the driver; in the one task about 100 bytes for
-each item and its keys.
+Memory on the driver: 3 bytes per request, 4 per range that a request reads from, a bit per range that it is in, 16 per
+failed precondition. In a task: about 100 bytes per item and its keys, or one range. A range travels in pieces, so
+Java's heap does not grow with its size.
 """
 
-# pyarrow ships no types, so the checker cannot know its classes where they are parameters; mypy checks the rest.
-# pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false
+# pyarrow ships no types; mypy checks the rest.
+# pyright: reportAttributeAccessIssue=false, reportUnknownLambdaType=false, reportUnknownParameterType=false
 
 from __future__ import annotations
 
+import pickle
 import time
-from collections.abc import Iterator, Mapping
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark import StorageLevel
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812  the name that every Spark program uses
 
-from holdfast.spark.bulk.key_ranks import make_problem, place_items
-from holdfast.spark.bulk.request_chunk import read_stream
-from holdfast.spark.bulk.rounds import Resolved, resolve_in_rounds
+from holdfast.spark.bulk.problem import (
+    CLEAR,
+    COMMITTED,
+    CONFLICT,
+    REJECTED,
+    UNKNOWN,
+    Items,
+    Problem,
+    make_problem,
+    select_items,
+)
+from holdfast.spark.bulk.requests import Staged, chunk_key, read_stream, stream
 from holdfast.spark.bulk.sequencing import WHOLE_INPUT, Fate, Sequencing, Windows, sequence_requests
-from holdfast.spark.bulk.staging import Staged, chunk_key
-from holdfast.spark.bulk.sweep import REJECTED, conflicting_changes, load_loops, sweep
-from holdfast.spark.log.task_errors import task_errors
+from holdfast.spark.runtime.session import task_errors
 
-__all__ = ["Resolution", "resolve_requests"]
+__all__ = ["Resolution", "Resolved", "resolve_in_rounds", "resolve_requests"]
 
-ITEMS_IN_ONE_TASK: Final = 40_000_000
+ITEMS_IN_A_RANGE: Final = 1_000_000
+"""About 60 bytes each while a task has them."""
+PIECE_BYTES: Final = 4 * 2**20
+"""A range is cut into rows of this size, because Spark keeps rows in Java's heap."""
+SAMPLES_IN_A_CHUNK: Final = 64
 
 Numbers = npt.NDArray[np.int64]
+States = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """What judging gave: ``states`` by place, and as ``resolve.Resolution`` has it."""
+
+    states: States
+    too_old: Numbers
+    conflict_places: Numbers
+    conflict_numbers: npt.NDArray[np.int32]
+    conflict_ordinals: npt.NDArray[np.int32]
+    rounds: int
+    residue: tuple[int, ...]
+    kernel_seconds: float
+
+    @staticmethod
+    def empty() -> Resolved:
+        """Nothing judged."""
+        wide, narrow = np.zeros(0, np.int64), np.zeros(0, np.int32)
+        return Resolved(np.zeros(0, np.uint8), wide, wide, narrow, narrow, 0, (), 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Range:
+    """One range of keys as a task keeps it: its problem, whose requests they are, and which preconditions its reads."""
+
+    problem: Problem
+    places: Numbers
+    read_places: Numbers
+    read_numbers: npt.NDArray[np.int32]
+
+
+def resolve_in_rounds(
+    staged: Staged, sequencing: Sequencing, base: int, windows: Windows, partitions: int | None
+) -> Resolved:
+    """Judge the pending requests by ``partitions`` ranges of keys (by default as many as the items need)."""
+    began = time.perf_counter()
+    ranges = partitions or max(2, -(-staged.items // ITEMS_IN_A_RANGE))
+    splits = _splits(staged, ranges)
+    cut = _cut(staged, sequencing, base, windows, splits).persist(StorageLevel.DISK_ONLY)
+    with task_errors():
+        results = cut.where("range < 0").select("data").toArrow()["data"].to_pylist()
+        too_old = np.sort(np.concatenate([np.zeros(0, np.int64), *(np.frombuffer(each, np.int64) for each in results)]))
+        kept = _ranges(cut, len(splits) + 1, sequencing).persist(StorageLevel.DISK_ONLY)
+        driver = _Driver(sequencing, too_old, kept)
+        driver.run()
+        conflicts = driver.conflicts()
+    kept.unpersist()
+    cut.unpersist()
+    seconds = time.perf_counter() - began
+    return Resolved(driver.states, too_old, *conflicts, len(driver.residue), tuple(driver.residue), seconds)
+
+
+def _splits(staged: Staged, ranges: int) -> list[bytes]:
+    """Keys between the ranges, drawn so that each has about as many items. The verdicts do not depend on them."""
+
+    def sample(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for data in batch["item_rows"].to_pylist():
+                keys = read_stream(data)["key"]
+                step = max(1, len(keys) // SAMPLES_IN_A_CHUNK)
+                yield pa.RecordBatch.from_arrays(
+                    [keys.take(pa.array(range(0, len(keys), step))).combine_chunks()], ["key"]
+                )
+
+    with task_errors():
+        sampled = staged.frame.select("item_rows").mapInArrow(sample, "key binary").toArrow()["key"].to_pylist()
+    sampled.sort()
+    chosen = {sampled[len(sampled) * number // ranges] for number in range(1, ranges)} if sampled else set()
+    return sorted(chosen - {b""})
+
+
+def _cut(staged: Staged, sequencing: Sequencing, base: int, windows: Windows, splits: Sequence[bytes]) -> DataFrame:
+    """The items of every chunk by range: rows (range, chunk, data); range -1 holds the requests that are too old."""
+    firsts = {chunk.key: chunk.first for chunk in staged.chunks}
+    packed = _packed(sequencing.fates)
+
+    def cut(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        fates = _unpacked(packed)
+        assigned = _assigned(fates)
+        for batch in batches:
+            for row in batch.to_pylist():
+                key = chunk_key(row["partition"], row["number"])
+                asks, first = read_stream(row["asks"]), firsts[key]
+                past = first + asks.num_rows
+                floors = windows.indexes_at(np.arange(first + 1, past + 1))
+                pending = fates[first:past] == Fate.PENDING
+                rows = read_stream(row["item_rows"])
+                items, too_old = select_items(asks, rows, first, base, assigned, pending, floors)
+                parts = [(-1, key, too_old.tobytes())] if len(too_old) else []
+                parts += [(number, key, data) for number, data in _by_range(items, splits)]
+                if parts:
+                    columns = list(zip(*parts, strict=True))
+                    yield pa.RecordBatch.from_arrays(
+                        [pa.array(columns[0], pa.int32()), pa.array(columns[1], pa.int64()), pa.array(columns[2])],
+                        ["range", "chunk", "data"],
+                    )
+
+    wanted = staged.frame.select("partition", "number", "asks", "item_rows")
+    return wanted.mapInArrow(cut, "range int, chunk long, data binary")
+
+
+def _by_range(items: Items, splits: Sequence[bytes]) -> Iterator[tuple[int, bytes]]:
+    """The items that touch each range, clipped to it."""
+    bounds = [b"", *splits, None]
+    for number in range(len(splits) + 1):
+        begin, end = bounds[number], bounds[number + 1]
+        assert begin is not None, "only the last range has no end"
+        at_or_above = pc.greater_equal(items.keys, pa.scalar(begin, pa.large_binary()))
+        below = True if end is None else pc.less(items.keys, pa.scalar(end, pa.large_binary()))
+        reaches = pc.or_kleene(pc.is_null(items.ends), pc.greater(items.ends, pa.scalar(begin, pa.large_binary())))
+        ranged = pa.array(items.is_range)
+        meets = pc.if_else(ranged, pc.fill_null(reaches, True), at_or_above)
+        mask = pc.and_(meets, below) if end is not None else meets
+        which = mask.to_numpy(zero_copy_only=False)
+        if not which.any():
+            continue
+        some = items.chosen(which)
+        keys = pc.if_else(
+            pc.less(some.keys, pa.scalar(begin, pa.large_binary())), pa.scalar(begin, pa.large_binary()), some.keys
+        )
+        ends = some.ends
+        if end is not None:
+            beyond = pc.and_(
+                pa.array(some.is_range), pc.fill_null(pc.greater(ends, pa.scalar(end, pa.large_binary())), True)
+            )
+            ends = pc.if_else(beyond, pa.scalar(end, pa.large_binary()), ends)
+        yield number, stream(
+            pa.table(
+                {
+                    "owner": some.owners, "number": some.numbers, "is_read": some.is_read, "is_range": some.is_range,
+                    "key": keys, "end": ends, "at": some.ats,
+                }
+            )
+        )  # fmt: skip
+
+
+def _ranges(cut: DataFrame, ranges: int, sequencing: Sequencing) -> DataFrame:
+    """For each range its pickled ``_Range`` in pieces, and with the first piece the places that read in it."""
+    packed = _packed(sequencing.fates)
+
+    def gather(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        assigned = _assigned(_unpacked(packed))
+        parts: dict[int, list[tuple[int, bytes]]] = {}
+        for batch in batches:
+            for row in batch.to_pylist():
+                parts.setdefault(row["range"], []).append((row["chunk"], row["data"]))
+        for number in sorted(parts):
+            table = pa.concat_tables([read_stream(data) for _, data in sorted(parts.pop(number))]).combine_chunks()
+            kept = _range(table, assigned)
+            readers = np.unique(kept.read_places).astype(np.int32).tobytes()
+            data = pickle.dumps(kept)
+            for begin in range(0, len(data), PIECE_BYTES):
+                yield pa.RecordBatch.from_arrays(
+                    [
+                        pa.array([number], pa.int32()),
+                        pa.array([begin // PIECE_BYTES], pa.int32()),
+                        pa.array([begin + PIECE_BYTES >= len(data)], pa.bool_()),
+                        pa.array([data[begin : begin + PIECE_BYTES]], pa.binary()),
+                        pa.array([readers if begin == 0 else b""], pa.binary()),
+                        pa.array([len(kept.places)], pa.int64()),
+                    ],
+                    ["range", "piece", "last", "data", "readers", "requests"],
+                )
+
+    by_range = cut.where("range >= 0").repartition(ranges, F.col("range"))
+    return by_range.mapInArrow(gather, _RANGE_TYPE)
+
+
+_RANGE_TYPE: Final = "range int, piece int, last boolean, data binary, readers binary, requests long"
+
+
+def _whole_ranges(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[int, _Range]]:
+    """Every range of a task, from its pieces, which come as they were written."""
+    held: list[bytes] = []
+    for batch in batches:
+        for row in batch.to_pylist():
+            assert row["piece"] == len(held), "the pieces of a range stay together and in order"
+            held.append(row["data"])
+            if row["last"]:
+                data = b"".join(held)
+                held = []
+                yield row["range"], pickle.loads(data)
+    assert not held, "a range ends with its last piece"
+
+
+def _packed(values: npt.NDArray[np.uint8] | npt.NDArray[np.uint16]) -> bytes:
+    """Numbers of which most are alike, small enough to be sent with every task."""
+    return zlib.compress(values.tobytes(), 1)
+
+
+def _unpacked(packed: bytes) -> npt.NDArray[np.uint8]:
+    """A byte for each request: its fate, or its state."""
+    return np.frombuffer(zlib.decompress(packed), np.uint8)
+
+
+def _counts_of(packed: bytes) -> npt.NDArray[np.uint16]:
+    """For each request in how many ranges it is not clear yet."""
+    return np.frombuffer(zlib.decompress(packed), np.uint16)
+
+
+def _assigned(fates: npt.NDArray[np.uint8]) -> npt.NDArray[np.int32]:
+    found: npt.NDArray[np.int32] = np.concatenate(([0], np.cumsum(fates == Fate.PENDING))).astype(np.int32)
+    return found
+
+
+def _range(table: pa.Table, assigned: npt.NDArray[np.int32]) -> _Range:
+    def column(name: str) -> npt.NDArray[np.int64]:
+        found: npt.NDArray[np.int64] = table[name].to_numpy(zero_copy_only=False)
+        return found
+
+    owners, is_read = column("owner"), column("is_read").astype(np.bool_)
+    items = Items(
+        owners,
+        column("number").astype(np.int32),
+        is_read,
+        column("is_range").astype(np.bool_),
+        table["key"].combine_chunks(),
+        table["end"].combine_chunks(),
+        column("at").astype(np.int32),
+    )
+    places = np.unique(owners)
+    problem = make_problem(items, places, assigned[1:][places])
+    return _Range(problem, places, owners[is_read], items.numbers[is_read])
+
+
+class _Driver:
+    """What is known of every request, and the rounds that make more of it known."""
+
+    def __init__(self, sequencing: Sequencing, too_old: Numbers, kept: DataFrame) -> None:
+        self._kept = kept
+        self.states: States = np.zeros(len(sequencing.fates), np.uint8)
+        self.residue: list[int] = []
+        self._pending = sequencing.fates == Fate.PENDING
+        self._pending[too_old] = False
+        self.states[~self._pending] = REJECTED
+        self._unclear: npt.NDArray[np.uint16] = np.zeros(len(self.states), np.uint16)
+        self._clear: dict[int, bytes] = {}
+        for row in kept.where("piece = 0").select("range", "readers", "requests").toArrow().to_pylist():
+            self._unclear[np.frombuffer(row["readers"], np.int32)] += 1
+            self._clear[row["range"]] = bytes(-(-row["requests"] // 8))
+        self._commit_clear()
+
+    def _commit_clear(self) -> None:
+        self.states[self._pending & (self._unclear == 0) & (self.states == UNKNOWN)] = COMMITTED
+
+    def run(self) -> None:
+        """Rounds until nothing is unknown."""
+        left = int(np.count_nonzero(self.states == UNKNOWN))
+        while left:
+            self._round()
+            before, left = left, int(np.count_nonzero(self.states == UNKNOWN))
+            assert left < before, "every round decides the first unknown request"
+            self.residue.append(left)
+
+    def _round(self) -> None:
+        packed_states, packed_unclear = _packed(self.states), _packed(self._unclear)
+        clear = {number: zlib.compress(bits, 1) for number, bits in self._clear.items()}
+
+        def judge(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            states, unclear = _unpacked(packed_states), _counts_of(packed_unclear)
+            for number, kept in _whole_ranges(batches):
+                yield _judge_range(number, kept, states, unclear, zlib.decompress(clear[number]))
+
+        wanted = self._kept.select("range", "piece", "last", "data")
+        results = wanted.mapInArrow(judge, "range int, conflicts binary, cleared binary, clear binary").toArrow()
+        for row in results.to_pylist():
+            self.states[np.frombuffer(row["conflicts"], np.int32)] = REJECTED
+            self._unclear[np.frombuffer(row["cleared"], np.int32)] -= 1
+            self._clear[row["range"]] = row["clear"]
+        self._commit_clear()
+
+    def conflicts(self) -> tuple[Numbers, npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+        """Every failed precondition and the newest change that broke it, over all ranges that it reads from."""
+        packed_states = _packed(self.states)
+
+        def look(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            from holdfast.spark.bulk.sweep import conflicting_changes  # numba costs a second
+
+            states = _unpacked(packed_states)
+            for _, kept in _whole_ranges(batches):
+                broken = conflicting_changes(kept.problem, states[kept.places])
+                failed = np.flatnonzero(broken)
+                yield pa.RecordBatch.from_arrays(
+                    [pa.array(kept.read_places[failed]), pa.array(kept.read_numbers[failed]), pa.array(broken[failed])],
+                    ["place", "number", "ordinal"],
+                )
+
+        wanted = self._kept.select("range", "piece", "last", "data")
+        results = wanted.mapInArrow(look, "place long, number int, ordinal int").toArrow()
+        merged = results.group_by(["place", "number"]).aggregate([("ordinal", "max")])
+        merged = merged.sort_by([("place", "ascending"), ("number", "ascending")])
+        return (
+            merged["place"].to_numpy().astype(np.int64),
+            merged["number"].to_numpy().astype(np.int32),
+            merged["ordinal_max"].to_numpy().astype(np.int32),
+        )
+
+
+def _judge_range(
+    number: int, kept: _Range, states: States, unclear: npt.NDArray[np.uint16], clear_bits: bytes
+) -> pa.RecordBatch:
+    """One sweep over one range: the requests that conflict, those that became clear, and all that are clear."""
+    from holdfast.spark.bulk.sweep import sweep  # numba costs a second
+
+    count = len(kept.places)
+    known: States = states[kept.places]
+    clear = np.unpackbits(np.frombuffer(clear_bits, np.uint8), count=count).astype(np.bool_)
+    reads = np.diff(kept.problem.read_begins) > 0
+    # Clear here decides it when no other range is left that it reads from and is not clear in.
+    others = unclear[kept.places].astype(np.int64) - (reads & ~clear)
+    verdicts = sweep(kept.problem, known, others == 0, clear | ~reads)
+    unknown = known == UNKNOWN
+    cleared = unknown & reads & ~clear & (verdicts == CLEAR)
+    return pa.RecordBatch.from_arrays(
+        [
+            pa.array([number], pa.int32()),
+            pa.array([kept.places[unknown & (verdicts == CONFLICT)].astype(np.int32).tobytes()], pa.binary()),
+            pa.array([kept.places[cleared].astype(np.int32).tobytes()], pa.binary()),
+            pa.array([np.packbits(clear | cleared).tobytes()], pa.binary()),
+        ],
+        ["range", "conflicts", "cleared", "clear"],
+    )
+
+
+ITEMS_IN_ONE_TASK: Final = 40_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +422,7 @@ class Resolution:
 def resolve_requests(
     staged: Staged, base: int, *, windows: Windows = WHOLE_INPUT, partitions: int | None = None
 ) -> Resolution:
-    """Judge all of ``staged`` as a leader with this base would. ``partitions`` forces rounds over so many tasks.
+    """Judge all of ``staged`` as a leader with this base would. ``partitions`` forces rounds over this many tasks.
 
     Raises: what tasks raise. Cost: see the module; a pass over the keys of all requests.
     """
@@ -152,7 +494,7 @@ def _in_one_task(staged: Staged, base: int, windows: Windows, *, judge: bool) ->
         asks = pa.concat_tables([read_stream(ask) for _, ask, _ in rows])
         sequencing = sequence_requests(asks, base, windows)
         items = pa.concat_tables([read_stream(item) for _, _, item in rows]) if judge else None
-        resolved = Resolved.empty() if items is None else _judge(asks, items, sequencing, base, windows)
+        resolved = Resolved.empty() if items is None else _judge_all(asks, items, sequencing, base, windows)
         duplicates, originals = list(sequencing.originals), list(sequencing.originals.values())
         row = {
             "fates": sequencing.fates.tobytes(),
@@ -186,12 +528,14 @@ def _in_one_task(staged: Staged, base: int, windows: Windows, *, judge: bool) ->
     return Sequencing(fates, assigned, dict(zip(duplicates, originals, strict=True))), resolved
 
 
-def _judge(asks: pa.Table, rows: pa.Table, sequencing: Sequencing, base: int, windows: Windows) -> Resolved:
+def _judge_all(asks: pa.Table, rows: pa.Table, sequencing: Sequencing, base: int, windows: Windows) -> Resolved:
     """Decide all requests, in this process."""
+    from holdfast.spark.bulk.sweep import conflicting_changes, load_loops, sweep  # numba costs a second
+
     count = asks.num_rows
     floors = windows.indexes_at(np.arange(1, count + 1))
     assigned, pending = sequencing.assigned, sequencing.pending
-    items, too_old = place_items(asks, rows, 0, base, assigned, pending, floors)
+    items, too_old = select_items(asks, rows, 0, base, assigned, pending, floors)
     judged = pending.copy()
     judged[too_old] = False
     places = np.flatnonzero(judged)

@@ -1,23 +1,20 @@
-"""The first stage for requests in bulk: which of them gets a version, and what the others are told.
+"""Stage 1 for requests in bulk: which requests get a version, and the fate of the others.
 
-Owns: ordinals, duplicates within the input, versions that were never handed out, window floors.
-Does not own: the rules themselves: they are those of ``commit.sequence``, which the tests compare this with.
+The rules are those of ``commit.stages.sequence``, and tests compare the two. The reference is a leader that takes the
+requests in order and responds to each before the next. So the first attempt under a request id is the original,
+whatever its outcome; the same attempt again shares the outcome; another request under that id is
+``request_id_reused``. Duplicates get no version.
 
-The reference is a leader to whom all requests arrive in their order, each before the one before it is answered. So the
-first attempt under a request id is the original, whatever becomes of it; the same attempt again shares its outcome, any
-other under the same id is ``request_id_reused``. None of these gets a version.
+An *ordinal* is a request's number among those that get a version, from 1: under a leader with base B its version is B
++ ordinal. A read version ``#k`` is the ordinal of the k-th request, or of the last one before it that has one. A log
+version v is the ordinal v - B, below every floor when v < B.
 
-An *ordinal* is a request's place among those that get a version, from 1: under a leader with base B its version is B
-plus the ordinal. A read version ``#k`` is the ordinal of the k-th request, or of the last before it that has one; a log
-version v is the ordinal v - B, and below every floor when v is below B.
-
-Failure model: pure memory. Cost: O(requests) array work; a Python step for each request that shares its id or names a
-version above the base. Memory: about 60 bytes a request.
+Cost: O(requests) array work; a Python step for each request that shares its id or names a version above the base.
+Memory: about 60 bytes per request.
 """
 
-# pyarrow ships no types, so the checker cannot know its classes where they are parameters; mypy checks the rest.
-# Most functions of pyarrow.compute are made when it is imported, so it cannot see those either.
-# pyright: reportUnknownParameterType=false, reportAttributeAccessIssue=false
+# pyarrow ships no types; mypy checks the rest.
+# pyright: reportAttributeAccessIssue=false, reportUnknownParameterType=false
 
 from __future__ import annotations
 
@@ -31,12 +28,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = ["BELOW", "WHOLE_INPUT", "Fate", "Sequencing", "Windows", "ordinals_of", "sequence_requests"]
+__all__ = ["BELOW", "Fate", "Sequencing", "WHOLE_INPUT", "Windows", "ordinals_of", "plain_numbers", "sequence_requests"]
 
 Numbers = npt.NDArray[np.int64]
 
 BELOW: Final = -1
-"""The ordinal of a version that lies below the base."""
+"""The ordinal of a version below the base."""
 
 
 class Fate(IntEnum):
@@ -85,7 +82,7 @@ class Windows:
         return Windows(places, tuple(place - 1 - window for place in places))
 
     def cut(self, after: tuple[int, ...]) -> Windows:
-        """These floors, and a window that begins anew after each of so many requests, as under a new leader."""
+        """These floors, and a window that restarts after each of these counts of requests, as under a new leader."""
         if not after:
             return self
         places = tuple(sorted({*self.places, *(count + 1 for count in after)}))
@@ -121,24 +118,25 @@ class Sequencing:
 def ordinals_of(
     indexes: Numbers, versions: Numbers, assigned: npt.NDArray[np.int32], base: int
 ) -> npt.NDArray[np.int32]:
-    """The ordinals that these read versions stand for: ``indexes`` where not -1, else ``versions``. -1 is below all."""
+    """The ordinals of these read versions: ``indexes`` where not -1, else ``versions``. -1 is below all."""
     absolute = np.clip(versions - base, BELOW, 2**31 - 1)
     return np.where(indexes >= 0, assigned[np.maximum(indexes, 0)], absolute).astype(np.int32)
 
 
-def _plain(column: pa.ChunkedArray) -> Numbers:
+def plain_numbers(column: pa.ChunkedArray) -> Numbers:
+    """The numbers of a column, -1 for a null."""
     found: Numbers = pc.fill_null(column, -1).to_numpy().astype(np.int64)
     return found
 
 
 def sequence_requests(asks: pa.Table, base: int, windows: Windows) -> Sequencing:
-    """Sequence these requests, which stand in their order."""
+    """Sequence these requests, which are in order."""
     count = asks.num_rows
     fates: npt.NDArray[np.uint8] = asks["refusal"].to_numpy().astype(np.uint8)
     fates[fates > 0] += _REFUSED
     places = np.arange(count, dtype=np.int64)
     index_max, version_max = asks["index_max"].to_numpy(), asks["version_max"].to_numpy()
-    read_index, read_version = _plain(asks["read_index"]), _plain(asks["read_version"])
+    read_index, read_version = plain_numbers(asks["read_index"]), plain_numbers(asks["read_version"])
     fates[(fates == 0) & (index_max > places)] = Fate.FUTURE_VERSION
     special = version_max > base
     groups, shared = _shared_ids(asks["request_id"])
@@ -173,12 +171,7 @@ class _OneByOne:
     """The requests whose fate depends on how many before them got a version, or on another with the same id."""
 
     def __init__(
-        self,
-        asks: pa.Table,
-        base: int,
-        fates: npt.NDArray[np.uint8],
-        assigned: npt.NDArray[np.int32],
-        groups: Numbers,
+        self, asks: pa.Table, base: int, fates: npt.NDArray[np.uint8], assigned: npt.NDArray[np.int32], groups: Numbers
     ) -> None:
         self.originals: dict[int, int] = {}
         self._base = base

@@ -1,94 +1,237 @@
-"""The kernel of bulk resolution: one pass over requests in their order, with three verdicts.
+"""The kernel of bulk resolution: one pass over requests in order, in compiled loops, with three verdicts.
 
-Owns: what a problem is, and deciding its requests by the changes of those before them, where some of these are
-committed for sure, some rejected, and of some it is not known yet. Does not own: what an isolation conflict is
-(``commit.resolve`` defines it, this computes the same thing; the tests hold the two together), how keys become ranks
-(``key_ranks``), rounds (``rounds``), the loops (``sweep_loops``: importing them costs a second, which a task that
-resolves nothing does not pay).
+A request conflicts when a request that is certainly committed changed something that it read, after it read it. It is
+clear when no request that may be committed did so. Otherwise it is unknown. Both verdicts rest only on certain facts,
+so they never change, and every pass decides the first unknown request. With all keys in one problem nothing is ever
+unknown, and one pass gives the verdicts of a leader. ``commit.stages.resolve`` defines the conflict; tests compare
+the two.
 
-A request conflicts when a request that is committed for sure changed something that it read, after it read it; it is
-clear when nothing did that may be committed. Everything else stays unknown. Two facts make rounds of this exact: both
-verdicts only rest on what is certain, so they never change, and the first request that is unknown is decided by every
-round. With all keys in one problem every clear request is committed at once, nothing is ever unknown, and one pass
-gives the verdicts of a leader that takes the requests one by one.
+Changes are in a radix tree of ordinals in flat arrays. Level 0 has one entry per rank, each higher level one per
+``FAN`` entries of the level below; ``begins`` says where each level begins. ``inside`` holds the newest change
+anywhere below an entry, ``covers`` the newest change of everything below it, so a wide deletion touches few entries
+per level. A range is cut into entries that are wholly inside it and whose parents are not. A parent of any of them
+reaches across an end of the range, so what covers it is found from the two ends alone. Ordinals rise from one change
+to the next: the last change of an entry is its newest.
 
-Failure model: pure memory. Cost: O(items x log(ranks)) of compiled code, at most 17 bytes a rank; the first call of a
-process loads the loops, and the first of a machine compiles them for some seconds. Measured by ``benchmarks/spark.py
---only resolve``.
+Importing this module costs a second (numba); import it where a problem is solved. The first call of a process loads
+the loops, and the first on a machine compiles them for some seconds; numba caches them by the date and size of this
+file. Compiled code checks no bounds: ``Problem.check`` does. A read or change of one rank is done in the loop itself,
+because passing three arrays to a function costs several times as much. Cost: O(items x log(ranks)), at most 17 bytes
+per rank; measured by ``benchmarks/spark.py --only resolve``.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Callable
+from typing import Any, Final, TypeAlias, TypeVar, cast
 
+import numba
 import numpy as np
 import numpy.typing as npt
 
-__all__ = [
-    "CLEAR",
-    "COMMITTED",
-    "CONFLICT",
-    "REJECTED",
-    "UNKNOWN",
-    "Ordinals",
-    "Problem",
-    "conflicting_changes",
-    "sweep",
-]
+from holdfast.spark.bulk.problem import CLEAR, COMMITTED, CONFLICT, REJECTED, UNKNOWN, Problem
 
-Flags = npt.NDArray[np.bool_]
-Ordinals = npt.NDArray[np.int32]
-Ranks = npt.NDArray[np.int64]
-States = npt.NDArray[np.uint8]
+__all__ = ["conflicting_changes", "empty", "levels", "load_loops", "newest", "record", "record_one", "sweep"]
 
-UNKNOWN: Final = 0
-COMMITTED: Final = 1
-REJECTED: Final = 2
+Flags: TypeAlias = npt.NDArray[np.bool_]
+Numbers: TypeAlias = npt.NDArray[np.int64]
+Ordinals: TypeAlias = npt.NDArray[np.int32]
+States: TypeAlias = npt.NDArray[np.uint8]
+Changes: TypeAlias = tuple[Numbers, Ordinals, Ordinals]
+Items: TypeAlias = tuple[Numbers, Numbers, Numbers]
+Loop = TypeVar("Loop", bound=Callable[..., Any])
 
-CLEAR: Final = 1
-CONFLICT: Final = 2
+SHIFT: Final = 6
+FAN: Final = 1 << SHIFT
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """Requests in their order, with what they read and change among ``ranks`` ranks.
+def compiled(loop: Loop) -> Loop:
+    """The loop as machine code, kept next to the module, or in the user's cache where that is read-only."""
+    try:
+        return cast("Loop", numba.njit(cache=True)(loop))
+    except RuntimeError:  # There is no directory to keep it in: every process compiles its own.
+        return cast("Loop", numba.njit(loop))
 
-    Shape: ``ordinals`` rise strictly from 1 or more. The reads of request i are ``read_begins[i]`` up to
-    ``read_begins[i + 1]``, each a range of ranks ``[low, high)`` and the ordinal ``at`` which it was read (0: before
-    all). Writes likewise. No range is empty.
+
+def levels(ranks: int) -> Numbers:
+    """Where each level begins, and after the last one the size of all.
+
+    >>> levels(1000).tolist()
+    [0, 1000, 1016, 1017]
     """
+    sizes = [max(ranks, 1)]
+    while sizes[-1] > 1:
+        sizes.append(((sizes[-1] - 1) >> SHIFT) + 1)
+    return np.cumsum([0, *sizes])
 
-    ranks: int
-    ordinals: Ordinals
-    read_begins: Ranks
-    read_lows: Ranks
-    read_highs: Ranks
-    read_ats: Ordinals
-    write_begins: Ranks
-    write_lows: Ranks
-    write_highs: Ranks
 
-    @property
-    def has_range_writes(self) -> bool:
-        """Whether a change is of more than one rank."""
-        return bool((self.write_highs - self.write_lows > 1).any())
+def empty(begins: Numbers) -> Ordinals:
+    """Nothing has changed. Memory: 4 bytes a rank, and a little more; the system gives it where it is written."""
+    return np.zeros(int(begins[-1]), np.int32)
 
-    @property
-    def requests(self) -> int:
-        """How many requests there are."""
-        return len(self.ordinals)
 
-    def check(self) -> None:
-        """Assert the invariants."""
-        assert len(self.read_begins) == len(self.write_begins) == self.requests + 1, "every request has its items"
-        assert self.requests == 0 or (self.ordinals[0] >= 1 and (np.diff(self.ordinals) > 0).all()), "ordinals rise"
-        for lows, highs in ((self.read_lows, self.read_highs), (self.write_lows, self.write_highs)):
-            assert (lows < highs).all() and (lows >= 0).all() and (highs <= self.ranks).all(), "ranges hold ranks"
+@compiled
+def record_one(begins: Numbers, inside: Ordinals, rank: int, ordinal: int) -> None:
+    """A single rank changes at ``ordinal``."""
+    for level in range(len(begins) - 1):
+        inside[begins[level] + rank] = ordinal
+        rank >>= SHIFT
+
+
+@compiled
+def _whole_parents(low: int, high: int) -> tuple[int, int]:
+    """Where the parents begin and end that lie wholly within a range of places: before and after these, places are
+    taken one by one. The range's own end twice where there is no such parent's end.
+
+    >>> _whole_parents(3, 200), _whole_parents(3, 5), _whole_parents(64, 128)
+    ((64, 192), (5, 5), (64, 128))
+    """
+    left, right = ((low + FAN - 1) >> SHIFT) << SHIFT, (high >> SHIFT) << SHIFT
+    return (left, right) if left <= right else (high, high)
+
+
+@compiled
+def record(begins: Numbers, inside: Ordinals, covers: Ordinals, low: int, high: int, ordinal: int) -> None:
+    """Everything in ``[low, high)`` changes at ``ordinal``. ``covers`` may be empty if that is ever a single rank only.
+
+    >>> begins = levels(1000)
+    >>> inside, covers = empty(begins), empty(begins)
+    >>> record_one(begins, inside, 3, 1)
+    >>> record(begins, inside, covers, 5, 900, 2)
+    >>> [newest(begins, inside, covers, low, high) for low, high in ((0, 3), (0, 5), (0, 8), (899, 1000), (900, 1000))]
+    [0, 1, 2, 2, 0]
+    """
+    record_one(begins, inside, low, ordinal)
+    if high - low == 1:
+        return
+    record_one(begins, inside, high - 1, ordinal)
+    level = 0
+    while low < high:
+        left, right = _whole_parents(low, high)
+        for place in range(begins[level] + low, begins[level] + left):
+            inside[place] = covers[place] = ordinal
+        for place in range(begins[level] + right, begins[level] + high):
+            inside[place] = covers[place] = ordinal
+        low, high = (left + FAN - 1) >> SHIFT, right >> SHIFT
+        level += 1
+
+
+@compiled
+def newest(begins: Numbers, inside: Ordinals, covers: Ordinals, low: int, high: int) -> int:
+    """The newest change in ``[low, high)``, 0 for none. The range holds at least one rank.
+
+    ``covers`` may be empty while every change was of a single rank; a single rank's newest change is then in
+    ``inside[low]``, which is faster.
+    """
+    found = 0
+    if len(covers):
+        first, last = low, high - 1
+        for level in range(len(begins) - 1):
+            found = max(found, int(covers[begins[level] + first]), int(covers[begins[level] + last]))
+            first >>= SHIFT
+            last >>= SHIFT
+    level = 0
+    while low < high:
+        left, right = _whole_parents(low, high)
+        for place in range(begins[level] + low, begins[level] + left):
+            found = max(found, int(inside[place]))
+        for place in range(begins[level] + right, begins[level] + high):
+            found = max(found, int(inside[place]))
+        low, high = (left + FAN - 1) >> SHIFT, right >> SHIFT
+        level += 1
+    return found
+
+
+def _arrays(problem: Problem) -> tuple[Changes, Ordinals, Items, Ordinals, Items]:
+    """What both loops work on: an empty tree of changes, ordinals, reads, when they were read, and writes."""
+    begins = levels(problem.ranks)
+    covers = empty(begins if problem.has_range_writes else np.zeros(1, np.int64))
+    reads = (problem.read_begins, problem.read_lows, problem.read_highs)
+    writes = (problem.write_begins, problem.write_lows, problem.write_highs)
+    return (begins, empty(begins), covers), problem.ordinals, reads, problem.read_ats, writes
+
+
+@compiled
+def _judge(
+    committed: Changes,
+    ordinals: Ordinals,
+    reads: Items,
+    read_ats: Ordinals,
+    writes: Items,
+    states: States,
+    decides: Flags,
+    clear: Flags,
+) -> States:
+    """The verdicts of ``sweep``."""
+    begins, inside, covers = committed
+    # What may be committed: looked up only once there is any.
+    open_inside, open_covers, some_open = np.zeros_like(inside), np.zeros_like(covers), False
+    read_begins, read_lows, read_highs = reads
+    write_begins, write_lows, write_highs = writes
+    points = len(covers) == 0
+    verdicts = np.zeros(len(ordinals), np.uint8)
+    for request in range(len(ordinals)):
+        state = states[request]
+        if state == UNKNOWN:
+            verdict = CLEAR
+            if not clear[request]:
+                for read in range(read_begins[request], read_begins[request + 1]):
+                    low, high, at = read_lows[read], read_highs[read], read_ats[read]
+                    one = points and high - low == 1
+                    if (inside[low] if one else newest(begins, inside, covers, low, high)) > at:
+                        verdict = CONFLICT
+                        break
+                    if some_open and newest(begins, open_inside, open_covers, low, high) > at:
+                        verdict = UNKNOWN
+            verdicts[request] = verdict
+            if verdict == CONFLICT:
+                state = REJECTED
+            elif verdict == CLEAR and decides[request]:
+                state = COMMITTED
+        if state == REJECTED:
+            continue
+        for write in range(write_begins[request], write_begins[request + 1]):
+            low, high, ordinal = write_lows[write], write_highs[write], ordinals[request]
+            if state != COMMITTED:
+                some_open = True
+                record(begins, open_inside, open_covers, low, high, ordinal)
+            elif high - low == 1:
+                record_one(begins, inside, low, ordinal)
+            else:
+                record(begins, inside, covers, low, high, ordinal)
+    return verdicts
+
+
+@compiled
+def _conflicting_changes(
+    committed: Changes, ordinals: Ordinals, reads: Items, read_ats: Ordinals, writes: Items, states: States
+) -> Ordinals:
+    """The result of ``conflicting_changes``."""
+    begins, inside, covers = committed
+    read_begins, read_lows, read_highs = reads
+    write_begins, write_lows, write_highs = writes
+    points = len(covers) == 0
+    found = np.zeros(len(read_lows), np.int32)
+    for request in range(len(ordinals)):
+        if states[request] == REJECTED:
+            for read in range(read_begins[request], read_begins[request + 1]):
+                low, high = read_lows[read], read_highs[read]
+                one = points and high - low == 1
+                change = inside[low] if one else newest(begins, inside, covers, low, high)
+                if change > read_ats[read]:
+                    found[read] = change
+        elif states[request] == COMMITTED:
+            for write in range(write_begins[request], write_begins[request + 1]):
+                low, high, ordinal = write_lows[write], write_highs[write], ordinals[request]
+                if high - low == 1:
+                    record_one(begins, inside, low, ordinal)
+                else:
+                    record(begins, inside, covers, low, high, ordinal)
+    return found
 
 
 def load_loops() -> None:
-    """Load the loops, or compile them. Both other functions do so by themselves; this is for who takes the time."""
+    """Load the loops, or compile them, so that a later measurement does not include it."""
     none, nothing = np.zeros(0, np.int64), np.zeros(0, np.int32)
     begins = np.zeros(1, np.int64)
     problem = Problem(1, nothing, begins, none, none, nothing, begins, none, none)
@@ -96,21 +239,17 @@ def load_loops() -> None:
 
 
 def sweep(problem: Problem, states: States, decides: Flags, clear: Flags) -> States:
-    """Judge every request that is unknown: UNKNOWN, CLEAR or CONFLICT, 0 for those that are decided already.
+    """Judge every unknown request: UNKNOWN, CLEAR or CONFLICT; 0 for requests that are already decided.
 
-    ``states`` holds what is known of each; ``decides`` says that a request which is clear here is committed; ``clear``
-    that it has been found clear here before. Cost: see the module.
+    ``states`` holds the known state of each request; ``decides``: a request that is clear here is committed; ``clear``:
+    it was clear here before.
     """
-    from holdfast.spark.bulk import sweep_loops  # late: see the module
-
-    return sweep_loops.judge(*sweep_loops.arrays(problem), states, decides, clear)
+    return _judge(*_arrays(problem), states, decides, clear)
 
 
 def conflicting_changes(problem: Problem, states: States) -> Ordinals:
-    """For each read of a REJECTED request the newest committed change after it was read and before the request, or 0.
+    """For each read of a REJECTED request the newest committed change after the read and before the request, or 0.
 
     ``states`` is final: nothing is unknown. Reads of other requests get 0.
     """
-    from holdfast.spark.bulk import sweep_loops  # late: see the module
-
-    return sweep_loops.conflicting_changes(*sweep_loops.arrays(problem), states)
+    return _conflicting_changes(*_arrays(problem), states)

@@ -1,37 +1,40 @@
-"""Where a pipeline stands in the log, and how far its next step goes.
+"""The next increment of the log for a job, and its operations as a data frame.
 
-Owns: the choice of the next increment: versions, objects, bytes, and how far behind the head it starts.
-Does not own: finding the live chain (``plan``), reading it (the source), the offset (the output's own commit).
+An increment ends with an object, or at a requested version. An object of the live chain never leaves it, so what a
+step has read stays valid.
 
-An increment ends with an object, or at a version that was asked for. What a step has read is therefore settled for
-ever: an object that stands in the live chain never leaves it.
+The driver plans here instead of through ``spark.read``: a query on a Python source starts two more processes. Each
+task can process its rows directly: a row's way to Spark and back to Python costs as much as reading it. The first
+version after the offset is requested, so a log whose unread part was removed raises an error.
 
-Failure model: as planning a read: NotFound for an empty log, CorruptData for a damaged one, Unavailable.
-Cost: the LIST pages and about log2(objects) headers. Memory: 16 bytes per listed object while it is chosen.
+Cost: the LIST pages and about log2(objects) headers. Memory: 16 bytes per listed object.
 """
+
+# pyarrow ships no types; mypy checks the rest.
+# pyright: reportUnknownParameterType=false
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeAlias
 
 import numpy as np
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
 
 from holdfast.commit.format.batch import Header
-from holdfast.commit.reading.reader import find_frontier
 from holdfast.errors import Code, CorruptData, NotFound
 from holdfast.objects.port import ObjectStore
+from holdfast.spark.columns import COLUMNS, spark_schema
+from holdfast.spark.options import Mode, ReadOptions, parse_read_options
 from holdfast.spark.runtime.store_thread import StoreThread
-from holdfast.spark.source.plan import Chain, live_chain, read_header
+from holdfast.spark.source.plan import Chain, LogHead, Plan, live_chain, plan_read, read_header
+from holdfast.spark.source.scan import scan
 
-__all__ = ["Increment", "LogHead", "first_above", "log_head", "next_increment"]
-
-
-@dataclass(frozen=True, slots=True)
-class LogHead:
-    """The newest settled version of a log, and which log it is (its id as 32 hexadecimal digits)."""
-
-    log_id: str
-    version: int
+__all__ = ["Increment", "Work", "first_above", "map_increment", "next_increment", "read_increment"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,25 +61,6 @@ class Increment:
     def behind_versions(self) -> int:
         """How many versions the head is ahead of ``through``. Claims jump, so this is a bound and not a count."""
         return self.head.version - self.through
-
-
-def log_head(url: str) -> LogHead:
-    """What the newest live object of the log says. Cost: one LIST page, two rounds of headers.
-
-    The newest key of the listing may be another one: what a deposed leader wrote into a dead slot.
-
-    Raises: NotFound (``log_empty``), CorruptData, Unavailable.
-    """
-    with StoreThread(url) as thread:
-        return thread.start(_head).result()
-
-
-async def _head(store: ObjectStore) -> LogHead:
-    frontier = await find_frontier(store)
-    if frontier is None:
-        raise NotFound("log is empty: nothing is listed under batches/", code=Code.LOG_EMPTY, url=store.url)
-    newest = frontier[0]
-    return LogHead(newest.log_id.hex(), newest.last_version)
 
 
 def next_increment(url: str, after: int, *, until: int | None = None, step_bytes: int) -> Increment:
@@ -139,3 +123,52 @@ async def _last_version(store: ObjectStore, chain: Chain, place: int) -> int | N
         return (await read_header(store, int(chain.slots[place]))).last_version
     except CorruptData:
         return None
+
+
+Work: TypeAlias = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+"""What a task makes of the operations of its piece, which come in log order."""
+
+
+def read_increment(
+    spark: SparkSession, url: str, increment: Increment, columns: str, kinds: str = "write,delete,range_delete"
+) -> DataFrame:
+    """One row per operation of these ``kinds`` in the increment, with these ``columns``. Read when it is used.
+
+    Raises: NotFound (``log_truncated``), CorruptData, Unavailable. Cost: the LIST pages, about log2(objects) headers.
+    """
+    options = _options(url, increment, columns, kinds)
+    return _mapped(spark, options, spark_schema(COLUMNS[options.shape], options.columns), None)
+
+
+def map_increment(
+    spark: SparkSession, url: str, increment: Increment, columns: str, work: Work, schema: str
+) -> DataFrame:
+    """What ``work`` makes of the operations in the increment, in the tasks that read them; ``schema`` is its rows'.
+
+    Raises and costs as ``read_increment``.
+    """
+    return _mapped(spark, _options(url, increment, columns, "write,delete,range_delete"), schema, work)
+
+
+def _options(url: str, increment: Increment, columns: str, kinds: str) -> ReadOptions:
+    given = {"url": url, "columns": columns, "kinds": kinds}
+    bounds = {"startingVersion": str(increment.after + 1), "endingVersion": str(increment.through)}
+    return parse_read_options({**given, **bounds}, Mode.BATCH)
+
+
+def _mapped(spark: SparkSession, options: ReadOptions, schema: StructType | str, work: Work | None) -> DataFrame:
+    with StoreThread(options.url) as thread:
+        plan: Plan = thread.start(lambda store: plan_read(store, options)).result()
+    if not plan.pieces:
+        return spark.createDataFrame([], schema)
+    # A range of as many partitions as numbers has one number in each: the piece of that task.
+    numbers = spark.range(0, len(plan.pieces), numPartitions=len(plan.pieces))
+    return numbers.mapInArrow(partial(_read_pieces, options, plan, work), schema)
+
+
+def _read_pieces(
+    options: ReadOptions, plan: Plan, work: Work | None, numbers: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    pieces = (plan.pieces[number] for batch in numbers for number in batch["id"].to_pylist())
+    rows = (rows for piece in pieces for rows in scan(options, plan.wanted, piece))
+    return rows if work is None else work(rows)

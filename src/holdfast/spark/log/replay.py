@@ -1,22 +1,15 @@
-"""``replay``: the transactions of one log, or of a range of it, committed to another log in their order.
+"""``replay``: commit the transactions of one log to another log, in their order.
 
-Owns: the target's leadership while it runs, the order, and where to go on. Does not own: reading the source (the
-source of Spark), how a log is led and written (``commit.service``), which is the service's own code.
+Each source transaction becomes one transaction with the same operations plus one write: the source's version under the
+key ``spark/replay/{source log id}``. This is the offset, inside the output's own commit. Request ids and preconditions
+are not copied: they were decided in the source.
 
-Each source transaction becomes one transaction with the same operations in the same order, and one more: a write of the
-source's version under the key ``spark/replay/{source log id}``. That is the offset, in the output's own commit. The
-request ids and preconditions of the source are not repeated: they were decided there.
+Exactly once, by crash. Batches are acknowledged in slot order, so a leader loses only the end of what it sent; the
+newest offset in the target is exact. A run claims the target before it reads that offset, so an older run can add
+nothing after it. While another process leads the target and responds or writes, the replay raises Closed.
 
-Exactly once, told as crashes. Batches are acknowledged in slot order, so whatever is lost of a leader is the end of
-what it sent, never a part in the middle; the newest offset in the target says exactly which transactions are in. A run
-claims the target before it reads that offset, so an older run that is still alive can add nothing after it: it has been
-deposed by the protocol itself. A target that another process leads is refused while that process answers or writes.
-
-One stream: order is the point, so the driver commits, and tasks only read and decode. Memory: a bounded number of
-transactions in flight, and the rows of the partitions that Spark prefetches.
-
-Failure model: Closed when another process leads the target or deposed this one; what reading raises. What was committed
-stays, and the next run goes on after it.
+Order matters, so the driver commits and tasks only read. Memory: a bounded number of transactions in flight, and the
+rows that Spark prefetches.
 """
 
 from __future__ import annotations
@@ -40,8 +33,9 @@ from holdfast.errors import Closed, Code, HoldfastError, NotFound
 from holdfast.objects.budget import BudgetedStore
 from holdfast.objects.open import open_store
 from holdfast.objects.port import ObjectReader
-from holdfast.spark.log.increments import Increment, log_head, next_increment
+from holdfast.spark.log.increments import Increment, next_increment
 from holdfast.spark.log.runner import StepResult
+from holdfast.spark.source.plan import log_head
 
 __all__ = ["Replay"]
 
@@ -98,19 +92,19 @@ class Replay:
                 if len(in_flight) >= CHUNKS_IN_FLIGHT:
                     committed += self._settle(in_flight)
         finally:
-            # Also when reading has failed: what was sent is in the target, and the next try goes on behind it.
+            # Also when reading has failed: what was sent is in the target, and the next try continues after it.
             while in_flight:
                 committed += self._settle(in_flight)
         self._offset = increment.through
         return StepResult(rows=committed)
 
     def _settle(self, in_flight: deque[tuple[Future[int], int]]) -> int:
-        """Wait for the oldest chunk in flight, and move the offset behind it."""
+        """Wait for the oldest chunk in flight, and move the offset after it."""
         chunk, through = in_flight.popleft()
         try:
             committed = chunk.result()
         except BaseException:
-            in_flight.clear()  # none of those behind it may move the offset over it
+            in_flight.clear()  # none of the later ones may move the offset over it
             raise
         self._offset = through
         return committed
@@ -190,7 +184,7 @@ class Replay:
 
 
 def _deposed() -> Closed:
-    return Closed("the replay lost the lead of its target", code=Code.DEPOSED, hint="run it again: it goes on")
+    return Closed("the replay lost the lead of its target", code=Code.DEPOSED, hint="run it again: it continues")
 
 
 async def _newest_value(store: ObjectReader, header: Header, key: bytes) -> bytes | None:

@@ -1,14 +1,10 @@
-"""The runner: incremental batch jobs in a loop, until the log's head, a version, or for ever.
+"""Run a job in steps: up to the log's head, up to a version, or until it is stopped.
 
-Owns: what a step is, the loop, what happens when a step fails or somebody else was faster, progress and the report.
-Does not own: what a step does (each pipeline), where the offset lives (its output's own commit).
+A step reads the versions ``(offset, through]`` and commits the result together with the new offset. So a runner has no
+state: it can be killed, run twice, or moved to another machine. See ``delta_output`` for the crashes.
 
-A step reads the versions ``(offset, through]`` of the log and commits what follows from them together with the new
-offset. So a runner has no state of its own: it may be killed anywhere, run twice, or be moved to another machine, and
-goes on from what the output says. See ``delta_output`` for the crashes one by one.
-
-Failure model: Conflict (another runner committed) is no failure: the offset is read again. Unavailable is repeated
-with backoff, ``RETRIES_MAX`` times in a row. Everything else ends the run and is raised; what was committed stays.
+Conflict (another runner committed) is not an error: the offset is read again. Unavailable is retried with backoff,
+``RETRIES_MAX`` times in a row. Any other error ends the run; committed steps stay.
 """
 
 from __future__ import annotations
@@ -23,7 +19,7 @@ import structlog
 
 from holdfast.errors import Code, Conflict, InvalidRequest, Unavailable
 from holdfast.spark.log.increments import Increment
-from holdfast.spark.log.task_errors import task_errors
+from holdfast.spark.runtime.session import task_errors
 
 __all__ = ["Job", "RunReport", "Schedule", "StepReport", "StepResult", "run_pipeline"]
 
@@ -49,7 +45,7 @@ class Schedule:
 
     def __post_init__(self) -> None:
         if self.every_seconds is not None and self.until is not None:
-            raise InvalidRequest("a run goes on for ever or ends at a version, not both")
+            raise InvalidRequest("a run repeats without end or ends at a version, not both")
         if self.every_seconds is not None and self.every_seconds <= 0:
             raise InvalidRequest("a run repeats after a positive number of seconds")
 

@@ -1,27 +1,16 @@
-"""``verify``: the audit of a log, distributed and incremental, with a table of findings and a "verified up to" mark.
+"""``verify``: the incremental audit of a log, with a table of findings and a "verified up to" mark.
 
-Owns: how an audit is cut into tasks and steps, the findings table, the mark. Does not own: the checks
-(``audit_piece``), the survey (``audit_survey``), the commit of a step (``delta_output``).
+Columns of the table: the broken ``rule``, its ``slot`` (20 digits) and ``version``, ``detail``, and ``step``, the
+version that the step reached. Each step adds a row of rule ``verified up to``, whose ``version`` is the mark:
+everything up to it is good. The first damage stops the mark permanently; after a repair, start a new table. Foreign
+keys under ``batches/`` have no position in the log: every step reports them, and they do not stop the mark.
 
-What is checked: that every live object is there and whole (both CRCs, its format), that each follows the one before it
-by the rules of the chain, that versions rise, and that every committed transaction's preconditions held, by deciding it
-again. See ``audit_piece`` for how, and for what a log cannot show.
-
-Columns of the table: ``rule`` that is broken, ``slot`` (20 digits) and ``version`` where it is, ``detail``, and
-``step``, the version that the step reached which found it. A step adds a row of rule ``verified up to`` too, whose
-``version`` is the mark: everything at or below it was found good. The first damage holds the mark back for ever; after
-a repair, begin a new table. Keys that do not belong under ``batches/`` have no place in the log: every step reports
-them, and they hold nothing back.
-
-Cost: the log is read once, and for each task the conflict window before its piece once more; pieces are made at least
-four windows long for that. Memory: 16 bytes per object on the driver, the conflict window in a task.
-
-Failure model: damage is a finding. Where nothing at all can be read, CorruptData; a store that does not answer,
-Unavailable. After a crash: as every pipeline, the step is done again or was done.
+Damage is a finding. CorruptData is raised only when nothing can be read. Cost: the log is read once, plus one conflict
+window per task; pieces are at least four windows long. Memory: 16 bytes per object on the driver.
 """
 
-# pyarrow ships no types, so the checker cannot know its classes where they are parameters; mypy checks the rest.
-# pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false
+# pyarrow ships no types; mypy checks the rest.
+# pyright: reportUnknownLambdaType=false, reportUnknownParameterType=false
 
 from __future__ import annotations
 
@@ -36,24 +25,22 @@ from pyspark.sql import SparkSession
 from holdfast.commit.format.batch import Header
 from holdfast.errors import Code, CorruptData
 from holdfast.objects.port import ObjectStore
-from holdfast.segments.table_location import table_location
-from holdfast.spark.log.audit_piece import audit_piece
-from holdfast.spark.log.audit_survey import Finding, Survey, last_readable, survey, surveyed_log_id
-from holdfast.spark.log.increments import Increment, LogHead, first_above
+from holdfast.spark.log.audit import Finding, Survey, audit_piece, last_readable, survey, surveyed_log_id
+from holdfast.spark.log.delta_output import DeltaJob
+from holdfast.spark.log.increments import Increment, first_above
 from holdfast.spark.log.runner import StepResult
-from holdfast.spark.log.task_errors import task_errors
+from holdfast.spark.runtime.session import task_errors
 from holdfast.spark.runtime.store_thread import StoreThread
-from holdfast.spark.source.plan import Chain, Piece, cut, index_after
+from holdfast.spark.runtime.table_files import write_table
+from holdfast.spark.source.plan import Chain, LogHead, Piece, cut, index_after
 from holdfast.spark.source.shapes import seq_of
-from holdfast.spark.tables.delta_output import DeltaOutput
-from holdfast.spark.tables.table_files import write_table
 from holdfast.values import slot_text
 
 __all__ = ["Audit", "Counts", "Verify", "audit", "heads_before"]
 
 VERIFIED: Final = "verified up to"
 AUDITED: Final = "audited to"
-"""The mark with the ``seq`` of the last object that was looked at. What came behind it, as a resign record, may have no
+"""The mark with the ``seq`` of the last object that was looked at. Later objects, such as a resign record, may have no
 version above the one that was reached."""
 PIECE_BYTES: Final = 64 * 2**20
 WINDOWS_IN_A_PIECE: Final = 4
@@ -68,11 +55,11 @@ SCHEMA: Final = pa.schema(
         pa.field("step", pa.int64()),
     ]
 )
-_TOLD: Final = (
+_RESULT_TYPE: Final = (
     "rule string, slot string, version long, detail string, "
     "objects long, object_bytes long, transactions long, operations long, preconditions long"
 )
-_TOLD_SCHEMA: Final = pa.schema(
+_RESULT_SCHEMA: Final = pa.schema(
     [
         *list(SCHEMA)[:4],
         *(
@@ -134,7 +121,7 @@ def audit(spark: SparkSession, url: str) -> Audit:
         return _audit(spark, url, share, verified=0)
 
 
-class Verify:
+class Verify(DeltaJob):
     """The incremental audit of the log at ``log_url``, with its findings in the Delta table at ``output_url``.
 
     After a run ``audit`` holds what it found: the counts of this run, and every finding of it.
@@ -143,10 +130,7 @@ class Verify:
     name = "verify"
 
     def __init__(self, spark: SparkSession, log_url: str, output_url: str) -> None:
-        self._spark = spark
-        self._log_url = log_url
-        self._output = DeltaOutput(table_location(output_url), self.name, SCHEMA)
-        self._log_id = ""
+        super().__init__(spark, log_url, output_url, SCHEMA)
         self.audit = Audit(0)
 
     def log_id(self) -> str:
@@ -156,8 +140,7 @@ class Verify:
 
     def offset(self, log_id: str) -> int:
         """As ``Job``."""
-        self._log_id = log_id
-        offset = self._output.offset(log_id)
+        offset = super().offset(log_id)
         self.audit.verified = self._mark()
         return offset
 
@@ -167,8 +150,7 @@ class Verify:
 
     def advance(self, increment: Increment) -> StepResult:
         """As ``Job``."""
-        state = self._output.open(self._log_id, {})
-        state.require(increment.after)
+        state = self._open(increment)
         share = _look(self._log_url, increment.after, increment.through, 2**63, audited=self._output.mark(AUDITED))
         step = _audit(self._spark, self._log_url, share, verified=self._mark())
         rows = _rows(step, increment.through)
@@ -193,9 +175,9 @@ class Verify:
 
 
 def _rows(step: Audit, through: int) -> pa.Table:
-    told = [*step.findings, Finding(VERIFIED, version=step.verified)]
+    findings = [*step.findings, Finding(VERIFIED, version=step.verified)]
     return pa.Table.from_pylist(
-        [{"rule": f.rule, "slot": f.slot, "version": f.version, "detail": f.detail, "step": through} for f in told],
+        [{"rule": f.rule, "slot": f.slot, "version": f.version, "detail": f.detail, "step": through} for f in findings],
         schema=SCHEMA,
     )
 
@@ -215,9 +197,7 @@ async def _choose(store: ObjectStore, after: int, until: int | None, step_bytes:
     if head.last_version <= after or (until is not None and until <= after):
         if newest_place < len(chain.slots) - 1:
             raise CorruptData(
-                "the newest object of the log is damaged",
-                code=Code.CORRUPT_LOG,
-                slot=slot_text(int(chain.slots[-1])),
+                "the newest object of the log is damaged", code=Code.CORRUPT_LOG, slot=slot_text(int(chain.slots[-1]))
             )
         return _Share(found, head, 0, 0, after, after, 0)
     above = await first_above(store, chain, after)
@@ -225,7 +205,7 @@ async def _choose(store: ObjectStore, after: int, until: int | None, step_bytes:
     if audited:
         first = min(first, index_after(chain, audited))
     ends = np.cumsum(chain.sizes[first:])
-    # However small a step is, it goes on to a version above the last one's: one that does not is taken for the end.
+    # Even a small step reaches a version above the last one's: a step that does not is taken for the end.
     past = max(first + int(np.searchsorted(ends, step_bytes, side="right")), above + 1)
     # A step ends with an object that can be read, because only a header says which version was reached.
     reached = await last_readable(store, chain, first, past - 1)
@@ -250,7 +230,9 @@ def _audit(spark: SparkSession, url: str, share: _Share, *, verified: int) -> Au
     pieces = cut(chain, share.first, share.past, max(PIECE_BYTES, WINDOWS_IN_A_PIECE * share.window_bytes))
     result = Audit(verified)
     findings = [*survey_found.findings, *_lost(share)]
-    for row in _told(spark, url, list(zip(pieces, heads_before(chain, share.first, pieces), strict=True))).to_pylist():
+    for row in _run_pieces(
+        spark, url, list(zip(pieces, heads_before(chain, share.first, pieces), strict=True))
+    ).to_pylist():
         if row["rule"] is not None:
             findings.append(Finding(row["rule"], row["slot"], row["version"], row["detail"]))
             continue
@@ -287,7 +269,7 @@ def heads_before(chain: Chain, first: int, pieces: Sequence[Piece]) -> Iterator[
         place += piece.objects
 
 
-def _told(spark: SparkSession, url: str, pieces: Sequence[tuple[Piece, int | None]]) -> pa.Table:
+def _run_pieces(spark: SparkSession, url: str, pieces: Sequence[tuple[Piece, int | None]]) -> pa.Table:
     def check(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for index in batch["id"].to_pylist():
@@ -296,11 +278,11 @@ def _told(spark: SparkSession, url: str, pieces: Sequence[tuple[Piece, int | Non
                     {"rule": f.rule, "slot": f.slot, "version": f.version, "detail": f.detail} for f in found.findings
                 ]
                 rows.append({name: getattr(found, name) for name in Counts.__slots__})
-                yield pa.RecordBatch.from_pylist(rows, schema=_TOLD_SCHEMA)
+                yield pa.RecordBatch.from_pylist(rows, schema=_RESULT_SCHEMA)
 
     if not pieces:
-        return _TOLD_SCHEMA.empty_table()
-    return spark.range(0, len(pieces), 1, len(pieces)).mapInArrow(check, _TOLD).toArrow()
+        return _RESULT_SCHEMA.empty_table()
+    return spark.range(0, len(pieces), 1, len(pieces)).mapInArrow(check, _RESULT_TYPE).toArrow()
 
 
 def _mark(url: str, share: _Share, damaged: Sequence[str]) -> int:

@@ -1,1 +1,1 @@
-"""The data sources that read queues and message stores."""
+"""Read an embedded queue (``queue``) and a message store (``store``) as Spark data sources."""

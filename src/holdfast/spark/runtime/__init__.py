@@ -1,1 +1,1 @@
-"""The Spark session, the driver's and the workers' access to a log."""
+"""What the other packages run on: the Spark session, an object store on a thread, a table's files, and the doctor."""

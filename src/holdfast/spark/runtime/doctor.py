@@ -1,9 +1,7 @@
-"""What stands between this machine and a first read: each check with what it found and how to mend it.
+"""Check whether this machine can run Spark jobs on a log: each check has a verdict, what it found, and how to fix it.
 
-Owns: the checks and their order. Does not own: how they are shown (the command line), starting a session.
-
-Failure model: a check that cannot be made is a finding too; nothing is raised and nothing is left behind, but for
-``writes``, which creates and removes one small object under ``probe/``.
+A check that cannot run is a finding too: nothing is raised. Only the write check changes anything: it creates one
+small object under ``probe/`` and removes it again.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from typing import Final, Literal
 from holdfast.errors import HoldfastError, InvalidRequest
 from holdfast.extras import install_command
 from holdfast.objects.port import Created, ObjectStore
-from holdfast.spark.runtime.spark_session import find_java, require_pandas
+from holdfast.spark.runtime.session import find_java, require_pandas
 from holdfast.spark.runtime.store_thread import StoreThread
 
 __all__ = ["Diagnosis", "diagnose"]

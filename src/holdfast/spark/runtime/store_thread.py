@@ -1,26 +1,132 @@
-"""An object store on an event loop of its own, for code that may not await.
+"""An object store on its own event loop and thread, for code that cannot await.
 
-Owns: the loop, its thread, and opening and closing the store there. Does not own: which requests are made.
+A directory is read in this process: the product's directory store starts two worker processes, 40 ms each, so that no
+system call blocks a leader. A plan or a stream reader has nothing to block.
 
-Failure model: what opening raises is raised by ``with``. Leaving the block abandons what is under way, which is
-harmless for reads; an unused thread ends with its process.
+Leaving the ``with`` block abandons requests in flight; that is harmless for reads.
 """
 
 from __future__ import annotations
 
 import asyncio
+import builtins
+import gc
+import secrets
+import sys
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
+from pathlib import Path
 from types import TracebackType
 from typing import Final, Generic, Self, TypeVar
+from urllib.parse import unquote, urlsplit
 
+from holdfast.errors import Code, InvalidRequest, NotFound, Unavailable
 from holdfast.objects.budget import BudgetedStore
+from holdfast.objects.directory.files import PosixFiles
+from holdfast.objects.directory.objects import DirectoryObjects, Unfit
 from holdfast.objects.open import open_durable_reader, open_store
-from holdfast.objects.port import ObjectReader, ObjectStore
-from holdfast.spark.runtime.directory_here import DirectoryHere
+from holdfast.objects.port import (
+    CREATED,
+    CreateAnswer,
+    Listed,
+    ObjectReader,
+    ObjectStore,
+    Refused,
+    Unknown,
+    require_key,
+)
 
-__all__ = ["PlannedObjectsThread", "StoreThread", "is_directory"]
+__all__ = ["DirectoryHere", "PlannedObjectsThread", "StoreThread", "is_directory", "set_imports_aside"]
+
+
+class DirectoryHere:
+    """An ``ObjectStore`` on the directory that a ``file:`` URL names. Raises: NotFound when there is none."""
+
+    def __init__(self, url: str) -> None:
+        root = Path(unquote(urlsplit(url).path)).absolute()
+        if not root.is_dir():
+            raise NotFound(
+                "the directory does not exist",
+                code=Code.LOG_EMPTY,
+                hint="mount it, or start a new log there with: holdfast log init",
+                path=str(root),
+            )
+        self._url = root.as_uri()
+        self._objects = DirectoryObjects(PosixFiles(), str(root), secrets.token_hex(8))
+
+    @property
+    def url(self) -> str:
+        """Where this is."""
+        return self._url
+
+    async def create(self, key: str, data: bytes) -> CreateAnswer:
+        """As the port says."""
+        try:
+            created = self._objects.create(require_key(key), data)
+        except Unfit as error:
+            raise InvalidRequest(str(error), code=Code.STORE_UNFIT, url=self._url) from error
+        except OSError as error:
+            return Unknown(str(error))
+        self._objects.tidy()
+        return CREATED if created else Refused()
+
+    async def read(self, key: str, *, start: int = 0, length: int | None = None) -> bytes:
+        """As the port says."""
+        try:
+            data = self._objects.read(require_key(key), start, length)
+        except OSError as error:
+            raise self._unavailable(key, error) from error
+        if data is None:
+            raise NotFound("there is no such object", key=key)
+        return data
+
+    async def list(self, prefix: str, *, after: str = "", limit: int = 1000) -> builtins.list[Listed]:
+        """As the port says."""
+        try:
+            return [Listed(key, size) for key, size in self._objects.page(prefix, after, limit)]
+        except OSError as error:
+            raise self._unavailable(prefix, error) from error
+
+    async def delete(self, key: str) -> None:
+        """As the port says."""
+        try:
+            self._objects.delete(require_key(key))
+        except OSError as error:
+            raise self._unavailable(key, error) from error
+
+    async def close(self) -> None:
+        """As the port says."""
+        self._objects.close()
+
+    def _unavailable(self, key: str, error: OSError) -> Unavailable:
+        return Unavailable("the directory cannot be read", key=key, cause=str(error))
+
+
+_DAEMON: Final = "pyspark.daemon"
+_done = False
+
+
+def set_imports_aside() -> None:
+    """Call when a task has imported whatever it needs. Only the first call in a worker does anything.
+
+    What is set aside is still freed when nothing refers to it; only cycles that are dropped later stay, and those among
+    modules and what a first task has left are few. A collection before leaves no old ones.
+    """
+    global _done
+    if _done:
+        return
+    _done = True
+    if _is_kept_worker():
+        gc.collect()
+        gc.freeze()
+
+
+def _is_kept_worker() -> bool:
+    """Whether this process was forked by Spark's daemon, which keeps workers for later tasks."""
+    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+    return spec is not None and spec.name == _DAEMON
+
 
 T = TypeVar("T")
 S = TypeVar("S", bound=ObjectReader)
@@ -95,7 +201,7 @@ class StoreThread(_LoopThread[ObjectStore]):
 class PlannedObjectsThread(_LoopThread[ObjectReader]):
     """Reads only what a plan has seen, and so what is durable.
 
-    A directory is then read by name, without the syncs that a name nobody vouched for needs.
+    A directory is then read by name, without the syncs that an unproved name needs.
     """
 
     def __init__(self, url: str) -> None:

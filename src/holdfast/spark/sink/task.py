@@ -1,53 +1,180 @@
-"""A task's part of a write: send the transactions of one partition, each exactly once.
+"""A task's part of a write: turn rows into transactions and commit those of one partition, each exactly once.
 
-Owns: chunks, attempts and what proves that an attempt is dead. Does not own: the intent (``sink_driver``), making
-transactions (``sink_rows``), the client's repeats and questions (``holdfast.client``).
+Columns: ``key`` and ``value`` (binary, or string written as UTF-8), ``kind`` (``write``, ``delete``, ``range_delete``;
+without it a null value deletes), ``end`` (for ``range_delete``; null means to the last key). Or one column
+``operations``, an array of structs of these: one transaction per row. The other columns of the source's shapes are
+ignored, so rows of one log can be written to another.
 
-Why chunks. An attempt is a request id and a read version, and both must be the same in every task that may send it: the
-service knows a duplicate by them. But a read version ages: behind the conflict window (a minute) nothing new is
-accepted with it. One read version for a whole write would end every write that takes longer. So the rows of a partition
-are cut into chunks by number and size, and before a chunk is sent, the tasks that may send it agree on its read
-version: the version at which the first of them noted, under the partition's progress key, that this chunk begins.
+Why chunks: an attempt is a request id and a read version, and every task that may send it must use the same two. A
+read version expires with the conflict window (a minute), so one for a whole write would end every long write. Rows are
+cut into chunks by number and size, and tasks agree on a read version per chunk.
 
-Rules:
+1. A row is sent only after the progress names its chunk. The version of that progress is its read version.
+2. The progress moves to the next chunk only when every transaction of this one is committed, and only if the progress
+   is unchanged. A task that loses this race reads again and skips what is done.
+3. For an attempt that the service calls too old, the task asks for the final outcome. If it is not committed, the
+   transaction is sent in the next attempt, whose read version is agreed in the same way. A task that joins there
+   first finishes the earlier attempts.
+4. No row may change the record or the progress: a range delete over everything would restart the write.
+5. The progress has a digest of every transaction up to the end of its chunk. A task with another digest got other
+   rows or another order, and raises: skipping by number would lose rows.
 
-1. A row is sent only after the progress names its chunk, with the version of that note as its read version.
-2. The note moves to the next chunk only when every transaction of this one is committed, and only if it is still the
-   note that was read. Who comes second reads it again, and skips what is done.
-3. An attempt that the service calls too old is asked about: the answer is final. What is not committed then, and never
-   will be, is sent under the next attempt, whose read version is agreed on in the same way. Whoever joins at that
-   attempt first settles the earlier ones by the same two steps.
-4. No row may change the record or the notes: a range delete over everything would have the write begin anew.
-5. The note carries a digest of every transaction up to the end of its chunk. A task that computes another one was given
-   other rows, or another order, and raises: skipping by number would lose rows.
-
-Failure model: a retried task, a speculative one, one of a driver that started again and one of a zombie driver do the
-same and disturb nothing. A task whose application has moved on is Fenced at its next chunk.
+So retried, speculative, restarted and zombie tasks do the same. A task whose application has moved on is Fenced at its
+next chunk.
 """
 
-# pyarrow ships no types, so the checker cannot know its classes where they are parameters; mypy checks the rest.
+# pyarrow ships no types; mypy checks the rest.
 # pyright: reportUnknownParameterType=false
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Final
+from typing import Final, cast
 
 import msgspec
 import pyarrow as pa
+from pyspark.sql.types import ArrayType, BinaryType, DataType, StringType, StructType
 
 from holdfast.client import Client, CommitReceipt, NotCommitted
-from holdfast.commit.format.transaction import Operation, PointRead, RangeDelete, Transaction, Write
+from holdfast.commit.format.transaction import Delete, Operation, PointRead, RangeDelete, Transaction, Write
 from holdfast.errors import Code, Conflict, Fenced, InvalidRequest, Unavailable
-from holdfast.spark.sink.driver import Intent, read_record
-from holdfast.spark.sink.options import WriteOptions
-from holdfast.spark.sink.records import Progress, decode_progress, encode, progress_key, record_key, request_id
-from holdfast.spark.sink.rows import transactions_of
+from holdfast.spark.columns import COLUMNS, Shape
+from holdfast.spark.options import WriteOptions
+from holdfast.spark.sink.record import (
+    Intent,
+    Progress,
+    decode_progress,
+    encode,
+    progress_key,
+    read_record,
+    record_key,
+    request_id,
+)
 from holdfast.values import LogPosition
 
-__all__ = ["CHUNK_BYTES", "CHUNK_TRANSACTIONS", "send_partition"]
+__all__ = ["CHUNK_BYTES", "CHUNK_TRANSACTIONS", "check_schema", "send_partition", "transactions_of"]
+
+_OPERATION_COLUMNS: Final = ("key", "value", "kind", "end")
+_OWN: Final = frozenset(COLUMNS[Shape.OPERATIONS]) | frozenset(COLUMNS[Shape.TRANSACTIONS])
+
+
+def check_schema(schema: StructType, transaction_key: str | None) -> None:
+    """Raise InvalidRequest unless rows of this schema are operations, or transactions."""
+    fields: Mapping[str, DataType] = {field.name: field.dataType for field in schema}
+    if transaction_key is not None and transaction_key not in fields:
+        raise _misfit(f"there is no column {transaction_key}, the transactionKey")
+    extra = [name for name in fields if name not in _OWN and name != transaction_key]
+    if extra:
+        raise _misfit(f"columns {', '.join(extra)} would be lost")
+    if "operations" in fields:
+        kind = fields["operations"]
+        if transaction_key is not None or "key" in fields:
+            raise _misfit("a row of operations is a transaction already")
+        if not isinstance(kind, ArrayType) or not isinstance(kind.elementType, StructType):
+            raise _misfit("operations is an array of structs")
+        fields = {field.name: field.dataType for field in kind.elementType}
+    if "key" not in fields or not ("value" in fields or "kind" in fields):
+        raise _misfit("key and value are needed (or key and kind)")
+    for name in _OPERATION_COLUMNS:
+        if name in fields and not isinstance(fields[name], BinaryType | StringType):
+            raise _misfit(f"{name} is binary or string, not {fields[name].simpleString()}")
+
+
+def _misfit(reason: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"rows are no transactions: {reason}",
+        code=Code.BAD_CONFIGURATION,
+        hint="the sink takes key, value, kind, end, or operations; use select() to name them so",
+    )
+
+
+def transactions_of(batches: Iterable[pa.RecordBatch], transaction_key: str | None) -> Iterator[list[Operation]]:
+    """The operations of one transaction after the other, in the order of the rows.
+
+    With ``transaction_key`` consecutive rows of one value make a transaction. The rows must be sorted by it within the
+    partition, so that no transaction can come in two parts unnoticed; its values compare as Python compares them.
+    Raises: InvalidRequest.
+    """
+    if transaction_key is None:
+        for batch in batches:
+            yield from _one_per_row(batch)
+        return
+    group: list[Operation] = []
+    current: object = None
+    for batch in batches:
+        names: list[object] = batch.column(transaction_key).to_pylist()
+        for name, operations in zip(names, _one_per_row(batch), strict=True):
+            if name is None:
+                raise InvalidRequest("a row has no transactionKey", column=transaction_key)
+            if group and name != current:
+                if name < current:  # type: ignore[operator]  # one column has one type
+                    raise InvalidRequest(
+                        "rows are not sorted by the transactionKey, so a transaction might be torn",
+                        hint=f'df.repartition("{transaction_key}").sortWithinPartitions("{transaction_key}")',
+                        after=current,
+                        found=name,
+                    )
+                yield group
+                group = []
+            current = name
+            group += operations
+    if group:
+        yield group
+
+
+def _one_per_row(batch: pa.RecordBatch) -> Iterator[list[Operation]]:
+    names: Sequence[str] = batch.schema.names
+    if "operations" in names:
+        for row in batch.column("operations").to_pylist():
+            found = cast("list[dict[str, object]]", row or [])
+            if not found:
+                raise InvalidRequest("a transaction has no operations", code=Code.NO_OPERATIONS)
+            yield [
+                _operation(each.get("key"), each.get("value"), each.get("kind", _BY_VALUE), each.get("end"))
+                for each in found
+            ]
+        return
+    none: list[object] = [None] * batch.num_rows
+    keys: list[object] = batch.column("key").to_pylist()
+    values: list[object] = batch.column("value").to_pylist() if "value" in names else none
+    if "kind" not in names:
+        for key, value in zip(keys, values, strict=True):
+            yield [_operation(key, value, _BY_VALUE, None)]
+        return
+    kinds: list[object] = batch.column("kind").to_pylist()
+    ends: list[object] = batch.column("end").to_pylist() if "end" in names else none
+    for key, value, kind, end in zip(keys, values, kinds, ends, strict=True):
+        yield [_operation(key, value, kind, end)]
+
+
+_BY_VALUE: Final = "by value"
+
+
+def _operation(key: object, value: object, kind: object, end: object) -> Operation:
+    name = _bytes(key)
+    if name is None:
+        raise InvalidRequest("a row has no key")
+    if kind == _BY_VALUE:
+        kind = "delete" if value is None else "write"
+    match kind:
+        case "write":
+            data = _bytes(value)
+            if data is None:
+                raise InvalidRequest("a write has no value", key=name)
+            return Write(name, data)
+        case "delete":
+            return Delete(name)
+        case "range_delete":
+            return RangeDelete(name, _bytes(end))
+        case _:
+            raise InvalidRequest("kind is write, delete or range_delete", kind=kind)
+
+
+def _bytes(value: object) -> bytes | None:
+    return value.encode() if isinstance(value, str) else cast("bytes | None", value)
+
 
 CHUNK_TRANSACTIONS: Final = 5_000
 CHUNK_BYTES: Final = 8 * 2**20
@@ -70,7 +197,7 @@ class _Chunk:
 
 @dataclass(frozen=True, slots=True)
 class _Note:
-    """The partition's progress as it stands in the log, and the version of it.
+    """The partition's progress in the log, and its version.
 
     ``is_done`` when the whole write is: then nothing of the progress is left, and nothing is missing.
     """
@@ -90,7 +217,7 @@ def send_partition(
     """Commit the transactions of one partition that are not committed yet. Returns how many the partition has.
 
     Raises: Fenced, InvalidRequest (also when the rows are not those of an earlier try), LimitExceeded, OutcomeUnknown,
-    Unavailable. After a crash: what was committed stays, and whoever tries again sends the rest.
+    Unavailable. After a crash: what was committed stays, and the next attempt sends the rest.
     Cost: a request for each 5,000 transactions (8 MiB), and one to note each chunk.
     """
     sender = _Sender(client, options, intent, partition)
@@ -107,13 +234,13 @@ def _leaving_record(transactions: Iterable[list[Operation]], application: str) -
     """The same transactions. Raises InvalidRequest for one that changes the application's record or its notes: what
     was sent before would not be known any more, and would be sent again."""
     record = record_key(application)
-    notes, behind = record + b"/", record + b"0"
+    notes, past = record + b"/", record + b"0"
     for operations in transactions:
         for operation in operations:
             match operation:
                 case RangeDelete(begin, end):
                     on_record = begin <= record and (end is None or end > record)
-                    is_own = on_record or (begin < behind and (end is None or end > notes))
+                    is_own = on_record or (begin < past and (end is None or end > notes))
                 case _:
                     is_own = operation.key == record or operation.key.startswith(notes)
             if is_own:
@@ -168,7 +295,7 @@ class _Sender:
         self._key = progress_key(options.application, intent.token, partition)
         found = client.get(self._key, at=LogPosition(intent.version, intent.log_id))
         self._note = None if found is None else _Note(decode_progress(found.value, self._key), found.version)
-        # A view may be behind the notes of an earlier try. A conflict tells, but not where nothing is noted here.
+        # A view may lag the progress of an earlier try. A conflict shows it, but not where no progress is noted.
         self._may_be_behind = True
 
     def require_whole(self, chunks: int) -> None:
@@ -204,13 +331,13 @@ class _Sender:
             if not missing:
                 return
             if settled >= ATTEMPTS_MAX:
-                raise Unavailable("transactions stay behind the conflict window, however often they are sent")
+                raise Unavailable("transactions stay below the conflict window after every attempt")
             note = self._agree(Progress(chunk.number, chunk.digest, attempts))
             if note.is_past(chunk.number):
                 return
 
     def _agree(self, wanted: Progress) -> _Note:
-        """The note that names this chunk and attempt, or a later one: ours, or whoever's came first."""
+        """The note that names this chunk and attempt, or a later one: ours, or another task's that came first."""
         for _ in range(ROUNDS_MAX):
             note = self._note
             if note is not None and (note.is_done or _place(note.progress) >= _place(wanted)):
@@ -224,7 +351,7 @@ class _Sender:
         raise Unavailable("other tasks keep changing this partition's progress", partition=self._partition)
 
     def _try_note(self, wanted: Progress) -> int | None:
-        """Note where this partition stands, unless it or the application's record has changed."""
+        """Note the progress of this partition, unless it or the application's record has changed."""
         known = self._intent_version if self._note is None else self._note.version
         read_version = max(known, self._intent_version)
         record = record_key(self._options.application)
@@ -244,7 +371,7 @@ class _Sender:
         record, read_version = read_record(self._client, self._options.application)
         token = self._intent.token
         if record is not None and (token in record.recent or (record.state == "done" and record.token == token)):
-            # Somebody else with this token has come to the end: every transaction of it is committed.
+            # Another driver with this token has finished: every transaction is committed.
             return _Note(Progress(0, ""), read_version, is_done=True)
         if record is None or record.token != token:
             raise Fenced(
@@ -293,7 +420,7 @@ class _Sender:
         answer = self._client.status(name, LogPosition(read_version, self._intent.log_id))
         if answer.status == "log_truncated":
             raise Unavailable(
-                "retention has removed what would tell whether a transaction is committed",
+                "retention has removed the record of whether a transaction is committed",
                 code=Code.LOG_TRUNCATED,
                 request_id=name,
             )

@@ -1,16 +1,12 @@
-"""``write.format("holdfast")`` and ``writeStream``: the adapter between Spark's Python writers and the sink.
+"""``write.format("holdfast")`` and ``writeStream``: the writers that Spark calls.
 
-Owns: what Spark calls when. Does not own: the protocol (``sink_driver``, ``sink_task``).
-
-Spark makes the writer on the driver when a write, or a micro-batch, is planned: there the intent is committed. It
-pickles the writer to the tasks, whose ``write`` sends, and calls ``commit`` on the driver when all are done, for a
-micro-batch on a writer made anew. A micro-batch that Spark runs again, after it or the driver died, gets a writer for
-the same offset range, finds done or its own intent, and sends nothing or what is missing.
-
-Failure model: as ``sink_driver`` and ``sink_task``; nothing is undone by ``abort``.
+Spark creates the writer on the driver when it plans a write or a micro-batch; that commits the intent. It pickles the
+writer into tasks, whose ``write`` sends, and calls ``commit`` on the driver after all tasks. A micro-batch that runs
+again gets a writer for the same offset range, finds done or its own intent, and sends only what is missing. ``abort``
+undoes nothing.
 """
 
-# pyarrow ships no types, so the checker cannot know its classes where they are parameters; mypy checks the rest.
+# pyarrow ships no types; mypy checks the rest.
 # pyright: reportUnknownParameterType=false
 
 from __future__ import annotations
@@ -27,9 +23,8 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 
 from holdfast.client import Client, ClientOptions
 from holdfast.errors import Code, InvalidRequest
-from holdfast.spark.sink.driver import Intent, Wanted, begin, finish
-from holdfast.spark.sink.options import WriteOptions
-from holdfast.spark.sink.records import stream_range, token_of
+from holdfast.spark.options import WriteOptions
+from holdfast.spark.sink.record import Intent, Wanted, begin, finish, stream_range, token_of
 from holdfast.spark.sink.task import CHUNK_BYTES, CHUNK_TRANSACTIONS, send_partition
 
 __all__ = ["HoldfastBatchWriter", "HoldfastStreamWriter", "Written", "open_client", "wanted_batch", "wanted_stream"]

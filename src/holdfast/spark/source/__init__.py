@@ -1,1 +1,5 @@
-"""The data source that reads a log, in batches and as a stream."""
+"""Read a log: as a batch and as a stream.
+
+Start with ``plan`` (which objects), then ``scan`` (one piece in a task), ``bodies`` and ``shapes`` (bytes to rows).
+``reader`` and ``stream`` are what Spark calls; ``segments`` reads the older part of a log from its segments.
+"""

@@ -1,20 +1,15 @@
-"""Planning a read: from one listing to the live objects, from versions to a part of them, from bytes to partitions.
+"""Plan a read: find the live objects in one listing, bound them by version, and cut them into pieces.
 
-Owns: finding the live chain in a listing by sizes alone, bounding it by versions, cutting it into partitions.
-Does not own: the rules of the chain (``commit.chain``), reading bodies (``scan``).
+A listing shows sizes, and a size tells claims from data. The chain goes from the genesis claim to its jump and down.
+The next live claim is the first claim at or below that jump, and every slot between them must exist. Under the newest
+claim the first missing slot ends the log. This needs no headers; the tasks check every header and every link that they
+read, also between pieces.
 
-How: a listing's sizes tell claims from data. From the genesis claim the chain goes to the claim's jump and down; the
-next live claim is the first claim at or below that jump, and everything between them must be there. Under the newest
-claim the first missing slot ends the log. No header is needed for that; tasks check every header and every link that
-they read, across the borders of partitions too.
+A missing slot below an acknowledged object is data loss: CorruptData, unless retention removed it. The log changes
+during a listing, so only a hole that a second listing shows again counts.
 
-Failure model: a slot that is missing although a newer object proves that it was acknowledged is data loss, and raises
-CorruptData naming it, unless retention removed it: then everything older is gone too, and the newest header says so.
-Because a log moves while it is listed, a hole is believed only when a second listing shows it again. Nothing is
-written, so a crash leaves nothing.
-
-Cost: the LIST pages (read in parallel ranges of slots), one header, and about log2(objects) headers per version bound.
-Memory on the driver: 16 bytes per listed object once a page is read.
+Cost: the LIST pages (ranges of slots in parallel), one header, and about log2(objects) headers per version bound.
+Memory on the driver: 16 bytes per listed object.
 """
 
 from __future__ import annotations
@@ -27,6 +22,7 @@ from typing import Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+from pyspark.sql.datasource import InputPartition
 
 from holdfast.commit.format.batch import (
     CLAIM_BYTES,
@@ -41,28 +37,36 @@ from holdfast.commit.format.batch import (
     slot_of,
 )
 from holdfast.commit.format.chain import broken
+from holdfast.commit.reading.reader import find_frontier
 from holdfast.errors import Code, CorruptData, InvalidRequest, NotFound, Unavailable
 from holdfast.objects.port import ObjectReader, ObjectStore
-from holdfast.spark.source.options import Position, ReadOptions
+from holdfast.spark.options import Position, ReadOptions
+from holdfast.spark.runtime.store_thread import StoreThread
 from holdfast.spark.source.shapes import RowFilter, seq_of
 from holdfast.values import slot_text
 
 __all__ = [
     "Chain",
+    "LogHead",
+    "LogPartition",
     "Piece",
     "Plan",
+    "SegmentPartition",
     "cut",
     "first_index",
     "first_place",
     "index_after",
     "list_slots",
     "live_chain",
+    "log_head",
     "lost",
+    "newest_header",
     "plan_read",
     "read_header",
     "require_log",
     "walk",
 ]
+
 
 Slots: TypeAlias = npt.NDArray[np.uint64]
 Sizes: TypeAlias = npt.NDArray[np.int64]
@@ -157,7 +161,7 @@ async def first_place(store: ObjectStore, chain: Chain, options: ReadOptions, st
         since = await first_index(store, chain, lambda header: header.time_ms >= since_ms)
         if starting is None:
             return since
-        # Both are given where segments hold what lies before ``starting``.
+        # Both are given where segments hold the versions before ``starting``.
         return max(since, await first_place(store, chain, replace(options, starting_ms=None), starting))
     if after is not None and after.seq is not None:
         seq = after.seq
@@ -172,7 +176,7 @@ async def first_place(store: ObjectStore, chain: Chain, options: ReadOptions, st
 
 
 def index_after(chain: Chain, seq: int) -> int:
-    """The place of the first object behind ``seq``."""
+    """The index of the first object after ``seq``."""
     return int(np.count_nonzero(chain.slots >= np.uint64(FIRST_SLOT - seq))) if seq >= 0 else 0
 
 
@@ -227,7 +231,7 @@ async def live_chain(store: ObjectStore) -> Chain:
     for _ in range(LISTINGS_MAX):
         newest_rows = await store.list(PREFIX, limit=1)
         if not newest_rows:
-            raise NotFound("log is empty: nothing is listed under batches/", code=Code.LOG_EMPTY, url=store.url)
+            raise _empty(store)
         # Read before the rest is listed: what this header calls durable was acknowledged earlier, so the listing has
         # it.
         newest = await read_header(store, _slot(newest_rows[0].key))
@@ -252,7 +256,7 @@ async def live_chain(store: ObjectStore) -> Chain:
 
 async def _require_claim_at_end(store: ObjectStore, chain: Chain) -> None:
     """Raise if the chain ends with an object that is no claim but has the size of one: it has been cut, and the walk
-    has jumped over what follows it. One that does not stand at the end is found by the link behind it."""
+    has jumped over what follows it. An object that is not at the end is found by the link after it."""
     newest = int(chain.slots[-1])
     if chain.sizes[-1] == CLAIM_BYTES and (await read_header(store, newest)).kind is not Kind.CLAIM:
         raise broken("object of claim size is no claim", newest)
@@ -394,3 +398,56 @@ def _piece(chain: Chain, claims: Indices, first: int, past: int) -> Piece:
         # In a truncated log the claim may be older than the oldest object kept; then the head names it.
         claim = int(chain.slots[claims[above - 1]]) if above else None
     return Piece(runs, head, claim, past - first, int(chain.sizes[first:past].sum()), chain.log_id)
+
+
+@dataclass
+class LogPartition(InputPartition):
+    """One piece of the log and the rows wanted from it."""
+
+    piece: Piece
+    wanted: RowFilter
+
+
+@dataclass
+class SegmentPartition(InputPartition):
+    """One file of the table of segments at ``table_url``, the versions in it (both inclusive), and the rows wanted from
+    it, those since a time at most."""
+
+    table_url: str
+    path: str
+    version_min: int
+    version_max: int
+    wanted: RowFilter
+    since_ms: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class LogHead:
+    """The newest settled version of a log, and which log it is (its id as 32 hexadecimal digits)."""
+
+    log_id: str
+    version: int
+
+
+def log_head(url: str) -> LogHead:
+    """The id and version in the newest live object of the log. Cost: one LIST page, two rounds of headers.
+
+    The newest listed key may be another object: one that a deposed leader wrote into a dead slot.
+
+    Raises: NotFound (``log_empty``), CorruptData, Unavailable.
+    """
+    with StoreThread(url) as thread:
+        newest = thread.start(newest_header).result()
+    return LogHead(newest.log_id.hex(), newest.last_version)
+
+
+async def newest_header(store: ObjectStore) -> Header:
+    """The header of the newest live object. Raises: NotFound (``log_empty``), CorruptData, Unavailable."""
+    frontier = await find_frontier(store)
+    if frontier is None:
+        raise _empty(store)
+    return frontier[0]
+
+
+def _empty(store: ObjectStore) -> NotFound:
+    return NotFound("log is empty: nothing is listed under batches/", code=Code.LOG_EMPTY, url=store.url)

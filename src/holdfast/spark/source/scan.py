@@ -1,18 +1,12 @@
-"""Reading one piece of the log inside a task: fetch ahead, check everything, yield few large record batches.
+"""Read one piece of the log inside a task: read ahead, check everything, yield few large record batches.
 
-Owns: the order of reading, the checks of headers and links, the size of what is yielded.
-Does not own: which slots (``plan``), decoding (``bodies``), what a row looks like (``shapes``), retries of requests
-(``objects.budget``).
-
-Failure model: an object that is missing, damaged, or does not continue the chain raises CorruptData naming the slot and
-the rule, also where it is the border to the piece before. A store that does not answer raises Unavailable, and Spark
-runs the task again: reading changes nothing. Batches yielded before an error belong to a task that fails as a whole.
-
-Store requests run on one event loop in one thread of this task's own, so that fetching goes on while Spark consumes.
+A missing or damaged object, and one that does not continue the chain, raises CorruptData with the slot and the rule;
+the border to the piece before is checked too. A store that does not respond raises Unavailable, and Spark runs the
+task again.
 """
 
-# pyarrow ships no types, so the checker cannot know its classes where they are parameters; mypy checks the rest.
-# pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false
+# pyarrow ships no types; mypy checks the rest.
+# pyright: reportUnknownLambdaType=false, reportUnknownParameterType=false
 
 from __future__ import annotations
 
@@ -26,24 +20,16 @@ from typing import Final, assert_never
 
 import pyarrow as pa
 
-from holdfast.commit.format.batch import (
-    FIRST_SLOT,
-    FLAG_LZ4,
-    HEADER_BYTES,
-    Header,
-    Kind,
-    decode_header,
-    object_name,
-)
+from holdfast.commit.format.batch import FIRST_SLOT, FLAG_LZ4, HEADER_BYTES, Header, Kind, decode_header, object_name
 from holdfast.commit.format.chain import ChainWalker, broken
 from holdfast.errors import NotFound
 from holdfast.objects.port import ObjectReader
-from holdfast.spark.runtime.store_thread import PlannedObjectsThread, StoreThread, is_directory
-from holdfast.spark.runtime.worker_process import set_imports_aside
+from holdfast.spark.columns import Shape
+from holdfast.spark.options import ReadOptions
+from holdfast.spark.runtime.store_thread import PlannedObjectsThread, StoreThread, is_directory, set_imports_aside
 from holdfast.spark.source.bodies import JOINED_BYTES_MAX, decode_bodies
-from holdfast.spark.source.options import ReadOptions
 from holdfast.spark.source.plan import Piece, lost, read_header, require_log
-from holdfast.spark.source.shapes import RowFilter, Shape, batch_rows, operation_rows, transaction_rows
+from holdfast.spark.source.shapes import RowFilter, batch_rows, operation_rows, transaction_rows
 from holdfast.values import slot_text
 
 __all__ = ["StoreThread", "checked_objects", "scan"]
@@ -110,7 +96,7 @@ def checked_objects(options: ReadOptions, piece: Piece) -> Iterator[tuple[Header
 
 
 async def _walker_at(store: ObjectReader, piece: Piece) -> ChainWalker:
-    """A walker that expects the first object of the piece next, or, in a truncated log, stands on it already."""
+    """A walker that expects the first object of the piece next, or, in a truncated log, has already accepted it."""
     first = piece.runs[0][0]
     if piece.head is None and first == FIRST_SLOT:
         if piece.log_id is not None:
@@ -134,7 +120,7 @@ def _fetched(
     length = HEADER_BYTES if headers_only else None
     each = HEADER_BYTES if headers_only else max(1, piece.object_bytes // piece.objects)
     round_objects = max(1, min(FETCH_OBJECTS_MAX, FETCH_BYTES // each))
-    # A file is read at once, in the thread of the loop: making it wait beside others would only cost.
+    # A file is read at once, in the thread of the loop: waiting for others would only cost.
     read_round = _read_in_turn if is_directory(url) else _read_together
     slots = (slot for first, last in piece.runs for slot in range(first, last - 1, -1))
     under_way: deque[tuple[Sequence[int], Future[list[bytes]]]] = deque()

@@ -1,22 +1,17 @@
-"""What a row of a read is: the columns of each shape, and their making from decoded objects.
+"""Make the rows of each shape from decoded objects, in vectorised steps.
 
-Owns: the column names and types, in Arrow and in Spark, and the vectorised step from batch bodies to those columns.
-Does not own: the batch format (``commit.batch``), which objects are read (``plan``, ``scan``).
-
-Failure model: rows that break the promises of their header raise CorruptData naming the slot; nothing is skipped.
-
-Slots do not fit Spark's signed 64-bit integers, so rows carry ``seq = 2^64-1 - slot``: the place in the order of
-writing, 0 for genesis. Versions stay below 2^53 and are longs.
+Slots do not fit Spark's signed 64-bit integers, so rows carry ``seq = 2^64-1 - slot``: the position in the order of
+writing, 0 for genesis. Versions stay below 2^53 and are longs. Rows that contradict their header raise CorruptData
+with the slot.
 """
 
-# pyarrow ships no types, so the checker cannot know its classes where they are parameters; mypy checks the rest.
-# pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false
+# pyarrow ships no types; mypy checks the rest.
+# pyright: reportUnknownLambdaType=false, reportUnknownParameterType=false
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from functools import cache
 from typing import Final
 
@@ -27,88 +22,11 @@ import pyarrow.compute as pc
 
 from holdfast.commit.format.batch import FIRST_SLOT, Header, ItemKind, Kind
 from holdfast.errors import Code, CorruptData
+from holdfast.spark.columns import COLUMNS, OPERATION, OPERATION_KINDS, TIMESTAMP, Shape, arrow_schema
 from holdfast.spark.source.bodies import Bodies
 from holdfast.values import slot_text
 
-__all__ = [
-    "OPERATION_KINDS",
-    "RowFilter",
-    "Shape",
-    "arrow_schema",
-    "batch_rows",
-    "column_names",
-    "default_columns",
-    "operation_rows",
-    "seq_of",
-    "transaction_rows",
-]
-
-
-class Shape(StrEnum):
-    """What one row stands for."""
-
-    OPERATIONS = "operations"
-    TRANSACTIONS = "transactions"
-    BATCHES = "batches"
-
-
-OPERATION_KINDS: Final = (ItemKind.WRITE, ItemKind.DELETE, ItemKind.RANGE_DELETE)
-_TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
-_OPERATION: Final = pa.struct(
-    [
-        pa.field("kind", pa.string()),
-        pa.field("key", pa.binary()),
-        pa.field("end", pa.binary()),
-        pa.field("value", pa.binary()),
-    ]
-)
-
-_COLUMNS: Final[Mapping[Shape, Mapping[str, pa.DataType]]] = {
-    Shape.OPERATIONS: {
-        "version": pa.int64(),
-        "seq": pa.int64(),
-        "request_id": pa.string(),
-        "kind": pa.string(),
-        "key": pa.binary(),
-        "end": pa.binary(),
-        "value": pa.binary(),
-        "timestamp": _TIMESTAMP,
-        "position": pa.int32(),
-        "leader_id": pa.string(),
-    },
-    Shape.TRANSACTIONS: {
-        "version": pa.int64(),
-        "prev_version": pa.int64(),
-        "seq": pa.int64(),
-        "request_id": pa.string(),
-        "read_version": pa.int64(),
-        "operations": pa.list_(pa.field("element", _OPERATION)),
-        "timestamp": _TIMESTAMP,
-        "leader_id": pa.string(),
-    },
-    Shape.BATCHES: {
-        "seq": pa.int64(),
-        "slot": pa.string(),
-        "kind": pa.string(),
-        "epoch": pa.int64(),
-        "leader_id": pa.string(),
-        "address": pa.string(),
-        "claim_seq": pa.int64(),
-        "prev_seq": pa.int64(),
-        "durable_seq": pa.int64(),
-        "first_version": pa.int64(),
-        "last_version": pa.int64(),
-        "prev_version": pa.int64(),
-        "window_floor": pa.int64(),
-        "truncated_through": pa.int64(),
-        "transactions": pa.int64(),
-        "object_bytes": pa.int64(),
-        "timestamp": _TIMESTAMP,
-    },
-}
-
-_ON_REQUEST: Final = frozenset({"position", "leader_id"})
-"""Columns of ``operations`` that only ``columns`` brings: ``position`` is the operation's place in its transaction."""
+__all__ = ["RowFilter", "batch_rows", "operation_rows", "seq_of", "transaction_rows"]
 
 
 @cache
@@ -163,23 +81,6 @@ def _lower(one: int | None, other: int | None) -> int | None:
     return other if one is None else one if other is None else min(one, other)
 
 
-def column_names(shape: Shape) -> tuple[str, ...]:
-    """Every column that ``shape`` has, in order."""
-    return tuple(_COLUMNS[shape])
-
-
-def default_columns(shape: Shape) -> tuple[str, ...]:
-    """The columns that a read of ``shape`` has when it names none."""
-    dropped = _ON_REQUEST if shape is Shape.OPERATIONS else frozenset[str]()
-    return tuple(name for name in _COLUMNS[shape] if name not in dropped)
-
-
-def arrow_schema(shape: Shape, columns: Sequence[str]) -> pa.Schema:
-    """The Arrow schema of these columns, in this order; every column is nullable."""
-    types = _COLUMNS[shape]
-    return pa.schema([pa.field(name, types[name]) for name in columns])
-
-
 def seq_of(slot: int) -> int:
     """The place of a slot in the order of writing: 0 for genesis.
 
@@ -218,7 +119,7 @@ def operation_rows(bodies: Bodies, columns: Sequence[str], wanted: RowFilter) ->
         "key": lambda: of_row("key"),
         "end": lambda: of_row("end"),
         "value": lambda: of_row("value").cast(pa.binary()),
-        "timestamp": lambda: of_object(lambda header: header.time_ms * 1000, _TIMESTAMP),
+        "timestamp": lambda: of_object(lambda header: header.time_ms * 1000, TIMESTAMP),
         "position": position_of_row,
         "leader_id": lambda: of_object(lambda header: header.leader_id.hex(), pa.string()),
     }
@@ -250,7 +151,7 @@ def transaction_rows(bodies: Bodies, columns: Sequence[str], wanted: RowFilter) 
         "request_id": lambda: _one(table["request_id"]).take(rows),
         "read_version": lambda: _one(table["read_version"]).take(rows).cast(pa.int64()),
         "operations": lambda: _operation_lists(table, firsts),
-        "timestamp": lambda: of_object(lambda header: header.time_ms * 1000, _TIMESTAMP),
+        "timestamp": lambda: of_object(lambda header: header.time_ms * 1000, TIMESTAMP),
         "leader_id": lambda: of_object(lambda header: header.leader_id.hex(), pa.string()),
     }
     arrays = [makers[name]().filter(mask) for name in columns]
@@ -290,9 +191,9 @@ def _operation_lists(table: pa.Table, firsts: npt.NDArray[np.int64]) -> pa.Array
             _one(operations["end"]),
             _one(operations["value"]).cast(pa.binary()),
         ],
-        fields=list(_OPERATION),
+        fields=list(OPERATION),
     )
-    return pa.ListArray.from_arrays(pa.array(offsets), values, type=_COLUMNS[Shape.TRANSACTIONS]["operations"])
+    return pa.ListArray.from_arrays(pa.array(offsets), values, type=COLUMNS[Shape.TRANSACTIONS]["operations"])
 
 
 def batch_rows(headers: Sequence[Header], columns: Sequence[str], wanted: RowFilter) -> pa.RecordBatch:

@@ -1,24 +1,17 @@
-"""Tables kept in buckets of keys: a step rewrites the buckets that it touches, each in one task.
+"""Tables in buckets of keys: a step rewrites each bucket that it touches, in one task per bucket.
 
-Owns: which bucket a key is in, the shuffle of an increment into buckets, the task around a bucket's rewriting.
-Does not own: what a bucket's rows become (``latest``, ``history``), the reading of the log (``log_changes``), the
-commit (``delta_output``).
+A key's bucket is ``crc32(key) mod buckets``, so any reader can find its file. A point operation goes to one bucket; a
+range delete goes to all, so a step with range deletes rewrites the whole table. The number of buckets never changes.
 
-A key's bucket is ``crc32(key) mod buckets``, so anybody can find the one file that holds it. A point operation goes to
-its bucket; a range delete goes to every bucket, because a range of keys is in all of them: a step with range deletes
-rewrites the whole table. The number of buckets is fixed when the table is made.
+The tasks that read the log pack operations by bucket, and Spark shuffles few rows of packed bytes: one row per
+operation would cost more than the rest of the step.
 
-How: the tasks that read the log put its operations into buckets, and Spark carries each bucket's as few rows of packed
-bytes. A row for each operation would pass from Python to Java, through the shuffle and back, which cost more than all
-else in a step.
-
-Failure model: a task that fails is run again by Spark and writes other files; nothing is committed here.
-Memory: a reading task holds ``WAITING_BYTES`` of operations and as much of copies of range deletes, a rewriting one a
-bucket's file and the step's operations on that bucket.
+Memory: a reading task holds ``WAITING_BYTES`` of operations and as much of copied range deletes; a rewriting task
+holds one bucket's file and the step's operations on it.
 """
 
-# pyarrow ships no types, so the checker cannot know its classes where they are parameters; mypy checks the rest.
-# pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false
+# pyarrow ships no types; mypy checks the rest.
+# pyright: reportUnknownLambdaType=false, reportUnknownParameterType=false
 
 from __future__ import annotations
 
@@ -28,23 +21,25 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import groupby, pairwise
 from operator import itemgetter
-from typing import Final, TypeAlias
+from typing import ClassVar, Final, TypeAlias
 from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 
-from holdfast.spark.tables.delta_output import TableFile
-from holdfast.spark.tables.table_files import FILES_TYPE, NewFile, new_files, read_table, told, write_table
+from holdfast.spark.log.delta_output import DeltaJob, TableFile
+from holdfast.spark.log.increments import Increment, map_increment
+from holdfast.spark.log.runner import StepResult
+from holdfast.spark.runtime.table_files import FILES_TYPE, NewFile, file_rows, new_files, read_table, write_table
 
 __all__ = [
-    "BUCKETS_MAX",
-    "PACKED_TYPE",
+    "BucketJob",
     "BucketPart",
     "Merge",
+    "PACKED_TYPE",
     "Reduce",
     "bucket_count",
     "each_bucket",
@@ -60,7 +55,7 @@ BUCKETS_MAX: Final = 4096
 
 @dataclass(frozen=True, slots=True)
 class BucketPart:
-    """Rows that become one file of a bucket, with the values of the partition columns beside ``bucket``."""
+    """Rows that become one file of a bucket, with the values of the partition columns in addition to ``bucket``."""
 
     rows: pa.Table
     partition: Mapping[str, str]
@@ -75,7 +70,7 @@ Reduce: TypeAlias = Callable[[pa.Table], pa.Table]
 WAITING_BYTES: Final = 64 * 2**20
 """Operations of a reading task that are reduced and packed together."""
 PIECE_BYTES: Final = 4 * 2**20
-"""A bucket's operations are rows of about so many bytes for Spark, whose rows lie in Java's heap."""
+"""A bucket's operations are rows of about this many bytes for Spark, which keeps rows in Java's heap."""
 PACKED_TYPE: Final = "bucket int, version long, position int, operations binary"
 _PACKED: Final = ("bucket", "version", "position", "operations")
 
@@ -93,7 +88,7 @@ def in_buckets(buckets: int, reduce: Reduce, operations: Iterator[pa.RecordBatch
     """The operations of one task, reduced and packed: points in their bucket, each range delete in all of them.
 
     Shape: ``operations`` have at least version, position, kind and key, and come in log order. A row of the answer
-    (``PACKED_TYPE``) holds operations of one bucket in log order, and says where the first of them stands.
+    (``PACKED_TYPE``) holds operations of one bucket in log order, and gives the position of the first.
     """
     waiting: list[pa.RecordBatch] = []
     waiting_bytes = 0
@@ -177,7 +172,7 @@ def rewrite_buckets(
             for part in parts
             if part.rows.num_rows
         ]
-        return told(files or [NewFile(None, 0, 0, {"bucket": str(bucket)}, json.dumps({"numRecords": 0}))])
+        return file_rows(files or [NewFile(None, 0, 0, {"bucket": str(bucket)}, json.dumps({"numRecords": 0}))])
 
     # By number and not by hash: a hash of eight buckets leaves one of four tasks without any, and another with four.
     tasks = int(packed.sparkSession.conf.get("spark.sql.shuffle.partitions") or "1")
@@ -197,3 +192,39 @@ def each_bucket(
     for bucket, group in groupby(pieces, itemgetter(0)):
         streams = [pa.ipc.open_stream(data.as_buffer()).read_all() for _, data in group]
         yield rewrite(bucket, pa.concat_tables(streams))
+
+
+class BucketJob(DeltaJob):
+    """A job whose table is kept in buckets of keys. ``buckets`` counts only when the table is made."""
+
+    schema: ClassVar[pa.Schema]
+    columns: ClassVar[str]
+    statistics: ClassVar[tuple[str, ...]]
+    further_partition: ClassVar[Mapping[str, str]] = {}
+    """Partition columns in addition to ``bucket``, and their values in the files that a step rewrites."""
+
+    def __init__(self, spark: SparkSession, log_url: str, output_url: str, *, buckets: int | None = None) -> None:
+        super().__init__(spark, log_url, output_url, self.schema, ("bucket", *self.further_partition))
+        self._buckets = buckets
+
+    @staticmethod
+    def reduce(operations: pa.Table) -> pa.Table:
+        """As ``Reduce``."""
+        return operations
+
+    @staticmethod
+    def merge(current: pa.Table | None, changes: pa.Table) -> Sequence[BucketPart]:
+        """As ``Merge``."""
+        raise NotImplementedError
+
+    def advance(self, increment: Increment) -> StepResult:
+        """As ``Job``."""
+        wanted = self._buckets or bucket_count(increment.log_bytes + increment.behind_bytes)
+        state = self._open(increment, {"buckets": wanted})
+        live = state.files(self.further_partition)
+        pack = partial(in_buckets, state.settings["buckets"], self.reduce)
+        packed = map_increment(self._spark, self._log_url, increment, self.columns, pack, PACKED_TYPE)
+        written = rewrite_buckets(packed, self._output.location.url, live, self.merge, self.statistics)
+        touched = {file.partition["bucket"] for file in written}
+        added = [file for file in written if file.path is not None]
+        return self._commit(state, increment, added, [file for file in live if file.partition["bucket"] in touched])

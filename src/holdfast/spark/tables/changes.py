@@ -1,18 +1,14 @@
 """``changes``: every operation of the log, once, in an append-only Delta table partitioned by day.
 
-Owns: the columns of that table and the cutting of rows into files. Does not own: the log's reading (the source), the
-commit (``delta_output``).
-
 Columns: ``version`` and ``position`` give the total order; ``kind`` is write, delete or range_delete; ``key`` (a range
-delete's begin), ``end`` and ``value`` are raw bytes; ``request_id`` as sent; ``timestamp`` and ``day`` (UTC) are the
-batch's. Rows of one file are in log order, and each file's bounds of ``version`` are in the Delta log, so a reader of
-some versions opens few files.
+delete's begin), ``end`` and ``value`` are raw bytes; ``request_id`` as sent; ``timestamp`` and ``day`` (UTC) of the
+batch. Rows of one file are in log order, and the Delta log has each file's bounds of ``version``.
 
-Failure model: as the runner's. Cost: the increment is read once and written once. Memory of a task: one file of rows.
+Memory of a task: one file of rows.
 """
 
-# pyarrow ships no types, so the checker cannot know its classes where they are parameters; mypy checks the rest.
-# pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false
+# pyarrow ships no types; mypy checks the rest.
+# pyright: reportUnknownLambdaType=false, reportUnknownParameterType=false
 
 from __future__ import annotations
 
@@ -24,12 +20,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 
-from holdfast.segments.table_location import table_location
-from holdfast.spark.log.increments import Increment, log_head, next_increment
-from holdfast.spark.log.log_changes import map_increment
+from holdfast.spark.log.delta_output import DeltaJob
+from holdfast.spark.log.increments import Increment, map_increment
 from holdfast.spark.log.runner import StepResult
-from holdfast.spark.tables.delta_output import DeltaOutput
-from holdfast.spark.tables.table_files import FILES_TYPE, NewFile, new_files, told, write_table
+from holdfast.spark.runtime.table_files import FILES_TYPE, NewFile, file_rows, new_files, write_table
 
 __all__ = ["Changes"]
 
@@ -53,46 +47,24 @@ DAYS_OPEN_MAX: Final = 8
 """Days that a task keeps open at a time: time never falls along the log, so more means a log of few rows a day."""
 
 
-class Changes:
+class Changes(DeltaJob):
     """The append-only change feed of the log at ``log_url`` in the Delta table at ``output_url``."""
 
     name = "changes"
 
     def __init__(self, spark: SparkSession, log_url: str, output_url: str) -> None:
-        self._spark = spark
-        self._log_url = log_url
-        self._output = DeltaOutput(table_location(output_url), self.name, SCHEMA, ("day",))
-        self._log_id = ""
-
-    def log_id(self) -> str:
-        """As ``Job``."""
-        return log_head(self._log_url).log_id
-
-    def offset(self, log_id: str) -> int:
-        """As ``Job``."""
-        self._log_id = log_id
-        return self._output.offset(log_id)
-
-    def look(self, after: int, until: int | None, step_bytes: int) -> Increment:
-        """As ``Job``."""
-        return next_increment(self._log_url, after, until=until, step_bytes=step_bytes)
+        super().__init__(spark, log_url, output_url, SCHEMA, ("day",))
 
     def advance(self, increment: Increment) -> StepResult:
         """As ``Job``."""
-        state = self._output.open(self._log_id, {})
-        state.require(increment.after)
+        state = self._open(increment)
         write = partial(write_days, self._output.location.url)
         added = new_files(map_increment(self._spark, self._log_url, increment, COLUMNS, write, FILES_TYPE))
-        self._output.commit(state, increment.through, added, ())
-        return StepResult(
-            rows=sum(file.rows for file in added),
-            files_added=len(added),
-            bytes_written=sum(file.size for file in added),
-        )
+        return self._commit(state, increment, added)
 
 
 def write_days(url: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Write the rows of one task into files of one day each, and tell about them."""
+    """Write the rows of one task into files of one day each, and report them."""
     waiting: dict[str, list[pa.RecordBatch]] = {}
     sizes: dict[str, int] = {}
     for batch in batches:
@@ -102,10 +74,10 @@ def write_days(url: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Recor
         closing = [day for day in waiting if sizes[day] >= FILE_BYTES]
         closing += sorted(day for day in waiting if day not in closing)[:-DAYS_OPEN_MAX]
         for day in closing:
-            yield told([_write(url, day, waiting.pop(day))])
+            yield file_rows([_write(url, day, waiting.pop(day))])
             del sizes[day]
     for day in sorted(waiting):
-        yield told([_write(url, day, waiting[day])])
+        yield file_rows([_write(url, day, waiting[day])])
 
 
 def _by_day(batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:

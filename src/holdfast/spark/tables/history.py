@@ -1,48 +1,34 @@
 """``history``: every value that every key ever had, with the versions between which it was the newest.
 
-Owns: the columns of a slowly changing dimension of type 2, and the merge of a bucket with the operations of a step.
-Does not own: buckets and their tasks (``buckets``), the commit (``delta_output``).
+Columns: ``key``, ``value``; the value is the newest for every version v with ``valid_from <= v < valid_to``, and
+``valid_to`` is null while it is current; ``valid_from_time`` and ``valid_to_time`` are the times of those batches;
+``is_current`` and ``bucket`` are the partition. A value that its own transaction replaced has no row.
 
-Columns: ``key``, ``value``; ``valid_from`` and ``valid_to`` are versions, the value is the newest for every version v
-with ``valid_from <= v < valid_to``, and ``valid_to`` is null while it still is; ``valid_from_time`` and
-``valid_to_time`` are those batches' times; ``is_current`` and ``bucket`` are the partition. A value that its own
-transaction replaced was never to be seen and has no row.
+The state at version v: ``valid_from <= v and (valid_to is null or v < valid_to)``.
 
-So the state at any version is one filter: ``valid_from <= v and (valid_to is null or v < valid_to)``.
-
-A step rewrites only the current rows of the buckets it touches; rows that have ended never change again and are
-appended, so its cost does not grow with the age of the log.
-
-Failure model: as the runner's. Memory of a task: a bucket's current rows, the step's operations on it, and one entry
-for each pair of a range delete and a key in its range.
+A step rewrites the current rows of the buckets that it touches and appends ended rows, which never change again. So
+its cost does not grow with the age of the log. Memory of a task: a bucket's current rows, the step's operations on it,
+and one entry for each key in the range of a range delete.
 """
 
-# pyarrow ships no types, so the checker cannot know its classes where they are parameters; mypy checks the rest.
-# pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false
+# pyarrow ships no types; mypy checks the rest.
+# pyright: reportUnknownLambdaType=false, reportUnknownParameterType=false
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from functools import partial
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import SparkSession
 
-from holdfast.segments.table_location import table_location
-from holdfast.spark.log.increments import Increment, log_head, next_increment
-from holdfast.spark.log.log_changes import map_increment
-from holdfast.spark.log.runner import StepResult
-from holdfast.spark.tables.buckets import PACKED_TYPE, BucketPart, bucket_count, in_buckets, rewrite_buckets
-from holdfast.spark.tables.delta_output import DeltaOutput
+from holdfast.spark.tables.buckets import BucketJob, BucketPart
 
 __all__ = ["History", "merge_history"]
 
-COLUMNS: Final = "version,position,kind,key,end,value,timestamp"
 _TIME: Final = pa.timestamp("us", tz="UTC")
 ROWS: Final = pa.schema(
     [
@@ -62,57 +48,6 @@ ENDED: Final = {"is_current": "false"}
 
 Numbers = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
-
-
-class History:
-    """The history of the log at ``log_url`` in the Delta table at ``output_url``; ``buckets`` as in ``Latest``."""
-
-    name = "history"
-
-    def __init__(self, spark: SparkSession, log_url: str, output_url: str, *, buckets: int | None = None) -> None:
-        self._spark = spark
-        self._log_url = log_url
-        self._output = DeltaOutput(table_location(output_url), self.name, SCHEMA, ("bucket", "is_current"))
-        self._buckets = buckets
-        self._log_id = ""
-
-    def log_id(self) -> str:
-        """As ``Job``."""
-        return log_head(self._log_url).log_id
-
-    def offset(self, log_id: str) -> int:
-        """As ``Job``."""
-        self._log_id = log_id
-        return self._output.offset(log_id)
-
-    def look(self, after: int, until: int | None, step_bytes: int) -> Increment:
-        """As ``Job``."""
-        return next_increment(self._log_url, after, until=until, step_bytes=step_bytes)
-
-    def advance(self, increment: Increment) -> StepResult:
-        """As ``Job``."""
-        wanted = self._buckets or bucket_count(increment.log_bytes + increment.behind_bytes)
-        state = self._output.open(self._log_id, {"buckets": wanted})
-        state.require(increment.after)
-        live = state.files(CURRENT)
-        pack = partial(in_buckets, state.settings["buckets"], _all_of_them)
-        packed = map_increment(self._spark, self._log_url, increment, COLUMNS, pack, PACKED_TYPE)
-        told = rewrite_buckets(packed, self._output.location.url, live, merge_history, ("valid_from", "valid_to"))
-        touched = {file.partition["bucket"] for file in told}
-        removed = [file for file in live if file.partition["bucket"] in touched]
-        added = [file for file in told if file.path is not None]
-        self._output.commit(state, increment.through, added, removed)
-        return StepResult(
-            rows=sum(file.rows for file in added),
-            files_added=len(added),
-            files_removed=len(removed),
-            bytes_written=sum(file.size for file in added),
-        )
-
-
-def _all_of_them(operations: pa.Table) -> pa.Table:
-    """Every operation counts in a history."""
-    return operations
 
 
 def merge_history(current: pa.Table | None, changes: pa.Table) -> Sequence[BucketPart]:
@@ -216,3 +151,14 @@ def _numbers(column: pa.ChunkedArray) -> Numbers:
 def _flags(column: pa.ChunkedArray) -> Flags:
     flags: Flags = column.to_numpy().astype(np.bool_)
     return flags
+
+
+class History(BucketJob):
+    """The history of the log at ``log_url`` in the Delta table at ``output_url``; ``buckets`` as in ``Latest``."""
+
+    name = "history"
+    schema = SCHEMA
+    columns = "version,position,kind,key,end,value,timestamp"
+    statistics = ("valid_from", "valid_to")
+    further_partition = CURRENT
+    merge = staticmethod(merge_history)

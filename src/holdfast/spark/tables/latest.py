@@ -1,94 +1,31 @@
-"""``latest``: the newest value of every key as a Delta table, kept up to date by rewriting the buckets that changed.
+"""``latest``: the newest value of every key as a Delta table, exact with deletes and range deletes.
 
-Owns: the table's columns and the merge of a bucket with the operations of a step, exact with deletes and range deletes.
-Does not own: buckets and their tasks (``buckets``), the commit (``delta_output``).
+Columns: ``key`` and ``value`` raw bytes, ``version`` that wrote the value, ``bucket`` (the partition). One row per
+key; files are sorted by key. Each step continues where the last one ended, so no tombstones are needed.
 
-Columns: ``key`` and ``value`` raw bytes, ``version`` that wrote the value, ``bucket`` (the partition). One row a key;
-files are sorted by key. Because every step continues exactly where the last ended, no tombstones are needed.
-
-Why not a merge of the table library: it joins on the driver, which does not scale out, and reads the table's whole key
-column. Here a step costs the buckets it touches, in as many tasks.
-
-Failure model: as the runner's.
+Delta's own merge is not used: it joins on the driver and reads the table's whole key column.
 """
 
-# pyarrow ships no types, so the checker cannot know its classes where they are parameters; mypy checks the rest.
-# pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false
+# pyarrow ships no types; mypy checks the rest.
+# pyright: reportUnknownLambdaType=false, reportUnknownParameterType=false
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import SparkSession
 
-from holdfast.segments.table_location import table_location
-from holdfast.spark.log.increments import Increment, log_head, next_increment
-from holdfast.spark.log.log_changes import map_increment
-from holdfast.spark.log.runner import StepResult
-from holdfast.spark.tables.buckets import PACKED_TYPE, BucketPart, bucket_count, in_buckets, rewrite_buckets
-from holdfast.spark.tables.coverage import Coverage, Place, RangeDeleted
-from holdfast.spark.tables.delta_output import DeltaOutput
+from holdfast.spark.tables.buckets import BucketJob, BucketPart
+from holdfast.spark.tables.state import Coverage, Place, RangeDeleted
 
 __all__ = ["Latest", "merge_latest", "newest_points", "ranges_of"]
 
-COLUMNS: Final = "version,position,kind,key,end,value"
 ROWS: Final = pa.schema([pa.field("key", pa.binary()), pa.field("value", pa.binary()), pa.field("version", pa.int64())])
 SCHEMA: Final = ROWS.append(pa.field("bucket", pa.int32()))
-
-
-class Latest:
-    """The newest value of every key of the log at ``log_url`` in the Delta table at ``output_url``.
-
-    ``buckets`` counts when the table is made; None sizes it by the first step's share of the log.
-    """
-
-    name = "latest"
-
-    def __init__(self, spark: SparkSession, log_url: str, output_url: str, *, buckets: int | None = None) -> None:
-        self._spark = spark
-        self._log_url = log_url
-        self._output = DeltaOutput(table_location(output_url), self.name, SCHEMA, ("bucket",))
-        self._buckets = buckets
-        self._log_id = ""
-
-    def log_id(self) -> str:
-        """As ``Job``."""
-        return log_head(self._log_url).log_id
-
-    def offset(self, log_id: str) -> int:
-        """As ``Job``."""
-        self._log_id = log_id
-        return self._output.offset(log_id)
-
-    def look(self, after: int, until: int | None, step_bytes: int) -> Increment:
-        """As ``Job``."""
-        return next_increment(self._log_url, after, until=until, step_bytes=step_bytes)
-
-    def advance(self, increment: Increment) -> StepResult:
-        """As ``Job``."""
-        wanted = self._buckets or bucket_count(increment.log_bytes + increment.behind_bytes)
-        state = self._output.open(self._log_id, {"buckets": wanted})
-        state.require(increment.after)
-        live = state.files()
-        pack = partial(in_buckets, state.settings["buckets"], newest_points)
-        packed = map_increment(self._spark, self._log_url, increment, COLUMNS, pack, PACKED_TYPE)
-        told = rewrite_buckets(packed, self._output.location.url, live, merge_latest, ("version",))
-        touched = {file.partition["bucket"] for file in told}
-        removed = [file for file in live if file.partition["bucket"] in touched]
-        added = [file for file in told if file.path is not None]
-        self._output.commit(state, increment.through, added, removed)
-        return StepResult(
-            rows=sum(file.rows for file in added),
-            files_added=len(added),
-            files_removed=len(removed),
-            bytes_written=sum(file.size for file in added),
-        )
 
 
 def newest_points(operations: pa.Table) -> pa.Table:
@@ -126,7 +63,7 @@ def merge_latest(current: pa.Table | None, changes: pa.Table) -> Sequence[Bucket
         lives = np.concatenate((np.ones(before, dtype=np.bool_), lives))
     held = held.combine_chunks()
     keys = held["key"].combine_chunks()
-    # The sort is stable and rows stand in the order of time, so of each key the last row is the newest.
+    # The sort is stable and rows are in order of time, so of each key the last row is the newest.
     order = pc.call_function("array_sort_indices", [keys], pc.ArraySortOptions("ascending"))
     keys = keys.take(order)
     newest = np.ones(len(keys), dtype=np.bool_)
@@ -135,9 +72,9 @@ def merge_latest(current: pa.Table | None, changes: pa.Table) -> Sequence[Bucket
     kept = np.flatnonzero(newest & lives[places])
     if ranges:
         coverage = Coverage.of(ranges)
-        stand = map(Place, _numbers(held["version"])[places[kept]].tolist(), position[places[kept]].tolist())
+        operations = map(Place, _numbers(held["version"])[places[kept]].tolist(), position[places[kept]].tolist())
         names = keys.take(pa.array(kept)).to_pylist()
-        kept = kept[[not coverage.deletes(key, at) for key, at in zip(names, stand, strict=True)]]
+        kept = kept[[not coverage.deletes(key, at) for key, at in zip(names, operations, strict=True)]]
     return [BucketPart(held.take(pa.array(places[kept])).cast(ROWS), {})]
 
 
@@ -150,3 +87,17 @@ def ranges_of(deletes: pa.Table) -> list[RangeDeleted]:
     """The range deletes among operations."""
     columns = (deletes[name].to_pylist() for name in ("key", "end", "version", "position"))
     return [RangeDeleted(key, end, Place(version, at)) for key, end, version, at in zip(*columns, strict=True)]
+
+
+class Latest(BucketJob):
+    """The newest value of every key of the log at ``log_url`` in the Delta table at ``output_url``.
+
+    ``buckets`` counts when the table is made; None sizes it by the first step's share of the log.
+    """
+
+    name = "latest"
+    schema = SCHEMA
+    columns = "version,position,kind,key,end,value"
+    statistics = ("version",)
+    reduce = staticmethod(newest_points)
+    merge = staticmethod(merge_latest)

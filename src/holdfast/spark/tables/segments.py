@@ -1,19 +1,13 @@
-"""``segments``: many small objects of the log rewritten into few large Parquet files, in log order.
+"""``segments``: rewrite many small objects of the log into few large Parquet files, in log order.
 
-Owns: when there is enough for a segment, the cutting into files, and the ready-made read of both.
-Does not own: the format (``segment_reading``), a read that prefers segments (``segment_plan``), the commit
-(``delta_output``).
-
-A segment takes 64 to 256 MiB of log: a run leaves what is not yet enough for one in the log, where it is read from
-until more has come. A reader of history opens hundreds of files instead of millions of objects, and what is in segments
-may leave the log by retention: segments hold every operation, with request ids and times, though neither preconditions
-nor the chain that the audit checks, so audit first.
-
-Failure model: as the runner's. Memory of a task: one file of rows.
+A segment takes 64 to 256 MiB of log; a run leaves a smaller rest in the log. Segments hold every operation with
+request ids and times, so their part of the log may be removed by retention. They hold neither preconditions nor the
+chain that an audit checks, so audit first. ``holdfast.segments.index`` describes the format. Memory of a task: one
+file of rows.
 """
 
-# pyarrow ships no types, so the checker cannot know its classes where they are parameters; mypy checks the rest.
-# pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false
+# pyarrow ships no types; mypy checks the rest.
+# pyright: reportUnknownLambdaType=false, reportUnknownParameterType=false
 
 from __future__ import annotations
 
@@ -25,13 +19,12 @@ from typing import Final
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from holdfast.segments.table_location import table_location
-from holdfast.spark.log.increments import Increment, log_head, next_increment
+from holdfast.spark.log.delta_output import DeltaJob
+from holdfast.spark.log.increments import Increment, next_increment
 from holdfast.spark.log.runner import StepResult
-from holdfast.spark.source.segment_plan import index_of_log
-from holdfast.spark.source.segment_reading import SEGMENT_SCHEMA
-from holdfast.spark.tables.delta_output import DeltaOutput
-from holdfast.spark.tables.table_files import FILES_TYPE, new_files, told, write_table
+from holdfast.spark.runtime.table_files import FILES_TYPE, file_rows, new_files, write_table
+from holdfast.spark.source.plan import log_head
+from holdfast.spark.source.segments import SEGMENT_SCHEMA, index_of_log
 
 __all__ = ["SEGMENT_LOG_BYTES_MIN", "Segments", "read_operations"]
 
@@ -40,7 +33,7 @@ SEGMENT_LOG_BYTES: Final = 128 * 2**20
 SEGMENT_ROW_BYTES_MAX: Final = 256 * 2**20
 
 
-class Segments:
+class Segments(DeltaJob):
     """The segments of the log at ``log_url`` in the Delta table at ``output_url``.
 
     ``log_bytes_min`` is how much of the log a step waits for.
@@ -51,23 +44,11 @@ class Segments:
     def __init__(
         self, spark: SparkSession, log_url: str, output_url: str, *, log_bytes_min: int = SEGMENT_LOG_BYTES_MIN
     ) -> None:
-        self._spark = spark
-        self._log_url = log_url
-        self._output = DeltaOutput(table_location(output_url), self.name, SEGMENT_SCHEMA)
+        super().__init__(spark, log_url, output_url, SEGMENT_SCHEMA)
         self._log_bytes_min = log_bytes_min
-        self._log_id = ""
-
-    def log_id(self) -> str:
-        """As ``Job``."""
-        return log_head(self._log_url).log_id
-
-    def offset(self, log_id: str) -> int:
-        """As ``Job``."""
-        self._log_id = log_id
-        return self._output.offset(log_id)
 
     def look(self, after: int, until: int | None, step_bytes: int) -> Increment:
-        """As ``Job``, but empty while there is less than a segment; what is left stays behind."""
+        """As ``Job``, but empty while there is less than a segment; a smaller rest stays in the log."""
         increment = next_increment(self._log_url, after, until=until, step_bytes=max(step_bytes, self._log_bytes_min))
         if increment.log_bytes >= self._log_bytes_min:
             return increment
@@ -75,8 +56,7 @@ class Segments:
 
     def advance(self, increment: Increment) -> StepResult:
         """As ``Job``."""
-        state = self._output.open(self._log_id, {})
-        state.require(increment.after)
+        state = self._open(increment)
         reader = self._spark.read.format("holdfast").option("url", self._log_url)
         reader = reader.option("columns", ",".join(SEGMENT_SCHEMA.names))
         reader = reader.option("targetPartitionBytes", str(SEGMENT_LOG_BYTES))
@@ -84,12 +64,7 @@ class Segments:
         rows = reader.option("endingVersion", str(increment.through)).load()
         write = partial(_write_segments, self._output.location.url)
         added = new_files(rows.mapInArrow(write, FILES_TYPE))
-        self._output.commit(state, increment.through, added, ())
-        return StepResult(
-            rows=sum(file.rows for file in added),
-            files_added=len(added),
-            bytes_written=sum(file.size for file in added),
-        )
+        return self._commit(state, increment, added)
 
 
 def _write_segments(url: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -99,7 +74,7 @@ def _write_segments(url: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.
 
     def close() -> pa.RecordBatch:
         table = pa.Table.from_batches(waiting).cast(SEGMENT_SCHEMA)
-        return told([write_table(url, table, {}, ("version", "seq"), blooms=("key", "request_id"))])
+        return file_rows([write_table(url, table, {}, ("version", "seq"), blooms=("key", "request_id"))])
 
     for batch in batches:
         # A transaction is never cut: two files must not share a version.
@@ -116,7 +91,7 @@ def _write_segments(url: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.
 def read_operations(
     spark: SparkSession, log_url: str, segments_url: str, columns: str = "version,position,kind,key,end,value"
 ) -> DataFrame:
-    """Every operation of the log, from segments as far as they go and from the log behind them, in no order.
+    """Every operation of the log, from segments as far as they go and from the log after them, in no order.
 
     This is ``format("holdfast")`` with its option ``segments``, checked at once and not when the frame is used. Works
     after retention has removed from the log what is in segments.

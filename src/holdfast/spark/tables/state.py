@@ -1,37 +1,96 @@
 """The newest value of every key as a Spark data frame, computed from the whole log.
 
-Owns: the reduction of operations to the state at a version, exact with deletes and range deletes.
-Does not own: reading the log (the source), keeping a table of it up to date (``latest``).
+Spark aggregates the newest write or delete of each key. Range deletes are usually few: the driver reduces them to a
+step function over the keys (``Coverage``), and tasks drop the keys whose newest write is older than a range delete
+that covers them. Operations are ordered by (version, position in the transaction).
 
-How: the newest write or delete of each key by Spark's own aggregation. Range deletes are few as a rule, so they are
-gathered on the driver and reduced to a step function over the keys, "the newest range delete that covers this key";
-tasks drop the keys whose newest write is older than that. The last operation within a transaction wins, because
-operations are ordered by (version, place in the transaction).
+The version is fixed first, so a frame of a growing log is the state at one version. A log whose oldest part was
+removed raises an error, because its state is incomplete.
 
-Failure model: like any read of the source. The version is fixed before anything is read, so a table made while the log
-grows is the state at one version; a log whose oldest part was removed is refused, because its state is not in it.
-
-Cost: the log is read twice: once for its range deletes, once for the rest. Memory: the distinct range deletes on the
-driver and in each task, at most ``RANGES_MAX``.
+Cost: the log is read twice, once for range deletes. Memory: the distinct range deletes on the driver and in each task,
+at most ``RANGES_MAX``.
 """
 
-# pyarrow ships no types, so the checker cannot know its classes where they are parameters; mypy checks the rest.
-# pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false
+# pyarrow ships no types; mypy checks the rest.
+# pyright: reportUnknownLambdaType=false, reportUnknownParameterType=false
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import heapq
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, DataFrameReader, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  the name that every Spark program uses
 
 from holdfast.errors import Code, InvalidRequest, LimitExceeded
-from holdfast.spark.tables.coverage import Coverage, Place, RangeDeleted
 
-__all__ = ["last_version", "materialise_latest", "newest_values", "range_coverage"]
+__all__ = ["Coverage", "Place", "RangeDeleted", "last_version", "materialise_latest", "newest_values", "range_coverage"]
+
+
+class Place(NamedTuple):
+    """The position of an operation in the total order of the log."""
+
+    version: int
+    position: int
+
+
+class RangeDeleted(NamedTuple):
+    """One range delete: ``[begin, end)``, to the last key when ``end`` is None, as of ``place``."""
+
+    begin: bytes
+    end: bytes | None
+    place: Place
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """For every key the newest range delete that covers it, as a step function.
+
+    Shape: ``starts`` rises; from ``starts[i]`` up to the next start the newest is ``newest[i]``, None for none.
+    """
+
+    starts: tuple[bytes, ...]
+    newest: tuple[Place | None, ...]
+
+    @classmethod
+    def of(cls, ranges: Iterable[RangeDeleted]) -> Coverage:
+        """The step function of these ranges. Cost: O(n log n).
+
+        >>> Coverage.of([RangeDeleted(b"a", b"c", Place(5, 0))]).deletes(b"b", Place(4, 9))
+        True
+        """
+        real = (each for each in ranges if each.end is None or each.begin < each.end)
+        by_begin = sorted(real, key=lambda each: (each.begin, each.place))
+        edges = sorted({each.begin for each in by_begin} | {each.end for each in by_begin if each.end is not None})
+        starts: list[bytes] = []
+        newest: list[Place | None] = []
+        # A heap by newest first; the running number keeps the comparison away from the ranges themselves.
+        active: list[tuple[int, int, int, RangeDeleted]] = []
+        entered = 0
+        for edge in edges:
+            while entered < len(by_begin) and by_begin[entered].begin <= edge:
+                each = by_begin[entered]
+                heapq.heappush(active, (-each.place.version, -each.place.position, entered, each))
+                entered += 1
+            while active and (end := active[0][3].end) is not None and end <= edge:
+                heapq.heappop(active)
+            top = active[0][3].place if active else None
+            if not newest or newest[-1] != top:
+                starts.append(edge)
+                newest.append(top)
+        return cls(tuple(starts), tuple(newest))
+
+    def deletes(self, key: bytes, place: Place) -> bool:
+        """Whether a range delete newer than ``place`` covers ``key``."""
+        at = bisect_right(self.starts, key) - 1
+        covering = self.newest[at] if at >= 0 else None
+        return covering is not None and covering > place
+
 
 RANGES_MAX: Final = 1_000_000
 

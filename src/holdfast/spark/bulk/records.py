@@ -1,0 +1,219 @@
+"""The records that bulk jobs keep in the log: a load's progress, and an ingest's reports.
+
+Load: key ``spark/load/{name}``, written by every batch. Value, JSON: ``format`` 1; ``input`` and ``window``, which
+name the input; ``requests`` in all; ``through``, how many of them this batch and those before it have finished;
+``base`` of the first leadership; ``reigns``: for each leadership that wrote a part, the ordinal before its first and
+its base; ``cuts``: after how many requests the conflict window was restarted, because others had written to the log.
+
+Ingest: key ``spark/ingest/{name}``, after each group of requests. Value, JSON: ``format`` 1; ``batch``, the
+micro-batch's number; ``first``, the index in it of the group's first request; ``told``, for each request its code
+(null: committed), its version, and its failed preconditions; ``digest``, which names the requests of the group (null:
+written by an earlier version). A record is its own transaction, the last one of its batch object, so it is durable
+exactly when its group is.
+
+Any other bytes under these keys raise CorruptData.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from hashlib import blake2b
+from typing import Final
+
+import msgspec
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812  the name that every Spark program uses
+
+from holdfast.commit.format.batch import FIRST_SLOT, Header, ItemKind, Kind, object_name, read_body_table
+from holdfast.commit.format.transaction import Write
+from holdfast.commit.reading.reader import LoggedBatch, read_header
+from holdfast.errors import Code, CorruptData
+from holdfast.objects.port import ObjectStore
+from holdfast.spark.bulk.requests import ParsedRequest
+from holdfast.spark.runtime.session import task_errors
+
+__all__ = [
+    "GroupRecord",
+    "LoadProgress",
+    "RequestOutcome",
+    "decode_progress",
+    "newest_nearby",
+    "newest_of_log",
+    "progress_key",
+    "record_key",
+    "records_nearby",
+    "records_of_log",
+    "requests_digest",
+]
+
+LOAD_LOOK_BACK_OBJECTS: Final = 64
+
+
+class LoadProgress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How far a load has come."""
+
+    input: str
+    window: int | None
+    requests: int
+    through: int
+    base: int
+    reigns: tuple[tuple[int, int], ...]
+    cuts: tuple[int, ...] = ()
+    format: int = 1
+
+    def encode(self) -> bytes:
+        """The bytes of the record."""
+        return msgspec.json.encode(self)
+
+
+_PROGRESS_DECODER: Final = msgspec.json.Decoder(LoadProgress)
+
+
+def progress_key(name: str) -> bytes:
+    """The key of a load's record."""
+    return f"spark/load/{name}".encode()
+
+
+def decode_progress(data: bytes, key: bytes) -> LoadProgress:
+    """Raises: CorruptData."""
+    try:
+        return _PROGRESS_DECODER.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise CorruptData(
+            "key holds something that no load wrote", code=Code.CORRUPT_LOG, key=key.decode("utf-8", "replace")
+        ) from error
+
+
+async def newest_nearby(store: ObjectStore, claim: Header, key: bytes) -> tuple[bytes | None, bool, bool]:
+    """The newest value of ``key`` in objects before ``claim``, whether the search was far enough to know, and
+    whether others have committed since.
+
+    A load that was interrupted is among the last to have written, so a few objects are usually enough.
+    """
+    header = claim
+    others = False
+    for _ in range(LOAD_LOOK_BACK_OBJECTS):
+        if header.slot == FIRST_SLOT:
+            return None, True, others
+        before = await read_header(store, header.prev)
+        if before is None:
+            return None, True, others
+        header = before
+        if header.kind is Kind.DATA and header.transactions:
+            table = read_body_table(await store.read(object_name(header.slot)), header)
+            kinds, keys, values = (table[name].to_pylist() for name in ("kind", "key", "value"))
+            for kind, name, value in zip(reversed(kinds), reversed(keys), reversed(values), strict=True):
+                if kind == ItemKind.WRITE and name == key:
+                    return value, True, others
+            others = True
+    return None, False, True
+
+
+def newest_of_log(spark: SparkSession, url: str, key: bytes) -> bytes | None:
+    """The newest value written to ``key`` anywhere in the log. Cost: a scan of the log, by tasks."""
+    rows = spark.read.format("holdfast").option("url", url).option("columns", "version,kind,key,value").load()
+    written = rows.where((F.col("key") == F.lit(key)) & (F.col("kind") == "write"))
+    with task_errors():
+        row = written.agg(F.max_by("value", "version")).first()
+    return None if row is None or row[0] is None else bytes(row[0])
+
+
+INGEST_LOOK_BACK_OBJECTS: Final = 256
+
+
+class RequestOutcome(msgspec.Struct, frozen=True, array_like=True):
+    """The outcome of one request: a code or a version, and the failed preconditions with what broke them."""
+
+    code: str | None
+    version: int | None = None
+    conflicts: tuple[tuple[int, int], ...] = ()
+
+
+class GroupRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The outcomes of the requests of one group."""
+
+    batch: int
+    first: int
+    outcomes: tuple[RequestOutcome, ...] = msgspec.field(name="told")
+    digest: str | None = None
+    format: int = 1
+
+    def encode(self) -> bytes:
+        """The bytes of the record."""
+        return msgspec.json.encode(self)
+
+    def covers(self, requests: Sequence[ParsedRequest]) -> bool:
+        """Whether the requests of a micro-batch hold this very group at its place."""
+        group = requests[self.first : self.first + len(self.outcomes)]
+        return len(group) == len(self.outcomes) and self.digest in (None, requests_digest(group))
+
+
+_GROUP_DECODER: Final = msgspec.json.Decoder(GroupRecord)
+_encode: Final = msgspec.msgpack.Encoder().encode
+
+
+def requests_digest(requests: Sequence[ParsedRequest]) -> str:
+    """Names these requests in this order: their places, ids, read versions, reads and changes. Kept in logs.
+
+    Of one that is refused, whose changes were not parsed: its place, its id and why.
+    """
+    digest = blake2b(digest_size=16)
+    for each in requests:
+        txn = each.transaction
+        asked = None if txn is None else (txn.read_version, txn.preconditions, txn.operations)
+        digest.update(_encode((each.order, each.request_id, each.refusal, asked)))
+    return digest.hexdigest()
+
+
+def record_key(name: str) -> bytes:
+    """The key of a stream's records."""
+    return f"spark/ingest/{name}".encode()
+
+
+def _decode_group(data: bytes, key: bytes) -> GroupRecord:
+    try:
+        return _GROUP_DECODER.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise CorruptData(
+            "key holds something that no ingest wrote", code=Code.CORRUPT_LOG, key=key.decode("utf-8", "replace")
+        ) from error
+
+
+async def records_nearby(store: ObjectStore, claim: Header, key: bytes) -> tuple[list[GroupRecord], bool]:
+    """The records of the newest micro-batch in the objects before ``claim``, and whether these are all of them."""
+    found: list[GroupRecord] = []
+    header = claim
+    for _ in range(INGEST_LOOK_BACK_OBJECTS):
+        if header.slot == FIRST_SLOT:
+            return found, True
+        before = await read_header(store, header.prev)
+        if before is None:
+            return found, True
+        header = before
+        if header.kind is not Kind.DATA or not header.transactions:
+            continue
+        batch = LoggedBatch(header, await store.read(object_name(header.slot)))
+        for txn in reversed(batch.transactions()):
+            for operation in txn.operations:
+                if isinstance(operation, Write) and operation.key == key:
+                    record = _decode_group(operation.value, key)
+                    if found and record.batch != found[0].batch:
+                        return found, True
+                    found.append(record)
+                    if record.first == 0:
+                        return found, True
+    return found, False
+
+
+def records_of_log(spark: SparkSession, url: str, key: bytes) -> list[GroupRecord]:
+    """The records of the newest micro-batch anywhere in the log. Cost: two scans of the log, by tasks."""
+    newest = newest_of_log(spark, url, key)
+    if newest is None:
+        return []
+    number = str(_decode_group(newest, key).batch)
+    rows = spark.read.format("holdfast").option("url", url).option("columns", "kind,key,value").load()
+    written = rows.where((F.col("key") == F.lit(key)) & (F.col("kind") == "write"))
+    same = written.where(F.get_json_object(F.col("value").cast("string"), "$.batch") == number)
+    with task_errors():
+        values: Iterable[bytes] = same.select("value").toArrow()["value"].to_pylist()
+    return [_decode_group(bytes(value), key) for value in values]

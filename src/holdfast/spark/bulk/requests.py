@@ -1,0 +1,881 @@
+"""Commit requests on Spark: rows in one form, sorted, checked, packed into chunks and kept by Spark ("staged").
+
+Columns of a request, one row each:
+
+    order           position in the total order: any type that sorts, no duplicates (the column's name is an option)
+    operations      array of structs: ``kind`` (or ``type``: write, delete, range_delete), ``key`` (or ``begin``),
+                    ``value``, ``end``; without a kind a null value deletes. Or the columns key, value, kind, end: one
+                    operation per row
+    preconditions   array of structs: ``kind`` (or ``type``: point_read, range_read), ``key`` (or ``begin``), ``end``,
+                    ``version``; without a kind, one with an end is a range read
+    read_version    a log version, or ``#k``: the log after the k-th request of this input, ``#0`` before all
+    request_id      names the attempt
+
+Keys and values are binary, or strings: UTF-8, or base64 as in the HTTP API. An array given as a string is JSON.
+
+A chunk holds consecutive requests of one partition in three Arrow streams, so that a stage reads only what it needs:
+
+    asks     one row per request: order, request_id, read_index and read_version (its read version: ``#k`` or a number),
+             index_max and version_max (of all that it names, -1 for none), items, refusal (0, or a ``Refusal``),
+             fingerprint (16 bytes where there is a request id)
+    items    one row per precondition or operation, in this order per request: kind (``ItemKind``), key, end, at_index,
+             at_version
+    values   one row per item: value
+
+A request with a refusal is never sequenced; the rules are those of the HTTP service. Columns, kinds, versions or nulls
+that cannot be read raise InvalidRequest. Spark finds invalid base64 when rows are first read: read within
+``frame_errors``.
+
+Staged requests are on the executors' disks for this session. A restart stages again. When an executor is lost, Spark
+computes its chunks again; a stage that uses a chunk compares its checksum with the judged one (``require_judged``).
+"""
+
+# pyarrow ships no types; mypy checks the rest.
+# pyright: reportAttributeAccessIssue=false, reportUnknownLambdaType=false, reportUnknownParameterType=false
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from enum import IntEnum
+from hashlib import blake2b
+from itertools import accumulate
+from typing import Any, Final, Literal
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark import StorageLevel, TaskContext
+from pyspark.errors import PySparkException
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812  the name that every Spark program uses
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    ByteType,
+    DataType,
+    IntegerType,
+    LongType,
+    ShortType,
+    StringType,
+    StructType,
+)
+
+from holdfast.commit.format.batch import REPEATED_BYTES_MAX, ItemKind
+from holdfast.commit.format.transaction import (
+    Delete,
+    Operation,
+    PointRead,
+    Precondition,
+    RangeDelete,
+    RangeRead,
+    Transaction,
+    Write,
+)
+from holdfast.errors import Code, InvalidRequest
+from holdfast.spark.runtime.session import task_errors
+
+__all__ = [
+    "AS_NAMED",
+    "CHUNK_BYTES",
+    "Chunk",
+    "ChunkPlace",
+    "ParsedRequest",
+    "Refusal",
+    "RequestFormat",
+    "Staged",
+    "chunk_key",
+    "decode_request",
+    "frame_errors",
+    "in_order",
+    "operations_at",
+    "other_requests",
+    "pack",
+    "parsed_requests",
+    "read_stream",
+    "require_judged",
+    "stage",
+    "stream",
+]
+
+_COLUMNS: Final = ("operations", "preconditions", "read_version", "request_id", "key", "value", "kind", "end")
+_OPERATION_JSON: Final = "array<struct<kind string, type string, key string, begin string, value string, end string>>"
+_READ_JSON: Final = "array<struct<kind string, type string, key string, begin string, end string, version string>>"
+
+_TEXT: Final = (StringType, ByteType, ShortType, IntegerType, LongType)
+_AS_IT_IS: Final[Mapping[str, tuple[type[DataType], ...]]] = {
+    "kind": (StringType,),
+    "type": (StringType,),
+    "version": _TEXT,
+    **dict.fromkeys(("key", "begin", "end", "value"), (StringType, BinaryType)),
+}
+"""Types of fields that need no expression on Spark: where they are packed they are as good."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFormat:
+    """How rows are to be read as requests. ``text`` says how strings encode keys and values."""
+
+    order_by: str = "order"
+    text: Literal["utf8", "base64"] = "utf8"
+
+    def __post_init__(self) -> None:
+        if self.text not in ("utf8", "base64"):
+            raise InvalidRequest("text is utf8 or base64", code=Code.BAD_CONFIGURATION, text=self.text)
+
+
+AS_NAMED: Final = RequestFormat()
+SHOWN_MAX: Final = 80
+"""How much of a key or value an error shows."""
+
+
+def in_order(frame: DataFrame, request_format: RequestFormat, partitions: int) -> DataFrame:
+    """``frame`` in the one form, range-partitioned and sorted by its order.
+
+    Shape: ``order`` string; ``operations`` array of struct with the fields of the module's table, whose keys and values
+    are bytes, or strings, which mean their UTF-8; or the columns kind, key, end, value where each row is one
+    operation; ``reads`` likewise an array; ``read_version`` and ``request_id`` strings, each only where the frame has
+    it. Raises: InvalidRequest.
+    """
+    types: Mapping[str, DataType] = {field.name: field.dataType for field in frame.schema}
+    order = request_format.order_by
+    if order not in types:
+        raise _misfit(f"there is no column {order}, which gives their order")
+    extra = [name for name in types if name not in _COLUMNS and name != order]
+    if extra:
+        raise _misfit(f"columns {', '.join(extra)} would be lost")
+    columns = _operations(types, request_format)
+    if "preconditions" in types:
+        columns.append(_reads(types, request_format).alias("reads"))
+    texts = [name for name in ("read_version", "request_id") if name in types]
+    columns += [F.col(name).cast("string").alias(name) for name in texts]
+    # Sorted as they come, and brought into form where they arrive: what is sampled and shuffled is as narrow as it was.
+    ordered = frame.repartitionByRange(partitions, _quoted(order)).sortWithinPartitions(_quoted(order))
+    return ordered.select(F.col(_quoted(order)).cast("string").alias("order"), *columns)
+
+
+@contextmanager
+def frame_errors(request_format: RequestFormat) -> Generator[None]:
+    """Raise InvalidRequest where Spark finds a key or value that is no base64; every other error as it comes."""
+    try:
+        yield
+    except PySparkException as error:
+        parameters = error.getMessageParameters() or {}
+        ours = request_format.text == "base64" and parameters.get("fmt", "").strip("'").upper() == "BASE64"
+        if not ours or error.getCondition() != "CONVERSION_INVALID_INPUT":
+            raise
+        raise InvalidRequest(
+            "a key or value is not base64",
+            code=Code.BAD_BASE64,
+            hint="standard base64, as in the HTTP API; keys and values that are text themselves are read as utf8",
+            found=parameters.get("str", "").strip("'")[:SHOWN_MAX],
+        ) from error
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
+
+
+def _misfit(reason: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"rows are no commit requests: {reason}",
+        code=Code.BAD_CONFIGURATION,
+        hint="a request has an order, operations (or key, value, kind, end), preconditions, read_version, request_id",
+    )
+
+
+def _bytes(column: Column, kind: DataType, request_format: RequestFormat) -> Column:
+    if isinstance(kind, BinaryType):
+        return column
+    if not isinstance(kind, StringType):
+        raise _misfit(f"a key or value is binary or string, not {kind.simpleString()}")
+    # Not unbase64, which passes over what is no base64 and makes another key of the rest.
+    return F.to_binary(column, F.lit("base64")) if request_format.text == "base64" else column.cast("binary")
+
+
+class _Fields:
+    """The fields of an array's structs, or of a row: each by the first of its names that is there."""
+
+    def __init__(self, types: Mapping[str, DataType], column: Callable[[str], Column], form: RequestFormat) -> None:
+        self.types = types
+        self._column = column
+        self._format = form
+
+    def text(self, *names: str) -> Column:
+        found = [self._column(name).cast("string") for name in names if name in self.types]
+        return F.coalesce(*found) if found else F.lit(None).cast("string")
+
+    def data(self, *names: str) -> Column:
+        found = [_bytes(self._column(name), self.types[name], self._format) for name in names if name in self.types]
+        if not found:
+            return F.lit(None).cast("binary")
+        return found[0] if len(found) == 1 else F.coalesce(*found)
+
+
+def _operation(fields: _Fields) -> list[Column]:
+    value = fields.data("value")
+    by_value = F.when(value.isNull(), F.lit("delete")).otherwise(F.lit("write"))
+    kind = F.coalesce(fields.text("kind", "type"), by_value) if {"kind", "type"} & set(fields.types) else by_value
+    return [
+        kind.alias("kind"), fields.data("key", "begin").alias("key"), fields.data("end").alias("end"),
+        value.alias("value"),
+    ]  # fmt: skip
+
+
+def _read(fields: _Fields) -> list[Column]:
+    end = fields.data("end")
+    by_end = F.when(end.isNull(), F.lit("point_read")).otherwise(F.lit("range_read"))
+    kind = F.coalesce(fields.text("kind", "type"), by_end) if {"kind", "type"} & set(fields.types) else by_end
+    return [
+        kind.alias("kind"), fields.data("key", "begin").alias("key"), end.alias("end"),
+        fields.text("version").alias("version"),
+    ]  # fmt: skip
+
+
+def _operations(types: Mapping[str, DataType], request_format: RequestFormat) -> list[Column]:
+    if "operations" in types:
+        if "key" in types:
+            raise _misfit("a row of operations has no key of its own")
+        each = _each(types["operations"], "operations", _OPERATION_JSON, _operation, request_format)
+        return [each.alias("operations")]
+    if "key" not in types or not ("value" in types or "kind" in types):
+        raise _misfit("operations are needed, or key and value (or key and kind)")
+    return _operation(_Fields(types, F.col, request_format))
+
+
+def _reads(types: Mapping[str, DataType], request_format: RequestFormat) -> Column:
+    return _each(types["preconditions"], "preconditions", _READ_JSON, _read, request_format)
+
+
+def _each(
+    kind: DataType, name: str, json: str, make: Callable[[_Fields], list[Column]], request_format: RequestFormat
+) -> Column:
+    column = F.col(name)
+    if isinstance(kind, StringType):
+        column = F.from_json(column, json, {"mode": "FAILFAST"})
+        struct: DataType = DataType.fromDDL(json).elementType  # type: ignore[attr-defined]
+    elif isinstance(kind, ArrayType):
+        struct = kind.elementType
+    else:
+        raise _misfit(f"{name} is an array of structs, or its JSON")
+    if not isinstance(struct, StructType):
+        raise _misfit(f"{name} is an array of structs")
+    types = {field.name: field.dataType for field in struct}
+    if request_format.text == "utf8" and all(
+        isinstance(of, _AS_IT_IS.get(name, DataType)) for name, of in types.items()
+    ):
+        return column  # a lambda for each element is half of what staging costs
+    return F.transform(column, lambda each: F.struct(*make(_Fields(types, lambda field: each[field], request_format))))
+
+
+CHUNK_BYTES: Final = 4 * 2**20
+"""A chunk ends with the request that reaches this; one batch object is made of a chunk."""
+REQUEST_ID_LENGTH_MIN: Final = 20
+REQUEST_ID_LENGTH_MAX: Final = 255
+VERSION_MAX: Final = 2**53 - 1
+
+_KINDS: Final = {kind.name.lower(): int(kind) for kind in ItemKind}
+_NONE: Final = -1
+_BASE: Final = 0xD6E8FEB86659FD93
+_INVERSE: Final = pow(_BASE, -1, 2**64)
+_SLAB: Final = 2**14
+_POWERS: Final = np.power(np.uint64(_BASE), np.arange(_SLAB, dtype=np.uint64))
+_PRIMES: Final = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9)
+_ID_PRIME: Final = 0x27D4EB2F165667C5
+
+Numbers = npt.NDArray[np.int64]
+
+
+class Refusal(IntEnum):
+    """Why a request is never sequenced; the names are the codes of the service."""
+
+    NO_OPERATIONS = 1
+    BAD_REQUEST_ID = 2
+    READ_VERSION_REQUIRED = 3
+    BAD_RANGE = 4
+    TOO_LARGE = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """One chunk. ``plain``: its requests only change things, name no version and have no id, and none is refused.
+
+    ``checksum`` and ``weighted`` are sums over its requests, modulo 2^64: of each checksum, and of that
+    times its place in the chunk, from 1. They make a digest of the whole input that does not depend on the chunks.
+    """
+
+    requests: int
+    items: int
+    size: int
+    plain: bool
+    has_versions: bool
+    has_ids: bool
+    checksum: int
+    weighted: int
+    asks: bytes
+    item_rows: bytes
+    values: bytes
+
+
+def stream(table: pa.Table | pa.RecordBatch) -> bytes:
+    """``table`` as an Arrow IPC stream."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write(table)
+    data: bytes = sink.getvalue().to_pybytes()
+    return data
+
+
+def read_stream(data: bytes) -> pa.Table:
+    """The table of a stream, without copying it."""
+    return pa.ipc.open_stream(pa.py_buffer(data)).read_all()
+
+
+def pack(batches: Iterator[pa.RecordBatch]) -> Iterator[Chunk]:
+    """The chunks of one partition, whose rows are in order. Raises: InvalidRequest."""
+    before: str | None = None
+    for batch in batches:
+        if not batch.num_rows:
+            continue
+        orders = batch.column("order")
+        if orders.null_count:
+            raise InvalidRequest("a request has no place in the order")
+        same = pc.equal(orders.slice(1), orders.slice(0, len(orders) - 1))
+        if pc.any(same).as_py() or orders[0].as_py() == before:
+            place = orders[pc.index(same, True).as_py()].as_py() if pc.any(same).as_py() else before
+            raise InvalidRequest("two requests have the same place in the order", order=place)
+        before = orders[-1].as_py()
+        yield from _chunks(batch)
+
+
+def _chunks(batch: pa.RecordBatch) -> Iterator[Chunk]:
+    """The batch cut by bytes."""
+    items = _items(batch)
+    starts = np.concatenate(([0], np.cumsum(items.counts)))
+    sizes = np.concatenate(([0], np.cumsum(items.lengths())))[starts]
+    first = 0
+    while first < batch.num_rows:
+        past = int(np.searchsorted(sizes, sizes[first] + CHUNK_BYTES))
+        past = min(max(past, first + 1), batch.num_rows)
+        yield _chunk(batch.slice(first, past - first), items.part(first, past, int(starts[first]), int(starts[past])))
+        first = past
+
+
+@dataclass(frozen=True, slots=True)
+class _Items:
+    """The items of a batch of requests: columns, how many each request has, and how many of those are reads."""
+
+    counts: Numbers
+    reads: Numbers
+    columns: pa.RecordBatch
+
+    def lengths(self) -> Numbers:
+        found: Numbers = np.full(self.columns.num_rows, 32, np.int64)
+        for name in ("key", "end", "value"):
+            found += pc.fill_null(pc.binary_length(self.columns[name]), 0).to_numpy(zero_copy_only=False)
+        return found
+
+    def part(self, first: int, past: int, begin: int, end: int) -> _Items:
+        return _Items(self.counts[first:past], self.reads[first:past], self.columns.slice(begin, end - begin))
+
+
+def _items(batch: pa.RecordBatch) -> _Items:
+    if "operations" in batch.schema.names:
+        counts, flat = _flat(batch.column("operations"))
+    else:
+        counts, flat = np.ones(batch.num_rows, np.int64), batch.select(["kind", "key", "end", "value"])
+    value = _data(flat, "value")
+    kind = _kinds(flat, pc.if_else(pc.is_null(value), _number(ItemKind.DELETE), _number(ItemKind.WRITE)))
+    none = pa.nulls(flat.num_rows, pa.int64())
+    columns = [kind, _data(flat, "key", "begin"), _data(flat, "end"), value.cast(pa.large_binary()), none, none]
+    read_counts: Numbers = np.zeros(batch.num_rows, np.int64)
+    if "reads" in batch.schema.names:
+        read_counts, reads = _flat(batch.column("reads"))
+        if reads.num_rows:
+            end = _data(reads, "end")
+            kind = _kinds(
+                reads, pc.if_else(pc.is_null(end), _number(ItemKind.POINT_READ), _number(ItemKind.RANGE_READ))
+            )
+            no_values = pa.nulls(reads.num_rows, pa.large_binary())
+            of_reads = [kind, _data(reads, "key", "begin"), end, no_values, *_versions(_text(reads, "version"))]
+            take = pa.array(_interleaved(read_counts, counts))
+            pairs = zip(of_reads, columns, strict=True)
+            columns = [pa.concat_arrays([read, operation]).take(take) for read, operation in pairs]
+    if columns[1].null_count:
+        raise InvalidRequest("an operation or a precondition has no key")
+    names = ["kind", "key", "end", "value", "at_index", "at_version"]
+    table = pa.RecordBatch.from_arrays(columns, names)
+    without = pc.and_(pc.equal(table["kind"], int(ItemKind.WRITE)), pc.is_null(table["value"]))
+    if pc.any(without).as_py():
+        raise InvalidRequest("a write has no value", key=table["key"][pc.index(without, True).as_py()].as_py())
+    return _Items(counts + read_counts, read_counts, table)
+
+
+def _number(kind: ItemKind) -> pa.Scalar:
+    return pa.scalar(int(kind), pa.uint8())
+
+
+def _field(flat: pa.RecordBatch, kind: pa.DataType, names: tuple[str, ...]) -> pa.Array:
+    """The first of these fields that has a value, in each row."""
+    found = [flat[name].cast(kind) for name in names if name in flat.schema.names]
+    if not found:
+        return pa.nulls(flat.num_rows, kind)
+    return found[0] if len(found) == 1 else pc.coalesce(*found)
+
+
+def _data(flat: pa.RecordBatch, *names: str) -> pa.Array:
+    return _field(flat, pa.binary(), names)
+
+
+def _text(flat: pa.RecordBatch, *names: str) -> pa.Array:
+    return _field(flat, pa.string(), names)
+
+
+def _flat(lists: pa.ListArray) -> tuple[Numbers, pa.RecordBatch]:
+    counts = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False).astype(np.int64)
+    structs = lists.flatten()
+    if structs.null_count:
+        raise InvalidRequest("an operation or a precondition is null")
+    return counts, pa.RecordBatch.from_arrays(structs.flatten(), [field.name for field in structs.type])
+
+
+def _interleaved(reads: Numbers, operations: Numbers) -> Numbers:
+    """Where each item comes from, when all reads come before all operations: a request's reads, its operations."""
+    total_reads = int(reads.sum())
+    starts = np.cumsum(reads + operations) - (reads + operations)
+    result: Numbers = np.empty(total_reads + int(operations.sum()), np.int64)
+    for counts, begins, first in ((reads, starts, 0), (operations, starts + reads, total_reads)):
+        total = int(counts.sum())
+        places = np.arange(total) + np.repeat(begins - (np.cumsum(counts) - counts), counts)
+        result[places] = np.arange(first, first + total)
+    return result
+
+
+def _kinds(flat: pa.RecordBatch, default: pa.Array) -> pa.Array:
+    """The kind of each; ``default`` where none is named."""
+    names = _text(flat, "kind", "type")
+    if names.null_count == len(names):
+        return default
+    encoded = names.dictionary_encode()
+    numbers = []
+    for name in encoded.dictionary.to_pylist():
+        if name not in _KINDS:
+            raise InvalidRequest("not a kind of operation or precondition", kind=name, valid=", ".join(_KINDS))
+        numbers.append(_KINDS[name])
+    return pc.coalesce(pa.array(numbers, pa.uint8()).take(encoded.indices), default)
+
+
+def _versions(texts: pa.Array) -> tuple[pa.Array, pa.Array]:
+    """Versions given as ``#k`` and as numbers, each null where the other is given or none is."""
+    if texts.null_count == len(texts):
+        return pa.nulls(len(texts), pa.int64()), pa.nulls(len(texts), pa.int64())
+    relative = pc.fill_null(pc.starts_with(texts, "#"), False)
+    try:
+        index = pc.if_else(relative, pc.utf8_slice_codeunits(texts, 1), None).cast(pa.int64())
+        version = pc.if_else(relative, None, texts).cast(pa.int64())
+    except pa.ArrowInvalid as error:
+        raise InvalidRequest("a version is a number, or # and the number of a request", cause=error) from error
+    for numbers in (index, version):
+        bounds = pc.min_max(numbers).as_py()
+        if bounds["min"] is not None and not 0 <= bounds["min"] <= bounds["max"] <= VERSION_MAX:
+            raise InvalidRequest("a version is out of bounds", least=bounds["min"], most=bounds["max"])
+    return index, version
+
+
+def _chunk(batch: pa.RecordBatch, items: _Items) -> Chunk:
+    rows = batch.num_rows
+    none = pa.nulls(rows, pa.int64())
+    names = batch.schema.names
+    read_index, read_version = _versions(batch.column("read_version")) if "read_version" in names else (none, none)
+    ids = batch.column("request_id") if "request_id" in names else pa.nulls(rows, pa.string())
+    versions = _largest(items, read_version, "at_version")
+    indexes = _largest(items, read_index, "at_index")
+    refusals = _refusals(items, ids, read_index, read_version)
+    has_versions, has_ids = bool((versions != _NONE).any()), ids.null_count < rows
+    only_changes = not items.reads.any() and not refusals.any() and bool((indexes == _NONE).all())
+    sums = _checksums(items, ids, read_index, read_version)
+    asks = pa.RecordBatch.from_pydict(
+        {
+            "order": batch.column("order"),
+            "request_id": ids,
+            "read_index": read_index,
+            "read_version": read_version,
+            "index_max": indexes,
+            "version_max": versions,
+            "items": items.counts.astype(np.int32),
+            "refusal": refusals,
+            "fingerprint": _fingerprints(items, ids, read_index, read_version),
+        }
+    )
+    places = np.arange(1, rows + 1, dtype=np.uint64)
+    return Chunk(
+        requests=rows,
+        items=items.columns.num_rows,
+        size=int(items.lengths().sum()),
+        plain=only_changes and not has_versions and not has_ids,
+        has_versions=has_versions,
+        has_ids=has_ids,
+        checksum=int(sums.sum(dtype=np.uint64)),
+        weighted=int((sums * places).sum(dtype=np.uint64)),
+        asks=stream(asks),
+        item_rows=stream(items.columns.select(["kind", "key", "end", "at_index", "at_version"])),
+        values=stream(items.columns.select(["value"])),
+    )
+
+
+def _starts(items: _Items) -> Numbers:
+    starts: Numbers = np.concatenate(([0], np.cumsum(items.counts)))
+    return starts
+
+
+def _largest(items: _Items, own: pa.Array, name: str) -> Numbers:
+    """The largest version that a request names, itself or in a precondition; -1 for none."""
+    found: Numbers = pc.fill_null(own, _NONE).to_numpy(zero_copy_only=False).astype(np.int64)
+    column = items.columns[name]
+    if column.null_count < len(column):
+        held = np.flatnonzero(items.counts > 0)
+        values = pc.fill_null(column, _NONE).to_numpy(zero_copy_only=False)
+        found[held] = np.maximum(found[held], np.maximum.reduceat(values, _starts(items)[:-1][held]))
+    return found
+
+
+def _refusals(items: _Items, ids: pa.Array, read_index: pa.Array, read_version: pa.Array) -> npt.NDArray[np.uint8]:
+    """The first rule that a request breaks, in the order in which the service looks."""
+    table = items.columns
+    owners = np.repeat(np.arange(len(items.counts)), items.counts)
+    has_version = ~(pc.is_null(read_index).to_numpy(zero_copy_only=False) & pc.is_null(read_version).to_numpy(False))
+    broken: npt.NDArray[np.uint8] = np.zeros(table.num_rows, np.uint8)
+    if table["end"].null_count < table.num_rows:
+        kinds = table["kind"].to_numpy()
+        empty = pc.fill_null(pc.greater_equal(table["key"], table["end"]), False).to_numpy(zero_copy_only=False)
+        broken[empty & ((kinds == ItemKind.RANGE_DELETE) | (kinds == ItemKind.RANGE_READ))] = Refusal.BAD_RANGE
+    if items.reads.any():
+        reads = pc.greater_equal(table["kind"], int(ItemKind.POINT_READ))
+        bare = pc.and_(reads, pc.and_(pc.is_null(table["at_index"]), pc.is_null(table["at_version"])))
+        broken[bare.to_numpy(zero_copy_only=False) & ~has_version[owners]] = Refusal.READ_VERSION_REQUIRED
+    found: npt.NDArray[np.uint8] = np.zeros(len(items.counts), np.uint8)
+    # From the last to the first: the first broken item of a request is the one that counts.
+    wrong = np.flatnonzero(broken)[::-1]
+    found[owners[wrong]] = broken[wrong]
+    named = pc.is_valid(ids).to_numpy(zero_copy_only=False)
+    if named.any():
+        found[named & ~has_version] = Refusal.READ_VERSION_REQUIRED
+        repeated = pc.fill_null(pc.binary_length(ids), 0).to_numpy(zero_copy_only=False) * items.counts
+        found[repeated > REPEATED_BYTES_MAX] = Refusal.TOO_LARGE
+        for place in np.flatnonzero(named).tolist() if not _all_fit(ids) else ():
+            if not _fits(ids[place].as_py()):
+                found[place] = Refusal.BAD_REQUEST_ID
+    found[items.counts == items.reads] = Refusal.NO_OPERATIONS
+    return found
+
+
+def _all_fit(ids: pa.Array) -> bool:
+    """Whether all ids are good for certain; where they are not of plain text they are looked at one by one."""
+    length = pc.utf8_length(ids)
+    fits = pc.and_(
+        pc.and_(pc.greater_equal(length, REQUEST_ID_LENGTH_MIN), pc.less_equal(length, REQUEST_ID_LENGTH_MAX)),
+        pc.and_(pc.string_is_ascii(ids), pc.ascii_is_printable(ids)),
+    )
+    return bool(pc.all(fits).as_py())
+
+
+def _fits(request_id: str) -> bool:
+    return REQUEST_ID_LENGTH_MIN <= len(request_id) <= REQUEST_ID_LENGTH_MAX and request_id.isprintable()
+
+
+def _bytes_of(column: pa.Array) -> tuple[Numbers, memoryview]:
+    """Offsets and data of a binary column, its nulls as empty."""
+    whole = pc.fill_null(column, b"").cast(pa.large_binary())
+    _, offsets, data = whole.buffers()
+    begins = np.frombuffer(offsets, np.int64)[whole.offset : whole.offset + len(whole) + 1]
+    return begins, memoryview(data) if data is not None else memoryview(b"")
+
+
+def _fingerprints(items: _Items, ids: pa.Array, read_index: pa.Array, read_version: pa.Array) -> pa.Array:
+    """16 bytes that distinguish two attempts under one id, for requests that have one."""
+    if ids.null_count == len(ids):
+        return pa.nulls(len(ids), pa.binary())
+    starts = _starts(items).tolist()
+    texts = [_bytes_of(items.columns[name]) for name in ("key", "end", "value")]
+    numbers = [
+        np.ascontiguousarray(pc.fill_null(items.columns[name], _NONE).to_numpy(zero_copy_only=False))
+        for name in ("at_index", "at_version")
+    ]
+    numbers.append(items.columns["kind"].to_numpy())
+    numbers.append(pc.is_null(items.columns["end"]).to_numpy(zero_copy_only=False))
+    own = list(zip(read_index.to_pylist(), read_version.to_pylist(), strict=True))
+    found: list[bytes | None] = []
+    for place, request_id in enumerate(ids.to_pylist()):
+        if request_id is None:
+            found.append(None)
+            continue
+        begin, end = starts[place], starts[place + 1]
+        digest = blake2b(repr(own[place]).encode(), digest_size=16)
+        for values in numbers:
+            digest.update(values[begin:end].tobytes())
+        for offsets, data in texts:
+            digest.update((offsets[begin : end + 1] - offsets[begin]).tobytes())
+            digest.update(data[offsets[begin] : offsets[end]])
+        found.append(digest.digest())
+    return pa.array(found, pa.binary())
+
+
+def _checksums(items: _Items, ids: pa.Array, read_index: pa.Array, read_version: pa.Array) -> npt.NDArray[np.uint64]:
+    """A number for each request that depends on all of it. Guards against another input, not against an adversary."""
+    columns = items.columns
+    starts = _starts(items)
+    # How long every part of an item is, and its numbers; then the bytes, which lie together for a whole request.
+    places = (np.arange(columns.num_rows) - np.repeat(starts[:-1], items.counts)).astype(np.uint64)
+    mixed: npt.NDArray[np.uint64] = columns["kind"].to_numpy().astype(np.uint64)
+    for prime, name in zip(_PRIMES, ("at_index", "at_version"), strict=False):
+        mixed = mixed * np.uint64(prime) + _unsigned(columns[name])
+    held = np.flatnonzero(items.counts > 0)
+    found: npt.NDArray[np.uint64] = np.ones(len(items.counts), np.uint64)
+    for prime, name in zip(_PRIMES, ("key", "end", "value"), strict=False):
+        column = columns[name]
+        mixed = mixed * np.uint64(prime) + _unsigned(pc.binary_length(column))
+        if column.null_count == len(column):
+            # As if each were looked at, so that it does not matter which requests share a chunk.
+            found += np.uint64(prime)
+        else:
+            offsets, data = _bytes_of(column)
+            found += (_polynomials(np.frombuffer(data, np.uint8), offsets[starts]) + np.uint64(1)) * np.uint64(prime)
+    if len(held):
+        found[held] += np.add.reduceat(
+            (mixed ^ (mixed >> np.uint64(29))) * (2 * places + np.uint64(1)), starts[:-1][held]
+        )
+    for prime, numbers in zip(_PRIMES, (read_index, read_version), strict=False):
+        found += _unsigned(numbers) * np.uint64(prime)
+    if ids.null_count < len(ids):
+        offsets, data = _bytes_of(ids.cast(pa.binary()))
+        named = pc.is_valid(ids).to_numpy(zero_copy_only=False).astype(np.uint64)
+        found += (_polynomials(np.frombuffer(data, np.uint8), offsets) + np.uint64(1)) * np.uint64(_ID_PRIME) * named
+    return found
+
+
+def _polynomials(data: npt.NDArray[np.uint8], bounds: Numbers) -> npt.NDArray[np.uint64]:
+    """For each stretch between two bounds the sum of (its byte i, and one) times (a prime to the power of i).
+
+    Computed for all stretches at once, as if each began where the data does, and then moved back. In slabs, so that
+    memory is bounded and what is multiplied stays near the processor.
+    """
+    found: npt.NDArray[np.uint64] = np.zeros(len(bounds) - 1, np.uint64)
+    held = np.flatnonzero(np.diff(bounds) > 0)
+    begins, ends = bounds[:-1][held], bounds[1:][held]
+    sums: npt.NDArray[np.uint64] = np.zeros(len(held), np.uint64)
+    start = int(bounds[0])
+    for base in range(start, int(bounds[-1]), _SLAB):
+        past = min(base + _SLAB, int(bounds[-1]))
+        first, last = np.searchsorted(ends, base, side="right"), np.searchsorted(begins, past)
+        products = (data[base:past].astype(np.uint64) + np.uint64(1)) * _POWERS[: past - base]
+        parts = np.add.reduceat(products, np.maximum(begins[first:last] - base, 0))
+        sums[first:last] += parts * np.power(np.uint64(_BASE), np.uint64(base - start))
+    found[held] = sums * np.power(np.uint64(_INVERSE), (begins - start).astype(np.uint64))
+    return found
+
+
+def _unsigned(numbers: pa.Array) -> npt.NDArray[np.uint64]:
+    """A small number for each value, one of its own for null."""
+    plain: Numbers = pc.fill_null(numbers, _NONE).to_numpy(zero_copy_only=False).astype(np.int64)
+    return (plain + 2).view(np.uint64)
+
+
+_SUMMARY: dict[str, pa.DataType] = {
+    "partition": pa.int32(),
+    "number": pa.int32(),
+    "requests": pa.int32(),
+    "items": pa.int64(),
+    "size": pa.int64(),
+    "plain": pa.bool_(),
+    "has_versions": pa.bool_(),
+    "has_ids": pa.bool_(),
+    "checksum": pa.decimal128(20),
+    "weighted": pa.decimal128(20),
+}
+_BLOBS = {"asks": pa.binary(), "item_rows": pa.binary(), "values": pa.binary()}
+_SCHEMA = pa.schema([pa.field(name, kind) for name, kind in {**_SUMMARY, **_BLOBS}.items()])
+_TYPE = (
+    "partition int, number int, requests int, items long, size long, plain boolean, has_versions boolean, "
+    "has_ids boolean, checksum decimal(20,0), weighted decimal(20,0), asks binary, item_rows binary, values binary"
+)
+
+
+def chunk_key(partition: int, number: int) -> int:
+    """One number for a chunk."""
+    return partition << 32 | number
+
+
+def require_judged(chunk: Mapping[str, Any], weighted: int, first: int) -> None:
+    """Raise InvalidRequest unless the chunk's requests are those that were judged, whose sum was ``weighted``."""
+    if int(chunk["weighted"]) != weighted:
+        raise other_requests(first)
+
+
+def other_requests(first: int) -> InvalidRequest:
+    """The error for requests from place ``first`` on that Spark has made again, as other ones."""
+    return InvalidRequest(
+        "the requests are other ones than when they were judged",
+        hint="Spark makes them again when a worker is lost: load from a table that keeps them, and leave out what "
+        "gives another value each time",
+        first=first,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkPlace:
+    """The position of a chunk: its requests begin at index ``first``, from 0. ``weighted`` is its checksum."""
+
+    key: int
+    first: int
+    requests: int
+    items: int
+    size: int
+    weighted: int
+
+    @property
+    def past(self) -> int:
+        """The place after its last request."""
+        return self.first + self.requests
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """All requests. ``digest`` names this input: the same requests in the same order have the same.
+
+    ``plain``: nothing is read, no version named and no id given, and none is refused.
+    """
+
+    frame: DataFrame
+    chunks: tuple[ChunkPlace, ...]
+    requests: int
+    items: int
+    size: int
+    plain: bool
+    has_versions: bool
+    has_ids: bool
+    digest: str
+
+    def release(self) -> None:
+        """Let Spark forget what it kept."""
+        self.frame.unpersist()
+
+
+def stage(frame: DataFrame, request_format: RequestFormat, *, partitions: int) -> Staged:
+    """Sort, check and pack the requests of ``frame``. Raises: InvalidRequest."""
+
+    def packed(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        context = TaskContext.get()
+        partition = 0 if context is None else context.partitionId()
+        for number, chunk in enumerate(pack(batches)):
+            row = {"partition": partition, "number": number, **asdict(chunk)}
+            yield pa.RecordBatch.from_pylist([row], schema=_SCHEMA)
+
+    ordered = in_order(frame, request_format, partitions)
+    staged = ordered.mapInArrow(packed, _TYPE).persist(StorageLevel.DISK_ONLY)
+    with frame_errors(request_format), task_errors():
+        rows = staged.select(*_SUMMARY).toArrow().to_pylist()
+    rows.sort(key=lambda row: (row["partition"], row["number"]))
+    chunks: list[ChunkPlace] = []
+    first = total = 0
+    for row in rows:
+        key = chunk_key(row["partition"], row["number"])
+        weighted = int(row["weighted"])
+        chunks.append(ChunkPlace(key, first, row["requests"], row["items"], row["size"], weighted))
+        total += weighted + first * int(row["checksum"])
+        first += row["requests"]
+    digest = blake2b(f"{first} {total % 2**64}".encode(), digest_size=16).hexdigest()
+    return Staged(
+        staged,
+        tuple(chunks),
+        first,
+        sum(row["items"] for row in rows),
+        sum(row["size"] for row in rows),
+        all(row["plain"] for row in rows),
+        any(row["has_versions"] for row in rows),
+        any(row["has_ids"] for row in rows),
+        digest,
+    )
+
+
+class ParsedRequest(msgspec.Struct, frozen=True):
+    """One request: its place as the input has it, and its transaction, or the code that refuses it."""
+
+    order: str
+    request_id: str | None
+    transaction: Transaction | None
+    refusal: str | None
+
+    def encode(self) -> bytes:
+        """Its bytes."""
+        return msgspec.msgpack.encode(self)
+
+
+_REQUEST_DECODER: Final = msgspec.msgpack.Decoder(ParsedRequest)
+
+
+def decode_request(data: bytes) -> ParsedRequest:
+    """What ``ParsedRequest.encode`` made."""
+    return _REQUEST_DECODER.decode(data)
+
+
+def parsed_requests(chunk: Chunk) -> Iterator[ParsedRequest]:
+    """The requests of a chunk, in order. Raises: InvalidRequest."""
+    items = read_stream(chunk.item_rows).to_pylist()
+    values: list[bytes | None] = read_stream(chunk.values)["value"].to_pylist()
+    begin = 0
+    for ask in read_stream(chunk.asks).to_pylist():
+        end = begin + ask["items"]
+        if ask["read_index"] is not None or ask["index_max"] >= 0:
+            raise InvalidRequest(
+                "a stream has no k-th request: a read version is a version of the log", order=ask["order"]
+            )
+        if ask["refusal"]:
+            yield ParsedRequest(ask["order"], ask["request_id"], None, Refusal(ask["refusal"]).name.lower())
+        else:
+            reads = [_parsed_read(item) for item in items[begin:end] if item["kind"] >= ItemKind.POINT_READ]
+            rows = zip(items[begin:end], values[begin:end], strict=True)
+            operations = [_parsed_operation(item, value) for item, value in rows if item["kind"] < ItemKind.POINT_READ]
+            txn = Transaction(operations, reads, ask["request_id"], None, ask["read_version"])
+            yield ParsedRequest(ask["order"], ask["request_id"], txn, None)
+        begin = end
+
+
+def operations_at(
+    asks: pa.Table, items: pa.Table, values: pa.Table, places: Iterable[int]
+) -> Iterator[list[Operation]]:
+    """What the requests at these places of a chunk change."""
+    counts = asks["items"].to_pylist()
+    ends = list(accumulate(counts))
+    for place in places:
+        begin = ends[place] - counts[place]
+        rows = zip(
+            items.slice(begin, counts[place]).to_pylist(),
+            values["value"].slice(begin, counts[place]).to_pylist(),
+            strict=True,
+        )
+        yield [_parsed_operation(item, value) for item, value in rows if item["kind"] < ItemKind.POINT_READ]
+
+
+def _parsed_operation(item: Mapping[str, object], value: bytes | None) -> Operation:
+    key, end = item["key"], item["end"]
+    assert isinstance(key, bytes), "packed items have keys"
+    match item["kind"]:
+        case ItemKind.WRITE:
+            assert value is not None, "packed writes have values"
+            return Write(key, value)
+        case ItemKind.DELETE:
+            return Delete(key)
+        case _:
+            return RangeDelete(key, end if isinstance(end, bytes) else None)
+
+
+def _parsed_read(item: Mapping[str, object]) -> Precondition:
+    key, end, at = item["key"], item["end"], item["at_version"]
+    assert isinstance(key, bytes), "packed items have keys"
+    version = at if isinstance(at, int) else None
+    if item["kind"] == ItemKind.POINT_READ:
+        return PointRead(key, version)
+    return RangeRead(key, end if isinstance(end, bytes) else None, version)

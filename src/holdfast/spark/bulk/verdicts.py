@@ -1,0 +1,168 @@
+"""Verdicts as a table: one row per request, with the outcome that a client of the service would get.
+
+Columns: ``position`` of the request in the total order, from 1; ``order`` as text; ``request_id``; ``outcome``:
+``committed``, ``not_committed`` or ``invalid``; ``code``, the reason for the last two, as in the HTTP API; ``version``
+of a committed request; ``conflicts``: each failed precondition by its index in the request, from 0, and the newest
+version that broke it.
+
+Writing the table again changes nothing. Requests that Spark has computed again with another result raise
+InvalidRequest: the log has what was judged.
+"""
+
+# pyarrow ships no types; mypy checks the rest.
+# pyright: reportAttributeAccessIssue=false, reportUnknownLambdaType=false, reportUnknownParameterType=false
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812  the name that every Spark program uses
+
+from holdfast.segments.table_location import table_location
+from holdfast.spark.bulk.requests import (
+    ChunkPlace,
+    Staged,
+    chunk_key,
+    other_requests,
+    read_stream,
+    require_judged,
+    stream,
+)
+from holdfast.spark.bulk.resolve import Resolution
+from holdfast.spark.bulk.sequencing import Fate
+from holdfast.spark.log.delta_output import DeltaOutput
+from holdfast.spark.runtime.session import task_errors
+from holdfast.spark.runtime.table_files import FILES_TYPE, file_rows, new_files, write_table
+
+__all__ = ["INVALID_CODES", "VERDICTS", "write_verdicts"]
+
+Numbers = npt.NDArray[np.int64]
+
+VERDICTS: Final = pa.schema(
+    [
+        pa.field("position", pa.int64()),
+        pa.field("order", pa.string()),
+        pa.field("request_id", pa.string()),
+        pa.field("outcome", pa.string()),
+        pa.field("code", pa.string()),
+        pa.field("version", pa.int64()),
+        pa.field(
+            "conflicts",
+            pa.list_(
+                pa.field("element", pa.struct([pa.field("precondition", pa.int32()), pa.field("version", pa.int64())]))
+            ),
+        ),
+    ]
+)
+ROWS_IN_A_FILE: Final = 1_000_000
+_INVALID: Final = frozenset(
+    {Fate.FUTURE_VERSION, Fate.NO_OPERATIONS, Fate.BAD_REQUEST_ID, Fate.READ_VERSION_REQUIRED, Fate.BAD_RANGE,
+     Fate.TOO_LARGE, Fate.REQUEST_ID_REUSED}
+)  # fmt: skip
+INVALID_CODES: Final = frozenset(fate.name.lower() for fate in _INVALID)
+
+
+def _names() -> tuple[pa.Array, pa.Array]:
+    """The outcome and the code of each fate, by its number."""
+    outcomes: list[str] = []
+    codes: list[str | None] = []
+    for fate in Fate:
+        committed = fate is Fate.COMMITTED
+        outcomes.append("committed" if committed else "invalid" if fate in _INVALID else "not_committed")
+        # Only the log could decide these, and it does not hold them: they are too old.
+        codes.append(None if committed else (Fate.TOO_OLD if fate is Fate.LOOK_UP else fate).name.lower())
+    return pa.array(outcomes, pa.string()), pa.array(codes, pa.string())
+
+
+def write_verdicts(
+    spark: SparkSession,
+    staged: Staged,
+    resolution: Resolution,
+    version_of: Callable[[Numbers], Numbers],
+    to: str,
+    *,
+    made_by: str,
+    identity: str,
+) -> int:
+    """Write the verdicts to the Delta table at ``to``; how many bytes. Nothing when the table has them already.
+
+    ``version_of`` gives the versions of ordinals; ``identity`` names the input and its log: a table of another is
+    refused. Raises: InvalidRequest, Conflict, Unavailable. After a crash: all of it or nothing.
+    """
+    output = DeltaOutput(table_location(to), made_by, VERDICTS)
+    state = output.open(identity, {})
+    if state.offset >= staged.requests:
+        return 0
+    rows = [
+        (chunk.key >> 32, chunk.key & 0xFFFFFFFF, stream(_verdicts(resolution, chunk, version_of)))
+        for chunk in staged.chunks
+    ]
+    verdicts = spark.createDataFrame(rows, "partition int, number int, verdicts binary")
+    places = {chunk.key: chunk for chunk in staged.chunks}
+    url = output.location.url
+
+    def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        held: list[pa.Table] = []
+        for batch in batches:
+            for row in batch.to_pylist():
+                place = places[chunk_key(row["partition"], row["number"])]
+                first = place.first
+                require_judged(row, place.weighted, first)
+                asks, verdict = read_stream(row["asks"]), read_stream(row["verdicts"])
+                columns = [pa.array(np.arange(first + 1, first + 1 + asks.num_rows)), asks["order"], asks["request_id"]]
+                columns += [verdict[name] for name in VERDICTS.names[3:]]
+                held.append(pa.Table.from_arrays(columns, schema=VERDICTS))
+                if sum(table.num_rows for table in held) >= ROWS_IN_A_FILE:
+                    yield file_rows([write_table(url, pa.concat_tables(held), {}, ("position",))])
+                    held = []
+        if held:
+            yield file_rows([write_table(url, pa.concat_tables(held), {}, ("position",))])
+
+    wanted = staged.frame.select("partition", "number", "weighted", "asks")
+    joined = wanted.join(F.broadcast(verdicts), ["partition", "number"])
+    with task_errors():
+        files = new_files(joined.mapInArrow(write, FILES_TYPE))
+    if sum(file.rows for file in files) != staged.requests:
+        raise other_requests(0)  # a chunk that was judged is not there any more: others have come in its place
+    output.commit(state, staged.requests, files, ())
+    return sum(file.size for file in files)
+
+
+def _verdicts(resolution: Resolution, chunk: ChunkPlace, version_of: Callable[[Numbers], Numbers]) -> pa.Table:
+    """The verdicts of one chunk's requests."""
+    subjects: Numbers = np.arange(chunk.first, chunk.past)
+    for place in np.flatnonzero(resolution.fates[chunk.first : chunk.past] == Fate.DUPLICATE).tolist():
+        # The same attempt again gets the outcome of the first.
+        subjects[place] = resolution.originals[place + chunk.first]
+    fates = resolution.fates[subjects]
+    ordinals = resolution.ordinals[subjects].astype(np.int64)
+    committed = fates == Fate.COMMITTED
+    versions = np.where(committed, version_of(ordinals), 0)
+    for place in np.flatnonzero(committed & (ordinals == 0)).tolist():
+        versions[place] = resolution.found_versions[int(subjects[place])]
+    begins = np.searchsorted(resolution.conflict_places, subjects)
+    counts = np.searchsorted(resolution.conflict_places, subjects, side="right") - begins
+    offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
+    rows = np.arange(int(offsets[-1])) + np.repeat(begins - offsets[:-1], counts)
+    struct = pa.StructArray.from_arrays(
+        [
+            pa.array(resolution.conflict_numbers[rows]),
+            pa.array(version_of(resolution.conflict_ordinals[rows].astype(np.int64))),
+        ],
+        fields=list(VERDICTS.field("conflicts").type.value_type),
+    )
+    outcomes, codes = _names()
+    taken = pa.array(fates.astype(np.int32))
+    return pa.table(
+        {
+            "outcome": outcomes.take(taken),
+            "code": codes.take(taken),
+            "version": pa.array(versions, mask=~committed),
+            "conflicts": pa.ListArray.from_arrays(pa.array(offsets), struct, type=VERDICTS.field("conflicts").type),
+        }
+    )

@@ -1,0 +1,141 @@
+"""The columns of every shape that ``format("holdfast")`` reads, in Arrow's and in Spark's types."""
+
+# pyarrow ships no types; mypy checks the rest.
+# pyright: reportUnknownParameterType=false
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from enum import StrEnum
+from typing import Final
+
+import pyarrow as pa
+from pyspark.sql import types as spark
+
+from holdfast.commit.format.batch import ItemKind
+
+__all__ = [
+    "COLUMNS",
+    "OPERATION",
+    "OPERATION_KINDS",
+    "QUEUE_COLUMNS",
+    "STORE_COLUMNS",
+    "TIMESTAMP",
+    "Shape",
+    "arrow_schema",
+    "default_columns",
+    "spark_schema",
+]
+
+
+class Shape(StrEnum):
+    """What one row of a log stands for."""
+
+    OPERATIONS = "operations"
+    TRANSACTIONS = "transactions"
+    BATCHES = "batches"
+
+
+OPERATION_KINDS: Final = (ItemKind.WRITE, ItemKind.DELETE, ItemKind.RANGE_DELETE)
+TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
+OPERATION: Final = pa.struct(
+    [
+        pa.field("kind", pa.string()),
+        pa.field("key", pa.binary()),
+        pa.field("end", pa.binary()),
+        pa.field("value", pa.binary()),
+    ]
+)
+
+COLUMNS: Final[Mapping[Shape, Mapping[str, pa.DataType]]] = {
+    Shape.OPERATIONS: {
+        "version": pa.int64(),
+        "seq": pa.int64(),
+        "request_id": pa.string(),
+        "kind": pa.string(),
+        "key": pa.binary(),
+        "end": pa.binary(),
+        "value": pa.binary(),
+        "timestamp": TIMESTAMP,
+        "position": pa.int32(),
+        "leader_id": pa.string(),
+    },
+    Shape.TRANSACTIONS: {
+        "version": pa.int64(),
+        "prev_version": pa.int64(),
+        "seq": pa.int64(),
+        "request_id": pa.string(),
+        "read_version": pa.int64(),
+        "operations": pa.list_(pa.field("element", OPERATION)),
+        "timestamp": TIMESTAMP,
+        "leader_id": pa.string(),
+    },
+    Shape.BATCHES: {
+        "seq": pa.int64(),
+        "slot": pa.string(),
+        "kind": pa.string(),
+        "epoch": pa.int64(),
+        "leader_id": pa.string(),
+        "address": pa.string(),
+        "claim_seq": pa.int64(),
+        "prev_seq": pa.int64(),
+        "durable_seq": pa.int64(),
+        "first_version": pa.int64(),
+        "last_version": pa.int64(),
+        "prev_version": pa.int64(),
+        "window_floor": pa.int64(),
+        "truncated_through": pa.int64(),
+        "transactions": pa.int64(),
+        "object_bytes": pa.int64(),
+        "timestamp": TIMESTAMP,
+    },
+}
+QUEUE_COLUMNS: Final[Mapping[str, pa.DataType]] = {"seq": pa.int64(), "time": TIMESTAMP, "payload": pa.binary()}
+STORE_COLUMNS: Final[Mapping[str, pa.DataType]] = {
+    "seq": pa.int64(),
+    "time": TIMESTAMP,
+    "key": pa.string(),
+    "fields": pa.string(),
+    "body": pa.binary(),
+    "publisher_seq": pa.int64(),
+    "ttl_ms": pa.int64(),
+    "deliver_at": TIMESTAMP,
+}
+_ON_REQUEST: Final = {
+    id(COLUMNS[Shape.OPERATIONS]): frozenset({"position", "leader_id"}),
+    id(STORE_COLUMNS): frozenset({"publisher_seq", "ttl_ms", "deliver_at"}),
+}
+"""Columns that a read has only if its option ``columns`` names them. ``position`` is the operation's index in its
+transaction."""
+_SPARK_TYPES: Final[Mapping[pa.DataType, spark.DataType]] = {
+    pa.int64(): spark.LongType(),
+    pa.int32(): spark.IntegerType(),
+    pa.string(): spark.StringType(),
+    pa.binary(): spark.BinaryType(),
+    TIMESTAMP: spark.TimestampType(),
+}
+
+
+def default_columns(types: Mapping[str, pa.DataType]) -> tuple[str, ...]:
+    """The columns of a read that does not name any. ``types`` is one of the tables above."""
+    left_out = _ON_REQUEST.get(id(types), frozenset[str]())
+    return tuple(name for name in types if name not in left_out)
+
+
+def arrow_schema(shape: Shape, columns: Sequence[str]) -> pa.Schema:
+    """The Arrow schema of these columns, in this order; every column is nullable."""
+    types = COLUMNS[shape]
+    return pa.schema([pa.field(name, types[name]) for name in columns])
+
+
+def spark_schema(types: Mapping[str, pa.DataType], columns: Iterable[str]) -> spark.StructType:
+    """These columns in Spark's types; ``types`` is one of the tables above."""
+    return spark.StructType([spark.StructField(name, _spark_type(types[name]), nullable=True) for name in columns])
+
+
+def _spark_type(kind: pa.DataType) -> spark.DataType:
+    if pa.types.is_list(kind):
+        return spark.ArrayType(_spark_type(kind.value_type), containsNull=True)
+    if pa.types.is_struct(kind):
+        return spark.StructType([spark.StructField(each.name, _spark_type(each.type), nullable=True) for each in kind])
+    return _SPARK_TYPES[kind]

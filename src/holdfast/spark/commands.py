@@ -1,0 +1,387 @@
+"""The jobs of ``holdfast spark NAME``: start a session, run the job, and return plain values for printing.
+
+The session is stopped in every case. Errors of the session and the job are raised.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from threading import Event
+from typing import Final, Literal, TypeAlias
+
+import structlog
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812  the name that every Spark program uses
+
+from holdfast.commit.format.batch import VERSION_JUMP
+from holdfast.errors import Code, InvalidRequest, statement_of
+from holdfast.segments.table_location import table_location
+from holdfast.spark.bulk.ingest import Ingest
+from holdfast.spark.bulk.leadership import LeadershipOptions
+from holdfast.spark.bulk.load import WAVE_DEFAULT, LoadOptions, load_requests
+from holdfast.spark.bulk.lookup import look_up
+from holdfast.spark.bulk.requests import RequestFormat, stage
+from holdfast.spark.bulk.resolve import Resolution, resolve_requests
+from holdfast.spark.bulk.sequencing import Fate, Windows
+from holdfast.spark.bulk.verdicts import write_verdicts
+from holdfast.spark.data_source import HoldfastDataSource
+from holdfast.spark.log.replay import Replay
+from holdfast.spark.log.runner import STEP_BYTES_DEFAULT, Job, Schedule, run_pipeline
+from holdfast.spark.log.verify import Verify
+from holdfast.spark.runtime.doctor import Diagnosis, diagnose
+from holdfast.spark.runtime.session import session, task_errors
+from holdfast.spark.source.plan import log_head
+from holdfast.spark.tables.changes import Changes
+from holdfast.spark.tables.history import History
+from holdfast.spark.tables.latest import Latest
+from holdfast.spark.tables.segments import SEGMENT_LOG_BYTES_MIN, Segments
+from holdfast.spark.tables.snapshot import Snapshot
+
+__all__ = ["BulkCommand", "JobResult", "Report", "RequestSource", "SparkTarget", "command_session", "doctor", "run_job"]
+
+FORMATS: Final = ("parquet", "json", "csv", "table")
+POLL_SECONDS: Final = 0.2
+
+Report: TypeAlias = Callable[[Mapping[str, object]], None]
+"""Gets the names and numbers of every committed step."""
+Stopping: TypeAlias = Callable[[], AbstractContextManager[Event]]
+"""Entered once Spark runs, because Spark takes the signals of its process. The event ends a job after its step."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobResult:
+    """The result of a job. ``is_good`` is False when an audit found damage; ``findings`` then lists it."""
+
+    fields: Mapping[str, object]
+    findings: Sequence[Mapping[str, object]] = ()
+    is_good: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class SparkTarget:
+    """The Spark that a command runs on: every core of this machine by default."""
+
+    master: str | None = None
+    remote: str | None = None
+    conf: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    def run(self, name: str, work: Callable[[SparkSession], JobResult]) -> JobResult:
+        """Run ``work`` in a session and stop the session."""
+        spark = command_session(name, self.master, self.remote, self.conf)
+        try:
+            return work(spark)
+        finally:
+            spark.stop()
+
+
+_JOBS: Final[Mapping[str, Callable[[SparkSession, str, str, Mapping[str, int]], Job]]] = {
+    "changes": lambda spark, log, to, _: Changes(spark, log, to),
+    "latest": lambda spark, log, to, options: Latest(spark, log, to, buckets=options.get("buckets")),
+    "history": lambda spark, log, to, options: History(spark, log, to, buckets=options.get("buckets")),
+    "replay": lambda spark, log, to, options: Replay(spark, log, to, after=options.get("after", 0)),
+    "segments": lambda spark, log, to, options: Segments(
+        spark, log, to, log_bytes_min=options.get("log_bytes_min", SEGMENT_LOG_BYTES_MIN)
+    ),
+    "snapshot": lambda spark, log, to, _: Snapshot(spark, log, to),
+    "verify": lambda spark, log, to, _: Verify(spark, log, to),
+}
+
+
+def run_job(
+    name: str,
+    log: str,
+    to: str,
+    target: SparkTarget,
+    schedule: tuple[float | None, int | None],
+    options: Mapping[str, int],
+    stopping: Stopping,
+    report: Report,
+) -> JobResult:
+    """Run the pipeline of this name. ``schedule``: seconds between passes, and the last version; see ``Schedule``.
+
+    Raises: InvalidRequest, NotFound, CorruptData, Unavailable.
+    """
+    when = Schedule(*schedule)
+
+    def work(spark: SparkSession) -> JobResult:
+        with stopping() as stop:
+            job = _JOBS[name](spark, log, to, options)
+            try:
+                run = run_pipeline(
+                    job,
+                    log,
+                    to,
+                    schedule=when,
+                    step_bytes=options.get("step_bytes", STEP_BYTES_DEFAULT),
+                    stop=stop,
+                    progress=lambda step: report(step.fields()),
+                )
+            finally:
+                if isinstance(job, Replay):
+                    job.close()
+        if not isinstance(job, Verify):
+            return JobResult(run.fields())
+        audit = job.audit
+        fields = {**run.fields(), **asdict(audit.counts), "findings": len(audit.findings), "verified": audit.verified}
+        return JobResult(fields, [asdict(each) for each in audit.findings], is_good=job.is_good(run.version))
+
+    return target.run(name, work)
+
+
+def doctor(log: str | None, to: str | None) -> JobResult:
+    """Whether jobs can run here: one finding per check. ``is_good`` unless one of them is bad.
+
+    The output gets one small object, which is removed again; an absent directory is created, as a job would.
+    """
+    checks = diagnose(log)
+    if to is not None:
+        checks.append(_output_access(to))
+    return JobResult({}, [asdict(each) for each in checks], is_good=all(each.verdict != "bad" for each in checks))
+
+
+def _output_access(to: str) -> Diagnosis:
+    try:
+        if table_location(to).url.startswith("file:"):
+            Path(table_location(to).uri).mkdir(parents=True, exist_ok=True)
+    except (InvalidRequest, OSError) as error:
+        fix = error.hint if isinstance(error, InvalidRequest) else ""
+        return Diagnosis("output", "bad", statement_of(error), fix or "name a place that this user may write to")
+    return replace(diagnose(to, writes=True)[-1], check="output")
+
+
+@dataclass(frozen=True, slots=True)
+class RequestSource:
+    """Where requests are: files of a format at a path, or a table by its name."""
+
+    path: str
+    format: str = "parquet"
+    order_by: str = "order"
+    text: Literal["utf8", "base64"] = "utf8"
+    schema: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.format not in FORMATS:
+            raise InvalidRequest(
+                "not a format of requests", code=Code.BAD_CONFIGURATION, format=self.format, valid=", ".join(FORMATS)
+            )
+
+    def request_format(self) -> RequestFormat:
+        """How the rows are read."""
+        return RequestFormat(self.order_by, self.text)
+
+    def read(self, spark: SparkSession) -> DataFrame:
+        """The rows. Raises: InvalidRequest."""
+        with task_errors():
+            if self.format == "table":
+                return spark.table(self.path)
+            reader = spark.read.format(self.format)
+            if self.format == "csv":
+                reader = reader.option("header", "true")
+            return self._in_types(reader.schema(self.schema).load(self.path) if self.schema else reader.load(self.path))
+
+    def stream(self, spark: SparkSession, files_at_once: int | None) -> DataFrame:
+        """The rows of files that appear in a folder, as a stream. Raises: InvalidRequest."""
+        if self.format == "table":
+            return spark.readStream.table(self.path)
+        reader = spark.readStream.format(self.format)
+        if self.format == "csv":
+            reader = reader.option("header", "true")
+        if files_at_once is not None:
+            reader = reader.option("maxFilesPerTrigger", str(files_at_once))
+        schema = self.schema
+        if schema is None:
+            # The files that are there say what those to come look like.
+            schema = ", ".join(f"`{each.name}` {each.dataType.simpleString()}" for each in self.read(spark).schema)
+        return self._in_types(reader.schema(schema).load(self.path))
+
+    def _in_types(self, frame: DataFrame) -> DataFrame:
+        """A CSV file has texts only; its order is a whole number."""
+        if self.format == "csv" and self.order_by in frame.columns:
+            return frame.withColumn(self.order_by, F.col(self.order_by).cast("decimal(38,0)"))
+        return frame
+
+
+@dataclass(frozen=True, slots=True)
+class BulkCommand:
+    """One job on requests, and the Spark that it runs on (every core of this machine by default)."""
+
+    source: RequestSource
+    to: str
+    log: str | None = None
+    name: str | None = None
+    window: int | None = None
+    partitions: int = 8
+    ranges: int | None = None
+    wave: int = WAVE_DEFAULT
+    take_over: bool = False
+    token: str | None = None
+    spark: SparkTarget = SparkTarget()
+
+    def resolve(self, base: int | None, report: Report) -> JobResult:
+        """The verdicts that a leader would give, as a table; nothing is committed.
+
+        The leader starts at ``base``; by default at that of the next leader of ``log``, or of a new log. Raises:
+        InvalidRequest, NotFound, CorruptData, Unavailable.
+        """
+        return self.spark.run("resolve", lambda spark: self._resolve(spark, base, report))
+
+    def load(self, report: Report) -> JobResult:
+        """Commit the requests. Raises: as ``load_requests``."""
+
+        def step(name: str, facts: Mapping[str, object]) -> None:
+            report({"step": name, **facts})
+
+        def work(spark: SparkSession) -> JobResult:
+            options = LoadOptions(
+                request_format=self.source.request_format(),
+                name=self.name,
+                window=self.window,
+                wave=self.wave,
+                partitions=self.partitions,
+                resolve_partitions=self.ranges,
+                take_over=self.take_over,
+                token=self.token,
+            )
+            loaded = load_requests(spark, self.source.read(spark), self._log(), self.to, options, step=step)
+            return JobResult({"pipeline": "load", "log": self._log().partition("?")[0], **_rounded(asdict(loaded))})
+
+        return self.spark.run("load", work)
+
+    def ingest(
+        self,
+        checkpoint: str,
+        stopping: Callable[[], AbstractContextManager[Event]],
+        report: Report,
+        *,
+        every_seconds: float | None,
+        files_at_once: int | None,
+    ) -> JobResult:
+        """Commit the requests that exist now, or new ones without end with ``every_seconds``. Raises: as Ingest."""
+
+        def work(spark: SparkSession) -> JobResult:
+            with stopping() as stop:
+                return self._ingest(spark, checkpoint, stop, report, every_seconds, files_at_once)
+
+        return self.spark.run("ingest", work)
+
+    def _log(self) -> str:
+        if self.log is None:
+            raise InvalidRequest("which log?", code=Code.BAD_CONFIGURATION, hint="give --log")
+        return self.log
+
+    def _resolve(self, spark: SparkSession, base: int | None, report: Report) -> JobResult:
+        through = 0 if self.log is None else log_head(self.log).version
+        start = base if base is not None else through + VERSION_JUMP
+        staged = stage(self.source.read(spark), self.source.request_format(), partitions=self.partitions)
+        try:
+            report({"step": "stage", "requests": staged.requests, "items": staged.items})
+            windows = Windows.trailing(staged.requests, self.window)
+            resolution = resolve_requests(staged, start, windows=windows, partitions=self.ranges)
+            report({"step": "resolve", "rounds": resolution.rounds, "residue": list(resolution.residue)})
+            if self.log is not None:
+                resolution = look_up(spark, self.log, staged, resolution, through)
+            write_verdicts(
+                spark, staged, resolution, lambda ordinals: start + ordinals, self.to,
+                made_by="resolve", identity=f"{staged.digest}/{start}/{self.window}",
+            )  # fmt: skip
+            return JobResult(_resolved(resolution, staged.requests, staged.items))
+        finally:
+            staged.release()
+
+    def _ingest(
+        self,
+        spark: SparkSession,
+        checkpoint: str,
+        stop: Event,
+        report: Report,
+        every_seconds: float | None,
+        files_at_once: int | None,
+    ) -> JobResult:
+        if self.spark.remote is not None:
+            raise InvalidRequest(
+                "an ingest leads the log from its own process, which Spark Connect does not run it in",
+                code=Code.BAD_CONFIGURATION,
+                hint="give --master instead of --remote",
+            )
+        leading = LeadershipOptions(take_over=self.take_over, token=self.token)
+        name = self.name or ""
+        ingest = Ingest(self._log(), self.to, name, request_format=self.source.request_format(), leading=leading)
+
+        def micro_batch(frame: DataFrame, number: int) -> None:
+            try:
+                ingest.micro_batch(frame, number)
+            except Exception as error:
+                failures.append(error)
+                raise
+            report({"step": "micro_batch", "number": number, **asdict(ingest.counts)})
+
+        failures: list[Exception] = []
+        writer = self.source.stream(spark, files_at_once).writeStream.foreachBatch(micro_batch)
+        writer = writer.option("checkpointLocation", checkpoint)
+        try:
+            if every_seconds is None:
+                query = writer.trigger(availableNow=True).start()
+            else:
+                query = writer.trigger(processingTime=f"{every_seconds} seconds").start()
+            try:
+                while query.isActive and not stop.wait(POLL_SECONDS):
+                    pass
+            finally:
+                query.stop()
+            if failures:
+                raise failures[-1]
+            with task_errors():
+                failure = query.exception()
+                if failure is not None:
+                    raise failure
+        finally:
+            ingest.close()
+        return JobResult({"pipeline": "ingest", "log": self._log().partition("?")[0], **asdict(ingest.counts)})
+
+
+def _rounded(fields: Mapping[str, object]) -> dict[str, object]:
+    return {name: round(value, 3) if isinstance(value, float) else value for name, value in fields.items()}
+
+
+def _resolved(resolution: Resolution, requests: int, items: int) -> dict[str, object]:
+    return {
+        "pipeline": "resolve",
+        "base": resolution.base,
+        "requests": requests,
+        "items": items,
+        "rounds": resolution.rounds,
+        "residue": list(resolution.residue),
+        "kernel_seconds": round(resolution.kernel_seconds, 3),
+        **{fate.name.lower(): resolution.count(fate) for fate in Fate if fate is not Fate.PENDING},
+    }
+
+
+def command_session(name: str, master: str | None, remote: str | None, conf: Mapping[str, str]) -> SparkSession:
+    """A session for the command ``name``; ``conf`` wins over what is preset. Raises: InvalidRequest.
+
+    Log lines of this process go to the standard error from now on: the standard output belongs to ``--json``.
+    """
+    structlog.configure(
+        processors=[
+            structlog.stdlib.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.LogfmtRenderer(
+                key_order=("timestamp", "level", "event"), drop_missing=True, bool_as_flag=False
+            ),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
+        logger_factory=structlog.PrintLoggerFactory(file=sys.stderr),
+    )
+    presets = {"spark.sql.session.timeZone": "UTC"}
+    if remote is None:
+        presets["spark.log.level"] = "ERROR"
+    spark = session(f"holdfast {name}", master=master, remote=remote, conf={**presets, **conf})
+    if remote is not None:
+        # A server of Spark Connect may have been started without this package in sight of its driver.
+        spark.dataSource.register(HoldfastDataSource)
+    return spark

@@ -1,0 +1,127 @@
+"""``format("holdfast")``: the entry point that Spark calls for every read and write.
+
+It checks the options and hands over to the reader or writer of the log, a queue or a message store. Each query starts
+two processes that import this module, so imports are inside the methods. Errors from planning or a task fail the query
+with their text: code, slot and rule are in it.
+
+Spark plans again for each query on a data frame: set ``endingVersion`` (or ``asOfVersion``) when several queries must
+see the same state of a growing log.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
+from pyspark.sql.types import StructType
+
+from holdfast.errors import Code, InvalidRequest
+from holdfast.spark.columns import COLUMNS, QUEUE_COLUMNS, STORE_COLUMNS, spark_schema
+from holdfast.spark.options import (
+    MessageOptions,
+    Mode,
+    ReadOptions,
+    StoreOptions,
+    WriteOptions,
+    is_read_of_messages,
+    is_read_of_store,
+    parse_message_options,
+    parse_read_options,
+    parse_store_options,
+    parse_write_options,
+)
+
+if TYPE_CHECKING:  # the client of a service, which a read does not need
+    from holdfast.spark.sink.writer import HoldfastBatchWriter, HoldfastStreamWriter
+
+__all__ = ["HoldfastDataSource"]
+
+
+class HoldfastDataSource(DataSource):
+    """A log, a queue or a message store as a table; ``holdfast.spark.options`` lists what ``.option(...)`` takes."""
+
+    @classmethod
+    def name(cls) -> str:
+        """The word for ``format(...)``."""
+        return "holdfast"
+
+    def schema(self) -> StructType:
+        """The columns of the chosen shape. Raises: InvalidRequest."""
+        return self._read(None)[1]
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """A batch reader. Raises: InvalidRequest, also when ``.schema(...)`` asked for other columns."""
+        match self._read(Mode.BATCH, schema)[0]:
+            case StoreOptions() as store:
+                from holdfast.spark.messages.store import HoldfastStoreReader
+
+                return HoldfastStoreReader(store)
+            case MessageOptions() as queue:
+                from holdfast.spark.messages.queue import HoldfastMessageReader
+
+                return HoldfastMessageReader(queue)
+            case ReadOptions() as log:
+                from holdfast.spark.source.reader import HoldfastBatchReader
+
+                return HoldfastBatchReader(log)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  Spark's name
+        """A stream reader. Raises: InvalidRequest, as ``reader``."""
+        match self._read(Mode.STREAM, schema)[0]:
+            case StoreOptions() as store:
+                from holdfast.spark.messages.store import HoldfastStoreStreamReader
+
+                return HoldfastStoreStreamReader(store)
+            case ReadOptions() as log:
+                from holdfast.spark.source.stream import HoldfastStreamReader
+
+                return HoldfastStreamReader(log)
+            case MessageOptions():
+                raise AssertionError("parsing refuses a stream of a queue")
+
+    def writer(self, schema: StructType, overwrite: bool) -> HoldfastBatchWriter:
+        """A batch writer; creating it commits the intent of the write. Raises: InvalidRequest; the client's errors."""
+        from holdfast.spark.sink.writer import HoldfastBatchWriter
+
+        return HoldfastBatchWriter(self._write(schema, Mode.BATCH, overwrite=overwrite))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> HoldfastStreamWriter:  # noqa: N802  Spark's name
+        """The writer of one micro-batch. Raises: as ``writer``."""
+        from holdfast.spark.sink.writer import HoldfastStreamWriter
+
+        return HoldfastStreamWriter(self._write(schema, Mode.STREAM, overwrite=overwrite))
+
+    def _read(
+        self, mode: Mode | None, asked: StructType | None = None
+    ) -> tuple[ReadOptions | MessageOptions | StoreOptions, StructType]:
+        """The options of a read and its columns, which must be the ``asked`` ones."""
+        options: ReadOptions | MessageOptions | StoreOptions
+        if is_read_of_store(self.options):
+            options = parse_store_options(self.options, mode)
+            types = STORE_COLUMNS
+        elif is_read_of_messages(self.options):
+            options = parse_message_options(self.options, mode)
+            types = QUEUE_COLUMNS
+        else:
+            options = parse_read_options(self.options, mode)
+            types = COLUMNS[options.shape]
+        schema = spark_schema(types, options.columns)
+        if asked is not None and asked != schema:
+            raise InvalidRequest(
+                "the columns of this source cannot be declared by .schema(...)",
+                code=Code.BAD_CONFIGURATION,
+                hint='choose them with .option("columns", "version,key,...") and .option("shape", ...)',
+                columns=schema.simpleString(),
+            )
+        return options, schema
+
+    def _write(self, schema: StructType, mode: Mode, *, overwrite: bool) -> WriteOptions:
+        from holdfast.spark.sink.task import check_schema
+
+        if overwrite:
+            raise InvalidRequest(
+                "a log only grows", code=Code.BAD_CONFIGURATION, hint='use mode("append") or outputMode("append")'
+            )
+        options = parse_write_options(self.options, mode)
+        check_schema(schema, options.transaction_key)
+        return options

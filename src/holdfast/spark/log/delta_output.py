@@ -1,0 +1,307 @@
+"""A Delta table as the output of a job: one commit adds files, removes files and moves the offset.
+
+Exactly once, by crash. (1) Before the tasks finish: nothing happened. (2) All files written, no commit: no reader sees
+them; the step runs again. (3) After the commit: the offset says so; the step does not run again. (4) During the commit
+with its response lost: the offset, read again, decides between 2 and 3. Two runners of one step: Delta refuses the
+second commit of one application from the same offset, so one of them did nothing.
+
+A table belongs to one log and one job: the description holds the log id, the job's name and settings that never
+change. A table of another log or job is refused.
+
+In a local directory Delta does not fsync its log: a power cut may lose the newest commits. Their offset is lost with
+them, so the steps run again.
+
+Source: the Delta transaction protocol, "Transaction Identifiers"; PROTOCOL.md of the delta-io project.
+"""
+
+# pyarrow ships no types; mypy checks the rest.
+# pyright: reportUnknownLambdaType=false, reportUnknownParameterType=false
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Final
+
+import pyarrow as pa
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError, TableNotFoundError
+from deltalake.transaction import AddAction, CommitProperties, RemoveAction, Transaction
+from pyspark.sql import SparkSession
+
+from holdfast.errors import Code, Conflict, CorruptData, InvalidRequest, Unavailable
+from holdfast.segments.table_location import TableLocation, table_location
+from holdfast.spark.log.increments import Increment, next_increment
+from holdfast.spark.log.runner import StepResult
+from holdfast.spark.runtime.table_files import NewFile
+from holdfast.spark.source.plan import log_head
+
+__all__ = ["DeltaJob", "DeltaOutput", "TableFile", "TableState"]
+
+FORMAT: Final = 1
+DELTA_TRIES: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class TableFile:
+    """One file of a table: its path in it, its size in bytes, its partition's values as text."""
+
+    path: str
+    size: int
+    rows: int
+    partition: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class TableState:
+    """What a table holds at one of its versions. ``offset`` is the log version that it has reached."""
+
+    table: DeltaTable
+    offset: int
+    settings: Mapping[str, int]
+
+    def require(self, offset: int) -> None:
+        """Raise Conflict unless the table is at ``offset``."""
+        if self.offset != offset:
+            raise Conflict("another runner has moved the table on", offset=self.offset, expected=offset)
+
+    def files(self, partition: Mapping[str, str] | None = None) -> list[TableFile]:
+        """The live files, those with these values of partition columns. Cost: one row each on the driver."""
+        flat = pa.table(self.table.get_add_actions(flatten=True))
+        rows = flat.select([name for name in flat.column_names if not name.startswith(("min.", "max."))]).to_pylist()
+        found = [
+            TableFile(
+                row["path"],
+                row["size_bytes"],
+                row["num_records"] or 0,
+                {name[len("partition.") :]: _text(row[name]) for name in row if name.startswith("partition.")},
+            )
+            for row in rows
+        ]
+        wanted = (partition or {}).items()
+        return [file for file in found if all(file.partition[name] == value for name, value in wanted)]
+
+
+def _text(value: object) -> str:
+    """A partition's value as the Delta log writes it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+class DeltaOutput:
+    """The table of one pipeline, made of one log. Methods block; each opens the table as it is now."""
+
+    def __init__(
+        self, location: TableLocation, pipeline: str, schema: pa.Schema, partition_by: tuple[str, ...] = ()
+    ) -> None:
+        self.location = location
+        self.pipeline = pipeline
+        self._schema = schema
+        self._partition_by = list(partition_by)
+        self._application = f"holdfast/{pipeline}"
+
+    def offset(self, log_id: str) -> int:
+        """The log version that the table has reached, 0 when there is no table. Makes nothing. Raises as ``open``."""
+        found = self.find()
+        return 0 if found is None else self._checked(found, log_id).offset
+
+    def open(self, log_id: str, settings: Mapping[str, int]) -> TableState:
+        """The table as it is, made with these ``settings`` when it is absent; the settings of an existing one stay.
+
+        Raises: InvalidRequest (another log's, another pipeline's or a foreign table), Unavailable.
+        After a crash: there is no table, or an empty one at offset 0.
+        """
+        failure: Exception | None = None
+        for _ in range(DELTA_TRIES):
+            found = self.find()
+            if found is not None:
+                return self._checked(found, log_id)
+            try:
+                self._create(log_id, settings)
+            except (DeltaError, OSError) as error:
+                # Another runner may have created it meanwhile; the next look shows it.
+                failure = error
+        raise Unavailable(
+            "the table cannot be made", url=self.location.uri, cause="" if failure is None else _line(failure)
+        ) from failure
+
+    def find(self) -> DeltaTable | None:
+        """The table as it is now, None when there is none. Raises: Unavailable."""
+        try:
+            return DeltaTable(self.location.uri, storage_options=dict(self.location.options))
+        except TableNotFoundError:
+            return None
+        except (DeltaError, OSError) as error:
+            raise Unavailable("the table cannot be read", url=self.location.uri, cause=_line(error)) from error
+
+    def _create(self, log_id: str, settings: Mapping[str, int]) -> None:
+        about = {"pipeline": self.pipeline, "log_id": log_id, "format": FORMAT, **settings}
+        DeltaTable.create(
+            self.location.uri,
+            self._schema,
+            mode="error",
+            partition_by=self._partition_by,
+            name=self.pipeline,
+            description=json.dumps({"holdfast": about}),
+            storage_options=dict(self.location.options),
+            commit_properties=CommitProperties(app_transactions=[Transaction(self._application, 0)]),
+        )
+
+    def _checked(self, table: DeltaTable, log_id: str) -> TableState:
+        about = _about(table)
+        if about.get("pipeline") != self.pipeline or about.get("format") != FORMAT:
+            raise InvalidRequest(
+                f"there is another table here, which {self.pipeline} did not make",
+                code=Code.BAD_CONFIGURATION,
+                hint="give each pipeline a place of its own",
+                url=self.location.uri,
+                made_by=about.get("pipeline"),
+            )
+        if about.get("log_id") != log_id:
+            raise InvalidRequest(
+                "the table was made of another log",
+                code=Code.BAD_CONFIGURATION,
+                hint="give each log a table of its own; versions of two logs cannot be compared",
+                url=self.location.uri,
+                table_log_id=about.get("log_id"),
+                log_id=log_id,
+            )
+        offset = table.transaction_version(self._application)
+        if offset is None:
+            raise CorruptData("the table has lost its offset", url=self.location.uri)
+        return TableState(
+            table, offset, {name: value for name, value in about.items() if isinstance(value, int) and name != "format"}
+        )
+
+    def mark(self, name: str) -> int:
+        """A mark that commits have moved, 0 before the first. Raises: Unavailable."""
+        found = self.find()
+        return 0 if found is None else found.transaction_version(f"{self._application}/{name}") or 0
+
+    def commit(
+        self,
+        state: TableState,
+        through: int,
+        added: Iterable[NewFile],
+        removed: Iterable[TableFile],
+        *,
+        marks: Mapping[str, int] | None = None,
+    ) -> None:
+        """Bring the table from ``state`` to log version ``through``: these files more, those less, the offset and the
+        ``marks`` (further versions by name) with them, or nothing at all.
+
+        Raises: Conflict when another runner has moved the table on from ``state`` first, Unavailable when the commit
+        did not happen, InvalidRequest when the files are not where the table is. After a crash: all of it or nothing.
+        """
+        now_ms = time.time_ns() // 1_000_000
+        actions: list[AddAction | RemoveAction] = []
+        for file in added:
+            if file.path is not None:
+                self._require_here(file.path, file.size)
+                actions.append(AddAction(file.path, file.size, dict(file.partition), now_ms, True, file.stats))
+        actions += [RemoveAction(file.path, True, now_ms, file.size, dict(file.partition)) for file in removed]
+        properties = CommitProperties(
+            custom_metadata={"holdfast.pipeline": self.pipeline, "holdfast.version": str(through)},
+            app_transactions=[
+                Transaction(self._application, through),
+                *(Transaction(f"{self._application}/{name}", version) for name, version in (marks or {}).items()),
+            ],
+        )
+        try:
+            state.table.create_write_transaction(
+                actions, "append", self._schema, self._partition_by, commit_properties=properties
+            )
+        except (DeltaError, OSError) as error:
+            self._settle(state, through, error)
+
+    def _require_here(self, path: str, size: int) -> None:
+        """Raise if a file that a task has written into a directory is not in that directory here."""
+        if not self.location.url.lower().startswith("file:"):
+            return
+        try:
+            found = os.stat(os.path.join(self.location.uri, path)).st_size
+        except FileNotFoundError:
+            found = None
+        if found != size:
+            raise InvalidRequest(
+                "a file that a task has written is not in the table's directory",
+                code=Code.BAD_CONFIGURATION,
+                hint="a table in a directory: every worker must see that same directory under the same path",
+                path=path,
+                size=size,
+                found=found,
+            )
+
+    def _settle(self, state: TableState, through: int, error: Exception) -> None:
+        """What a failed commit came to, by the offset that the table has now."""
+        table = self.find()
+        offset = None if table is None else table.transaction_version(self._application)
+        if offset == state.offset:
+            raise Unavailable("the table did not take the commit", url=self.location.uri, cause=_line(error)) from error
+        raise Conflict(
+            "another runner has moved the table on",
+            url=self.location.uri,
+            offset=offset,
+            expected=state.offset,
+            wanted=through,
+            cause=_line(error),
+        ) from error
+
+
+def _about(table: DeltaTable) -> dict[str, object]:
+    try:
+        described = json.loads(table.metadata().description or "{}")
+    except ValueError:
+        return {}
+    about = described.get("holdfast") if isinstance(described, dict) else None
+    return about if isinstance(about, dict) else {}
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:300]
+
+
+class DeltaJob:
+    """A ``Job`` that keeps one Delta table of one log. A subclass says what a step makes of an increment."""
+
+    name: ClassVar[str]
+
+    def __init__(
+        self, spark: SparkSession, log_url: str, output_url: str, schema: pa.Schema, partition_by: tuple[str, ...] = ()
+    ) -> None:
+        self._spark = spark
+        self._log_url = log_url
+        self._output = DeltaOutput(table_location(output_url), self.name, schema, partition_by)
+        self._log_id = ""
+
+    def log_id(self) -> str:
+        """As ``Job``."""
+        return log_head(self._log_url).log_id
+
+    def offset(self, log_id: str) -> int:
+        """As ``Job``."""
+        self._log_id = log_id
+        return self._output.offset(log_id)
+
+    def look(self, after: int, until: int | None, step_bytes: int) -> Increment:
+        """As ``Job``."""
+        return next_increment(self._log_url, after, until=until, step_bytes=step_bytes)
+
+    def _open(self, increment: Increment, settings: Mapping[str, int] | None = None) -> TableState:
+        """The table at the start of the increment. Raises: Conflict when another runner has moved it."""
+        state = self._output.open(self._log_id, settings or {})
+        state.require(increment.after)
+        return state
+
+    def _commit(
+        self, state: TableState, increment: Increment, added: Sequence[NewFile], removed: Sequence[TableFile] = ()
+    ) -> StepResult:
+        self._output.commit(state, increment.through, added, removed)
+        return StepResult(
+            rows=sum(file.rows for file in added),
+            files_added=len(added),
+            files_removed=len(removed),
+            bytes_written=sum(file.size for file in added),
+        )

@@ -1,0 +1,315 @@
+"""``shape=messages`` with ``store``: a message store as a batch source and as a stream.
+
+The stores are opened read-only, so their service may keep running. Every task must see their directory under the same
+path. Only durable messages are read.
+
+An offset is ``{"seq": 41, "backlog": 17}``: every message up to 41 has been returned. The stream began with what was
+left of the messages up to 17, so holes there are not losses.
+
+A message is lost when its number is above an explicit starting point and it no longer exists: NotFound, or skipped
+with ``failOnDataLoss`` off. Without a starting point, holes are messages that every durable has consumed. The same two
+offsets always give the same rows, or that error. A deleted store ends the stream with an error, even when a store of
+the same name exists again.
+
+Cost: to plan, a query of the index and the log after its checkpoint; then each page is read once. Memory of a task: a
+few megabytes.
+"""
+
+# pyarrow ships no types; mypy checks the rest.
+# pyright: reportUnknownLambdaType=false, reportUnknownParameterType=false
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+
+from holdfast.errors import Code, InvalidRequest, NotFound
+from holdfast.spark.columns import STORE_COLUMNS
+from holdfast.spark.options import StoreOptions
+from holdfast.stores.repair.reader import Placed, StoredMessage, StoreReader
+from holdfast.stores.storage.locations import Extent
+
+__all__ = [
+    "HoldfastStoreReader",
+    "HoldfastStoreStreamReader",
+    "StorePartition",
+    "pieces_of",
+    "plan_store",
+    "seq_before",
+    "store_rows",
+]
+
+
+@dataclass
+class StorePartition(InputPartition):
+    """Messages of a store by where they were when the read was planned, those published up to ``until_ms``, and of each
+    extent whether it is an error when not all of its messages are there."""
+
+    extents: tuple[tuple[Extent, bool], ...]
+    until_ms: int
+
+
+_VALUES: Final[Mapping[str, Callable[[StoredMessage], object]]] = {
+    "seq": lambda one: one.seq,
+    "time": lambda one: one.published_ms * 1000,
+    "key": lambda one: one.message.key,
+    "fields": lambda one: msgspec.json.encode(one.message.fields).decode(),
+    "body": lambda one: None if one.removal else one.message.body,
+    "publisher_seq": lambda one: one.message.publisher_seq or None,
+    "ttl_ms": lambda one: one.message.ttl_ms or None,
+    "deliver_at": lambda one: one.message.deliver_at_ms * 1000 if one.message.deliver_at_ms else None,
+}
+BATCH_MESSAGES: Final = 32 * 1024
+BATCH_BYTES: Final = 8 * 2**20
+"""A yielded record batch closes at either bound."""
+EVERYTHING: Final = 2**63 - 1
+
+
+def plan_store(options: StoreOptions) -> list[StorePartition]:
+    """The pieces of a store as it is now, in order. Raises: NotFound (no such store; data loss), CorruptData."""
+    with StoreReader(options.directory, options.store) as reader:
+        placed = reader.place(options.after_seq)
+        after = options.after_seq
+        if options.from_latest:
+            after = placed.newest_seq
+        elif options.since is not None:
+            after = seq_before(reader, placed, int(options.since.timestamp() * 1000))
+    # What was consumed before a reader came is nothing that it has lost.
+    backlog = options.after_seq or placed.newest_seq
+    return pieces_of(options, placed.extents, (after, placed.newest_seq), placed.until_ms, backlog)
+
+
+def pieces_of(
+    options: StoreOptions, extents: Sequence[Extent], between: tuple[int, int], until_ms: int, backlog: int
+) -> list[StorePartition]:
+    """The messages after ``between[0]`` up to ``between[1]`` in pieces of about the wanted bytes.
+
+    ``backlog``: numbers up to it may have gone. Raises: NotFound where others have.
+    """
+    after, through = between
+    exact_after = max(after, backlog) if options.fail_on_data_loss else EVERYTHING
+    pieces: list[StorePartition] = []
+    waiting: list[tuple[Extent, bool]] = []
+    size = expected = 0
+    for extent in _cut(extents, after, exact_after, through):
+        is_exact = extent.first_seq > exact_after
+        if is_exact and extent.first_seq > (begin := max(expected, exact_after + 1)):
+            raise _lost(options, begin, extent.first_seq - 1)
+        expected = extent.last_seq + 1
+        waiting.append((extent, is_exact))
+        size += extent.bytes
+        if size >= options.target_partition_bytes:
+            pieces.append(StorePartition(tuple(waiting), until_ms))
+            waiting, size = [], 0
+    if waiting:
+        pieces.append(StorePartition(tuple(waiting), until_ms))
+    if (begin := max(expected, exact_after + 1)) <= through:
+        raise _lost(options, begin, through)
+    return pieces
+
+
+def _cut(extents: Sequence[Extent], after: int, border: int, through: int) -> Iterator[Extent]:
+    """The extents between two numbers, those across ``border`` in two."""
+    for extent in extents:
+        for low, high in ((after + 1, min(border, through)), (max(after, border) + 1, through)):
+            first, last = max(low, extent.first_seq), min(high, extent.last_seq)
+            if first <= last:
+                yield extent._replace(first_seq=first, last_seq=last)
+
+
+def _lost(options: StoreOptions, first_seq: int, last_seq: int) -> NotFound:
+    return NotFound(
+        "data loss: messages after the starting offset were consumed by all and removed before this read",
+        code=Code.LOG_TRUNCATED,
+        hint="define a durable that keeps them for this reader, or set failOnDataLoss=false to read what is left",
+        store=options.store,
+        first_seq=first_seq,
+        last_seq=last_seq,
+    )
+
+
+def seq_before(reader: StoreReader, placed: Placed, since_ms: int) -> int:
+    """The last message published before ``since_ms``, or the number before the first one that there is.
+
+    Cost: about log2(extents) of them are read.
+    """
+    extents = placed.extents
+    low, high = 0, len(extents)
+    while low < high:
+        middle = (low + high) // 2
+        newest = _newest_ms(reader, extents[middle], placed.until_ms)
+        # Nothing of it is there: it may go either way, as those before it must be looked at.
+        if newest is None or newest >= since_ms:
+            high = middle
+        else:
+            low = middle + 1
+    for extent in extents[low:]:
+        found, _ = reader.messages(extent, placed.until_ms)
+        for one in found:
+            if one.published_ms >= since_ms:
+                return one.seq - 1
+    return placed.newest_seq
+
+
+def _newest_ms(reader: StoreReader, extent: Extent, until_ms: int) -> int | None:
+    found, _ = reader.messages(extent, until_ms)
+    return found[-1].published_ms if found else None
+
+
+def store_rows(options: StoreOptions, piece: StorePartition) -> Iterator[pa.RecordBatch]:
+    """The messages of one piece in order, with the options' columns. Raises: NotFound, CorruptData, Unavailable."""
+    waiting: list[StoredMessage] = []
+    size = 0
+    with StoreReader(options.directory, options.store) as reader:
+        for extent, is_exact in piece.extents:
+            found, is_all = reader.messages(extent, piece.until_ms)
+            if is_exact and not is_all:
+                raise _lost(options, extent.first_seq, extent.last_seq)
+            waiting += found
+            size += extent.bytes
+            if len(waiting) >= BATCH_MESSAGES or size >= BATCH_BYTES:
+                yield _rows(waiting, options.columns)
+                waiting, size = [], 0
+    if waiting:
+        yield _rows(waiting, options.columns)
+
+
+def _rows(messages: Sequence[StoredMessage], columns: Sequence[str]) -> pa.RecordBatch:
+    arrays = [pa.array([_VALUES[name](one) for one in messages], STORE_COLUMNS[name]) for name in columns]
+    return pa.RecordBatch.from_arrays(arrays, names=list(columns))
+
+
+class HoldfastStoreReader(DataSourceReader):
+    """One batch read of a store."""
+
+    def __init__(self, options: StoreOptions) -> None:
+        self._options = options
+
+    def partitions(self) -> Sequence[StorePartition]:
+        """The pieces to read. Raises: NotFound, CorruptData, Unavailable."""
+        return plan_store(self._options)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The messages of one piece. For a read without pieces Spark passes an empty partition of its own."""
+        if isinstance(partition, StorePartition):
+            yield from store_rows(self._options, partition)
+
+
+class HoldfastStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """One streaming query's view of a store. Lives in one process; is copied into tasks for ``read`` alone."""
+
+    def __init__(self, options: StoreOptions) -> None:
+        self._options = options
+        self._reader: StoreReader | None = None
+        self._placed: Placed | None = None
+        self._extents: list[Extent] = []
+        self._target: int | None = None
+        self._asked_ms = 0.0
+
+    def __getstate__(self) -> dict[str, object]:
+        """What a task needs: the options. Files stay where they are open."""
+        return {"_options": self._options}
+
+    def initialOffset(self) -> dict[str, int]:  # noqa: N802  Spark's name
+        """Where a query without a checkpoint begins. Raises: NotFound, CorruptData, Unavailable."""
+        options, reader = self._options, self._opened()
+        placed = reader.place(options.after_seq)
+        after = options.after_seq
+        if options.from_latest:
+            after = placed.newest_seq
+        elif options.since is not None:
+            after = seq_before(reader, placed, int(options.since.timestamp() * 1000))
+        return _offset(after, after if options.after_seq else placed.newest_seq)
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802  Spark's name
+        """Spark hands this back to ``latestOffset``; the bound itself is this source's option."""
+        return ReadAllAvailable() if self._options.rows_max is None else ReadMaxRows(self._options.rows_max)
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802  Spark's name
+        """The store as it is now is all that this query reads."""
+        self._target = self._opened().place(2**63 - 2).newest_seq
+
+    def latestOffset(self, start: Mapping[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802  Spark's name
+        """Where the next micro-batch ends; ``start`` itself when there is none yet."""
+        begin, backlog = _numbers(start)
+        newest = self._newest(begin)
+        if newest < begin:
+            raise NotFound(
+                "data loss: the store was deleted and made again since this stream's checkpoint",
+                code=Code.LOG_TRUNCATED,
+                hint="begin a new stream, with a new checkpoint",
+                store=self._options.store,
+                newest_seq=newest,
+                read_through=begin,
+            )
+        end = newest if self._target is None else max(begin, min(newest, self._target))
+        if not isinstance(limit, ReadAllAvailable) and self._options.rows_max is not None:
+            end = min(end, begin + self._options.rows_max)
+        return dict(start) if end == begin else _offset(end, backlog)
+
+    def _newest(self, begin: int) -> int:
+        """The newest number, looked for at most every ``poll_ms``; the extents after ``begin`` are remembered."""
+        now_ms = time.monotonic() * 1000
+        placed = self._placed
+        if placed is None:
+            placed = self._opened().place(begin)
+            self._extents = list(placed.extents)
+        elif self._asked_ms + self._options.poll_ms <= now_ms:
+            placed = self._opened().place_on(placed)
+            self._extents += placed.extents
+        else:
+            return placed.newest_seq
+        self._placed, self._asked_ms = placed, now_ms
+        return placed.newest_seq
+
+    def partitions(self, start: Mapping[str, int], end: Mapping[str, int]) -> Sequence[StorePartition]:
+        """The pieces between two offsets. Raises: NotFound, CorruptData, Unavailable."""
+        begin, backlog = _numbers(start)
+        through, _ = _numbers(end)
+        placed, extents = self._placed, self._extents
+        if placed is None or placed.newest_seq < through or (extents and extents[0].first_seq > begin + 1):
+            # A micro-batch from before a restart; or the remembered extents begin after it.
+            placed = self._opened().place(begin)
+            extents = list(placed.extents)
+        return pieces_of(self._options, extents, (begin, through), placed.until_ms, backlog)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The messages of one piece."""
+        if isinstance(partition, StorePartition):
+            yield from store_rows(self._options, partition)
+
+    def commit(self, end: Mapping[str, int]) -> None:
+        """Spark will never ask for what is before ``end`` again."""
+        through, _ = _numbers(end)
+        self._extents = [extent for extent in self._extents if extent.last_seq > through]
+
+    def stop(self) -> None:
+        """Close what is open; the query has ended."""
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.__exit__()
+
+    def _opened(self) -> StoreReader:
+        if self._reader is None:
+            self._reader = StoreReader(self._options.directory, self._options.store)
+        return self._reader
+
+
+def _offset(seq: int, backlog: int) -> dict[str, int]:
+    return {"seq": seq, "backlog": backlog}
+
+
+def _numbers(offset: Mapping[str, int]) -> tuple[int, int]:
+    try:
+        return int(offset["seq"]), int(offset["backlog"])
+    except (KeyError, TypeError, ValueError):
+        raise InvalidRequest(
+            "checkpoint holds an offset that is not this source's", code=Code.BAD_CONFIGURATION, offset=dict(offset)
+        ) from None

@@ -1,0 +1,690 @@
+"""Every option of ``format("holdfast")``: one table for each kind of read or write, and one parser.
+
+An option that is unknown, malformed, missing or without effect raises InvalidRequest before anything is read or sent.
+Option names ignore case, as in Spark. No option carries a secret, because query plans print options: credentials of a
+store come from the environment or the machine's role, and a service's token from ``HOLDFAST_TOKEN``.
+"""
+
+# pyarrow ships no types; mypy checks the rest.
+# pyright: reportUnknownParameterType=false
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from difflib import get_close_matches
+from enum import StrEnum
+from typing import Final, TypeAlias, TypeVar
+from urllib.parse import urlsplit
+
+import pyarrow as pa
+
+from holdfast.commit.format.batch import ItemKind
+from holdfast.commit.format.transaction import VERSION_MAX
+from holdfast.errors import Code, InvalidRequest
+from holdfast.spark.columns import COLUMNS, OPERATION_KINDS, QUEUE_COLUMNS, STORE_COLUMNS, Shape, default_columns
+from holdfast.values import is_log_id
+
+__all__ = [
+    "Admission",
+    "MessageOptions",
+    "Mode",
+    "Position",
+    "ReadOptions",
+    "StoreOptions",
+    "WriteOptions",
+    "is_read_of_messages",
+    "is_read_of_store",
+    "parse_message_options",
+    "parse_read_options",
+    "parse_store_options",
+    "parse_write_options",
+]
+
+EARLIEST: Final = "earliest"
+LATEST: Final = "latest"
+MESSAGES: Final = "messages"
+
+PARTITION_BYTES_DEFAULT: Final = 64 * 2**20
+"""A Python task costs about 40 ms of processor time before it reads anything: as much as reading 10 MiB."""
+PARTITION_BYTES_MIN: Final = 2**20
+PARTITION_BYTES_MAX: Final = 2**31
+DELAY_MS_DEFAULT: Final = 15 * 60 * 1000
+STORE_POLL_MS: Final = 50
+DURATION_MS_MAX: Final = 24 * 60 * 60 * 1000
+TOKEN_LENGTH_MAX: Final = 512
+_DURATION: Final = re.compile(r"(\d{1,9}(?:\.\d{1,3})?)(ms|s|m|h)")
+_UNITS_MS: Final[Mapping[str, int]] = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000}
+_APPLICATION: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+T = TypeVar("T")
+D = TypeVar("D")
+E = TypeVar("E", bound=StrEnum)
+
+
+class KeyEncoding(StrEnum):
+    """How the text of a key option stands for bytes."""
+
+    UTF8 = "utf8"
+    HEX = "hex"
+    BASE64 = "base64"
+
+
+class Mode(StrEnum):
+    """A batch or a stream."""
+
+    BATCH = "batch"
+    STREAM = "stream"
+
+
+_EVERY_SHAPE: Final = frozenset(Shape)
+_KEYED: Final = frozenset({Shape.OPERATIONS})
+_ROWS: Final = frozenset({Shape.OPERATIONS, Shape.TRANSACTIONS})
+_BOTH: Final = frozenset(Mode)
+_BATCH: Final = frozenset({Mode.BATCH})
+_STREAM: Final = frozenset({Mode.STREAM})
+
+Table: TypeAlias = Mapping[str, tuple[frozenset[Shape], frozenset[Mode]]]
+"""Option names, with the shapes and modes in which an option has an effect."""
+
+LOG_OPTIONS: Final[Table] = {
+    "url": (_EVERY_SHAPE, _BOTH),
+    "shape": (_EVERY_SHAPE, _BOTH),
+    "columns": (_EVERY_SHAPE, _BOTH),
+    "startingVersion": (_EVERY_SHAPE, _BOTH),
+    "startingTimestamp": (_EVERY_SHAPE, _BOTH),
+    "startingOffsets": (_EVERY_SHAPE, _BOTH),
+    "endingVersion": (_EVERY_SHAPE, _BATCH),
+    "asOfVersion": (_EVERY_SHAPE, _BATCH),
+    "failOnDataLoss": (_EVERY_SHAPE, _BOTH),
+    "verify": (_ROWS, _BOTH),
+    "targetPartitionBytes": (_EVERY_SHAPE, _BOTH),
+    "pushdown": (_EVERY_SHAPE, _BATCH),
+    "segments": (_KEYED, _BOTH),
+    "kinds": (_KEYED, _BOTH),
+    "keyPrefix": (_KEYED, _BOTH),
+    "keyBegin": (_KEYED, _BOTH),
+    "keyEnd": (_KEYED, _BOTH),
+    "keyEncoding": (_KEYED, _BOTH),
+    "maxObjectsPerTrigger": (_EVERY_SHAPE, _STREAM),
+    "maxBytesPerTrigger": (_EVERY_SHAPE, _STREAM),
+    "maxRowsPerTrigger": (_ROWS, _STREAM),
+    "minRowsPerTrigger": (_ROWS, _STREAM),
+    "maxTriggerDelay": (_ROWS, _STREAM),
+    "pollInterval": (_EVERY_SHAPE, _STREAM),
+}
+QUEUE_OPTIONS: Final[Table] = dict.fromkeys(
+    ("queue", "shape", "columns", "startingOffsets", "startingTimestamp", "failOnDataLoss", "targetPartitionBytes"),
+    (_EVERY_SHAPE, _BATCH),
+)
+STORE_OPTIONS: Final[Table] = {
+    "stores": (_EVERY_SHAPE, _BOTH),
+    "store": (_EVERY_SHAPE, _BOTH),
+    "shape": (_EVERY_SHAPE, _BOTH),
+    "columns": (_EVERY_SHAPE, _BOTH),
+    "startingOffsets": (_EVERY_SHAPE, _BOTH),
+    "startingTimestamp": (_EVERY_SHAPE, _BOTH),
+    "failOnDataLoss": (_EVERY_SHAPE, _BOTH),
+    "targetPartitionBytes": (_EVERY_SHAPE, _BOTH),
+    "maxRowsPerTrigger": (_EVERY_SHAPE, _STREAM),
+    "pollInterval": (_EVERY_SHAPE, _STREAM),
+}
+WRITE_OPTIONS: Final[Table] = {
+    "url": (_EVERY_SHAPE, _BOTH),
+    "application": (_EVERY_SHAPE, _BOTH),
+    "token": (_EVERY_SHAPE, _BATCH),
+    "transactionKey": (_EVERY_SHAPE, _BOTH),
+    "supersede": (_EVERY_SHAPE, _BOTH),
+    "checkpointLocation": (_EVERY_SHAPE, _STREAM),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """A position between two objects of the log, and between two versions: the meaning of an offset.
+
+    Shape: everything up to ``seq`` has been read, and every row up to ``version``. -1 and 0 are before the first of
+    each. ``seq`` None: the position follows from the version alone. ``log_id`` None: an old offset without one, which
+    belongs to the log at the URL.
+    """
+
+    seq: int | None
+    version: int
+    log_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """How much one micro-batch takes; None for no bound. Bounds are soft: whole objects, and at least one.
+
+    Units: ``rows`` are counted as the headers count them, by transaction. ``rows_min`` waits for that many, at most
+    ``delay_ms_max`` after the last micro-batch.
+    """
+
+    objects_max: int | None = None
+    bytes_max: int | None = None
+    rows_max: int | None = None
+    rows_min: int | None = None
+    delay_ms_max: int = DELAY_MS_DEFAULT
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether a micro-batch may end before the log does."""
+        return any(bound is not None for bound in (self.objects_max, self.bytes_max, self.rows_max))
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """The options of a read of a log.
+
+    Shape: versions are inclusive. Without ``starting_version``, ``starting_ms`` and ``starting_after`` the read begins
+    at the oldest object; ``from_latest`` means the newest version of the log (a stream: what comes after it).
+    ``ending_version`` None means the end of the log at planning time. Keys are raw bytes in ``[key_begin, key_end)``;
+    ``key_end`` None means to the last key. ``kinds`` are the operations wanted. ``poll_ms`` None: by the kind of store.
+    ``segments_url`` is a table of segments to prefer.
+    """
+
+    url: str
+    shape: Shape
+    columns: tuple[str, ...]
+    starting_version: int | None = None
+    starting_ms: int | None = None
+    starting_after: Position | None = None
+    from_latest: bool = False
+    ending_version: int | None = None
+    fail_on_data_loss: bool = True
+    verify: bool = True
+    pushdown: bool = False
+    target_partition_bytes: int = PARTITION_BYTES_DEFAULT
+    kinds: tuple[ItemKind, ...] = OPERATION_KINDS
+    key_begin: bytes = b""
+    key_end: bytes | None = None
+    admission: Admission = Admission()
+    poll_ms: int | None = None
+    segments_url: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MessageOptions:
+    """The options of a read of a queue.
+
+    Shape: ``queue`` is the path that a program gives to ``Queue``; ``after_seq`` is the last message not wanted,
+    0 for none; ``since`` is an aware time. At most one of the two says where to start.
+    """
+
+    queue: str
+    columns: tuple[str, ...]
+    after_seq: int
+    since: datetime | None
+    fail_on_data_loss: bool
+    target_partition_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoreOptions:
+    """The options of a read of a message store.
+
+    Shape: ``directory`` is the service's ``stores.directory``; at most one of ``after_seq`` (the last message not
+    wanted), ``since`` (an aware time) and ``from_latest`` says where to start; ``rows_max`` bounds a micro-batch.
+    """
+
+    directory: str
+    store: str
+    columns: tuple[str, ...]
+    after_seq: int
+    since: datetime | None
+    from_latest: bool
+    fail_on_data_loss: bool
+    target_partition_bytes: int
+    rows_max: int | None
+    poll_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class WriteOptions:
+    """The options of a write.
+
+    Shape: ``url`` is the service's address, not the log's. ``application`` names the writer permanently: its record is
+    under the key ``spark/{application}``. ``token`` names what is written; None for a batch that is new each time.
+    ``transaction_key`` is the column whose equal values make one transaction; None: one transaction per row.
+    ``supersede`` continues although the record shows other progress. ``checkpoint`` is Spark's, for a stream.
+    """
+
+    url: str
+    application: str
+    token: str | None = None
+    transaction_key: str | None = None
+    supersede: bool = False
+    checkpoint: str | None = None
+
+
+class _Given:
+    """The given options by their own spelling. ``load(path)`` arrives as ``path``, which means ``path_means``.
+
+    Raises: InvalidRequest for an unknown option, with the nearest name and all names.
+    """
+
+    def __init__(self, given: Mapping[str, str], table: Table, path_means: str = "url") -> None:
+        self._table = table
+        self._texts: dict[str, str] = {}
+        spelling = {name.lower(): name for name in table} | {"path": path_means}
+        for name, value in given.items():
+            known = spelling.get(name.lower())
+            if known is None:
+                close = get_close_matches(name.lower(), spelling, n=1)
+                meant = f"; did you mean {spelling[close[0]]}?" if close else ";"
+                raise _invalid(name, f"is unknown{meant} valid options: {', '.join(table)}")
+            if self._texts.get(known, value) != value:
+                raise _invalid(
+                    known, f"is given twice with different values (load(path) and {path_means} mean the same)"
+                )
+            self._texts[known] = value
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._texts
+
+    def value(self, name: str, parse: Callable[[str, str], T], default: D) -> T | D:
+        """The parsed value of an option, ``default`` where it is not given. Raises: InvalidRequest."""
+        return parse(name, self._texts[name]) if name in self._texts else default
+
+    def text(self, name: str) -> str | None:
+        """The text of an option as it was given."""
+        return self._texts.get(name)
+
+    def require_effect(self, what: str, mode: Mode | None, shape: Shape = Shape.OPERATIONS) -> None:
+        """Raise InvalidRequest for an option without effect; ``what`` is a read or a write."""
+        for name in self._texts:
+            shapes, modes = self._table[name]
+            if shape not in shapes:
+                raise _invalid(name, f"has no effect on shape={shape}; it applies to {', '.join(sorted(shapes))}")
+            if mode is not None and mode not in modes:
+                valid = [each for each, (fits, when) in self._table.items() if shape in fits and mode in when]
+                raise _invalid(name, f"has no effect on a {mode} {what}; valid options: {', '.join(valid)}")
+
+    def require_one_start(self, *names: str) -> None:
+        """Raise InvalidRequest when two of these options are given."""
+        starts = [name for name in names if name in self._texts]
+        if len(starts) > 1:
+            raise _invalid(starts[0], f"and {starts[1]} both say where to start; give one")
+
+
+def _invalid(option: str, reason: str) -> InvalidRequest:
+    return InvalidRequest(f"option {option} {reason}", code=Code.BAD_CONFIGURATION)
+
+
+# -- the four kinds of options ----------------------------------------------------------------------------------------
+
+
+def parse_read_options(given: Mapping[str, str], mode: Mode | None = None) -> ReadOptions:
+    """The options of a read of a log; without ``mode`` those of both modes are accepted, to name the columns.
+
+    Raises: InvalidRequest naming the option, the reason and the valid values.
+
+    >>> parse_read_options({"url": "file:///log", "STARTINGVERSION": "7"}).starting_version
+    7
+    """
+    names = {name.lower() for name in given}
+    for name in ("queue", "store", "stores"):
+        if name in names:
+            raise _invalid(name, "has no effect without shape=messages")
+    options = _Given(given, LOG_OPTIONS)
+    shape = options.value("shape", _one_of(Shape, MESSAGES), Shape.OPERATIONS)
+    options.require_effect("read", mode, shape)
+    options.require_one_start("startingVersion", "startingTimestamp", "startingOffsets")
+    starting = options.value("startingVersion", _version(EARLIEST, LATEST), EARLIEST)
+    after = options.value("startingOffsets", _position, EARLIEST)
+    since = options.value("startingTimestamp", _time, None)
+    if "asOfVersion" in options and "endingVersion" in options:
+        raise _invalid("asOfVersion", "and endingVersion both say where to stop; give one")
+    ending = options.value("asOfVersion", _version(), options.value("endingVersion", _version(LATEST), LATEST))
+    if isinstance(starting, int) and isinstance(ending, int) and starting > ending:
+        raise _invalid("startingVersion", f"is above the ending version, {starting} > {ending}")
+    key_begin, key_end = _key_range(options)
+    return ReadOptions(
+        url=_required_url(options),
+        shape=shape,
+        columns=_columns(options, COLUMNS[shape], f"shape={shape}"),
+        starting_version=starting if isinstance(starting, int) else None,
+        starting_ms=None if since is None else int(since.timestamp() * 1000),
+        starting_after=after if isinstance(after, Position) else None,
+        from_latest=LATEST in (starting, after),
+        ending_version=ending if isinstance(ending, int) else None,
+        fail_on_data_loss=options.value("failOnDataLoss", _boolean, default=True),
+        verify=options.value("verify", _boolean, default=True),
+        pushdown=options.value("pushdown", _boolean, default=False),
+        target_partition_bytes=options.value("targetPartitionBytes", _partition_bytes, PARTITION_BYTES_DEFAULT),
+        kinds=options.value("kinds", _kinds, OPERATION_KINDS),
+        key_begin=key_begin,
+        key_end=key_end,
+        admission=_admission(options),
+        poll_ms=options.value("pollInterval", parse_duration_ms, None),
+        segments_url=options.value("segments", _url, None),
+    )
+
+
+def is_read_of_messages(given: Mapping[str, str]) -> bool:
+    """Whether these options name the shape ``messages``.
+
+    >>> is_read_of_messages({"Shape": "messages", "queue": "/data/orders"})
+    True
+    """
+    return any(name.lower() == "shape" and value.strip().lower() == MESSAGES for name, value in given.items())
+
+
+def is_read_of_store(given: Mapping[str, str]) -> bool:
+    """Whether these options are of a message store.
+
+    >>> is_read_of_store({"shape": "messages", "Store": "orders"})
+    True
+    """
+    return is_read_of_messages(given) and any(name.lower() in ("store", "stores") for name in given)
+
+
+def parse_message_options(given: Mapping[str, str], mode: Mode | None = None) -> MessageOptions:
+    """The options of a read of a queue. Raises: InvalidRequest naming the option, the reason and the valid values.
+
+    >>> parse_message_options({"shape": "messages", "queue": "/data/orders"}).columns
+    ('seq', 'time', 'payload')
+    """
+    if mode is Mode.STREAM:
+        raise InvalidRequest(
+            "a queue is read as a batch source",
+            code=Code.BAD_CONFIGURATION,
+            hint="read it again with startingOffsets at the last seq, or follow it with a consumer of holdfast.queue",
+        )
+    options = _Given(given, QUEUE_OPTIONS, path_means="queue")
+    queue = options.value("queue", _stripped, "")
+    if not queue:
+        raise _invalid(
+            "queue",
+            'is required with shape=messages, for example .option("queue", "/data/orders"); of a message store: stores '
+            "and store",
+        )
+    options.require_one_start("startingOffsets", "startingTimestamp")
+    return MessageOptions(
+        queue,
+        _columns(options, QUEUE_COLUMNS, "shape=messages"),
+        options.value("startingOffsets", _after_seq, 0),
+        options.value("startingTimestamp", _time, None),
+        options.value("failOnDataLoss", _boolean, default=True),
+        options.value("targetPartitionBytes", _partition_bytes, PARTITION_BYTES_DEFAULT),
+    )
+
+
+def parse_store_options(given: Mapping[str, str], mode: Mode | None = None) -> StoreOptions:
+    """The options of a read of a store. Raises: InvalidRequest naming the option, the reason and the valid values.
+
+    >>> parse_store_options({"shape": "messages", "stores": "/data/stores", "store": "orders"}).columns
+    ('seq', 'time', 'key', 'fields', 'body')
+    """
+    options = _Given(given, STORE_OPTIONS, path_means="stores")
+    for name, example in (("stores", "/data/stores"), ("store", "orders")):
+        if not options.value(name, _stripped, ""):
+            raise _invalid(name, f'is required to read a message store, for example .option("{name}", "{example}")')
+    options.require_effect("read", mode)
+    options.require_one_start("startingOffsets", "startingTimestamp")
+    after = options.value("startingOffsets", _after_seq_or_latest, 0)
+    return StoreOptions(
+        options.value("stores", _stripped, ""),
+        options.value("store", _stripped, ""),
+        _columns(options, STORE_COLUMNS, "a message store"),
+        after or 0,
+        options.value("startingTimestamp", _time, None),
+        after is None,
+        options.value("failOnDataLoss", _boolean, default=True),
+        options.value("targetPartitionBytes", _partition_bytes, PARTITION_BYTES_DEFAULT),
+        options.value("maxRowsPerTrigger", _count, None),
+        options.value("pollInterval", parse_duration_ms, STORE_POLL_MS),
+    )
+
+
+def parse_write_options(given: Mapping[str, str], mode: Mode) -> WriteOptions:
+    """The options of a write. Raises: InvalidRequest naming the option, the reason and the valid values.
+
+    >>> parse_write_options({"url": "http://127.0.0.1:8080", "application": "orders"}, Mode.BATCH).application
+    'orders'
+    """
+    options = _Given(given, WRITE_OPTIONS)
+    options.require_effect("write", mode)
+    url = options.value("url", _stripped, "")
+    if not url.startswith(("http://", "https://", "unix:")):
+        raise _invalid("url", "is the address of a service, for example http://127.0.0.1:8080 or unix:/run/holdfast")
+    if "@" in url.partition("//")[2].partition("/")[0]:
+        raise _invalid("url", "carries credentials; the token comes from HOLDFAST_TOKEN, because plans print options")
+    application = options.value("application", _stripped, "")
+    if not _APPLICATION.fullmatch(application):
+        raise _invalid("application", "is required: 1 to 64 letters, digits, '.', '_' or '-' that name this writer")
+    token = options.text("token")
+    if token is not None and not (0 < len(token) <= TOKEN_LENGTH_MAX and token.isprintable()):
+        raise _invalid("token", f"has 1 to {TOKEN_LENGTH_MAX} printable characters and names what is written")
+    supersede = options.value("supersede", _boolean, default=False)
+    checkpoint = options.text("checkpointLocation")
+    if mode is Mode.STREAM and not checkpoint:
+        raise _invalid("checkpointLocation", "is required on the stream itself: its offsets name what is written")
+    return WriteOptions(url, application, token, options.text("transactionKey"), supersede, checkpoint)
+
+
+# -- rules that need several options ----------------------------------------------------------------------------------
+
+
+def _required_url(options: _Given) -> str:
+    return options.value("url", _url, None) or _url("url", "")
+
+
+def _columns(options: _Given, types: Mapping[str, pa.DataType], owner: str) -> tuple[str, ...]:
+    wanted = options.value("columns", _names, default_columns(types))
+    unknown = [name for name in wanted if name not in types]
+    if unknown or not wanted:
+        what = f"names unknown columns {', '.join(unknown)}" if unknown else "names no column"
+        raise _invalid("columns", f"{what}; {owner} has {', '.join(types)}")
+    if len(set(wanted)) != len(wanted):
+        raise _invalid("columns", "names a column twice")
+    return wanted
+
+
+def _admission(options: _Given) -> Admission:
+    if "maxTriggerDelay" in options and "minRowsPerTrigger" not in options:
+        raise _invalid("maxTriggerDelay", "has no effect without minRowsPerTrigger")
+    rows_max = options.value("maxRowsPerTrigger", _count, None)
+    rows_min = options.value("minRowsPerTrigger", _count, None)
+    if rows_max is not None and rows_min is not None and rows_min > rows_max:
+        raise _invalid("minRowsPerTrigger", f"is above maxRowsPerTrigger, {rows_min} > {rows_max}")
+    return Admission(
+        objects_max=options.value("maxObjectsPerTrigger", _count, None),
+        bytes_max=options.value("maxBytesPerTrigger", _count, None),
+        rows_max=rows_max,
+        rows_min=rows_min,
+        delay_ms_max=options.value("maxTriggerDelay", parse_duration_ms, DELAY_MS_DEFAULT),
+    )
+
+
+def _key_range(options: _Given) -> tuple[bytes, bytes | None]:
+    encoding = options.value("keyEncoding", _one_of(KeyEncoding), KeyEncoding.UTF8)
+    given = [name for name in ("keyPrefix", "keyBegin", "keyEnd") if name in options]
+    if "keyEncoding" in options and not given:
+        raise _invalid("keyEncoding", "has no effect without keyPrefix, keyBegin or keyEnd")
+
+    def key(name: str, text: str) -> bytes:
+        try:
+            match encoding:
+                case KeyEncoding.UTF8:
+                    return text.encode()
+                case KeyEncoding.HEX:
+                    return bytes.fromhex(text)
+                case KeyEncoding.BASE64:
+                    return base64.b64decode(text, validate=True)
+        except (ValueError, binascii.Error) as error:
+            raise _invalid(name, f"is not {encoding}: {error}") from error
+
+    prefix = options.value("keyPrefix", key, None)
+    if prefix is not None:
+        if len(given) > 1:
+            raise _invalid("keyPrefix", "cannot be combined with keyBegin or keyEnd")
+        kept = prefix.rstrip(b"\xff")  # the key after the prefix; none for a prefix of 0xff alone
+        return prefix, kept[:-1] + bytes([kept[-1] + 1]) if kept else None
+    begin, end = options.value("keyBegin", key, b""), options.value("keyEnd", key, None)
+    if end is not None and begin >= end:
+        raise _invalid("keyBegin", "is not below keyEnd")
+    return begin, end
+
+
+# -- the rule of one option: (name, text) to its value; each raises InvalidRequest ------------------------------------
+
+
+def _stripped(name: str, text: str) -> str:
+    del name
+    return text.strip()
+
+
+def _names(name: str, text: str) -> tuple[str, ...]:
+    del name
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def _url(name: str, text: str) -> str:
+    url = text.strip()
+    if not url:
+        raise _invalid(name, f'is required, for example .option("{name}", "s3://bucket/log")')
+    if urlsplit(url).password is not None:
+        raise _invalid(name, "carries a password; credentials come from the environment, because plans print options")
+    return url
+
+
+def _one_of(choices: type[E], *also: str) -> Callable[[str, str], E]:
+    def parse(name: str, text: str) -> E:
+        try:
+            return choices(text.strip().lower())
+        except ValueError:
+            raise _invalid(name, f"is {text!r}; valid: {', '.join([*choices, *also])}") from None
+
+    return parse
+
+
+def _version(*words: str) -> Callable[[str, str], int | str]:
+    """A version number, or one of these words."""
+
+    def parse(name: str, text: str) -> int | str:
+        digits = text.strip().lower()
+        if digits in words:
+            return digits
+        if not (digits.isascii() and digits.isdigit() and int(digits) <= VERSION_MAX):
+            raise _invalid(name, f"is {text!r}; valid: {', '.join([*words, 'a version number'])}")
+        return int(digits)
+
+    return parse
+
+
+def _time(name: str, text: str) -> datetime:
+    """An aware time. One without a zone would mean something else on every machine."""
+    try:
+        instant = datetime.fromisoformat(text.strip())
+    except ValueError:
+        instant = None
+    if instant is None or instant.tzinfo is None:
+        raise _invalid(name, f"is {text!r}; valid: an ISO time with its zone, such as 2026-01-31T12:00:00Z")
+    return instant
+
+
+def _json(text: str) -> dict[str, object]:
+    """The object that a text holds; empty where it holds none."""
+    try:
+        value: object = json.loads(text)
+    except ValueError:
+        return {}
+    return {str(key): each for key, each in value.items()} if isinstance(value, dict) else {}
+
+
+def _position(name: str, text: str) -> Position | str:
+    """An offset as a stream's progress prints it; ``version`` or ``seq`` alone is enough. Or one of the two words.
+
+    With a ``log_id`` an offset of another log is refused.
+    """
+    text = text.strip()
+    if text.lower() in (EARLIEST, LATEST):
+        return text.lower()
+    fields = _json(text)
+    valid = f'valid: {EARLIEST}, {LATEST}, {{"version": 17}} or {{"seq": 4, "version": 17}}: read what comes after'
+    if not fields.keys() & {"seq", "version"} or not fields.keys() <= {"seq", "version", "log_id"}:
+        raise _invalid(name, f"is {text!r}; {valid}")
+    seq, version, log_id = fields.get("seq"), fields.get("version", 0), fields.get("log_id")
+    if not (log_id is None or (isinstance(log_id, str) and is_log_id(log_id))):
+        raise _invalid(name, f"is {text!r}: log_id is not 32 hexadecimal digits")
+    if not _is_count(version, VERSION_MAX) or not (seq is None or _is_count(seq, 2**63 - 1, lowest=-1)):
+        raise _invalid(name, f"is {text!r}; {valid}")
+    assert isinstance(version, int) and (seq is None or isinstance(seq, int)), "checked just above"
+    return Position(seq, version, log_id)
+
+
+def _is_count(value: object, highest: int, lowest: int = 0) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and lowest <= value <= highest
+
+
+def _after_seq(name: str, text: str) -> int:
+    """The last message not wanted, 0 for none."""
+    text = text.strip()
+    if text.lower() == EARLIEST:
+        return 0
+    fields = _json(text)
+    seq = fields.get("seq")
+    if fields.keys() != {"seq"} or not _is_count(seq, 2**63 - 1):
+        raise _invalid(name, f'is {text!r}; valid: {EARLIEST}, {{"seq": 17}}: read what comes after')
+    assert isinstance(seq, int), "checked just above"
+    return seq
+
+
+def _after_seq_or_latest(name: str, text: str) -> int | None:
+    """The same; None for the newest message. A stream's progress also has a ``backlog``, which other reads ignore."""
+    if text.strip().lower() == LATEST:
+        return None
+    fields = _json(text)
+    if "backlog" in fields:
+        del fields["backlog"]
+        text = json.dumps(fields)
+    return _after_seq(name, text)
+
+
+def _count(name: str, text: str) -> int:
+    digits = text.strip()
+    if not (digits.isascii() and digits.isdigit() and 1 <= int(digits) < 2**63):
+        raise _invalid(name, f"is {digits!r}; valid: a number, at least 1")
+    return int(digits)
+
+
+def parse_duration_ms(name: str, text: str) -> int:
+    """Milliseconds of ``200ms``, ``5s``, ``15m`` or ``2h``, at least one. Raises: InvalidRequest naming the option.
+
+    >>> parse_duration_ms("pollInterval", "1.5s")
+    1500
+    """
+    parts = _DURATION.fullmatch(text.strip().lower())
+    milliseconds = int(float(parts[1]) * _UNITS_MS[parts[2]]) if parts else 0
+    if not 1 <= milliseconds <= DURATION_MS_MAX:
+        raise _invalid(name, f"is {text!r}; valid: a time such as 200ms, 5s, 15m, 2h, at most a day")
+    return milliseconds
+
+
+def _boolean(name: str, text: str) -> bool:
+    word = text.strip().lower()
+    if word not in ("true", "false"):
+        raise _invalid(name, f"is {word!r}; valid: true, false")
+    return word == "true"
+
+
+def _partition_bytes(name: str, text: str) -> int:
+    digits = text.strip()
+    if not (digits.isascii() and digits.isdigit() and PARTITION_BYTES_MIN <= int(digits) <= PARTITION_BYTES_MAX):
+        raise _invalid(name, f"is {digits!r}; valid: a number of bytes, {PARTITION_BYTES_MIN} to {PARTITION_BYTES_MAX}")
+    return int(digits)
+
+
+def _kinds(name: str, text: str) -> tuple[ItemKind, ...]:
+    by_name = {kind.name.lower(): kind for kind in OPERATION_KINDS}
+    wanted = _names(name, text.lower())
+    if not wanted or any(each not in by_name for each in wanted):
+        raise _invalid(name, f"is {text!r}; valid: any of {', '.join(by_name)}")
+    return tuple(kind for each, kind in by_name.items() if each in wanted)

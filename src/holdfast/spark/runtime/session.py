@@ -1,0 +1,180 @@
+"""Start a Spark session that fits this package, and read our own errors out of Spark's.
+
+The session sets presets, finds a Java that Spark runs on, and refuses an unsupported pandas before Spark fails in a
+less clear way. Any other session reads ``format("holdfast")`` as well.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import re
+import shutil
+import sys
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from holdfast import errors
+from holdfast.errors import Code, HoldfastError, InvalidRequest
+
+__all__ = ["find_java", "require_pandas", "session", "task_errors"]
+
+JAVA_MAJORS: Final = (17, 21)
+"""The Javas that Spark 4 runs on, best first."""
+PANDAS_MAJOR_MAX: Final = 2
+SHUFFLE_PARTITIONS_MAX: Final = 64
+
+_EVERYWHERE: Final[dict[str, str]] = {
+    "spark.sql.python.filterPushdown.enabled": "true",
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+}
+_LOCAL: Final[dict[str, str]] = {
+    # Halves the cost of a small Python task against loopback TCP.
+    "spark.python.unix.domain.socket.enabled": "true",
+    # A laptop's host name often resolves to an address that is not there.
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.host": "127.0.0.1",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+}
+
+
+def session(
+    app_name: str = "holdfast",
+    *,
+    master: str | None = None,
+    remote: str | None = None,
+    conf: Mapping[str, str] | None = None,
+) -> SparkSession:
+    """The running session, or a new one with this package's presets.
+
+    ``master`` is a Spark master, by default every core of this machine; ``remote`` a Spark Connect address instead.
+    ``conf`` is applied last and wins over the presets.
+
+    Raises: InvalidRequest.
+
+    >>> spark = session(master="local[2]")                                      # doctest: +SKIP
+    >>> spark.read.format("holdfast").option("url", "file:///var/lib/log")      # doctest: +SKIP
+    """
+    require_pandas()
+    if remote is not None and master is not None:
+        raise InvalidRequest("a session has a master or a remote address, not both", code=Code.BAD_CONFIGURATION)
+    builder = SparkSession.builder.appName(app_name)
+    if remote is not None:
+        presets = dict(_EVERYWHERE)
+        builder = builder.remote(remote)
+        if remote.startswith("local"):  # then the server is a process of this machine, too
+            _this_python_and_java()
+    else:
+        master = master if master is not None else "local[*]"
+        presets = _EVERYWHERE | (_LOCAL | _shuffle(master) if master.startswith("local") else {})
+        builder = builder.master(master)
+        if master.startswith("local"):
+            os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        _this_python_and_java()
+    for name, value in {**presets, **(conf or {})}.items():
+        builder = builder.config(name, value)
+    return builder.getOrCreate()
+
+
+def _this_python_and_java() -> None:
+    os.environ["JAVA_HOME"] = str(find_java())
+    # Tasks must run the interpreter that has this package, not whatever ``python3`` the path names.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+
+
+def _shuffle(master: str) -> dict[str, str]:
+    """Spark's 200 shuffle partitions cost seconds on a small machine: two a core instead."""
+    asked = re.search(r"\[(\d+)", master)
+    cores = int(asked[1]) if asked else os.cpu_count() or 1
+    return {"spark.sql.shuffle.partitions": str(min(SHUFFLE_PARTITIONS_MAX, 2 * cores))}
+
+
+def require_pandas() -> str:
+    """The version of pandas, when Spark supports it. Raises: InvalidRequest."""
+    try:
+        version = importlib.metadata.version("pandas")
+    except importlib.metadata.PackageNotFoundError:
+        raise InvalidRequest(
+            "Spark's Arrow exchange needs pandas", code=Code.BAD_CONFIGURATION, hint='pip install "pandas>=2.2,<3"'
+        ) from None
+    if int(version.split(".")[0]) > PANDAS_MAJOR_MAX:
+        raise InvalidRequest(
+            "Spark 4.3 does not support this pandas yet",
+            code=Code.BAD_CONFIGURATION,
+            hint='pip install "pandas>=2.2,<3"',
+            pandas=version,
+        )
+    return version
+
+
+def find_java(environment: Mapping[str, str] | None = None, installed: Path = Path("/usr/lib/jvm")) -> Path:
+    """The home of a Java that Spark runs on: from JAVA_HOME, the path, or the system's folder of Javas, in that order.
+
+    Within one place the first of the fitting majors wins. Raises: InvalidRequest that lists what was found.
+    """
+    seen: list[str] = []
+    for place in _java_places(os.environ if environment is None else environment, installed):
+        fitting: dict[int, Path] = {}
+        for home in place:
+            major = _java_major(home)
+            if major is not None:
+                seen.append(f"{home} (Java {major})")
+                fitting.setdefault(major, home)
+        for major in JAVA_MAJORS:
+            if major in fitting:
+                return fitting[major]
+    raise InvalidRequest(
+        "Spark needs Java 17 or 21 and none was found",
+        code=Code.BAD_CONFIGURATION,
+        hint="install one (Debian, Ubuntu: apt-get install openjdk-17-jre-headless) or set JAVA_HOME to it",
+        found=", ".join(seen) or "no Java at all",
+    )
+
+
+def _java_places(environment: Mapping[str, str], installed: Path) -> Iterator[Iterable[Path]]:
+    if environment.get("JAVA_HOME"):
+        yield [Path(environment["JAVA_HOME"])]
+    java = shutil.which("java", path=environment.get("PATH", ""))
+    if java is not None:
+        yield [Path(java).resolve().parent.parent]
+    if installed.is_dir():
+        yield sorted(home for home in installed.iterdir() if home.is_dir())
+
+
+def _java_major(home: Path) -> int | None:
+    """The major version that a Java home states in its ``release`` file, if it has a ``java`` to run."""
+    release = home / "release"
+    if not (home / "bin" / "java").exists() or not release.is_file():
+        return None
+    stated = re.search(r'^JAVA_VERSION="(?:1\.)?(\d+)', release.read_text(errors="replace"), re.MULTILINE)
+    return int(stated[1]) if stated else None
+
+
+_OURS: Final = re.compile(r"^holdfast\.errors\.([A-Za-z]+): (.*)$", re.MULTILINE)
+
+
+@contextmanager
+def task_errors() -> Generator[None]:
+    """Raise our own error where Spark's exception carries the text of one. Raises: HoldfastError."""
+    try:
+        yield
+    except PySparkException as error:
+        ours = _ours(str(error))
+        if ours is None:
+            raise
+        raise ours from error
+
+
+def _ours(text: str) -> HoldfastError | None:
+    for name, message in reversed(_OURS.findall(text)):
+        kind = getattr(errors, name, None)
+        if isinstance(kind, type) and issubclass(kind, HoldfastError):
+            return kind(message)
+    return None

@@ -1,0 +1,200 @@
+"""The Parquet files of a table: tasks write and read them through the table's own object store.
+
+A task creates each file once, whole, under a random name below ``data/``. The file counts only when a commit names it.
+A task that dies or runs twice leaves files that no reader looks at; ``vacuum`` removes them when they are old.
+
+A store that does not respond raises Unavailable after a bounded number of attempts; then Spark runs the task again.
+"""
+
+# pyarrow ships no types; mypy checks the rest.
+# pyright: reportUnknownLambdaType=false, reportUnknownParameterType=false
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import uuid
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyspark.sql import DataFrame, SparkSession
+
+from holdfast.errors import Unavailable
+from holdfast.objects.port import Created, ObjectStore, Refused
+from holdfast.segments.table_location import open_table_store
+
+__all__ = [
+    "FILES_SCHEMA",
+    "FILES_TYPE",
+    "NewFile",
+    "new_files",
+    "read_files",
+    "read_objects",
+    "read_table",
+    "file_rows",
+    "write_table",
+]
+
+FILES_SCHEMA: Final = pa.schema(
+    [
+        pa.field("path", pa.string()),
+        pa.field("size", pa.int64()),
+        pa.field("rows", pa.int64()),
+        pa.field("partition", pa.string()),
+        pa.field("stats", pa.string()),
+    ]
+)
+"""A task's report of the files that it wrote. A row without a path names a partition that is now empty."""
+FILES_TYPE: Final = "path string, size long, rows long, partition string, stats string"
+
+ATTEMPTS_MAX: Final = 6
+BACKOFF_SECONDS: Final = 0.2
+ROW_GROUP_ROWS: Final = 128 * 1024
+BLOOM_FALSE_POSITIVES: Final = 0.01
+TASKS_OF_A_READ_MAX: Final = 256
+
+
+@dataclass(frozen=True, slots=True)
+class NewFile:
+    """One file that a task wrote, or a partition that it found empty (``path`` None).
+
+    Shape: ``partition`` holds the values of the partition columns as text, ``stats`` is the JSON of a Delta log.
+    """
+
+    path: str | None
+    size: int
+    rows: int
+    partition: Mapping[str, str]
+    stats: str
+
+
+@asynccontextmanager
+async def _opened(url: str) -> AsyncGenerator[ObjectStore]:
+    store = open_table_store(url)
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+def write_table(
+    url: str, table: pa.Table, partition: Mapping[str, str], statistics: Sequence[str] = (), blooms: Sequence[str] = ()
+) -> NewFile:
+    """Write ``table`` as one new file of the table at ``url``. ``statistics`` names the columns to give bounds of,
+    ``blooms`` those that get a bloom filter in each row group.
+
+    Raises: Unavailable. After a crash: a file that no commit names.
+    """
+    sink = pa.BufferOutputStream()
+    pq.write_table(
+        table,
+        sink,
+        compression="zstd",
+        compression_level=1,
+        row_group_size=ROW_GROUP_ROWS,
+        use_dictionary=False,
+        write_page_checksum=True,
+        bloom_filter_options={name: {"ndv": ROW_GROUP_ROWS, "fpp": BLOOM_FALSE_POSITIVES} for name in blooms} or None,
+    )
+    data = sink.getvalue().to_pybytes()
+    path = f"data/{uuid.uuid4().hex}.parquet"
+    asyncio.run(_create(url, path, data))
+    return NewFile(path, len(data), table.num_rows, dict(partition), _stats(table, statistics))
+
+
+def _stats(table: pa.Table, columns: Sequence[str]) -> str:
+    lowest: dict[str, int] = {}
+    highest: dict[str, int] = {}
+    for name in columns:
+        bounds = pc.call_function("min_max", [table[name]]).as_py()
+        if bounds["min"] is not None:
+            lowest[name], highest[name] = bounds["min"], bounds["max"]
+    nulls = {name: table[name].null_count for name in columns}
+    return json.dumps({"numRecords": table.num_rows, "minValues": lowest, "maxValues": highest, "nullCount": nulls})
+
+
+async def _create(url: str, path: str, data: bytes) -> None:
+    """The name is unique, so a refusal means that an earlier attempt has arrived."""
+    async with _opened(url) as store:
+        for attempt in range(ATTEMPTS_MAX):
+            match await store.create(path, data):
+                case Created() | Refused(certain=True):
+                    return
+                case _:
+                    await asyncio.sleep(BACKOFF_SECONDS * 2**attempt * random.random())
+    raise Unavailable("the table's store does not take files", url=url.partition("?")[0], attempts=ATTEMPTS_MAX)
+
+
+def read_table(url: str, paths: Iterable[str]) -> pa.Table | None:
+    """The rows of these files, in the order of ``paths``; None for no file. Raises: NotFound, Unavailable."""
+    tables = [pq.read_table(pa.BufferReader(data)) for data in read_objects(url, tuple(paths))]
+    return pa.concat_tables(tables) if tables else None
+
+
+def read_objects(url: str, paths: Sequence[str]) -> list[bytes]:
+    """The bytes of these files. Raises: NotFound, Unavailable."""
+    return asyncio.run(_read(url, paths))
+
+
+async def _read(url: str, paths: Sequence[str]) -> list[bytes]:
+    if not paths:
+        return []
+    async with _opened(url) as store:
+        return [await _read_one(store, path) for path in paths]
+
+
+async def _read_one(store: ObjectStore, path: str) -> bytes:
+    for attempt in range(ATTEMPTS_MAX - 1):
+        try:
+            return await store.read(path)
+        except Unavailable:
+            await asyncio.sleep(BACKOFF_SECONDS * 2**attempt * random.random())
+    return await store.read(path)
+
+
+def read_files(spark: SparkSession, url: str, paths: Sequence[str], schema: str) -> DataFrame:
+    """The rows of these files of the table at ``url`` as a data frame with the columns of ``schema``.
+
+    Spark has no file system for object stores without further jars; the tasks read through ours.
+    """
+    if not paths:
+        return spark.createDataFrame([], schema)
+    names = spark.createDataFrame([(path,) for path in paths], "path string")
+
+    def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for path in batch["path"].to_pylist():
+                found = read_table(url, [path])
+                if found is not None:
+                    yield from found.to_batches()
+
+    return names.repartition(min(len(paths), TASKS_OF_A_READ_MAX)).mapInArrow(read, schema)
+
+
+def file_rows(files: Iterable[NewFile]) -> pa.RecordBatch:
+    """The rows in which a task reports its files to the driver."""
+    rows = [
+        {
+            "path": each.path,
+            "size": each.size,
+            "rows": each.rows,
+            "partition": json.dumps(each.partition),
+            "stats": each.stats,
+        }
+        for each in files
+    ]
+    return pa.RecordBatch.from_pylist(rows, schema=FILES_SCHEMA)
+
+
+def new_files(frame: DataFrame) -> list[NewFile]:
+    """Run the tasks of ``frame``, whose rows are those of ``file_rows``. Memory: one row per file."""
+    return [
+        NewFile(row["path"], row["size"], row["rows"], json.loads(row["partition"]), row["stats"])
+        for row in frame.toArrow().to_pylist()
+    ]

@@ -1,0 +1,177 @@
+"""The batch reader of ``format("holdfast")``, and the meaning of the filters that Spark pushes down to it.
+
+Spark evaluates every pushed filter again, so a filter may only narrow what is read and must keep every row that
+passes. A filter that is not understood narrows nothing.
+
+Spark plans in a process without a session and pickles the reader into tasks, so it holds plain values. Two processes
+run per query, one for the columns and one for the plan; imports that only one of them needs are inside the methods.
+"""
+
+# pyarrow ships no types; mypy checks the rest.
+# pyright: reportUnknownLambdaType=false, reportUnknownParameterType=false
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+from pyspark.sql.datasource import (
+    DataSourceReader,
+    EqualNullSafe,
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    InputPartition,
+    LessThan,
+    LessThanOrEqual,
+)
+
+from holdfast.spark.columns import Shape
+from holdfast.spark.options import ReadOptions
+from holdfast.spark.source.shapes import RowFilter
+
+if TYPE_CHECKING:
+    from holdfast.spark.source.plan import LogPartition, Plan, SegmentPartition
+
+__all__ = ["HoldfastBatchReader", "row_filter_of"]
+
+REQUEST_IDS_MAX: Final = 10_000
+"""A longer list is left to Spark: it would travel to every task."""
+
+
+def row_filter_of(filters: Iterable[Filter], shape: Shape) -> RowFilter:
+    """What all of these filters together may leave.
+
+    >>> row_filter_of([GreaterThan(("version",), 7), LessThanOrEqual(("version",), 9)], Shape.OPERATIONS).version_min
+    8
+    """
+    found = RowFilter()
+    for each in filters:
+        found = found.and_also(_narrowing(each, shape))
+    return found
+
+
+def _narrowing(one: Filter, shape: Shape) -> RowFilter:
+    attribute: tuple[str, ...] = getattr(one, "attribute", ())
+    value: object = getattr(one, "value", None)
+    match ".".join(attribute):
+        case "version" if shape is not Shape.BATCHES:
+            low, high = _bounds(one, value)
+            return RowFilter(version_min=low, version_max=high)
+        case "seq":
+            low, high = _bounds(one, value)
+            return RowFilter(seq_min=low, seq_max=high)
+        case "key" if shape is Shape.OPERATIONS:
+            return _key_range(one, value)
+        case "request_id" if shape is not Shape.BATCHES:
+            return RowFilter(request_ids=_texts(one, value))
+        case _:
+            return RowFilter()
+
+
+def _bounds(one: Filter, value: object) -> tuple[int | None, int | None]:
+    """Inclusive bounds of a whole number."""
+    if isinstance(one, In):
+        numbers = [each for each in one.value if isinstance(each, int)]
+        return (min(numbers), max(numbers)) if numbers and len(numbers) == len(one.value) else (None, None)
+    if not isinstance(value, int):
+        return None, None
+    by_kind: Mapping[type[Filter], tuple[int | None, int | None]] = {
+        EqualTo: (value, value),
+        EqualNullSafe: (value, value),
+        GreaterThan: (value + 1, None),
+        GreaterThanOrEqual: (value, None),
+        LessThan: (None, value - 1),
+        LessThanOrEqual: (None, value),
+    }
+    return by_kind.get(type(one), (None, None))
+
+
+def _key_range(one: Filter, value: object) -> RowFilter:
+    if isinstance(value, bytearray):
+        value = bytes(value)
+    if not isinstance(value, bytes):
+        return RowFilter()
+    after = value + b"\0"
+    by_kind: Mapping[type[Filter], tuple[bytes, bytes | None]] = {
+        EqualTo: (value, after),
+        EqualNullSafe: (value, after),
+        GreaterThan: (after, None),
+        GreaterThanOrEqual: (value, None),
+        LessThan: (b"", value),
+        LessThanOrEqual: (b"", after),
+    }
+    begin, end = by_kind.get(type(one), (b"", None))
+    return RowFilter(key_begin=begin, key_end=end)
+
+
+def _texts(one: Filter, value: object) -> tuple[str, ...] | None:
+    """The ids that are wanted, None for any. Ids that only have to start with something are left to Spark."""
+    if isinstance(one, EqualTo | EqualNullSafe) and isinstance(value, str):
+        return (value,)
+    if isinstance(one, In) and len(one.value) <= REQUEST_IDS_MAX:
+        texts = tuple(each for each in one.value if isinstance(each, str))
+        return texts if len(texts) == len(one.value) else None
+    return None
+
+
+class _PushWhereItIsOn:
+    """``pushFilters`` of one reader. Spark calls it where filter push-down is on.
+
+    Where it is off, which is Spark's default, Spark refuses a reader that has a ``pushFilters`` of its own, and tells
+    by ``__func__``. This one says that it is the inherited one, so the same reader serves both.
+    """
+
+    __func__ = DataSourceReader.pushFilters
+
+    def __init__(self, reader: HoldfastBatchReader) -> None:
+        self._reader = reader
+
+    def __call__(self, filters: list[Filter]) -> Iterable[Filter]:
+        return self._reader.narrow(filters)
+
+
+class HoldfastBatchReader(DataSourceReader):
+    """One batch read: planned once, read piece by piece."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        self._options = options
+        self._pushed: RowFilter | None = None
+        if options.pushdown:
+            self.pushFilters = _PushWhereItIsOn(self)  # type: ignore[method-assign]
+
+    def narrow(self, filters: Iterable[Filter]) -> Iterable[Filter]:
+        """Note what these filters leave to be read. Returns all of them: Spark still evaluates each row."""
+        kept = list(filters)
+        self._pushed = row_filter_of(kept, self._options.shape)
+        return kept
+
+    def partitions(self) -> Sequence[LogPartition | SegmentPartition]:
+        """The pieces to read. Raises: NotFound, InvalidRequest, CorruptData, Unavailable."""
+        options, pushed = self._options, self._pushed
+        if options.segments_url is not None:
+            from holdfast.spark.source.segments import plan_with_segments
+
+            return plan_with_segments(options, pushed)
+        from holdfast.spark.runtime.store_thread import StoreThread
+        from holdfast.spark.source.plan import LogPartition, plan_read
+
+        with StoreThread(options.url) as thread:
+            plan: Plan = thread.start(lambda store: plan_read(store, options, pushed)).result()
+        return [LogPartition(piece, plan.wanted) for piece in plan.pieces]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of one piece. For a read without pieces Spark passes an empty partition of its own."""
+        from holdfast.spark.source.plan import LogPartition, SegmentPartition
+
+        if isinstance(partition, LogPartition):
+            from holdfast.spark.source.scan import scan
+
+            yield from scan(self._options, partition.wanted, partition.piece)
+        elif isinstance(partition, SegmentPartition):
+            from holdfast.spark.source.segments import scan_segment
+
+            yield from scan_segment(self._options, partition)

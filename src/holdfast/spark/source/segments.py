@@ -1,0 +1,275 @@
+"""Read a log through its table of segments: rows up to the last segment come from segments, newer rows from the log.
+
+The result equals a read of the log alone, so a log from which retention removed what the segments hold is still read
+whole. The log stays the source of truth: a segment that is damaged or gone is read from the log instead, and raises
+CorruptData when its versions have left the log too. Segments of another log raise InvalidRequest.
+
+Cost: the Delta log of the segments in addition to a plan; one request per segment. Memory of a task: one segment,
+packed and as rows.
+"""
+
+# pyarrow ships no types; mypy checks the rest.
+# pyright: reportUnknownLambdaType=false, reportUnknownParameterType=false
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import structlog
+
+from holdfast.commit.format.transaction import VERSION_MAX
+from holdfast.errors import Code, CorruptData, InvalidRequest, NotFound, statement_of
+from holdfast.objects.port import ObjectStore
+from holdfast.segments.index import Segment, SegmentIndex, read_segment_index
+from holdfast.segments.table_location import table_location
+from holdfast.spark.columns import COLUMNS, OPERATION_KINDS, Shape, arrow_schema
+from holdfast.spark.options import Position, ReadOptions
+from holdfast.spark.runtime.store_thread import StoreThread
+from holdfast.spark.runtime.table_files import read_objects
+from holdfast.spark.source.plan import (
+    LogHead,
+    LogPartition,
+    Plan,
+    SegmentPartition,
+    cut,
+    first_index,
+    log_head,
+    plan_read,
+    read_header,
+    require_log,
+)
+from holdfast.spark.source.scan import scan
+from holdfast.spark.source.shapes import RowFilter
+from holdfast.spark.source.stream import LogTail, objects_between
+
+__all__ = [
+    "SEGMENT_SCHEMA",
+    "index_of_log",
+    "plan_with_segments",
+    "scan_segment",
+    "segment_rows",
+    "stream_with_segments",
+]
+
+SEGMENT_SCHEMA: Final = arrow_schema(Shape.OPERATIONS, list(COLUMNS[Shape.OPERATIONS]))
+
+
+def segment_rows(
+    data: bytes, columns: Sequence[str], wanted: RowFilter, *, since_ms: int | None = None
+) -> Iterator[pa.RecordBatch]:
+    """The wanted rows of one segment's bytes, in log order, with these ``columns`` of the shape ``operations``.
+
+    Units: ``since_ms`` is milliseconds since the Unix epoch, inclusive. Row groups without a wanted version are not
+    decoded.
+    """
+    file = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
+    at = file.schema_arrow.get_field_index("version")
+    schema = arrow_schema(Shape.OPERATIONS, columns)
+    tests = list(_tests(wanted, since_ms))
+    needed = list(dict.fromkeys([*columns, *(name for test in tests for name in test.columns)]))
+    lowest, highest = wanted.version_min or 0, VERSION_MAX if wanted.version_max is None else wanted.version_max
+    for group in range(file.num_row_groups):
+        bounds = file.metadata.row_group(group).column(at).statistics
+        if bounds is not None and (bounds.min > highest or bounds.max < lowest):
+            continue
+        rows = file.read_row_group(group, columns=needed)
+        for test in tests:
+            rows = rows.filter(test.passes(rows))
+        yield from rows.select(list(columns)).cast(schema).to_batches()
+
+
+@dataclass(frozen=True, slots=True)
+class _Test:
+    """What a wanted row passes, and the columns that this looks at."""
+
+    columns: tuple[str, ...]
+    passes: Callable[[pa.Table], pa.ChunkedArray]
+
+
+def _tests(wanted: RowFilter, since_ms: int | None) -> Iterator[_Test]:
+    for name, lowest, highest in (
+        ("version", wanted.version_min, wanted.version_max),
+        ("seq", wanted.seq_min, wanted.seq_max),
+    ):
+        if lowest is not None:
+            yield _compares(name, "greater_equal", pa.scalar(lowest, pa.int64()))
+        if highest is not None:
+            yield _compares(name, "less_equal", pa.scalar(highest, pa.int64()))
+    if since_ms is not None:
+        yield _compares(
+            "timestamp", "greater_equal", pa.scalar(since_ms * 1000, SEGMENT_SCHEMA.field("timestamp").type)
+        )
+    if wanted.kinds != OPERATION_KINDS:
+        yield _is_among("kind", [kind.name.lower() for kind in wanted.kinds])
+    if wanted.request_ids is not None:
+        yield _is_among("request_id", wanted.request_ids)
+    if wanted.key_begin:
+        yield _Test(("kind", "key", "end"), lambda rows: _reaches(rows, pa.scalar(wanted.key_begin, pa.binary())))
+    if wanted.key_end is not None:
+        yield _compares("key", "less", pa.scalar(wanted.key_end, pa.binary()))
+
+
+def _compares(name: str, how: str, value: pa.Scalar) -> _Test:
+    return _Test((name,), lambda rows: pc.call_function(how, [rows[name], value]))
+
+
+def _is_among(name: str, texts: Sequence[str]) -> _Test:
+    options = pc.SetLookupOptions(value_set=pa.array(texts, pa.string()))
+    return _Test((name,), lambda rows: pc.call_function("is_in", [rows[name]], options))
+
+
+def _reaches(rows: pa.Table, begin: pa.Scalar) -> pa.ChunkedArray:
+    """Points at or above ``begin``, and range deletes that end above it."""
+    point = pc.call_function("greater_equal", [rows["key"], begin])
+    ends_above = pc.call_function("greater", [rows["end"], begin]).fill_null(True)
+    is_range = pc.call_function("equal", [rows["kind"], "range_delete"])
+    return pc.call_function("if_else", [is_range, ends_above, point])
+
+
+log = structlog.get_logger("holdfast.spark")
+
+OBJECTS_MIN: Final = 64
+"""A smaller micro-batch is read from the log before the Delta log of the segments is."""
+
+
+def index_of_log(segments_url: str, head: LogHead) -> SegmentIndex:
+    """The segments at ``segments_url``, which must be of the log with this head.
+
+    Raises: NotFound (no segments), InvalidRequest (of another log), Unavailable.
+    """
+    location = table_location(segments_url)
+    index = read_segment_index(location.uri, location.options)
+    if index.log_id != head.log_id:
+        raise InvalidRequest(
+            "the segments are of another log",
+            code=Code.LOG_MISMATCH,
+            hint="the log or the table was replaced: write segments of this log at a place of their own",
+            log_id=head.log_id,
+            segments_of=index.log_id,
+        )
+    return index
+
+
+def plan_with_segments(options: ReadOptions, pushed: RowFilter | None) -> list[SegmentPartition | LogPartition]:
+    """The pieces of a read of operations in log order: a piece for each segment, then those of the log.
+
+    Raises: as ``index_of_log`` and ``plan_read``.
+    """
+    assert options.segments_url is not None, "asked for with segments only"
+    head = log_head(options.url)
+    if options.starting_after is not None:
+        require_log(head.log_id, options.starting_after.log_id)
+    index = index_of_log(options.segments_url, head)
+    wanted = _wanted(options, head)
+    if pushed is not None:
+        wanted = wanted.and_also(pushed)
+    lowest = wanted.version_min or 0
+    highest = min(VERSION_MAX if wanted.version_max is None else wanted.version_max, index.through)
+    pieces: list[SegmentPartition | LogPartition] = [
+        _partition(options.segments_url, segment, replace(wanted, version_max=highest), options.starting_ms)
+        for segment in index.between(lowest, highest)
+    ]
+    if options.ending_version is not None and options.ending_version <= index.through:
+        return pieces
+    after = replace(options, starting_version=max(lowest, index.through + 1), starting_after=None, from_latest=False)
+    with StoreThread(options.url) as thread:
+        plan: Plan = thread.start(lambda store: plan_read(store, after, wanted)).result()
+    return [*pieces, *(LogPartition(piece, plan.wanted) for piece in plan.pieces)]
+
+
+def _wanted(options: ReadOptions, head: LogHead) -> RowFilter:
+    """The rows that the options ask for; a starting time, which no row filter knows, is looked at in each segment."""
+    starting = head.version if options.from_latest else options.starting_version
+    seq_min = None
+    if options.starting_after is not None:
+        starting = options.starting_after.version + 1
+        seq_min = None if options.starting_after.seq is None else options.starting_after.seq + 1
+    return RowFilter(
+        starting, options.ending_version, options.kinds, options.key_begin, options.key_end, seq_min=seq_min
+    )
+
+
+def _partition(table_url: str, segment: Segment, wanted: RowFilter, since_ms: int | None) -> SegmentPartition:
+    return SegmentPartition(table_url, segment.path, segment.version_min, segment.version_max, wanted, since_ms)
+
+
+async def stream_with_segments(
+    store: ObjectStore, tail: LogTail, options: ReadOptions, start: Position, end: Position, wanted: RowFilter
+) -> list[SegmentPartition | LogPartition]:
+    """The pieces of a micro-batch: segments that lie wholly in it, and the log before and after them.
+
+    Offsets name objects of the log, so those must be there, as without segments; what is saved is reading each of them.
+    A micro-batch of less than ``OBJECTS_MIN`` objects is read from the log alone.
+
+    Raises: as ``index_of_log`` and ``objects_between``. Cost: on top of that, some dozen headers.
+    """
+    assert options.segments_url is not None, "asked for with segments only"
+    chain, first = await objects_between(store, tail, options, start, end)
+    past = len(chain.slots)
+    inside: list[Segment] = []
+    if past - first >= OBJECTS_MIN:
+        newest = await read_header(store, int(chain.slots[-1]))
+        index = index_of_log(options.segments_url, LogHead(newest.log_id.hex(), newest.last_version))
+        inside = [s for s in index.segments if s.version_min > start.version and s.version_max <= end.version]
+    if not inside:
+        return [LogPartition(piece, wanted) for piece in cut(chain, first, past, options.target_partition_bytes)]
+    lowest, highest = inside[0].version_min, inside[-1].version_max
+    # Between two of them there is no operation. An object may begin before the first and end after the last.
+    before = await first_index(store, chain, lambda header: header.first_version >= lowest)
+    after = await first_index(store, chain, lambda header: header.last_version > highest)
+    of_segments = wanted.and_also(RowFilter(seq_min=(start.seq or 0) + 1, seq_max=end.seq))
+    pieces: list[SegmentPartition | LogPartition] = []
+    for part, rows in (
+        ((first, max(first, before)), wanted.and_also(RowFilter(version_max=lowest - 1))),
+        ((max(first, after), past), wanted.and_also(RowFilter(version_min=highest + 1))),
+    ):
+        pieces += [LogPartition(piece, rows) for piece in cut(chain, *part, options.target_partition_bytes)]
+    return [*pieces, *(_partition(options.segments_url, segment, of_segments, None) for segment in inside)]
+
+
+def scan_segment(options: ReadOptions, partition: SegmentPartition) -> Iterator[pa.RecordBatch]:
+    """The wanted rows of one segment, in log order; where it is damaged or gone, the same rows from the log.
+
+    Raises: CorruptData when its versions have left the log, too; Unavailable.
+    """
+    try:
+        (data,) = read_objects(partition.table_url, [partition.path])
+        # Whole before any of it is handed out, so that damage at its end finds nothing handed out.
+        rows = list(segment_rows(data, options.columns, partition.wanted, since_ms=partition.since_ms))
+    except (NotFound, pa.ArrowException, OSError) as damage:
+        yield from _rows_of_log(options, partition, damage)
+        return
+    yield from rows
+
+
+def _rows_of_log(options: ReadOptions, partition: SegmentPartition, damage: Exception) -> Iterator[pa.RecordBatch]:
+    """The rows of a segment from the log, which stays the truth."""
+    log.warning("segment_unreadable", segment=partition.path, cause=statement_of(damage))
+    wanted = partition.wanted.and_also(RowFilter(partition.version_min, partition.version_max))
+    part = replace(
+        options,
+        starting_version=wanted.version_min,
+        ending_version=wanted.version_max,
+        starting_after=None,
+        starting_ms=partition.since_ms,
+        from_latest=False,
+        fail_on_data_loss=True,
+    )
+    try:
+        with StoreThread(options.url) as thread:
+            plan = thread.start(lambda store: plan_read(store, part, wanted)).result()
+    except NotFound as gone:
+        raise CorruptData(
+            "a segment cannot be read, and its versions have left the log",
+            code=Code.CORRUPT_LOG,
+            hint="restore the segment from a copy of its table",
+            segment=partition.path,
+            cause=statement_of(damage),
+        ) from gone
+    for piece in plan.pieces:
+        yield from scan(options, plan.wanted, piece)

@@ -1,0 +1,518 @@
+"""``readStream.format("holdfast")``: follow the end of the log, one micro-batch at a time.
+
+An offset is ``{"seq": 41, "version": 1043, "log_id": "..."}``: every object up to that ``seq`` and every row up to
+that version of that log has been returned. Query progress prints it and ``startingOffsets`` accepts it. Old
+checkpoints without a log id are accepted once.
+
+The object after the head has one known slot, so polling costs one read and no listing. Far behind and without bounds,
+one listing finds the end. Spark asks about every 10 ms; ``pollInterval`` limits how often the store is asked.
+
+The same two offsets give the same rows always and everywhere; only durable objects are returned. A missing object
+between two offsets raises NotFound when retention removed it (with ``failOnDataLoss`` off the stream continues with
+the oldest object left), CorruptData otherwise. An offset of another log always raises InvalidRequest
+(``log_mismatch``).
+"""
+
+# pyarrow ships no types; mypy checks the rest.
+# pyright: reportUnknownParameterType=false
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxFiles, SupportsTriggerAvailableNow
+
+from holdfast.commit.format.batch import CLAIM_BYTES, FIRST_SLOT, Header, Kind
+from holdfast.commit.format.chain import ChainWalker, broken
+from holdfast.commit.reading.reader import read_header as read_header_if_there
+from holdfast.errors import Code, InvalidRequest, NotFound
+from holdfast.objects.port import ObjectStore
+from holdfast.spark.options import Admission, Position, ReadOptions
+from holdfast.spark.runtime.store_thread import StoreThread, is_directory
+from holdfast.spark.source.plan import (
+    Chain,
+    LogPartition,
+    Piece,
+    SegmentPartition,
+    cut,
+    first_place,
+    index_after,
+    list_slots,
+    live_chain,
+    lost,
+    newest_header,
+    read_header,
+    require_log,
+    walk,
+)
+from holdfast.spark.source.scan import scan
+from holdfast.spark.source.shapes import RowFilter, seq_of
+from holdfast.values import is_log_id
+
+__all__ = [
+    "Found",
+    "HoldfastStreamReader",
+    "LogTail",
+    "head_position",
+    "objects_between",
+    "pieces_between",
+    "position_of",
+    "starting_position",
+]
+
+AHEAD_MAX: Final = 16
+"""Headers read at once while the stream catches up."""
+JUMP_TO_END_AFTER: Final = 256
+"""Objects walked one by one before the end is looked for by listing."""
+BEFORE_GENESIS_SEQ: Final = -1
+
+
+def position_of(header: Header, at_least: int = 0) -> Position:
+    """The offset after an object; ``at_least`` is a version that rows must be above in any case."""
+    return Position(seq_of(header.slot), max(header.last_version, at_least), header.log_id.hex())
+
+
+async def head_position(store: ObjectStore) -> Position:
+    """The offset after the newest object. Cost: one LIST page, two rounds of headers.
+
+    Raises: NotFound (``log_empty``), CorruptData, Unavailable.
+    """
+    return position_of(await newest_header(store))
+
+
+async def starting_position(store: ObjectStore, options: ReadOptions) -> Position:
+    """The offset where a new stream with these options begins.
+
+    Raises: NotFound (``log_empty``, ``log_truncated``), CorruptData, Unavailable. Cost: as planning a batch read.
+    """
+    if options.from_latest:
+        return await head_position(store)
+    after = options.starting_after
+    if after is not None and after.seq is not None:
+        log_id = (await head_position(store)).log_id
+        require_log(log_id, after.log_id)
+        return Position(after.seq, after.version, log_id)
+    chain = await live_chain(store)
+    if after is not None:
+        require_log(chain.log_id, after.log_id)
+    place = await first_place(store, chain, options, options.starting_version)
+    version = after.version if after is not None else max(0, (options.starting_version or 0) - 1)
+    if place > 0:
+        return position_of(await read_header(store, int(chain.slots[place - 1])), version)
+    if not chain.truncated:
+        return Position(BEFORE_GENESIS_SEQ, version, chain.log_id)
+    oldest = await read_header(store, int(chain.slots[0]))
+    return Position(seq_of(oldest.prev), max(version, oldest.prev_version), chain.log_id)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Where a micro-batch may end, how many transactions lie before it, and whether the log ends there."""
+
+    end: Position
+    transactions: int
+    is_end_of_log: bool
+
+
+class LogTail:
+    """The live chain after an offset, walked as far as needed.
+
+    Bounds: keeps the headers of the objects of one micro-batch.
+    """
+
+    def __init__(self, options: ReadOptions) -> None:
+        self._options = options
+        self._start_seq: int | None = None
+        self._log_id: str | None = None
+        self._walker = ChainWalker()
+        self._before: Header | None = None
+        self._walked: list[Header] = []
+        self._is_unproved = True
+
+    async def end_of_batch(
+        self,
+        store: ObjectStore,
+        start: Position,
+        bounds: Admission,
+        limit: Position | None = None,
+        *,
+        prove_end: bool = False,
+    ) -> Found:
+        """Where a micro-batch from ``start`` ends within ``bounds`` and not after ``limit``.
+
+        A slot that is empty is the end of the log, or was emptied by retention before this stream came to it;
+        ``prove_end`` asks which (always asked once for an offset that is new to this process).
+
+        Raises: NotFound, CorruptData, Unavailable. Cost: one read when there is nothing new, one per new object.
+        """
+        if limit is not None:
+            require_log(limit.log_id, start.log_id)
+        if limit is not None and not bounds.is_limited:
+            end = Position(limit.seq, max(limit.version, start.version), limit.log_id)
+            return Found(end if _seq(limit) > _seq(start) else start, 0, is_end_of_log=True)
+        await self._stand_at(store, start)
+        taken = transactions = size = 0
+        while True:
+            if taken == len(self._walked):
+                if taken >= JUMP_TO_END_AFTER and not bounds.is_limited and transactions >= (bounds.rows_min or 0):
+                    end = await head_position(store)
+                    end = Position(end.seq, max(end.version, start.version), end.log_id)
+                    return Found(end, transactions, is_end_of_log=True)
+                if not await self._walk_on(store):
+                    if (prove_end or self._is_unproved) and not taken and await self._was_removed(store, start):
+                        continue
+                    return self._found(start, taken, transactions, is_end=True)
+            header = self._walked[taken]
+            if limit is not None and seq_of(header.slot) > _seq(limit):
+                return self._found(start, taken, transactions, is_end=True)
+            size += header.object_bytes()
+            if taken and (
+                _is_over(taken + 1, bounds.objects_max)
+                or _is_over(size, bounds.bytes_max)
+                or _is_over(transactions + header.transactions, bounds.rows_max)
+            ):
+                return self._found(start, taken, transactions, is_end=False)
+            transactions += header.transactions
+            taken += 1
+
+    def _found(self, start: Position, taken: int, transactions: int, *, is_end: bool) -> Found:
+        end = position_of(self._walked[taken - 1], start.version) if taken else start
+        return Found(end, transactions, is_end)
+
+    async def _stand_at(self, store: ObjectStore, start: Position) -> None:
+        """Make ``_walked`` the known headers right after ``start``, and ``_before`` the one before them."""
+        if self._start_seq == start.seq:
+            return
+        for index, header in enumerate(self._walked):
+            if seq_of(header.slot) == start.seq:
+                self._before = header
+                del self._walked[: index + 1]
+                break
+        else:
+            self._walked = []
+            self._walker, self._before, first = await _walker_behind(store, start, self._options)
+            # An offset from before log ids belongs to the log that holds its object.
+            known = self._before or first
+            self._log_id = start.log_id if known is None else known.log_id.hex()
+            if first is not None:
+                self._walked.append(first)
+            self._is_unproved = True
+        self._start_seq = start.seq
+
+    async def _walk_on(self, store: ObjectStore) -> bool:
+        """Take what follows the last header that is known; False at the end of the log."""
+        walker = self._walker
+        first = await read_header_if_there(store, walker.next_slot)
+        if first is None:
+            return False
+        require_log(first.log_id.hex(), self._log_id)
+        walker.accept(first)
+        self._walked.append(first)
+        # After a new object there may be more. They are read together and taken as far as they continue.
+        ahead = range(walker.next_slot, max(0, walker.next_slot - min(len(self._walked), AHEAD_MAX)), -1)
+        for header in await asyncio.gather(*(read_header_if_there(store, slot) for slot in ahead)):
+            if header is None or header.slot != walker.next_slot:
+                break
+            walker.accept(header)
+            self._walked.append(header)
+        return True
+
+    async def _was_removed(self, store: ObjectStore, start: Position) -> bool:
+        """After an empty slot: False at the end of the log; True when the walk continues after what was removed."""
+        self._is_unproved = False
+        head = await head_position(store)
+        require_log(head.log_id, self._log_id)
+        if _seq(head) <= _seq(start) or await read_header_if_there(store, self._walker.next_slot) is not None:
+            return _seq(head) > _seq(start)
+        oldest = await _oldest_behind(store, start, self._options)
+        if oldest is None:
+            raise lost("an acknowledged object is missing", self._walker.next_slot)
+        self._walker, self._before = ChainWalker(oldest, await _claim_of(store, oldest)), None
+        self._walked = [oldest]
+        return True
+
+    def chain_between(self, start: Position, end: Position) -> tuple[Chain, int] | None:
+        """The objects after ``start`` up to ``end``, and where they begin in the chain; None unless all were walked.
+
+        The object before them is in the chain too, where there is one: the first piece is checked against it.
+        """
+        if self._start_seq != start.seq:
+            return None
+        for index, header in enumerate(self._walked):
+            if seq_of(header.slot) == end.seq:
+                before = [] if self._before is None else [self._before]
+                return _chain_of([*before, *self._walked[: index + 1]]), len(before)
+        return None
+
+
+def _is_over(amount: int, bound: int | None) -> bool:
+    return bound is not None and amount > bound
+
+
+def _seq(position: Position) -> int:
+    assert position.seq is not None, "an offset of a running stream names its object"
+    return position.seq
+
+
+def _chain_of(headers: Sequence[Header]) -> Chain:
+    return Chain(
+        np.array([header.slot for header in headers], dtype=np.uint64),
+        np.array([header.object_bytes() for header in headers], dtype=np.int64),
+        truncated=False,
+        log_id=headers[0].log_id.hex() if headers else None,
+    )
+
+
+async def _walker_behind(
+    store: ObjectStore, start: Position, options: ReadOptions
+) -> tuple[ChainWalker, Header | None, Header | None]:
+    """A walker whose next object is the first one after ``start``, and the object before that.
+
+    Where a truncated log begins after ``start`` there is no object before; then the walker has already taken the
+    oldest one, which comes third.
+    """
+    seq = _seq(start)
+    if seq < 0:
+        return ChainWalker(), None, None
+    head = await read_header_if_there(store, FIRST_SLOT - seq)
+    if head is not None:
+        require_log(head.log_id.hex(), start.log_id)
+        return ChainWalker(head, await _claim_of(store, head)), head, None
+    oldest = await _oldest_behind(store, start, options)
+    if oldest is None:
+        raise lost("the object that an offset names is missing", FIRST_SLOT - seq)
+    return ChainWalker(oldest, await _claim_of(store, oldest)), None, oldest
+
+
+async def _claim_of(store: ObjectStore, head: Header) -> Header:
+    if head.kind is Kind.CLAIM:
+        return head
+    claim = await read_header(store, head.claim)
+    if (head.log_id, head.epoch, head.leader_id) != (claim.log_id, claim.epoch, claim.leader_id):
+        raise broken("object is not of the leader that claimed", head.slot, epoch=head.epoch)
+    return claim
+
+
+async def _oldest_behind(store: ObjectStore, start: Position, options: ReadOptions) -> Header | None:
+    """In a log that was truncated after ``start``, the oldest object left; None in any other.
+
+    Raises: NotFound (``log_truncated``) when something between them was removed, unless ``failOnDataLoss`` is off.
+    """
+    chain = await live_chain(store)
+    require_log(chain.log_id, start.log_id)
+    if not chain.truncated or index_after(chain, _seq(start)):
+        return None
+    oldest = await read_header(store, int(chain.slots[0]))
+    if options.fail_on_data_loss and seq_of(oldest.prev) > _seq(start):
+        raise NotFound(
+            "data loss: retention has removed what this stream has not read",
+            code=Code.LOG_TRUNCATED,
+            hint="start a new stream from a snapshot, or set failOnDataLoss=false to continue with what is left",
+            read_through=start.version,
+            removed_through=oldest.prev_version,
+        )
+    return oldest
+
+
+async def pieces_between(
+    store: ObjectStore, tail: LogTail, options: ReadOptions, start: Position, end: Position
+) -> list[Piece]:
+    """The pieces that hold the objects after ``start`` up to ``end``: always the same ones.
+
+    Raises, cost: as ``objects_between``.
+    """
+    chain, first = await objects_between(store, tail, options, start, end)
+    return cut(chain, first, len(chain.slots), options.target_partition_bytes)
+
+
+async def objects_between(
+    store: ObjectStore, tail: LogTail, options: ReadOptions, start: Position, end: Position
+) -> tuple[Chain, int]:
+    """The objects after ``start`` up to ``end``, and where they begin in the chain.
+
+    Raises: NotFound (``log_truncated``), CorruptData, Unavailable. Cost: nothing for what ``tail`` has just walked,
+    else the LIST pages from ``end`` back to ``start``.
+    """
+    require_log(end.log_id, start.log_id)
+    if _seq(end) <= _seq(start):
+        return _chain_of([]), 0
+    walked = tail.chain_between(start, end)
+    return walked if walked is not None else await _listed_between(store, options, start, end)
+
+
+async def _listed_between(
+    store: ObjectStore, options: ReadOptions, start: Position, end: Position
+) -> tuple[Chain, int]:
+    begin, last = FIRST_SLOT - max(_seq(start), 0), FIRST_SLOT - _seq(end)
+    slots, sizes = await list_slots(store, last, begin)
+    if not len(slots) or int(slots[0]) != last:
+        require_log((await head_position(store)).log_id, end.log_id or start.log_id)
+        raise lost("the object that an offset names is missing", last)
+    log_id = (await read_header(store, last)).log_id.hex()
+    require_log(log_id, end.log_id or start.log_id)
+    first = 0 if _seq(start) < 0 else 1
+    missing: list[tuple[int, int]] = [(begin, begin)]
+    if int(slots[-1]) == begin:
+        live, missing = walk(slots, sizes == CLAIM_BYTES, last, begin)
+        if not missing:
+            return _ending_at(last, Chain(slots[live], sizes[live], truncated=False, log_id=log_id)), first
+    oldest = await _oldest_behind(store, start, options)
+    if oldest is None:
+        raise lost("an acknowledged object is missing", *missing[-1])
+    if oldest.slot < last:
+        raise lost("everything up to this offset was removed", last)
+    live, missing = walk(slots, sizes == CLAIM_BYTES, last, oldest.slot)
+    if missing:
+        raise lost("an acknowledged object is missing", *missing[-1])
+    return _ending_at(last, Chain(slots[live], sizes[live], truncated=True, log_id=log_id)), 0
+
+
+def _ending_at(last: int, chain: Chain) -> Chain:
+    """The chain, which ends with the object that an offset names. An object that was cut to the size of a claim has the
+    walk jump over those that follow it."""
+    if int(chain.slots[-1]) != last:
+        raise broken("object of claim size is no claim", int(chain.slots[-1]))
+    return chain
+
+
+POLL_MS_DIRECTORY: Final = 10
+POLL_MS_REMOTE: Final = 200
+PROVE_END_EVERY_MS: Final = 30_000
+_EVERYTHING: Final = Admission()
+
+Offset: TypeAlias = dict[str, int | str]
+
+
+class HoldfastStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """One streaming query's view of the log. Lives in one process; is copied into tasks for ``read`` alone."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        self._options = options
+        default_ms = POLL_MS_DIRECTORY if is_directory(options.url) else POLL_MS_REMOTE
+        self._poll_ms = options.poll_ms if options.poll_ms is not None else default_ms
+        self._thread: StoreThread | None = None
+        self._tail = LogTail(options)
+        self._target: Position | None = None
+        self._asked_ms: float | None = None
+        self._proved_ms: float | None = None
+        self._batch_ms: float | None = None
+        self._seen: Position | None = None
+
+    def __getstate__(self) -> dict[str, object]:
+        """What a task needs: the options. Threads stay where they are."""
+        return {"_options": self._options}
+
+    def initialOffset(self) -> Offset:  # noqa: N802  Spark's name
+        """Where a query without a checkpoint begins. Raises: NotFound, CorruptData, Unavailable."""
+        options = self._options
+        return _offset(self._store().start(lambda store: starting_position(store, options)).result())
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802  Spark's name
+        """Spark hands this back to ``latestOffset``; the bounds themselves are this source's options."""
+        admission = self._options.admission
+        if admission.is_limited or admission.rows_min is not None:
+            return ReadMaxFiles(admission.objects_max or 2**31 - 1)
+        return ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802  Spark's name
+        """The log as it is now is all that this query reads."""
+        self._target = self._store().start(head_position).result()
+
+    def latestOffset(self, start: Mapping[str, int | str], limit: ReadLimit) -> Offset:  # noqa: N802  Spark's name
+        """Where the next micro-batch ends; ``start`` itself when there is none yet."""
+        begin = _position(start)
+        now_ms = time.monotonic() * 1000
+        is_bounded_run = self._target is not None
+        if not is_bounded_run and self._asked_ms is not None and now_ms - self._asked_ms < self._poll_ms:
+            return dict(start)
+        prove_end = self._proved_ms is None or now_ms - self._proved_ms > PROVE_END_EVERY_MS
+        self._proved_ms = now_ms if prove_end else self._proved_ms
+        bounds = _EVERYTHING if isinstance(limit, ReadAllAvailable) else self._options.admission
+        found = (
+            self._store()
+            .start(lambda store: self._tail.end_of_batch(store, begin, bounds, self._target, prove_end=prove_end))
+            .result()
+        )
+        self._seen = found.end
+        self._batch_ms = now_ms if self._batch_ms is None else self._batch_ms
+        if found.end == begin:
+            self._asked_ms = now_ms
+            return dict(start)
+        too_few = bounds.rows_min is not None and found.transactions < bounds.rows_min and found.is_end_of_log
+        if too_few and not is_bounded_run and now_ms - self._batch_ms < bounds.delay_ms_max:
+            self._asked_ms = now_ms
+            return dict(start)
+        self._batch_ms = now_ms
+        return _offset(found.end)
+
+    def reportLatestOffset(self) -> Offset | None:  # noqa: N802  Spark's name
+        """The newest offset seen so far, for the query's progress."""
+        return None if self._seen is None else _offset(self._seen)
+
+    def partitions(
+        self, start: Mapping[str, int | str], end: Mapping[str, int | str]
+    ) -> Sequence[LogPartition | SegmentPartition]:
+        """The pieces between two offsets. Raises: NotFound (``log_truncated``), CorruptData, Unavailable."""
+        options = self._options
+        begin, until = _position(start), _position(end)
+        wanted = RowFilter(
+            version_min=begin.version + 1 if begin.version else None,
+            kinds=options.kinds,
+            key_begin=options.key_begin,
+            key_end=options.key_end,
+        )
+        if options.segments_url is not None:
+            from holdfast.spark.source.segments import stream_with_segments
+
+            return (
+                self._store()
+                .start(lambda store: stream_with_segments(store, self._tail, options, begin, until, wanted))
+                .result()
+            )
+        pieces = self._store().start(lambda store: pieces_between(store, self._tail, options, begin, until)).result()
+        return [LogPartition(piece, wanted) for piece in pieces]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of one piece."""
+        if isinstance(partition, LogPartition):
+            yield from scan(self._options, partition.wanted, partition.piece)
+        elif isinstance(partition, SegmentPartition):
+            from holdfast.spark.source.segments import scan_segment
+
+            yield from scan_segment(self._options, partition)
+
+    def stop(self) -> None:
+        """Close what is open; the query has ended."""
+        if self._thread is not None:
+            self._thread.__exit__(None, None, None)
+            self._thread = None
+
+    def _store(self) -> StoreThread:
+        if self._thread is None:
+            self._thread = StoreThread(self._options.url).__enter__()
+        return self._thread
+
+
+def _offset(position: Position) -> Offset:
+    assert position.seq is not None, "an offset of a running stream names its object"
+    offset: Offset = {"seq": position.seq, "version": position.version}
+    return offset if position.log_id is None else offset | {"log_id": position.log_id}
+
+
+def _position(offset: Mapping[str, int | str]) -> Position:
+    try:
+        log_id = offset.get("log_id")
+        if not (log_id is None or (isinstance(log_id, str) and is_log_id(log_id))):
+            raise ValueError(log_id)
+        return Position(int(offset["seq"]), int(offset["version"]), log_id)
+    except (KeyError, TypeError, ValueError):
+        raise InvalidRequest(
+            "checkpoint holds an offset that is not this source's", code=Code.BAD_CONFIGURATION, offset=dict(offset)
+        ) from None
