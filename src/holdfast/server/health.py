@@ -13,13 +13,11 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final, Protocol
 
-import msgspec
-
 from holdfast.errors import Backpressure, Code, HoldfastError, NotFound
 from holdfast.server.docs_page import DOCS_PAGE
 from holdfast.server.http.auth import Role
-from holdfast.server.http.responses import Liveness, Readiness
 from holdfast.server.http.routes import Answer, Call, Parameter, Route, json_answer
+from holdfast.wire.log import Liveness, PipelineResponse, Readiness
 
 __all__ = ["STANDBY_HEADER", "STANDBY_PROOF_HEADER", "health_routes"]
 
@@ -29,13 +27,6 @@ STANDBY_HEADER: Final = "Holdfast-Standby"
 STANDBY_PROOF_HEADER: Final = "Holdfast-Standby-Proof"
 """The slot and the nonce of the newest object that the standby has read, needed where callers need tokens."""
 STANDBY_CHARACTERS_MAX: Final = 256
-
-
-class PipelineAnswer(msgspec.Struct, frozen=True):
-    """A no-op has been through all four stages."""
-
-    ok: bool
-    leader_id: str
 
 
 async def livez(call: Call) -> Answer:
@@ -56,7 +47,7 @@ async def pipeline_ok(call: Call) -> Answer:
             await service.noop()
     except TimeoutError as error:
         raise Backpressure("a no-op did not come through the pipeline in time", retry_after_ms=1000) from error
-    return json_answer(PipelineAnswer(True, service.leader_id))
+    return json_answer(PipelineResponse(True, service.leader_id))
 
 
 _NOT_READY: Final = (Code.NOT_LEADER, Code.OVERLOADED, Code.LEADER_CHANGED)
@@ -85,7 +76,7 @@ _HEALTH: Final = (
         role=Role.OPEN,
         summary="A no-op went through all four stages",
         handler=pipeline_ok,
-        answers={"application/json": PipelineAnswer},
+        answers={"application/json": PipelineResponse},
         codes=_NOT_READY,
         tag="health",
     ),

@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 
 from holdfast.server.health import STANDBY_HEADER, STANDBY_PROOF_HEADER
-from holdfast.server.http.responses import Liveness
+from holdfast.wire.log import Liveness
 
 __all__ = ["ask_leader"]
 

@@ -40,14 +40,10 @@ from holdfast.server.http.connection_context import Lanes, Unanswered
 from holdfast.server.http.host_field import problem_with_host
 from holdfast.server.http.kept_errors import without_traceback
 from holdfast.server.http.requests import problem_with
-from holdfast.server.http.responses import (
-    STATUS_OF,
-    Liveness,
-    VersionAnswer,
-    encode,
-    error_answer,
-)
+from holdfast.server.http.responses import STATUS_OF, error_answer
 from holdfast.server.stores.hot_routes import HOT_PREFIXES, LINE_BYTES_MAX, HotRequest
+from holdfast.wire.formats import encode
+from holdfast.wire.log import Liveness, VersionAnswer
 
 __all__ = ["DISCARD_BYTES_MAX", "HEAD_BYTES_MAX", "UNANSWERED_MAX", "FastLane"]
 

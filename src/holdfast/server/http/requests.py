@@ -23,7 +23,7 @@ Rules, in the order they are checked:
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Final
 
 import msgspec
 
@@ -35,7 +35,6 @@ from holdfast.errors import Code, Fenced, HoldfastError, InvalidRequest, LimitEx
 __all__ = [
     "ITEMS_MAX",
     "REQUEST_ID_LENGTH_MAX",
-    "WireFormat",
     "decode_msgpack",
     "decode_msgpack_items",
     "log_mismatch",
@@ -43,7 +42,6 @@ __all__ = [
     "problem_with_request_id",
 ]
 
-WireFormat = Literal["json", "msgpack"]
 
 REQUEST_ID_LENGTH_MAX: Final = 255
 LOG_ID_SHOWN_MAX: Final = 64

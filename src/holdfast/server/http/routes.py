@@ -28,8 +28,9 @@ from holdfast.server.gateway import Front
 from holdfast.server.http.asgi_connection import Connection
 from holdfast.server.http.auth import Role
 from holdfast.server.http.kept_errors import without_traceback
-from holdfast.server.http.responses import encode, error_answer
+from holdfast.server.http.responses import error_answer
 from holdfast.values import LogPosition, parse_position
+from holdfast.wire.formats import encode
 
 __all__ = [
     "ANY_ROUTE_CODES",

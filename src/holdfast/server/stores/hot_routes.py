@@ -21,8 +21,10 @@ from holdfast.server.http.responses import error_answer
 from holdfast.server.stores.hosting import StoreHost
 from holdfast.server.stores.operations import POLL_MESSAGES_DEFAULT, PollRequest, PollUnderWay
 from holdfast.server.stores.subscribers import address_of
-from holdfast.server.stores.wire import MSGPACK, AckRequest, PublishRequest, decode, format_of
+from holdfast.server.stores.wire import decode
 from holdfast.stores.definitions.permissions import Right
+from holdfast.wire.formats import MSGPACK, format_of
+from holdfast.wire.stores import AckRequest, PublishRequest
 
 __all__ = ["HOT_PREFIXES", "LINE_BYTES_MAX", "Answer", "HotRequest", "HotStores"]
 

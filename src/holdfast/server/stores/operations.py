@@ -22,16 +22,7 @@ from holdfast.server.stores.in_force import InForce
 from holdfast.server.stores.latency import Latencies
 from holdfast.server.stores.service_port import StoreServicePort
 from holdfast.server.stores.subscribers import Polled, Poller, Problem
-from holdfast.server.stores.wire import (
-    AckRequest,
-    DeliveredAnswer,
-    PublishRequest,
-    WireFormat,
-    acked_answer,
-    encode,
-    published_bytes,
-    ranges_of,
-)
+from holdfast.server.stores.wire import acked_response, published_bytes, ranges_of
 from holdfast.stores.definitions.definitions import DurableDefinition, DurableType, PublisherMode
 from holdfast.stores.durables.administration import Browsed, browse_page
 from holdfast.stores.durables.consumption import Consumption
@@ -49,6 +40,8 @@ from holdfast.stores.values.commands import (
     Result,
 )
 from holdfast.stores.values.messages import Delivery
+from holdfast.wire.formats import WireFormat, encode
+from holdfast.wire.stores import AckRequest, DeliveredResponse, PublishRequest
 
 __all__ = [
     "POLL_MESSAGES_DEFAULT",
@@ -174,7 +167,7 @@ class StoreOperations:
             if isinstance(result, NotFound) and is_there:
                 result = Acknowledged(0, _numbers_of(command))
             if isinstance(result, Acknowledged):
-                done(encode(acked_answer(result), wire_format))
+                done(encode(acked_response(result), wire_format))
             else:
                 done(_refused(result))
 
@@ -201,7 +194,7 @@ class StoreOperations:
         require_keys(terms, poll.key)
 
         def polled(answer: list[Delivery] | HoldfastError) -> None:
-            done(answer if isinstance(answer, HoldfastError) else encode(DeliveredAnswer(answer), wire_format))
+            done(answer if isinstance(answer, HoldfastError) else encode(DeliveredResponse(answer), wire_format))
 
         known = deliveries.find(poll.store, durable, poll.subscriber)
         if isinstance(known, Poller) and known.key == poll.key:

@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from typing import Annotated, Any, Final
+from typing import Final
 
 import msgspec
-from msgspec import Meta
 
 from holdfast.errors import Code, HoldfastError, InvalidRequest
 from holdfast.server.http.routes import Answer
 from holdfast.server.stores.hosting import OpenStores
 from holdfast.server.stores.store_call import StoreCall
-from holdfast.server.stores.wire import MESSAGES_MAX, Sequence
 from holdfast.stores.dead_letters import origin_of
 from holdfast.stores.definitions.permissions import Right
 from holdfast.stores.durables.consumption import Consumption
@@ -26,33 +24,14 @@ from holdfast.stores.matching.matcher import Matcher
 from holdfast.stores.values.commands import Drop, Published, Redeliver, Redelivered, Resend
 from holdfast.stores.values.messages import Delivery
 from holdfast.stores.values.sequence_set import SequenceSet
+from holdfast.wire.stores import RedeliveredResponse, RedeliverRequest
 
-__all__ = ["REDELIVER_MAX", "RedeliverRequest", "RedeliveredAnswer", "redeliver"]
+__all__ = ["redeliver"]
 
-REDELIVER_MAX: Final = 10_000
+
 PAGE: Final = 500
 PAGES_MAX: Final = 20
 """Pages that one request searches; with a ``match`` a page may be empty, and takes some 100 ms."""
-
-
-class RedeliverRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which messages, all by default: ``messages`` are ranges [first, last], ``match`` is a matcher."""
-
-    messages: Annotated[list[tuple[Sequence, Sequence]], Meta(max_length=MESSAGES_MAX)] = []
-    match: dict[str, Any] = {}
-    max: Annotated[int, Meta(ge=1, le=REDELIVER_MAX)] = REDELIVER_MAX
-    after: Annotated[int, Meta(ge=0, le=2**53 - 1)] = 0
-
-
-class RedeliveredAnswer(msgspec.Struct, frozen=True):
-    """``redelivered`` messages go on; ``left`` are letters that could not go back, by the code of the reason.
-
-    ``next_after``: go on above this number, null where nothing is left to look at.
-    """
-
-    redelivered: int
-    left: dict[str, int]
-    next_after: int | None
 
 
 async def redeliver(call: StoreCall) -> Answer:
@@ -66,7 +45,7 @@ async def redeliver(call: StoreCall) -> Answer:
         Matcher.parse(match)  # before anything is done
     opened = call.opened
     durable = opened.state.store(call.store).durable(call.durable)
-    letters = RedeliveredAnswer(0, {}, None)
+    letters = RedeliveredResponse(0, {}, None)
     if isinstance(durable, Consumption) and _takes_letters(opened, call.store):
         letters = await _Letters(call, asked, match).send_back()
         if letters.next_after is not None:
@@ -74,7 +53,7 @@ async def redeliver(call: StoreCall) -> Answer:
     command = Redeliver(0, call.store, call.durable, asked.messages, match, asked.max, asked.after)
     result = await call.submit(opened.service.submit(command), Redelivered)
     redelivered = letters.redelivered + result.messages
-    return call.answer(RedeliveredAnswer(redelivered, letters.left, result.after or None))
+    return call.answer(RedeliveredResponse(redelivered, letters.left, result.after or None))
 
 
 def _takes_letters(opened: OpenStores, name: str) -> bool:
@@ -101,7 +80,7 @@ class _Letters:
         self._sent = 0
         self._left: Counter[str] = Counter()
 
-    async def send_back(self) -> RedeliveredAnswer:
+    async def send_back(self) -> RedeliveredResponse:
         """Look at the letters in order. They leave the durable one by one, so a crash leaves the rest there."""
         call, looked, pages = self._call, 0, 0
         following: int | None = self._asked.after
@@ -116,7 +95,7 @@ class _Letters:
                     await self._send_back(letter)
             # Where nothing was sent back, nothing above has let other requests run.
             await asyncio.sleep(0)
-        return RedeliveredAnswer(self._sent, dict(self._left), following)
+        return RedeliveredResponse(self._sent, dict(self._left), following)
 
     async def _send_back(self, letter: Delivery) -> None:
         origin = origin_of(letter)

@@ -13,42 +13,18 @@ import asyncio
 import sqlite3
 from collections.abc import Generator
 from contextlib import contextmanager
-from typing import Annotated
-
-import msgspec
-from msgspec import Meta
 
 from holdfast.errors import Code, InvalidRequest, Unavailable
 from holdfast.server.http.routes import Answer, Route
 from holdfast.server.stores.hosting import StoreHost
-from holdfast.server.stores.routes_messages import NothingMore
 from holdfast.server.stores.store_call import DOCUMENT, StoreCall, store_route
 from holdfast.stores.definitions.permissions import Right
 from holdfast.stores.storage.disk_limit import disk_use
+from holdfast.wire.stores import BackupRequest, NothingMore, QuorumResponse
 
 __all__ = ["cluster_routes"]
 
 Json = dict[str, object]
-FolderName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
-
-
-class BackupRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``name``: the folder of the backup, below the one that the service keeps backups in."""
-
-    name: FolderName
-
-
-class QuorumAnswer(msgspec.Struct, frozen=True):
-    """Who of the cluster's services is there."""
-
-    have_quorum: bool
-    leader: str
-    max_member_count: int
-    min_member_count: int
-    current_member_count: int
-    members_in_quorum: list[str]
-    members_not_in_quorum: list[str]
-    errors: list[str]
 
 
 @contextmanager
@@ -69,10 +45,10 @@ def _member(call: StoreCall) -> str:
     return services[0] if services else "default"
 
 
-def _quorum(call: StoreCall) -> QuorumAnswer:
+def _quorum(call: StoreCall) -> QuorumResponse:
     member = _member(call)
     suspended = call.host.suspended
-    return QuorumAnswer(
+    return QuorumResponse(
         have_quorum=not suspended,
         leader="" if suspended else member,
         max_member_count=1,
@@ -165,14 +141,14 @@ def cluster_routes(host: StoreHost) -> tuple[Route, ...]:
 
     return (
         row("GET", "", browse, "The cluster: what is in force, what it holds, its disk", cluster, answer=DOCUMENT),
-        row("GET", "/quorum", browse, "Who of the cluster's services is there", quorum, answer=QuorumAnswer),
+        row("GET", "/quorum", browse, "Who of the cluster's services is there", quorum, answer=QuorumResponse),
         row(
             "POST", "/force-quorum", administer, "Form a quorum of the services that are there", force_quorum,
-            answer=QuorumAnswer, codes=(Code.NO_QUORUM,),
+            answer=QuorumResponse, codes=(Code.NO_QUORUM,),
         ),
         row(
             "POST", "/suspend", administer, "Serve nothing more until a restart", suspend,
-            answer=QuorumAnswer, codes=(Code.STORE_UNAVAILABLE,),
+            answer=QuorumResponse, codes=(Code.STORE_UNAVAILABLE,),
         ),
         row(
             "POST", "/save", administer, "Write everything that is kept into the index", save,

@@ -11,10 +11,9 @@ else runs, so no change is lost.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Final, cast
+from typing import Final, cast
 
 import msgspec
-from msgspec import Meta
 
 from holdfast.errors import Code, Conflict, InvalidRequest, NotFound
 from holdfast.server.http.routes import Answer, Route
@@ -22,13 +21,14 @@ from holdfast.server.stores import definition_edits as edits
 from holdfast.server.stores.figures import durable_document, store_document, template_document
 from holdfast.server.stores.filtering import filtered
 from holdfast.server.stores.hosting import StoreHost
-from holdfast.server.stores.routes_messages import NothingMore, flag
+from holdfast.server.stores.routes_messages import flag
 from holdfast.server.stores.store_call import DOCUMENT, StoreCall, parameter, store_route
 from holdfast.stores.definitions.definitions import ClusterDefinition, DurableType, definition_of, with_known_prefetch
 from holdfast.stores.definitions.parts import full_parts, parts_between
 from holdfast.stores.definitions.permissions import Right
 from holdfast.stores.machine.redefine import Revision, definition_at
 from holdfast.stores.values.commands import Attach, Attached, Detach, Done, Part, Redefine, Unsubscribe
+from holdfast.wire.stores import NothingMore, Rollback
 
 __all__ = ["definition_routes"]
 
@@ -40,12 +40,6 @@ DEFINE_CODES: Final = (
 DELETE: Final = (parameter("delete", "boolean", "Whether the change may delete messages", default=False),)
 CREATOR: Final = "holdfast.http"
 """The subscriber that is attached for a moment where a dynamic durable is made by PUT."""
-
-
-class Rollback(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which revision is to be in force again; it gets a new number."""
-
-    revision: Annotated[int, Meta(ge=1)]
 
 
 async def define(

@@ -10,98 +10,31 @@ changed. A change that got no answer may have been made: whoever repeats a condi
 from __future__ import annotations
 
 import re
-from typing import Annotated, Final
-
-import msgspec
-from msgspec import Meta
+from typing import Final
 
 from holdfast.errors import Code, InvalidRequest, NotFound
 from holdfast.server.http.routes import Answer, Parameter, Route
 from holdfast.server.stores.hosting import StoreHost
-from holdfast.server.stores.routes_messages import NothingMore
 from holdfast.server.stores.store_call import StoreCall, parameter, store_route
-from holdfast.server.stores.wire import Key, Number
 from holdfast.stores.definitions.permissions import Right
 from holdfast.stores.values.commands import Done, MapChange, MapChanged, MapLock, MapLocked, MapUnlock
+from holdfast.wire.stores import (
+    ChangedResponse,
+    ChangesRequest,
+    EntriesResponse,
+    Entry,
+    LockedResponse,
+    LockRequest,
+    NothingMore,
+    SetRequest,
+    UnlockRequest,
+)
 
 __all__ = ["map_routes"]
 
 ENTRIES_DEFAULT: Final = 100
 ENTRIES_MAX: Final = 1_000
-CHANGES_MAX: Final = 10_000
-LOCK_MS_MAX: Final = 86_400_000
 _REVISION: Final = re.compile(r'"?(\d{1,16})"?', re.ASCII)
-
-MapKey = Annotated[str, Meta(min_length=1, max_length=1_024)]
-Owner = Annotated[str, Meta(min_length=1, max_length=256)]
-
-
-class EntryAnswer(msgspec.Struct, frozen=True):
-    """One key."""
-
-    key: str
-    value: bytes
-    revision: int
-
-
-class EntriesAnswer(msgspec.Struct, frozen=True):
-    """Keys in their order; ``more`` where the limit cut it."""
-
-    entries: list[EntryAnswer]
-    more: bool
-
-
-class SetRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The value of a key."""
-
-    value: bytes
-
-
-class OneChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Set a key, or remove it where there is no ``value``. ``if_revision`` 0: only where there is no such key."""
-
-    key: MapKey
-    value: bytes | None = None
-    if_revision: Number | None = None
-
-
-class ChangesRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Several keys, all or nothing; or every key removed. ``fence``: the token of a lock that must be held still."""
-
-    changes: Annotated[list[OneChange], Meta(max_length=CHANGES_MAX)] = []
-    fence: Number = 0
-    remove_all: bool = False
-
-
-class ChangedAnswer(msgspec.Struct, frozen=True):
-    """The revision of the last change, and how many keys changed."""
-
-    revision: int
-    changed: int
-
-
-class LockRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Take, extend or (``steal``) take away the lock of a key; an empty key is the whole map."""
-
-    owner: Owner
-    ttl_ms: Annotated[int, Meta(ge=1, le=LOCK_MS_MAX)]
-    key: Key = ""
-    steal: bool = False
-
-
-class UnlockRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Give a lock back."""
-
-    owner: Owner
-    fence: Number
-    key: Key = ""
-
-
-class LockedAnswer(msgspec.Struct, frozen=True):
-    """``fence`` rises with every new holder; the lock ends at ``until_ms``."""
-
-    fence: int
-    until_ms: int
 
 
 async def get_entry(call: StoreCall) -> Answer:
@@ -112,7 +45,7 @@ async def get_entry(call: StoreCall) -> Answer:
     if not found:
         raise NotFound("there is no such key", code=Code.NO_SUCH_KEY, store=call.store, map=call.durable)
     _, value, revision = found[0]
-    return call.answer(EntryAnswer(key, value, revision), headers={"ETag": f'"{revision}"'})
+    return call.answer(Entry(key, value, revision), headers={"ETag": f'"{revision}"'})
 
 
 async def list_entries(call: StoreCall) -> Answer:
@@ -121,8 +54,8 @@ async def list_entries(call: StoreCall) -> Answer:
     count = query.number("max", low=1, high=ENTRIES_MAX) or ENTRIES_DEFAULT
     found = call.opened.operations.entries(call.store, call.durable, after=query.text("after") or "", count=count + 1)
     await call.opened.service.settled()
-    items = [EntryAnswer(key, value, revision) for key, value, revision in found[:count]]
-    return call.answer(EntriesAnswer(items, len(found) > count))
+    items = [Entry(key, value, revision) for key, value, revision in found[:count]]
+    return call.answer(EntriesResponse(items, len(found) > count))
 
 
 async def put_entry(call: StoreCall) -> Answer:
@@ -150,7 +83,7 @@ async def change_entries(call: StoreCall) -> Answer:
 
 async def _change(call: StoreCall, command: MapChange) -> Answer:
     result = await call.submit(call.opened.service.submit(command), MapChanged)
-    return call.answer(ChangedAnswer(result.revision, result.changed), headers={"ETag": f'"{result.revision}"'})
+    return call.answer(ChangedResponse(result.revision, result.changed), headers={"ETag": f'"{result.revision}"'})
 
 
 def _condition(call: StoreCall) -> int | None:
@@ -174,7 +107,7 @@ async def lock(call: StoreCall) -> Answer:
     asked = await call.body(LockRequest)
     command = MapLock(0, call.store, call.durable, asked.key, asked.owner, asked.ttl_ms, asked.steal)
     result = await call.submit(call.opened.service.submit(command), MapLocked)
-    return call.answer(LockedAnswer(result.fence, result.until_ms))
+    return call.answer(LockedResponse(result.fence, result.until_ms))
 
 
 async def unlock(call: StoreCall) -> Answer:
@@ -203,7 +136,7 @@ def map_routes(host: StoreHost) -> tuple[Route, ...]:
     return (
         store_route(
             host, "POST", f"{whole}/lock", Right.PUBLISH, "Take, extend or steal a lock", lock,
-            body=LockRequest, answer=LockedAnswer, codes=(Code.LOCK_HELD, Code.TYPE_MISMATCH),
+            body=LockRequest, answer=LockedResponse, codes=(Code.LOCK_HELD, Code.TYPE_MISMATCH),
         ),
         store_route(
             host, "POST", f"{whole}/unlock", Right.PUBLISH, "Give a lock back", unlock,
@@ -211,7 +144,7 @@ def map_routes(host: StoreHost) -> tuple[Route, ...]:
         ),
         store_route(
             host, "GET", whole, Right.SUBSCRIBE, "Keys and values, in the order of keys", list_entries,
-            answer=EntriesAnswer, codes=(Code.TYPE_MISMATCH,),
+            answer=EntriesResponse, codes=(Code.TYPE_MISMATCH,),
             parameters=(
                 parameter("after", "string", "Above this key"),
                 parameter("max", "integer", "At most so many", minimum=1, maximum=ENTRIES_MAX, default=ENTRIES_DEFAULT),
@@ -219,18 +152,18 @@ def map_routes(host: StoreHost) -> tuple[Route, ...]:
         ),
         store_route(
             host, "POST", whole, Right.PUBLISH, "Change several keys: all or nothing", change_entries,
-            body=ChangesRequest, answer=ChangedAnswer, codes=change_codes,
+            body=ChangesRequest, answer=ChangedResponse, codes=change_codes,
         ),
         store_route(
             host, "GET", one, Right.SUBSCRIBE, "A key's value and revision", get_entry,
-            answer=EntryAnswer, codes=(Code.TYPE_MISMATCH, Code.NO_SUCH_KEY),
+            answer=Entry, codes=(Code.TYPE_MISMATCH, Code.NO_SUCH_KEY),
         ),
         store_route(
             host, "PUT", one, Right.PUBLISH, "Set a key", put_entry,
-            body=SetRequest, answer=ChangedAnswer, codes=change_codes, parameters=_CONDITIONS,
+            body=SetRequest, answer=ChangedResponse, codes=change_codes, parameters=_CONDITIONS,
         ),
         store_route(
             host, "DELETE", one, Right.PUBLISH, "Remove a key", delete_entry,
-            answer=ChangedAnswer, codes=change_codes, parameters=_CONDITIONS,
+            answer=ChangedResponse, codes=change_codes, parameters=_CONDITIONS,
         ),
     )  # fmt: skip

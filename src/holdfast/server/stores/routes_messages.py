@@ -6,10 +6,7 @@ publish, poll and acknowledge on the fast lane (``hot_routes``).
 
 from __future__ import annotations
 
-from typing import Annotated, Final
-
-import msgspec
-from msgspec import Meta
+from typing import Final
 
 from holdfast.errors import Code, InvalidRequest
 from holdfast.server.http.routes import Answer, Route
@@ -20,24 +17,29 @@ from holdfast.server.stores.operations import (
     POLL_WAIT_MS_MAX,
     PollRequest,
 )
-from holdfast.server.stores.redelivery import RedeliveredAnswer, RedeliverRequest, redeliver
+from holdfast.server.stores.redelivery import redeliver
 from holdfast.server.stores.store_call import DOCUMENT, StoreCall, parameter, store_route
 from holdfast.server.stores.subscribers import address_of
-from holdfast.server.stores.wire import (
-    AckedAnswer,
-    AckRequest,
-    DeliveredAnswer,
-    Number,
-    PublishAnswer,
-    PublishRequest,
-)
 from holdfast.stores.definitions.permissions import Right
 from holdfast.stores.durables.consumption import Consumption
 from holdfast.stores.machine.explaining import explain
 from holdfast.stores.values.commands import Done, Drop, Purge, Purged, Rewind
-from holdfast.stores.values.messages import KEY_BYTES_MAX, Delivery
+from holdfast.stores.values.messages import KEY_BYTES_MAX
+from holdfast.wire import stores as wire
+from holdfast.wire.stores import (
+    AckedResponse,
+    AckRequest,
+    DeliveredResponse,
+    NothingMore,
+    Page,
+    PublishRequest,
+    Receipt,
+    RedeliveredResponse,
+    RedeliverRequest,
+    RewindRequest,
+)
 
-__all__ = ["NothingMore", "flag", "message_routes"]
+__all__ = ["flag", "message_routes"]
 
 BROWSE_MESSAGES_DEFAULT: Final = 100
 BROWSE_MESSAGES_MAX: Final = 1_000
@@ -51,34 +53,6 @@ PUBLISH_CODES: Final = (
     Code.SEQUENCE_GAP,
     Code.UNKNOWN_PUBLISHER,
 )
-
-
-class BrowsedAnswer(msgspec.Struct, frozen=True):
-    """Messages in order. ``next_after``: go on above this number, null where there is nothing behind."""
-
-    messages: list[Delivery]
-    next_after: int | None
-    parked: list[int]
-    """Those of them that were delivered too often and wait to be put back."""
-
-
-class PurgedAnswer(msgspec.Struct, frozen=True):
-    """What the durable kept and keeps no more."""
-
-    messages: int
-    bytes: int
-
-
-class NothingMore(msgspec.Struct, frozen=True):
-    """It is so now."""
-
-
-class RewindRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Exactly one of: everything kept (``"to": "start"``), from a number on, from a time on."""
-
-    to: Annotated[str, Meta(pattern="^start$")] | None = None
-    seq: Annotated[int, Meta(ge=1, le=2**53 - 1)] | None = None
-    time_ms: Number | None = None
 
 
 async def publish(call: StoreCall) -> Answer:
@@ -131,7 +105,7 @@ async def browse(call: StoreCall) -> Answer:
     durable = call.opened.state.store(call.store).durable(call.durable)
     parked = durable.dying if isinstance(durable, Consumption) and durable.parks else {}
     await call.opened.service.settled()
-    return call.answer(BrowsedAnswer(found, next_after, [one.seq for one in found if one.seq in parked]))
+    return call.answer(Page(found, next_after, [one.seq for one in found if one.seq in parked]))
 
 
 def flag(name: str, text: str | None) -> bool:
@@ -144,7 +118,7 @@ def flag(name: str, text: str | None) -> bool:
 async def purge(call: StoreCall) -> Answer:
     """``POST .../purge``."""
     result = await call.submit(call.opened.service.submit(Purge(0, call.store, call.durable)), Purged)
-    return call.answer(PurgedAnswer(result.messages, result.bytes))
+    return call.answer(wire.Purged(result.messages, result.bytes))
 
 
 async def rewind(call: StoreCall) -> Answer:
@@ -184,11 +158,11 @@ def message_routes(host: StoreHost) -> tuple[Route, ...]:
     return (
         store_route(
             host, "POST", f"{store}/messages", Right.PUBLISH, "Publish a batch: all of it or nothing", publish,
-            body=PublishRequest, answer=PublishAnswer, codes=PUBLISH_CODES,
+            body=PublishRequest, answer=Receipt, codes=PUBLISH_CODES,
         ),
         store_route(
             host, "GET", f"{durable}/messages", Right.SUBSCRIBE, "The next messages for a subscriber (long poll)", poll,
-            answer=DeliveredAnswer,
+            answer=DeliveredResponse,
             codes=(Code.MATCHER_MISMATCH, Code.TYPE_MISMATCH, Code.DURABLE_COLLISION, Code.TOO_MANY_DURABLES),
             parameters=(
                 parameter("subscriber", "string", "Whose; attached by its first poll", minLength=1, maxLength=256),
@@ -201,11 +175,11 @@ def message_routes(host: StoreHost) -> tuple[Route, ...]:
         ),
         store_route(
             host, "POST", f"{durable}/acks", Right.SUBSCRIBE, "Acknowledge, give back, reject or extend", acknowledge,
-            body=AckRequest, answer=AckedAnswer, codes=(Code.TYPE_MISMATCH,),
+            body=AckRequest, answer=AckedResponse, codes=(Code.TYPE_MISMATCH,),
         ),
         store_route(
             host, "GET", f"{durable}/browse", Right.BROWSE, "Look at messages without consuming them", browse,
-            answer=BrowsedAnswer, codes=(Code.TYPE_MISMATCH,),
+            answer=Page, codes=(Code.TYPE_MISMATCH,),
             parameters=(
                 parameter("after", "integer", "Above this number", minimum=0, default=0),
                 parameter("max", "integer", "How many at most", minimum=1, maximum=BROWSE_MESSAGES_MAX,
@@ -220,12 +194,12 @@ def message_routes(host: StoreHost) -> tuple[Route, ...]:
         ),
         store_route(
             host, "POST", f"{durable}/purge", Right.ADMINISTER, "Forget every message that the durable keeps", purge,
-            answer=PurgedAnswer,
+            answer=wire.Purged,
         ),
         store_route(
             host, "POST", f"{durable}/redeliver", Right.ADMINISTER,
             "Put parked messages back, and dead letters to where they came from", redeliver,
-            body=RedeliverRequest, answer=RedeliveredAnswer, codes=(Code.TYPE_MISMATCH,),
+            body=RedeliverRequest, answer=RedeliveredResponse, codes=(Code.TYPE_MISMATCH,),
         ),
         store_route(
             host, "POST", f"{durable}/rewind", Right.SUBSCRIBE, "Deliver again what is retained", rewind,

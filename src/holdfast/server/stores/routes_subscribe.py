@@ -8,9 +8,9 @@ from __future__ import annotations
 from holdfast.errors import Code, InvalidRequest
 from holdfast.server.http.routes import Answer, Route
 from holdfast.server.stores.hosting import StoreHost
-from holdfast.server.stores.routes_messages import NothingMore
 from holdfast.server.stores.store_call import StoreCall, parameter, store_route
 from holdfast.stores.definitions.permissions import Right
+from holdfast.wire.stores import NothingMore
 
 __all__ = ["subscribe_routes"]
 

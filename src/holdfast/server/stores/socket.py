@@ -44,12 +44,19 @@ from holdfast.server.stores.deliveries import wall_ms
 from holdfast.server.stores.hosting import OpenStores, StoreHost
 from holdfast.server.stores.map_watch import MapWatch, WatchedMap
 from holdfast.server.stores.operations import require_keys
-from holdfast.server.stores.socket_frames import (
+from holdfast.server.stores.socket_frames import SubscribeRequest, decode_frame, message_frames
+from holdfast.server.stores.subscribers import Subscriber, address_of
+from holdfast.server.stores.wire import ranges_of
+from holdfast.stores.definitions.definitions import DurableDefinition, DurableType
+from holdfast.stores.definitions.permissions import Permissions, Right
+from holdfast.stores.values.commands import Acknowledge, Acknowledged, Attach, Attached, Result
+from holdfast.stores.values.messages import Delivery
+from holdfast.wire.formats import WireFormat, encode
+from holdfast.wire.stores import (
     CREDIT_MAX,
     SUBPROTOCOLS,
     AckFrame,
     AdvisoryFrame,
-    AnswerFrame,
     AttachedFrame,
     ChangesFrame,
     CloseFrame,
@@ -59,18 +66,9 @@ from holdfast.server.stores.socket_frames import (
     ExtendFrame,
     NackFrame,
     RejectFrame,
+    ReplyFrame,
     StartedFrame,
-    SubscribeRequest,
-    decode_frame,
-    encode_frame,
-    message_frames,
 )
-from holdfast.server.stores.subscribers import Subscriber, address_of
-from holdfast.server.stores.wire import WireFormat, ranges_of
-from holdfast.stores.definitions.definitions import DurableDefinition, DurableType
-from holdfast.stores.definitions.permissions import Permissions, Right
-from holdfast.stores.values.commands import Acknowledge, Acknowledged, Attach, Attached, Result
-from holdfast.stores.values.messages import Delivery
 
 __all__ = ["SubscribeSocket"]
 
@@ -312,7 +310,7 @@ class SubscribeSocket(asyncio.Protocol):
                     self.fail(result)
             elif identity:
                 assert isinstance(result, Acknowledged), "Acknowledge answers Acknowledged"
-                self._send(AnswerFrame(identity, result.acknowledged, result.stale))
+                self._send(ReplyFrame(identity, result.acknowledged, result.stale))
 
         opened.service.submit_nowait(command, settled)
 
@@ -346,7 +344,7 @@ class SubscribeSocket(asyncio.Protocol):
 
     def _send(self, frame: msgspec.Struct) -> None:
         if self._talks():
-            self._write(encode_frame(frame, self._format), counted=not isinstance(frame, ChangesFrame))
+            self._write(encode(frame, self._format), counted=not isinstance(frame, ChangesFrame))
 
     def _write(self, data: bytes, *, counted: bool) -> None:
         if not self._talks():

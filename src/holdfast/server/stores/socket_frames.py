@@ -7,47 +7,19 @@ Failure model: pure. Bytes that are not of the documented shape end in one ``Inv
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Annotated, Final
+from collections.abc import Iterator
+from typing import Final
 from urllib.parse import parse_qsl, unquote
 
 import msgspec
-from msgspec import Meta
 
 from holdfast.errors import Code, InvalidRequest, NotFound
-from holdfast.server.stores.wire import MESSAGES_MAX, Milliseconds, Sequence, WireFormat
 from holdfast.stores.values.messages import Delivery
+from holdfast.wire.formats import UNDECODABLE, WireFormat, encode
+from holdfast.wire.stores import ClientFrame, MessagesFrame
 
-__all__ = [
-    "CREDIT_MAX",
-    "SUBPROTOCOLS",
-    "AckFrame",
-    "AdvisoryFrame",
-    "AnswerFrame",
-    "AttachedFrame",
-    "ChangesFrame",
-    "ClientFrame",
-    "CloseFrame",
-    "CreditFrame",
-    "CurrentFrame",
-    "ErrorFrame",
-    "ExtendFrame",
-    "KeyChange",
-    "MessagesFrame",
-    "NackFrame",
-    "RejectFrame",
-    "StartedFrame",
-    "SubscribeRequest",
-    "decode_frame",
-    "encode_frame",
-    "message_frames",
-]
+__all__ = ["SubscribeRequest", "decode_frame", "message_frames"]
 
-SUBPROTOCOLS: Final[Mapping[str, WireFormat]] = {
-    "holdfast.stores.v1+msgpack": "msgpack",
-    "holdfast.stores.v1+json": "json",
-}
-CREDIT_MAX: Final = 1_000_000
 FRAME_BYTES: Final = 1_048_576
 """Usual clients take no larger frames."""
 MESSAGES_BYTES: Final = 524_288
@@ -56,129 +28,9 @@ MESSAGE_BYTES: Final = 128
 FIELD_BYTES: Final = 8
 """What a message, and a field, take in a frame beside what is in them, about."""
 
-Identity = Annotated[int, Meta(ge=0, le=2**53 - 1)]
-Numbers = Annotated[list[Sequence], Meta(max_length=MESSAGES_MAX)]
 
-
-class CreditFrame(msgspec.Struct, frozen=True, tag_field="type", tag="credit", forbid_unknown_fields=True):
-    """The client takes so many messages more."""
-
-    messages: Annotated[int, Meta(ge=1, le=CREDIT_MAX)]
-
-
-class AckFrame(msgspec.Struct, frozen=True, tag_field="type", tag="ack", forbid_unknown_fields=True):
-    """Settled: ranges [first, last]."""
-
-    ranges: Annotated[list[tuple[Sequence, Sequence]], Meta(max_length=MESSAGES_MAX)]
-    id: Identity = 0
-
-
-class NackFrame(msgspec.Struct, frozen=True, tag_field="type", tag="nack", forbid_unknown_fields=True):
-    """Given back: pairs of a number and its delay in milliseconds."""
-
-    messages: Annotated[list[tuple[Sequence, Milliseconds]], Meta(max_length=MESSAGES_MAX)]
-    id: Identity = 0
-
-
-class RejectFrame(msgspec.Struct, frozen=True, tag_field="type", tag="reject", forbid_unknown_fields=True):
-    """Never to be delivered again: to the dead letters."""
-
-    messages: Numbers
-    id: Identity = 0
-
-
-class ExtendFrame(msgspec.Struct, frozen=True, tag_field="type", tag="extend", forbid_unknown_fields=True):
-    """Still being worked on: the time to acknowledge begins again."""
-
-    messages: Numbers
-    id: Identity = 0
-
-
-class StartedFrame(msgspec.Struct, frozen=True, tag_field="type", tag="started", forbid_unknown_fields=True):
-    """The application was handed these messages: ranges [first, last], none to say that reports will come.
-
-    It has no answer. From the first report on only the deliveries of reported messages count.
-    """
-
-    ranges: Annotated[list[tuple[Sequence, Sequence]], Meta(max_length=MESSAGES_MAX)]
-
-
-class CloseFrame(msgspec.Struct, frozen=True, tag_field="type", tag="close", forbid_unknown_fields=True):
-    """The subscriber goes; what it holds goes back."""
-
-
-class AttachedFrame(msgspec.Struct, frozen=True, tag_field="type", tag="attached"):
-    """The subscriber is connected, and the durable's terms."""
-
-    created: bool
-    prefetch: int
-    ack_mode: str
-    ack_batch_count: int
-    ack_batch_time_ms: int
-    started_reports: bool = True
-    """Whether the service takes reports of what was started."""
-
-
-class MessagesFrame(msgspec.Struct, frozen=True, tag_field="type", tag="messages"):
-    """Messages that this subscriber holds from now on."""
-
-    messages: list[Delivery]
-
-
-class KeyChange(msgspec.Struct, frozen=True):
-    """What became of one key of a map.
-
-    ``cause``: ``present`` (it was there when the watch began) and ``set`` come with the ``value``; ``removed``,
-    ``expired``, ``discarded`` (at the map's limit) and ``deleted`` (by an administrator) with none.
-    """
-
-    key: str
-    revision: int
-    """The value's; of what is gone the number of its removal, or that of its last value where none was taken."""
-    cause: str
-    value: bytes | None
-
-
-class ChangesFrame(msgspec.Struct, frozen=True, tag_field="type", tag="changes"):
-    """Changes of a map, each key's newest, in the order in which they happened."""
-
-    changes: list[KeyChange]
-
-
-class CurrentFrame(msgspec.Struct, frozen=True, tag_field="type", tag="current"):
-    """Every key that was there when the watch began has been told. Sent once."""
-
-
-class AnswerFrame(msgspec.Struct, frozen=True, tag_field="type", tag="answer"):
-    """The acknowledgement with this id is durable. ``stale``: ranges that this subscriber did not hold."""
-
-    id: int
-    acknowledged: int
-    stale: list[tuple[int, int]]
-
-
-class ErrorFrame(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="type", tag="error"):
-    """The frame with this id was refused and changed nothing."""
-
-    id: int
-    code: str
-    message: str
-    hint: str = ""
-
-
-class AdvisoryFrame(msgspec.Struct, frozen=True, tag_field="type", tag="advisory"):
-    """Something happened that no message tells."""
-
-    kind: str
-    facts: Mapping[str, object]
-
-
-ClientFrame = CreditFrame | AckFrame | NackFrame | RejectFrame | ExtendFrame | StartedFrame | CloseFrame
 _JSON_FRAMES: Final = msgspec.json.Decoder(ClientFrame)
 _MSGPACK_FRAMES: Final = msgspec.msgpack.Decoder(ClientFrame)
-_JSON: Final = msgspec.json.Encoder()
-_MSGPACK: Final = msgspec.msgpack.Encoder()
-_UNDECODABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class SubscribeRequest:
@@ -222,14 +74,9 @@ def decode_frame(data: bytes, wire_format: WireFormat) -> ClientFrame:
     decoder = _JSON_FRAMES if wire_format == "json" else _MSGPACK_FRAMES
     try:
         frame: ClientFrame = decoder.decode(data)
-    except _UNDECODABLE as error:
+    except UNDECODABLE as error:
         raise InvalidRequest(f"the frame cannot be decoded: {error}", code=Code.MALFORMED) from error
     return frame
-
-
-def encode_frame(frame: msgspec.Struct, wire_format: WireFormat) -> bytes:
-    """The bytes of a frame of the server."""
-    return _JSON.encode(frame) if wire_format == "json" else _MSGPACK.encode(frame)
 
 
 def message_frames(messages: list[Delivery], wire_format: WireFormat) -> Iterator[bytes]:
@@ -247,7 +94,7 @@ def message_frames(messages: list[Delivery], wire_format: WireFormat) -> Iterato
 
 def _within_bytes(messages: list[Delivery], wire_format: WireFormat) -> Iterator[bytes]:
     """One frame; where text that is written with escapes has made it larger than it was weighed, several."""
-    data = encode_frame(MessagesFrame(messages), wire_format)
+    data = encode(MessagesFrame(messages), wire_format)
     if len(data) <= FRAME_BYTES or len(messages) == 1:
         yield data
         return

@@ -15,8 +15,9 @@ from holdfast.server.http.auth import Role
 from holdfast.server.http.routes import Answer, Call, Parameter, Route
 from holdfast.server.stores.hosting import OpenStores, StoreHost
 from holdfast.server.stores.operations import PollUnderWay
-from holdfast.server.stores.wire import MSGPACK, WireFormat, decode, encode, format_of
+from holdfast.server.stores.wire import decode
 from holdfast.stores.definitions.permissions import CLUSTER, Right
+from holdfast.wire.formats import MSGPACK, WireFormat, encode, format_of
 
 __all__ = ["DOCUMENT", "JSON", "STORE_CODES", "StoreCall", "parameter", "path_parameters", "store_route"]
 
