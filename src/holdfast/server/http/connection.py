@@ -417,9 +417,11 @@ class FastLane(asyncio.Protocol):
         due = Unanswered(self, 0, self._closes)
         self._queue.append(due)
         lanes = self._lanes
+        route, counters = hot.route, self._front.counters.answers
 
         def answer(status: int, headers: dict[str, str], body: bytes, media_type: str) -> None:
             due.poll = None
+            counters[route, status] += 1
             if status == 200 and not due.closes:
                 head = lanes.head_200 if media_type == "application/json" else lanes.head_200_msgpack
                 response = b"%b%d\r\n\r\n%b" % (head, len(body), body)

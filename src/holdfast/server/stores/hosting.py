@@ -257,7 +257,10 @@ class StoreHost:
     # Admission
 
     def admit(self, size: int) -> None:
-        """Take one publish of ``size`` bytes in; ``settled`` gives it back. Raises: Backpressure."""
+        """Take one publish of ``size`` bytes in; ``settled`` gives it back. Raises: Backpressure.
+
+        ``size`` is that of the request's body as it came.
+        """
         if self._in_flight >= IN_FLIGHT_MAX or self._in_flight_bytes >= IN_FLIGHT_BYTES_MAX:
             raise Backpressure(
                 "the stores are full of unanswered publishes",

@@ -11,6 +11,7 @@ from typing import Final
 from holdfast.errors import Code, InvalidRequest
 from holdfast.server.http.routes import Answer, Route
 from holdfast.server.stores.hosting import StoreHost
+from holdfast.server.stores.hot_routes import ACKS_ROUTE, POLL_ROUTE, PUBLISH_ROUTE
 from holdfast.server.stores.operations import (
     POLL_MESSAGES_DEFAULT,
     POLL_MESSAGES_MAX,
@@ -57,14 +58,7 @@ PUBLISH_CODES: Final = (
 
 async def publish(call: StoreCall) -> Answer:
     """``POST .../messages``."""
-    size = 0
-    batch = await call.body(PublishRequest)
-    size = sum(len(message.body) for message in batch.messages)
-    call.host.admit(size)
-    try:
-        return await call.operation(lambda done: call.opened.operations.publish(call.store, batch, call.accept, done))
-    finally:
-        call.host.settled(size)
+    return await call.hot(PUBLISH_ROUTE, Right.PUBLISH, await call.raw_body())
 
 
 async def poll(call: StoreCall) -> Answer:
@@ -79,16 +73,12 @@ async def poll(call: StoreCall) -> Answer:
         query.text("key"),
         address=address_of(query.connection.peer),
     )
-    problem = call.opened.access.later(query.authorization, Right.SUBSCRIBE, call.store)
-    return await call.operation(lambda done: call.opened.operations.poll(asked, call.accept, done, problem))
+    return await call.hot(POLL_ROUTE, Right.SUBSCRIBE, durable=call.durable, poll=asked)
 
 
 async def acknowledge(call: StoreCall) -> Answer:
     """``POST .../acks``."""
-    acks = await call.body(AckRequest)
-    return await call.operation(
-        lambda done: call.opened.operations.acknowledge(call.store, call.durable, acks, call.accept, done)
-    )
+    return await call.hot(ACKS_ROUTE, Right.SUBSCRIBE, await call.raw_body(), durable=call.durable)
 
 
 async def browse(call: StoreCall) -> Answer:

@@ -217,6 +217,7 @@ class SubscribeSocket(asyncio.Protocol):
                     str(now.ack_mode),
                     now.ack_batch_count,
                     now.ack_batch_time_ms,
+                    started_reports=True,
                 )
             )
             self._watch()
