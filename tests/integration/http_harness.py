@@ -22,10 +22,10 @@ from holdfast.objects.port import CreateAnswer, ObjectStore
 from holdfast.objects.time_limit import TimeLimited
 from holdfast.server.commit.sse import Subscriptions
 from holdfast.server.gateway import Front, FrontLimits
+from holdfast.server.health import STALLED_MS_MAX, StoreWatch
 from holdfast.server.http.auth import Authenticator, Role
 from holdfast.server.http.http_server import HttpServer
 from holdfast.server.metrics import ServerMetrics
-from holdfast.server.readiness import STALLED_MS_MAX, StoreWatch
 from holdfast.server.route_table import route_table
 from holdfast.server.view.embedded_view import EmbeddedView
 from holdfast.server.view.messages import ViewStart

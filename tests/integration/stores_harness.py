@@ -24,7 +24,7 @@ from holdfast.server.gateway import Front, FrontLimits
 from holdfast.server.http.auth import Authenticator, Role
 from holdfast.server.http.http_server import HttpServer
 from holdfast.server.stores.hosting import OpenStores, StoreHost
-from holdfast.server.stores.store_routes import store_routes
+from holdfast.server.stores.routes_administration import store_routes
 from holdfast.stores.service import StoreService
 
 JSON = "holdfast.stores.v1+json"

@@ -13,10 +13,10 @@ from tests.integration.http_harness import Client, commit, request, run, serving
 from holdfast.commit.leadership.heartbeat import encode_proof
 from holdfast.commit.leadership.takeover import now
 from holdfast.commit.service import ServiceOptions
-from holdfast.server.commit.ask_leader import ask_leader
 from holdfast.server.gateway import FrontLimits
 from holdfast.server.http.auth import Role
 from holdfast.server.http.connection import HEAD_BYTES_MAX, UNANSWERED_MAX
+from holdfast.server.run import ask_leader
 
 TOKEN = "0123456789abcdef"
 LIVEZ = request("GET", "/livez")

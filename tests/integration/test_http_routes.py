@@ -22,7 +22,7 @@ from holdfast.objects.time_limit import TimeLimited
 from holdfast.server.gateway import FrontLimits
 from holdfast.server.http.auth import Role
 from holdfast.server.http.responses import STATUS_OF, LeaderHint
-from holdfast.server.view.in_process import ViewInProcess
+from holdfast.server.view.embedded_view import ViewInProcess
 
 REQUEST_ID = "an-id-of-more-than-twenty-characters"
 

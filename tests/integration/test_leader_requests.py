@@ -19,8 +19,8 @@ from holdfast.objects.memory import MemoryStore
 from holdfast.objects.port import CreateAnswer, Listed, Unknown
 from holdfast.server import run as serve
 from holdfast.server.gateway import Front, FrontLimits
+from holdfast.server.health import StoreWatch
 from holdfast.server.http.auth import Authenticator
-from holdfast.server.readiness import StoreWatch
 from holdfast.settings import Settings, load_configuration
 
 ID = "request-id-of-twenty-plus"

@@ -17,8 +17,8 @@ from tests.integration.http_harness import run, serving, until
 
 from holdfast.server.gateway import FrontLimits
 from holdfast.server.http import http_server
-from holdfast.server.http import listener as listener_module
-from holdfast.server.http.listener import ACCEPTS_PER_TURN, Listener
+from holdfast.server.http import http_server as listener_module
+from holdfast.server.http.http_server import ACCEPTS_PER_TURN, Listener
 
 
 class Greeter(asyncio.Protocol):

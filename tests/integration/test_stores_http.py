@@ -20,8 +20,8 @@ from tests.integration.stores_harness import bodies, stores_serving, text64
 from holdfast.server.http.auth import Role
 from holdfast.server.metrics import ServerMetrics
 from holdfast.server.stores import operations as operations_module
+from holdfast.server.stores.figures import Statistics
 from holdfast.server.stores.hosting import StoreHost
-from holdfast.server.stores.statistics import Statistics
 from holdfast.stores.storage.index import Checkpoint, Index
 from holdfast.stores.storage.message_log import MessageLog
 

@@ -33,8 +33,8 @@ from holdfast.commit.format.transaction import Committed, Transaction
 from holdfast.errors import Code, HoldfastError, InvalidRequest, LimitExceeded
 from holdfast.server.commit.routes import COMMIT_CODES
 from holdfast.server.http.auth import Role
-from holdfast.server.http.kept_errors import without_traceback
 from holdfast.server.http.requests import decode_msgpack, decode_msgpack_items, problem_with
+from holdfast.server.http.responses import without_traceback
 from holdfast.server.http.routes import Call, Route
 from holdfast.wire.formats import WireFormat
 from holdfast.wire.log import CommitReceipt, ItemError, NotCommitted

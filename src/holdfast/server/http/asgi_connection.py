@@ -26,7 +26,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.server import ServerState
 
 from holdfast.errors import Code, HoldfastError, InvalidRequest, LimitExceeded
-from holdfast.server.http.host_field import problem_with_host
+from holdfast.server.http.requests import problem_with_host
 
 __all__ = ["Connection", "FrameworkLane", "Framework"]
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 from holdfast.commit.format.transaction import (
     Committed,
@@ -25,13 +25,13 @@ from holdfast.wire.formats import WireFormat, encode
 from holdfast.wire.log import CommitReceipt, ErrorBody, ErrorResponse, ItemError, NotCommitted
 
 __all__ = [
-    "STATUS_OF",
     "CommitAnswers",
     "LeaderHint",
+    "STATUS_OF",
     "error_answer",
     "retry_after_seconds",
+    "without_traceback",
 ]
-
 
 STATUS_OF: Final[Mapping[Code, int]] = {
     Code.MALFORMED: 400,
@@ -251,3 +251,22 @@ def not_leading(leader: LeaderHint, *, retry_after_ms: int = 1000) -> Fenced:
         retry_after_ms=retry_after_ms,
         leader_address=leader.address or None,
     )
+
+
+E = TypeVar("E", bound=BaseException)
+
+
+def without_traceback(error: E) -> E:
+    """``error`` itself, after its traceback and those of its causes were removed.
+
+    Cost: O(errors in the chain of causes and contexts).
+    """
+    waiting: list[BaseException | None] = [error]
+    seen: set[int] = set()  # an error that is raised again from one that it caused makes a circle
+    while waiting:
+        found = waiting.pop()
+        if found is not None and id(found) not in seen:
+            seen.add(id(found))
+            found.__traceback__ = None
+            waiting += (found.__cause__, found.__context__)
+    return error

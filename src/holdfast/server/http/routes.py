@@ -27,8 +27,7 @@ from holdfast.errors import Code, HoldfastError, InternalError, InvalidRequest, 
 from holdfast.server.gateway import Front
 from holdfast.server.http.asgi_connection import Connection
 from holdfast.server.http.auth import Role
-from holdfast.server.http.kept_errors import without_traceback
-from holdfast.server.http.responses import error_answer
+from holdfast.server.http.responses import error_answer, without_traceback
 from holdfast.values import LogPosition, parse_position
 from holdfast.wire.formats import encode
 

@@ -15,12 +15,10 @@ from typing import Final
 
 from holdfast.errors import Code, HoldfastError, InvalidRequest
 from holdfast.server.gateway import Front
-from holdfast.server.http.kept_errors import without_traceback
-from holdfast.server.http.responses import error_answer
+from holdfast.server.http.responses import error_answer, without_traceback
+from holdfast.server.stores.deliveries import address_of
 from holdfast.server.stores.hosting import StoreHost
-from holdfast.server.stores.operations import POLL_MESSAGES_DEFAULT, PollRequest, PollUnderWay
-from holdfast.server.stores.subscribers import address_of
-from holdfast.server.stores.wire import decode
+from holdfast.server.stores.operations import POLL_MESSAGES_DEFAULT, PollRequest, PollUnderWay, decode
 from holdfast.stores.definitions.permissions import Right
 from holdfast.wire.formats import MSGPACK, format_of
 from holdfast.wire.stores import AckRequest, PublishRequest

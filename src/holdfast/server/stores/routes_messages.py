@@ -6,11 +6,17 @@ publish, poll and acknowledge on the fast lane (``hot_routes``).
 
 from __future__ import annotations
 
+import asyncio
+import re
+from collections import Counter
 from typing import Final
 
-from holdfast.errors import Code, InvalidRequest
-from holdfast.server.http.routes import Answer, Route
-from holdfast.server.stores.hosting import StoreHost
+import msgspec
+
+from holdfast.errors import Code, HoldfastError, InvalidRequest, NotFound
+from holdfast.server.http.routes import Answer, Parameter, Route
+from holdfast.server.stores.deliveries import address_of
+from holdfast.server.stores.hosting import OpenStores, StoreHost
 from holdfast.server.stores.hot_routes import ACKS_ROUTE, POLL_ROUTE, PUBLISH_ROUTE
 from holdfast.server.stores.operations import (
     POLL_MESSAGES_DEFAULT,
@@ -18,19 +24,41 @@ from holdfast.server.stores.operations import (
     POLL_WAIT_MS_MAX,
     PollRequest,
 )
-from holdfast.server.stores.redelivery import redeliver
 from holdfast.server.stores.store_call import DOCUMENT, StoreCall, parameter, store_route
-from holdfast.server.stores.subscribers import address_of
+from holdfast.stores.dead_letters import origin_of
 from holdfast.stores.definitions.permissions import Right
 from holdfast.stores.durables.consumption import Consumption
 from holdfast.stores.machine.explaining import explain
-from holdfast.stores.values.commands import Done, Drop, Purge, Purged, Rewind
-from holdfast.stores.values.messages import KEY_BYTES_MAX
+from holdfast.stores.matching.matcher import Matcher
+from holdfast.stores.values.commands import (
+    Done,
+    Drop,
+    MapChange,
+    MapChanged,
+    MapLock,
+    MapLocked,
+    MapUnlock,
+    Published,
+    Purge,
+    Purged,
+    Redeliver,
+    Redelivered,
+    Resend,
+    Rewind,
+)
+from holdfast.stores.values.messages import KEY_BYTES_MAX, Delivery
+from holdfast.stores.values.sequence_set import SequenceSet
 from holdfast.wire import stores as wire
 from holdfast.wire.stores import (
     AckedResponse,
     AckRequest,
+    ChangedResponse,
+    ChangesRequest,
     DeliveredResponse,
+    EntriesResponse,
+    Entry,
+    LockedResponse,
+    LockRequest,
     NothingMore,
     Page,
     PublishRequest,
@@ -38,9 +66,17 @@ from holdfast.wire.stores import (
     RedeliveredResponse,
     RedeliverRequest,
     RewindRequest,
+    SetRequest,
+    UnlockRequest,
 )
 
-__all__ = ["flag", "message_routes"]
+__all__ = [
+    "flag",
+    "map_routes",
+    "message_routes",
+    "redeliver",
+    "subscribe_routes",
+]
 
 BROWSE_MESSAGES_DEFAULT: Final = 100
 BROWSE_MESSAGES_MAX: Final = 1_000
@@ -198,5 +234,269 @@ def message_routes(host: StoreHost) -> tuple[Route, ...]:
         store_route(
             host, "DELETE", f"{durable}/messages/{{seq}}", Right.ADMINISTER, "Delete one message of a durable", drop,
             answer=NothingMore, codes=(Code.TYPE_MISMATCH,),
+        ),
+    )  # fmt: skip
+
+
+PAGE: Final = 500
+PAGES_MAX: Final = 20
+"""Pages that one request searches; with a ``match`` a page may be empty, and takes some 100 ms."""
+
+
+async def redeliver(call: StoreCall) -> Answer:
+    """The route."""
+    asked = await call.body(RedeliverRequest)
+    for first, last in asked.messages:
+        if first > last:
+            raise InvalidRequest("a range of numbers begins with its lowest", first=first, last=last)
+    match = msgspec.json.encode(asked.match) if asked.match else b""
+    if match:
+        Matcher.parse(match)  # before anything is done
+    opened = call.opened
+    durable = opened.state.store(call.store).durable(call.durable)
+    letters = RedeliveredResponse(0, {}, None)
+    if isinstance(durable, Consumption) and _takes_letters(opened, call.store):
+        letters = await _Letters(call, asked, match).send_back()
+        if letters.next_after is not None:
+            return call.answer(letters)
+    command = Redeliver(0, call.store, call.durable, asked.messages, match, asked.max, asked.after)
+    result = await call.submit(opened.service.submit(command), Redelivered)
+    redelivered = letters.redelivered + result.messages
+    return call.answer(RedeliveredResponse(redelivered, letters.left, result.after or None))
+
+
+def _takes_letters(opened: OpenStores, name: str) -> bool:
+    """Whether the store is, or was, the dead-letter store of some durable."""
+    stores = opened.state.stores.values()
+    if any(durable.definition.dead_letter_store == name for store in stores for durable in store.durables.values()):
+        return True
+    return any(
+        template.pattern.dead_letter_store == name
+        for store in stores
+        for template in store.definition.templates.values()
+    )
+
+
+class _Letters:
+    """The letters of one durable."""
+
+    def __init__(self, call: StoreCall, asked: RedeliverRequest, match: bytes) -> None:
+        self._call = call
+        self._opened = call.opened
+        self._asked = asked
+        self._ranges = SequenceSet(sorted(asked.messages))
+        self._match = match
+        self._sent = 0
+        self._left: Counter[str] = Counter()
+
+    async def send_back(self) -> RedeliveredResponse:
+        """Look at the letters in order. They leave the durable one by one, so a crash leaves the rest there."""
+        call, looked, pages = self._call, 0, 0
+        following: int | None = self._asked.after
+        while following is not None and looked < self._asked.max and pages < PAGES_MAX:
+            reached, pages = following, pages + 1
+            letters, following = self._opened.operations.browse(
+                call.store, call.durable, after=reached, count=min(PAGE, self._asked.max - looked), match=self._match
+            )
+            looked += len(letters)
+            for letter in letters:
+                if not self._asked.messages or letter.seq in self._ranges:
+                    await self._send_back(letter)
+            # Where nothing was sent back, nothing above has let other requests run.
+            await asyncio.sleep(0)
+        return RedeliveredResponse(self._sent, dict(self._left), following)
+
+    async def _send_back(self, letter: Delivery) -> None:
+        origin = origin_of(letter)
+        if origin is None:
+            return
+        opened, call = self._opened, self._call
+        problem = opened.access.problem_with(call.call.authorization, Right.ADMINISTER, origin.store)
+        if problem is not None:
+            self._left[str(problem.code)] += 1
+            return
+        volatile = opened.state.definition.volatile_stores
+        apart = (origin.store in volatile) is not (call.store in volatile)
+        command = Resend(
+            0, "" if apart else call.store, call.durable, letter.seq, origin.message, origin.store, origin.durable
+        )
+        try:
+            await call.submit(opened.service.submit(command), Published)
+            if apart:
+                # One is in the log and the other is not, so it takes two commands: kept there first, then let go here.
+                await opened.service.submit(Drop(0, call.store, call.durable, letter.seq))
+        except HoldfastError as error:
+            if error.code in (Code.OUTCOME_UNKNOWN, Code.CLOSED):
+                raise
+            self._left[str(error.code)] += 1
+            return
+        self._sent += 1
+
+
+ENTRIES_DEFAULT: Final = 100
+ENTRIES_MAX: Final = 1_000
+_REVISION: Final = re.compile(r'"?(\d{1,16})"?', re.ASCII)
+
+
+async def get_entry(call: StoreCall) -> Answer:
+    """``GET .../maps/{map}/{key}``."""
+    key = call.call.path_text("key")
+    found = call.opened.operations.entries(call.store, call.durable, keys=[key])
+    await call.opened.service.settled()
+    if not found:
+        raise NotFound("there is no such key", code=Code.NO_SUCH_KEY, store=call.store, map=call.durable)
+    _, value, revision = found[0]
+    return call.answer(Entry(key, value, revision), headers={"ETag": f'"{revision}"'})
+
+
+async def list_entries(call: StoreCall) -> Answer:
+    """``GET .../maps/{map}``."""
+    query = call.call
+    count = query.number("max", low=1, high=ENTRIES_MAX) or ENTRIES_DEFAULT
+    found = call.opened.operations.entries(call.store, call.durable, after=query.text("after") or "", count=count + 1)
+    await call.opened.service.settled()
+    items = [Entry(key, value, revision) for key, value, revision in found[:count]]
+    return call.answer(EntriesResponse(items, len(found) > count))
+
+
+async def put_entry(call: StoreCall) -> Answer:
+    """``PUT .../maps/{map}/{key}``."""
+    asked = await call.body(SetRequest)
+    return await _change_one(call, asked.value)
+
+
+async def delete_entry(call: StoreCall) -> Answer:
+    """``DELETE .../maps/{map}/{key}``."""
+    return await _change_one(call, None)
+
+
+async def _change_one(call: StoreCall, value: bytes | None) -> Answer:
+    change = (call.call.path_text("key"), value, _condition(call))
+    return await _change(call, MapChange(0, call.store, call.durable, [change], call.call.number("fence") or 0))
+
+
+async def change_entries(call: StoreCall) -> Answer:
+    """``POST .../maps/{map}``."""
+    asked = await call.body(ChangesRequest)
+    changes = [(one.key, one.value, one.if_revision) for one in asked.changes]
+    return await _change(call, MapChange(0, call.store, call.durable, changes, asked.fence, asked.remove_all))
+
+
+async def _change(call: StoreCall, command: MapChange) -> Answer:
+    result = await call.submit(call.opened.service.submit(command), MapChanged)
+    return call.answer(ChangedResponse(result.revision, result.changed), headers={"ETag": f'"{result.revision}"'})
+
+
+def _condition(call: StoreCall) -> int | None:
+    """What ``If-Match`` and ``If-None-Match`` ask for."""
+    headers = call.call.request.headers
+    matches, none_matches = headers.get("if-match"), headers.get("if-none-match")
+    if none_matches is not None:
+        if none_matches.strip() != "*" or matches is not None:
+            raise InvalidRequest("If-None-Match is * and stands alone")
+        return 0
+    if matches is None:
+        return None
+    found = _REVISION.fullmatch(matches.strip())
+    if found is None:
+        raise InvalidRequest('If-Match is a revision, for example "7"')
+    return int(found[1])
+
+
+async def lock(call: StoreCall) -> Answer:
+    """``POST .../maps/{map}/lock``."""
+    asked = await call.body(LockRequest)
+    command = MapLock(0, call.store, call.durable, asked.key, asked.owner, asked.ttl_ms, asked.steal)
+    result = await call.submit(call.opened.service.submit(command), MapLocked)
+    return call.answer(LockedResponse(result.fence, result.until_ms))
+
+
+async def unlock(call: StoreCall) -> Answer:
+    """``POST .../maps/{map}/unlock``."""
+    asked = await call.body(UnlockRequest)
+    command = MapUnlock(0, call.store, call.durable, asked.key, asked.owner, asked.fence)
+    await call.submit(call.opened.service.submit(command), Done)
+    return call.answer(NothingMore())
+
+
+_CONDITIONS: Final = (
+    parameter("fence", "integer", "The token of a lock that must be held still", minimum=0, default=0),
+    Parameter("If-Match", "header", {"type": "string"}, "Only where the key has this revision"),
+    Parameter("If-None-Match", "header", {"type": "string"}, "*: only where there is no such key"),
+)
+
+
+def map_routes(host: StoreHost) -> tuple[Route, ...]:
+    """The rows."""
+    whole = "/v1/stores/{store}/maps/{map}"
+    one = f"{whole}/{{key:any}}"
+    change_codes = (
+        Code.TYPE_MISMATCH, Code.REVISION_MISMATCH, Code.NOT_HOLDER, Code.LOCK_HELD, Code.STORE_FULL, Code.CLUSTER_FULL,
+        Code.MESSAGE_TOO_LARGE, Code.DISK_LIMIT, Code.NO_QUORUM,
+    )  # fmt: skip
+    return (
+        store_route(
+            host, "POST", f"{whole}/lock", Right.PUBLISH, "Take, extend or steal a lock", lock,
+            body=LockRequest, answer=LockedResponse, codes=(Code.LOCK_HELD, Code.TYPE_MISMATCH),
+        ),
+        store_route(
+            host, "POST", f"{whole}/unlock", Right.PUBLISH, "Give a lock back", unlock,
+            body=UnlockRequest, answer=NothingMore, codes=(Code.NOT_HOLDER, Code.TYPE_MISMATCH),
+        ),
+        store_route(
+            host, "GET", whole, Right.SUBSCRIBE, "Keys and values, in the order of keys", list_entries,
+            answer=EntriesResponse, codes=(Code.TYPE_MISMATCH,),
+            parameters=(
+                parameter("after", "string", "Above this key"),
+                parameter("max", "integer", "At most so many", minimum=1, maximum=ENTRIES_MAX, default=ENTRIES_DEFAULT),
+            ),
+        ),
+        store_route(
+            host, "POST", whole, Right.PUBLISH, "Change several keys: all or nothing", change_entries,
+            body=ChangesRequest, answer=ChangedResponse, codes=change_codes,
+        ),
+        store_route(
+            host, "GET", one, Right.SUBSCRIBE, "A key's value and revision", get_entry,
+            answer=Entry, codes=(Code.TYPE_MISMATCH, Code.NO_SUCH_KEY),
+        ),
+        store_route(
+            host, "PUT", one, Right.PUBLISH, "Set a key", put_entry,
+            body=SetRequest, answer=ChangedResponse, codes=change_codes, parameters=_CONDITIONS,
+        ),
+        store_route(
+            host, "DELETE", one, Right.PUBLISH, "Remove a key", delete_entry,
+            answer=ChangedResponse, codes=change_codes, parameters=_CONDITIONS,
+        ),
+    )  # fmt: skip
+
+
+async def subscribe(_: StoreCall) -> Answer:
+    """``GET .../subscribe`` without an upgrade."""
+    raise InvalidRequest(
+        "this route speaks WebSocket",
+        hint="ask for an upgrade with the subprotocol holdfast.stores.v1+json or holdfast.stores.v1+msgpack",
+    )
+
+
+def subscribe_routes(host: StoreHost) -> tuple[Route, ...]:
+    """The rows."""
+    return (
+        store_route(
+            host, "GET", "/v1/stores/{store}/durables/{durable}/subscribe", Right.SUBSCRIBE,
+            "One WebSocket for a subscriber: credit, messages, acknowledgements, advisories; of a map its changes",
+            subscribe,
+            answer=NothingMore,
+            codes=(
+                Code.MATCHER_MISMATCH, Code.TYPE_MISMATCH, Code.DURABLE_COLLISION, Code.TOO_MANY_DURABLES,
+                Code.NO_QUORUM,
+            ),
+            parameters=(
+                parameter("subscriber", "string", "The subscriber's name", minLength=1, maxLength=256),
+                parameter("template", "string", "What a durable that does not exist is made of"),
+                parameter("matcher", "string", "Its matcher, as JSON"),
+                parameter("key", "string", "The one key of a last-value subscriber, or of a map that is to be watched"),
+                parameter("prefix", "string", "Of a map, the keys that begin so"),
+                parameter("prefetch", "integer", "How many messages it wants to hold", minimum=0, maximum=999_999),
+            ),
         ),
     )  # fmt: skip

@@ -15,8 +15,7 @@ from holdfast.server.http.auth import Role
 from holdfast.server.http.routes import Answer, Call, Parameter, Route
 from holdfast.server.stores.hosting import OpenStores, StoreHost
 from holdfast.server.stores.hot_routes import HotRequest, HotStores
-from holdfast.server.stores.operations import PollRequest
-from holdfast.server.stores.wire import decode
+from holdfast.server.stores.operations import PollRequest, decode
 from holdfast.stores.definitions.permissions import CLUSTER, Right
 from holdfast.wire.formats import MSGPACK, WireFormat, encode, format_of
 
