@@ -65,9 +65,9 @@ RECEIVE_BYTES = 64 * 1024
 
 _START = """
 import sys, types
-for name, path in (("holdfast", sys.argv[1]), ("holdfast.objects", sys.argv[1] + "/objects")):
+for name in ("holdfast", "holdfast.objects", "holdfast.objects.directory"):
     sys.modules[name] = types.ModuleType(name)
-    sys.modules[name].__path__ = [path]
+    sys.modules[name].__path__ = [sys.argv[1] + name[8:].replace(".", "/")]
 from holdfast.objects.directory.worker import main
 main(int(sys.argv[2]), sys.argv[3], sys.argv[4])
 """
@@ -75,7 +75,7 @@ main(int(sys.argv[2]), sys.argv[3], sys.argv[4])
 
 def worker_command(root: str, token: str, descriptor: int) -> list[str]:
     """The command of a worker on an inherited socket. It imports its modules without running the packages' own code."""
-    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     return [sys.executable, "-S", "-E", "-s", "-c", _START, package, str(descriptor), root, token]
 
 

@@ -279,10 +279,6 @@ def main(descriptor: int, start: ViewStart) -> None:
         runner.run(_run(socket.socket(fileno=descriptor), start))
 
 
-if __name__ == "__main__":
-    main(int(sys.argv[1]), msgspec.json.decode(sys.argv[2], type=ViewStart))
-
-
 # pyarrow ships no types, so its arrays are unknown to the checker; what leaves this module is not.
 # pyright: reportUnknownParameterType=false
 
@@ -424,3 +420,7 @@ def _parts(column: pa.Array, offset_format: Literal["i", "q"]) -> tuple[bytes, l
     width = 4 if offset_format == "i" else 8
     starts = memoryview(offsets).cast("B")[column.offset * width : (column.offset + len(column) + 1) * width]
     return b"" if data is None else data.to_pybytes(), starts.cast(offset_format).tolist()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), msgspec.json.decode(sys.argv[2], type=ViewStart))
