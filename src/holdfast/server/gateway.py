@@ -31,8 +31,8 @@ from holdfast.values import LogPosition
 __all__ = [
     "CLIENTS_MAX",
     "ClientRates",
-    "Front",
-    "FrontLimits",
+    "Gateway",
+    "GatewayLimits",
     "LeadingService",
     "RequestCounters",
     "StatusVerdict",
@@ -115,7 +115,7 @@ class LeadingService(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class FrontLimits:
+class GatewayLimits:
     """The bounds in front of the service. Bytes are those of request bodies as they came; in flight, with
     what their request ids take in the log."""
 
@@ -148,13 +148,13 @@ class RequestCounters:
     """Items of streams that waited for the same reason."""
 
 
-class Front:
+class Gateway:
     """The shared side of every connection."""
 
     def __init__(
         self,
         *,
-        limits: FrontLimits,
+        limits: GatewayLimits,
         authenticator: Authenticator,
         leader_id: str = "",
         address: str = "",

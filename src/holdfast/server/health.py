@@ -18,7 +18,7 @@ from holdfast.commit.leadership.takeover import now
 from holdfast.commit.service import CommitService
 from holdfast.errors import Backpressure, Code, HoldfastError, NotFound, Unavailable
 from holdfast.objects.budget import StoreMetrics
-from holdfast.server.gateway import Front
+from holdfast.server.gateway import Gateway
 from holdfast.server.http.auth import Role
 from holdfast.server.http.routes import Answer, Call, Parameter, Route, json_answer
 from holdfast.wire.log import Liveness, PipelineResponse, Readiness
@@ -211,7 +211,7 @@ RETRY_AFTER_MS: Final = 1_000
 class StoreWatch:
     """Looks at what the parts of one serving process know. ``service`` is None while it does not lead."""
 
-    def __init__(self, front: Front, *, stalled_ms_max: float = STALLED_MS_MAX) -> None:
+    def __init__(self, front: Gateway, *, stalled_ms_max: float = STALLED_MS_MAX) -> None:
         self._front = front
         self._stalled_ms_max = stalled_ms_max
         self.service: CommitService | None = None

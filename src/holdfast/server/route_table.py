@@ -8,7 +8,7 @@ from __future__ import annotations
 from holdfast.server.commit.commit_stream import ROUTES as STREAM_ROUTES
 from holdfast.server.commit.routes import ROUTES as LOG_ROUTES
 from holdfast.server.commit.sse import Subscriptions, subscribe_route
-from holdfast.server.gateway import Front
+from holdfast.server.gateway import Gateway
 from holdfast.server.health import StoreWatch, health_routes
 from holdfast.server.http.routes import Route
 from holdfast.server.metrics import ServerMetrics
@@ -22,7 +22,7 @@ __all__ = ["route_table"]
 
 
 def route_table(
-    front: Front,
+    front: Gateway,
     *,
     metrics: ServerMetrics,
     watch: StoreWatch,

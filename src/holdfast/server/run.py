@@ -56,7 +56,7 @@ from holdfast.objects.port import ObjectStore
 from holdfast.objects.time_limit import TimeLimited
 from holdfast.server.commit.replaced_log import require_places_of_this_log, segment_history
 from holdfast.server.commit.sse import Subscriptions
-from holdfast.server.gateway import Front, FrontLimits
+from holdfast.server.gateway import Gateway, GatewayLimits
 from holdfast.server.health import STANDBY_HEADER, STANDBY_PROOF_HEADER, StoreWatch
 from holdfast.server.http.auth import Authenticator, Role
 from holdfast.server.http.http_server import HttpServer
@@ -179,7 +179,7 @@ class _Process:
             if signal.getsignal(number) != signal.SIG_IGN:  # as nohup has it: whoever started this wants it to go on
                 loop.add_signal_handler(number, self._signalled, number)
         loop.add_signal_handler(signal.SIGHUP, log.info, "hangup_ignored")
-        self._front = Front(
+        self._front = Gateway(
             limits=_limits(settings),
             authenticator=Authenticator({token.token: Role[token.role.upper()] for token in settings.server.tokens}),
         )
@@ -480,8 +480,8 @@ async def _first_of(*awaited: asyncio.Future[Any]) -> None:
     await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
 
 
-def _limits(settings: Settings) -> FrontLimits:
-    return FrontLimits(
+def _limits(settings: Settings) -> GatewayLimits:
+    return GatewayLimits(
         request_bytes_max=settings.server.max_request_size_bytes,
         request_id_length_min=settings.commit.min_request_id_length,
         operations_max=settings.commit.max_operations,

@@ -38,7 +38,7 @@ import msgspec
 from holdfast.commit.format.transaction import Operation, RangeDelete
 from holdfast.commit.reading.feed import Checkpoint, Event, EventBatch, LeaderChange, TransactionEvent
 from holdfast.errors import Backpressure, Code
-from holdfast.server.gateway import Front
+from holdfast.server.gateway import Gateway
 from holdfast.server.http.auth import Role
 from holdfast.server.http.routes import POSITION_SCHEMA, Call, Parameter, Route, key_parameters, position_of
 from holdfast.values import LogPosition
@@ -177,7 +177,7 @@ class _Subscriber:
 class Subscriptions:
     """All open streams of a server."""
 
-    def __init__(self, front: Front, subscribe: Subscribe) -> None:
+    def __init__(self, front: Gateway, subscribe: Subscribe) -> None:
         """``subscribe(after, durable)`` gives the batches after a version, history first."""
         self._front = front
         self._subscribe = subscribe

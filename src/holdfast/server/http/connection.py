@@ -38,22 +38,22 @@ from holdfast.commit.format.entry import CommitEntry
 from holdfast.commit.format.json_request import decode_json
 from holdfast.commit.format.transaction import Committed
 from holdfast.errors import Code, HoldfastError, InvalidRequest, LimitExceeded
-from holdfast.server.gateway import Front
+from holdfast.server.gateway import Gateway
 from holdfast.server.http.auth import Role
 from holdfast.server.http.requests import problem_with, problem_with_host
 from holdfast.server.http.responses import STATUS_OF, error_answer, without_traceback
 from holdfast.server.stores.hot_routes import HOT_PREFIXES, LINE_BYTES_MAX, HotRequest, HotStores
-from holdfast.server.stores.operations import PollUnderWay
+from holdfast.server.stores.operations import PendingPoll
 from holdfast.wire.formats import encode
 from holdfast.wire.log import Liveness, VersionAnswer
 
 __all__ = [
     "DISCARD_BYTES_MAX",
-    "FastLane",
+    "Connection",
     "HEAD_BYTES_MAX",
-    "Lanes",
+    "ConnectionContext",
     "UNANSWERED_MAX",
-    "Unanswered",
+    "PendingResponse",
 ]
 
 HEAD_BYTES_MAX: Final = 65_536
@@ -123,7 +123,7 @@ class _Head:
         self.complete = True
 
 
-class FastLane(asyncio.Protocol):
+class Connection(asyncio.Protocol):
     """One connection. See the module's text."""
 
     __slots__ = (
@@ -151,14 +151,14 @@ class FastLane(asyncio.Protocol):
         "_writing_paused",
     )
 
-    def __init__(self, lanes: Lanes) -> None:
+    def __init__(self, lanes: ConnectionContext) -> None:
         self._lanes = lanes
         self._front = lanes.front
         self._transport: asyncio.Transport | None = None
         self._head = _Head()
         """Of the request that is being read, or was read last."""
         self._parser = httptools.HttpRequestParser(self._head)
-        self._queue: deque[Unanswered] = deque()
+        self._queue: deque[PendingResponse] = deque()
         self._asking = 0
         """How many of these are versions, which have to wait for a proof."""
         self._unread = bytearray()
@@ -412,7 +412,7 @@ class FastLane(asyncio.Protocol):
                     preconditions_max=limits.preconditions_max,
                 )
                 if problem is None:
-                    due = Unanswered(self, size, self._closes)
+                    due = PendingResponse(self, size, self._closes)
                     self._queue.append(due)
                     entry = CommitEntry(txn, self._lanes.reply, due, size)
                     due.size = entry.size
@@ -423,7 +423,7 @@ class FastLane(asyncio.Protocol):
         self._answer_now(status, headers, answer)
 
     def _store_request(self, hot: HotRequest, body: bytes) -> None:
-        due = Unanswered(self, 0, self._closes)
+        due = PendingResponse(self, 0, self._closes)
         self._queue.append(due)
         lanes = self._lanes
         route, counters = hot.route, self._front.counters.answers
@@ -458,7 +458,7 @@ class FastLane(asyncio.Protocol):
             front.counters.answers["/v1/version", status] += 1
             self._answer_now(status, headers, body)
             return
-        due = Unanswered(self, 0, self._closes)
+        due = PendingResponse(self, 0, self._closes)
         self._queue.append(due)
         self._asking += 1
 
@@ -474,11 +474,11 @@ class FastLane(asyncio.Protocol):
         front.ask_version(told)
 
     def _answer_now(self, status: int, headers: dict[str, str], body: bytes) -> None:
-        due = Unanswered(self, 0, self._closes)
+        due = PendingResponse(self, 0, self._closes)
         self._queue.append(due)
         self.settle(due, self._lanes.response(status, headers, body, closes=self._closes))
 
-    def settle(self, due: Unanswered, response: bytes) -> None:
+    def settle(self, due: PendingResponse, response: bytes) -> None:
         """The answer to one request is known. It is written when all requests before it have theirs. Never raises."""
         queue = self._queue
         if not queue:
@@ -570,7 +570,7 @@ class FastLane(asyncio.Protocol):
         """
         self._unread.clear()
         self._discard_left = DISCARD_BYTES_MAX
-        due = Unanswered(self, 0, closes=False)
+        due = PendingResponse(self, 0, closes=False)
         due.answer = response
         self._queue.append(due)
         if self._queue[0] is due:
@@ -664,26 +664,26 @@ _REASON: Final = {
 }
 
 
-class Unanswered:
+class PendingResponse:
     """One request whose answer is due, in the order of its connection."""
 
     __slots__ = ("answer", "closes", "lane", "poll", "size")
 
-    def __init__(self, lane: FastLane, size: int, closes: bool) -> None:
+    def __init__(self, lane: Connection, size: int, closes: bool) -> None:
         self.lane = lane
         self.size = size
         self.closes = closes
         self.answer: bytes | None = None
-        self.poll: PollUnderWay | None = None
+        self.poll: PendingPoll | None = None
         """The long poll that it is, which is told when its connection is lost before the answer, or half closed."""
 
 
-class Lanes:
+class ConnectionContext:
     """What the fast lanes of one server share beside the front: prepared bytes, and the connections themselves."""
 
     def __init__(
         self,
-        front: Front,
+        front: Gateway,
         framework: Callable[[asyncio.Transport, Callable[[], None]], asyncio.Protocol],
         stores: HotStores | None = None,
     ) -> None:
@@ -698,7 +698,7 @@ class Lanes:
         self.ended = 0
         """How many connections have ended since the start."""
         self.connections_max = front.limits.connections_max or sys.maxsize
-        self.open: set[FastLane] = set()
+        self.open: set[Connection] = set()
         self.seconds = 0
         """Counts ticks; the age of a connection's last progress is told in them, so no request reads a clock."""
         self.date = b""
@@ -706,7 +706,7 @@ class Lanes:
         self.head_200_msgpack = b""
         self.tell_date(b"")
         self.reply = self._reply
-        self._dirty: list[FastLane] = []
+        self._dirty: list[Connection] = []
         self._all_closed: asyncio.Future[None] | None = None
 
     def tell_date(self, date: bytes) -> None:
@@ -744,7 +744,7 @@ class Lanes:
         return self.response(status or usual_status, headers, body, closes=closes)
 
     def _reply(self, entry: CommitEntry) -> None:
-        due = cast(Unanswered, entry.ticket)
+        due = cast(PendingResponse, entry.ticket)
         front = self.front
         front.settled(1, due.size)
         outcome = entry.outcome
@@ -773,7 +773,7 @@ class Lanes:
             self._all_closed = self.front.loop.create_future()
             await self._all_closed
 
-    def flush_later(self, lane: FastLane) -> None:
+    def flush_later(self, lane: Connection) -> None:
         """Write what is ready on ``lane`` once at the end of this turn of the loop."""
         if not self._dirty:
             self.front.loop.call_soon(self._flush)

@@ -39,9 +39,9 @@ from starlette.routing import Route as FrameworkRoute
 from starlette.types import Receive, Scope, Send
 
 from holdfast.errors import Code, HoldfastError, InternalError, InvalidRequest, NotFound
-from holdfast.server.gateway import Front
+from holdfast.server.gateway import Gateway
 from holdfast.server.http.asgi_connection import Framework
-from holdfast.server.http.connection import FastLane, Lanes
+from holdfast.server.http.connection import Connection, ConnectionContext
 from holdfast.server.http.responses import error_answer
 from holdfast.server.http.routes import Endpoint, Route
 from holdfast.server.stores.hosting import StoreHost
@@ -74,7 +74,7 @@ class HttpServer:
 
     def __init__(
         self,
-        front: Front,
+        front: Gateway,
         routes: Sequence[Route],
         *,
         tls: ssl.SSLContext | None = None,
@@ -96,7 +96,9 @@ class HttpServer:
             error_response=self._error_response,
             socket=None if stores is None else socket,
         )
-        self.lanes = Lanes(front, self.framework.protocol, None if stores is None else HotStores(front, stores))
+        self.lanes = ConnectionContext(
+            front, self.framework.protocol, None if stores is None else HotStores(front, stores)
+        )
         self.addresses: list[str] = []
         self._tls = tls
         self._store_connections = store_connections
@@ -137,9 +139,9 @@ class HttpServer:
             self.addresses.append(address)
         return self.addresses
 
-    def _connection(self) -> FastLane:
+    def _connection(self) -> Connection:
         """The protocol of one accepted connection."""
-        return FastLane(self.lanes)
+        return Connection(self.lanes)
 
     def _not_tls(self) -> bytes:
         return self._error_response(InvalidRequest("this port speaks TLS, and the request does not: use https://"))
@@ -459,7 +461,7 @@ class _ByMethod:
         await self._endpoints[method](scope, receive, send)
 
 
-def make_app(front: Front, routes: Sequence[Route]) -> Starlette:
+def make_app(front: Gateway, routes: Sequence[Route]) -> Starlette:
     """The ASGI application that serves ``routes``."""
 
     def refuse(error: HoldfastError) -> Response:

@@ -21,7 +21,7 @@ import structlog
 
 from holdfast.errors import Backpressure, Code, Conflict, HoldfastError, InternalError, NotFound, Unavailable
 from holdfast.private_files import make_private_directory
-from holdfast.server.gateway import OVERLOADED_RETRY_AFTER_MS, Front
+from holdfast.server.gateway import OVERLOADED_RETRY_AFTER_MS, Gateway
 from holdfast.server.http.responses import not_leading
 from holdfast.server.stores.access import StoreAccess
 from holdfast.server.stores.deliveries import Deliveries, Run
@@ -57,7 +57,7 @@ class OpenStores:
 
     __slots__ = ("access", "definitions", "deliveries", "operations", "service", "state")
 
-    def __init__(self, front: Front, service: StoreService) -> None:
+    def __init__(self, front: Gateway, service: StoreService) -> None:
         state = service.state
         self.service = service
         self.state = state
@@ -136,7 +136,7 @@ class _StateBacklog:
 class StoreHost:
     """The stores of one process, and who asks for them."""
 
-    def __init__(self, front: Front, directory: str, *, request_bytes_max: int) -> None:
+    def __init__(self, front: Gateway, directory: str, *, request_bytes_max: int) -> None:
         self.directory = directory
         self.request_bytes_max = request_bytes_max
         self.sockets: set[SubscribeSocket] = set()

@@ -14,11 +14,11 @@ from collections.abc import Callable
 from typing import Final
 
 from holdfast.errors import Code, HoldfastError, InvalidRequest
-from holdfast.server.gateway import Front
+from holdfast.server.gateway import Gateway
 from holdfast.server.http.responses import error_answer, without_traceback
 from holdfast.server.stores.deliveries import address_of
 from holdfast.server.stores.hosting import StoreHost
-from holdfast.server.stores.operations import POLL_MESSAGES_DEFAULT, PollRequest, PollUnderWay, decode
+from holdfast.server.stores.operations import POLL_MESSAGES_DEFAULT, PendingPoll, PollRequest, decode
 from holdfast.stores.definitions.permissions import Right
 from holdfast.wire.formats import MSGPACK, format_of
 from holdfast.wire.stores import AckRequest, PublishRequest
@@ -93,7 +93,7 @@ class HotRequest:
         authorization: bytes | None,
         answer: Answer,
         peer: object = None,
-    ) -> PollUnderWay | None:
+    ) -> PendingPoll | None:
         """Carry it out. Returns what to tell when the connection ends before the answer. ``peer``: of its socket."""
         return self._stores.serve(self, body, content_type, accept, authorization, answer, peer)
 
@@ -109,7 +109,7 @@ class HotStores:
 
     __slots__ = ("_front", "_lines", "host")
 
-    def __init__(self, front: Front, host: StoreHost) -> None:
+    def __init__(self, front: Gateway, host: StoreHost) -> None:
         self._front = front
         self.host = host
         self._lines: dict[bytes, HotRequest] = {}
@@ -155,7 +155,7 @@ class HotStores:
         authorization: bytes | None,
         answer: Answer,
         peer: object,
-    ) -> PollUnderWay | None:
+    ) -> PendingPoll | None:
         """Carry one request out. Returns what to tell when the connection ends before the answer."""
         front, host = self._front, self.host
         wanted = format_of(accept)

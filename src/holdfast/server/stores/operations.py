@@ -53,7 +53,7 @@ __all__ = [
     "POLL_MESSAGES_DEFAULT",
     "POLL_MESSAGES_MAX",
     "POLL_WAIT_MS_MAX",
-    "PollUnderWay",
+    "PendingPoll",
     "StoreOperations",
     "acked_response",
     "decode",
@@ -79,7 +79,7 @@ Done = Callable[[bytes | HoldfastError], None]
 """Gets the body of the answer, or the error. Called once, on the loop; never raises."""
 
 
-class PollUnderWay:
+class PendingPoll:
     """A poll that waits for its answer, for whoever sees the end of its connection."""
 
     __slots__ = ("_abandoned", "_hurried", "_poller", "_polled", "_seconds")
@@ -188,7 +188,7 @@ class StoreOperations:
                 self._deliveries.started(subscriber, ranges_of(request.started))
         self._service.submit_nowait(command, acknowledged)
 
-    def poll(self, poll: PollRequest, wire_format: WireFormat, done: Done, problem: Problem) -> PollUnderWay:
+    def poll(self, poll: PollRequest, wire_format: WireFormat, done: Done, problem: Problem) -> PendingPoll:
         """Answer with messages as soon as there are some. Returns what to tell when nobody waits for it any more.
 
         A poll that asks what the poller's last one asked does not attach it again, so it keeps what it holds.
@@ -208,7 +208,7 @@ class StoreOperations:
         known = deliveries.find(poll.store, durable, poll.subscriber)
         if isinstance(known, Poller) and known.key == poll.key:
             known.address = poll.address
-            under_way = PollUnderWay(known, polled, poll.wait_seconds)
+            under_way = PendingPoll(known, polled, poll.wait_seconds)
             deliveries.poll(known, poll.count, poll.wait_seconds, polled, problem)
         else:
             poller = Poller(
@@ -220,7 +220,7 @@ class StoreOperations:
                 key=poll.key,
             )
             poller.address = poll.address
-            under_way = PollUnderWay(poller, polled, poll.wait_seconds)
+            under_way = PendingPoll(poller, polled, poll.wait_seconds)
 
             def attached(result: Attached | HoldfastError) -> None:
                 if isinstance(result, HoldfastError):

@@ -38,7 +38,7 @@ from websockets.server import ServerProtocol
 from websockets.typing import Subprotocol
 
 from holdfast.errors import Code, HoldfastError, InvalidRequest, NotFound, Unavailable
-from holdfast.server.gateway import Front
+from holdfast.server.gateway import Gateway
 from holdfast.server.http.responses import STATUS_OF, error_answer, without_traceback
 from holdfast.server.stores.deliveries import Subscriber, address_of, wall_ms
 from holdfast.server.stores.hosting import OpenStores, StoreHost
@@ -89,7 +89,7 @@ PINGS_PER_TIMEOUT: Final = 3
 class SubscribeSocket(asyncio.Protocol):
     """One connection after its upgrade. See the module's text."""
 
-    def __init__(self, front: Front, host: StoreHost, ended: Callable[[], None]) -> None:
+    def __init__(self, front: Gateway, host: StoreHost, ended: Callable[[], None]) -> None:
         self._front = front
         self._host = host
         self._ended = ended
