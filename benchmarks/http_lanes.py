@@ -24,7 +24,7 @@ from holdfast.commit.service import ServiceEnd
 from holdfast.commit.stages.events import CommitEntry
 from holdfast.errors import HoldfastError
 from holdfast.server.commit.routes import ROUTES
-from holdfast.server.gateway import Front, FrontLimits, StatusVerdict
+from holdfast.server.gateway import Gateway, GatewayLimits, StatusVerdict
 from holdfast.server.http.auth import Authenticator
 from holdfast.server.http.http_server import HttpServer
 
@@ -91,7 +91,7 @@ class AnswersAtOnce:
 
 async def measure(unusual: str, connections: int, seconds: int) -> dict[str, float]:
     """Requests a second, latencies and the server's CPU time per request."""
-    front = Front(limits=FrontLimits(), authenticator=Authenticator({}))
+    front = Gateway(limits=GatewayLimits(), authenticator=Authenticator({}))
     server = HttpServer(front, ROUTES)
     (address,) = await server.listen(["127.0.0.1:0"])
     front.lead(AnswersAtOnce())

@@ -25,8 +25,8 @@ from tests.integration.http_harness import run, serving
 from tests.integration.stores_harness import stores_serving
 
 from holdfast import errors, settings
-from holdfast.cli.exits import Exit
 from holdfast.cli.main import application
+from holdfast.cli.output import Exit
 from holdfast.objects.budget import StoreMetrics
 from holdfast.server import openapi
 from holdfast.server.gateway import FrontLimits

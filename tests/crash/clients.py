@@ -64,7 +64,7 @@ class ErrorInside(msgspec.Struct, frozen=True):
     message: str
 
 
-class ErrorAnswer(msgspec.Struct, frozen=True):
+class ErrorResponse(msgspec.Struct, frozen=True):
     """Every error."""
 
     error: ErrorInside
@@ -214,7 +214,7 @@ class Clients:
                     self.recording.refused += 1
                     await asyncio.sleep(PAUSE_SECONDS)
                 case 504 | 409:
-                    code = msgspec.json.decode(answer.body, type=ErrorAnswer).error.code
+                    code = msgspec.json.decode(answer.body, type=ErrorResponse).error.code
                     if code not in ("outcome_unknown", "leader_changed"):
                         raise UnexpectedAnswer(answer.body.decode())
                     return self._record(begin, txn, None, 0)

@@ -131,4 +131,4 @@ def children(pid: int) -> list[int]:
 
 def directory_workers(pid: int) -> list[int]:
     """The processes that touch the log's directory for the server ``pid``."""
-    return [child for child in children(pid) if b"directory_worker" in Path(f"/proc/{child}/cmdline").read_bytes()]
+    return [child for child in children(pid) if b"directory.worker" in Path(f"/proc/{child}/cmdline").read_bytes()]

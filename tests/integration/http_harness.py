@@ -21,11 +21,11 @@ from holdfast.objects.budget import TimeLimited
 from holdfast.objects.memory import MemoryStore
 from holdfast.objects.port import CreateAnswer, ObjectStore
 from holdfast.server.commit.sse import Subscriptions
-from holdfast.server.gateway import Front, FrontLimits
+from holdfast.server.gateway import Gateway, GatewayLimits
+from holdfast.server.health import STALLED_MS_MAX, StoreWatch
 from holdfast.server.http.auth import Authenticator, Role
 from holdfast.server.http.http_server import HttpServer
 from holdfast.server.metrics import ServerMetrics
-from holdfast.server.readiness import STALLED_MS_MAX, StoreWatch
 from holdfast.server.route_table import route_table
 from holdfast.server.view.embedded_view import EmbeddedView
 from holdfast.server.view.messages import ViewStart
@@ -146,7 +146,7 @@ class Serving:
     """A running server and what is behind it."""
 
     server: HttpServer
-    front: Front
+    front: Gateway
     service: CommitService
     store: GatedStore
     subscriptions: Subscriptions
@@ -166,7 +166,7 @@ class Serving:
 @asynccontextmanager
 async def serving(
     *,
-    limits: FrontLimits | None = None,
+    limits: GatewayLimits | None = None,
     tokens: Mapping[str, Role] | None = None,
     view: bool = True,
     options: ServiceOptions | None = None,
@@ -176,7 +176,7 @@ async def serving(
 ) -> AsyncGenerator[Serving]:
     """A server that leads a log; everything ends with the block. ``reading``: how history is read, if not directly."""
     store = store or GatedStore()
-    front = Front(limits=limits or FrontLimits(), authenticator=Authenticator(tokens or {}))
+    front = Gateway(limits=limits or GatewayLimits(), authenticator=Authenticator(tokens or {}))
     options = options or ServiceOptions(address="test", allow_new=True, probe=False)
     own = None if reading is None else TimeLimited(store, options.request_timeout_ms)
     service = await CommitService.lead(reading or store, options, own)

@@ -20,11 +20,11 @@ from typing import Any
 import msgspec
 from tests.integration.http_harness import Answered, Client
 
-from holdfast.server.gateway import Front, FrontLimits
+from holdfast.server.gateway import Gateway, GatewayLimits
 from holdfast.server.http.auth import Authenticator, Role
 from holdfast.server.http.http_server import HttpServer
 from holdfast.server.stores.hosting import OpenStores, StoreHost
-from holdfast.server.stores.store_routes import store_routes
+from holdfast.server.stores.routes_administration import store_routes
 from holdfast.stores.service import StoreService
 
 JSON = "holdfast.stores.v1+json"
@@ -36,7 +36,7 @@ class StoresServing:
     """A running server and what is behind it."""
 
     server: HttpServer
-    front: Front
+    front: Gateway
     host: StoreHost
     opened: OpenStores
     address: tuple[str, int]
@@ -180,7 +180,7 @@ async def stores_serving(
     directory: Path, *, tokens: Mapping[str, Role] | None = None, definition: object = None
 ) -> AsyncGenerator[StoresServing]:
     """A server of the stores in ``directory``; everything ends with the block."""
-    front = Front(limits=FrontLimits(), authenticator=Authenticator(tokens or {}))
+    front = Gateway(limits=GatewayLimits(), authenticator=Authenticator(tokens or {}))
     host = StoreHost(front, str(directory), request_bytes_max=16 << 20)
     server = HttpServer(front, store_routes(host), stores=host)
     service = await StoreService.open(str(directory), page_bytes=1 << 20)

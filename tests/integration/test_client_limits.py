@@ -14,14 +14,14 @@ from holdfast import aio
 from holdfast.client import ClientOptions
 from holdfast.commit.format.transaction import Transaction, Write
 from holdfast.errors import Backpressure, Code
-from holdfast.server.gateway import FrontLimits
+from holdfast.server.gateway import GatewayLimits
 from holdfast.server.http.auth import Role
 
 TOKENS = {"w" * 16: Role.WRITE, "v" * 16: Role.WRITE}
 
 
-def limited(rate: int) -> FrontLimits:
-    return FrontLimits(client_commits_per_second_max=rate)
+def limited(rate: int) -> GatewayLimits:
+    return GatewayLimits(client_commits_per_second_max=rate)
 
 
 @pytest.mark.parametrize("target", ["/v1/commit", "/v1/commit?"], ids=["fast lane", "framework"])

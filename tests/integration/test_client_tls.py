@@ -22,7 +22,7 @@ from holdfast.client import Client, ClientOptions
 from holdfast.client.stores import PublisherOptions
 from holdfast.commit.format.transaction import Transaction, Write
 from holdfast.errors import Code, HoldfastError, InvalidRequest, OutcomeUnknown
-from holdfast.server.http import listener
+from holdfast.server.http import http_server as listener
 
 WRITE = [Write(b"k", b"v")]
 PATIENT = ClientOptions(retry_base_ms=1, retry_max_ms=4)

@@ -63,7 +63,7 @@ KINDS = {
 
 def live() -> Counter[str]:
     """How many objects there are of the classes that a connection is made of."""
-    names = ("FastLane", "FrameworkLane", "RequestResponseCycle", "Call", "Connection", "JsonLines", "frame")
+    names = ("Connection", "AsgiConnection", "RequestResponseCycle", "Call", "ConnectionView", "JsonLines", "frame")
     found = Counter(type(thing).__name__ for thing in gc.get_objects())
     return Counter({name: found[name] for name in names})
 

@@ -11,7 +11,7 @@ import pytest
 from tests.integration.http_harness import Client, run, serving, until
 
 from holdfast.server.commit.commit_stream import MSGPACK, NDJSON, WINDOW_ITEMS
-from holdfast.server.gateway import FrontLimits
+from holdfast.server.gateway import GatewayLimits
 
 OPEN = b"POST /v1/commits HTTP/1.1\r\nHost: x\r\nContent-Type: %b\r\nTransfer-Encoding: chunked\r\n\r\n"
 
@@ -134,7 +134,7 @@ def test_an_item_that_cannot_be_read_ends_the_stream_and_loses_nothing_before_it
     media_type: str, bad: bytes, code: str
 ) -> None:
     async def scenario() -> None:
-        async with serving(limits=FrontLimits(request_bytes_max=4096)) as here:
+        async with serving(limits=GatewayLimits(request_bytes_max=4096)) as here:
             make = line if media_type == NDJSON else packed
             client = await here.connect()
             found = await results(client, make(0) + make(1) + bad + make(2), media_type)

@@ -13,10 +13,10 @@ from tests.integration.http_harness import Client, commit, request, run, serving
 from holdfast.commit.leadership.claims import encode_proof
 from holdfast.commit.leadership.takeover import now
 from holdfast.commit.service import ServiceOptions
-from holdfast.server.commit.ask_leader import ask_leader
-from holdfast.server.gateway import FrontLimits
+from holdfast.server.gateway import GatewayLimits
 from holdfast.server.http.auth import Role
 from holdfast.server.http.connection import HEAD_BYTES_MAX, UNANSWERED_MAX
+from holdfast.server.run import ask_leader
 
 TOKEN = "0123456789abcdef"
 LIVEZ = request("GET", "/livez")
@@ -354,7 +354,7 @@ def test_a_body_framed_twice_is_never_taken_by_the_fast_lane() -> None:
 
 def test_too_large_a_body_is_refused_and_its_sender_sees_why() -> None:
     async def scenario() -> None:
-        async with serving(limits=FrontLimits(request_bytes_max=1000)) as here:
+        async with serving(limits=GatewayLimits(request_bytes_max=1000)) as here:
             for body in (b"x" * 1001, b"x" * 5_000_000):
                 client = await here.connect()
                 answer = await client.ask("POST", "/v1/commit", body)
@@ -466,7 +466,7 @@ def test_a_half_closed_peer_still_gets_its_answers() -> None:
 
 def test_one_connection_too_many_is_told_so() -> None:
     async def scenario() -> None:
-        async with serving(limits=FrontLimits(connections_max=2)) as here:
+        async with serving(limits=GatewayLimits(connections_max=2)) as here:
             kept = [await here.connect() for _ in range(2)]
             for client in kept:
                 assert (await client.ask("GET", "/livez")).status == 200

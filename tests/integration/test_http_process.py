@@ -107,7 +107,7 @@ WRITE = {"operations": [{"type": "write", "key": "a2V5", "value": "dmFs"}]}
 
 def view_processes(pid: int) -> list[int]:
     """The processes that keep the view of the server ``pid``."""
-    return [child for child in children(pid) if b"view_process" in Path(f"/proc/{child}/cmdline").read_bytes()]
+    return [child for child in children(pid) if b"view.process" in Path(f"/proc/{child}/cmdline").read_bytes()]
 
 
 @pytest.fixture

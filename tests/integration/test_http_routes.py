@@ -18,10 +18,10 @@ from holdfast.commit.subscription import subscribe
 from holdfast.errors import Code, CorruptData
 from holdfast.objects.budget import BudgetedStore, StoreMetrics, TimeLimited
 from holdfast.objects.memory import MemoryStore
-from holdfast.server.gateway import FrontLimits
+from holdfast.server.gateway import GatewayLimits
 from holdfast.server.http.auth import Role
 from holdfast.server.http.responses import STATUS_OF, LeaderHint
-from holdfast.server.view.in_process import ViewInProcess
+from holdfast.server.view.embedded_view import ViewInProcess
 
 REQUEST_ID = "an-id-of-more-than-twenty-characters"
 
@@ -226,9 +226,9 @@ def test_an_idle_leader_whose_store_is_silent_is_not_ready_until_it_answers() ->
 
 
 @pytest.mark.parametrize(
-    "limits", [FrontLimits(in_flight_commits_max=8), FrontLimits(in_flight_bytes_max=8 * len(write()))]
+    "limits", [GatewayLimits(in_flight_commits_max=8), GatewayLimits(in_flight_bytes_max=8 * len(write()))]
 )
-def test_commits_and_bytes_in_flight_are_bounded(limits: FrontLimits) -> None:
+def test_commits_and_bytes_in_flight_are_bounded(limits: GatewayLimits) -> None:
     async def scenario() -> None:
         async with serving(limits=limits) as here:
             here.store.gate.clear()
@@ -570,7 +570,7 @@ def test_a_status_has_one_bound_however_many_requests_to_a_store_that_hangs_it_t
             client = await first.connect()
             attempt = {"request_id": REQUEST_ID, "read_version": first.service.local_version()}
             committed = await client.ask("POST", "/v1/commit", write(**attempt))
-        limits = FrontLimits(status_seconds_max=0.02)
+        limits = GatewayLimits(status_seconds_max=0.02)
         async with serving(store=store, reading=reading, options=options, limits=limits, view=False) as here:
             target = f"/v1/status/{REQUEST_ID}?min_version={attempt['read_version']}"
             client = await here.connect()
@@ -584,7 +584,7 @@ def test_a_status_has_one_bound_however_many_requests_to_a_store_that_hangs_it_t
             assert store.reads == before + 1  # what was begun goes on, and is shared
             store.answers.set()
             await until(lambda: store.reads > before + 1)
-            here.front.limits = FrontLimits(status_seconds_max=60)
+            here.front.limits = GatewayLimits(status_seconds_max=60)
             final = await client.ask("GET", target)
             assert final.json == {"status": "committed", "version": committed.json["version"]}
 
@@ -598,7 +598,7 @@ def test_a_commit_with_too_many_operations_or_preconditions_is_refused(target: s
     read = {"type": "point_read", "key": "a2V5", "version": 0}
 
     async def scenario() -> None:
-        async with serving(limits=FrontLimits(operations_max=2, preconditions_max=3)) as here:
+        async with serving(limits=GatewayLimits(operations_max=2, preconditions_max=3)) as here:
             for operations, reads, fits in ((2, 3, True), (3, 0, False), (1, 4, False)):
                 client = await here.connect()
                 if handed_over:

@@ -17,7 +17,7 @@ from holdfast.commit.reading.feed import Checkpoint, EventBatch
 from holdfast.errors import Backpressure, Code
 from holdfast.server.commit import sse
 from holdfast.server.commit.sse import KeyFilter
-from holdfast.server.gateway import FrontLimits
+from holdfast.server.gateway import GatewayLimits
 
 
 @dataclass(frozen=True)
@@ -224,7 +224,7 @@ def test_live_events_are_encoded_once_for_all_subscribers(monkeypatch: pytest.Mo
 
 def test_a_quiet_stream_is_kept_alive() -> None:
     async def scenario() -> None:
-        async with serving(limits=FrontLimits(keepalive_interval_seconds=0.05)) as here:
+        async with serving(limits=GatewayLimits(keepalive_interval_seconds=0.05)) as here:
             stream = await Stream.open(here)
             for _ in range(3):
                 await stream.comment("keepalive")
@@ -234,7 +234,7 @@ def test_a_quiet_stream_is_kept_alive() -> None:
 
 def test_a_reader_that_lags_is_told_and_closed_and_others_go_on() -> None:
     async def scenario() -> None:
-        async with serving(limits=FrontLimits(subscriber_unsent_bytes_max=100_000)) as here:
+        async with serving(limits=GatewayLimits(subscriber_unsent_bytes_max=100_000)) as here:
             slow_socket = socket.socket()
             slow_socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             slow_socket.setblocking(False)
@@ -349,7 +349,7 @@ def test_a_lagging_reader_that_never_reads_is_closed_all_the_same(monkeypatch: p
     monkeypatch.setattr("holdfast.server.commit.sse.LINGER_SECONDS", 0.01)
 
     async def scenario() -> None:
-        async with serving(view=False, limits=FrontLimits(subscriber_unsent_bytes_max=10_000)) as here:
+        async with serving(view=False, limits=GatewayLimits(subscriber_unsent_bytes_max=10_000)) as here:
             stuck = socket.socket()
             stuck.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             stuck.setblocking(False)

@@ -18,9 +18,9 @@ from holdfast.errors import Code, Unavailable
 from holdfast.objects.memory import MemoryStore
 from holdfast.objects.port import CreateAnswer, Listed, Unknown
 from holdfast.server import run as serve
-from holdfast.server.gateway import Front, FrontLimits
+from holdfast.server.gateway import Gateway, GatewayLimits
+from holdfast.server.health import StoreWatch
 from holdfast.server.http.auth import Authenticator
-from holdfast.server.readiness import StoreWatch
 from holdfast.settings import Settings, load_configuration
 
 ID = "request-id-of-twenty-plus"
@@ -175,7 +175,7 @@ async def test_a_store_that_hangs_is_seen_by_whoever_looks_at_its_health(store: 
 async def test_an_idle_leader_whose_store_hangs_is_not_ready_before_its_first_request_has_failed(store: Held) -> None:
     await first_reign(store)
     _, budgeted, service = await serving(store, settings())
-    front = Front(limits=FrontLimits(), authenticator=Authenticator({}))
+    front = Gateway(limits=GatewayLimits(), authenticator=Authenticator({}))
     front.lead(service)
     watch = StoreWatch(front, stalled_ms_max=20)
     watch.service, watch.store = service, budgeted.metrics

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 from tests.integration.http_harness import run, serving, until
 
-from holdfast.server.gateway import FrontLimits
+from holdfast.server.gateway import GatewayLimits
 from holdfast.server.http import http_server
-from holdfast.server.http import listener as listener_module
-from holdfast.server.http.listener import ACCEPTS_PER_TURN, Listener
+from holdfast.server.http import http_server as listener_module
+from holdfast.server.http.http_server import ACCEPTS_PER_TURN, Listener
 
 
 class Greeter(asyncio.Protocol):
@@ -163,9 +163,9 @@ def test_connections_leave_descriptors_to_the_log(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(http_server.resource, "getrlimit", lambda _: (1_024, 1_024))
 
     async def scenario() -> None:
-        async with serving(limits=FrontLimits(connections_max=0)) as unlimited:
+        async with serving(limits=GatewayLimits(connections_max=0)) as unlimited:
             assert unlimited.server.lanes.connections_max == 1_024 - http_server.DESCRIPTORS_KEPT
-        async with serving(limits=FrontLimits(connections_max=5)) as few:
+        async with serving(limits=GatewayLimits(connections_max=5)) as few:
             assert few.server.lanes.connections_max == 5
 
     run(scenario)
@@ -175,7 +175,7 @@ def test_beside_those_who_are_told_a_crowd_is_closed_without_a_word(monkeypatch:
     monkeypatch.setattr(http_server, "REFUSALS_MAX", 3)
 
     async def scenario() -> None:
-        async with serving(limits=FrontLimits(connections_max=2)) as here:
+        async with serving(limits=GatewayLimits(connections_max=2)) as here:
             with crowd((here.host, here.port), 40):
                 await until(lambda: here.front.counters.refused_connections == 38)
                 assert here.server.lanes.connections <= 5

@@ -18,7 +18,7 @@ from holdfast.commit.stages import release
 from holdfast.commit.subscription import subscribe
 from holdfast.errors import Unavailable
 from holdfast.objects.port import Listed
-from holdfast.server.gateway import FrontLimits
+from holdfast.server.gateway import GatewayLimits
 from holdfast.server.http import connection as fast_lane
 
 VERSION = request("GET", "/v1/version")
@@ -172,7 +172,7 @@ def test_askers_that_went_away_do_not_keep_their_connections_while_the_store_is_
     store = SilentStore()
 
     async def scenario() -> None:
-        async with silent(store, AGES_MS, limits=FrontLimits(connections_max=3)) as here:
+        async with silent(store, AGES_MS, limits=GatewayLimits(connections_max=3)) as here:
             for _ in range(3):
                 client = await here.connect()
                 client.send(VERSION * 2)

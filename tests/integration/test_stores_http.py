@@ -20,7 +20,8 @@ from tests.integration.stores_harness import bodies, stores_serving, text64
 from holdfast.server.http.auth import Role
 from holdfast.server.metrics import ServerMetrics
 from holdfast.server.stores import operations as operations_module
-from holdfast.server.stores.statistics import Statistics
+from holdfast.server.stores.figures import Statistics
+from holdfast.server.stores.hosting import StoreHost
 from holdfast.stores.storage.index import Checkpoint, Index
 from holdfast.stores.storage.log import MessageLog
 
@@ -44,6 +45,38 @@ def test_what_is_published_is_polled_and_acknowledged(tmp_path: Path) -> None:
             answer = await stores.acks("orders", "work", ack=[1, 3, 9])
             assert answer == {"acknowledged": 2, "stale": [9]}
             assert await stores.poll("orders", "work", wait_ms=10) == []
+
+    run(scenario)
+
+
+def test_both_kinds_of_connection_admit_a_publish_by_the_size_of_its_body(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    admitted: list[int] = []
+    returned: list[int] = []
+    admit, settled = StoreHost.admit, StoreHost.settled
+
+    def count(host: StoreHost, size: int) -> None:
+        admitted.append(size)
+        admit(host, size)
+
+    def count_back(host: StoreHost, size: int) -> None:
+        returned.append(size)
+        settled(host, size)
+
+    monkeypatch.setattr(StoreHost, "admit", count)
+    monkeypatch.setattr(StoreHost, "settled", count_back)
+
+    async def scenario() -> None:
+        async with stores_serving(tmp_path) as stores:
+            await stores.define("orders", durables={"work": SHARED})
+            body = {"messages": [{"body": text64("a"), "fields": {"note": "n" * 100}}]}
+            for store in ("orders", "%6Frders"):  # the framework reads lines with an escape
+                assert (await stores.ask("POST", f"/v1/stores/{store}/messages", body)).status == 200
+            assert len(set(admitted)) == 1
+            assert admitted[0] > 100
+            assert returned == admitted
+            assert len(admitted) == 2
 
     run(scenario)
 

@@ -14,7 +14,7 @@ from tests.unit.commit.builders import genesis, record
 from holdfast.commit.format.batch import Header, LoggedTransaction, decode_header, encode_body, encode_object
 from holdfast.commit.format.transaction import Delete, Operation, PointRead, RangeDelete, RangeRead, Write
 from holdfast.errors import CorruptData
-from holdfast.server.view.builder import ViewBuilder
+from holdfast.server.view.process import ViewBuilder
 from holdfast.values import Version
 from holdfast.view import View
 from holdfast.view.storage import Row

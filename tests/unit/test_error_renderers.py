@@ -16,7 +16,7 @@ from structlog.testing import capture_logs
 
 from holdfast import errors
 from holdfast.cli.output import print_error
-from holdfast.client.protocol.messages import ServiceError, error_of
+from holdfast.client.protocol.messages import error_of
 from holdfast.client.stores import wire
 from holdfast.errors import (
     Closed,
@@ -29,10 +29,12 @@ from holdfast.errors import (
     statement_of,
 )
 from holdfast.server.http.responses import LeaderHint, error_answer, error_body, not_leading
-from holdfast.server.stores import hosting, socket_frames
+from holdfast.server.stores import hosting
 from holdfast.server.view.messages import Damage
 from holdfast.stores import service
 from holdfast.stores.storage.log import not_done
+from holdfast.wire.log import ErrorBody
+from holdfast.wire.stores import ErrorFrame
 
 SOURCES: Final = Path(errors.__file__).parent
 PARTS: Final = ("it failed", "slot=7", "cause=refused", "wait, then look")
@@ -105,7 +107,7 @@ def test_an_http_answer_and_the_clients_error_of_it_show_each_part_once(name: st
     facts = tuple(str(value) for value in error.fields.values())
     hint = (error.hint,) if error.hint else ()
     assert_once(body.decode(), (error.message, *facts, *hint))
-    there = error_of(msgspec.convert(json.loads(body)["error"], ServiceError), 500)
+    there = error_of(msgspec.convert(json.loads(body)["error"], ErrorBody), 500)
     assert_once(str(there), (error.message, *facts, *hint))
     assert there.hint == error.hint
     stores = wire.coded_error(500, {}, body)
@@ -124,23 +126,23 @@ def test_a_fact_with_no_field_of_its_own_stays_in_the_message() -> None:
 
 
 def test_an_error_of_a_service_of_the_version_before_is_read() -> None:
-    there = error_of(msgspec.json.decode(b'{"code":"not_found","message":"no such key"}', type=ServiceError), 404)
+    there = error_of(msgspec.json.decode(b'{"code":"not_found","message":"no such key"}', type=ErrorBody), 404)
     assert (str(there), there.hint) == ("no such key", "")
 
 
 def test_a_code_that_the_client_does_not_know_keeps_its_hint() -> None:
-    there = wire.named_error(ServiceError("of_tomorrow", "it failed", hint="look"), 500)
+    there = wire.named_error(ErrorBody("of_tomorrow", "it failed", hint="look"), 500)
     assert str(there) == "it failed service_code=of_tomorrow; look"
 
 
 @pytest.mark.parametrize("encode", [msgspec.json.encode, msgspec.msgpack.encode])
 def test_a_frame_of_a_subscription_shows_each_part_once(encode: type[object]) -> None:
     error = failure()
-    frame = socket_frames.ErrorFrame(3, str(error.code), error.statement(), error.hint)
+    frame = ErrorFrame(3, str(error.code), error.statement(), error.hint)
     assert_once(msgspec.json.encode(frame).decode())
-    assert b"hint" not in msgspec.json.encode(socket_frames.ErrorFrame(3, "c", "m")), "additive: only where it is"
+    assert b"hint" not in msgspec.json.encode(ErrorFrame(3, "c", "m")), "additive: only where it is"
     found = wire.decode_frame(msgspec.msgpack.encode(frame))
-    assert isinstance(found, wire.ErrorFrame)
+    assert isinstance(found, ErrorFrame)
     assert_once(f"{found.message} {found.hint}")
 
 

@@ -13,7 +13,7 @@ from holdfast.client import Checkpoint, TransactionEvent
 from holdfast.commit.format.transaction import Write
 from holdfast.commit.reading.feed import Checkpoint as FeedCheckpoint
 from holdfast.errors import Code, CorruptData, InvalidRequest
-from holdfast.server.view.builder import ViewBuilder
+from holdfast.server.view.process import ViewBuilder
 from holdfast.values import LogPosition
 from holdfast.view import View
 

@@ -12,18 +12,11 @@ from holdfast.extras import needs
 
 with needs("client"):
     from holdfast.client.protocol.events import Checkpoint, Event, RolledBack, TransactionEvent
-    from holdfast.client.protocol.messages import (
-        CommitReceipt,
-        Found,
-        FoundRange,
-        NotCommitted,
-        StatusAnswer,
-        VersionAnswer,
-    )
     from holdfast.client.protocol.options import ClientOptions
     from holdfast.client.protocol.shell import Transacted
     from holdfast.client.sync.client import BlockingTransaction, Client, Subscription
     from holdfast.values import LogPosition
+    from holdfast.wire.log import CommitReceipt, Found, FoundRange, NotCommitted, StatusAnswer, VersionAnswer
 
 __all__ = [
     "BlockingTransaction",

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
@@ -24,13 +24,19 @@ from holdfast.commit.service import ServiceEnd
 from holdfast.commit.stages.events import CommitEntry
 from holdfast.errors import Backpressure, Code, HoldfastError, Unavailable
 from holdfast.server.http.auth import Authenticator
-from holdfast.server.http.client_rates import ClientRates
-from holdfast.server.http.kept_errors import without_traceback
 from holdfast.server.http.requests import ITEMS_MAX, log_mismatch
-from holdfast.server.http.responses import CommitAnswers, LeaderHint, not_leading
+from holdfast.server.http.responses import CommitAnswers, LeaderHint, not_leading, without_traceback
 from holdfast.values import LogPosition
 
-__all__ = ["Front", "FrontLimits", "LeadingService", "RequestCounters", "StatusVerdict"]
+__all__ = [
+    "CLIENTS_MAX",
+    "ClientRates",
+    "Gateway",
+    "GatewayLimits",
+    "LeadingService",
+    "RequestCounters",
+    "StatusVerdict",
+]
 
 VersionWaiter = Callable[[int | HoldfastError], None]
 
@@ -109,7 +115,7 @@ class LeadingService(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class FrontLimits:
+class GatewayLimits:
     """The bounds in front of the service. Bytes are those of request bodies as they came; in flight, with
     what their request ids take in the log."""
 
@@ -142,13 +148,13 @@ class RequestCounters:
     """Items of streams that waited for the same reason."""
 
 
-class Front:
+class Gateway:
     """The shared side of every connection."""
 
     def __init__(
         self,
         *,
-        limits: FrontLimits,
+        limits: GatewayLimits,
         authenticator: Authenticator,
         leader_id: str = "",
         address: str = "",
@@ -338,3 +344,67 @@ class Front:
             answer = without_traceback(error)
         for waiter in waiters:
             waiter(answer)
+
+
+CLIENTS_MAX: Final = 16_384
+BURST_SECONDS: Final = 1.0
+_ROUNDING_SECONDS: Final = 1e-6
+"""Sums of fractions of a second do not meet a second exactly."""
+
+ClientKey = bytes | str
+
+
+class ClientRates:
+    """The buckets of all clients. ``now`` is seconds of a clock that never steps back, the same in every call.
+
+    >>> rates = ClientRates(2)
+    >>> [rates.wait_for_one("peer", 10.0) for _ in range(3)]
+    [0.0, 0.0, 0.5]
+    >>> rates.wait_for_one("peer", 10.5)
+    0.0
+    """
+
+    __slots__ = ("_clients_max", "_full_at", "_share_seconds", "per_second_max")
+
+    def __init__(self, per_second_max: int, *, clients_max: int = CLIENTS_MAX) -> None:
+        assert per_second_max >= 1, "a rate of none is no limit but an end"
+        assert clients_max >= 1, "at least the client that asks is remembered"
+        self.per_second_max = per_second_max
+        self._share_seconds = 1.0 / per_second_max
+        self._clients_max = clients_max
+        self._full_at: OrderedDict[ClientKey, float] = OrderedDict()
+        """Least recently heard first."""
+
+    def __len__(self) -> int:
+        """How many clients are remembered."""
+        return len(self._full_at)
+
+    def wait_for_one(self, client: ClientKey, now: float) -> float:
+        """Take one commit from the budget and return 0; or take nothing and return the seconds until one is there."""
+        full_at = max(self._full_at.pop(client, now), now)
+        moved = full_at + self._share_seconds
+        wait = moved - now - BURST_SECONDS
+        if wait <= _ROUNDING_SECONDS:
+            self._remember(client, moved)
+            return 0.0
+        self._remember(client, full_at)
+        return wait
+
+    def wait_after_taking(self, client: ClientKey, commits: int, now: float) -> float:
+        """Take ``commits`` from the budget in any case, and return the seconds until it bears them.
+
+        For streams, which are slowed and not refused: whoever takes must wait that long before it goes on.
+        """
+        moved = max(self._full_at.pop(client, now), now) + commits * self._share_seconds
+        self._remember(client, moved)
+        return max(0.0, moved - now - BURST_SECONDS)
+
+    def check(self) -> None:
+        """Assert the invariants."""
+        assert len(self._full_at) <= self._clients_max, "the table is bounded"
+
+    def _remember(self, client: ClientKey, full_at: float) -> None:
+        table = self._full_at
+        if len(table) >= self._clients_max:
+            table.popitem(last=False)
+        table[client] = full_at

@@ -10,18 +10,27 @@ stalled; only ``/ok`` travels the pipeline, which is its purpose, and it gives u
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from typing import Final, Protocol
 
-import msgspec
-
-from holdfast.errors import Backpressure, Code, HoldfastError, NotFound
-from holdfast.server.docs_page import DOCS_PAGE
+from holdfast.commit.leadership.takeover import now
+from holdfast.commit.service import CommitService
+from holdfast.errors import Backpressure, Code, HoldfastError, NotFound, Unavailable
+from holdfast.objects.budget import StoreMetrics
+from holdfast.server.gateway import Gateway
 from holdfast.server.http.auth import Role
-from holdfast.server.http.responses import Liveness, Readiness
 from holdfast.server.http.routes import Answer, Call, Parameter, Route, json_answer
+from holdfast.wire.log import Liveness, PipelineResponse, Readiness
 
-__all__ = ["STANDBY_HEADER", "STANDBY_PROOF_HEADER", "health_routes"]
+__all__ = [
+    "DOCS_PAGE",
+    "STALLED_MS_MAX",
+    "STANDBY_HEADER",
+    "STANDBY_PROOF_HEADER",
+    "StoreWatch",
+    "health_routes",
+]
 
 OK_SECONDS_MAX: Final = 10.0
 STANDBY_HEADER: Final = "Holdfast-Standby"
@@ -29,13 +38,6 @@ STANDBY_HEADER: Final = "Holdfast-Standby"
 STANDBY_PROOF_HEADER: Final = "Holdfast-Standby-Proof"
 """The slot and the nonce of the newest object that the standby has read, needed where callers need tokens."""
 STANDBY_CHARACTERS_MAX: Final = 256
-
-
-class PipelineAnswer(msgspec.Struct, frozen=True):
-    """A no-op has been through all four stages."""
-
-    ok: bool
-    leader_id: str
 
 
 async def livez(call: Call) -> Answer:
@@ -56,7 +58,7 @@ async def pipeline_ok(call: Call) -> Answer:
             await service.noop()
     except TimeoutError as error:
         raise Backpressure("a no-op did not come through the pipeline in time", retry_after_ms=1000) from error
-    return json_answer(PipelineAnswer(True, service.leader_id))
+    return json_answer(PipelineResponse(True, service.leader_id))
 
 
 _NOT_READY: Final = (Code.NOT_LEADER, Code.OVERLOADED, Code.LEADER_CHANGED)
@@ -85,7 +87,7 @@ _HEALTH: Final = (
         role=Role.OPEN,
         summary="A no-op went through all four stages",
         handler=pipeline_ok,
-        answers={"application/json": PipelineAnswer},
+        answers={"application/json": PipelineResponse},
         codes=_NOT_READY,
         tag="health",
     ),
@@ -199,3 +201,151 @@ def health_routes(
             tag="description",
         ),
     )
+
+
+STALLED_MS_MAX: Final = 3_000.0
+"""Far above a slow request to a cloud store, far below giving up."""
+RETRY_AFTER_MS: Final = 1_000
+
+
+class StoreWatch:
+    """Looks at what the parts of one serving process know. ``service`` is None while it does not lead."""
+
+    def __init__(self, front: Gateway, *, stalled_ms_max: float = STALLED_MS_MAX) -> None:
+        self._front = front
+        self._stalled_ms_max = stalled_ms_max
+        self.service: CommitService | None = None
+        self.store: StoreMetrics | None = None
+
+    def problem(self) -> HoldfastError | None:
+        """None when commits are welcome and get through, else why not."""
+        problem = self._front.admission()
+        if problem is not None and (problem.code is not Code.OVERLOADED or self._front.draining):
+            return problem
+        # Before a refusal of commits: it says what the store does.
+        return self._stalled_batch() or self._unanswered_check() or self._silent_store() or problem
+
+    def damage(self) -> str | None:
+        """The newest damage that anything met in the log under this leader, None for none."""
+        return None if self.service is None else self.service.damage.newest
+
+    def _stalled_batch(self) -> HoldfastError | None:
+        service = self.service
+        if service is None or not (in_flight := service.pipeline.persist.in_flight):
+            return None
+        waited_ms = now().boot_ms - in_flight[0].formed_ms
+        if waited_ms <= self._stalled_ms_max:
+            return None
+        return self._unavailable("the oldest batch waits for the store", waited_ms)
+
+    def _unanswered_check(self) -> HoldfastError | None:
+        """An idle leader has no batch that could stall, and its first request into a black hole takes long to fail."""
+        service = self.service
+        if service is None or (since_ms := service.pipeline.unproved_since_ms) is None:
+            return None
+        waited_ms = now().boot_ms - since_ms
+        if waited_ms <= self._stalled_ms_max:
+            return None
+        return self._unavailable("the store does not tell who owns the log", waited_ms)
+
+    def _silent_store(self) -> HoldfastError | None:
+        store = self.store
+        if store is None or store.is_healthy or store.last_success_seconds is None:
+            return None  # before its first answer nobody leads
+        silent_ms = (time.monotonic() - store.last_success_seconds) * 1000
+        if silent_ms <= self._stalled_ms_max:
+            return None
+        return self._unavailable("the store does not answer", silent_ms)
+
+    def _unavailable(self, what: str, waited_ms: float) -> HoldfastError:
+        # Anybody may ask; where that is not everybody's service, what a store says is for the log alone.
+        failure = "" if self.store is None or self._front.authenticator.required else self.store.last_failure
+        return Unavailable(
+            what,
+            code=Code.STORE_UNAVAILABLE,
+            retry_after_ms=RETRY_AFTER_MS,
+            waited_ms=round(waited_ms),
+            cause=failure or None,
+        )
+
+
+DOCS_PAGE: Final = b"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>Holdfast commit log: API</title>
+<style>
+  :root { color-scheme: light dark; font: 16px/1.5 system-ui, sans-serif; }
+  body { max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
+  details { border: 1px solid #8886; border-radius: .5rem; margin: .5rem 0; padding: .5rem 1rem; }
+  summary { cursor: pointer; display: flex; gap: 1rem; flex-wrap: wrap; }
+  code, pre { font-family: ui-monospace, monospace; font-size: .9em; }
+  pre { overflow: auto; background: #8882; padding: .75rem; border-radius: .5rem; }
+  .method { font-weight: 700; min-width: 4rem; }
+  table { border-collapse: collapse; width: 100%; }
+  th, td { text-align: left; vertical-align: top; padding: .25rem .75rem .25rem 0; border-bottom: 1px solid #8884; }
+</style>
+</head>
+<body>
+<h1 id="title">API</h1>
+<p id="about"></p>
+<main id="routes"><p>Reading <a href="openapi.json">openapi.json</a>.</p></main>
+<h2>Types</h2>
+<div id="types"></div>
+<script>
+"use strict";
+function element(name, text, parent) {
+  const made = document.createElement(name);
+  if (text !== undefined) made.textContent = text;
+  if (parent) parent.append(made);
+  return made;
+}
+function rows(parent, titles, lines) {
+  const table = element("table", undefined, parent);
+  const head = element("tr", undefined, table);
+  titles.forEach(title => element("th", title, head));
+  lines.forEach(line => {
+    const row = element("tr", undefined, table);
+    line.forEach(cell => element("td", cell, row));
+  });
+}
+function show(path, method, operation, parent) {
+  const box = element("details", undefined, parent);
+  const line = element("summary", undefined, box);
+  element("code", method.toUpperCase(), line).className = "method";
+  element("code", path, line);
+  element("span", operation.summary, line);
+  if (operation.description) element("p", operation.description, box);
+  if (operation.parameters) {
+    element("h4", "Parameters", box);
+    rows(box, ["name", "in", "required", "what"],
+      operation.parameters.map(p => [p.name, p.in, p.required ? "yes" : "no", p.description]));
+  }
+  if (operation.requestBody) {
+    element("h4", "Body", box);
+    element("pre", JSON.stringify(operation.requestBody.content, null, 2), box);
+  }
+  element("h4", "Answers", box);
+  rows(box, ["status", "what", "media types"], Object.entries(operation.responses).map(
+    ([status, answer]) => [status, answer.description, Object.keys(answer.content).join(", ")]));
+}
+fetch("openapi.json").then(answer => answer.json()).then(api => {
+  document.getElementById("title").textContent = api.info.title + " " + api.info.version;
+  document.getElementById("about").textContent = api.info.summary + ".";
+  const main = document.getElementById("routes");
+  main.replaceChildren();
+  for (const [path, methods] of Object.entries(api.paths))
+    for (const [method, operation] of Object.entries(methods)) show(path, method, operation, main);
+  const types = document.getElementById("types");
+  for (const [name, schema] of Object.entries(api.components.schemas)) {
+    const box = element("details", undefined, types);
+    element("code", name, element("summary", undefined, box));
+    if (schema.description) element("p", schema.description, box);
+    element("pre", JSON.stringify(schema, null, 2), box);
+  }
+}).catch(error => { document.getElementById("routes").textContent = "openapi.json could not be read: " + error; });
+</script>
+</body>
+</html>
+"""

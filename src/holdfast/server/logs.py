@@ -12,11 +12,17 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import Final, Literal, TextIO, cast
 
 import structlog
 
-__all__ = ["configure_logs"]
+__all__ = [
+    "configure_logs",
+    "keep_pandas_out",
+]
 
 _LEVELS: Final = {
     "debug": logging.DEBUG,
@@ -61,3 +67,23 @@ def configure_logs(log_format: Literal["logfmt", "json"], level: Literal["debug"
     )
     # The framework's own logger says only what our answers and counters say already.
     logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
+
+
+class _PandasIsAbsent(MetaPathFinder):
+    """Makes pyarrow believe that pandas is not installed.
+
+    Where it is, pyarrow imports it at the first array it makes: two seconds in which the first commit, and everything
+    else on the loop, would wait, and 60 MB that a server never uses.
+    """
+
+    def find_spec(self, fullname: str, path: object, target: ModuleType | None = None) -> ModuleSpec | None:
+        """Refuse pandas; leave everything else to the next finder."""
+        del path, target
+        if fullname == "pandas":
+            raise ModuleNotFoundError("the serving process does without pandas", name=fullname)
+        return None
+
+
+def keep_pandas_out() -> None:
+    """Call it before pyarrow makes its first array."""
+    sys.meta_path.insert(0, _PandasIsAbsent())

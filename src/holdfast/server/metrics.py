@@ -23,12 +23,11 @@ from holdfast.commit.reading.verify import Scrub
 from holdfast.commit.service import CommitService
 from holdfast.objects.budget import LATENCY_BOUNDS_MS as STORE_BOUNDS_MS
 from holdfast.objects.budget import StoreMetrics
-from holdfast.server.buckets import cumulative_buckets
 from holdfast.server.commit.sse import Subscriptions
-from holdfast.server.gateway import Front
+from holdfast.server.gateway import Gateway
 from holdfast.server.http.http_server import HttpServer
 from holdfast.server.stores.hosting import StoreHost
-from holdfast.server.stores.store_metrics import store_metrics
+from holdfast.server.stores.store_metrics import cumulative_buckets, store_metrics
 from holdfast.server.view.embedded_view import EmbeddedView
 
 __all__ = ["ServerMetrics"]
@@ -39,7 +38,7 @@ _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 class ServerMetrics(Collector):
     """Collects from the parts of one serving process. ``service`` is None while it does not lead."""
 
-    def __init__(self, front: Front) -> None:
+    def __init__(self, front: Gateway) -> None:
         self._front = front
         self.server: HttpServer | None = None
         self.subscriptions: Subscriptions | None = None

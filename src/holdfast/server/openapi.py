@@ -16,14 +16,44 @@ import msgspec
 
 from holdfast.errors import Code
 from holdfast.server.http.auth import Role
-from holdfast.server.http.responses import STATUS_OF, ErrorAnswer
+from holdfast.server.http.responses import STATUS_OF
 from holdfast.server.http.routes import ANY_ROUTE_CODES, Route
+from holdfast.wire.log import ErrorResponse
 
 __all__ = ["describe"]
 
 Json = dict[str, object]
 
 _TEXT_TYPES: Final = frozenset({"JsonDelete", "JsonPointRead", "JsonRangeDelete", "JsonRangeRead", "JsonWrite"})
+_OLDER_NAMES: Final[Mapping[str, str]] = {
+    "CommitReceipt": "CommittedAnswer",
+    "Entry": "EntryAnswer",
+    "Found": "ValueAnswer",
+    "FoundRange": "ValueRange",
+    "ItemError": "StreamErrorAnswer",
+    "NotCommitted": "NotCommittedAnswer",
+    "Page": "BrowsedAnswer",
+    "Purged": "PurgedAnswer",
+    "Receipt": "PublishAnswer",
+    "StatusAnswer": "StatusAnswerBody",
+}
+"""Clients generated from the document have types of these names. ``...Response`` is published as ``...Answer``."""
+_ALWAYS_WHOLE: Final = frozenset(
+    {
+        "BrowsedAnswer",
+        "ChangedAnswer",
+        "CommittedAnswer",
+        "EntriesAnswer",
+        "NotCommittedAnswer",
+        "PublishAnswer",
+        "PurgedAnswer",
+        "RedeliveredAnswer",
+        "StreamErrorAnswer",
+        "ValueRange",
+        "VersionAnswer",
+    }
+)
+"""Responses that this service sends with every field. The defaults are for clients of an older service."""
 _REF: Final = "#/components/schemas/{name}"
 _STATUS_TEXT: Final[Mapping[int, str]] = {
     400: "The request is wrong as it stands",
@@ -47,11 +77,11 @@ _STATUS_TEXT: Final[Mapping[int, str]] = {
 def describe(routes: Iterable[Route], *, version: str, with_tokens: bool) -> bytes:
     """The document as JSON bytes."""
     rows = list(routes)
-    types: list[object] = [ErrorAnswer]
+    types: list[object] = [ErrorResponse]
     for row in rows:
         for kind in (*(row.body or {}).values(), *row.answers.values()):
             types += _alternatives(kind)
-    schemas, components = msgspec.json.schema_components(types, ref_template=_REF)
+    schemas, components = _schemas(types)
     for name in components.keys() & _TEXT_TYPES:
         _exclude_each_other(components[name])
     schema_of = {id(kind): schema for kind, schema in zip(types, schemas, strict=True)}
@@ -76,6 +106,26 @@ def describe(routes: Iterable[Route], *, version: str, with_tokens: bool) -> byt
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
         }
     return msgspec.json.encode(document)
+
+
+def _schemas(types: Sequence[object]) -> tuple[tuple[Json, ...], dict[str, Json]]:
+    """The schema of each type and of the structs inside, under the names that the document has always used."""
+    made = msgspec.json.schema_components(types, ref_template=_REF)
+    text = re.sub(
+        r'"(#/components/schemas/)?([A-Z]\w+)"',
+        lambda found: f'"{found[1] or ""}{_OLDER_NAMES.get(found[2]) or found[2].replace("Response", "Answer")}"',
+        msgspec.json.encode(made).decode(),
+    )
+    schemas, components = msgspec.json.decode(text, type=tuple[tuple[Json, ...], dict[str, dict[str, Any]]])
+    for name in components.keys() & _ALWAYS_WHOLE:
+        properties = components[name]["properties"]
+        components[name]["required"] = list(properties)
+        for schema in properties.values():
+            schema.pop("default", None)
+            if name == "VersionAnswer" and "anyOf" in schema:  # None is what a client has from a service before log ids
+                schema.clear()
+                schema["type"] = "string"
+    return schemas, components
 
 
 def _exclude_each_other(schema: dict[str, Any]) -> None:
@@ -158,7 +208,7 @@ def _error_response(status: int, codes: Sequence[Code], schema_of: Mapping[int, 
             "application/json": {
                 "schema": {
                     "allOf": [
-                        schema_of[id(ErrorAnswer)],
+                        schema_of[id(ErrorResponse)],
                         {"properties": {"error": {"properties": {"code": {"enum": names}}}}},
                     ]
                 }

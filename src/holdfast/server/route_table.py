@@ -8,14 +8,13 @@ from __future__ import annotations
 from holdfast.server.commit.commit_stream import ROUTES as STREAM_ROUTES
 from holdfast.server.commit.routes import ROUTES as LOG_ROUTES
 from holdfast.server.commit.sse import Subscriptions, subscribe_route
-from holdfast.server.gateway import Front
-from holdfast.server.health import health_routes
+from holdfast.server.gateway import Gateway
+from holdfast.server.health import StoreWatch, health_routes
 from holdfast.server.http.routes import Route
 from holdfast.server.metrics import ServerMetrics
 from holdfast.server.openapi import describe
-from holdfast.server.readiness import StoreWatch
 from holdfast.server.stores.hosting import StoreHost
-from holdfast.server.stores.store_routes import store_routes
+from holdfast.server.stores.routes_administration import store_routes
 from holdfast.server.view.embedded_view import EmbeddedView
 from holdfast.server.view.routes import view_routes
 
@@ -23,7 +22,7 @@ __all__ = ["route_table"]
 
 
 def route_table(
-    front: Front,
+    front: Gateway,
     *,
     metrics: ServerMetrics,
     watch: StoreWatch,

@@ -29,9 +29,14 @@ import resource
 import signal
 import ssl
 import sys
+import threading
+import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any, Final
+from urllib.parse import unquote, urlsplit
 
+import msgspec
 import structlog
 import uvloop
 
@@ -42,36 +47,37 @@ from holdfast.commit.service import CommitService, ServiceEnd, ServiceOptions
 from holdfast.commit.stages.persist import PersistRules
 from holdfast.commit.stages.pipeline import PipelineRules
 from holdfast.commit.subscription import subscribe
-from holdfast.errors import Code, CorruptData, HoldfastError, InvalidRequest
+from holdfast.errors import Code, CorruptData, HoldfastError, InvalidRequest, Unavailable
 from holdfast.objects.budget import BudgetedStore, RetryPolicy, TimeLimited
 from holdfast.objects.credentials import require_credentials
 from holdfast.objects.directory.time_slice import COMPUTING_NS, ask_for_time_slice
 from holdfast.objects.open import open_store
 from holdfast.objects.port import ObjectStore
-from holdfast.server.commit.ask_leader import ask_leader
-from holdfast.server.commit.log_place import require_writable_place
-from holdfast.server.commit.older_history import segment_history
-from holdfast.server.commit.replaced_log import require_places_of_this_log
+from holdfast.server.commit.replaced_log import require_places_of_this_log, segment_history
 from holdfast.server.commit.sse import Subscriptions
-from holdfast.server.gateway import Front, FrontLimits
+from holdfast.server.gateway import Gateway, GatewayLimits
+from holdfast.server.health import STANDBY_HEADER, STANDBY_PROOF_HEADER, StoreWatch
 from holdfast.server.http.auth import Authenticator, Role
 from holdfast.server.http.http_server import HttpServer
 from holdfast.server.http.responses import LeaderHint
 from holdfast.server.http.routes import Route
-from holdfast.server.logs import configure_logs
+from holdfast.server.logs import configure_logs, keep_pandas_out
 from holdfast.server.metrics import ServerMetrics
-from holdfast.server.pandas_absent import keep_pandas_out
-from holdfast.server.readiness import StoreWatch
 from holdfast.server.route_table import route_table
-from holdfast.server.start_hints import hint_of
-from holdfast.server.stop_bound import StopBound
 from holdfast.server.stores.hosting import StoreHost
 from holdfast.server.stores.opening import Opening, read_definitions
 from holdfast.server.view.embedded_view import EmbeddedView
 from holdfast.server.view.messages import ViewStart
 from holdfast.settings import Settings
+from holdfast.wire.log import Liveness
 
-__all__ = ["main"]
+__all__ = [
+    "StopBound",
+    "ask_leader",
+    "hint_of",
+    "main",
+    "require_writable_place",
+]
 
 GRACE_SECONDS: Final = 5.0
 AFTER_REIGN_SECONDS: Final = (1.0, 5.0)
@@ -172,7 +178,7 @@ class _Process:
             if signal.getsignal(number) != signal.SIG_IGN:  # as nohup has it: whoever started this wants it to go on
                 loop.add_signal_handler(number, self._signalled, number)
         loop.add_signal_handler(signal.SIGHUP, log.info, "hangup_ignored")
-        self._front = Front(
+        self._front = Gateway(
             limits=_limits(settings),
             authenticator=Authenticator({token.token: Role[token.role.upper()] for token in settings.server.tokens}),
         )
@@ -473,8 +479,8 @@ async def _first_of(*awaited: asyncio.Future[Any]) -> None:
     await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
 
 
-def _limits(settings: Settings) -> FrontLimits:
-    return FrontLimits(
+def _limits(settings: Settings) -> GatewayLimits:
+    return GatewayLimits(
         request_bytes_max=settings.server.max_request_size_bytes,
         request_id_length_min=settings.commit.min_request_id_length,
         operations_max=settings.commit.max_operations,
@@ -525,3 +531,172 @@ def _say(line: str) -> None:
     with contextlib.suppress(OSError):  # whoever waited may have gone
         sys.stdout.write(line + "\n")
         sys.stdout.flush()
+
+
+ANSWER_SECONDS_MAX: Final = 2.0
+ANSWER_BYTES_MAX: Final = 65_536
+_LIVENESS: Final = msgspec.json.Decoder(Liveness)
+
+
+async def ask_leader(address: str, *, tls: bool, standby: str | None, proof: str = "") -> str | None:
+    """The leader id of the process at ``address`` while it leads, empty when it does not lead, None without an answer.
+
+    Empty does not mean that it never will: a process answers before it leads, also while its claim stands already.
+    ``standby`` is the address of a standby that asks: once its questions stop, the leader writes heartbeats for it.
+    ``proof``: that it can read the log, without which a leader with tokens does not count the question.
+    """
+    try:
+        async with asyncio.timeout(ANSWER_SECONDS_MAX):
+            answer = await _get_livez(address, tls=tls, standby=standby, proof=proof)
+    except (OSError, TimeoutError, ValueError, EOFError):
+        return None
+    head, _, body = answer.partition(b"\r\n\r\n")
+    if not head.startswith(b"HTTP/1.1 200"):
+        return None
+    try:
+        found = _LIVENESS.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    return found.leader_id if found.leading else ""
+
+
+async def _get_livez(address: str, *, tls: bool, standby: str | None, proof: str) -> bytes:
+    if address.startswith("unix:"):
+        reader, writer = await asyncio.open_unix_connection(address.removeprefix("unix:"))
+        host = "localhost"
+    else:
+        name, _, port = address.removeprefix("http://").removeprefix("https://").rstrip("/").rpartition(":")
+        name = name.strip("[]").encode("idna").decode("ascii")
+        host = f"[{name}]:{port}" if ":" in name else f"{name}:{port}"
+        context: ssl.SSLContext | None = None
+        if tls or address.startswith("https://"):
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        reader, writer = await asyncio.open_connection(name, int(port), ssl=context)
+    try:
+        query, headers = "", ""
+        if standby is not None:
+            query, headers = "?standby=true", f"{STANDBY_HEADER}: {standby}\r\n"
+            if proof:
+                headers += f"{STANDBY_PROOF_HEADER}: {proof}\r\n"
+        writer.write(f"GET /livez{query} HTTP/1.1\r\nHost: {host}\r\n{headers}Connection: close\r\n\r\n".encode())
+        return await _read_to_end(reader)
+    finally:
+        writer.close()
+
+
+async def _read_to_end(reader: asyncio.StreamReader) -> bytes:
+    whole = bytearray()
+    while len(whole) < ANSWER_BYTES_MAX:
+        part = await reader.read(ANSWER_BYTES_MAX)
+        if not part:
+            break
+        whole += part
+    return bytes(whole)
+
+
+def require_writable_place(log_url: str) -> None:
+    """Return when a leader may be able to write under ``log_url``.
+
+    Raises: InvalidRequest naming the path: ``bad_configuration`` when it is no directory or this user may not write it,
+    ``store_unfit`` when its file system is mounted read-only.
+    Cost: a few system calls; nothing is made or changed.
+    """
+    parts = urlsplit(log_url)
+    if parts.scheme != "file":
+        return
+    root = Path(unquote(parts.path)).absolute()
+    place = root
+    while not os.path.lexists(place):
+        place = place.parent
+    if not place.is_dir():
+        raise InvalidRequest(
+            "the log cannot be there: this is not a directory",
+            code=Code.BAD_CONFIGURATION,
+            hint="give --log the directory of the log, for example file:///var/lib/holdfast",
+            path=str(place),
+        )
+    if os.statvfs(place).f_flag & os.ST_RDONLY:
+        raise InvalidRequest(
+            "the log cannot be written: its file system is mounted read-only",
+            code=Code.STORE_UNFIT,
+            hint="mount the file system for writing, or give --log another directory",
+            path=str(place),
+        )
+    # The objects have a directory of their own, and one that was made by another user is the usual mishap.
+    for needed in (place, root / "batches"):
+        if needed.is_dir() and not os.access(needed, os.R_OK | os.W_OK | os.X_OK):
+            raise InvalidRequest(
+                "the log cannot be written: this user has not the right to",
+                code=Code.BAD_CONFIGURATION,
+                hint="give the directory to the user of the service, or start the service as its owner",
+                path=str(needed),
+                user_id=os.geteuid(),
+            )
+
+
+def hint_of(error: HoldfastError) -> str:
+    """The error's own hint, or what its code suggests. Never empty."""
+    if error.hint:
+        return error.hint
+    match error.code:
+        case Code.BAD_CONFIGURATION:
+            return "`holdfast check-config` shows every key, its rule and where its value came from"
+        case Code.LEADER_ALIVE:
+            return "stop the other leader, or start with --take-over, or wait for it with --standby"
+        case Code.LEADER_CHANGED | Code.DEPOSED | Code.NOT_LEADER:
+            return "another process leads now; start with --standby to wait for its end"
+        case Code.LOG_EMPTY | Code.NOT_FOUND:
+            return "check log.url; to begin a new log there, start with --init"
+        case Code.STORE_UNAVAILABLE:
+            return "check that the store of log.url can be reached from here, and its credentials"
+        case Code.INTERNAL:
+            return "this is a bug of Holdfast: report it with this log"
+        case _:
+            pass
+    if isinstance(error, CorruptData):
+        return "do not delete anything; `holdfast log verify` names what is damaged"
+    if isinstance(error, Unavailable):
+        return "start again; what was not available may be by then"
+    if isinstance(error, InvalidRequest):
+        return "correct what the message names; `holdfast check-config` shows what is in force"
+    return "docs/reference/exit-codes.md says what the exit code means"
+
+
+EXIT_CODE: Final = 6
+CLOSING_SECONDS_MAX: Final = 5.0
+"""What is kept of the time for answering and closing, after the log was drained."""
+
+
+class StopBound:
+    """One stop, which takes at most ``seconds_max`` from ``begin`` on. With ``exits`` the process is ended then."""
+
+    def __init__(self, seconds_max: float, *, exits: bool) -> None:
+        self._seconds_max = seconds_max
+        self._exits = exits
+        self._began: float | None = None
+
+    def begin(self) -> None:
+        """The process is about to end. Only the first call counts."""
+        if self._began is not None:
+            return
+        self._began = time.monotonic()
+        if self._exits:
+            timer = threading.Timer(self._seconds_max, self._give_up)
+            timer.daemon = True
+            timer.start()
+
+    def seconds_left(self) -> float:
+        """How long the stop may still take, at least a moment."""
+        began = time.monotonic() if self._began is None else self._began
+        return max(0.01, began + self._seconds_max - time.monotonic())
+
+    def drain_seconds(self) -> float:
+        """How long draining may take, so that there is time left to answer and to close."""
+        return max(0.01, self.seconds_left() - min(CLOSING_SECONDS_MAX, self._seconds_max / 2))
+
+    def _give_up(self) -> None:
+        log.error("stop_given_up", seconds=self._seconds_max)
+        sys.stderr.flush()
+        os._exit(EXIT_CODE)

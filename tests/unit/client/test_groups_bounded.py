@@ -11,9 +11,9 @@ from tests.unit.client.conftest import QUICK
 from holdfast.client.protocol import core
 from holdfast.client.protocol.effects import Answer, Failed, Reply, Send, Wait, Woken
 from holdfast.client.protocol.endpoint import Route, parse_endpoint
-from holdfast.client.protocol.messages import NotCommitted
 from holdfast.commit.format.transaction import Transaction, Write
 from holdfast.errors import Code, OutcomeUnknown
+from holdfast.wire.log import NotCommitted
 
 WITHIN_MS = 60_000.0
 OPTIONS = dataclasses.replace(

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.server.http.client_rates import ClientRates
+from holdfast.server.gateway import ClientRates
 
 
 @pytest.mark.parametrize("rate", [1, 3, 7, 10, 1000])

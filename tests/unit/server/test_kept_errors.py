@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from holdfast.errors import HoldfastError, InvalidRequest, Unavailable
-from holdfast.server.http.kept_errors import without_traceback
+from holdfast.server.http.responses import without_traceback
 
 
 def raised(error: HoldfastError, cause: HoldfastError | None = None) -> HoldfastError:

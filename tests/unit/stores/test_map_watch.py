@@ -12,7 +12,7 @@ import pytest
 from holdfast.errors import Code, HoldfastError
 from holdfast.server.stores import map_watch
 from holdfast.server.stores.map_watch import MapWatch
-from holdfast.server.stores.socket_frames import ChangesFrame, CurrentFrame
+from holdfast.wire.stores import ChangesFrame, CurrentFrame
 
 
 @dataclass

@@ -39,16 +39,7 @@ from holdfast.client.protocol.effects import (
 )
 from holdfast.client.protocol.events import Event
 from holdfast.client.protocol.http1 import AnswerReader, BadAnswer
-from holdfast.client.protocol.messages import (
-    CommitReceipt,
-    Found,
-    FoundRange,
-    NotCommitted,
-    Place,
-    StatusAnswer,
-    VersionAnswer,
-    position_of,
-)
+from holdfast.client.protocol.messages import Place, position_of
 from holdfast.client.protocol.options import ClientOptions
 from holdfast.client.protocol.shell import Transacted, draw_wait_ms, now_ms, routes_of, token_of
 from holdfast.client.protocol.stream import Continuity, Delivery, Filter, follow
@@ -57,6 +48,7 @@ from holdfast.client.protocol.unusable import problem_with, reason_of
 from holdfast.commit.format.transaction import Operation, Precondition, Transaction
 from holdfast.errors import Closed, HoldfastError
 from holdfast.values import LogPosition
+from holdfast.wire.log import CommitReceipt, Found, FoundRange, NotCommitted, StatusAnswer, VersionAnswer
 
 if TYPE_CHECKING:
     from holdfast.view import View

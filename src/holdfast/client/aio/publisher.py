@@ -27,9 +27,9 @@ from holdfast.client.stores.options import PublisherOptions
 from holdfast.client.stores.publishing import LINGER, Publishing
 from holdfast.client.stores.sent import Failure, Sent
 from holdfast.client.stores.steps import Advisory
-from holdfast.client.stores.wire import Receipt
 from holdfast.errors import Closed, HoldfastError, InternalError
 from holdfast.stores.values.messages import FieldValue, Message
+from holdfast.wire.stores import Receipt
 
 __all__ = ["Publisher"]
 

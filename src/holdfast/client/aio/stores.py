@@ -23,13 +23,14 @@ from holdfast.client.aio.watch import Watch
 from holdfast.client.protocol.options import ClientOptions
 from holdfast.client.protocol.shell import now_ms, token_of
 from holdfast.client.stores import administration
-from holdfast.client.stores.administration import ClusterCommand, Definition, Entry, Lock, Purged, Redelivered
+from holdfast.client.stores.administration import ClusterCommand, Definition, Lock, Redelivered
 from holdfast.client.stores.consuming import Consuming
 from holdfast.client.stores.options import FOR_EVER, PublisherOptions, SubscriberOptions, within_ms
 from holdfast.client.stores.publishing import Publishing
 from holdfast.client.stores.watching import Watching
 from holdfast.client.stores.wire import durable_path, query_of, store_path, template_path
 from holdfast.stores.values.messages import Delivery
+from holdfast.wire.stores import Entry, Purged
 
 __all__ = ["Browser", "Map", "Publisher", "StoreClient", "Subscriber", "Watch"]
 

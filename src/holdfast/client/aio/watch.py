@@ -15,7 +15,7 @@ from typing import Self
 from holdfast.client.aio.subscriber import Subscriber
 from holdfast.client.stores.steps import Advisory
 from holdfast.client.stores.watching import Watching
-from holdfast.client.stores.wire import KeyChange
+from holdfast.wire.stores import KeyChange
 
 __all__ = ["Watch"]
 

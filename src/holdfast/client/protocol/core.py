@@ -31,14 +31,7 @@ from holdfast.client.protocol.effects import Failed, Procedure, Reply, Request, 
 from holdfast.client.protocol.endpoint import Endpoint
 from holdfast.client.protocol.messages import (
     REFUSED_BEFORE_ACCEPTANCE,
-    CommitReceipt,
-    Found,
-    FoundRange,
-    NotCommitted,
     Place,
-    ServiceError,
-    StatusAnswer,
-    VersionAnswer,
     commit_request,
     commits_request,
     decode_body,
@@ -64,6 +57,7 @@ from holdfast.errors import (
     PermissionDenied,
 )
 from holdfast.values import LogPosition
+from holdfast.wire.log import CommitReceipt, ErrorBody, Found, FoundRange, NotCommitted, StatusAnswer, VersionAnswer
 
 __all__ = [
     "Grouping",
@@ -294,7 +288,7 @@ def attempt(session: Session, txn: Transaction, now_ms: float) -> Procedure[Comm
         yield from pause(session, patience, asked, answer)
 
 
-def _is_unknown(error: ServiceError | None, status: int) -> bool:
+def _is_unknown(error: ErrorBody | None, status: int) -> bool:
     """Whether an error answer to a commit leaves its outcome open."""
     if error is None:  # not from the service: a proxy may have sent the request on before it failed
         return status >= 500 or status in (408, 429) or status < 400
@@ -411,7 +405,7 @@ def commit_group(session: Session, txns: list[Transaction], now_ms: float) -> Pr
 def _settle_items(
     session: Session,
     txns: list[Transaction],
-    lines: list[CommitReceipt | NotCommitted | ServiceError],
+    lines: list[CommitReceipt | NotCommitted | ErrorBody],
     now_ms: float,
 ) -> Procedure[list[ItemResult]]:
     if len(lines) > len(txns):
@@ -438,7 +432,7 @@ def _settle_items(
     return results
 
 
-def _item_status(error: ServiceError) -> int:
+def _item_status(error: ErrorBody) -> int:
     """A line carries no HTTP status; only whether the code leaves the outcome open matters."""
     open_codes = (Code.OUTCOME_UNKNOWN, Code.INTERNAL, Code.CLOSED, Code.STORE_UNAVAILABLE, Code.CORRUPT_LOG)
     return 500 if error.code in open_codes else 400

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping
-from typing import Final, Literal, TypeVar
+from typing import Final, TypeVar
 from urllib.parse import quote, urlencode
 
 import msgspec
 
 from holdfast.client.protocol.effects import Reply, Request
-from holdfast.commit.format.transaction import FailedPrecondition, RejectedBecause, Transaction
+from holdfast.commit.format.transaction import Transaction
 from holdfast.errors import (
     Backpressure,
     Closed,
@@ -36,18 +36,22 @@ from holdfast.errors import (
     Unavailable,
 )
 from holdfast.values import LogPosition, parse_position
+from holdfast.wire.formats import UNDECODABLE
+from holdfast.wire.log import (
+    CommitReceipt,
+    ErrorBody,
+    ErrorResponse,
+    Found,
+    FoundRange,
+    ItemError,
+    NotCommitted,
+    StatusAnswer,
+    VersionAnswer,
+)
 
 __all__ = [
-    "CommitReceipt",
-    "Found",
-    "FoundRange",
-    "ItemError",
-    "NotCommitted",
     "Place",
     "REFUSED_BEFORE_ACCEPTANCE",
-    "ServiceError",
-    "StatusAnswer",
-    "VersionAnswer",
     "base64url",
     "commit_request",
     "commits_request",
@@ -71,108 +75,15 @@ JSON_TYPE: Final = "application/json"
 NDJSON_TYPE: Final = "application/x-ndjson"
 
 
-class CommitReceipt(msgspec.Struct, frozen=True, tag_field="status", tag="committed"):
-    """The transaction is durable at ``version``."""
-
-    version: int
-    leader_id: str
-    request_id: str | None = None
-
-
-class NotCommitted(msgspec.Struct, frozen=True, tag_field="status", tag="not_committed"):
-    """This attempt is not committed and never will be. ``version`` is durable and worth retrying from.
-
-    ``reason`` is ``banned`` when its outcome was asked for before it could commit: asking closes an attempt for good.
-    """
-
-    reason: RejectedBecause = "banned"
-    conflicts: tuple[FailedPrecondition, ...] = ()
-    version: int = 0
-    leader_id: str = ""
-    request_id: str | None = None
-
-    def error(self) -> Conflict:
-        """The same as an exception; ``fields`` carry ``version``, ``conflicts`` and ``request_id``."""
-        return Conflict(
-            "the transaction was not committed",
-            code=Code(self.reason),
-            hint="read again from this version, decide again, commit again",
-            version=self.version,
-            conflicts=tuple((item.precondition, item.version) for item in self.conflicts),
-            request_id=self.request_id,
-        )
-
-
-class StatusAnswer(msgspec.Struct, frozen=True):
-    """The final outcome of an attempt; ``version`` is set when it committed."""
-
-    status: Literal["committed", "not_committed", "log_truncated"]
-    version: int | None = None
-
-
-class VersionAnswer(msgspec.Struct, frozen=True):
-    """A version, the leader that vouches for it, and the log it belongs to (None from a service before log ids)."""
-
-    version: int
-    leader_id: str
-    log_id: str | None = None
-
-    @property
-    def position(self) -> LogPosition:
-        """The version together with its log: what ``subscribe(after=...)`` takes."""
-        return LogPosition(self.version, self.log_id)
-
-
-class Found(msgspec.Struct, frozen=True):
-    """A key's value and the version that wrote it."""
-
-    key: bytes
-    value: bytes
-    version: int
-
-
-class FoundRange(msgspec.Struct, frozen=True):
-    """Keys in byte order as of ``version``; ``more`` when the limit cut the range short."""
-
-    items: tuple[Found, ...]
-    version: int
-    more: bool = False
-
-
-class ServiceError(msgspec.Struct, frozen=True):
-    """The inside of an error body."""
-
-    code: str
-    message: str = ""
-    leader_id: str | None = None
-    leader_address: str | None = None
-    retry_after_ms: int | None = None
-    roll_back_to: int | None = None
-    hint: str = ""
-    log_id: str | None = None
-
-
-class _ErrorBody(msgspec.Struct, frozen=True):
-    error: ServiceError
-
-
-class ItemError(msgspec.Struct, frozen=True):
-    """The result of an item of a stream of commits that got an error instead of a verdict."""
-
-    error: ServiceError
-    index: int = -1
-
-
 REFUSED_BEFORE_ACCEPTANCE: Final = frozenset({Code.OVERLOADED, Code.RATE_LIMITED, Code.NOT_LEADER})
 """A commit answered with one of these was not accepted: the same attempt may be sent again."""
 
 REPLACED_HINT: Final = "the log was replaced, or this is another service: read it again from its start"
 
 _COMMIT: Final = msgspec.json.Decoder(CommitReceipt | NotCommitted)
-_ERROR: Final = msgspec.json.Decoder(_ErrorBody)
+_ERROR: Final = msgspec.json.Decoder(ErrorResponse)
 _ITEM_ERROR: Final = msgspec.json.Decoder(ItemError)
 _JSON: Final = msgspec.json.Encoder()
-_UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 Shape = TypeVar("Shape", StatusAnswer, VersionAnswer, Found, FoundRange)
@@ -239,7 +150,7 @@ def decode_body(reply: Reply, shape: type[Shape]) -> Shape:
     """The body of a successful answer. Raises: CorruptData."""
     try:
         return msgspec.json.decode(reply.body, type=shape)
-    except _UNREADABLE as error:
+    except UNDECODABLE as error:
         raise CorruptData("the service answered something the API does not describe", status=reply.status) from error
 
 
@@ -247,14 +158,14 @@ def decode_commit(body: bytes) -> CommitReceipt | NotCommitted | None:
     """The verdict in a commit's answer, or None when it is unreadable."""
     try:
         verdict: CommitReceipt | NotCommitted = _COMMIT.decode(body)
-    except _UNREADABLE:
+    except UNDECODABLE:
         return None
     return verdict
 
 
-def decode_items(body: bytes) -> list[CommitReceipt | NotCommitted | ServiceError]:
+def decode_items(body: bytes) -> list[CommitReceipt | NotCommitted | ErrorBody]:
     """The result lines of a stream of commits. An incomplete or unreadable line ends them: what follows is unknown."""
-    results: list[CommitReceipt | NotCommitted | ServiceError] = []
+    results: list[CommitReceipt | NotCommitted | ErrorBody] = []
     lines = body.split(b"\n")
     for line in lines[:-1]:  # what follows the last line end is an incomplete line
         verdict = decode_commit(line)
@@ -262,7 +173,7 @@ def decode_items(body: bytes) -> list[CommitReceipt | NotCommitted | ServiceErro
             try:
                 error = _ITEM_ERROR.decode(line).error
                 Code(error.code)
-            except (*_UNREADABLE, ValueError):  # a code that we have never heard of says nothing about the item
+            except (*UNDECODABLE, ValueError):  # a code that we have never heard of says nothing about the item
                 break
             results.append(error)
         else:
@@ -270,17 +181,17 @@ def decode_items(body: bytes) -> list[CommitReceipt | NotCommitted | ServiceErro
     return results
 
 
-def service_error(reply: Reply) -> ServiceError | None:
+def service_error(reply: Reply) -> ErrorBody | None:
     """The coded error in an answer, or None when it carries none."""
     try:
         error = _ERROR.decode(reply.body).error
         Code(error.code)
-    except (*_UNREADABLE, ValueError):
+    except (*UNDECODABLE, ValueError):
         return None
     return error
 
 
-def retry_after_ms(error: ServiceError | None, headers: Mapping[str, str]) -> int | None:
+def retry_after_ms(error: ErrorBody | None, headers: Mapping[str, str]) -> int | None:
     """How long to wait at least: the body's milliseconds, else the header's seconds."""
     if error is not None and error.retry_after_ms is not None:
         return max(0, error.retry_after_ms)
@@ -347,7 +258,7 @@ _KINDS: Final[Mapping[Code, type[HoldfastError]]] = {
 }
 
 
-def error_of(error: ServiceError | None, status: int) -> HoldfastError:
+def error_of(error: ErrorBody | None, status: int) -> HoldfastError:
     """The exception for an error answer; one without a code of ours is named by its status."""
     if error is None:
         if status >= 500:

@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 
 from holdfast.client.protocol.effects import Failed, Procedure, Reply, Wait, Woken
 from holdfast.client.protocol.endpoint import Endpoint, Route, Unusable
-from holdfast.client.protocol.messages import Place, ServiceError, error_of, position_of, retry_after_ms, service_error
+from holdfast.client.protocol.messages import Place, error_of, position_of, retry_after_ms, service_error
 from holdfast.client.protocol.options import ClientOptions
 from holdfast.errors import Code, HoldfastError, Unavailable
 from holdfast.values import LogPosition
+from holdfast.wire.log import ErrorBody
 
 __all__ = ["COORDINATION_CODES", "Patience", "Session", "pause"]
 
@@ -54,7 +55,7 @@ class Session:
         position = position_of(place)
         return position if position.log_id is not None else position._replace(log_id=self.log_id)
 
-    def refused(self, error: ServiceError | None, status: int) -> HoldfastError:
+    def refused(self, error: ErrorBody | None, status: int) -> HoldfastError:
         """The exception for an error answer. After ``log_mismatch`` the next operation learns the log again."""
         if error is not None and error.code == Code.LOG_MISMATCH:
             self.newest = None

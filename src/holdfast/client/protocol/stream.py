@@ -34,9 +34,9 @@ from holdfast.client.protocol.core import REPEATABLE_CODES, Patience, Session, p
 from holdfast.client.protocol.effects import Chunk, Deliver, Failed, Open, Opened, Procedure, Receive, Reply, Request
 from holdfast.client.protocol.events import Checkpoint, Event, RolledBack, TransactionEvent
 from holdfast.client.protocol.messages import base64url, service_error
-from holdfast.commit.format.transaction import Operation
 from holdfast.errors import CorruptData, InvalidRequest
 from holdfast.values import LogPosition
+from holdfast.wire.log import CheckpointData, LeaderChangeData, LogData, TransactionData
 
 __all__ = ["Continuity", "Delivery", "Filter", "ServerSentEvents", "follow"]
 
@@ -44,33 +44,10 @@ REMEMBERED_VERSIONS_MAX: Final = 1 << 20
 REPEATABLE_STATUSES: Final = frozenset({408, 429, 500, 502, 503, 504})
 
 
-class _TransactionData(msgspec.Struct, frozen=True, gc=False):
-    version: int
-    prev_version: int
-    leader_id: str
-    timestamp: datetime
-    operations: tuple[Operation, ...]
-    request_id: str | None = None
-
-
-class _CheckpointData(msgspec.Struct, frozen=True, gc=False):
-    committed_version: int
-    leader_id: str
-
-
-class _LogData(msgspec.Struct, frozen=True, gc=False):
-    log_id: str
-
-
-class _LeaderChangeData(msgspec.Struct, frozen=True, gc=False):
-    roll_back_to: int
-    leader_id: str = ""
-
-
-_TRANSACTION: Final = msgspec.json.Decoder(_TransactionData)
-_CHECKPOINT: Final = msgspec.json.Decoder(_CheckpointData)
-_LOG: Final = msgspec.json.Decoder(_LogData)
-_LEADER_CHANGE: Final = msgspec.json.Decoder(_LeaderChangeData)
+_TRANSACTION: Final = msgspec.json.Decoder(TransactionData)
+_CHECKPOINT: Final = msgspec.json.Decoder(CheckpointData)
+_LOG: Final = msgspec.json.Decoder(LogData)
+_LEADER_CHANGE: Final = msgspec.json.Decoder(LeaderChangeData)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +168,7 @@ class Continuity:
                     event = self._leader_change(_LEADER_CHANGE.decode(data), log_id)
                 case _:
                     return None
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except (msgspec.DecodeError, ValueError, RecursionError) as error:  # ValueError: not UTF-8, or not a time
             raise CorruptData("an event is unreadable", event=kind.decode("latin-1"), after=self.position) from error
         if event is not None:
             self.log_id = log_id
@@ -202,7 +179,8 @@ class Continuity:
             self.last_id = "" if self.position != self.last_transaction else self.last_id
         return event
 
-    def _transaction(self, data: _TransactionData, is_durable: bool, log_id: str | None) -> TransactionEvent | None:
+    def _transaction(self, data: TransactionData, is_durable: bool, log_id: str | None) -> TransactionEvent | None:
+        time_ms = round(datetime.fromisoformat(data.timestamp).timestamp() * 1000)
         if not data.prev_version < data.version:
             raise CorruptData("an event does not follow itself", version=data.version, prev_version=data.prev_version)
         if data.version <= self.position:
@@ -232,13 +210,13 @@ class Continuity:
             data.prev_version,
             data.request_id,
             data.leader_id,
-            round(data.timestamp.timestamp() * 1000),
-            data.operations,
+            time_ms,
+            tuple(data.operations),
             is_durable,
             log_id,
         )
 
-    def _gap(self, data: _TransactionData, expected: int) -> CorruptData:
+    def _gap(self, data: TransactionData, expected: int) -> CorruptData:
         return CorruptData(
             "transactions are missing from the stream",
             version=data.version,
@@ -247,7 +225,7 @@ class Continuity:
             hint="do not apply what follows; read the log from the last delivered version",
         )
 
-    def _checkpoint(self, data: _CheckpointData, log_id: str | None) -> Checkpoint | None:
+    def _checkpoint(self, data: CheckpointData, log_id: str | None) -> Checkpoint | None:
         if data.committed_version < self.committed_version:
             return None
         self.committed_version = data.committed_version
@@ -257,7 +235,7 @@ class Continuity:
             self.position = max(self.position, data.committed_version)
         return Checkpoint(data.committed_version, data.leader_id, log_id)
 
-    def _leader_change(self, data: _LeaderChangeData, log_id: str | None) -> RolledBack | None:
+    def _leader_change(self, data: LeaderChangeData, log_id: str | None) -> RolledBack | None:
         if data.roll_back_to < self.committed_version:
             raise CorruptData(
                 "durable transactions were rolled back", roll_back_to=data.roll_back_to, durable=self.committed_version

@@ -24,7 +24,6 @@ from typing import Final, Protocol
 
 from holdfast.client.protocol import core
 from holdfast.client.protocol.effects import AwaitVersion, Decide, Failed, Procedure, Woken
-from holdfast.client.protocol.messages import CommitReceipt, Found, FoundRange
 from holdfast.commit.format.transaction import (
     Delete,
     Operation,
@@ -37,6 +36,7 @@ from holdfast.commit.format.transaction import (
 )
 from holdfast.errors import Conflict, InvalidRequest, Unavailable
 from holdfast.values import LogPosition
+from holdfast.wire.log import CommitReceipt, Found, FoundRange
 
 __all__ = ["ReadableView", "ServiceSource", "SnapshotMoved", "Source", "TransactionBuilder", "ViewSource", "transact"]
 

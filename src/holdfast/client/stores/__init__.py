@@ -11,13 +11,13 @@ from __future__ import annotations
 from holdfast.extras import needs
 
 with needs("client"):
-    from holdfast.client.stores.administration import Entry, Lock, Redelivered
+    from holdfast.client.stores.administration import Lock, Redelivered
     from holdfast.client.stores.options import PublisherOptions, SubscriberOptions
     from holdfast.client.stores.sent import Failure, Sent
     from holdfast.client.stores.steps import Advisory
-    from holdfast.client.stores.wire import KeyChange, Receipt
     from holdfast.client.sync.stores import Browser, Map, Publisher, StoreClient, Subscriber, Watch
     from holdfast.stores.values.messages import Delivery, Message
+    from holdfast.wire.stores import Entry, KeyChange, Receipt
 
 __all__ = [
     "Advisory",

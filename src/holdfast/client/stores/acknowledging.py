@@ -13,8 +13,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from holdfast.client.stores.wire import AnswerFrame, ack_frame
+from holdfast.client.stores.wire import ack_frame
 from holdfast.errors import HoldfastError
+from holdfast.wire.stores import ReplyFrame
 
 __all__ = ["RANGES_MAX", "Acknowledging", "OnAnswer"]
 
@@ -106,7 +107,7 @@ class Acknowledging:
         unanswered, self._unanswered = self._unanswered, {}
         return [self.ask(asked.kind, asked.what, asked.numbers, asked.on_answer) for asked in unanswered.values()]
 
-    def answered(self, frame: AnswerFrame) -> list[int]:
+    def answered(self, frame: ReplyFrame) -> list[int]:
         """The service has it. Answers which numbers were stale."""
         asked = self._unanswered.pop(frame.id, None)
         if asked is None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Final, Literal
+from typing import Literal
 
 import msgspec
 
@@ -22,18 +22,21 @@ from holdfast.client.protocol.retry_budget import COORDINATION_CODES
 from holdfast.client.stores.answer_codes import PASSING_CODES, is_unclear
 from holdfast.client.stores.wire import coded_error, decode, durable_path, map_path, query_of, request_of
 from holdfast.errors import Code, HoldfastError, InvalidRequest, NotFound, OutcomeUnknown, Unavailable
-from holdfast.stores.values.messages import Delivery
+from holdfast.wire.stores import (
+    REDELIVER_MAX,
+    ChangedResponse,
+    EntriesResponse,
+    Entry,
+    LockedResponse,
+    Page,
+    Purged,
+    RedeliveredResponse,
+)
 
 __all__ = [
     "ClusterCommand",
     "Definition",
-    "Entry",
-    "EntryPage",
-    "Held",
     "Lock",
-    "Page",
-    "Purged",
-    "Revision",
     "ask",
     "browse",
     "change_map",
@@ -58,23 +61,7 @@ __all__ = [
 Definition = dict[str, object]
 """The parameters of a store, durable or template, with what is in force and what it counts."""
 
-REDELIVER_MAX: Final = 10_000
-"""Messages of one request."""
 ClusterCommand = Literal["suspend", "save", "backup", "compact", "force-quorum"]
-
-
-class Page(msgspec.Struct, frozen=True):
-    """Some messages of a durable, in order; nothing of them is consumed. ``next_after`` is None at the end."""
-
-    messages: list[Delivery]
-    next_after: int | None = None
-
-
-class Purged(msgspec.Struct, frozen=True):
-    """What a purge or a rewind was about."""
-
-    messages: int = 0
-    bytes: int = 0
 
 
 class Redelivered(msgspec.Struct, frozen=True):
@@ -82,41 +69,6 @@ class Redelivered(msgspec.Struct, frozen=True):
 
     messages: int
     left: dict[str, int]
-
-
-class _RedeliveredPage(msgspec.Struct, frozen=True):
-    redelivered: int
-    left: dict[str, int] = {}
-    next_after: int | None = None
-
-
-class Entry(msgspec.Struct, frozen=True):
-    """One key of a map. ``revision`` rises with every change of it."""
-
-    key: str
-    value: bytes
-    revision: int
-
-
-class EntryPage(msgspec.Struct, frozen=True):
-    """Some keys of a map in their order; ``more`` where the limit cut it short."""
-
-    entries: list[Entry]
-    more: bool = False
-
-
-class Revision(msgspec.Struct, frozen=True):
-    """Where a change of a map stands."""
-
-    revision: int
-    changed: int = 1
-
-
-class Held(msgspec.Struct, frozen=True):
-    """A lock as the service grants it."""
-
-    fence: int
-    until_ms: int
 
 
 class Lock(msgspec.Struct, frozen=True):
@@ -256,7 +208,7 @@ def redeliver(
             body["max"] = min(limit - total, REDELIVER_MAX)
         request = request_of("POST", f"{durable_path(store, durable)}/redeliver", body)
         reply = yield from ask(session, request, now_ms, session.options.give_up_after_ms)
-        page = decode(reply, _RedeliveredPage)
+        page = decode(reply, RedeliveredResponse)
         total += page.redelivered
         left.update(page.left)
         following, now_ms = page.next_after, reply.now_ms
@@ -304,11 +256,11 @@ def entry(
 
 def entries(
     session: Session, store: str, name: str, after: str, count: int, now_ms: float, within_ms: float
-) -> Procedure[EntryPage]:
+) -> Procedure[EntriesResponse]:
     """Keys of a map above ``after``, in their order."""
     target = f"{map_path(store, name)}{query_of(after=after or None, max=count)}"
     reply = yield from ask(session, request_of("GET", target), now_ms, within_ms)
-    return decode(reply, EntryPage)
+    return decode(reply, EntriesResponse)
 
 
 def set_entry(
@@ -321,12 +273,12 @@ def set_entry(
     fence: int,
     now_ms: float,
     within_ms: float,
-) -> Procedure[Revision]:
+) -> Procedure[ChangedResponse]:
     """Set a key; see ``change_map`` for ``if_revision`` and ``fence``."""
     target = f"{map_path(store, name, key)}{query_of(fence=fence or None)}"
     request = request_of("PUT", target, {"value": value}, _condition(if_revision))
     reply = yield from ask(session, request, now_ms, within_ms, repeatable=if_revision is None)
-    return decode(reply, Revision)
+    return decode(reply, ChangedResponse)
 
 
 def remove_entry(
@@ -338,12 +290,12 @@ def remove_entry(
     fence: int,
     now_ms: float,
     within_ms: float,
-) -> Procedure[Revision]:
+) -> Procedure[ChangedResponse]:
     """Remove a key."""
     target = f"{map_path(store, name, key)}{query_of(fence=fence or None)}"
     request = request_of("DELETE", target, None, _condition(if_revision))
     reply = yield from ask(session, request, now_ms, within_ms, repeatable=if_revision is None)
-    return decode(reply, Revision)
+    return decode(reply, ChangedResponse)
 
 
 def change_map(
@@ -354,7 +306,7 @@ def change_map(
     fence: int,
     now_ms: float,
     within_ms: float,
-) -> Procedure[Revision]:
+) -> Procedure[ChangedResponse]:
     """Set and remove keys, all or nothing: triples of key, value (None removes) and the revision it must have.
 
     A revision of 0 asks for no such key, None for nothing. ``fence``: the token of a lock that must be held still.
@@ -366,7 +318,7 @@ def change_map(
     repeatable = all(revision is None for _, _, revision in changes)
     request = request_of("POST", map_path(store, name), body)
     reply = yield from ask(session, request, now_ms, within_ms, repeatable=repeatable)
-    return decode(reply, Revision)
+    return decode(reply, ChangedResponse)
 
 
 def lock(
@@ -384,7 +336,7 @@ def lock(
     """Take or extend a lock: the same owner may ask again, so it is harmless to repeat."""
     body = {"key": key, "owner": owner, "ttl_ms": ttl_ms, "steal": steal}
     request = request_of("POST", f"{map_path(store, name)}/lock", body)
-    held = decode((yield from ask(session, request, now_ms, within_ms)), Held)
+    held = decode((yield from ask(session, request, now_ms, within_ms)), LockedResponse)
     return Lock(key, owner, held.fence, held.until_ms)
 
 

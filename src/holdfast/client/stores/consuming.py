@@ -41,7 +41,6 @@ from typing import Final
 from holdfast.client.protocol.core import Session
 from holdfast.client.protocol.effects import Wait
 from holdfast.client.protocol.endpoint import Endpoint, Unusable
-from holdfast.client.protocol.messages import ServiceError
 from holdfast.client.stores.acknowledging import Acknowledging, OnAnswer
 from holdfast.client.stores.answer_codes import PASSING_CODES
 from holdfast.client.stores.options import FOR_EVER, SubscriberOptions
@@ -49,13 +48,6 @@ from holdfast.client.stores.started import StartedReports
 from holdfast.client.stores.steps import Advisory, Connect, Ended, Step, Talk
 from holdfast.client.stores.window import Window
 from holdfast.client.stores.wire import (
-    AdvisoryFrame,
-    AnswerFrame,
-    AttachedFrame,
-    ChangesFrame,
-    CurrentFrame,
-    ErrorFrame,
-    MessagesFrame,
     close_frame,
     closing_error,
     coded_error,
@@ -68,6 +60,16 @@ from holdfast.client.stores.wire import (
 )
 from holdfast.errors import Closed, Code, CorruptData, HoldfastError, Unavailable
 from holdfast.stores.values.messages import Delivery
+from holdfast.wire.log import ErrorBody
+from holdfast.wire.stores import (
+    AdvisoryFrame,
+    AttachedFrame,
+    ChangesFrame,
+    CurrentFrame,
+    ErrorFrame,
+    MessagesFrame,
+    ReplyFrame,
+)
 
 __all__ = ["Consuming"]
 
@@ -86,7 +88,7 @@ class _State(Enum):
     ENDED = "ended"
 
 
-_WORKING_FRAMES: Final = (MessagesFrame, AnswerFrame, ChangesFrame, CurrentFrame)
+_WORKING_FRAMES: Final = (MessagesFrame, ReplyFrame, ChangesFrame, CurrentFrame)
 _CONNECTED: Final = frozenset({_State.OPENING, _State.ATTACHING, _State.ATTACHED})
 
 
@@ -382,7 +384,7 @@ class Consuming:
             case MessagesFrame(messages=messages):
                 self._window.arrived(messages)
                 self._ready.extend(messages)
-            case AnswerFrame():
+            case ReplyFrame():
                 self._answered(frame)
             case AttachedFrame():
                 self._attached(frame, now_ms)
@@ -470,13 +472,13 @@ class Consuming:
         self._ceiling_ms = min(self._ceiling_ms * 2, self._session.options.retry_max_ms)
         self._state = _State.WAITING
 
-    def _answered(self, frame: AnswerFrame) -> None:
+    def _answered(self, frame: ReplyFrame) -> None:
         stale = self._acks.answered(frame)
         if stale:
             self._advise(Advisory("stale_acknowledgement", {"messages": len(stale), "first_seq": stale[0]}))
 
     def _errored(self, frame: ErrorFrame, now_ms: float) -> None:
-        error = named_error(ServiceError(frame.code, frame.message, hint=frame.hint), 500)
+        error = named_error(ErrorBody(frame.code, frame.message, hint=frame.hint), 500)
         if error.code in _RECONNECTED_CODES and (self._acks.waits_for(frame.id) or not frame.id):
             self._again_or_end(now_ms, error)  # the frame goes out again when the service is back
         elif not self._acks.refused(frame.id, error):

@@ -57,7 +57,7 @@ from holdfast.client.stores.answer_codes import RETRIED_CODES, is_unclear
 from holdfast.client.stores.blockage import WARN_AFTER_MS, Blockage, kind_of
 from holdfast.client.stores.options import FOR_EVER, PublisherOptions
 from holdfast.client.stores.sent import Failure, Sent
-from holdfast.client.stores.wire import Receipt, coded_error, decode_receipt, publish_request
+from holdfast.client.stores.wire import coded_error, decode_receipt, publish_request
 from holdfast.errors import (
     Closed,
     Code,
@@ -68,6 +68,7 @@ from holdfast.errors import (
     Unavailable,
 )
 from holdfast.stores.values.messages import Message
+from holdfast.wire.stores import Receipt
 
 __all__ = ["LINGER", "Publishing"]
 

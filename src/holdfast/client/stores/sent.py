@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from holdfast.client.stores.wire import Receipt
 from holdfast.errors import HoldfastError
 from holdfast.stores.values.messages import Message
+from holdfast.wire.stores import Receipt
 
 __all__ = ["Failure", "Sent"]
 

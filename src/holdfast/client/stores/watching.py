@@ -20,7 +20,7 @@ from typing import Final
 from holdfast.client.protocol.core import Session
 from holdfast.client.stores.consuming import Consuming
 from holdfast.client.stores.options import SubscriberOptions
-from holdfast.client.stores.wire import ChangesFrame, CurrentFrame, KeyChange
+from holdfast.wire.stores import ChangesFrame, CurrentFrame, KeyChange
 
 __all__ = ["Watching"]
 

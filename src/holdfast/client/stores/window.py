@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from holdfast.client.stores.wire import AttachedFrame
 from holdfast.stores.values.messages import Delivery
+from holdfast.wire.stores import AttachedFrame
 
 __all__ = ["Window"]
 

@@ -12,28 +12,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Final, TypeVar
+from typing import Final, TypeVar, cast
 from urllib.parse import quote, urlencode
 
 import msgspec
 
 from holdfast.client.protocol.effects import Reply, Request
-from holdfast.client.protocol.messages import ServiceError, error_of
+from holdfast.client.protocol.messages import error_of
 from holdfast.errors import Code, CorruptData, HoldfastError, InvalidRequest, LimitExceeded, Unavailable
-from holdfast.stores.values.messages import Delivery, Message
+from holdfast.stores.values.messages import Message
+from holdfast.wire.formats import MSGPACK, UNDECODABLE
+from holdfast.wire.log import ErrorBody, ErrorResponse
+from holdfast.wire.stores import AdvisoryFrame, PublishedMessage, PublishRequest, Receipt, ServerFrame
 
 __all__ = [
     "SUBPROTOCOL",
-    "AdvisoryFrame",
-    "AnswerFrame",
-    "AttachedFrame",
-    "ChangesFrame",
-    "CurrentFrame",
-    "ErrorFrame",
-    "KeyChange",
-    "MessagesFrame",
-    "Receipt",
-    "ServerFrame",
     "ack_frame",
     "close_frame",
     "closing_error",
@@ -54,112 +47,23 @@ __all__ = [
     "template_path",
 ]
 
-MSGPACK_TYPE: Final = "application/msgpack"
 SUBPROTOCOL: Final = "holdfast.stores.v1+msgpack"
-_HEADERS: Final = (("content-type", MSGPACK_TYPE), ("accept", MSGPACK_TYPE))
-_ACCEPT: Final = (("accept", MSGPACK_TYPE),)
+_HEADERS: Final = (("content-type", MSGPACK), ("accept", MSGPACK))
+_ACCEPT: Final = (("accept", MSGPACK),)
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _CODES: Final = frozenset(code.value for code in Code)
-_UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 Shape = TypeVar("Shape")
-
-
-class Receipt(msgspec.Struct, frozen=True, gc=False):
-    """What the store says of a batch: its numbers, how many it had already, how many nobody was interested in.
-
-    ``first_seq`` to ``last_seq`` include duplicates, which have the numbers that they got the first time.
-    """
-
-    first_seq: int
-    last_seq: int
-    duplicates: int = 0
-    unmatched: int = 0
 
 
 _RECEIPT: Final = msgspec.msgpack.Decoder(Receipt)
 
 
-class _Batch(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    messages: Sequence[Message]
-    publisher_id: str = ""
-
-
-class AttachedFrame(msgspec.Struct, frozen=True, tag_field="type", tag="attached"):
-    """The subscription holds. Times are milliseconds."""
-
-    created: bool = False
-    prefetch: int = 1_024
-    ack_batch_count: int = 1_000
-    ack_batch_time_ms: int = 100
-    ack_mode: str = "async"
-    started_reports: bool = False
-    """Whether the service takes reports of what the application was handed."""
-
-
-class MessagesFrame(msgspec.Struct, frozen=True, tag_field="type", tag="messages"):
-    """Messages that this subscriber holds from now on."""
-
-    messages: list[Delivery]
-
-
-class AdvisoryFrame(msgspec.Struct, frozen=True, tag_field="type", tag="advisory"):
-    """Something happened that no message tells."""
-
-    kind: str
-    facts: dict[str, str | int | float | bool | None] = {}
-
-
-class KeyChange(msgspec.Struct, frozen=True):
-    """What became of one key of a map. ``value`` is None where it is gone.
-
-    ``cause``: ``present`` (it was there when the watch began) or ``set``; ``removed``, ``expired``, ``discarded`` (at
-    the map's limit) or ``deleted`` (by an administrator).
-    """
-
-    key: str
-    revision: int
-    cause: str
-    value: bytes | None = None
-
-
-class ChangesFrame(msgspec.Struct, frozen=True, tag_field="type", tag="changes"):
-    """Changes of the map that is watched, in their order."""
-
-    changes: list[KeyChange]
-
-
-class CurrentFrame(msgspec.Struct, frozen=True, tag_field="type", tag="current"):
-    """Everything that was there when the watch began was told."""
-
-
-class AnswerFrame(msgspec.Struct, frozen=True, tag_field="type", tag="answer"):
-    """The acknowledgement ``id`` is as durable as the cluster's persistence says."""
-
-    id: int
-    acknowledged: int = 0
-    stale: list[int | tuple[int, int]] = []
-
-
-class ErrorFrame(msgspec.Struct, frozen=True, tag_field="type", tag="error"):
-    """The frame ``id`` was refused and changed nothing."""
-
-    code: str
-    message: str = ""
-    id: int = 0
-    hint: str = ""
-
-
-ServerFrame = AttachedFrame | MessagesFrame | AdvisoryFrame | AnswerFrame | ErrorFrame | ChangesFrame | CurrentFrame
 _FRAMES: Final = msgspec.msgpack.Decoder(ServerFrame)
 
 
-class _ErrorBody(msgspec.Struct, frozen=True):
-    error: ServiceError
-
-
-_JSON_ERROR: Final = msgspec.json.Decoder(_ErrorBody)
-_MSGPACK_ERROR: Final = msgspec.msgpack.Decoder(_ErrorBody)
+_JSON_ERROR: Final = msgspec.json.Decoder(ErrorResponse)
+_MSGPACK_ERROR: Final = msgspec.msgpack.Decoder(ErrorResponse)
 
 
 @lru_cache(maxsize=256)
@@ -207,7 +111,9 @@ def request_of(method: str, target: str, body: object = None, headers: tuple[tup
 
 def publish_request(store: str, publisher_id: str, messages: Sequence[Message]) -> Request:
     """``POST /v1/stores/{store}/messages``."""
-    return Request("POST", f"{store_path(store)}/messages", _encoded(_Batch(messages, publisher_id)), _HEADERS)
+    # The service checks the bounds of ``PublishedMessage``; encoding needs the fields of ``Message`` alone.
+    batch = PublishRequest(cast("list[PublishedMessage]", messages), publisher_id)
+    return Request("POST", f"{store_path(store)}/messages", _encoded(batch), _HEADERS)
 
 
 def _encoded(body: object) -> bytes:
@@ -258,7 +164,7 @@ def decode_frame(payload: bytes) -> ServerFrame:
     """A frame of the service. Raises: CorruptData."""
     try:
         frame: ServerFrame = _FRAMES.decode(payload)
-    except _UNREADABLE as error:
+    except UNDECODABLE as error:
         raise CorruptData("the service sent a frame that the API does not describe", size=len(payload)) from error
     return frame
 
@@ -266,34 +172,34 @@ def decode_frame(payload: bytes) -> ServerFrame:
 def decode(reply: Reply, shape: type[Shape]) -> Shape:
     """The body of a successful answer. Raises: CorruptData."""
     try:
-        if MSGPACK_TYPE in reply.headers.get("content-type", ""):
+        if MSGPACK in reply.headers.get("content-type", ""):
             return msgspec.msgpack.decode(reply.body, type=shape)
         return msgspec.json.decode(reply.body, type=shape)
-    except _UNREADABLE as error:
+    except UNDECODABLE as error:
         raise CorruptData("the service answered something the API does not describe", status=reply.status) from error
 
 
 def decode_receipt(reply: Reply) -> Receipt:
     """What the store says of a batch. Raises: CorruptData."""
-    if reply.headers.get("content-type") != MSGPACK_TYPE:
+    if reply.headers.get("content-type") != MSGPACK:
         return decode(reply, Receipt)
     try:
         return _RECEIPT.decode(reply.body)
-    except _UNREADABLE as error:
+    except UNDECODABLE as error:
         raise CorruptData("the service answered something the API does not describe", status=reply.status) from error
 
 
 def coded_error(status: int, headers: Mapping[str, str], body: bytes) -> HoldfastError | None:
     """The error in an answer, or None when it carries none of the API's: then some proxy spoke."""
-    decoder = _MSGPACK_ERROR if MSGPACK_TYPE in headers.get("content-type", "") else _JSON_ERROR
+    decoder = _MSGPACK_ERROR if MSGPACK in headers.get("content-type", "") else _JSON_ERROR
     try:
         error = decoder.decode(body).error
-    except _UNREADABLE:
+    except UNDECODABLE:
         return None
     return named_error(error, status)
 
 
-def named_error(error: ServiceError, status: int) -> HoldfastError:
+def named_error(error: ErrorBody, status: int) -> HoldfastError:
     """The exception for a code."""
     if error.code in _CODES:
         return error_of(error, status)
@@ -306,7 +212,7 @@ def named_error(error: ServiceError, status: int) -> HoldfastError:
 def closing_error(code: str, said: AdvisoryFrame | None) -> HoldfastError:
     """The exception for the code in a close frame, which has room for no more: what it is about was said before."""
     facts = "".join(f" {key}={value}" for key, value in said.facts.items()) if said and said.kind == code else ""
-    return named_error(ServiceError(code, f"the service ended the subscription: {code}{facts}"), 500)
+    return named_error(ErrorBody(code, f"the service ended the subscription: {code}{facts}"), 500)
 
 
 def frame_too_large(bytes_max: int) -> LimitExceeded:

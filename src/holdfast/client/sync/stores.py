@@ -18,7 +18,7 @@ from typing import Self
 from holdfast.client.protocol.options import ClientOptions
 from holdfast.client.protocol.shell import now_ms, token_of
 from holdfast.client.stores import administration
-from holdfast.client.stores.administration import ClusterCommand, Definition, Entry, Lock, Purged, Redelivered
+from holdfast.client.stores.administration import ClusterCommand, Definition, Lock, Redelivered
 from holdfast.client.stores.consuming import Consuming
 from holdfast.client.stores.options import FOR_EVER, PublisherOptions, SubscriberOptions, within_ms
 from holdfast.client.stores.publishing import Publishing
@@ -30,6 +30,7 @@ from holdfast.client.sync.sockets import Pool
 from holdfast.client.sync.subscriber import Subscriber
 from holdfast.client.sync.watch import Watch
 from holdfast.stores.values.messages import Delivery
+from holdfast.wire.stores import Entry, Purged
 
 __all__ = ["Browser", "Map", "Publisher", "StoreClient", "Subscriber", "Watch"]
 

@@ -14,8 +14,8 @@ from typing import Self
 from holdfast.client.protocol.shell import now_ms
 from holdfast.client.stores.steps import Advisory
 from holdfast.client.stores.watching import Watching
-from holdfast.client.stores.wire import KeyChange
 from holdfast.client.sync.subscriber import Subscriber
+from holdfast.wire.stores import KeyChange
 
 __all__ = ["Watch"]
 

@@ -33,15 +33,11 @@ from holdfast.commit.stages.events import CommitEntry
 from holdfast.errors import Code, HoldfastError, InvalidRequest, LimitExceeded
 from holdfast.server.commit.routes import COMMIT_CODES
 from holdfast.server.http.auth import Role
-from holdfast.server.http.kept_errors import without_traceback
-from holdfast.server.http.requests import (
-    WireFormat,
-    decode_msgpack,
-    decode_msgpack_items,
-    problem_with,
-)
-from holdfast.server.http.responses import CommittedAnswer, NotCommittedAnswer, StreamErrorAnswer
+from holdfast.server.http.requests import decode_msgpack, decode_msgpack_items, problem_with
+from holdfast.server.http.responses import without_traceback
 from holdfast.server.http.routes import Call, Route
+from holdfast.wire.formats import WireFormat
+from holdfast.wire.log import CommitReceipt, ItemError, NotCommitted
 
 __all__ = ["NDJSON", "MSGPACK", "ROUTES", "ItemReader", "JsonLines", "MsgpackItems"]
 
@@ -418,8 +414,8 @@ ROUTES = (
         stream=commits,
         body={NDJSON: JsonTransaction, MSGPACK: Transaction},
         answers={
-            NDJSON: (CommittedAnswer | NotCommittedAnswer, StreamErrorAnswer),
-            MSGPACK: (CommittedAnswer | NotCommittedAnswer, StreamErrorAnswer),
+            NDJSON: (CommitReceipt | NotCommitted, ItemError),
+            MSGPACK: (CommitReceipt | NotCommitted, ItemError),
         },
         codes=COMMIT_CODES,
     ),

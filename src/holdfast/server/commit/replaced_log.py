@@ -18,11 +18,16 @@ import structlog
 from holdfast.commit.leadership.log_remains import bound_log, refuse_remains, remains_around, require_bound
 from holdfast.commit.leadership.takeover import newest_slot
 from holdfast.commit.reading.reader import read_header
-from holdfast.errors import Code, NotFound, Unavailable
+from holdfast.commit.subscription import OlderHistory
+from holdfast.errors import Code, InvalidRequest, NotFound, Unavailable
+from holdfast.extras import install_command
 from holdfast.objects.port import ObjectStore
 from holdfast.settings import Settings
 
-__all__ = ["require_places_of_this_log"]
+__all__ = [
+    "require_places_of_this_log",
+    "segment_history",
+]
 
 PATIENCE_SECONDS: Final = 60.0
 AGAIN_SECONDS: Final = 0.5
@@ -77,3 +82,19 @@ def _segments_of(url: str | None) -> list[str]:
     except NotFound:
         return []
     return [f"segments of log {index.log_id} at {url.partition('?')[0]}"]
+
+
+def segment_history(url: str | None) -> OlderHistory | None:
+    """The segments at ``url``; None without one. Raises: InvalidRequest."""
+    if not url:
+        return None
+    try:
+        from holdfast.segments.history import SegmentHistory
+    except ImportError as missing:
+        raise InvalidRequest(
+            "log.segments_url needs packages that are not installed",
+            code=Code.BAD_CONFIGURATION,
+            hint=install_command("segments"),
+            missing=missing.name,
+        ) from missing
+    return SegmentHistory(url)

@@ -12,14 +12,8 @@ from holdfast.commit.format.json_request import JsonTransaction, decode_json
 from holdfast.errors import Code, Fenced, HoldfastError, InvalidRequest, Unavailable
 from holdfast.server.http.auth import Role
 from holdfast.server.http.requests import problem_with, problem_with_request_id
-from holdfast.server.http.responses import (
-    CommittedAnswer,
-    NotCommittedAnswer,
-    StatusAnswerBody,
-    SteppedDown,
-    VersionAnswer,
-)
 from holdfast.server.http.routes import POSITION_SCHEMA, Answer, Call, Parameter, Route, json_answer
+from holdfast.wire.log import CommitReceipt, NotCommitted, StatusAnswer, SteppedDown, VersionAnswer
 
 __all__ = ["COMMIT_CODES", "ROUTES"]
 
@@ -105,12 +99,12 @@ async def status(call: Call) -> Answer:
     verdict = await call.front.status(request_id, min_version)
     match verdict.status:
         case "committed":
-            return json_answer(StatusAnswerBody("committed", verdict.version))
+            return json_answer(StatusAnswer("committed", verdict.version))
         case "not_committed":
-            return json_answer(StatusAnswerBody("not_committed"))
+            return json_answer(StatusAnswer("not_committed"))
         case other:
             assert other == "log_truncated", f"a status is one of three, not {other}"
-            return json_answer(StatusAnswerBody("log_truncated"))
+            return json_answer(StatusAnswer("log_truncated"))
 
 
 async def step_down(call: Call) -> Answer:
@@ -133,7 +127,7 @@ ROUTES = (
         summary="Commit one transaction, or learn why not",
         handler=commit,
         body={"application/json": JsonTransaction},
-        answers={"application/json": CommittedAnswer | NotCommittedAnswer},
+        answers={"application/json": CommitReceipt | NotCommitted},
         codes=COMMIT_CODES,
     ),
     Route(
@@ -167,7 +161,7 @@ ROUTES = (
                 "min_version", "query", POSITION_SCHEMA, "The attempt's read version, with or without @LOGID", True
             ),
         ),
-        answers={"application/json": StatusAnswerBody},
+        answers={"application/json": StatusAnswer},
         codes=(
             Code.BAD_REQUEST_ID,
             Code.FUTURE_VERSION,

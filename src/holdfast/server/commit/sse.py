@@ -38,19 +38,15 @@ import msgspec
 from holdfast.commit.format.transaction import Operation, RangeDelete
 from holdfast.commit.reading.feed import Checkpoint, Event, EventBatch, LeaderChange, TransactionEvent
 from holdfast.errors import Backpressure, Code
-from holdfast.server.gateway import Front
+from holdfast.server.gateway import Gateway
 from holdfast.server.http.auth import Role
 from holdfast.server.http.routes import POSITION_SCHEMA, Call, Parameter, Route, key_parameters, position_of
 from holdfast.values import LogPosition
+from holdfast.wire.log import CheckpointData, LaggingData, LeaderChangeData, LogData, TransactionData
 
 __all__ = [
-    "CheckpointData",
     "KeyFilter",
-    "LaggingData",
-    "LeaderChangeData",
-    "LogData",
     "Subscriptions",
-    "TransactionData",
     "encode_batch",
 ]
 
@@ -63,43 +59,6 @@ FIRST_BATCH_SECONDS: Final = 0.25
 LINGER_SECONDS: Final = 30.0
 
 Subscribe = Callable[[int, bool], AsyncIterator[EventBatch]]
-
-
-class TransactionData(msgspec.Struct, frozen=True):
-    """The data of ``event: transaction``."""
-
-    version: int
-    prev_version: int
-    request_id: str | None
-    leader_id: str
-    timestamp: str
-    operations: Sequence[Operation]
-
-
-class CheckpointData(msgspec.Struct, frozen=True):
-    """The data of ``event: checkpoint``: everything at or below the version is durable."""
-
-    committed_version: int
-    leader_id: str
-
-
-class LeaderChangeData(msgspec.Struct, frozen=True):
-    """The data of ``event: leader_change``: forget what came after the version."""
-
-    roll_back_to: int
-    leader_id: str
-
-
-class LogData(msgspec.Struct, frozen=True):
-    """The data of ``event: log``: which log this is."""
-
-    log_id: str
-
-
-class LaggingData(msgspec.Struct, frozen=True):
-    """The data of ``event: lagging``: the reader had this many unsent bytes; the stream ends here."""
-
-    unsent_bytes: int
 
 
 _encode = msgspec.json.Encoder().encode
@@ -218,7 +177,7 @@ class _Subscriber:
 class Subscriptions:
     """All open streams of a server."""
 
-    def __init__(self, front: Front, subscribe: Subscribe) -> None:
+    def __init__(self, front: Gateway, subscribe: Subscribe) -> None:
         """``subscribe(after, durable)`` gives the batches after a version, history first."""
         self._front = front
         self._subscribe = subscribe

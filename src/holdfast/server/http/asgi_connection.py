@@ -26,9 +26,9 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.server import ServerState
 
 from holdfast.errors import Code, HoldfastError, InvalidRequest, LimitExceeded
-from holdfast.server.http.host_field import problem_with_host
+from holdfast.server.http.requests import problem_with_host
 
-__all__ = ["Connection", "FrameworkLane", "Framework"]
+__all__ = ["ConnectionView", "AsgiConnection", "Framework"]
 
 HEAD_BYTES_MAX: Final = 65_536
 KEEP_ALIVE_SECONDS: Final = 75
@@ -38,7 +38,7 @@ MakeSocket = Callable[[Callable[[], None]], asyncio.Protocol]
 """Makes the protocol of a WebSocket, which gets the bytes of the request first; its argument is called at the end."""
 
 
-class Connection:
+class ConnectionView:
     """What a streaming route may know about the connection under it."""
 
     __slots__ = ("_transport", "body_open", "heads", "on_end")
@@ -105,7 +105,7 @@ class Framework:
         self.error_response = error_response
         self.socket = socket
         self.state = ServerState()
-        self.open: set[FrameworkLane] = set()
+        self.open: set[AsgiConnection] = set()
         self.seconds = 0
         self.config = Config(
             app=app,
@@ -124,9 +124,9 @@ class Framework:
         # Not through the configuration: uvicorn makes such a protocol with its own arguments, and ours has others.
         self.config.ws_protocol_class = asyncio.Protocol if socket is not None else None
 
-    def protocol(self, transport: asyncio.Transport, ended: Callable[[], None]) -> FrameworkLane:
+    def protocol(self, transport: asyncio.Transport, ended: Callable[[], None]) -> AsgiConnection:
         """The protocol for a connection that was accepted elsewhere. ``ended`` is called when it is over."""
-        return FrameworkLane(self, Connection(transport), ended)
+        return AsgiConnection(self, ConnectionView(transport), ended)
 
     def tell_date(self, date: bytes) -> None:
         """Use this value of the ``Date`` header in the answers from now on."""
@@ -163,7 +163,7 @@ class _RequestParser:
     A server that does not take the offer reads the request as if there were none (RFC 9110, section 7.8).
     """
 
-    def __init__(self, lane: FrameworkLane) -> None:
+    def __init__(self, lane: AsgiConnection) -> None:
         self._lane = lane
         self._begin()
 
@@ -187,10 +187,10 @@ class _RequestParser:
             self.feed_data(head + data[upgrade.args[0] :])
 
 
-class FrameworkLane(HttpToolsProtocol):
+class AsgiConnection(HttpToolsProtocol):
     """One connection in the framework's hands."""
 
-    def __init__(self, framework: Framework, connection: Connection, ended: Callable[[], None]) -> None:
+    def __init__(self, framework: Framework, connection: ConnectionView, ended: Callable[[], None]) -> None:
         super().__init__(framework.config, framework.state, {"connection": connection})
         self._framework = framework
         self._connection = connection

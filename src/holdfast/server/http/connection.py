@@ -27,29 +27,34 @@ Long, because the framing of requests, their bounds and the order of answers sha
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections import deque
+from collections.abc import Callable
 from typing import Final, cast
 
 import httptools
 
 from holdfast.commit.format.json_request import decode_json
+from holdfast.commit.format.transaction import Committed
 from holdfast.commit.stages.events import CommitEntry
 from holdfast.errors import Code, HoldfastError, InvalidRequest, LimitExceeded
+from holdfast.server.gateway import Gateway
 from holdfast.server.http.auth import Role
-from holdfast.server.http.connection_context import Lanes, Unanswered
-from holdfast.server.http.host_field import problem_with_host
-from holdfast.server.http.kept_errors import without_traceback
-from holdfast.server.http.requests import problem_with
-from holdfast.server.http.responses import (
-    STATUS_OF,
-    Liveness,
-    VersionAnswer,
-    encode,
-    error_answer,
-)
-from holdfast.server.stores.hot_routes import HOT_PREFIXES, LINE_BYTES_MAX, HotRequest
+from holdfast.server.http.requests import problem_with, problem_with_host
+from holdfast.server.http.responses import STATUS_OF, error_answer, without_traceback
+from holdfast.server.stores.hot_routes import HOT_PREFIXES, LINE_BYTES_MAX, HotRequest, HotStores
+from holdfast.server.stores.operations import PendingPoll
+from holdfast.wire.formats import encode
+from holdfast.wire.log import Liveness, VersionAnswer
 
-__all__ = ["DISCARD_BYTES_MAX", "HEAD_BYTES_MAX", "UNANSWERED_MAX", "FastLane"]
+__all__ = [
+    "DISCARD_BYTES_MAX",
+    "Connection",
+    "HEAD_BYTES_MAX",
+    "ConnectionContext",
+    "UNANSWERED_MAX",
+    "PendingResponse",
+]
 
 HEAD_BYTES_MAX: Final = 65_536
 KNOWN_HEAD_BYTES_MAX: Final = 4_096
@@ -118,7 +123,7 @@ class _Head:
         self.complete = True
 
 
-class FastLane(asyncio.Protocol):
+class Connection(asyncio.Protocol):
     """One connection. See the module's text."""
 
     __slots__ = (
@@ -146,14 +151,14 @@ class FastLane(asyncio.Protocol):
         "_writing_paused",
     )
 
-    def __init__(self, lanes: Lanes) -> None:
+    def __init__(self, lanes: ConnectionContext) -> None:
         self._lanes = lanes
         self._front = lanes.front
         self._transport: asyncio.Transport | None = None
         self._head = _Head()
         """Of the request that is being read, or was read last."""
         self._parser = httptools.HttpRequestParser(self._head)
-        self._queue: deque[Unanswered] = deque()
+        self._queue: deque[PendingResponse] = deque()
         self._asking = 0
         """How many of these are versions, which have to wait for a proof."""
         self._unread = bytearray()
@@ -407,7 +412,7 @@ class FastLane(asyncio.Protocol):
                     preconditions_max=limits.preconditions_max,
                 )
                 if problem is None:
-                    due = Unanswered(self, size, self._closes)
+                    due = PendingResponse(self, size, self._closes)
                     self._queue.append(due)
                     entry = CommitEntry(txn, self._lanes.reply, due, size)
                     due.size = entry.size
@@ -418,12 +423,14 @@ class FastLane(asyncio.Protocol):
         self._answer_now(status, headers, answer)
 
     def _store_request(self, hot: HotRequest, body: bytes) -> None:
-        due = Unanswered(self, 0, self._closes)
+        due = PendingResponse(self, 0, self._closes)
         self._queue.append(due)
         lanes = self._lanes
+        route, counters = hot.route, self._front.counters.answers
 
         def answer(status: int, headers: dict[str, str], body: bytes, media_type: str) -> None:
             due.poll = None
+            counters[route, status] += 1
             if status == 200 and not due.closes:
                 head = lanes.head_200 if media_type == "application/json" else lanes.head_200_msgpack
                 response = b"%b%d\r\n\r\n%b" % (head, len(body), body)
@@ -451,7 +458,7 @@ class FastLane(asyncio.Protocol):
             front.counters.answers["/v1/version", status] += 1
             self._answer_now(status, headers, body)
             return
-        due = Unanswered(self, 0, self._closes)
+        due = PendingResponse(self, 0, self._closes)
         self._queue.append(due)
         self._asking += 1
 
@@ -467,11 +474,11 @@ class FastLane(asyncio.Protocol):
         front.ask_version(told)
 
     def _answer_now(self, status: int, headers: dict[str, str], body: bytes) -> None:
-        due = Unanswered(self, 0, self._closes)
+        due = PendingResponse(self, 0, self._closes)
         self._queue.append(due)
         self.settle(due, self._lanes.response(status, headers, body, closes=self._closes))
 
-    def settle(self, due: Unanswered, response: bytes) -> None:
+    def settle(self, due: PendingResponse, response: bytes) -> None:
         """The answer to one request is known. It is written when all requests before it have theirs. Never raises."""
         queue = self._queue
         if not queue:
@@ -563,7 +570,7 @@ class FastLane(asyncio.Protocol):
         """
         self._unread.clear()
         self._discard_left = DISCARD_BYTES_MAX
-        due = Unanswered(self, 0, closes=False)
+        due = PendingResponse(self, 0, closes=False)
         due.answer = response
         self._queue.append(due)
         if self._queue[0] is due:
@@ -637,3 +644,147 @@ class FastLane(asyncio.Protocol):
         framework.data_received(unread)
         if self._eof:
             framework.eof_received()
+
+
+_REASON: Final = {
+    200: b"OK",
+    400: b"Bad Request",
+    401: b"Unauthorized",
+    403: b"Forbidden",
+    404: b"Not Found",
+    409: b"Conflict",
+    412: b"Precondition Failed",
+    413: b"Content Too Large",
+    429: b"Too Many Requests",
+    431: b"Request Header Fields Too Large",
+    500: b"Internal Server Error",
+    503: b"Service Unavailable",
+    504: b"Gateway Timeout",
+    507: b"Insufficient Storage",
+}
+
+
+class PendingResponse:
+    """One request whose answer is due, in the order of its connection."""
+
+    __slots__ = ("answer", "closes", "lane", "poll", "size")
+
+    def __init__(self, lane: Connection, size: int, closes: bool) -> None:
+        self.lane = lane
+        self.size = size
+        self.closes = closes
+        self.answer: bytes | None = None
+        self.poll: PendingPoll | None = None
+        """The long poll that it is, which is told when its connection is lost before the answer, or half closed."""
+
+
+class ConnectionContext:
+    """What the fast lanes of one server share beside the front: prepared bytes, and the connections themselves."""
+
+    def __init__(
+        self,
+        front: Gateway,
+        framework: Callable[[asyncio.Transport, Callable[[], None]], asyncio.Protocol],
+        stores: HotStores | None = None,
+    ) -> None:
+        """``framework`` makes the protocol a connection is handed to, which calls its second argument at its end.
+
+        ``stores`` serves the hot routes of the message stores, where this process hosts some.
+        """
+        self.front = front
+        self.framework = framework
+        self.stores = stores
+        self.connections = 0
+        self.ended = 0
+        """How many connections have ended since the start."""
+        self.connections_max = front.limits.connections_max or sys.maxsize
+        self.open: set[Connection] = set()
+        self.seconds = 0
+        """Counts ticks; the age of a connection's last progress is told in them, so no request reads a clock."""
+        self.date = b""
+        self.head_200 = b""
+        self.head_200_msgpack = b""
+        self.tell_date(b"")
+        self.reply = self._reply
+        self._dirty: list[Connection] = []
+        self._all_closed: asyncio.Future[None] | None = None
+
+    def tell_date(self, date: bytes) -> None:
+        """Use this value of the ``Date`` header in the answers from now on."""
+        self.date = b"Date: %b\r\n" % date if date else b""
+        head = b"HTTP/1.1 200 OK\r\n%bContent-Type: %b\r\nContent-Length: "
+        self.head_200 = head % (self.date, b"application/json")
+        self.head_200_msgpack = head % (self.date, b"application/msgpack")
+
+    def response(
+        self,
+        status: int,
+        headers: dict[str, str],
+        body: bytes,
+        *,
+        closes: bool = False,
+        media_type: str = "application/json",
+    ) -> bytes:
+        """A whole response."""
+        extra = "".join(f"{name}: {value}\r\n" for name, value in headers.items()).encode()
+        return b"HTTP/1.1 %d %b\r\n%b%b%bContent-Type: %b\r\nContent-Length: %d\r\n\r\n%b" % (
+            status,
+            _REASON.get(status, b"Error"),
+            self.date,
+            extra,
+            b"Connection: close\r\n" if closes else b"",
+            media_type.encode(),
+            len(body),
+            body,
+        )
+
+    def error_response(self, error: HoldfastError, *, closes: bool = False, status: int | None = None) -> bytes:
+        """A whole response that tells an error."""
+        usual_status, headers, body = error_answer(error, self.front.leader)
+        return self.response(status or usual_status, headers, body, closes=closes)
+
+    def _reply(self, entry: CommitEntry) -> None:
+        due = cast(PendingResponse, entry.ticket)
+        front = self.front
+        front.settled(1, due.size)
+        outcome = entry.outcome
+        if type(outcome) is Committed and not due.closes:
+            body = front.answers.committed_json(outcome.version, entry.txn.request_id)
+            front.counters.answers["/v1/commit", 200] += 1
+            due.lane.settle(due, b"%b%d\r\n\r\n%b" % (self.head_200, len(body), body))
+            return
+        assert outcome is not None, "an entry is replied with its outcome"
+        status, headers, body = front.answers.response(
+            outcome, durable_version=entry.durable_version, request_id=entry.txn.request_id
+        )
+        front.counters.answers["/v1/commit", status] += 1
+        due.lane.settle(due, self.response(status, headers, body, closes=due.closes))
+
+    def connection_ended(self) -> None:
+        """One connection fewer, whichever lane it ended on."""
+        self.connections -= 1
+        self.ended += 1
+        if self.connections == 0 and self._all_closed is not None and not self._all_closed.done():
+            self._all_closed.set_result(None)
+
+    async def all_closed(self) -> None:
+        """Return when no connection is open."""
+        if self.connections:
+            self._all_closed = self.front.loop.create_future()
+            await self._all_closed
+
+    def flush_later(self, lane: Connection) -> None:
+        """Write what is ready on ``lane`` once at the end of this turn of the loop."""
+        if not self._dirty:
+            self.front.loop.call_soon(self._flush)
+        self._dirty.append(lane)
+
+    def _flush(self) -> None:
+        dirty, self._dirty = self._dirty, []
+        for lane in dirty:
+            lane.flush()
+
+    def close_stalled(self, *, partial_seconds_max: int, idle_seconds_max: int) -> None:
+        """Close connections that stopped in the middle of a request, or that nobody has used for long."""
+        for lane in list(self.open):
+            lane.close_if_stalled(self.seconds, partial_seconds_max, idle_seconds_max)

@@ -14,34 +14,47 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
+import errno
+import gc
 import os
 import resource
 import socket
 import ssl
 import stat
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from email.utils import formatdate
 from functools import partial
 from typing import Final
 
 import structlog
+from starlette.applications import Starlette
+from starlette.convertors import Convertor, register_url_convertor
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route as FrameworkRoute
+from starlette.types import Receive, Scope, Send
 
-from holdfast.errors import Code, HoldfastError, InvalidRequest
-from holdfast.server.app import make_app
-from holdfast.server.gateway import Front
+from holdfast.errors import Code, HoldfastError, InternalError, InvalidRequest, NotFound
+from holdfast.server.gateway import Gateway
 from holdfast.server.http.asgi_connection import Framework
-from holdfast.server.http.connection import FastLane
-from holdfast.server.http.connection_context import Lanes
-from holdfast.server.http.freed_memory import FreedMemory
-from holdfast.server.http.listener import BACKLOG, Listener
-from holdfast.server.http.routes import Route
+from holdfast.server.http.connection import Connection, ConnectionContext
+from holdfast.server.http.responses import error_answer
+from holdfast.server.http.routes import Endpoint, Route
 from holdfast.server.stores.hosting import StoreHost
 from holdfast.server.stores.hot_routes import HotStores
 from holdfast.server.stores.socket import SubscribeSocket
 
-__all__ = ["HttpServer"]
+__all__ = [
+    "BACKLOG",
+    "FreedMemory",
+    "HttpServer",
+    "Listener",
+    "make_app",
+]
 
 _log = structlog.get_logger("holdfast.server")
 
@@ -61,7 +74,7 @@ class HttpServer:
 
     def __init__(
         self,
-        front: Front,
+        front: Gateway,
         routes: Sequence[Route],
         *,
         tls: ssl.SSLContext | None = None,
@@ -83,7 +96,9 @@ class HttpServer:
             error_response=self._error_response,
             socket=None if stores is None else socket,
         )
-        self.lanes = Lanes(front, self.framework.protocol, None if stores is None else HotStores(front, stores))
+        self.lanes = ConnectionContext(
+            front, self.framework.protocol, None if stores is None else HotStores(front, stores)
+        )
         self.addresses: list[str] = []
         self._tls = tls
         self._store_connections = store_connections
@@ -124,9 +139,9 @@ class HttpServer:
             self.addresses.append(address)
         return self.addresses
 
-    def _connection(self) -> FastLane:
+    def _connection(self) -> Connection:
         """The protocol of one accepted connection."""
-        return FastLane(self.lanes)
+        return Connection(self.lanes)
 
     def _not_tls(self) -> bytes:
         return self._error_response(InvalidRequest("this port speaks TLS, and the request does not: use https://"))
@@ -252,3 +267,232 @@ def _remove_if_left_behind(path: str) -> None:
                 os.unlink(path)
         except OSError:  # somebody is there, and busy; binding will name it
             return
+
+
+BACKLOG: Final = 4096
+ACCEPTS_PER_TURN: Final = 64
+PAUSE_SECONDS: Final = 1.0
+HANDSHAKE_SECONDS_MAX: Final = 10.0
+GOODBYE_SECONDS_MAX: Final = 1.0
+DISCARD_BYTES_MAX: Final = 16 * 1_048_576
+OUT_OF_RESOURCES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+
+
+class Listener:
+    """Accepts on one bound, non-blocking socket until it is closed. It closes the socket.
+
+    ``has_room`` is asked for each connection; where it has none, the connection is closed without a word. ``not_tls``
+    is what a peer is told that does not begin TLS where it should.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        bound: socket.socket,
+        connection: Callable[[], asyncio.Protocol],
+        tls: ssl.SSLContext | None,
+        has_room: Callable[[], bool],
+        not_tls: Callable[[], bytes] | None = None,
+    ) -> None:
+        self._loop = loop
+        self._socket = bound
+        self._connection = connection
+        self._tls = tls
+        self._has_room = has_room
+        self._not_tls = not_tls
+        self._connecting: set[asyncio.Task[None]] = set()
+        self._resuming: asyncio.TimerHandle | None = None
+        bound.listen(BACKLOG)
+        self._resume()
+
+    @property
+    def handshakes(self) -> int:
+        """Connections that were accepted and have no protocol yet."""
+        return len(self._connecting)
+
+    def close(self) -> None:
+        """Accept no more. Connections that were accepted go on, handshakes do not."""
+        for task in self._connecting:
+            task.cancel()
+        if self._resuming is not None:
+            self._resuming.cancel()
+        else:
+            self._loop.remove_reader(self._socket)
+        self._socket.close()
+
+    def _resume(self) -> None:
+        self._resuming = None
+        self._loop.add_reader(self._socket, self._accept)
+
+    def _accept(self) -> None:
+        for _ in range(ACCEPTS_PER_TURN):
+            try:
+                accepted, _ = self._socket.accept()
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError as error:
+                if error.errno not in OUT_OF_RESOURCES:
+                    continue  # that client is gone already
+                _log.warning("accepting_paused", reason=error.strerror, seconds=PAUSE_SECONDS)
+                self._loop.remove_reader(self._socket)
+                self._resuming = self._loop.call_later(PAUSE_SECONDS, self._resume)
+                return
+            if not self._has_room():
+                accepted.close()
+                continue
+            task = self._loop.create_task(self._connect(accepted))
+            self._connecting.add(task)
+            task.add_done_callback(self._connecting.discard)
+
+    async def _connect(self, accepted: socket.socket) -> None:
+        with contextlib.suppress(OSError):  # a handshake that failed among them
+            accepted.setblocking(False)
+            if accepted.family != socket.AF_UNIX:
+                accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            since = self._loop.time()
+            if self._tls is None or not await self._told(accepted):
+                left = max(0.001, HANDSHAKE_SECONDS_MAX - (self._loop.time() - since))
+                await self._loop.connect_accepted_socket(
+                    self._connection,
+                    accepted,
+                    ssl=self._tls,
+                    ssl_handshake_timeout=None if self._tls is None else left,
+                    ssl_shutdown_timeout=None if self._tls is None else GOODBYE_SECONDS_MAX,
+                )
+                return
+        accepted.close()
+
+    async def _told(self, accepted: socket.socket) -> bool:
+        """Whether the peer does not begin TLS, and was told so. Raises: OSError."""
+        if self._not_tls is None:
+            return False
+        try:
+            if not await self._speaks_plainly(accepted):
+                return False
+            await self._tell(accepted, self._not_tls())
+        except asyncio.CancelledError:  # until it has a transport, nobody else closes it
+            accepted.close()
+            raise
+        return True
+
+    async def _speaks_plainly(self, accepted: socket.socket) -> bool:
+        """Whether the first byte is the letter of a method. It stays where it is. Raises: OSError."""
+        arrived = asyncio.Event()
+        self._loop.add_reader(accepted, arrived.set)
+        try:
+            async with asyncio.timeout(HANDSHAKE_SECONDS_MAX):
+                await arrived.wait()
+        finally:
+            self._loop.remove_reader(accepted)
+        return accepted.recv(1, socket.MSG_PEEK).isalpha()
+
+    async def _tell(self, accepted: socket.socket, answer: bytes) -> None:
+        """Answer, and read away what comes, because closing with unread input could take the answer from the peer."""
+        async with asyncio.timeout(GOODBYE_SECONDS_MAX):
+            await self._loop.sock_sendall(accepted, answer)
+            accepted.shutdown(socket.SHUT_WR)
+            left = DISCARD_BYTES_MAX
+            while left > 0 and (data := await self._loop.sock_recv(accepted, 65_536)):
+                left -= len(data)
+
+
+TRIM_SECONDS: Final = 5
+"""At most one trim in this time. One that returns 2 GB takes about 0.1 s, one that finds nothing less than 1 ms."""
+CONNECTIONS_MIN: Final = 64
+"""So many connections have to end before a trim; with fewer than this many open a full collection comes before it."""
+
+COLLECTIONS: Final = 2
+"""Full collections after a burst. Tasks of the last connections are still being cancelled at the first one."""
+
+
+class FreedMemory:
+    """Decides when a trim is worth its time. ``look`` is called once a second."""
+
+    def __init__(self) -> None:
+        libc = ctypes.CDLL(None)
+        self._trim = libc.malloc_trim if hasattr(libc, "malloc_trim") else None
+        self._ended = 0
+        self._seconds = 0
+        self._collections = 0
+
+    def look(self, *, ended: int, opened: int, in_flight: int) -> None:
+        """``ended``: connections ended since the start; ``opened``: those open now; ``in_flight``: commits."""
+        self._seconds += 1
+        if self._seconds < TRIM_SECONDS or self._trim is None:
+            return
+        if ended - self._ended >= CONNECTIONS_MIN:
+            self._collections = COLLECTIONS
+        elif not self._collections:
+            return
+        self._seconds = 0
+        if opened < CONNECTIONS_MIN and not in_flight:
+            self._ended = ended
+            self._collections -= 1
+            gc.collect()
+        self._trim(0)
+
+
+class _AnyText(Convertor[str]):
+    """The rest of a path, whatever it holds: the framework's own ``path`` stops at a line feed."""
+
+    regex = "(?s:.*)"
+
+    def convert(self, value: str) -> str:
+        """The text as it is."""
+        return value
+
+    def to_string(self, value: str) -> str:
+        """The text as it is."""
+        return value
+
+
+register_url_convertor("any", _AnyText())
+
+
+class _ByMethod:
+    """The routes of one path. One row of the framework's table, so that its 405 names every method of the path."""
+
+    def __init__(self, endpoints: Mapping[str, Endpoint]) -> None:
+        self._endpoints = endpoints
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve by the method; HEAD is a GET whose body the connection leaves out."""
+        method = "GET" if scope["method"] == "HEAD" else scope["method"]
+        await self._endpoints[method](scope, receive, send)
+
+
+def make_app(front: Gateway, routes: Sequence[Route]) -> Starlette:
+    """The ASGI application that serves ``routes``."""
+
+    def refuse(error: HoldfastError) -> Response:
+        status, headers, body = error_answer(error, front.leader)
+        front.counters.answers["unknown", status] += 1
+        return Response(body, status, headers, "application/json")
+
+    async def no_such_route(_: Request, exception: Exception) -> Response:
+        assert isinstance(exception, HTTPException), "registered for this exception alone"
+        if exception.status_code == 405:
+            allow = (exception.headers or {}).get("Allow", "")
+            return refuse(
+                InvalidRequest(
+                    "the route has other methods",
+                    code=Code.METHOD_NOT_ALLOWED,
+                    allow=", ".join(sorted(allow.replace(" ", "").split(","))),
+                )
+            )
+        return refuse(NotFound("there is no such route", hint="GET /openapi.json lists them"))
+
+    async def bug(_: Request, exception: Exception) -> Response:
+        return refuse(InternalError("a bug of ours; it is logged", cause=type(exception).__name__))
+
+    by_path: dict[str, dict[str, Endpoint]] = {}
+    for row in routes:
+        by_path.setdefault(row.path, {})[row.method] = Endpoint(front, row)
+    app = Starlette(
+        routes=[
+            FrameworkRoute(path, _ByMethod(endpoints), methods=list(endpoints)) for path, endpoints in by_path.items()
+        ],
+        exception_handlers={HTTPException: no_such_route, Exception: bug},
+    )
+    app.router.redirect_slashes = False
+    return app

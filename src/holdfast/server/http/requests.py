@@ -23,7 +23,9 @@ Rules, in the order they are checked:
 
 from __future__ import annotations
 
-from typing import Final, Literal
+import re
+from collections.abc import Sequence
+from typing import Final
 
 import msgspec
 
@@ -35,15 +37,13 @@ from holdfast.errors import Code, Fenced, HoldfastError, InvalidRequest, LimitEx
 __all__ = [
     "ITEMS_MAX",
     "REQUEST_ID_LENGTH_MAX",
-    "WireFormat",
     "decode_msgpack",
     "decode_msgpack_items",
     "log_mismatch",
     "problem_with",
+    "problem_with_host",
     "problem_with_request_id",
 ]
-
-WireFormat = Literal["json", "msgpack"]
 
 REQUEST_ID_LENGTH_MAX: Final = 255
 LOG_ID_SHOWN_MAX: Final = 64
@@ -169,3 +169,23 @@ def log_mismatch(given: str, log_id: str) -> InvalidRequest:
 
 def _is_empty_range(begin: bytes, end: bytes | None) -> bool:
     return end is not None and begin >= end
+
+
+# RFC 3986, section 3.2.2: an address in brackets (with its zone, which careless clients leave there), or a registered
+# name, which may be empty and of whose form an IPv4 address is.
+_HOST: Final = re.compile(rb"(?:\[[0-9A-Za-z.:%_~-]+\]|(?:[A-Za-z0-9._~!$&'()*+,;=-]|%[0-9A-Fa-f]{2})*)(?::[0-9]*)?")
+
+
+def problem_with_host(hosts: Sequence[bytes]) -> InvalidRequest | None:
+    """What is wrong with a request that has these Host fields, or None.
+
+    >>> problem_with_host([b"log.example:8080"]), problem_with_host([b"[::1]"]), problem_with_host([b""])
+    (None, None, None)
+    >>> [str(problem_with_host(wrong)) for wrong in ([], [b"a", b"a"], [b"a/b"])]  # doctest: +NORMALIZE_WHITESPACE
+    ['a request of HTTP/1.1 has a Host field', 'a request has one Host field', 'the Host field names no host']
+    """
+    if not hosts:
+        return InvalidRequest("a request of HTTP/1.1 has a Host field")
+    if len(hosts) > 1:
+        return InvalidRequest("a request has one Host field")
+    return None if _HOST.fullmatch(hosts[0].strip(b" \t")) else InvalidRequest("the Host field names no host")

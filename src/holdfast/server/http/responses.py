@@ -11,166 +11,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, Literal
-
-import msgspec
+from typing import Final, TypeVar
 
 from holdfast.commit.format.transaction import (
     Committed,
-    FailedPrecondition,
     Outcome,
     Rejected,
-    RejectedBecause,
     Reused,
     Unanswered,
 )
 from holdfast.errors import Code, Fenced, HoldfastError, InvalidRequest, OutcomeUnknown
-from holdfast.server.http.requests import WireFormat
+from holdfast.wire.formats import WireFormat, encode
+from holdfast.wire.log import CommitReceipt, ErrorBody, ErrorResponse, ItemError, NotCommitted
 
 __all__ = [
-    "STATUS_OF",
     "CommitAnswers",
-    "CommittedAnswer",
-    "ErrorAnswer",
-    "ErrorBody",
     "LeaderHint",
-    "Liveness",
-    "NotCommittedAnswer",
-    "Readiness",
-    "StatusAnswerBody",
-    "SteppedDown",
-    "StreamErrorAnswer",
-    "ValueAnswer",
-    "ValueRange",
-    "VersionAnswer",
-    "encode",
+    "STATUS_OF",
     "error_answer",
     "retry_after_seconds",
+    "without_traceback",
 ]
-
-
-class CommittedAnswer(msgspec.Struct, frozen=True, tag_field="status", tag="committed"):
-    """The transaction is durable at ``version``."""
-
-    version: int
-    leader_id: str
-    request_id: str | None
-
-
-class NotCommittedAnswer(msgspec.Struct, frozen=True, tag_field="status", tag="not_committed"):
-    """The transaction was not committed, and this attempt never will be.
-
-    ``version`` is durable and worth retrying from.
-    """
-
-    reason: RejectedBecause
-    conflicts: tuple[FailedPrecondition, ...]
-    version: int
-    leader_id: str
-    request_id: str | None
-
-
-class StatusAnswerBody(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The final outcome of an attempt. ``version`` is there when it committed."""
-
-    status: Literal["committed", "not_committed", "log_truncated"]
-    version: int | None = None
-
-
-class VersionAnswer(msgspec.Struct, frozen=True):
-    """A version at which everything known committed when the request arrived can be read, and the log it belongs to."""
-
-    version: int
-    leader_id: str
-    log_id: str
-
-
-class ValueAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One key of the embedded view; ``version`` is the commit that wrote it.
-
-    The texts are there when they were asked for and the bytes are UTF-8.
-    """
-
-    key: bytes
-    value: bytes
-    version: int
-    key_text: str | None = None
-    value_text: str | None = None
-
-    @classmethod
-    def of(cls, key: bytes, value: bytes, version: int, *, text: bool) -> ValueAnswer:
-        """With the texts, or without."""
-        return cls(key, value, version, _text_of(key), _text_of(value)) if text else cls(key, value, version)
-
-
-def _text_of(data: bytes) -> str | None:
-    try:
-        return data.decode()
-    except UnicodeDecodeError:
-        return None
-
-
-class ValueRange(msgspec.Struct, frozen=True):
-    """Consecutive keys of the embedded view in byte order, as of ``version``; ``more`` when the limit cut it."""
-
-    items: tuple[ValueAnswer, ...]
-    version: int
-    more: bool
-
-
-class Liveness(msgspec.Struct, frozen=True):
-    """This process is alive. ``leading`` tells whether it owns the log."""
-
-    leader_id: str
-    leading: bool
-    address: str
-
-
-class Readiness(msgspec.Struct, frozen=True):
-    """This process leads and accepts commits. ``stores``: none, open, held (by another process) or suspended.
-
-    ``damage``: the newest damage that anything met in the log since this process leads. Commits go on all the same.
-    """
-
-    ready: bool
-    leader_id: str
-    version: int
-    stores: str
-    damage: str | None = None
-
-
-class SteppedDown(msgspec.Struct, frozen=True):
-    """Everything accepted is durable and answered, and the lead is given back."""
-
-    stepped_down: bool
-    leader_id: str
-
-
-class ErrorBody(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What went wrong. ``code`` is stable; the fields with a default are there where they apply."""
-
-    code: str
-    message: str
-    leader_id: str | None = None
-    leader_address: str | None = None
-    retry_after_ms: int | None = None
-    roll_back_to: int | None = None
-    hint: str = ""
-    log_id: str | None = None
-
-
-class ErrorAnswer(msgspec.Struct, frozen=True):
-    """Every error of every route."""
-
-    error: ErrorBody
-
-
-class StreamErrorAnswer(msgspec.Struct, frozen=True):
-    """The result of item ``index`` (from 0) of a stream of commits that was wrong as it stood."""
-
-    error: ErrorBody
-    index: int
-
 
 STATUS_OF: Final[Mapping[Code, int]] = {
     Code.MALFORMED: 400,
@@ -237,14 +98,6 @@ STATUS_OF: Final[Mapping[Code, int]] = {
     Code.MESSAGE_TOO_LARGE: 413,
     Code.DISK_LIMIT: 507,
 }
-
-_JSON: Final = msgspec.json.Encoder()
-_MSGPACK: Final = msgspec.msgpack.Encoder()
-
-
-def encode(answer: msgspec.Struct, wire_format: WireFormat = "json") -> bytes:
-    """The bytes of an answer, without a line end."""
-    return _JSON.encode(answer) if wire_format == "json" else _MSGPACK.encode(answer)
 
 
 def retry_after_seconds(retry_after_ms: int) -> int:
@@ -321,7 +174,7 @@ def error_answer(error: HoldfastError, leader: LeaderHint) -> tuple[int, dict[st
         headers["WWW-Authenticate"] = "Bearer"
     if error.code is Code.METHOD_NOT_ALLOWED and isinstance(error.fields.get("allow"), str):
         headers["Allow"] = str(error.fields["allow"])
-    return STATUS_OF[error.code], headers, encode(ErrorAnswer(error_body(error, leader)))
+    return STATUS_OF[error.code], headers, encode(ErrorResponse(error_body(error, leader)))
 
 
 class CommitAnswers:
@@ -335,13 +188,13 @@ class CommitAnswers:
     def __init__(self, leader: LeaderHint) -> None:
         self._leader = leader
         self._leader_id = leader.leader_id
-        self._after_version = b',"leader_id":' + _JSON.encode(leader.leader_id) + b',"request_id":'
+        self._after_version = b',"leader_id":' + encode(leader.leader_id) + b',"request_id":'
 
     def committed_json(self, version: int, request_id: str | None) -> bytes:
-        """The body of a committed answer; byte for byte what encoding a ``CommittedAnswer`` gives."""
+        """The body of a committed answer; byte for byte what encoding a ``CommitReceipt`` gives."""
         if request_id is None:
             return b'{"status":"committed","version":%d%bnull}' % (version, self._after_version)
-        return b'{"status":"committed","version":%d%b%b}' % (version, self._after_version, _JSON.encode(request_id))
+        return b'{"status":"committed","version":%d%b%b}' % (version, self._after_version, encode(request_id))
 
     def committed_lines(self, versions: list[int]) -> bytes:
         """A line for each committed answer without a request id, in order. Cost: a fifth of one at a time."""
@@ -350,13 +203,13 @@ class CommitAnswers:
 
     def answer(
         self, outcome: Outcome | HoldfastError, *, durable_version: int, request_id: str | None
-    ) -> CommittedAnswer | NotCommittedAnswer | HoldfastError:
+    ) -> CommitReceipt | NotCommitted | HoldfastError:
         """The answer to one commit, or the error that it is answered with."""
         match outcome:
             case Committed(version=version):
-                return CommittedAnswer(version, self._leader_id, request_id)
+                return CommitReceipt(version, self._leader_id, request_id)
             case Rejected(reason=reason, conflicts=conflicts):
-                return NotCommittedAnswer(reason, conflicts, durable_version, self._leader_id, request_id)
+                return NotCommitted(reason, conflicts, durable_version, self._leader_id, request_id)
             case Reused():
                 return InvalidRequest("the request id belongs to another attempt", code=Code.REQUEST_ID_REUSED)
             case Unanswered():
@@ -386,9 +239,7 @@ class CommitAnswers:
         if wire_format == "json" and type(outcome) is Committed:
             return self.committed_json(outcome.version, request_id) + b"\n"
         answer = self.answer(outcome, durable_version=durable_version, request_id=request_id)
-        body = (
-            StreamErrorAnswer(error_body(answer, self._leader), index) if isinstance(answer, HoldfastError) else answer
-        )
+        body = ItemError(error_body(answer, self._leader), index) if isinstance(answer, HoldfastError) else answer
         return encode(body, wire_format) + (b"\n" if wire_format == "json" else b"")
 
 
@@ -400,3 +251,22 @@ def not_leading(leader: LeaderHint, *, retry_after_ms: int = 1000) -> Fenced:
         retry_after_ms=retry_after_ms,
         leader_address=leader.address or None,
     )
+
+
+E = TypeVar("E", bound=BaseException)
+
+
+def without_traceback(error: E) -> E:
+    """``error`` itself, after its traceback and those of its causes were removed.
+
+    Cost: O(errors in the chain of causes and contexts).
+    """
+    waiting: list[BaseException | None] = [error]
+    seen: set[int] = set()  # an error that is raised again from one that it caused makes a circle
+    while waiting:
+        found = waiting.pop()
+        if found is not None and id(found) not in seen:
+            seen.add(id(found))
+            found.__traceback__ = None
+            waiting += (found.__cause__, found.__context__)
+    return error

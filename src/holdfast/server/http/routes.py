@@ -24,12 +24,12 @@ from starlette.types import Receive, Scope, Send
 
 from holdfast.commit.format.transaction import VERSION_MAX, prefix_end
 from holdfast.errors import Code, HoldfastError, InternalError, InvalidRequest, LimitExceeded
-from holdfast.server.gateway import Front
-from holdfast.server.http.asgi_connection import Connection
+from holdfast.server.gateway import Gateway
+from holdfast.server.http.asgi_connection import ConnectionView
 from holdfast.server.http.auth import Role
-from holdfast.server.http.kept_errors import without_traceback
-from holdfast.server.http.responses import encode, error_answer
+from holdfast.server.http.responses import error_answer, without_traceback
 from holdfast.values import LogPosition, parse_position
+from holdfast.wire.formats import encode
 
 __all__ = [
     "ANY_ROUTE_CODES",
@@ -82,7 +82,7 @@ class Call:
 
     __slots__ = ("_body_ended", "front", "receive", "request", "send", "started")
 
-    def __init__(self, front: Front, scope: Scope, receive: Receive, send: Send) -> None:
+    def __init__(self, front: Gateway, scope: Scope, receive: Receive, send: Send) -> None:
         self.front = front
         self.request = Request(scope, receive)
         self.receive = receive
@@ -91,9 +91,9 @@ class Call:
         self._body_ended = False
 
     @property
-    def connection(self) -> Connection:
+    def connection(self) -> ConnectionView:
         """The connection that this request came on."""
-        return cast(Connection, self.request.scope["state"]["connection"])
+        return cast(ConnectionView, self.request.scope["state"]["connection"])
 
     @property
     def authorization(self) -> bytes | None:
@@ -289,7 +289,7 @@ class Route:
 class Endpoint:
     """A route as an ASGI application."""
 
-    def __init__(self, front: Front, route: Route) -> None:
+    def __init__(self, front: Gateway, route: Route) -> None:
         assert (route.handler is None) != (route.stream is None), "a route answers whole or streams"
         self._front = front
         self._route = route
@@ -330,7 +330,7 @@ class Endpoint:
             return STATUS_CUT_SHORT
         status, headers, body = error_answer(error, self._front.leader)
         if error.code is Code.TOO_LARGE:
-            headers["Connection"] = "close"  # the rest of the body is not wanted
+            headers["ConnectionView"] = "close"  # the rest of the body is not wanted
         await call.answer(Answer(body, status, headers))
         call.connection.end_unless_whole(UNWANTED_SECONDS_MAX)
         return status

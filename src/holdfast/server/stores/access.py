@@ -19,7 +19,7 @@ from typing import Final
 
 from holdfast.errors import Code, HoldfastError, PermissionDenied
 from holdfast.server.http.auth import TOKEN_HINT, Authenticator, Role
-from holdfast.server.http.kept_errors import without_traceback
+from holdfast.server.http.responses import without_traceback
 from holdfast.stores.definitions.permissions import CLUSTER, Permissions, Right
 
 __all__ = ["StoreAccess"]

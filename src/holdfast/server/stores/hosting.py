@@ -14,24 +14,23 @@ from __future__ import annotations
 import asyncio
 import os
 import sqlite3
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 import structlog
 
 from holdfast.errors import Backpressure, Code, Conflict, HoldfastError, InternalError, NotFound, Unavailable
 from holdfast.private_files import make_private_directory
-from holdfast.server.gateway import OVERLOADED_RETRY_AFTER_MS, Front
+from holdfast.server.gateway import OVERLOADED_RETRY_AFTER_MS, Gateway
 from holdfast.server.http.responses import not_leading
 from holdfast.server.stores.access import StoreAccess
-from holdfast.server.stores.deliveries import Deliveries
-from holdfast.server.stores.figures import still_held, waiting, with_replayed
-from holdfast.server.stores.in_force import InForce
-from holdfast.server.stores.operations import StoreOperations
-from holdfast.server.stores.parking import ParkingLog
-from holdfast.server.stores.statistics import Statistics
-from holdfast.server.stores.subscribers import Run
+from holdfast.server.stores.deliveries import Deliveries, Run
+from holdfast.server.stores.figures import Statistics, still_held, waiting, with_replayed
+from holdfast.server.stores.operations import InForce, StoreOperations
 from holdfast.stores.definitions.permissions import Right
 from holdfast.stores.durables.consumption import Consumption
+from holdfast.stores.durables.pending import SET_APART_MAX
+from holdfast.stores.machine.state import State
 from holdfast.stores.service import StoreService
 from holdfast.stores.values.effects import Advise, Changed, Effect
 from holdfast.stores.values.messages import Delivery
@@ -41,7 +40,12 @@ if TYPE_CHECKING:
     from holdfast.stores.durables.leases import Holder
     from holdfast.stores.machine.state import State
 
-__all__ = ["OpenStores", "StoreHost"]
+__all__ = [
+    "LINE_EVERY_SECONDS",
+    "OpenStores",
+    "ParkingLog",
+    "StoreHost",
+]
 
 IN_FLIGHT_BYTES_MAX: Final = 256 * 1_048_576
 IN_FLIGHT_MAX: Final = 65_536
@@ -55,7 +59,7 @@ class OpenStores:
 
     __slots__ = ("access", "definitions", "deliveries", "operations", "service", "state")
 
-    def __init__(self, front: Front, service: StoreService) -> None:
+    def __init__(self, front: Gateway, service: StoreService) -> None:
         state = service.state
         self.service = service
         self.state = state
@@ -134,7 +138,7 @@ class _StateBacklog:
 class StoreHost:
     """The stores of one process, and who asks for them."""
 
-    def __init__(self, front: Front, directory: str, *, request_bytes_max: int) -> None:
+    def __init__(self, front: Gateway, directory: str, *, request_bytes_max: int) -> None:
         self.directory = directory
         self.request_bytes_max = request_bytes_max
         self.sockets: set[SubscribeSocket] = set()
@@ -257,7 +261,10 @@ class StoreHost:
     # Admission
 
     def admit(self, size: int) -> None:
-        """Take one publish of ``size`` bytes in; ``settled`` gives it back. Raises: Backpressure."""
+        """Take one publish of ``size`` bytes in; ``settled`` gives it back. Raises: Backpressure.
+
+        ``size`` is that of the request's body as it came.
+        """
         if self._in_flight >= IN_FLIGHT_MAX or self._in_flight_bytes >= IN_FLIGHT_BYTES_MAX:
             raise Backpressure(
                 "the stores are full of unanswered publishes",
@@ -323,3 +330,44 @@ def _unnamed(error: BaseException) -> HoldfastError:
     if isinstance(error, sqlite3.OperationalError):
         return Unavailable("the stores' index cannot be read or written", code=Code.STORE_UNAVAILABLE, cause=str(error))
     return InternalError("the stores have failed", cause=f"{type(error).__name__}: {error}")
+
+
+LINE_EVERY_SECONDS: Final = 10.0
+
+
+class ParkingLog:
+    """Writes the lines. *Memory*: an item for each durable that parked messages."""
+
+    def __init__(self) -> None:
+        self._told: dict[tuple[str, str], tuple[float, int]] = {}
+        """When the last line of a durable was written, and how many messages were parked since."""
+
+    def note(self, store: str, durable: str, facts: Mapping[str, object], now_seconds: float) -> None:
+        """These messages were parked. ``facts`` are those of the advisory."""
+        told_seconds, since = self._told.get((store, durable), (-LINE_EVERY_SECONDS, 0))
+        messages, parked = facts["messages"], facts["parked"]
+        assert isinstance(messages, int) and isinstance(parked, int), "the advisory counts messages"
+        since += messages
+        if now_seconds - told_seconds < LINE_EVERY_SECONDS:
+            self._told[store, durable] = told_seconds, since
+            return
+        self._told[store, durable] = now_seconds, 0
+        if parked >= SET_APART_MAX:
+            _log.error(
+                "delivery_stopped",
+                store=store,
+                durable=durable,
+                parked=parked,
+                parked_max=SET_APART_MAX,
+                hint="holdfast stores redeliver or purge makes room; until then nothing new is delivered",
+            )
+            return
+        _log.warning(
+            "messages_parked",
+            store=store,
+            durable=durable,
+            messages=since,
+            seq=facts["seq"],
+            parked=parked,
+            hint="holdfast stores redeliver puts them back; a dead_letter_store would take them",
+        )

@@ -1,11 +1,10 @@
-"""The store routes that the fast lane serves: publish, acknowledge, poll.
+"""The hot store routes: publish, acknowledge, poll. Both kinds of connection serve them by ``HotStores.serve``.
 
-Owns: which request lines are hot, and joining rights, decoding, operation and answer for them. Does not own: framing
-and connections (``server.fast_lane``), what is done (``operations``), the same routes on the framework lane
-(``routes_messages``), which read what this module hands over: names with escapes, parameters it does not know.
+A ``Connection`` finds them by their request line (``HotStores.match``). Lines with escapes or unknown parameters go to
+an ``AsgiConnection``, whose handlers (``routes_messages``) call ``serve`` with what the framework read.
 
-Failure model: as the fast lane's. Every request gets one answer; a poll whose connection is lost is abandoned,
-and one whose peer sends no more waits no longer.
+Every request gets one response. A poll is abandoned when its connection is lost, and waits no longer when its peer
+sends no more.
 """
 
 from __future__ import annotations
@@ -15,16 +14,25 @@ from collections.abc import Callable
 from typing import Final
 
 from holdfast.errors import Code, HoldfastError, InvalidRequest
-from holdfast.server.gateway import Front
-from holdfast.server.http.kept_errors import without_traceback
-from holdfast.server.http.responses import error_answer
+from holdfast.server.gateway import Gateway
+from holdfast.server.http.responses import error_answer, without_traceback
+from holdfast.server.stores.deliveries import address_of
 from holdfast.server.stores.hosting import StoreHost
-from holdfast.server.stores.operations import POLL_MESSAGES_DEFAULT, PollRequest, PollUnderWay
-from holdfast.server.stores.subscribers import address_of
-from holdfast.server.stores.wire import MSGPACK, AckRequest, PublishRequest, decode, format_of
+from holdfast.server.stores.operations import POLL_MESSAGES_DEFAULT, PendingPoll, PollRequest, decode
 from holdfast.stores.definitions.permissions import Right
+from holdfast.wire.formats import MSGPACK, format_of
+from holdfast.wire.stores import AckRequest, PublishRequest
 
-__all__ = ["HOT_PREFIXES", "LINE_BYTES_MAX", "Answer", "HotRequest", "HotStores"]
+__all__ = [
+    "ACKS_ROUTE",
+    "HOT_PREFIXES",
+    "LINE_BYTES_MAX",
+    "POLL_ROUTE",
+    "PUBLISH_ROUTE",
+    "Answer",
+    "HotRequest",
+    "HotStores",
+]
 
 HOT_PREFIXES: Final = (b"POST /v1/stores/", b"GET /v1/stores/")
 LINE_BYTES_MAX: Final = 1_024
@@ -54,8 +62,9 @@ class HotRequest:
         action: Right,
         store: str,
         durable: str = "",
-        poll: dict[str, str] | None = None,
+        poll: dict[str, str] | PollRequest | None = None,
     ) -> None:
+        """``poll``: what a long poll asks for, or the parameters of its query as they came."""
         self._stores = stores
         self.route = route
         self.action = action
@@ -79,12 +88,12 @@ class HotRequest:
     def serve(
         self,
         body: bytes,
-        content_type: bytes | None,
-        accept: bytes | None,
+        content_type: bytes | str | None,
+        accept: bytes | str | None,
         authorization: bytes | None,
         answer: Answer,
         peer: object = None,
-    ) -> PollUnderWay | None:
+    ) -> PendingPoll | None:
         """Carry it out. Returns what to tell when the connection ends before the answer. ``peer``: of its socket."""
         return self._stores.serve(self, body, content_type, accept, authorization, answer, peer)
 
@@ -100,7 +109,7 @@ class HotStores:
 
     __slots__ = ("_front", "_lines", "host")
 
-    def __init__(self, front: Front, host: StoreHost) -> None:
+    def __init__(self, front: Gateway, host: StoreHost) -> None:
         self._front = front
         self.host = host
         self._lines: dict[bytes, HotRequest] = {}
@@ -141,15 +150,14 @@ class HotStores:
         self,
         request: HotRequest,
         body: bytes,
-        content_type: bytes | None,
-        accept: bytes | None,
+        content_type: bytes | str | None,
+        accept: bytes | str | None,
         authorization: bytes | None,
         answer: Answer,
         peer: object,
-    ) -> PollUnderWay | None:
+    ) -> PendingPoll | None:
         """Carry one request out. Returns what to tell when the connection ends before the answer."""
         front, host = self._front, self.host
-        counters = front.counters.answers
         wanted = format_of(accept)
         in_flight = -1  # bytes of a publish that was admitted
 
@@ -160,10 +168,8 @@ class HotStores:
                 in_flight = -1
             if isinstance(result, HoldfastError):
                 status, headers, text = error_answer(result, front.leader)
-                counters[request.route, status] += 1
                 answer(status, headers, text, JSON)
             else:
-                counters[request.route, 200] += 1
                 answer(200, {}, result, JSON if wanted == "json" else MSGPACK)
 
         try:
@@ -172,7 +178,10 @@ class HotStores:
             operations = opened.operations
             if request.poll is not None:
                 problem = opened.access.later(authorization, request.action, request.store)
-                return operations.poll(_poll_of(request, request.poll, address_of(peer)), wanted, done, problem)
+                asked = request.poll
+                if isinstance(asked, dict):
+                    asked = _poll_of(request, asked, address_of(peer))
+                return operations.poll(asked, wanted, done, problem)
             given = format_of(content_type)
             if request.action is Right.PUBLISH:
                 batch = decode(body, PublishRequest, given)

@@ -28,10 +28,10 @@ from itertools import islice
 from typing import Final, Protocol
 
 from holdfast.errors import Code, HoldfastError, InvalidRequest, Unavailable
-from holdfast.server.stores.service_port import StoreServicePort
-from holdfast.server.stores.socket_frames import ChangesFrame, CurrentFrame, KeyChange
+from holdfast.server.stores.deliveries import StoreServicePort
 from holdfast.stores.durables.map import Map
 from holdfast.stores.machine.state import State
+from holdfast.wire.stores import ChangesFrame, CurrentFrame, KeyChange
 
 __all__ = ["MapWatch", "Watched", "Watcher", "WatchedMap"]
 

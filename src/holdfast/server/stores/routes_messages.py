@@ -6,38 +6,77 @@ publish, poll and acknowledge on the fast lane (``hot_routes``).
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+import asyncio
+import re
+from collections import Counter
+from typing import Final
 
 import msgspec
-from msgspec import Meta
 
-from holdfast.errors import Code, InvalidRequest
-from holdfast.server.http.routes import Answer, Route
-from holdfast.server.stores.hosting import StoreHost
+from holdfast.errors import Code, HoldfastError, InvalidRequest, NotFound
+from holdfast.server.http.routes import Answer, Parameter, Route
+from holdfast.server.stores.deliveries import address_of
+from holdfast.server.stores.hosting import OpenStores, StoreHost
+from holdfast.server.stores.hot_routes import ACKS_ROUTE, POLL_ROUTE, PUBLISH_ROUTE
 from holdfast.server.stores.operations import (
     POLL_MESSAGES_DEFAULT,
     POLL_MESSAGES_MAX,
     POLL_WAIT_MS_MAX,
     PollRequest,
 )
-from holdfast.server.stores.redelivery import RedeliveredAnswer, RedeliverRequest, redeliver
 from holdfast.server.stores.store_call import DOCUMENT, StoreCall, parameter, store_route
-from holdfast.server.stores.subscribers import address_of
-from holdfast.server.stores.wire import (
-    AckedAnswer,
-    AckRequest,
-    DeliveredAnswer,
-    Number,
-    PublishAnswer,
-    PublishRequest,
-)
 from holdfast.stores.definitions.permissions import Right
 from holdfast.stores.durables.consumption import Consumption
 from holdfast.stores.machine.explain import explain
-from holdfast.stores.values.commands import Done, Drop, Purge, Purged, Rewind
+from holdfast.stores.matching import Matcher
+from holdfast.stores.values.commands import (
+    Done,
+    Drop,
+    MapChange,
+    MapChanged,
+    MapLock,
+    MapLocked,
+    MapUnlock,
+    Published,
+    Purge,
+    Purged,
+    Redeliver,
+    Redelivered,
+    Resend,
+    Rewind,
+)
+from holdfast.stores.values.effects import origin_of
 from holdfast.stores.values.messages import KEY_BYTES_MAX, Delivery
+from holdfast.stores.values.sequence_set import SequenceSet
+from holdfast.wire import stores as wire
+from holdfast.wire.stores import (
+    AckedResponse,
+    AckRequest,
+    ChangedResponse,
+    ChangesRequest,
+    DeliveredResponse,
+    EntriesResponse,
+    Entry,
+    LockedResponse,
+    LockRequest,
+    NothingMore,
+    Page,
+    PublishRequest,
+    Receipt,
+    RedeliveredResponse,
+    RedeliverRequest,
+    RewindRequest,
+    SetRequest,
+    UnlockRequest,
+)
 
-__all__ = ["NothingMore", "flag", "message_routes"]
+__all__ = [
+    "flag",
+    "map_routes",
+    "message_routes",
+    "redeliver",
+    "subscribe_routes",
+]
 
 BROWSE_MESSAGES_DEFAULT: Final = 100
 BROWSE_MESSAGES_MAX: Final = 1_000
@@ -53,44 +92,9 @@ PUBLISH_CODES: Final = (
 )
 
 
-class BrowsedAnswer(msgspec.Struct, frozen=True):
-    """Messages in order. ``next_after``: go on above this number, null where there is nothing behind."""
-
-    messages: list[Delivery]
-    next_after: int | None
-    parked: list[int]
-    """Those of them that were delivered too often and wait to be put back."""
-
-
-class PurgedAnswer(msgspec.Struct, frozen=True):
-    """What the durable kept and keeps no more."""
-
-    messages: int
-    bytes: int
-
-
-class NothingMore(msgspec.Struct, frozen=True):
-    """It is so now."""
-
-
-class RewindRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Exactly one of: everything kept (``"to": "start"``), from a number on, from a time on."""
-
-    to: Annotated[str, Meta(pattern="^start$")] | None = None
-    seq: Annotated[int, Meta(ge=1, le=2**53 - 1)] | None = None
-    time_ms: Number | None = None
-
-
 async def publish(call: StoreCall) -> Answer:
     """``POST .../messages``."""
-    size = 0
-    batch = await call.body(PublishRequest)
-    size = sum(len(message.body) for message in batch.messages)
-    call.host.admit(size)
-    try:
-        return await call.operation(lambda done: call.opened.operations.publish(call.store, batch, call.accept, done))
-    finally:
-        call.host.settled(size)
+    return await call.hot(PUBLISH_ROUTE, Right.PUBLISH, await call.raw_body())
 
 
 async def poll(call: StoreCall) -> Answer:
@@ -105,16 +109,12 @@ async def poll(call: StoreCall) -> Answer:
         query.text("key"),
         address=address_of(query.connection.peer),
     )
-    problem = call.opened.access.later(query.authorization, Right.SUBSCRIBE, call.store)
-    return await call.operation(lambda done: call.opened.operations.poll(asked, call.accept, done, problem))
+    return await call.hot(POLL_ROUTE, Right.SUBSCRIBE, durable=call.durable, poll=asked)
 
 
 async def acknowledge(call: StoreCall) -> Answer:
     """``POST .../acks``."""
-    acks = await call.body(AckRequest)
-    return await call.operation(
-        lambda done: call.opened.operations.acknowledge(call.store, call.durable, acks, call.accept, done)
-    )
+    return await call.hot(ACKS_ROUTE, Right.SUBSCRIBE, await call.raw_body(), durable=call.durable)
 
 
 async def browse(call: StoreCall) -> Answer:
@@ -131,7 +131,7 @@ async def browse(call: StoreCall) -> Answer:
     durable = call.opened.state.store(call.store).durable(call.durable)
     parked = durable.dying if isinstance(durable, Consumption) and durable.parks else {}
     await call.opened.service.settled()
-    return call.answer(BrowsedAnswer(found, next_after, [one.seq for one in found if one.seq in parked]))
+    return call.answer(Page(found, next_after, [one.seq for one in found if one.seq in parked]))
 
 
 def flag(name: str, text: str | None) -> bool:
@@ -144,7 +144,7 @@ def flag(name: str, text: str | None) -> bool:
 async def purge(call: StoreCall) -> Answer:
     """``POST .../purge``."""
     result = await call.submit(call.opened.service.submit(Purge(0, call.store, call.durable)), Purged)
-    return call.answer(PurgedAnswer(result.messages, result.bytes))
+    return call.answer(wire.Purged(result.messages, result.bytes))
 
 
 async def rewind(call: StoreCall) -> Answer:
@@ -184,11 +184,11 @@ def message_routes(host: StoreHost) -> tuple[Route, ...]:
     return (
         store_route(
             host, "POST", f"{store}/messages", Right.PUBLISH, "Publish a batch: all of it or nothing", publish,
-            body=PublishRequest, answer=PublishAnswer, codes=PUBLISH_CODES,
+            body=PublishRequest, answer=Receipt, codes=PUBLISH_CODES,
         ),
         store_route(
             host, "GET", f"{durable}/messages", Right.SUBSCRIBE, "The next messages for a subscriber (long poll)", poll,
-            answer=DeliveredAnswer,
+            answer=DeliveredResponse,
             codes=(Code.MATCHER_MISMATCH, Code.TYPE_MISMATCH, Code.DURABLE_COLLISION, Code.TOO_MANY_DURABLES),
             parameters=(
                 parameter("subscriber", "string", "Whose; attached by its first poll", minLength=1, maxLength=256),
@@ -201,11 +201,11 @@ def message_routes(host: StoreHost) -> tuple[Route, ...]:
         ),
         store_route(
             host, "POST", f"{durable}/acks", Right.SUBSCRIBE, "Acknowledge, give back, reject or extend", acknowledge,
-            body=AckRequest, answer=AckedAnswer, codes=(Code.TYPE_MISMATCH,),
+            body=AckRequest, answer=AckedResponse, codes=(Code.TYPE_MISMATCH,),
         ),
         store_route(
             host, "GET", f"{durable}/browse", Right.BROWSE, "Look at messages without consuming them", browse,
-            answer=BrowsedAnswer, codes=(Code.TYPE_MISMATCH,),
+            answer=Page, codes=(Code.TYPE_MISMATCH,),
             parameters=(
                 parameter("after", "integer", "Above this number", minimum=0, default=0),
                 parameter("max", "integer", "How many at most", minimum=1, maximum=BROWSE_MESSAGES_MAX,
@@ -220,12 +220,12 @@ def message_routes(host: StoreHost) -> tuple[Route, ...]:
         ),
         store_route(
             host, "POST", f"{durable}/purge", Right.ADMINISTER, "Forget every message that the durable keeps", purge,
-            answer=PurgedAnswer,
+            answer=wire.Purged,
         ),
         store_route(
             host, "POST", f"{durable}/redeliver", Right.ADMINISTER,
             "Put parked messages back, and dead letters to where they came from", redeliver,
-            body=RedeliverRequest, answer=RedeliveredAnswer, codes=(Code.TYPE_MISMATCH,),
+            body=RedeliverRequest, answer=RedeliveredResponse, codes=(Code.TYPE_MISMATCH,),
         ),
         store_route(
             host, "POST", f"{durable}/rewind", Right.SUBSCRIBE, "Deliver again what is retained", rewind,
@@ -234,5 +234,269 @@ def message_routes(host: StoreHost) -> tuple[Route, ...]:
         store_route(
             host, "DELETE", f"{durable}/messages/{{seq}}", Right.ADMINISTER, "Delete one message of a durable", drop,
             answer=NothingMore, codes=(Code.TYPE_MISMATCH,),
+        ),
+    )  # fmt: skip
+
+
+PAGE: Final = 500
+PAGES_MAX: Final = 20
+"""Pages that one request searches; with a ``match`` a page may be empty, and takes some 100 ms."""
+
+
+async def redeliver(call: StoreCall) -> Answer:
+    """The route."""
+    asked = await call.body(RedeliverRequest)
+    for first, last in asked.messages:
+        if first > last:
+            raise InvalidRequest("a range of numbers begins with its lowest", first=first, last=last)
+    match = msgspec.json.encode(asked.match) if asked.match else b""
+    if match:
+        Matcher.parse(match)  # before anything is done
+    opened = call.opened
+    durable = opened.state.store(call.store).durable(call.durable)
+    letters = RedeliveredResponse(0, {}, None)
+    if isinstance(durable, Consumption) and _takes_letters(opened, call.store):
+        letters = await _Letters(call, asked, match).send_back()
+        if letters.next_after is not None:
+            return call.answer(letters)
+    command = Redeliver(0, call.store, call.durable, asked.messages, match, asked.max, asked.after)
+    result = await call.submit(opened.service.submit(command), Redelivered)
+    redelivered = letters.redelivered + result.messages
+    return call.answer(RedeliveredResponse(redelivered, letters.left, result.after or None))
+
+
+def _takes_letters(opened: OpenStores, name: str) -> bool:
+    """Whether the store is, or was, the dead-letter store of some durable."""
+    stores = opened.state.stores.values()
+    if any(durable.definition.dead_letter_store == name for store in stores for durable in store.durables.values()):
+        return True
+    return any(
+        template.pattern.dead_letter_store == name
+        for store in stores
+        for template in store.definition.templates.values()
+    )
+
+
+class _Letters:
+    """The letters of one durable."""
+
+    def __init__(self, call: StoreCall, asked: RedeliverRequest, match: bytes) -> None:
+        self._call = call
+        self._opened = call.opened
+        self._asked = asked
+        self._ranges = SequenceSet(sorted(asked.messages))
+        self._match = match
+        self._sent = 0
+        self._left: Counter[str] = Counter()
+
+    async def send_back(self) -> RedeliveredResponse:
+        """Look at the letters in order. They leave the durable one by one, so a crash leaves the rest there."""
+        call, looked, pages = self._call, 0, 0
+        following: int | None = self._asked.after
+        while following is not None and looked < self._asked.max and pages < PAGES_MAX:
+            reached, pages = following, pages + 1
+            letters, following = self._opened.operations.browse(
+                call.store, call.durable, after=reached, count=min(PAGE, self._asked.max - looked), match=self._match
+            )
+            looked += len(letters)
+            for letter in letters:
+                if not self._asked.messages or letter.seq in self._ranges:
+                    await self._send_back(letter)
+            # Where nothing was sent back, nothing above has let other requests run.
+            await asyncio.sleep(0)
+        return RedeliveredResponse(self._sent, dict(self._left), following)
+
+    async def _send_back(self, letter: Delivery) -> None:
+        origin = origin_of(letter)
+        if origin is None:
+            return
+        opened, call = self._opened, self._call
+        problem = opened.access.problem_with(call.call.authorization, Right.ADMINISTER, origin.store)
+        if problem is not None:
+            self._left[str(problem.code)] += 1
+            return
+        volatile = opened.state.definition.volatile_stores
+        apart = (origin.store in volatile) is not (call.store in volatile)
+        command = Resend(
+            0, "" if apart else call.store, call.durable, letter.seq, origin.message, origin.store, origin.durable
+        )
+        try:
+            await call.submit(opened.service.submit(command), Published)
+            if apart:
+                # One is in the log and the other is not, so it takes two commands: kept there first, then let go here.
+                await opened.service.submit(Drop(0, call.store, call.durable, letter.seq))
+        except HoldfastError as error:
+            if error.code in (Code.OUTCOME_UNKNOWN, Code.CLOSED):
+                raise
+            self._left[str(error.code)] += 1
+            return
+        self._sent += 1
+
+
+ENTRIES_DEFAULT: Final = 100
+ENTRIES_MAX: Final = 1_000
+_REVISION: Final = re.compile(r'"?(\d{1,16})"?', re.ASCII)
+
+
+async def get_entry(call: StoreCall) -> Answer:
+    """``GET .../maps/{map}/{key}``."""
+    key = call.call.path_text("key")
+    found = call.opened.operations.entries(call.store, call.durable, keys=[key])
+    await call.opened.service.settled()
+    if not found:
+        raise NotFound("there is no such key", code=Code.NO_SUCH_KEY, store=call.store, map=call.durable)
+    _, value, revision = found[0]
+    return call.answer(Entry(key, value, revision), headers={"ETag": f'"{revision}"'})
+
+
+async def list_entries(call: StoreCall) -> Answer:
+    """``GET .../maps/{map}``."""
+    query = call.call
+    count = query.number("max", low=1, high=ENTRIES_MAX) or ENTRIES_DEFAULT
+    found = call.opened.operations.entries(call.store, call.durable, after=query.text("after") or "", count=count + 1)
+    await call.opened.service.settled()
+    items = [Entry(key, value, revision) for key, value, revision in found[:count]]
+    return call.answer(EntriesResponse(items, len(found) > count))
+
+
+async def put_entry(call: StoreCall) -> Answer:
+    """``PUT .../maps/{map}/{key}``."""
+    asked = await call.body(SetRequest)
+    return await _change_one(call, asked.value)
+
+
+async def delete_entry(call: StoreCall) -> Answer:
+    """``DELETE .../maps/{map}/{key}``."""
+    return await _change_one(call, None)
+
+
+async def _change_one(call: StoreCall, value: bytes | None) -> Answer:
+    change = (call.call.path_text("key"), value, _condition(call))
+    return await _change(call, MapChange(0, call.store, call.durable, [change], call.call.number("fence") or 0))
+
+
+async def change_entries(call: StoreCall) -> Answer:
+    """``POST .../maps/{map}``."""
+    asked = await call.body(ChangesRequest)
+    changes = [(one.key, one.value, one.if_revision) for one in asked.changes]
+    return await _change(call, MapChange(0, call.store, call.durable, changes, asked.fence, asked.remove_all))
+
+
+async def _change(call: StoreCall, command: MapChange) -> Answer:
+    result = await call.submit(call.opened.service.submit(command), MapChanged)
+    return call.answer(ChangedResponse(result.revision, result.changed), headers={"ETag": f'"{result.revision}"'})
+
+
+def _condition(call: StoreCall) -> int | None:
+    """What ``If-Match`` and ``If-None-Match`` ask for."""
+    headers = call.call.request.headers
+    matches, none_matches = headers.get("if-match"), headers.get("if-none-match")
+    if none_matches is not None:
+        if none_matches.strip() != "*" or matches is not None:
+            raise InvalidRequest("If-None-Match is * and stands alone")
+        return 0
+    if matches is None:
+        return None
+    found = _REVISION.fullmatch(matches.strip())
+    if found is None:
+        raise InvalidRequest('If-Match is a revision, for example "7"')
+    return int(found[1])
+
+
+async def lock(call: StoreCall) -> Answer:
+    """``POST .../maps/{map}/lock``."""
+    asked = await call.body(LockRequest)
+    command = MapLock(0, call.store, call.durable, asked.key, asked.owner, asked.ttl_ms, asked.steal)
+    result = await call.submit(call.opened.service.submit(command), MapLocked)
+    return call.answer(LockedResponse(result.fence, result.until_ms))
+
+
+async def unlock(call: StoreCall) -> Answer:
+    """``POST .../maps/{map}/unlock``."""
+    asked = await call.body(UnlockRequest)
+    command = MapUnlock(0, call.store, call.durable, asked.key, asked.owner, asked.fence)
+    await call.submit(call.opened.service.submit(command), Done)
+    return call.answer(NothingMore())
+
+
+_CONDITIONS: Final = (
+    parameter("fence", "integer", "The token of a lock that must be held still", minimum=0, default=0),
+    Parameter("If-Match", "header", {"type": "string"}, "Only where the key has this revision"),
+    Parameter("If-None-Match", "header", {"type": "string"}, "*: only where there is no such key"),
+)
+
+
+def map_routes(host: StoreHost) -> tuple[Route, ...]:
+    """The rows."""
+    whole = "/v1/stores/{store}/maps/{map}"
+    one = f"{whole}/{{key:any}}"
+    change_codes = (
+        Code.TYPE_MISMATCH, Code.REVISION_MISMATCH, Code.NOT_HOLDER, Code.LOCK_HELD, Code.STORE_FULL, Code.CLUSTER_FULL,
+        Code.MESSAGE_TOO_LARGE, Code.DISK_LIMIT, Code.NO_QUORUM,
+    )  # fmt: skip
+    return (
+        store_route(
+            host, "POST", f"{whole}/lock", Right.PUBLISH, "Take, extend or steal a lock", lock,
+            body=LockRequest, answer=LockedResponse, codes=(Code.LOCK_HELD, Code.TYPE_MISMATCH),
+        ),
+        store_route(
+            host, "POST", f"{whole}/unlock", Right.PUBLISH, "Give a lock back", unlock,
+            body=UnlockRequest, answer=NothingMore, codes=(Code.NOT_HOLDER, Code.TYPE_MISMATCH),
+        ),
+        store_route(
+            host, "GET", whole, Right.SUBSCRIBE, "Keys and values, in the order of keys", list_entries,
+            answer=EntriesResponse, codes=(Code.TYPE_MISMATCH,),
+            parameters=(
+                parameter("after", "string", "Above this key"),
+                parameter("max", "integer", "At most so many", minimum=1, maximum=ENTRIES_MAX, default=ENTRIES_DEFAULT),
+            ),
+        ),
+        store_route(
+            host, "POST", whole, Right.PUBLISH, "Change several keys: all or nothing", change_entries,
+            body=ChangesRequest, answer=ChangedResponse, codes=change_codes,
+        ),
+        store_route(
+            host, "GET", one, Right.SUBSCRIBE, "A key's value and revision", get_entry,
+            answer=Entry, codes=(Code.TYPE_MISMATCH, Code.NO_SUCH_KEY),
+        ),
+        store_route(
+            host, "PUT", one, Right.PUBLISH, "Set a key", put_entry,
+            body=SetRequest, answer=ChangedResponse, codes=change_codes, parameters=_CONDITIONS,
+        ),
+        store_route(
+            host, "DELETE", one, Right.PUBLISH, "Remove a key", delete_entry,
+            answer=ChangedResponse, codes=change_codes, parameters=_CONDITIONS,
+        ),
+    )  # fmt: skip
+
+
+async def subscribe(_: StoreCall) -> Answer:
+    """``GET .../subscribe`` without an upgrade."""
+    raise InvalidRequest(
+        "this route speaks WebSocket",
+        hint="ask for an upgrade with the subprotocol holdfast.stores.v1+json or holdfast.stores.v1+msgpack",
+    )
+
+
+def subscribe_routes(host: StoreHost) -> tuple[Route, ...]:
+    """The rows."""
+    return (
+        store_route(
+            host, "GET", "/v1/stores/{store}/durables/{durable}/subscribe", Right.SUBSCRIBE,
+            "One WebSocket for a subscriber: credit, messages, acknowledgements, advisories; of a map its changes",
+            subscribe,
+            answer=NothingMore,
+            codes=(
+                Code.MATCHER_MISMATCH, Code.TYPE_MISMATCH, Code.DURABLE_COLLISION, Code.TOO_MANY_DURABLES,
+                Code.NO_QUORUM,
+            ),
+            parameters=(
+                parameter("subscriber", "string", "The subscriber's name", minLength=1, maxLength=256),
+                parameter("template", "string", "What a durable that does not exist is made of"),
+                parameter("matcher", "string", "Its matcher, as JSON"),
+                parameter("key", "string", "The one key of a last-value subscriber, or of a map that is to be watched"),
+                parameter("prefix", "string", "Of a map, the keys that begin so"),
+                parameter("prefetch", "integer", "How many messages it wants to hold", minimum=0, maximum=999_999),
+            ),
         ),
     )  # fmt: skip

@@ -10,13 +10,14 @@ from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 
-from holdfast.errors import Code, HoldfastError, InvalidRequest
+from holdfast.errors import Code, InvalidRequest
 from holdfast.server.http.auth import Role
 from holdfast.server.http.routes import Answer, Call, Parameter, Route
 from holdfast.server.stores.hosting import OpenStores, StoreHost
-from holdfast.server.stores.operations import PollUnderWay
-from holdfast.server.stores.wire import MSGPACK, WireFormat, decode, encode, format_of
+from holdfast.server.stores.hot_routes import HotRequest, HotStores
+from holdfast.server.stores.operations import PollRequest, decode
 from holdfast.stores.definitions.permissions import CLUSTER, Right
+from holdfast.wire.formats import MSGPACK, WireFormat, encode, format_of
 
 __all__ = ["DOCUMENT", "JSON", "STORE_CODES", "StoreCall", "parameter", "path_parameters", "store_route"]
 
@@ -77,14 +78,17 @@ class StoreCall:
         parameters = self.call.request.path_params
         return str(parameters["durable"] if "durable" in parameters else parameters["map"])
 
+    async def raw_body(self) -> bytes:
+        """The request's body as it came. Raises: LimitExceeded."""
+        return await self.call.body(self.host.request_bytes_max)
+
     async def body(self, kind: type[T]) -> T:
         """The request's body. Raises: InvalidRequest, LimitExceeded."""
-        data = await self.call.body(self.host.request_bytes_max)
-        return decode(data, kind, format_of(self.call.request.headers.get("content-type")))
+        return decode(await self.raw_body(), kind, format_of(self.call.request.headers.get("content-type")))
 
     async def document(self) -> object:
         """The request's body as plain values. Raises: InvalidRequest, LimitExceeded."""
-        data = await self.call.body(self.host.request_bytes_max)
+        data = await self.raw_body()
         given = format_of(self.call.request.headers.get("content-type"))
         try:
             return msgspec.json.decode(data) if given == "json" else msgspec.msgpack.decode(data)
@@ -99,30 +103,30 @@ class StoreCall:
         """The same for bytes that are in that format already."""
         return Answer(body, status, headers or {}, JSON if self.accept == "json" else MSGPACK)
 
-    async def operation(
-        self, start: Callable[[Callable[[bytes | HoldfastError], None]], PollUnderWay | None]
+    async def hot(
+        self, route: str, right: Right, body: bytes = b"", *, durable: str = "", poll: PollRequest | None = None
     ) -> Answer:
-        """Run one of ``StoreOperations``, which answers by a callback. A cancelled request is abandoned."""
-        answered = self.call.front.loop.create_future()
+        """Serve a hot route by the handler of both kinds of connection. A cancelled poll is abandoned."""
+        call = self.call
+        answered = call.front.loop.create_future()
 
-        def done(result: bytes | HoldfastError) -> None:
+        def respond(status: int, headers: dict[str, str], body: bytes, media_type: str) -> None:
             if not answered.done():
-                answered.set_result(result)
+                answered.set_result(Answer(body, status, headers, media_type))
 
-        poll = start(done)
-        connection = self.call.connection
-        if poll is not None:
-            connection.on_end = poll.abandon
+        request = HotRequest(HotStores(call.front, self.host), route, right, self.store, durable, poll)
+        given, wanted = call.request.headers.get("content-type"), call.request.headers.get("accept")
+        pending = request.serve(body, given, wanted, call.authorization, respond)
+        if pending is not None:
+            call.connection.on_end = pending.abandon
         try:
-            result: bytes | HoldfastError = await answered
+            response: Answer = await answered
         finally:
-            if poll is not None:
-                connection.on_end = None
+            if pending is not None:
+                call.connection.on_end = None
                 if not answered.done() or answered.cancelled():
-                    poll.abandon()
-        if isinstance(result, HoldfastError):
-            raise result
-        return self.raw(result)
+                    pending.abandon()
+        return response
 
     async def submit(self, submitted: Awaitable[object], kind: type[Result]) -> Result:
         """The result of a command, of the type that it has."""

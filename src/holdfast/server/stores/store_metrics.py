@@ -8,19 +8,20 @@ lines of their own, the first in the order of names; ``holdfast_durables_without
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from holdfast.server.buckets import cumulative_buckets
-from holdfast.server.stores.figures import DurableFigures, figures_of
+from holdfast.server.stores.figures import LATENCY_BOUNDS_SECONDS, DurableFigures, figures_of
 from holdfast.server.stores.hosting import OpenStores, StoreHost
-from holdfast.server.stores.latency import LATENCY_BOUNDS_SECONDS
 from holdfast.stores.machine.store import Store
 from holdfast.stores.storage.disk_limit import disk_use
 
-__all__ = ["store_metrics"]
+__all__ = [
+    "cumulative_buckets",
+    "store_metrics",
+]
 
 DURABLES_MAX: Final = 2_000
 
@@ -211,3 +212,14 @@ def _durables(opened: OpenStores) -> Iterator[Metric]:
     yield from families.all()
     yield _unreadable(opened)
     yield GaugeMetricFamily("holdfast_durables_without_metrics", "Durables without lines of their own", left_out)
+
+
+def cumulative_buckets(bounds: Sequence[float], counts: Sequence[int]) -> list[tuple[str, float]]:
+    """Cumulative buckets from plain ones; ``counts`` has one more than ``bounds``, above the last."""
+    buckets: list[tuple[str, float]] = []
+    below = 0
+    for bound, count in zip(bounds, counts, strict=False):
+        below += count
+        buckets.append((repr(bound), below))
+    buckets.append(("+Inf", below + counts[-1]))
+    return buckets

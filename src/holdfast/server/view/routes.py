@@ -14,7 +14,6 @@ from typing import Final
 
 from holdfast.errors import Code, NotFound
 from holdfast.server.http.auth import Role
-from holdfast.server.http.responses import ValueAnswer, ValueRange
 from holdfast.server.http.routes import (
     POSITION_SCHEMA,
     Answer,
@@ -27,6 +26,7 @@ from holdfast.server.http.routes import (
     text_key,
 )
 from holdfast.server.view.embedded_view import EmbeddedView
+from holdfast.wire.log import Found, FoundRange
 
 __all__ = ["RANGE_LIMIT_MAX", "view_routes"]
 
@@ -58,6 +58,17 @@ _CODES: Final = (
 )
 
 
+def _found(key: bytes, value: bytes, version: int, *, text: bool) -> Found:
+    return Found(key, value, version, _text_of(key), _text_of(value)) if text else Found(key, value, version)
+
+
+def _text_of(data: bytes) -> str | None:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return None
+
+
 def view_routes(embedded: EmbeddedView) -> tuple[Route, ...]:
     """The rows of the route table."""
 
@@ -72,15 +83,15 @@ def view_routes(embedded: EmbeddedView) -> tuple[Route, ...]:
         if found is None:
             raise NotFound("there is no such key")
         value, version = found
-        return json_answer(ValueAnswer.of(key, value, version, text=text))
+        return json_answer(_found(key, value, version, text=text))
 
     async def read_range(call: Call) -> Answer:
         begin, end = call.key_range() or (b"", None)
         text = call.switch("text", default=False)
         limit = call.number("limit", low=1, high=RANGE_LIMIT_MAX) or RANGE_LIMIT_DEFAULT
         rows, version = await embedded.read_range(begin, end, limit + 1, at=asked_version(call))
-        items = tuple(ValueAnswer.of(key, value, written, text=text) for key, value, written in rows[:limit])
-        return json_answer(ValueRange(items, version, len(rows) > limit))
+        items = tuple(_found(key, value, written, text=text) for key, value, written in rows[:limit])
+        return json_answer(FoundRange(items, version, len(rows) > limit))
 
     return (
         Route(
@@ -90,7 +101,7 @@ def view_routes(embedded: EmbeddedView) -> tuple[Route, ...]:
             summary="A key's value, from the embedded view",
             handler=read_key,
             parameters=(Parameter("key", "path", _KEY, "The key in base64url, padding optional", True), _TEXT, _AT),
-            answers={"application/json": ValueAnswer},
+            answers={"application/json": Found},
             codes=(*_CODES, Code.NOT_FOUND),
             tag="view",
         ),
@@ -113,7 +124,7 @@ def view_routes(embedded: EmbeddedView) -> tuple[Route, ...]:
                 ),
                 _AT,
             ),
-            answers={"application/json": ValueRange},
+            answers={"application/json": FoundRange},
             codes=(*_CODES, Code.BAD_RANGE),
             tag="view",
         ),

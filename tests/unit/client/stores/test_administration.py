@@ -8,8 +8,9 @@ import pytest
 from holdfast.client.protocol.core import Session
 from holdfast.client.protocol.effects import Answer, Procedure, Reply, Send, Wait, Woken
 from holdfast.client.protocol.endpoint import Route, parse_endpoint
-from holdfast.client.stores.administration import Revision, browse, set_entry
+from holdfast.client.stores.administration import browse, set_entry
 from holdfast.errors import CorruptData, OutcomeUnknown
+from holdfast.wire.stores import ChangedResponse
 
 HEADERS = {"content-type": "application/msgpack"}
 SET = Reply(0, 200, HEADERS, msgspec.msgpack.encode({"revision": 7, "changed": 1}))
@@ -20,7 +21,7 @@ def refusal(status: int, code: str) -> Reply:
     return Reply(0, status, HEADERS, msgspec.msgpack.encode({"error": {"code": code, "message": "no"}}))
 
 
-def change(if_revision: int | None) -> Procedure[Revision]:
+def change(if_revision: int | None) -> Procedure[ChangedResponse]:
     session = Session(Route((parse_endpoint("http://store:1"),)))
     return set_entry(session, "s", "m", "k", b"v", if_revision, 0, 0, 10_000)
 
@@ -48,12 +49,12 @@ def test_a_conditional_change_that_an_error_leaves_open_is_never_sent_again(stat
 
 @pytest.mark.parametrize(("status", "code"), OPEN_CODES)
 def test_a_change_without_a_condition_is_sent_again(status: int, code: str) -> None:
-    assert told(change(None), refusal(status, code), SET) == (Revision(7, 1), 2)
+    assert told(change(None), refusal(status, code), SET) == (ChangedResponse(7, 1), 2)
 
 
 @pytest.mark.parametrize(("status", "code"), [(503, "closed"), (507, "disk_limit"), (503, "overloaded")])
 def test_a_conditional_change_that_was_certainly_not_made_is_sent_again(status: int, code: str) -> None:
-    assert told(change(6), refusal(status, code), SET) == (Revision(7, 1), 2)
+    assert told(change(6), refusal(status, code), SET) == (ChangedResponse(7, 1), 2)
 
 
 def test_a_process_that_does_not_lead_is_left_for_the_next_address() -> None:

@@ -13,7 +13,7 @@ from holdfast.client.protocol.endpoint import Route, parse_endpoint
 from holdfast.client.stores.options import SubscriberOptions
 from holdfast.client.stores.steps import Connect
 from holdfast.client.stores.watching import Watching
-from holdfast.client.stores.wire import KeyChange
+from holdfast.wire.stores import KeyChange
 
 
 class Service:

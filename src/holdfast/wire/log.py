@@ -1,0 +1,204 @@
+"""Responses, events and errors of the log's routes, and the error body that all routes share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+
+from holdfast.commit.format.transaction import FailedPrecondition, Operation, RejectedBecause
+from holdfast.errors import Code, Conflict
+from holdfast.values import LogPosition
+
+__all__ = [
+    "CheckpointData",
+    "CommitReceipt",
+    "ErrorBody",
+    "ErrorResponse",
+    "Found",
+    "FoundRange",
+    "ItemError",
+    "LaggingData",
+    "LeaderChangeData",
+    "Liveness",
+    "LogData",
+    "NotCommitted",
+    "PipelineResponse",
+    "Readiness",
+    "StatusAnswer",
+    "SteppedDown",
+    "TransactionData",
+    "VersionAnswer",
+]
+
+
+class CommitReceipt(msgspec.Struct, frozen=True, tag_field="status", tag="committed"):
+    """The transaction is durable at ``version``."""
+
+    version: int
+    leader_id: str
+    request_id: str | None = None
+
+
+class NotCommitted(msgspec.Struct, frozen=True, tag_field="status", tag="not_committed"):
+    """This attempt is not committed and never will be. ``version`` is durable and worth retrying from.
+
+    ``reason`` is ``banned`` when its outcome was asked for before it could commit: asking closes an attempt for good.
+    """
+
+    reason: RejectedBecause = "banned"
+    conflicts: tuple[FailedPrecondition, ...] = ()
+    version: int = 0
+    leader_id: str = ""
+    request_id: str | None = None
+
+    def error(self) -> Conflict:
+        """The same as an exception; ``fields`` carry ``version``, ``conflicts`` and ``request_id``."""
+        return Conflict(
+            "the transaction was not committed",
+            code=Code(self.reason),
+            hint="read again from this version, decide again, commit again",
+            version=self.version,
+            conflicts=tuple((item.precondition, item.version) for item in self.conflicts),
+            request_id=self.request_id,
+        )
+
+
+class StatusAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The final outcome of an attempt; ``version`` is set when it committed."""
+
+    status: Literal["committed", "not_committed", "log_truncated"]
+    version: int | None = None
+
+
+class VersionAnswer(msgspec.Struct, frozen=True):
+    """A version, the leader that vouches for it, and the log it belongs to (None from a service before log ids).
+
+    Everything known to be committed when the request arrived can be read at this version.
+    """
+
+    version: int
+    leader_id: str
+    log_id: str | None = None
+
+    @property
+    def position(self) -> LogPosition:
+        """The version together with its log: what ``subscribe(after=...)`` takes."""
+        return LogPosition(self.version, self.log_id)
+
+
+class Found(msgspec.Struct, frozen=True, omit_defaults=True, repr_omit_defaults=True):
+    """A key's value and the version that wrote it. The texts are set on request, where the bytes are UTF-8."""
+
+    key: bytes
+    value: bytes
+    version: int
+    key_text: str | None = None
+    value_text: str | None = None
+
+
+class FoundRange(msgspec.Struct, frozen=True):
+    """Keys in byte order as of ``version``; ``more`` when the limit cut the range short."""
+
+    items: tuple[Found, ...]
+    version: int
+    more: bool = False
+
+
+class Liveness(msgspec.Struct, frozen=True):
+    """This process is alive. ``leading`` tells whether it owns the log."""
+
+    leader_id: str
+    leading: bool
+    address: str
+
+
+class Readiness(msgspec.Struct, frozen=True):
+    """This process leads and accepts commits. ``stores``: none, open, held (by another process) or suspended.
+
+    ``damage``: the newest damage that anything met in the log since this process leads. Commits go on all the same.
+    """
+
+    ready: bool
+    leader_id: str
+    version: int
+    stores: str
+    damage: str | None = None
+
+
+class PipelineResponse(msgspec.Struct, frozen=True):
+    """A no-op has been through all four stages."""
+
+    ok: bool
+    leader_id: str
+
+
+class SteppedDown(msgspec.Struct, frozen=True):
+    """Everything accepted is durable and its response sent, and this process leads no more."""
+
+    stepped_down: bool
+    leader_id: str
+
+
+class ErrorBody(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What went wrong. ``code`` is stable; the fields with a default are there where they apply."""
+
+    code: str
+    message: str
+    leader_id: str | None = None
+    leader_address: str | None = None
+    retry_after_ms: int | None = None
+    roll_back_to: int | None = None
+    hint: str = ""
+    log_id: str | None = None
+
+
+class ErrorResponse(msgspec.Struct, frozen=True):
+    """Every error of every route."""
+
+    error: ErrorBody
+
+
+class ItemError(msgspec.Struct, frozen=True):
+    """The result of item ``index`` (from 0) of a stream of commits that was wrong as it stood."""
+
+    error: ErrorBody
+    index: int = -1
+
+
+class TransactionData(msgspec.Struct, frozen=True, gc=False):
+    """The data of ``event: transaction``. ``timestamp`` is ISO 8601 in UTC."""
+
+    version: int
+    prev_version: int
+    request_id: str | None
+    leader_id: str
+    timestamp: str
+    operations: Sequence[Operation]
+
+
+class CheckpointData(msgspec.Struct, frozen=True, gc=False):
+    """The data of ``event: checkpoint``: everything at or below the version is durable."""
+
+    committed_version: int
+    leader_id: str
+
+
+class LeaderChangeData(msgspec.Struct, frozen=True, gc=False):
+    """The data of ``event: leader_change``: forget every transaction after the version."""
+
+    roll_back_to: int
+    leader_id: str = ""
+
+
+class LogData(msgspec.Struct, frozen=True, gc=False):
+    """The data of ``event: log``: which log this is."""
+
+    log_id: str
+
+
+class LaggingData(msgspec.Struct, frozen=True):
+    """The data of ``event: lagging``: the reader had this many unsent bytes; the stream ends here."""
+
+    unsent_bytes: int

@@ -1,0 +1,377 @@
+"""Requests, responses and WebSocket frames of the message stores, with their fields and bounds."""
+
+from __future__ import annotations
+
+from collections import abc
+from collections.abc import Mapping
+from typing import Annotated, Any, Final
+
+import msgspec
+from msgspec import Meta
+
+from holdfast.stores.values.messages import FIELD_BYTES_MAX, FIELDS_MAX, KEY_BYTES_MAX, Delivery, Message
+from holdfast.wire.formats import WireFormat
+
+NUMBER_MAX: Final = 2**53 - 1
+"""The largest whole number that every JSON reader keeps exactly."""
+MESSAGES_MAX: Final = 10_000
+"""Messages of one request, and numbers of one acknowledgement."""
+REDELIVER_MAX: Final = 10_000
+"""Messages that one request delivers again."""
+CHANGES_MAX: Final = 10_000
+LOCK_MS_MAX: Final = 86_400_000
+DAYS_MAX_MS: Final = 100 * 366 * 86_400_000
+CREDIT_MAX: Final = 1_000_000
+SUBPROTOCOLS: Final[Mapping[str, WireFormat]] = {
+    "holdfast.stores.v1+msgpack": "msgpack",
+    "holdfast.stores.v1+json": "json",
+}
+
+Number = Annotated[int, Meta(ge=0, le=NUMBER_MAX)]
+Sequence = Annotated[int, Meta(ge=1, le=NUMBER_MAX)]
+Milliseconds = Annotated[int, Meta(ge=0, le=DAYS_MAX_MS)]
+Name = Annotated[str, Meta(min_length=1, max_length=256)]
+Key = Annotated[str, Meta(max_length=KEY_BYTES_MAX)]
+MapKey = Annotated[str, Meta(min_length=1, max_length=KEY_BYTES_MAX)]
+FieldText = Annotated[str, Meta(max_length=FIELD_BYTES_MAX)]
+FieldNumber = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+Fields = Annotated[dict[FieldText, FieldText | FieldNumber | bool], Meta(max_length=FIELDS_MAX)]
+Numbers = Annotated[list[Sequence], Meta(max_length=MESSAGES_MAX)]
+Ranges = Annotated[list[tuple[Sequence, Sequence]], Meta(max_length=MESSAGES_MAX)]
+FolderName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
+
+
+class NothingMore(msgspec.Struct, frozen=True):
+    """The change is made; there is nothing else to report."""
+
+
+# Messages
+
+
+class PublishedMessage(Message, frozen=True, gc=False, omit_defaults=True, forbid_unknown_fields=True):
+    """One message of a publish request: a ``Message`` whose bounds are checked while it is decoded."""
+
+    body: bytes = b""
+    fields: Fields = {}  # noqa: RUF012  # msgspec copies it for each message
+    key: Key | None = None
+    publisher_seq: Number = 0
+    ttl_ms: Milliseconds = 0
+    deliver_at_ms: Number = 0
+
+
+class PublishRequest(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbid_unknown_fields=True):
+    """``POST .../messages``: published whole or not at all."""
+
+    messages: Annotated[list[PublishedMessage], Meta(min_length=1, max_length=MESSAGES_MAX)]
+    publisher_id: Annotated[str, Meta(max_length=256)] = ""
+
+
+class Receipt(msgspec.Struct, frozen=True, gc=False):
+    """What the store reports of a batch: its numbers, how many it had already, how many matched no durable.
+
+    ``first_seq`` to ``last_seq`` include duplicates, which have the numbers that they got the first time.
+    """
+
+    first_seq: int
+    last_seq: int
+    duplicates: int = 0
+    unmatched: int = 0
+
+
+class DelayedNack(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
+    """Give one message back, to be delivered again after ``delay_ms``."""
+
+    seq: Sequence
+    delay_ms: Milliseconds = 0
+
+
+class AckRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``POST .../acks``. ``ranges`` are pairs [first, last], for long runs in few bytes."""
+
+    subscriber: Name
+    ack: Numbers = []
+    ranges: Ranges = []
+    nack: Annotated[list[DelayedNack], Meta(max_length=MESSAGES_MAX)] = []
+    reject: Numbers = []
+    extend: Numbers = []
+    started: Numbers | None = None
+    """The messages that the application was handed. From the first report on only their deliveries count."""
+
+
+class AckedResponse(msgspec.Struct, frozen=True):
+    """How many messages were acknowledged, and the numbers that this subscriber did not hold."""
+
+    acknowledged: int
+    stale: list[int]
+
+
+class DeliveredResponse(msgspec.Struct, frozen=True):
+    """Messages in the order in which they are delivered."""
+
+    messages: list[Delivery]
+
+
+class Page(msgspec.Struct, frozen=True):
+    """Messages of a durable, in order; none of them is consumed.
+
+    ``next_after``: continue above this number; None at the end.
+    """
+
+    messages: list[Delivery]
+    next_after: int | None = None
+    parked: list[int] = []
+    """Those of them that were delivered too often and wait for an administrator."""
+
+
+class Purged(msgspec.Struct, frozen=True):
+    """What a durable kept and keeps no more."""
+
+    messages: int = 0
+    bytes: int = 0
+
+
+class RewindRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Exactly one of: everything kept (``"to": "start"``), from a number on, from a time on."""
+
+    to: Annotated[str, Meta(pattern="^start$")] | None = None
+    seq: Annotated[int, Meta(ge=1, le=2**53 - 1)] | None = None
+    time_ms: Number | None = None
+
+
+class RedeliverRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which messages, all by default: ``messages`` are ranges [first, last], ``match`` is a matcher."""
+
+    messages: Ranges = []
+    match: dict[str, Any] = {}
+    max: Annotated[int, Meta(ge=1, le=REDELIVER_MAX)] = REDELIVER_MAX
+    after: Number = 0
+
+
+class RedeliveredResponse(msgspec.Struct, frozen=True):
+    """``redelivered`` messages go on; ``left`` counts letters that could not go back, by the code of the reason.
+
+    ``next_after``: continue above this number; None at the end.
+    """
+
+    redelivered: int
+    left: dict[str, int] = {}
+    next_after: int | None = None
+
+
+# Maps
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """One key of a map. ``revision`` rises with every change of it."""
+
+    key: str
+    value: bytes
+    revision: int
+
+
+class EntriesResponse(msgspec.Struct, frozen=True):
+    """Some keys of a map in their order; ``more`` where the limit cut it short."""
+
+    entries: list[Entry]
+    more: bool = False
+
+
+class SetRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The value of a key."""
+
+    value: bytes
+
+
+class OneChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Set a key, or remove it where there is no ``value``. ``if_revision`` 0: only where there is no such key."""
+
+    key: MapKey
+    value: bytes | None = None
+    if_revision: Number | None = None
+
+
+class ChangesRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Several keys, all or nothing; or every key removed. ``fence``: the token of a lock that must be held still."""
+
+    changes: Annotated[list[OneChange], Meta(max_length=CHANGES_MAX)] = []
+    fence: Number = 0
+    remove_all: bool = False
+
+
+class ChangedResponse(msgspec.Struct, frozen=True):
+    """The revision of the last change, and how many keys changed."""
+
+    revision: int
+    changed: int = 1
+
+
+class LockRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Take, extend or (``steal``) take away the lock of a key; an empty key is the whole map."""
+
+    owner: Name
+    ttl_ms: Annotated[int, Meta(ge=1, le=LOCK_MS_MAX)]
+    key: Key = ""
+    steal: bool = False
+
+
+class UnlockRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Give a lock back."""
+
+    owner: Name
+    fence: Number
+    key: Key = ""
+
+
+class LockedResponse(msgspec.Struct, frozen=True):
+    """``fence`` rises with every new holder; the lock ends at ``until_ms``."""
+
+    fence: int
+    until_ms: int
+
+
+# The cluster
+
+
+class Rollback(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which revision of the definition becomes the one in force; it gets a new number."""
+
+    revision: Annotated[int, Meta(ge=1)]
+
+
+class BackupRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``name``: the folder of the backup, below the one that the service keeps backups in."""
+
+    name: FolderName
+
+
+class QuorumResponse(msgspec.Struct, frozen=True):
+    """Which services of the cluster are present."""
+
+    have_quorum: bool
+    leader: str
+    max_member_count: int
+    min_member_count: int
+    current_member_count: int
+    members_in_quorum: list[str]
+    members_not_in_quorum: list[str]
+    errors: list[str]
+
+
+# Frames of a subscriber
+
+
+class CreditFrame(msgspec.Struct, frozen=True, tag_field="type", tag="credit", forbid_unknown_fields=True):
+    """The client takes this many more messages."""
+
+    messages: Annotated[int, Meta(ge=1, le=CREDIT_MAX)]
+
+
+class AckFrame(msgspec.Struct, frozen=True, tag_field="type", tag="ack", forbid_unknown_fields=True):
+    """Acknowledged: ranges [first, last]."""
+
+    ranges: Ranges
+    id: Number = 0
+
+
+class NackFrame(msgspec.Struct, frozen=True, tag_field="type", tag="nack", forbid_unknown_fields=True):
+    """Given back: pairs of a number and its delay in milliseconds."""
+
+    messages: Annotated[list[tuple[Sequence, Milliseconds]], Meta(max_length=MESSAGES_MAX)]
+    id: Number = 0
+
+
+class RejectFrame(msgspec.Struct, frozen=True, tag_field="type", tag="reject", forbid_unknown_fields=True):
+    """Never to be delivered again: to the dead letters."""
+
+    messages: Numbers
+    id: Number = 0
+
+
+class ExtendFrame(msgspec.Struct, frozen=True, tag_field="type", tag="extend", forbid_unknown_fields=True):
+    """Still in work: the time to acknowledge begins again."""
+
+    messages: Numbers
+    id: Number = 0
+
+
+class StartedFrame(msgspec.Struct, frozen=True, tag_field="type", tag="started", forbid_unknown_fields=True):
+    """The application was handed these messages: ranges [first, last], empty to announce that reports will come.
+
+    It gets no reply. From the first report on only the deliveries of reported messages count.
+    """
+
+    ranges: Ranges
+
+
+class CloseFrame(msgspec.Struct, frozen=True, tag_field="type", tag="close", forbid_unknown_fields=True):
+    """The subscriber leaves; the messages that it holds go back."""
+
+
+class AttachedFrame(msgspec.Struct, frozen=True, tag_field="type", tag="attached"):
+    """The subscriber is connected; the parameters of its durable. Times are milliseconds."""
+
+    created: bool = False
+    prefetch: int = 1_024
+    ack_mode: str = "async"
+    ack_batch_count: int = 1_000
+    ack_batch_time_ms: int = 100
+    started_reports: bool = False
+    """Whether the service takes reports of the messages that the application was handed."""
+
+
+class MessagesFrame(msgspec.Struct, frozen=True, tag_field="type", tag="messages"):
+    """Messages that this subscriber holds from now on."""
+
+    messages: list[Delivery]
+
+
+class KeyChange(msgspec.Struct, frozen=True):
+    """What became of one key of a map.
+
+    ``cause``: ``present`` (it was there when the watch began) and ``set`` come with the ``value``; ``removed``,
+    ``expired``, ``discarded`` (at the map's limit) and ``deleted`` (by an administrator) with None.
+    """
+
+    key: str
+    revision: int
+    """The value's; of a removed key that of its removal, or that of its last value where a removal took no number."""
+    cause: str
+    value: bytes | None = None
+
+
+class ChangesFrame(msgspec.Struct, frozen=True, tag_field="type", tag="changes"):
+    """Changes of a map, each key's newest, in the order in which they happened."""
+
+    changes: list[KeyChange]
+
+
+class CurrentFrame(msgspec.Struct, frozen=True, tag_field="type", tag="current"):
+    """Every key that was there when the watch began has been sent. Sent once."""
+
+
+class ReplyFrame(msgspec.Struct, frozen=True, tag_field="type", tag="answer"):
+    """The acknowledgement with this id is durable. ``stale``: ranges that this subscriber did not hold, or numbers."""
+
+    id: int
+    acknowledged: int = 0
+    stale: abc.Sequence[int | tuple[int, int]] = []
+
+
+class ErrorFrame(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="type", tag="error"):
+    """The frame with this id was refused and changed nothing."""
+
+    id: int
+    code: str
+    message: str = ""
+    hint: str = ""
+
+
+class AdvisoryFrame(msgspec.Struct, frozen=True, tag_field="type", tag="advisory"):
+    """A state of the subscription that no message carries."""
+
+    kind: str
+    facts: Mapping[str, object] = {}
+
+
+ClientFrame = CreditFrame | AckFrame | NackFrame | RejectFrame | ExtendFrame | StartedFrame | CloseFrame
+ServerFrame = AttachedFrame | MessagesFrame | AdvisoryFrame | ReplyFrame | ErrorFrame | ChangesFrame | CurrentFrame
