@@ -29,11 +29,11 @@ from holdfast.cli.main import application
 from holdfast.cli.output import Exit
 from holdfast.objects.budget import StoreMetrics
 from holdfast.server import openapi
-from holdfast.server.gateway import FrontLimits
+from holdfast.server.gateway import GatewayLimits
 from holdfast.server.http.responses import STATUS_OF
 from holdfast.server.http.routes import Route
 from holdfast.server.route_table import route_table
-from holdfast.server.stores import socket_frames
+from holdfast.wire import stores as socket_frames
 from holdfast.server.view.embedded_view import EmbeddedView
 from holdfast.server.view.messages import ViewStart
 
@@ -164,7 +164,7 @@ def test_the_routes_and_the_metrics_are_the_recorded_ones(tmp_path: Path) -> Non
     metrics: list[str] = []
 
     async def scenario() -> None:
-        limits = FrontLimits(client_commits_per_second_max=1)
+        limits = GatewayLimits(client_commits_per_second_max=1)
         async with serving(view=False, limits=limits) as here, stores_serving(tmp_path / "stores") as stores:
             rows = route_table(
                 here.front,
