@@ -37,6 +37,12 @@ INNER = {"pool", "run", "session", "sleep"}
 
 
 class _WithoutModules(ast.NodeTransformer):
+    def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
+        """``Annotated[int, ...]`` is ``int``."""
+        if isinstance(node.value, ast.Name) and node.value.id == "Annotated" and isinstance(node.slice, ast.Tuple):
+            return self.visit(node.slice.elts[0])
+        return self.generic_visit(node)
+
     def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
         return ast.Name(node.attr)
 
