@@ -36,6 +36,7 @@ import structlog
 
 from holdfast.commit.service import CommitService
 from holdfast.errors import Closed
+from holdfast.private_files import make_private_directory
 from holdfast.server.view_messages import Announcement, Damage, Report, ViewStart
 from holdfast.view.layer import Stored
 from holdfast.view.sqlite_file import open_for_readers
@@ -212,6 +213,7 @@ class ViewChild:
             process.wait(KILLED_SECONDS)
 
     def _spawn(self, theirs: socket.socket) -> subprocess.Popen[bytes]:
+        make_private_directory(self._start.directory)
         package = str(Path(__file__).parent.parent.parent)
         environment = dict(os.environ)
         if package != sysconfig.get_path("purelib"):

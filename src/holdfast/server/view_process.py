@@ -42,7 +42,7 @@ from holdfast.errors import Code, CorruptData, HoldfastError, InvalidRequest, No
 from holdfast.objects.open import open_durable_reader
 from holdfast.objects.port import ObjectReader
 from holdfast.objects.time_slice import BACKGROUND_NS, ask_for_time_slice
-from holdfast.private_files import make_private_directory, private, take_rights_of_others
+from holdfast.private_files import private, take_rights_of_others
 from holdfast.server.logs import configure_logs
 from holdfast.server.older_history import segment_history
 from holdfast.server.pandas_absent import keep_pandas_out
@@ -204,7 +204,7 @@ class ViewProcess:
 
 
 def _open_lock(directory: Path) -> int:
-    make_private_directory(str(directory))
+    """The server has made the directory. A process that a killed server left behind must not make it again."""
     lock = private(str(directory / "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
     take_rights_of_others(str(directory / "lock"))
     return lock
