@@ -33,9 +33,9 @@ from holdfast.server.gateway import GatewayLimits
 from holdfast.server.http.responses import STATUS_OF
 from holdfast.server.http.routes import Route
 from holdfast.server.route_table import route_table
-from holdfast.wire import stores as socket_frames
 from holdfast.server.view.embedded_view import EmbeddedView
 from holdfast.server.view.messages import ViewStart
+from holdfast.wire import stores as socket_frames
 
 ROOT = Path(__file__).resolve().parents[2]
 SURFACE = Path(__file__).parent / "surface"

@@ -7,11 +7,13 @@ import json
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.crash.server_process import ServerProcess
+from tests.crash.server_process import ServerProcess, children
+from tests.integration.test_view_process import is_running
 
 from holdfast import Client, Code, InvalidRequest, Write
 from holdfast.client import Checkpoint, ClientOptions, Subscription
@@ -36,7 +38,11 @@ def serving(folder: Path, port: int, *flags: str, stores: bool = False) -> Itera
             server.leads()  # raises when it has ended
         yield server
     finally:
+        family = children(server.pid)
         server.kill()
+        # The view's process still writes into the directory for a moment. Whoever removes it must wait.
+        while any(is_running(child) for child in family):
+            time.sleep(0.01)
 
 
 def read_until(events: Subscription, version: int) -> None:

@@ -215,7 +215,7 @@ def test_a_full_store_is_told_by_its_name(client: StoreClient) -> None:
     store = f"workers-{next(NAMES)}"
     client.define_store(store, {"message_limit": 1})
     client.define_durable(store, "work", WORK)
-    options = PublisherOptions(retry_duration=0.2)
+    options = PublisherOptions(retry_duration=2.0)
     with client.publisher(store, options=options) as publisher:
         publisher.publish(b"a")
         with pytest.raises(Exception, match=r"limit|full"):

@@ -6,13 +6,17 @@ import contextlib
 import os
 import re
 import signal
+import socket
 import sqlite3
+import subprocess
+import sys
 import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from tests.crash.server_process import ServerProcess
 from tests.integration.test_client_server import PATIENT, free_port
@@ -20,6 +24,7 @@ from tests.integration.test_client_server import PATIENT, free_port
 from holdfast.client import Client
 from holdfast.commit.format.transaction import Delete, RangeDelete, Transaction, Write
 from holdfast.errors import Code, CorruptData
+from holdfast.server.view.messages import ViewStart
 from holdfast.view import View
 
 SECONDS_MAX = 30.0
@@ -167,6 +172,25 @@ def test_signals_to_the_whole_group_do_not_end_it_and_the_end_of_the_server_does
         (pid,) = view_processes(server)
         assert server.stop() == 0
         assert not is_running(pid)
+
+
+def test_a_process_that_a_killed_server_left_makes_no_directory(tmp_path):
+    # Nobody makes the directory of a log that was removed again: the next log would take it for another log's view.
+    ours, theirs = socket.socketpair()
+    directory = tmp_path / "log" / "view"
+    start = ViewStart(log_url=(tmp_path / "log").as_uri(), log_id="1" * 32, directory=str(directory))
+    command = [sys.executable, "-m", "holdfast.server.view.process", str(theirs.fileno())]
+    with theirs, ours:
+        ended = subprocess.run(
+            [*command, msgspec.json.encode(start).decode()],
+            pass_fds=[theirs.fileno()],
+            stderr=subprocess.PIPE,
+            timeout=60,
+            check=False,
+        )
+    assert ended.returncode != 0
+    assert b"FileNotFoundError" in ended.stderr
+    assert not (tmp_path / "log").exists()
 
 
 def test_a_restarted_server_goes_on_from_the_files_position(tmp_path):

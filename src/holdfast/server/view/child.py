@@ -36,6 +36,7 @@ import structlog
 
 from holdfast.commit.service import CommitService
 from holdfast.errors import Closed
+from holdfast.private_files import make_private_directory
 from holdfast.server.view.messages import Announcement, Damage, Report, ViewStart
 from holdfast.view.sqlite import open_for_readers
 from holdfast.view.storage import Row, Stored
@@ -211,6 +212,7 @@ class ViewChild:
             process.wait(KILLED_SECONDS)
 
     def _spawn(self, theirs: socket.socket) -> subprocess.Popen[bytes]:
+        make_private_directory(self._start.directory)
         package = str(Path(__file__).parents[3])
         environment = dict(os.environ)
         if package != sysconfig.get_path("purelib"):

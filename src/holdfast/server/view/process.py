@@ -52,7 +52,7 @@ from holdfast.errors import Code, CorruptData, HoldfastError, InvalidRequest, No
 from holdfast.objects.directory.time_slice import BACKGROUND_NS, ask_for_time_slice
 from holdfast.objects.open import open_durable_reader
 from holdfast.objects.port import ObjectReader
-from holdfast.private_files import make_private_directory, private, restrict_to_owner
+from holdfast.private_files import private, restrict_to_owner
 from holdfast.server.commit.replaced_log import segment_history
 from holdfast.server.logs import configure_logs, keep_pandas_out
 from holdfast.server.view.messages import Announcement, Damage, Report, ViewStart
@@ -221,7 +221,7 @@ class ViewProcess:
 
 
 def _open_lock(directory: Path) -> int:
-    make_private_directory(str(directory))
+    """The server has made the directory. A process that a killed server left behind must not make it again."""
     lock = private(str(directory / "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
     restrict_to_owner(str(directory / "lock"))
     return lock
