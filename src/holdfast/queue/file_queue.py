@@ -30,6 +30,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable
+    from types import TracebackType
     from typing import Self, TypeVar
 
     from holdfast.queue.options import SyncLevel
@@ -308,7 +309,9 @@ class FileQueue:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def poison_after_fork(self) -> None:

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from concurrent.futures import Executor
     from datetime import datetime, timedelta
+    from types import TracebackType
     from typing import NoReturn, Protocol, Self, TypeAlias
 
     from holdfast.queue.consumers.consumer import Consumer
@@ -664,7 +665,9 @@ class Persisted(Iterator[Item]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
 

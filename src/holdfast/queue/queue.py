@@ -34,6 +34,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, MutableMapping, Sequence
     from datetime import datetime, timedelta
+    from types import TracebackType
     from typing import Self, TypeVar
 
     from holdfast.queue.consumers.consumer import Consumer
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
     from holdfast.queue.format.page import PageHeader
     from holdfast.queue.log.messages import Block, Message
     from holdfast.queue.log.page_scan import Anchors
-    from holdfast.queue.log.port import Dependent
     from holdfast.queue.log.reader import DamagePolicy
     from holdfast.queue.log.writer import Writer
     from holdfast.queue.options import SyncLevel
@@ -126,12 +126,14 @@ class Queue:
         self._closed = False
         self._closer: dict[str, tuple[int, int, object]] = {}  # who closes it: process and thread
         self._ended = threading.Event()
-        self._dependents_closed: list[Dependent] = []
+        self._dependents_closed: list[Consumer | WorkQueue] = []
         self._level, self._full, self._keeps_all = level, full, keep == "all"
         self._clock, self._entropy, self._with_background = clock, entropy, background
         self._closes_dropped = files is None
         # Weak references: a dropped dependent closes itself, except over files of the program's own.
-        self._dependents: MutableMapping[int, Dependent] = WeakValueDictionary() if self._closes_dropped else {}
+        self._dependents: MutableMapping[int, Consumer | WorkQueue] = (
+            WeakValueDictionary() if self._closes_dropped else {}
+        )
         self._keep: Callable[[], object] = _nothing
         with Opening(path):
             directory = self._open_directory(folder, make=not read_only)
@@ -142,7 +144,7 @@ class Queue:
                     self._open_for_reading(path, serializer)
                     return
                 self._resources.lock_file = locked_after_dropped(lambda: self._port.lock(directory, self._names.lock))
-                self._pages.set_exclusive()
+                self._pages.be_sole()
                 record = "" if serializer is None else record_of(serializer)
                 writer = self._open_writer(page_size, level, compression, max_message, checksum, clock, entropy, record)
                 self._use(chosen_serializer(serializer, self.identity.serializer))
@@ -607,19 +609,19 @@ class Queue:
         self._dependents[id(found)] = found
         return found
 
-    def forget(self, dependent: Dependent) -> None:
+    def forget(self, dependent: Consumer | WorkQueue) -> None:
         """The dependent is closed: closing the queue need not close it."""
         self._dependents.pop(id(dependent), None)
 
     def close_when_dropped(
-        self, dependent: Dependent, what: str, release: Callable[[], object]
+        self, dependent: Consumer | WorkQueue, what: str, release: Callable[[], object]
     ) -> Callable[[], object]:
         """Close a dependent that the program drops; nothing is done over the program's own files."""
         if not self._closes_dropped:
             return _nothing
         return close_when_dropped(dependent, what, f"{self._path}-{dependent.name}", release, warn=True)
 
-    def open_sibling(
+    def beside(
         self,
         name: str,
         *,
@@ -706,7 +708,9 @@ class Queue:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def poison_after_fork(self) -> None:
@@ -721,7 +725,7 @@ class Queue:
             self._append_by(self._writer.append)
             self._resources.background = None
             self._space.poison_after_fork()
-            self._pages.set_exclusive(sole=False)
+            self._pages.be_sole(sole=False)
         self._keep()
         if self._resources.lock_file >= 0:
             self._port.close(self._resources.lock_file)
@@ -834,7 +838,7 @@ def _refuse_reader(payload: bytes) -> int:  # noqa: ARG001 - stands in for a wri
     raise _reader_only()
 
 
-def _is_read_by(thread: int, dependent: Dependent) -> bool:
+def _is_read_by(thread: int, dependent: Consumer | WorkQueue) -> bool:
     return getattr(dependent, "read_by", 0) == thread
 
 

@@ -21,7 +21,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
     from datetime import datetime
-    from typing import Protocol, Self, TypeAlias, TypeVar
+    from types import TracebackType
+    from typing import Protocol, Self, TypeVar
 
     from holdfast.queue.consumers import consumer as blocking_consumer
     from holdfast.queue.log.messages import Message
@@ -35,8 +36,12 @@ if TYPE_CHECKING:
         def close(self) -> None:
             """Let go of them."""
 
-    WaitUntil: TypeAlias = Callable[[Callable[[], Awaitable[bool]], float | None, float | None], Awaitable[bool]]
-    """``Queue.wait_until``: looks until it is true, at most for ``timeout`` seconds, at least every so many."""
+    class WaitUntil(Protocol):
+        """``Queue.wait_until``."""
+
+        def __call__(  # noqa: D102
+            self, look: Callable[[], Awaitable[bool]], timeout: float | None, *, look_again_s: float | None = None
+        ) -> Awaitable[bool]: ...
 
     Result = TypeVar("Result")
     Opened = TypeVar("Opened", bound=Closable)
@@ -158,7 +163,7 @@ class Consumer:
         while True:
             async for message in self:
                 yield message
-            if not await self._wait_until(self._refill, timeout, None):
+            if not await self._wait_until(self._refill, timeout):
                 return
 
     async def poll(self, timeout: float | None = 0.0, max_messages: int = POLL_MESSAGES) -> list[Message]:
@@ -173,7 +178,7 @@ class Consumer:
             return bool(found)
 
         if not found:
-            await self._wait_until(look, timeout, None)
+            await self._wait_until(look, timeout)
         return found
 
     async def commit(self, message: Message | int | list[Message] | None = None, *, durable: bool = False) -> None:
@@ -209,7 +214,9 @@ class Consumer:
     async def __aenter__(self) -> Self:
         return await self.open()
 
-    async def __aexit__(self, *_: object) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         await self.close()
 
 
@@ -263,7 +270,7 @@ class WorkQueue:
             return bool(found)
 
         try:
-            await self._wait_until(look, timeout, DUE_LOOK_S)
+            await self._wait_until(look, timeout, look_again_s=DUE_LOOK_S)
         except BaseException:
             # Their deliveries are counted: the next caller gets them.
             self._kept.extend(found)
@@ -333,5 +340,7 @@ class WorkQueue:
     async def __aenter__(self) -> Self:
         return await self.open()
 
-    async def __aexit__(self, *_: object) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         await self.close()

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable
     from datetime import timedelta
+    from types import TracebackType
     from typing import NoReturn, Self
 
     from holdfast.queue.options import SyncLevel
@@ -267,7 +268,9 @@ class Persisted(AsyncIterator[Item]):
     async def __aenter__(self) -> Self:
         return await self.open()
 
-    async def __aexit__(self, *_: object) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         await self.close()
 
 

@@ -41,6 +41,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
     from datetime import datetime, timedelta
+    from types import TracebackType
     from typing import Self, TypeVar
 
     from holdfast.queue.files.port import FilePort
@@ -368,7 +369,9 @@ class Queue:
     async def __aenter__(self) -> Self:
         return await self.open()
 
-    async def __aexit__(self, *_: object) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         await self.close()
 
     def _opened(self) -> tuple[BlockingQueue, AppendLane]:
@@ -574,7 +577,7 @@ class Queue:
             reader.close()
 
     async def wait_until(
-        self, look: Callable[[], Awaitable[bool]], timeout: float | None, look_again_s: float | None
+        self, look: Callable[[], Awaitable[bool]], timeout: float | None, *, look_again_s: float | None = None
     ) -> bool:
         """Look until there is something, after each append and every ``look_again_s``; False after ``timeout``
         seconds.

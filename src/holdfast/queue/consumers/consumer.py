@@ -67,6 +67,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from datetime import datetime
+    from types import TracebackType
     from typing import Self
 
     from holdfast.queue.files.pages import PageDirectory
@@ -864,7 +865,9 @@ class Consumer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def poison_after_fork(self) -> None:

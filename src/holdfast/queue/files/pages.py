@@ -65,7 +65,7 @@ class PageDirectory:
         changes, numbers = self._known
         return numbers if self._sole and changes == self._changes else self.numbers()
 
-    def set_exclusive(self, *, sole: bool = True) -> None:
+    def be_sole(self, *, sole: bool = True) -> None:
         """From now on only this object makes and removes pages, or no longer."""
         self._sole = sole
 

@@ -52,6 +52,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
     from datetime import datetime
+    from types import TracebackType
     from typing import Self
 
     from holdfast.queue.files.pages import PageDirectory
@@ -195,7 +196,7 @@ class WorkSource:
 def read_letters(queue: QueuePort, name: str) -> Iterator[DeadLetter]:
     """The dead letters of the work queue, oldest first."""
     try:
-        dead = queue.open_sibling(f"{name}-dead", read_only=True)
+        dead = queue.beside(f"{name}-dead", read_only=True)
     except NotFound:
         return
     with dead:
@@ -297,7 +298,7 @@ class WorkQueue:
             if found is not None and not found.of_work_queue:
                 raise InvalidRequest("this name is a consumer's", name=self.name)
             self._log = WorkLog(
-                queue.open_sibling(f"{self.name}.work", page_size=LOG_PAGE_BYTES, clock=self._clock),
+                queue.beside(f"{self.name}.work", page_size=LOG_PAGE_BYTES, clock=self._clock),
                 synced=self._synced,
             )
             try:
@@ -554,9 +555,7 @@ class WorkQueue:
         seq, started = message[0], self._machine.started
         letters = self._letters = {other: place for other, place in self._letters.items() if other in started}
         if self._resources.dead is None:
-            self._resources.dead = self._queue.open_sibling(
-                f"{self.name}-dead", page_size=DEAD_PAGE_BYTES, sync="always"
-            )
+            self._resources.dead = self._queue.beside(f"{self.name}-dead", page_size=DEAD_PAGE_BYTES, sync="always")
         with self._log.step():
             if seq not in letters:
                 letter = DeadLetter(seq, message[1], message[2], deliveries=deliveries, reason=reason)
@@ -675,7 +674,9 @@ class WorkQueue:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def poison_after_fork(self) -> None:
