@@ -14,7 +14,7 @@ from itertools import chain
 from weakref import WeakValueDictionary
 
 from holdfast.errors import Closed, Code, HoldfastError, InvalidRequest, NotFound, PermissionDenied
-from holdfast.queue.files.disk_errors import Opening, refusals
+from holdfast.queue.files.disk_errors import opening, refusals
 from holdfast.queue.files.local import LocalFiles
 from holdfast.queue.files.meta_files import WritePositionFile, open_identity, read_identity
 from holdfast.queue.files.pages import PageDirectory, check_new_queue
@@ -135,7 +135,7 @@ class Queue:
             WeakValueDictionary() if self._closes_dropped else {}
         )
         self._keep: Callable[[], object] = _nothing
-        with Opening(path):
+        with opening(path):
             directory = self._open_directory(folder, make=not read_only)
             self._pages = PageDirectory(self._port, directory, self._names)
             self._resources = _Resources(self._pages)
@@ -558,7 +558,7 @@ class Queue:
         if self._closed:
             raise Closed("the queue is closed")
         holding = self._full != "drop_oldest" if hold is None else hold
-        with Opening(self._path):
+        with opening(self._path):
             found = Consumer(self, self._pages, name, since=since, damage=damage, hold=holding)
         self._dependents[id(found)] = found
         return found
@@ -591,7 +591,7 @@ class Queue:
         if self._closed:
             raise Closed("the queue is closed")
         ack_wait = renamed_argument("visibility", visibility, "ack_wait", ack_wait)
-        with Opening(self._path):
+        with opening(self._path):
             found = WorkQueue(
                 self,
                 self._pages,

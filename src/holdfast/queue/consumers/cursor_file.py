@@ -12,7 +12,7 @@ import errno
 from contextlib import suppress
 
 from holdfast.errors import PermissionDenied
-from holdfast.queue.files.pages import check_name, other_owner
+from holdfast.queue.files.pages import check_name, other_owner, read_file
 from holdfast.queue.files.process import locked_after_dropped
 from holdfast.queue.format.cursor import HISTORY_PAGES_MAX, Cursor, decode_cursor, kept_seq
 from holdfast.queue.format.meta import SLOTS_BYTES, encode_slot, newest_slot, slot_offset
@@ -124,14 +124,9 @@ def read_cursor(pages: PageDirectory, name: str) -> Cursor | None:
 
     A damaged cursor has committed nothing and holds.
     """
-    try:
-        file = pages.port.open(pages.directory, pages.names.cursor(name), write=False)
-    except FileNotFoundError:
+    data = read_file(pages, pages.names.cursor(name), SLOTS_BYTES)
+    if data is None:
         return None
-    try:
-        data = pages.port.read(file, 0, SLOTS_BYTES)
-    finally:
-        pages.port.close(file)
     slot = newest_slot(data)
     found = decode_cursor(slot[1]) if slot is not None else None
     return Cursor(0, [], of_work_queue=False, holds=True) if found is None and any(data) else found

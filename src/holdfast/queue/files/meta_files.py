@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 
+from holdfast.queue.files.pages import read_file, replace_file
 from holdfast.queue.format.meta import (
     IDENTITY_BYTES,
     SLOTS_BYTES,
@@ -28,16 +29,9 @@ if TYPE_CHECKING:
 
 
 def read_identity(pages: PageDirectory) -> Identity | None:
-    """The identity, or None without a file."""
-    port = pages.port
-    try:
-        file = port.open(pages.directory, pages.names.identity, write=False)
-    except FileNotFoundError:
-        return None
-    try:
-        return decode_identity(port.read(file, 0, IDENTITY_BYTES))
-    finally:
-        port.close(file)
+    """The identity, or None without a valid file."""
+    data = read_file(pages, pages.names.identity, IDENTITY_BYTES)
+    return None if data is None else decode_identity(data)
 
 
 def open_identity(
@@ -45,31 +39,22 @@ def open_identity(
 ) -> Identity:
     """Read the identity, or make it. A queue without a recorded serializer adopts the given one.
 
-    Temporary file, sync, rename, sync of the directory: a crash leaves the old record or the new one.
+    A crash leaves the old record or the new one.
     """
     found = read_identity(pages)
     if found is not None and (found.serializer or not serializer):
         return found
-    port, name = pages.port, pages.names.identity
     if found is not None:
         identity = Identity(found.queue_id, found.page_bytes, found.checksum_id, serializer)
     else:
         identity = Identity(entropy(16), page_bytes, checksum_id, serializer)
-    temporary = pages.names.temporary(name)
-    pages.remove(temporary)
-    file = port.create(pages.directory, temporary)
+    replace_file(pages, pages.names.identity, encode_identity(identity))
     try:
-        port.write(file, 0, (encode_identity(identity),))
-        port.sync_data(file)
-    finally:
-        port.close(file)
-    port.rename(pages.directory, temporary, name)
-    try:
-        port.sync_directory(pages.directory)
+        pages.port.sync_directory(pages.directory)
     except BaseException:
-        if found is None:  # else either record is true, and the next start that names a serializer writes it again
+        if found is None:  # else either record is true, and the next opening that names a serializer writes it again
             with suppress(OSError):
-                pages.remove(name)
+                pages.remove(pages.names.identity)
         raise
     return identity
 

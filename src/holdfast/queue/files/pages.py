@@ -22,7 +22,7 @@ from holdfast.queue.format.page import HEADER_BYTES, PageHeader, decode_header, 
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Collection
 
     from holdfast.queue.files.port import FilePort
     from holdfast.queue.format.file_names import FileNames
@@ -112,14 +112,11 @@ class PageDirectory:
 
     def header_of(self, number: int) -> PageHeader | None:
         """The header of a page by number, or None where it is absent or not readable."""
-        return self._with_file(number, lambda file: self.header(file, number))
-
-    def _with_file(self, number: int, action: Callable[[int], PageHeader | None]) -> PageHeader | None:
         file = self.open(number)
         if file is None:
             return None
         try:
-            return action(file)
+            return self.header(file, number)
         finally:
             self.port.close(file)
 
@@ -149,6 +146,33 @@ class PageDirectory:
         except OSError:
             # Raise the first error; the file is removed at the next opening.
             return
+
+
+def read_file(pages: PageDirectory, name: str, length: int | None = None) -> bytes | None:
+    """The first ``length`` bytes of a file, or all of it; None without the file."""
+    port = pages.port
+    try:
+        file = port.open(pages.directory, name, write=False)
+    except FileNotFoundError:
+        return None
+    try:
+        return port.read(file, 0, port.size(file) if length is None else length)
+    finally:
+        port.close(file)
+
+
+def replace_file(pages: PageDirectory, name: str, data: bytes) -> None:
+    """Write a file under a temporary name, sync it and rename it. The caller syncs the directory."""
+    port = pages.port
+    temporary = pages.names.temporary(name)
+    pages.remove(temporary)
+    file = port.create(pages.directory, temporary)
+    try:
+        port.write(file, 0, (data,))
+        port.sync_data(file)
+    finally:
+        port.close(file)
+    port.rename(pages.directory, temporary, name)
 
 
 class DurableRename:

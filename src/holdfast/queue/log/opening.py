@@ -22,7 +22,7 @@ from holdfast.queue.format.frame import HEAD_BYTES, SEAL_BYTES, encode_seal, pag
 from holdfast.queue.format.meta import WritePosition
 from holdfast.queue.format.page import HEADER_BYTES, PageHeader, encode_header
 from holdfast.queue.log.page_scan import WINDOW_BYTES, PageScan
-from holdfast.queue.log.recovery import Following, Here, Owed, Step, decide
+from holdfast.queue.log.recovery import Following, Here, Owed, Step, decide, following_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -120,10 +120,6 @@ class _Walk:
             self._headers[number] = header
         return header
 
-    def _begun_header(self, number: int) -> PageHeader | None:
-        header = self._header(number)
-        return None if header is None or header.prepared else header
-
     def _begun(self, number: int) -> bool:
         header = self._header(number)
         return header is None or not header.prepared
@@ -143,8 +139,8 @@ class _Walk:
                 # Retention may have removed that page; no crash does. Otherwise the record belongs to other files, or
                 # its page is damaged.
                 self._blind = bool(self._numbers) and durable.page >= self._numbers[0]
-            same_run = written.boot_id == self._boot_id and any(written.boot_id)
-            if (same_run or written.clean) and self._page_matches(written.page, written.salt):
+            is_true = written.is_true(self._boot_id)
+            if is_true and self._page_matches(written.page, written.salt):
                 end.page, end.position, end.next_seq = written.page, written.position, written.next_seq
                 end.last_time_ns, end.frames, end.resume = written.last_time_ns, written.frames, True
                 end.index = PageIndex(written.index_records, written.index_check, written.index_due)
@@ -159,7 +155,7 @@ class _Walk:
                 self._floor = max(
                     self._floor,
                     durable.next_seq if self._is_unreadable(durable.page) else 0,
-                    written.next_seq if (same_run or written.clean) and self._is_unreadable(written.page) else 0,
+                    written.next_seq if is_true and self._is_unreadable(written.page) else 0,
                 )
         if end.page:
             header = self._header(end.page)
@@ -181,7 +177,8 @@ class _Walk:
 
     def _begin_without_mark(self) -> bool:
         numbers, end = self._numbers, self._end
-        begun = next((number for number in reversed(numbers) if self._begun_header(number) is not None), 0)
+        headers = ((number, self._header(number)) for number in reversed(numbers))
+        begun = next((number for number, header in headers if header is not None and not header.prepared), 0)
         # Pages that wait for their sync may be *prepared* again. The page before them is whole, or the first page,
         # whose base is known.
         early = [number for number in numbers if number < begun - UNSYNCED_PAGES_MAX]
@@ -255,17 +252,7 @@ class _Walk:
         return None if number is None else self._header(number)
 
     def _following(self) -> Following:
-        if self._next_number() is None:
-            return Following.NONE
-        header = self._next_header()
-        if header is None:
-            return Following.UNREADABLE
-        if header.prepared:
-            return Following.PREPARED
-        expected = self._end.next_seq
-        if header.base_seq == expected:
-            return Following.CONTINUES
-        return Following.AHEAD if header.base_seq > expected else Following.BEHIND
+        return Following.NONE if self._next_number() is None else following_of(self._next_header(), self._end.next_seq)
 
     def _next_number(self) -> int | None:
         return next((number for number in self._numbers if number > self._end.page), None)

@@ -14,13 +14,14 @@ from operator import itemgetter
 
 from holdfast.errors import InvalidRequest
 from holdfast.queue.files.index import IndexReader
+from holdfast.queue.files.pages import read_file
 from holdfast.queue.format.frame import COMPRESSED, HEAD_BYTES, payloads, raw_body
 from holdfast.queue.format.meta import SLOTS_BYTES, decode_write_position, newest_slot
 from holdfast.queue.format.page import HEADER_BYTES
 from holdfast.queue.log.messages import Block, Gap, Message, Trimmed, block_of_singles, messages_of
 from holdfast.queue.log.opening import find_end
 from holdfast.queue.log.page_scan import FIRST_WINDOW_BYTES, WINDOW_BYTES, PageScan
-from holdfast.queue.log.recovery import Following, Here, Owed, Step, decide
+from holdfast.queue.log.recovery import Following, Here, Owed, Step, decide, following_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -104,14 +105,8 @@ SINGLES_WINDOW_BYTES = 128 << 10
 
 def read_write_position(pages: PageDirectory) -> WritePosition | None:
     """The write position that the writer recorded last, or None."""
-    try:
-        file = pages.port.open(pages.directory, pages.names.write_meta, write=False)
-    except FileNotFoundError:
-        return None
-    try:
-        slot = newest_slot(pages.port.read(file, 0, SLOTS_BYTES))
-    finally:
-        pages.port.close(file)
+    data = read_file(pages, pages.names.write_meta, SLOTS_BYTES)
+    slot = None if data is None else newest_slot(data)
     return None if slot is None else decode_write_position(slot[1])
 
 
@@ -356,14 +351,7 @@ class LogReader:
                 return Following.NONE, None
             number = later[0]
             header = self._header(number)
-            if header is None:
-                return Following.UNREADABLE, number
-        if header.prepared:
-            return Following.PREPARED, number
-        expected = self.next_seq
-        if header.base_seq == expected:
-            return Following.CONTINUES, number
-        return (Following.AHEAD if header.base_seq > expected else Following.BEHIND), number
+        return following_of(header, self.next_seq), number
 
     def _owed(self) -> Owed:
         owed = self._owed_seq()
@@ -378,12 +366,7 @@ class LogReader:
         written = read_write_position(self._pages)
         if written is None:
             return None
-        boot_id = self._pages.port.boot_id()
-        return (
-            written.next_seq
-            if written.clean or (any(boot_id) and written.boot_id == boot_id)
-            else written.durable.next_seq
-        )
+        return written.next_seq if written.is_true(self._pages.port.boot_id()) else written.durable.next_seq
 
     def _header(self, number: int) -> PageHeader | None:
         """The header of a page; cached once the page was begun, because it never changes again."""

@@ -29,6 +29,10 @@ from __future__ import annotations
 
 from enum import Enum
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from holdfast.queue.format.page import PageHeader
+
 
 class Here(Enum):
     """What is at the position of the next frame."""
@@ -48,6 +52,17 @@ class Following(Enum):
     AHEAD = "ahead"
     BEHIND = "behind"
     UNREADABLE = "unreadable"
+
+
+def following_of(header: PageHeader | None, expected_seq: int) -> Following:
+    """The next page, by its header; None where that cannot be read."""
+    if header is None:
+        return Following.UNREADABLE
+    if header.prepared:
+        return Following.PREPARED
+    if header.base_seq == expected_seq:
+        return Following.CONTINUES
+    return Following.AHEAD if header.base_seq > expected_seq else Following.BEHIND
 
 
 class Owed(Enum):

@@ -526,18 +526,6 @@ class Writer:
         """The number of the next message."""
         return self._tail.next_seq
 
-    def completed_next_seq(self) -> int:
-        """As ``next_seq``, after completing an interrupted append."""
-        if self._tail.interrupted:
-            with self._turn:
-                self._tail.complete_interrupted()
-        return self._tail.next_seq
-
-    @property
-    def last_time_ns(self) -> int:
-        """The arrival of the last message, 0 before the first."""
-        return self._tail.last_time_ns
-
     @property
     def page_number(self) -> int:
         """The page being written, or the last one."""

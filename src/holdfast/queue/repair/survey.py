@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from holdfast.queue.files.index import PageIndex
-from holdfast.queue.files.pages import PageDirectory
+from holdfast.queue.files.pages import PageDirectory, read_file
 from holdfast.queue.files.port import FilePort
 from holdfast.queue.format.checksum import checksum_for_reading
 from holdfast.queue.format.frame import HEAD, HEAD_BYTES, SEQ_MASK, implied_seq, page_seed, seal_fields
@@ -149,16 +149,8 @@ def damage_list_name(pages: PageDirectory) -> str:
 
 def known_gaps(pages: PageDirectory) -> list[KnownGap]:
     """Every gap that a repair has handled. Torn and foreign lines do not count."""
-    try:
-        file = pages.port.open(pages.directory, damage_list_name(pages), write=False)
-    except FileNotFoundError:
-        return []
-    try:
-        data = pages.port.read(file, 0, pages.port.size(file))
-    finally:
-        pages.port.close(file)
     gaps: list[KnownGap] = []
-    for line in data.splitlines():
+    for line in (read_file(pages, damage_list_name(pages)) or b"").splitlines():
         try:
             gaps.append(KnownGap(**json.loads(line)))
         except (ValueError, TypeError):
@@ -223,16 +215,11 @@ def verify_queue(path: str, on_progress: OnProgress | None = None) -> QueueCheck
 
 
 def _written_end(pages: PageDirectory) -> tuple[int, int, int]:
-    """The end of the log according to the writer's mark: next sequence number, its page and its position.
-
-    Zeros if there is no mark.
-    """
-    mark = read_write_position(pages)
-    if mark is None:
+    """The end of the log by the recorded write position: next sequence number, page and position; zeros without one."""
+    written = read_write_position(pages)
+    if written is None:
         return 0, 0, 0
-    boot_id = pages.port.boot_id()
-    same_run = any(boot_id) and mark.boot_id == boot_id
-    end = mark if mark.clean or same_run else mark.durable
+    end = written if written.is_true(pages.port.boot_id()) else written.durable
     return end.next_seq, end.page, end.position
 
 
@@ -424,7 +411,7 @@ class _Survey:
         self._read_bytes += page.bytes
         self._survey.pages.append(page)
         name = self._pages.names.index(page.number)
-        data = self._file_bytes(name)
+        data = read_file(self._pages, name)
         if page.sealed and page.seal_index_check and data is not None:
             page.index_wrong = checksum_for_reading(page.header.checksum_id)(data, 0) != page.seal_index_check
         if data is None and page.records.pending:
@@ -433,19 +420,8 @@ class _Survey:
             page.index = DAMAGED
 
     def _index_records(self, number: int) -> list[tuple[int, int]]:
-        data = self._file_bytes(self._pages.names.index(number)) or b""
+        data = read_file(self._pages, self._pages.names.index(number)) or b""
         return list(RECORD.iter_unpack(data[: len(data) // RECORD_BYTES * RECORD_BYTES]))
-
-    def _file_bytes(self, name: str) -> bytes | None:
-        port = self._pages.port
-        try:
-            file = port.open(self._pages.directory, name, write=False)
-        except FileNotFoundError:
-            return None
-        try:
-            return port.read(file, 0, port.size(file))
-        finally:
-            port.close(file)
 
     def _gap_at(
         self, page: PageSurvey, scan: PageScan, search: FrameSearch, file: int, following: int | None
