@@ -21,7 +21,7 @@ from queue import Empty, Full
 from time import monotonic
 
 from holdfast.errors import Closed, Code, HoldfastError
-from holdfast.queue.files.process import poison_in_children
+from holdfast.queue.files.process import forked, poison_in_children
 from holdfast.queue.options import sync_level, whole_number
 from holdfast.queue.queue import Queue
 from holdfast.queue.work.work_queue import DELIVERIES_MAX, LEASE_S_MAX, STARTED_MAX
@@ -318,6 +318,4 @@ class FileQueue:
         """In a forked child: replace the locks, which the parent's threads may hold, and refuse everything."""
         self._make_locks()
         if self._closed is None:
-            self._closed = Closed(
-                "a forked child cannot use its parent's queue", code=Code.FORKED, hint="open it in one process"
-            )
+            self._closed = forked("use its parent's queue")

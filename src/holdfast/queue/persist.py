@@ -44,43 +44,19 @@ from holdfast.queue.serializers import check_named, serializer_named
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import os
-    from collections.abc import Callable, Iterator
-    from concurrent.futures import Executor
+    from collections.abc import Callable
     from datetime import datetime, timedelta
     from types import TracebackType
-    from typing import NoReturn, Protocol, Self, TypeAlias
+    from typing import NoReturn, Self, TypeAlias
 
     from holdfast.queue.consumers.consumer import Consumer
     from holdfast.queue.log.messages import Block, Message
     from holdfast.queue.log.reader import LogReader
     from holdfast.queue.options import SyncLevel
     from holdfast.queue.persist_flow import Ending
-    from holdfast.queue.queue import Queue
     from holdfast.queue.serializers import Serializer
 
     Since: TypeAlias = datetime | str | Callable[[], datetime | str]
-
-    class Place(Protocol):
-        """Where a subscription stands: kept under a name, or not kept."""
-
-        consumed_seq: int
-
-        def take(self) -> list[Message]:
-            """The next items that are stored, at least one where there is one."""
-            ...
-
-        def rewind(self) -> None:
-            """Take again what was taken and not committed."""
-            ...
-
-        def commit(self, seq: int, *, durable: bool) -> None:
-            """All items up to this one are done."""
-            ...
-
-        def close(self) -> None:
-            """Close the files. Twice is harmless."""
-            ...
 
 
 Item = TypeVar("Item")
@@ -216,7 +192,7 @@ class PersistRun:
             try:
                 left_seq = self.queue.last_seq
                 self.flow = Flow(
-                    consumed_seq=self._place.consumed_seq,
+                    consumed_seq=self._place.committed_seq,
                     left_seq=left_seq,
                     max_bytes=settings.max_bytes,
                     page_bytes=settings.page_bytes,
@@ -231,9 +207,9 @@ class PersistRun:
             raise
         poison_in_children(self)
 
-    def _subscribe(self, settings: PersistSettings) -> Place:
+    def _subscribe(self, settings: PersistSettings) -> Consumer | _Since:
         if settings.consumer is not None:
-            return _Named(self.queue.consumer(settings.consumer, hold=True))
+            return self.queue.consumer(settings.consumer, hold=True)
         since = settings.since() if callable(settings.since) else settings.since
         if since is None:
             raise InvalidRequest("since must return a starting point", hint="a time, earliest or latest")
@@ -347,12 +323,12 @@ class PersistRun:
 
         *Raises*: ``Gap`` and ``Trimmed``, again the next time; ``Unavailable``; ``Closed``.
         """
-        self._ready.extend(self._place.take())
+        self._ready.extend(self._place.poll(0.0, TAKE_ITEMS))
         if not self._is_in_order():
             # An interrupt has dropped items.
             self._ready.clear()
             self._place.rewind()
-            self._ready.extend(self._place.take())
+            self._ready.extend(self._place.poll(0.0, TAKE_ITEMS))
         if not self._is_in_order():
             raise InternalError("a stored item cannot be read", seq=self.flow.consumed_seq + 1)
 
@@ -419,38 +395,18 @@ class PersistRun:
         self.flow.stopped = self.flow.source_closed = True
 
 
-class _Named:
-    """A place that is kept under a consumer's name."""
-
-    def __init__(self, consumer: Consumer) -> None:
-        self._consumer = consumer
-        self.consumed_seq = consumer.committed_seq
-
-    def take(self) -> list[Message]:
-        return self._consumer.poll(0.0, TAKE_ITEMS)
-
-    def rewind(self) -> None:
-        self._consumer.rewind()
-
-    def commit(self, seq: int, *, durable: bool) -> None:
-        self._consumer.commit(seq, durable=durable)
-
-    def close(self) -> None:
-        self._consumer.close()
-
-
 class _Since:
-    """A place that is kept nowhere."""
+    """The position of a subscription without a name, with the methods of ``Consumer`` that ``PersistRun`` calls."""
 
     def __init__(self, queue: Queue, since: datetime | str) -> None:
         self._queue = queue
         self._reader: LogReader | None = None
         self._reading = threading.RLock()  # another thread that closes must not take the file from under a read
         with queue.asking():
-            self.consumed_seq = seq_since(queue, since) - 1
-        self._taken_seq = self.consumed_seq
+            self.committed_seq = seq_since(queue, since) - 1
+        self._taken_seq = self.committed_seq
 
-    def take(self) -> list[Message]:
+    def poll(self, timeout: float, max_messages: int) -> list[Message]:  # noqa: ARG002 - as the consumer's
         with self._reading:
             try:
                 with self._queue.asking():
@@ -466,10 +422,10 @@ class _Since:
 
     def rewind(self) -> None:
         self.close()
-        self._taken_seq = self.consumed_seq
+        self._taken_seq = self.committed_seq
 
     def commit(self, seq: int, *, durable: bool) -> None:  # noqa: ARG002 - there is nothing to keep
-        self.consumed_seq = seq
+        self.committed_seq = seq
 
     def close(self) -> None:
         with self._reading:

@@ -18,7 +18,13 @@ from holdfast.queue.files.disk_errors import opening, refusals
 from holdfast.queue.files.local import LocalFiles
 from holdfast.queue.files.meta_files import WritePositionFile, open_identity, read_identity
 from holdfast.queue.files.pages import PageDirectory, check_new_queue
-from holdfast.queue.files.process import Background, close_when_dropped, locked_after_dropped, poison_in_children
+from holdfast.queue.files.process import (
+    Background,
+    close_when_dropped,
+    forked,
+    locked_after_dropped,
+    poison_in_children,
+)
 from holdfast.queue.format.checksum import CRC32, checksum_for_writing
 from holdfast.queue.format.file_names import FileNames
 from holdfast.queue.format.page import PAGE_BYTES_MAX
@@ -39,15 +45,12 @@ if TYPE_CHECKING:
 
     from holdfast.queue.consumers.consumer import Consumer
     from holdfast.queue.files.index import KeptIndexes
-    from holdfast.queue.files.pages import PageDirectory
     from holdfast.queue.files.port import FilePort
     from holdfast.queue.format.page import PageHeader
-    from holdfast.queue.log.messages import Block, Message
+    from holdfast.queue.log.messages import Block
     from holdfast.queue.log.page_scan import Anchors
     from holdfast.queue.log.reader import DamagePolicy
-    from holdfast.queue.log.writer import Writer
     from holdfast.queue.options import SyncLevel
-    from holdfast.queue.serializers import Serializer
     from holdfast.queue.work.work_queue import WorkQueue
 
     Found = TypeVar("Found")
@@ -146,14 +149,14 @@ class Queue:
                 self._resources.lock_file = locked_after_dropped(lambda: self._port.lock(directory, self._names.lock))
                 self._pages.be_sole()
                 record = "" if serializer is None else record_of(serializer)
-                writer = self._open_writer(page_size, level, compression, max_message, checksum, clock, entropy, record)
+                writer = self._open_writer(page_size, compression, max_message, checksum, record)
                 self._use(chosen_serializer(serializer, self.identity.serializer))
             except BaseException:
                 self._resources.close_handles()
                 raise
         self._writer = self._resources.writer = writer
         try:
-            self._start(writer, level, kept_ns, max_bytes, background=background)
+            self._start(writer, kept_ns, max_bytes)
         except BaseException:
             self._release()
             raise
@@ -186,11 +189,9 @@ class Queue:
         except FileNotFoundError as error:
             raise NotFound("no such directory", path=folder) from error
 
-    def _start(
-        self, writer: Writer, level: SyncLevel, kept_ns: int | None, max_bytes: int | None, *, background: bool
-    ) -> None:
+    def _start(self, writer: Writer, kept_ns: int | None, max_bytes: int | None) -> None:
         """Connect the writer with retention and the helper thread."""
-        pages, held, keeps_all = self._pages, self._resources, self._keeps_all
+        pages, held, keeps_all, level = self._pages, self._resources, self._keeps_all, self._level
         space = self._space = held.space = Space(
             pages,
             lifetime_ns=kept_ns,
@@ -206,7 +207,7 @@ class Queue:
             sync_failed=writer.durability.fail,
         )
         writer.before_roll, writer.on_full = space.before_roll, space.trim
-        if background:
+        if self._with_background:
             # Consumers in other processes wake no helper thread of this one.
             looks = [LIFETIME_LOOK_S] if kept_ns is not None or not keeps_all else []
             interval_s = min([*looks, level.ms_max / 1000] if level.ms_max else looks, default=None)
@@ -223,24 +224,16 @@ class Queue:
             self.__dict__["append"] = append
 
     def _open_writer(
-        self,
-        page_size: int,
-        level: SyncLevel,
-        compression: int,
-        max_message: int,
-        checksum: int,
-        clock: Callable[[], int],
-        entropy: Callable[[int], bytes],
-        serializer: str,
+        self, page_size: int, compression: int, max_message: int, checksum: int, serializer: str
     ) -> Writer:
-        port, pages = self._port, self._pages
+        pages = self._pages
         if not self._is_of_work_queue:
             check_new_queue(pages)
-        identity = open_identity(pages, entropy, page_size, checksum, serializer)
+        identity = open_identity(pages, self._entropy, page_size, checksum, serializer)
         if serializer and identity.serializer != serializer:
             raise other_serializer(serializer, identity.serializer)
         written = read_write_position(pages)
-        end = find_end(pages, written, port.boot_id())
+        end = find_end(pages, written, self._port.boot_id())
         repair_tail(pages, end)
         self.identity = identity
         self.recovered_gaps: list[tuple[int, int]] = end.gaps
@@ -252,10 +245,10 @@ class Queue:
             page_bytes=page_size,
             checksum_id=checksum,
             message_bytes_max=max_message,
-            sync=level,
+            sync=self._level,
             compression=compression,
-            clock=clock,
-            entropy=entropy,
+            clock=self._clock,
+            entropy=self._entropy,
             first_page_bytes=self._first_page_bytes,
         )
 
@@ -336,10 +329,7 @@ class Queue:
         return self._space
 
     def _refuse_all(self) -> Writer:
-        raise self._refusal()
-
-    def _refusal(self) -> HoldfastError:
-        return _closed() if self._closed else _reader_only()
+        raise _closed() if self._closed else _reader_only()
 
     # ---- where it stands --------------------------------------------------------------------------------------------
 
@@ -716,11 +706,7 @@ class Queue:
     def poison_after_fork(self) -> None:
         """In a forked child: release the lock, which is the parent's, and refuse everything."""
         if self._writer is not None:
-            self._writer.poison_after_fork(
-                Closed(
-                    "a forked child cannot write to its parent's queue", code=Code.FORKED, hint="open it in one process"
-                )
-            )
+            self._writer.poison_after_fork(forked("write to its parent's queue"))
             # The parent's threads may have held any lock; the writer has new ones.
             self._append_by(self._writer.append)
             self._resources.background = None

@@ -11,9 +11,11 @@ import asyncio
 from collections import deque
 from contextlib import suppress
 from functools import partial
+from typing import Generic, TypeVar
 from weakref import WeakKeyDictionary
 
 from holdfast.errors import Closed, Fenced, HoldfastError
+from holdfast.queue.consumers.consumer import Consumer as BlockingConsumer
 from holdfast.queue.consumers.consumer import Owner
 from holdfast.queue.options import renamed_argument, whole_number
 
@@ -22,13 +24,12 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
     from datetime import datetime
     from types import TracebackType
-    from typing import Protocol, Self, TypeVar
+    from typing import Protocol, Self
 
-    from holdfast.queue.consumers import consumer as blocking_consumer
     from holdfast.queue.log.messages import Message
-    from holdfast.queue.work import work_queue as blocking_work_queue
     from holdfast.queue.work.command import DeadLetter
     from holdfast.queue.work.work_queue import Job
+    from holdfast.queue.work.work_queue import WorkQueue as BlockingWorkQueue
 
     class Closable(Protocol):
         """Holds files or a name until it is closed."""
@@ -43,8 +44,10 @@ if TYPE_CHECKING:
             self, look: Callable[[], Awaitable[bool]], timeout: float | None, *, look_again_s: float | None = None
         ) -> Awaitable[bool]: ...
 
-    Result = TypeVar("Result")
-    Opened = TypeVar("Opened", bound=Closable)
+
+Result = TypeVar("Result")
+Opened = TypeVar("Opened", bound="Closable")
+Blocking = TypeVar("Blocking", bound="Closable")
 
 POLL_MESSAGES = 1000
 COUNT_MAX = 1 << 60
@@ -90,7 +93,44 @@ async def open_by(run: Callable[[Callable[[], None]], Awaitable[None]], open_blo
     return found[0]
 
 
-class Consumer:
+class _Opened(Generic[Blocking]):
+    """What a consumer and a work queue share: a name, and the blocking object, once it is open."""
+
+    _kind = ""
+
+    def __init__(self, wait_until: WaitUntil, name: str, open_blocking: Callable[[], Blocking]) -> None:
+        self.name = name
+        self._wait_until = wait_until
+        self._open = open_blocking
+        self._inner: Blocking | None = None
+
+    async def open(self) -> Self:
+        """Take the name. *Raises*: as the method of ``holdfast.Queue``."""
+        if self._inner is not None:
+            raise Closed(f"a {self._kind} is opened once", hint="make another")
+        self._inner = await open_by(on_helper, self._open)
+        return self
+
+    def _opened(self) -> Blocking:
+        if self._inner is None:
+            raise Closed(f"the {self._kind} is not open yet", hint="async with")
+        return self._inner
+
+    async def close(self) -> None:
+        """Release the files and the name. Commits nothing. Closing twice is harmless."""
+        if self._inner is not None:
+            await on_helper(self._inner.close)
+
+    async def __aenter__(self) -> Self:
+        return await self.open()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
+class Consumer(_Opened[BlockingConsumer]):
     """A position in the log that is kept under a name, opened by ``async with`` or ``await consumer.open()``.
 
     The methods are those of the blocking ``Consumer``, with tasks instead of threads. Take messages in the task that
@@ -98,26 +138,11 @@ class Consumer:
     3.12. A task that commits messages of another task commits the list: ``commit(messages)``.
     """
 
-    def __init__(
-        self, wait_until: WaitUntil, name: str, open_blocking: Callable[[], blocking_consumer.Consumer]
-    ) -> None:
-        self.name = name
-        self._wait_until = wait_until
-        self._open = open_blocking
-        self._inner: blocking_consumer.Consumer | None = None
+    _kind = "consumer"
+
+    def __init__(self, wait_until: WaitUntil, name: str, open_blocking: Callable[[], BlockingConsumer]) -> None:
+        super().__init__(wait_until, name, open_blocking)
         self._owners: WeakKeyDictionary[asyncio.Task[object], Owner] = WeakKeyDictionary()
-
-    async def open(self) -> Self:
-        """Take the name. *Raises*: as ``holdfast.Queue.consumer``."""
-        if self._inner is not None:
-            raise Closed("a consumer is opened once", hint="make another")
-        self._inner = await open_by(on_helper, self._open)
-        return self
-
-    def _opened(self) -> blocking_consumer.Consumer:
-        if self._inner is None:
-            raise Closed("the consumer is not open yet", hint="async with")
-        return self._inner
 
     def _owner(self) -> Owner:
         """The owner of the messages that the current task takes."""
@@ -206,47 +231,19 @@ class Consumer:
         """How many messages of the log are not committed; removed ones do not count."""
         return await on_helper(self._opened().lag)
 
-    async def close(self) -> None:
-        """Release the files and the name. Commits nothing. Closing twice is harmless."""
-        if self._inner is not None:
-            await on_helper(self._inner.close)
 
-    async def __aenter__(self) -> Self:
-        return await self.open()
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
-
-
-class WorkQueue:
+class WorkQueue(_Opened["BlockingWorkQueue"]):
     """Jobs for the tasks of an event loop, opened by ``async with`` or ``await work.open()``.
 
     The methods are those of the blocking ``WorkQueue``. Any number of tasks may share it.
     """
 
-    def __init__(
-        self, wait_until: WaitUntil, name: str, open_blocking: Callable[[], blocking_work_queue.WorkQueue]
-    ) -> None:
-        self.name = name
-        self._wait_until = wait_until
-        self._open = open_blocking
-        self._inner: blocking_work_queue.WorkQueue | None = None
+    _kind = "work queue"
+
+    def __init__(self, wait_until: WaitUntil, name: str, open_blocking: Callable[[], BlockingWorkQueue]) -> None:
+        super().__init__(wait_until, name, open_blocking)
         # Taken for tasks that were cancelled before they got them.
         self._kept: deque[Job] = deque()
-
-    async def open(self) -> Self:
-        """Take the name. *Raises*: as ``holdfast.Queue.work_queue``."""
-        if self._inner is not None:
-            raise Closed("a work queue is opened once", hint="make another")
-        self._inner = await open_by(on_helper, self._open)
-        return self
-
-    def _opened(self) -> blocking_work_queue.WorkQueue:
-        if self._inner is None:
-            raise Closed("the work queue is not open yet", hint="async with")
-        return self._inner
 
     async def get(self, timeout: float | None = None) -> Job | None:
         """The next job, or None after ``timeout`` seconds without one (None: waits; 0: looks).
@@ -277,7 +274,7 @@ class WorkQueue:
             raise
         return found
 
-    def _take(self, inner: blocking_work_queue.WorkQueue, max_jobs: int, found: list[Job]) -> None:
+    def _take(self, inner: BlockingWorkQueue, max_jobs: int, found: list[Job]) -> None:
         """On a helper thread: put kept jobs into ``found``, or if there are none, new ones."""
         while len(found) < max_jobs:
             try:
@@ -331,16 +328,3 @@ class WorkQueue:
     async def lag(self) -> int:
         """Messages that are not done."""
         return await on_helper(self._opened().lag)
-
-    async def close(self) -> None:
-        """Release the files and the name. Closing twice is harmless."""
-        if self._inner is not None:
-            await on_helper(self._inner.close)
-
-    async def __aenter__(self) -> Self:
-        return await self.open()
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()

@@ -33,7 +33,7 @@ from holdfast.queue.aio.consumers import Consumer, WorkQueue, on_helper, open_by
 from holdfast.queue.files.process import opened_at, opening_from
 from holdfast.queue.format.checksum import CRC32
 from holdfast.queue.format.frame import octets
-from holdfast.queue.log.reader import PAUSE_MAX_S, PAUSE_MIN_S
+from holdfast.queue.log.reader import PAUSE_MAX_S, PAUSE_MIN_S, LogReader
 from holdfast.queue.options import each_of, renamed_argument, sync_level
 from holdfast.queue.queue import Queue as BlockingQueue
 
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
     from holdfast.queue.files.port import FilePort
     from holdfast.queue.log.messages import Block, Gap, Message, Trimmed
-    from holdfast.queue.log.reader import DamagePolicy, LogReader
+    from holdfast.queue.log.reader import DamagePolicy
     from holdfast.queue.options import SyncLevel
     from holdfast.queue.serializers import Serializer
 
@@ -528,7 +528,7 @@ class Queue:
         damage: DamagePolicy | None = None,
     ) -> AsyncIterator[Block]:
         """As ``read``, in blocks of consecutive messages without an object for each."""
-        async for blocks in self._along(_read_blocks, since, seq, follow, damage):
+        async for blocks in self._along(LogReader.read_blocks, since, seq, follow, damage):
             for block in blocks:
                 yield block
 
@@ -652,7 +652,3 @@ def _on_loop(callback: Callable[[Gap | Trimmed], None]) -> Callable[[Gap | Trimm
 def _read_messages(reader: LogReader) -> list[list[Message]] | None:
     parts = reader.read_message_parts()
     return None if parts is None else [list(part) for part in parts]
-
-
-def _read_blocks(reader: LogReader) -> list[Block] | None:
-    return reader.read_blocks()

@@ -58,7 +58,7 @@ from holdfast.queue.consumers.cursor_file import (
     seq_since,
 )
 from holdfast.queue.files.disk_errors import Refusal, refusals
-from holdfast.queue.files.process import poison_in_children
+from holdfast.queue.files.process import forked, poison_in_children
 from holdfast.queue.format.cursor import cursor_pages, encode_cursor
 from holdfast.queue.log.reader import check_damage_policy
 from holdfast.queue.options import whole_number
@@ -878,6 +878,4 @@ class Consumer:
             self._released = True
             self._keep()
             self._pages.port.close(self._resources.lock_file)
-            self._closed = Closed(
-                "a forked child cannot use its parent's consumer", code=Code.FORKED, hint="open it in one process"
-            )
+            self._closed = forked("use its parent's consumer")

@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 from queue import Empty, SimpleQueue
 from weakref import WeakSet
 
-from holdfast.errors import AlreadyOpen, HoldfastError
+from holdfast.errors import AlreadyOpen, Closed, Code, HoldfastError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -36,6 +36,12 @@ if TYPE_CHECKING:
             ...
 
     Found = TypeVar("Found")
+
+
+def forked(what: str) -> Closed:
+    """The error of a forked child."""
+    return Closed(f"a forked child cannot {what}", code=Code.FORKED, hint="open it in one process")
+
 
 _open: WeakSet[Poisonable] = WeakSet()
 _registered: list[bool] = []

@@ -252,9 +252,13 @@ class Writer:
         """
         if not payloads:
             raise InvalidRequest("append_many needs a message")
-        size, bodies = _one_body(payloads) if atomic else split_batches(payloads)
-        if size > self.message_bytes_max:
-            self.check_messages(payloads)
+        if not atomic:
+            size, bodies = split_batches(payloads)
+        else:
+            body = batch_body(payloads)
+            size, bodies = sum(map(len, body)), [(body, len(payloads))]
+        if size > self.message_bytes_max and (largest := max(map(len, payloads))) > self.message_bytes_max:
+            raise LimitExceeded("message is too large", bytes=largest, max=self.message_bytes_max)
         return self.append_frames(bodies)
 
     def append_frames(self, bodies: Iterable[tuple[list[bytes], int]]) -> tuple[int, int]:
@@ -330,12 +334,6 @@ class Writer:
             raise LimitExceeded("message is too large", bytes=size, max=self.message_bytes_max)
         if self._compression and size > RAW_BODY_BYTES_MAX:
             raise LimitExceeded("batch is too large for one compressed frame", bytes=size, max=RAW_BODY_BYTES_MAX)
-
-    def check_messages(self, payloads: Sequence[bytes]) -> None:
-        """Raise ``LimitExceeded`` for a message above the limit."""
-        largest = max(map(len, payloads))
-        if largest > self.message_bytes_max:
-            raise LimitExceeded("message is too large", bytes=largest, max=self.message_bytes_max)
 
     def _sync_names(self) -> None:
         """Sync the directory. Raises: ``Closed`` (sync_failed)."""
@@ -589,12 +587,6 @@ class Writer:
             self._tail.close()
             self._supply.close()
             self._progress.close()
-
-
-def _one_body(payloads: Sequence[bytes]) -> tuple[int, list[tuple[list[bytes], int]]]:
-    """As ``split_batches``, in one body."""
-    body = batch_body(payloads)
-    return sum(map(len, body)), [(body, len(payloads))]
 
 
 def _nothing() -> None:

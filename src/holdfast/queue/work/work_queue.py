@@ -40,7 +40,7 @@ from operator import itemgetter
 from holdfast.errors import Closed, Code, Fenced, HoldfastError, InvalidRequest, NotFound
 from holdfast.queue.consumers.cursor_file import CursorFile, lock_name, log_history
 from holdfast.queue.files.disk_errors import refusals
-from holdfast.queue.files.process import poison_in_children
+from holdfast.queue.files.process import forked, poison_in_children
 from holdfast.queue.format.cursor import cursor_pages, encode_cursor
 from holdfast.queue.log.messages import Gap, Message, class_with_value
 from holdfast.queue.log.reader import check_damage_policy
@@ -685,6 +685,4 @@ class WorkQueue:
         if self._closed is None:
             self._keep()
             self._pages.port.close(self._resources.lock_file)
-            self._closed = Closed(
-                "a forked child cannot use its parent's work queue", code=Code.FORKED, hint="open it in one process"
-            )
+            self._closed = forked("use its parent's work queue")
