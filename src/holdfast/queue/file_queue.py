@@ -46,11 +46,11 @@ LOOK_S = 1.0
 
 
 class FileQueue:
-    """A first-in, first-out queue of items for the threads of one process, which survives the process.
+    """A first-in, first-out queue of items for the threads of one process, which survives the process. Thread-safe.
 
     ``maxsize`` is a number of items; 0 is no limit. A million items may be got and not done; then ``get`` waits. Items
-    are bytes, or what the ``serializer`` takes; ``sync`` as for ``holdfast.Queue``. Thread-safe.
-    *Raises*: as ``holdfast.Queue``; every method ``Closed`` once it is closed, a sync has failed, or in a forked child.
+    are bytes, or what the ``serializer`` takes; ``sync`` as for ``holdfast.Queue``. *Raises*: as ``holdfast.Queue``;
+    every method ``Closed`` once it is closed, a sync has failed, or in a forked child.
     """
 
     def __init__(

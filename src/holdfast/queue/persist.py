@@ -4,16 +4,13 @@
         for order in orders:
             send(order)
 
-Delivery is at least once, in order. Asking for the next item commits the one before; a crash gives it again. An error
-of the source or the queue arrives after the items that were stored before it. ``PersistRun`` is one run without
-threads, ``persist_flow`` its rules; one thread at a time uses the producer's side, one the consumer's.
-
-The source runs in *turns* on the scheduler: a turn stores items until the bound is reached and then ends, so a waiting
-source takes no thread of an executor. One turn runs at a time. No lock is held during a wait, so an interrupt (Ctrl-C)
-leaves none locked; the thread is a daemon.
+Delivery is at least once, in order. ``PersistRun`` is one run without threads, ``persist_flow`` its rules; one thread
+at a time uses the producer's side, one the consumer's. The source runs in *turns* on the scheduler: a turn stores items
+until the bound is reached and then ends, so a waiting source takes no thread of an executor. No lock is held during a
+wait, so an interrupt (Ctrl-C) leaves none locked.
 
 Space is freed in three steps: find the oldest item that a cursor has not passed; sync all cursors; remove the pages
-before it. So no cursor is ever before the first page. The page of the last item stays, for a source that resumes.
+before it. The page of the last item stays, for a source that resumes.
 """
 
 from __future__ import annotations
@@ -73,9 +70,8 @@ DROPPED_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Stored(Generic[Item]):
-    """What earlier runs have stored, for a source that resumes: ``count`` items, the last one is ``last``.
-
-    ``last`` is None before the first item, and when ``lifetime`` has removed it.
+    """What earlier runs have stored: ``count`` items, the last one is ``last``; None before the first item, and when
+    ``lifetime`` has removed it.
     """
 
     count: int
@@ -133,9 +129,7 @@ class PersistSettings:
 
 
 def check_executor(scheduler: Executor) -> None:
-    """Refuse executors of other processes or interpreters, which cannot get the source. *Raises*:
-    ``InvalidRequest``.
-    """
+    """Refuse executors that cannot get the source. *Raises*: ``InvalidRequest``."""
     for kind in type(scheduler).__mro__:
         if kind.__module__.startswith("concurrent.futures") and kind.__name__ in POOLS_THAT_PICKLE:
             raise InvalidRequest(
@@ -146,9 +140,7 @@ def check_executor(scheduler: Executor) -> None:
 
 
 def not_an_end(error: BaseException) -> BaseException:
-    """The error to raise for an error of the source or serializer: an escaped ``StopIteration`` would look like the
-    end of the items.
-    """
+    """The error to raise for one of the source or serializer: an escaped ``StopIteration`` would look like the end."""
     if not isinstance(error, StopIteration | StopAsyncIteration):
         return error
     found = RuntimeError(f"the source or its serializer raised {type(error).__name__}, which is not an end here")
@@ -157,10 +149,7 @@ def not_an_end(error: BaseException) -> BaseException:
 
 
 def close_dropped(close: Callable[[], object]) -> None:
-    """Close a dropped subscription, on the thread that reports only these errors.
-
-    *Raises*: ``HoldfastError`` and ``OSError``; ``Closed`` for what the source raises.
-    """
+    """Close a dropped subscription, on the thread that reports only these errors: ``HoldfastError`` and ``OSError``."""
     try:
         close()
     except (HoldfastError, OSError):
@@ -170,10 +159,8 @@ def close_dropped(close: Callable[[], object]) -> None:
 
 
 class PersistRun:
-    """An open queue with one subscription and the passing items. ``flow`` is the state.
-
-    *Raises*: ``AlreadyOpen`` when another run has it; ``InvalidRequest`` for a missing or different serializer; else as
-    ``Queue`` and ``Queue.consumer``.
+    """An open queue with one subscription and the passing items. ``flow`` is the state. *Raises*: ``AlreadyOpen``;
+    ``InvalidRequest`` for a missing or different serializer; else as ``Queue`` and ``Queue.consumer``.
     """
 
     def __init__(self, settings: PersistSettings, open_queue: Callable[[], Queue]) -> None:
@@ -260,7 +247,7 @@ class PersistRun:
 
     def produce(self, pull: Callable[[], object], close_source: Callable[[], None]) -> bool:
         """One step of the producer: ``pull`` returns the next item or raises ``StopIteration``. False if there is
-        nothing to do until an item is consumed.
+        nothing to do.
         """
         flow = self.flow
         work = flow.work
@@ -288,9 +275,7 @@ class PersistRun:
     # ---- the consumer's side ----------------------------------------------------------------------------------------
 
     def consume(self, *, durable: bool = False) -> None:
-        """The last item is done; ``durable`` syncs that. *Raises*: as ``Consumer.commit``; then the item is not
-        done.
-        """
+        """The last item is done; ``durable`` syncs that. *Raises*: as ``Consumer.commit``; then it is not done."""
         given, flow = self.given, self.flow
         if given is not None:
             self._place.commit(given.seq, durable=durable)
@@ -319,9 +304,8 @@ class PersistRun:
         return bool(ready)
 
     def take(self) -> None:
-        """Fetch the next items. They stay here until they are consumed, so an interrupt loses none.
-
-        *Raises*: ``Gap`` and ``Trimmed``, again the next time; ``Unavailable``; ``Closed``.
+        """Fetch the next items. They stay here until they are consumed, so an interrupt loses none. *Raises*: ``Gap``
+        and ``Trimmed``, again the next time; ``Unavailable``; ``Closed``.
         """
         self._ready.extend(self._place.poll(0.0, TAKE_ITEMS))
         if not self._is_in_order():
@@ -336,9 +320,8 @@ class PersistRun:
         return self.has_next and self._ready[0].seq == self.flow.consumed_seq + 1
 
     def next_item(self) -> tuple[Message, object]:
-        """The next item as stored, and as the source returned it. The same one until it is consumed.
-
-        *Raises*: as ``take`` and the serializer.
+        """The next item as stored, and its value; the same until it is consumed. *Raises*: as ``take`` and the
+        serializer.
         """
         if not self._is_in_order():
             self.take()
@@ -356,7 +339,6 @@ class PersistRun:
         unconsumed = first_unconsumed_seq(queue.pages, lambda: queue.last_seq)
         if unconsumed is not None and unconsumed > queue.first_seq:
             sync_holds(queue.pages, self._sync_failed, every=True)
-            # A kill may leave a new page without an item: the page of the last item stays, for a source that resumes.
             queue.trim(before_seq=min(unconsumed, queue.last_seq))
 
     def _sync_failed(self, error: OSError) -> None:
@@ -377,11 +359,7 @@ class PersistRun:
         self.flow.stopped = True
 
     def close(self) -> None:
-        """Close the subscription and the queue, which makes everything durable. The position stays where it was
-        committed.
-
-        *Raises*: as ``Queue.close``.
-        """
+        """Close the subscription and the queue, which makes everything durable. *Raises*: as ``Queue.close``."""
         self.flow.stopped = True
         self._left = None
         try:
@@ -501,10 +479,8 @@ def check_source(source: object, *, is_result: bool = False) -> None:
 
 
 class Persisted(Iterator[Item]):
-    """The result of ``persist``: an iterator and a context manager. One thread at a time.
-
-    It closes itself after the last item and after an error of the source. A dropped one is closed on another thread,
-    with a ``ResourceWarning``; an opening waits for that.
+    """The result of ``persist``: an iterator and a context manager. One thread at a time. It closes itself after the
+    last item and after an error of the source. A dropped one is closed on another thread, with a ``ResourceWarning``.
     """
 
     def __init__(
@@ -576,10 +552,7 @@ class Persisted(Iterator[Item]):
         raise error
 
     def commit(self, *, durable: bool = False) -> None:
-        """The last item is consumed now; ``durable`` survives lost power.
-
-        *Raises*: as ``Consumer.commit``; ``Closed``.
-        """
+        """The last item is consumed; ``durable`` survives lost power. *Raises*: as ``Consumer.commit``; ``Closed``."""
         if self._run.flow.stopped:
             raise self._run.closed_error()
         self._run.consume(durable=durable)
@@ -602,12 +575,12 @@ class Persisted(Iterator[Item]):
         return self._run.flow.consumed_seq
 
     def close(self, timeout: float = CLOSE_S) -> bool:
-        """Stop the source, close it if it is a generator or the result of ``persist``, and close the queue. This
-        does not consume the last item.
+        """Stop the source, close it if it is a generator or the result of ``persist``, and close the queue. Consumes
+        nothing.
 
-        Waits ``timeout`` seconds at most for a source that is busy with its next item. False if it still is: it is
-        abandoned, that item is not stored, and its generator is closed when it returns. Closing twice is harmless.
-        *Raises*: what closing the generator raised; ``Closed`` when the queue could not be made durable.
+        Waits ``timeout`` seconds at most for a busy source. False if it still is: that item is not stored, and its
+        generator is closed when it returns. Closing twice is harmless. *Raises*: what closing the generator raised;
+        ``Closed`` when the queue could not be made durable.
         """
         seconds_ns("timeout", timeout)
         self._keep()
@@ -628,10 +601,7 @@ class Persisted(Iterator[Item]):
 
 
 class _Producer(Generic[Item]):
-    """The source, its turns on the scheduler, and the end of a run.
-
-    It does not reference the ``Persisted``, so that one can be collected while a turn runs.
-    """
+    """The source, its turns on the scheduler, and the end of a run. It does not reference the ``Persisted``."""
 
     def __init__(
         self,

@@ -1,8 +1,4 @@
-"""``Queue``, the public class: it opens the files, joins writer, retention and readers, and closes them in order.
-
-A queue that was not closed is found as after a kill. An iterator releases its files when it ends or is dropped. An
-iterator that another thread uses while the queue is closed ends with ``Closed``.
-"""
+"""``Queue``, the public class: it opens the files, joins writer, retention and readers, and closes them in order."""
 
 from __future__ import annotations
 
@@ -290,15 +286,12 @@ class Queue:
         return (self._writer or self._refuse_all()).append_many(payloads, atomic=atomic)
 
     def append_at_once(self, payload: bytes) -> int | None:
-        """Append bytes if that needs no sync and no new page; else do nothing and return None. For callers that must
-        not block.
-        """
+        """Append bytes if that needs no sync and no new page; else return None. For callers that must not block."""
         return None if self._writer is None else self._writer.append_at_once(payload)
 
     def wait_durable(self, seq: int) -> None:
-        """Return when ``seq`` and all messages before it are durable.
-
-        *Raises*: ``Closed`` after a failed sync; ``InvalidRequest`` for a future message.
+        """Return when ``seq`` and all messages before it are durable. *Raises*: ``Closed`` after a failed sync;
+        ``InvalidRequest`` for a future message.
         """
         writer = self._writer or self._refuse_all()
         if seq >= writer.next_seq:
@@ -311,10 +304,8 @@ class Queue:
         (self._writer or self._refuse_all()).flush()
 
     def trim(self, *, before_seq: int) -> int:
-        """Remove the pages whose messages are all below ``before_seq``. Returns how many pages.
-
-        *Raises*: ``Unavailable`` when the file system refuses, and some pages may be removed then; ``Closed``;
-        ``PermissionDenied``.
+        """Remove the pages whose messages are all below ``before_seq``. Returns how many pages. *Raises*:
+        ``Unavailable``, and some pages may be removed then; ``Closed``; ``PermissionDenied``.
         """
         (self._writer or self._refuse_all()).raise_if_closed()
         before_seq = whole_number("before_seq", before_seq, 0, SEQ_MAX)
@@ -365,7 +356,7 @@ class Queue:
 
     @contextmanager
     def asking(self) -> Generator[None]:
-        """A block that reads files. Refusals of the file system become ``Unavailable``. If another thread closes the
+        """A block that reads files. Refusals of the file system become ``Unavailable``; if another thread closes the
         queue meanwhile, the block raises ``Closed``: the directory's number may be reused, so its result does not
         count.
         """
@@ -390,10 +381,8 @@ class Queue:
         seq: int | None = None,
         damage: DamagePolicy | None = None,
     ) -> LogReader:
-        """A position in the log at a starting point: the primitive for ``read``, ``batches`` and consumers.
-
-        ``read_messages()`` and ``read_blocks()`` return what is there now, or None; they never wait. Errors of the file
-        system are ``OSError``.
+        """A position in the log at a starting point. ``read_messages()`` and ``read_blocks()`` return what is there
+        now, or None; they never wait. Errors of the file system are ``OSError``.
         """
         if self._closed:
             raise Closed("the queue is closed")
@@ -620,9 +609,8 @@ class Queue:
         clock: Callable[[], int] | None = None,
         read_only: bool = False,
     ) -> Queue:
-        """The queue ``<path>-<name>`` over the same files.
-
-        ``sync`` defaults to the level of this queue; at "always" the caller uses ``wait_durable``.
+        """The queue ``<path>-<name>`` over the same files. ``sync`` defaults to this queue's level; at "always" the
+        caller uses ``wait_durable``.
         """
         level = self._level if sync is None and self._level.name == "every" else (sync or "os")
         return _QueueOfWork(

@@ -69,17 +69,15 @@ async def to_its_end(work: Awaitable[Result]) -> Result:
 
 
 async def on_helper(work: Callable[[], Result]) -> Result:
-    """Run on a helper thread. It has ended when this returns, because the next step may close its files.
-
-    If the caller is cancelled, the result is lost: ``work`` itself stores what must not be lost.
+    """Run on a helper thread. It has ended when this returns, because the next step may close its files. A cancelled
+    caller loses the result.
     """
     return await to_its_end(asyncio.get_running_loop().run_in_executor(None, work))
 
 
 async def open_by(run: Callable[[Callable[[], None]], Awaitable[None]], open_blocking: Callable[[], Opened]) -> Opened:
-    """Open something by ``run``, on another thread; a cancelled caller leaves nothing open.
-
-    *Raises*: as ``open_blocking``.
+    """Open something by ``run``, on another thread; a cancelled caller leaves nothing open. *Raises*: as
+    ``open_blocking``.
     """
     found: list[Opened] = []
     try:
@@ -208,9 +206,7 @@ class Consumer(_Opened[BlockingConsumer]):
 
     async def commit(self, message: Message | int | list[Message] | None = None, *, durable: bool = False) -> None:
         """This message and all earlier ones that this task was given are done; without an argument, all that it was
-        given.
-
-        Each message of a list is done, whichever task was given it.
+        given. Each message of a list is done, whichever task was given it.
         """
         inner, owner = self._opened(), self._owner()
         if durable or inner.may_wait:
@@ -233,9 +229,8 @@ class Consumer(_Opened[BlockingConsumer]):
 
 
 class WorkQueue(_Opened["BlockingWorkQueue"]):
-    """Jobs for the tasks of an event loop, opened by ``async with`` or ``await work.open()``.
-
-    The methods are those of the blocking ``WorkQueue``. Any number of tasks may share it.
+    """Jobs for the tasks of an event loop, opened by ``async with`` or ``await work.open()``. The methods are those of
+    the blocking ``WorkQueue``. Any number of tasks may share it.
     """
 
     _kind = "work queue"
@@ -246,17 +241,15 @@ class WorkQueue(_Opened["BlockingWorkQueue"]):
         self._kept: deque[Job] = deque()
 
     async def get(self, timeout: float | None = None) -> Job | None:
-        """The next job, or None after ``timeout`` seconds without one (None: waits; 0: looks).
-
-        A job whose delay or lease has ended is found within 50 ms.
+        """The next job, or None after ``timeout`` seconds without one (None: waits; 0: looks). A job whose delay or
+        lease has ended is found within 50 ms.
         """
         found = await self.get_many(1, timeout)
         return found[0] if found else None
 
     async def get_many(self, max_jobs: int, timeout: float | None = 0.0) -> list[Job]:
-        """As ``get``, up to ``max_jobs`` that are there now; waits only for the first.
-
-        Jobs that a cancelled call had taken come first, alone.
+        """As ``get``, up to ``max_jobs`` that are there now; waits only for the first. Jobs that a cancelled call had
+        taken come first, alone.
         """
         whole_number("max_jobs", max_jobs, 1, COUNT_MAX)
         inner = self._opened()

@@ -58,10 +58,7 @@ class PageDirectory:
         return files, numbers
 
     def known_numbers(self) -> list[int]:
-        """As ``numbers``, without a listing if nothing has changed. Do not modify the list.
-
-        A page that was removed by hand may still be listed: it cannot be opened.
-        """
+        """As ``numbers``, without a listing if nothing has changed. Do not modify the list."""
         changes, numbers = self._known
         return numbers if self._sole and changes == self._changes else self.numbers()
 
@@ -178,10 +175,8 @@ def replace_file(pages: PageDirectory, name: str, data: bytes) -> None:
 class DurableRename:
     """The names that one step removes or renames, with one sync of the directory. Not thread-safe; used once.
 
-    A failed sync may have dropped the change, and the next sync would succeed without it; a removed name could come
-    back after lost power, without its neighbours. So a file keeps a temporary name until the sync has succeeded, and
-    gets its own name back after a failure, as far as the disk allows. A crash leaves either name or both; the next
-    opening removes or sets aside the temporary one.
+    A failed sync may have dropped the change, and the next one would succeed without it. So a file keeps a temporary
+    name until the sync has succeeded, and gets its own name back after a failure. A crash leaves either name or both.
     """
 
     __slots__ = ("_moved", "_pages")

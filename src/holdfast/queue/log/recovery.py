@@ -3,9 +3,8 @@
 A walk expects a sequence number at a position. *Here* is a SEAL, nothing (zeros), or bytes that do not verify.
 *Follows* is the next page, by its header. *Owed* means that the expected message was there: it is at or below the
 durable position, or a living writer is past it. A missing owed message is damage: it is skipped and reported. Otherwise
-it is the torn tail of a crash, and the log ends here. Without a recorded write position this is unknown. No crash takes
-both slots of the record, so something was damaged or deleted: later valid frames count and the hole is reported,
-because otherwise durable messages would be cut silently.
+it is the torn tail of a crash. Without a recorded write position this is unknown: no crash takes both slots of the
+record, so later valid frames count, because otherwise durable messages would be cut silently.
 
 | here | follows | owed | step | why |
 |---|---|---|---|---|

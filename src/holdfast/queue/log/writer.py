@@ -1,10 +1,8 @@
 """The writer of a queue: one per queue, any number of threads. It owns the slow path; ``tail`` has the fast paths.
 
-An append that raises has appended nothing except what its error counts as ``appended``. A full disk is ``Unavailable``
-(disk_full); the queue works again when there is room. Order of a page roll, and what a crash leaves:
+Order of a page roll, and what a crash leaves:
 
-1. The next page exists durably before the last one gets its SEAL. Before that nothing has changed, and the error is the
-   caller's.
+1. The next page exists durably before the last one gets its SEAL. Before that nothing has changed.
 2. The SEAL, the header of the next page and the first frame are written without a sync. A crash may lose any of them,
    and then the later ones do not count (``recovery``).
 3. The helper thread syncs the closed page. Nothing in the next page is durable before that.
@@ -45,17 +43,12 @@ if TYPE_CHECKING:
 
 
 FIRST_PAGE_BYTES = 1 << 20
-"""The size of a queue's first page. Each later page is twice as large, up to ``page_size``: twenty small queues take 20
-MiB.
-"""
+"""The first page of a queue. Each later page is twice as large, up to ``page_size``."""
 
 
 class PageSupply:
     """The pages that the writer takes: made ahead of their use, or when needed. ``number`` is the last page taken.
-    Thread-safe.
-
-    Page numbers have no holes, because a hole would end the log: a page that was taken and not begun stays the next
-    one.
+    Thread-safe. A page that was taken and not begun stays the next one: a hole in the numbers would end the log.
     """
 
     __slots__ = (
@@ -156,9 +149,8 @@ POSITION_EVERY_BYTES = 512 << 10
 class Writer:
     """Appends frames. Thread-safe. Every method raises ``Closed`` when the writer is closed, poisoned or forked.
 
-    A slow operation holds ``_turn`` from beginning to end. Meanwhile the fast path is closed, so other threads wait for
-    their turn. ``append`` appends one message; ``append_at_once`` does so only if it needs no sync, page or other
-    thread, and otherwise returns None. Both raise as ``append_frames``.
+    A slow operation holds ``_turn``; meanwhile the fast path is closed. ``append`` appends one message;
+    ``append_at_once`` does so only if it needs no sync, page or other thread, and otherwise returns None.
     """
 
     __slots__ = (
@@ -246,9 +238,9 @@ class Writer:
     def append_many(self, payloads: Sequence[bytes], *, atomic: bool) -> tuple[int, int]:
         """Append messages in order with no others between them. Returns the first and the last sequence number.
 
-        A frame holds at most 256 KiB or 4,096 messages, or all of them if ``atomic``; after a crash a frame is there or
-        not. If the disk or queue is full between two frames, the earlier frames stay, synced as the level requires, and
-        the error's ``appended`` counts their messages.
+        A frame holds at most 256 KiB or 4,096 messages, or all of them if ``atomic``. If the disk or queue is full
+        between two frames, the earlier frames stay, synced as the level requires, and the error's ``appended`` counts
+        their messages.
         """
         if not payloads:
             raise InvalidRequest("append_many needs a message")
@@ -262,9 +254,8 @@ class Writer:
         return self.append_frames(bodies)
 
     def append_frames(self, bodies: Iterable[tuple[list[bytes], int]]) -> tuple[int, int]:
-        """Append each body, with its number of messages, as one frame, and sync as the level requires.
-
-        Raises: ``Closed``; ``LimitExceeded`` above ``message_bytes_max``; ``Unavailable`` (disk_full); ``Backpressure``
+        """Append each body, with its number of messages, as one frame, and sync as the level requires. Raises:
+        ``Closed``; ``LimitExceeded``; ``Unavailable`` (disk_full), until there is room again; ``Backpressure``
         (queue_full).
         """
         try:
@@ -355,10 +346,7 @@ class Writer:
 
     def flush(self, *, record: bool = True) -> None:
         """Return when everything appended before the call is durable. Without ``record`` the write position is left to
-        ``record_position``.
-
-        Raises: ``Closed``. Cost: one data sync, shared with all threads that wait at the same time; none if nothing is
-        new.
+        ``record_position``. Raises: ``Closed``. Cost: one shared data sync; none if nothing is new.
         """
         with self._tail.lock:
             self.raise_if_closed()
@@ -388,9 +376,8 @@ class Writer:
             self._tail.close_fast_path()
 
     def notify_no_more(self, listener: Callable[[], None]) -> None:
-        """Remove ``listener`` if it was not called yet.
-
-        Takes no lock: a garbage-collected iterator may call this from any thread, inside any lock.
+        """Remove ``listener`` if it was not called yet. Takes no lock: the garbage collector may call this in any
+        thread, inside any lock.
         """
         with suppress(ValueError):
             self._listeners.remove(listener)
@@ -501,10 +488,7 @@ class Writer:
             self.on_work()
 
     def prepare(self) -> None:
-        """Prepare the next page if it is time. For the helper thread.
-
-        Raises: ``OSError``; the append that needs the page tries again and reports the error.
-        """
+        """Prepare the next page if it is time. Raises: ``OSError``; the append that needs the page tries again."""
         self._supply.prepare(self.wants_page)
 
     def wants_page(self) -> bool:

@@ -259,10 +259,9 @@ class _Repair:
 def restored_header(pages: PageDirectory, file: int, number: int) -> PageHeader | None:
     """The header of the open page ``number`` whose own header does not verify, or None if none can be proved.
 
-    The first frame proves a guess, because its checksum depends on the page's salt, its number and the sequence number.
-    The number is in the file's name, the page size is the file's size. The base is the end of the page before, or the
-    header's field. The salt is the header's field, with at most one bit flipped: worse damage to it is not restored.
-    Raises: ``CorruptData`` for an intact header of another format version, which is not damage.
+    The first frame proves a guess: its checksum depends on salt, page number and sequence number. The base is the end
+    of the page before, or the header's field; the salt is the header's field, with at most one bit flipped. Raises:
+    ``CorruptData`` for an intact header of another format version, which is not damage.
     """
     port = pages.port
     raw = port.read(file, 0, HEADER_BYTES + HEAD_BYTES)

@@ -1,8 +1,8 @@
 """Reads a whole queue and reports what is in each page, what is damaged and which messages are lost.
 
-It only reads and takes no lock, so it may run next to a writer; messages that are appended meanwhile may or may not be
-counted. Messages that were never durable and did not survive a crash are not damage: the log ends before them. Messages
-that exist according to the writer's mark but do not verify are a gap.
+It takes no lock, so it may run next to a writer; messages that are appended meanwhile may be counted. Messages that
+were never durable and did not survive a crash are not damage. Messages that exist by the recorded write position but do
+not verify are a gap.
 """
 
 from __future__ import annotations
@@ -46,10 +46,8 @@ DAMAGED: Final = "damaged"
 
 @dataclass(frozen=True, slots=True)
 class LostMessages:
-    """Messages ``first`` to ``last`` cannot be read: ``bytes`` bytes of page ``page`` are damaged from ``position`` on.
-
-    A page that is absent or has no readable header is lost from position 0; an absent page has 0 bytes. ``known`` says
-    that a repair has already listed the gap.
+    """Messages ``first`` to ``last`` cannot be read: ``bytes`` bytes of page ``page`` are damaged from ``position`` on;
+    0 bytes if the page is absent. ``known`` says that a repair has already listed the gap.
     """
 
     page: int
@@ -72,10 +70,8 @@ class LostMessages:
 
 @dataclass(slots=True)
 class PageSurvey:
-    """One page: its messages, the end of its frames, and the state of its index.
-
-    ``index`` is "whole", "absent" or "damaged"; ``records`` is the index as a repair would write it, ``index_file`` is
-    the content of the file, of which ``index_matched`` records were compared.
+    """One page. ``index`` is "whole", "absent" or "damaged"; ``records`` is the index as a repair would write it,
+    ``index_file`` is the content of the file, of which ``index_matched`` records were compared.
     """
 
     number: int
@@ -446,11 +442,11 @@ _HEAD: Final = re.compile(rb"(?=[\s\S]{16}(?!\0\0\0\0)[\s\S]{4}[\x00\x01]\0\0\0)
 
 
 class FrameSearch:
-    """Finds the next intact frame after damage, byte by byte.
+    """Finds the next intact frame after damage, byte by byte, where the damaged frame's length and the index lead
+    nowhere.
 
-    A reader uses the damaged frame's own length and the index. If both are damaged, this search still finds the next
-    frame: every frame's checksum depends on the page's salt and on its sequence number. A position counts if its head
-    is possible, its checksum fits a possible sequence number, and the next frame or SEAL verifies or no bytes follow.
+    A position counts if its head is possible, its checksum fits a possible sequence number, and the next frame or SEAL
+    verifies or no bytes follow.
     """
 
     def __init__(self, port: FilePort, file: int, header: PageHeader) -> None:
@@ -462,10 +458,9 @@ class FrameSearch:
         self._end = min(header.page_bytes, port.size(file))
 
     def next_frame(self, after: int, *, expected: int, last_time_ns: int, below: int | None) -> tuple[int, int] | None:
-        """The first intact frame after position ``after`` that can follow message ``expected - 1``, or None.
-
-        Returns its position and its sequence number, which is less than ``below`` if that is given.
-        Cost: one pass over the bytes in between, about 20 ms for each MiB.
+        """The first intact frame after position ``after`` that can follow message ``expected - 1``, or None: its
+        position and its sequence number, less than ``below`` if that is given. Cost: about 20 ms for each MiB in
+        between.
         """
         for position in self._heads(after + HEAD_BYTES):
             seq = self._sequence_number(position, after, expected, last_time_ns)

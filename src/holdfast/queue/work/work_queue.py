@@ -10,7 +10,7 @@
                 work.ack(job)
 
 Delivery is at least once. Every step is written to the work queue's own log before it counts, at the sync level of the
-queue. After a crash:
+queue. After a crash, or an interrupt (Ctrl-C) inside a step, after which every call is refused until the next opening:
 
 | at the moment of the crash | afterwards |
 |---|---|
@@ -20,10 +20,8 @@ queue. After a crash:
 | any of them had not returned | it was done or not |
 | a dead letter was being written | it is among the dead letters, once, or comes back |
 
-An interrupt (Ctrl-C) inside a step has the same result: every call is refused, ``close`` writes nothing, and the next
-opening follows the log. When a lease ends, the next worker gets the message, and a late ``ack`` is refused (``Fenced``,
-lease_lost). Deadlines are system times while no process runs and ignore clock jumps while one runs. If a crash of the
-machine took messages, the work queue goes back with the log (``cursor``).
+Deadlines are system times while no process runs and ignore clock jumps while one runs. If a crash of the machine took
+messages, the work queue goes back with the log (``cursor``).
 
 A message is given up in two steps: append it to the dead letters and sync them; write BURY. If the BURY is lost, an
 opening finds the dead letter after the last one that a BURY names, and applies it.
@@ -99,9 +97,7 @@ def lease_lost(job: Job) -> Fenced:
 
 
 class WorkSource:
-    """The messages of jobs: new ones in order, and returned ones from anywhere. Not thread-safe.
-
-    It reads ahead one window of the reader, and keeps the batch of the last returned message. A raised report moves
+    """The messages of jobs: new ones in order, and returned ones from anywhere. Not thread-safe. A raised report moves
     nothing. ``place`` is the page (number and salt) of the last new message.
     """
 
@@ -133,8 +129,8 @@ class WorkSource:
             self._peeked = None
 
     def read_ahead(self, next_seq: int, count: int) -> list[Message]:
-        """Up to ``count`` consecutive messages from ``next_seq`` on that are in memory, and continue after them.
-        None while one is peeked. Call ``close`` if they cannot be handed out.
+        """Up to ``count`` consecutive messages from ``next_seq`` on that are in memory; none while one is peeked.
+        Continues after them. Call ``close`` if they cannot be handed out.
         """
         if self._peeked is not None:
             return []
@@ -237,8 +233,8 @@ class _Resources:
 class WorkQueue:
     """Jobs for any number of threads. Made by ``Queue.work_queue``, which describes the arguments. Thread-safe.
 
-    Every method raises ``Closed`` once this is closed, a sync has failed, an interrupt (Ctrl-C) has cut a step off, or
-    in a forked child; ``Unavailable`` when the file system refuses: then the step was not done.
+    Every method raises ``Closed`` once this is closed, a sync has failed, an interrupt has cut a step off, or in a
+    forked child; ``Unavailable`` when the file system refuses: then the step was not done.
     """
 
     def __init__(
@@ -320,10 +316,10 @@ class WorkQueue:
     def get(self, timeout: float | None = None) -> Job | None:
         """The next job, or None after ``timeout`` seconds without one (None: waits; 0: looks).
 
-        Due jobs come first, the longest due before others; then new ones in order. The worker has it for ``ack_wait``
-        seconds, or as ``extend`` says. While ``max_started`` messages are started, new ones wait. *Raises*: ``Gap`` and
-        ``Trimmed`` by the policy; nothing has moved then. *Cost*: a few microseconds; one shared sync at "always"; for
-        a returned job about 0.1 ms, up to 1 ms if it was appended in a batch of thousands.
+        Due jobs come first, then new ones in order. The worker has it for ``ack_wait`` seconds, or as ``extend`` says.
+        While ``max_started`` messages are started, new ones wait. *Raises*: ``Gap`` and ``Trimmed`` by the policy;
+        nothing has moved then. *Cost*: a few microseconds; one shared sync at "always"; 0.1 ms to 1 ms for a returned
+        job.
         """
         with self._lock:
             job, written = self._take(), self._log.written
@@ -336,9 +332,8 @@ class WorkQueue:
     def get_many(self, max_jobs: int, timeout: float | None = 0.0) -> list[Job]:
         """As ``get``, up to ``max_jobs`` that are there now; waits only for the first.
 
-        *Raises*: as ``get``, but not once it has a job: the next call meets the error again. *Cost*: one ``get``, and
-        about a microsecond for each further new job: up to 1,000 are taken in one command. *After a crash* inside it,
-        the first few were taken, or none.
+        *Raises*: as ``get``, but not once it has a job. *Cost*: one ``get``, and about a microsecond for each further
+        new job. *After a crash* inside it, the first few were taken, or none.
         """
         whole_number("max_jobs", max_jobs, 1, DELIVERIES_MAX)
         first, written = self._take_later(timeout)
@@ -493,7 +488,6 @@ class WorkQueue:
 
     def nack(self, job: Job, *, delay: float = 0.0, reason: str = "") -> None:
         """Return this job: it comes again after ``delay`` seconds, or is a dead letter after ``max_deliveries``.
-
         *Raises*: as ``ack``; ``InvalidRequest`` for a delay below zero or above ten years, or a reason that is not
         text.
         """
@@ -633,9 +627,7 @@ class WorkQueue:
         return self._closed is None and not self._log.in_step
 
     def return_leased(self, keep: Collection[int] = ()) -> None:
-        """Return the messages that workers have, also of an earlier process, except ``keep``. For an owner that
-        knows all workers.
-        """
+        """Return the messages that workers have, except ``keep``. For an owner that knows all workers."""
         with self._lock:
             self._raise_if_closed()
             self._return_leased(keep)
