@@ -1,8 +1,7 @@
 """The small files ``<prefix>-allMeta`` (identity) and ``<prefix>-writeMeta`` (write position).
 
-A file whose name could not be synced is removed again, as far as the disk allows: the next opening would take it for
-durable, and lost power could remove it. An identity that is absent or does not verify is made again; no page depends on
-it. The write position is a hint: a missing one costs time at the next opening.
+A file whose name could not be synced is removed again: the next opening would take it for durable. An identity that is
+absent or does not verify is made again; no page depends on it.
 """
 
 from __future__ import annotations
@@ -37,10 +36,7 @@ def read_identity(pages: PageDirectory) -> Identity | None:
 def open_identity(
     pages: PageDirectory, entropy: Callable[[int], bytes], page_bytes: int, checksum_id: int, serializer: str = ""
 ) -> Identity:
-    """Read the identity, or make it. A queue without a recorded serializer adopts the given one.
-
-    A crash leaves the old record or the new one.
-    """
+    """Read the identity, or make it. A queue without a recorded serializer adopts the given one."""
     found = read_identity(pages)
     if found is not None and (found.serializer or not serializer):
         return found
@@ -63,9 +59,7 @@ UNKNOWN_BOOT = bytes(16)
 
 
 class WritePositionFile:
-    """The open file of two slots, written in turn; made if absent. ``boot_id`` is this run of the machine; zeros
-    once the page cache is not trusted.
-    """
+    """The open file of two slots, written in turn; made if absent. ``boot_id`` is zeros once a sync has failed."""
 
     __slots__ = ("_file", "_generation", "_port", "boot_id")
 

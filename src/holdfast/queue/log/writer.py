@@ -193,7 +193,7 @@ class Writer:
         )
         self.message_bytes_max = message_bytes_max
         self.on_work: Callable[[], None] = _nothing
-        self.before_roll: Callable[[int], None] = _accept
+        self.before_roll: Callable[[int], object] = _nothing
         self.on_full: Callable[[], object] = _nothing
         stores = not compression and (
             sync.name == "os" or (sync.name == "every" and not (sync.messages_max or sync.bytes_max))
@@ -573,9 +573,5 @@ class Writer:
             self._progress.close()
 
 
-def _nothing() -> None:
+def _nothing(*_: object) -> None:
     """The default callback."""
-
-
-def _accept(page_bytes: int) -> None:
-    """There is no limit on the space of the queue."""
