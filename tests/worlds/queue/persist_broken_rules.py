@@ -17,8 +17,9 @@ from holdfast.queue.persist import PersistRun, Stored
 from holdfast.queue.persist_flow import Flow, Step, Work
 
 if TYPE_CHECKING:
+    from holdfast.queue.consumers.consumer import Consumer
     from holdfast.queue.log.messages import Message
-    from holdfast.queue.persist import PersistSettings, Place
+    from holdfast.queue.persist import PersistSettings, _Since
 
 _next_item = PersistRun.next_item
 _subscribe = PersistRun._subscribe
@@ -32,7 +33,7 @@ def acknowledge_when_given(self: PersistRun) -> tuple[Message, object]:
     return message, item
 
 
-def drop_what_is_left(self: PersistRun, settings: PersistSettings) -> Place:
+def drop_what_is_left(self: PersistRun, settings: PersistSettings) -> Consumer | _Since:
     """A new run begins after what the last one has left."""
     if settings.consumer is not None:
         with self.queue.consumer(settings.consumer, hold=True) as consumer:
