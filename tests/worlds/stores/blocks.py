@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import sys
 
-from holdfast.stores.durables import keyed as keyed_residue
-from holdfast.stores.values import deadlines as expiry
 from holdfast.stores.values import ports
 
 __all__ = ["block_messages", "set_block_messages"]
@@ -28,5 +26,8 @@ def set_block_messages(count: int) -> None:
     if count != ports.BLOCK_MESSAGES:
         assert not any(name in sys.modules for name in USERS), "the size of blocks is set before anything uses it"
         setattr(ports, "BLOCK_MESSAGES", count)  # noqa: B010  # a constant for every other user
-        keyed_residue.STEP_ENTRIES = max(1, count // 2)
-        expiry.DISCARD_LOOKS = max(1, count // 2)
+        from holdfast.stores.durables import keyed  # it copies the size of blocks
+        from holdfast.stores.values import deadlines
+
+        keyed.STEP_ENTRIES = max(1, count // 2)
+        deadlines.DISCARD_LOOKS = max(1, count // 2)

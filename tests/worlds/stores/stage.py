@@ -119,7 +119,7 @@ class Stage:
             real = self.machine.state.stores[store].durables.get(name)
             if isinstance(real, Consumption):
                 held = {item.seq for subscriber in durable.subscribers for item in durable.held(subscriber)}
-                back[store, name] = {seq for seq in held if real.leases.holder(seq) is None}
+                back[store, name] = {seq for seq in held if real.leases.holder_of(seq) is None}
         return back
 
     def _counts_what_is_left(self) -> bool:
