@@ -7,7 +7,7 @@ import itertools
 from random import Random
 
 import pytest
-from tests.worlds.queue import CrashFiles, run_followers, run_world
+from tests.worlds.queue import CrashFiles, run_followers
 from tests.worlds.queue.ledger import moment
 from tests.worlds.queue.mutants import MUTANTS
 
@@ -134,4 +134,4 @@ def test_the_hold_of_a_new_work_queue_outlives_lost_power() -> None:
 
 def test_stale_frames_of_one_size_are_not_taken_for_messages() -> None:
     """Their numbers were all wrong by the same bits and followed one another, behind a hole without marks."""
-    run_world(4, MUTANTS["no_salt"].focus)
+    MUTANTS["no_salt"].play(4)

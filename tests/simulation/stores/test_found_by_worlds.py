@@ -114,7 +114,7 @@ class Stopping(Stage):
     """A stage that crashes when it is told to, and then only, and loses nothing by it."""
 
     def __init__(self) -> None:
-        super().__init__(1, {"fork_rate": 0.0, "crash_rate": 0.0, "crowd": 0})
+        super().__init__(1, fork_rate=0.0, crash_rate=0.0, crowd=0)
         durable = {"type": "shared", "message_ttl": 5, "message_limit": 2}
         self._define({"stores": {"s": {"durables": {"d": durable}}}})
         self.submit(commands.Attach(self.now_ms, "s", "d", "ann"))

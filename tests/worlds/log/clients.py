@@ -112,7 +112,7 @@ class Client:
     def _request_id(self, read_version: int) -> str | None:
         if self.reuse is not None and read_version > self.reuse[1]:
             request_id, self.reuse = self.reuse[0], None
-            self._world.coverage["request_id_used_again"] += 1
+            self._world.seen["request_id_used_again"] += 1
             return request_id
         self.reuse = None
         return None if self._world.random.random() < 0.2 else f"{self.name}-{self.number}"
@@ -163,7 +163,7 @@ class Client:
         world = self._world
         node = world.believed_leader()
         if node is not None:
-            world.coverage["status_asked"] += 1
+            world.seen["status_asked"] += 1
             world.agenda.after(world.network.delay_ms(), node, node.asked_status, attempt)
             if world.strikes("status_copy", 0.2):
                 # The question arrives once more, when its client may have gone on with another attempt under the id.

@@ -14,9 +14,10 @@ from dataclasses import replace
 from random import Random
 from typing import Final
 
+from tests.worlds.harness import WorldReport
 from tests.worlds.log.node import Node
 from tests.worlds.log.shape import FAULTS, draw_shape, protocol_width, silent
-from tests.worlds.log.world import World, WorldReport
+from tests.worlds.log.world import World
 
 __all__ = ["SCENES", "run_etiquette"]
 
@@ -66,8 +67,8 @@ class _Etiquette(World):
             finally:
                 for node in self.nodes:
                     node.stop()
-        self.coverage[scene.__name__] += 1
-        return WorldReport(self.seed, self.agenda.happened, self.agenda.digest(), dict(sorted(self.coverage.items())))
+        self.seen[scene.__name__] += 1
+        return self.report()
 
     def pass_time(self, ms: float) -> None:
         """Let everything happen that happens in so many milliseconds."""
@@ -116,7 +117,7 @@ class _Etiquette(World):
     def require_left_alone(self, leader: Node) -> None:
         """A start found that the leader is alive."""
         self.require_not_deposed(leader)
-        self.require(self.coverage["start_leader_alive"] == 1, "a start without --take-over leaves a leader alone")
+        self.require(self.seen["start_leader_alive"] == 1, "a start without --take-over leaves a leader alone")
 
     def objects(self) -> int:
         """How many objects the log has."""

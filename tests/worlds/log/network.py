@@ -71,14 +71,14 @@ class Network:
         store: StrictStore,
         rates: dict[str, float],
         latency_ms: float,
-        coverage: Counter[str],
+        seen: Counter[str],
     ) -> None:
         self._agenda = agenda
         self._random = random
         self._store = store
         self._rates = rates
         self._latency_ms = latency_ms
-        self._coverage = coverage
+        self._seen = seen
         self.partitioned: set[int] = set()
         self.healed = False
 
@@ -86,7 +86,7 @@ class Network:
         rate = self._rates[fault]
         if not rate or self.healed or self._random.random() >= rate * chance:
             return False
-        self._coverage[fault] += 1
+        self._seen[fault] += 1
         return True
 
     def delay_ms(self) -> float:
@@ -145,12 +145,12 @@ class Network:
         else:
             # The store cannot know that its client repeats itself; some stores say "taken" and "busy" alike.
             answer = Refused(certain=self._random.random() < 0.8)
-            self._coverage["put_refused_412"] += 1
+            self._seen["put_refused_412"] += 1
         self._agenda.after(delay, owner, done, answer)
 
     def _lands_unheard(self, slot: int, data: bytes) -> None:
         created = self._store.create(slot, data)
-        self._coverage["late_put_landed" if created else "late_put_refused"] += 1
+        self._seen["late_put_landed" if created else "late_put_refused"] += 1
 
     # -- GET and LIST -------------------------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from bisect import bisect_right
 from collections import Counter
 from typing import Final, NoReturn
 
+from tests.worlds.harness import PromiseBroken
 from tests.worlds.log.network import StrictStore
 
 from holdfast.commit.format import batch as batch_format
@@ -21,20 +22,12 @@ from holdfast.commit.format.transaction import Delete, PointRead, RangeDelete, R
 from holdfast.commit.stages.events import CommitEntry
 from holdfast.errors import HoldfastError
 
-__all__ = ["OPENING_BALANCE", "Attempt", "PromiseBroken", "Promises"]
+__all__ = ["OPENING_BALANCE", "Attempt", "Promises"]
 
 OPENING_BALANCE: Final = 100
 BANK: Final = b"a/"
 RING: Final = b"r/"
 COUNTER: Final = b"c/"
-
-
-class PromiseBroken(AssertionError):
-    """The world showed something that must never be."""
-
-    def __init__(self, promise: str, detail: str) -> None:
-        super().__init__(f"{promise}: {detail}")
-        self.promise = promise
 
 
 class Attempt:
@@ -63,9 +56,9 @@ def identity_of(txn: LoggedTransaction) -> tuple[str, int]:
 class Promises:
     """The auditor. ``ring_size`` is the number of nodes of the ring workload."""
 
-    def __init__(self, store: StrictStore, ring_size: int, coverage: Counter[str]) -> None:
+    def __init__(self, store: StrictStore, ring_size: int, seen: Counter[str]) -> None:
         self._store = store
-        self._coverage = coverage
+        self._seen = seen
         self._ring_size = ring_size
         self.walker = chain.ChainWalker()
         self.headers: dict[int, Header] = {}
@@ -84,7 +77,7 @@ class Promises:
 
     def break_(self, promise: str, detail: str) -> NoReturn:
         """A promise is broken. The world ends with it, even where a real shell catches the error."""
-        error = PromiseBroken(promise, detail)
+        error = PromiseBroken(f"{promise}: {detail}")
         self.trouble(error)
         raise error
 
@@ -99,7 +92,7 @@ class Promises:
         walker = self.walker
         if slot != walker.next_slot:
             if walker.claim is not None and walker.claim.slot > slot > walker.next_slot:
-                self._coverage["dead_object_landed"] += 1
+                self._seen["dead_object_landed"] += 1
             return
         while (data := self._store.objects.get(walker.next_slot)) is not None:
             here = walker.next_slot
@@ -111,7 +104,7 @@ class Promises:
                 self.break_("the chain holds no damage", f"slot {here}: {error}")
             self.headers[here] = header
             if header.kind is Kind.CLAIM:
-                self._coverage["claims"] += 1
+                self._seen["claims"] += 1
             for txn in transactions:
                 self._append(txn)
 

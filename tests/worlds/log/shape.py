@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from math import inf
 from random import Random
 from typing import Any, Final
 
 import structlog
+from tests.worlds.harness import patched
 
 from holdfast.commit.format import batch, chain
 from holdfast.commit.format.batch import VERSION_JUMP
@@ -162,8 +163,9 @@ def silent() -> Generator[None]:
         structlog.configure(**before)
 
 
-@contextmanager
-def protocol_width(span: int, version_jump: int = VERSION_JUMP, proof_ms: float = PROOF_MS_MAX) -> Generator[None]:
+def protocol_width(
+    span: int, version_jump: int = VERSION_JUMP, proof_ms: float = PROOF_MS_MAX
+) -> AbstractContextManager[None]:
     """Run the real protocol with another W: the span, the page and the jump stay one number, as they must.
 
     Worlds with a small W reach in hundreds of events what takes W = 1000 a million. So does a small version jump, of
@@ -175,11 +177,4 @@ def protocol_width(span: int, version_jump: int = VERSION_JUMP, proof_ms: float 
     if version_jump != VERSION_JUMP:
         values += [(module, "VERSION_JUMP", version_jump) for module in (batch, chain, claims)]
         values += [(sequence, "HOLD_BACK", version_jump * 9 // 10), (persist, "HEARTBEAT_VERSIONS", version_jump // 10)]
-    before = [getattr(module, name) for module, name, _ in values]
-    for module, name, value in values:
-        setattr(module, name, value)
-    try:
-        yield
-    finally:
-        for (module, name, _), value in zip(values, before, strict=True):
-            setattr(module, name, value)
+    return patched(*values)

@@ -18,8 +18,8 @@ from collections import Counter
 from random import Random
 from typing import Final
 
-from tests.worlds.queue.files import CrashFiles
-from tests.worlds.queue.ledger import PromiseBroken
+from tests.worlds.harness import PromiseBroken
+from tests.worlds.queue.files import DIRECTORY, PATH, PREFIX, CrashFiles
 from tests.worlds.queue.page_cache import BLOCK_BYTES
 
 from holdfast.queue import Gap, Message, Queue, Trimmed
@@ -28,9 +28,6 @@ from holdfast.queue.format.page import decode_header
 
 __all__ = ["DAMAGE_KINDS", "check_damaged", "damaged"]
 
-PATH: Final = "d/q"
-DIRECTORY: Final = "d"
-PREFIX: Final = "q"
 MARKS: Final = FileNames(PREFIX).write_meta
 MARKS_GONE: Final = 0.3
 DAMAGE_KINDS: Final = ("bit flipped", "sector zeroed", "block misplaced", "file cut", "file emptied")

@@ -18,8 +18,9 @@ from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+from tests.worlds.harness import SeededWorld
 from tests.worlds.queue.page_cache import BLOCK_BYTES, SECTOR_BYTES, CachedFile, CrashStyle
 
 from holdfast.errors import AlreadyOpen, InternalError
@@ -28,7 +29,12 @@ if TYPE_CHECKING:
     from holdfast.queue.files.port import WritableMap
     from holdfast.queue.format.checksum import Octets
 
-__all__ = ["CachedDirectory", "CrashFiles"]
+__all__ = ["DIRECTORY", "PATH", "PREFIX", "CachedDirectory", "CrashFiles", "QueueWorld"]
+
+PATH: Final = "d/q"
+DIRECTORY: Final = "d"
+PREFIX: Final = "q"
+"""Where the queue of a world is."""
 
 Refusal = Callable[[str, str], "OSError | None"]
 Graveyard = dict[str, bytes]
@@ -356,3 +362,20 @@ class CrashFiles:
         file = self._handles[handle][2]
         assert file is not None, "a directory has no bytes"
         return file
+
+
+class QueueWorld(SeededWorld):
+    """A world on such files. Its digest is of every byte that each life left; ``states`` counts crash states."""
+
+    files: CrashFiles
+    now_ns: int
+
+    def clock(self) -> int:
+        """A time of day that goes on."""
+        self.now_ns += self.random.choice((0, 1000, 50_000_000))
+        return self.now_ns
+
+    def digest_files(self) -> None:
+        """Put what a life left into the digest."""
+        for name, data in self.files.contents(DIRECTORY).items():
+            self.digest.update(name.encode() + data)

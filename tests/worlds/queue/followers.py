@@ -28,17 +28,15 @@ Messages are told apart by their bytes, because a crash may give a number to ano
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from functools import partial
-from hashlib import sha256
 from random import Random
 from typing import TYPE_CHECKING, Final
 
-from tests.worlds.queue.files import CrashFiles
-from tests.worlds.queue.ledger import Ledger, PromiseBroken
+from tests.worlds.harness import PromiseBroken, WorldReport
+from tests.worlds.queue.files import PATH, CrashFiles, QueueWorld
+from tests.worlds.queue.ledger import Ledger
 from tests.worlds.queue.shape import FIRST_PAGE_BYTES
-from tests.worlds.queue.world import WorldReport
 
 from holdfast.errors import Backpressure
 from holdfast.queue import Queue, Trimmed
@@ -51,8 +49,6 @@ if TYPE_CHECKING:
 
 __all__ = ["FOLLOWER_KINDS", "run_followers"]
 
-PATH: Final = "d/q"
-DIRECTORY: Final = "d"
 PAGE_BYTES: Final = 4096
 SECOND_NS: Final = 1_000_000_000
 DELIVERIES_MAX: Final = 3
@@ -91,14 +87,11 @@ class GrowingQueue(Queue):
     _first_page_bytes = FIRST_PAGE_BYTES
 
 
-class FollowersWorld:
+class FollowersWorld(QueueWorld):
     """See the module."""
 
     def __init__(self, seed: int, *, consumed: bool | None = None) -> None:
-        self.seed = seed
-        self.random = Random(f"followers/{seed}")
-        self.seen: Counter[str] = Counter()
-        self.states = 0
+        super().__init__(seed, Random(f"followers/{seed}"))
         self.serial = 0
         self.now_ns = 1_700_000_000 * SECOND_NS
         self.sync = self.random.choice(("os", "os", "always"))
@@ -121,7 +114,6 @@ class FollowersWorld:
         self.found_seq = 0  # what the present life began with
         self.jobs: list[Job] = []
         self._power_lost = False
-        self._digest = sha256()
 
     # ---- the world --------------------------------------------------------------------------------------------------
 
@@ -129,14 +121,8 @@ class FollowersWorld:
         """Live some lives; raises ``PromiseBroken``."""
         for _ in range(self.random.randint(1, 3)):
             self._live()
-            for name, data in self.files.contents(DIRECTORY).items():
-                self._digest.update(name.encode() + data)
-        return WorldReport(self.seed, self.states, self.seen, self._digest.hexdigest())
-
-    def clock(self) -> int:
-        """A time of day that goes on."""
-        self.now_ns += self.random.choice((0, 1000, 50_000_000))
-        return self.now_ns
+            self.digest_files()
+        return self.report()
 
     def open(self, files: CrashFiles) -> Queue:
         """A writer on these files."""

@@ -21,15 +21,13 @@ from datetime import UTC, datetime, timedelta
 from random import Random
 from typing import Final
 
+from tests.worlds.harness import PromiseBroken
+
 from holdfast.queue import Gap, Message, Queue, Trimmed
 
-__all__ = ["Ledger", "PromiseBroken", "check_reading", "moment"]
+__all__ = ["Ledger", "check_reading", "moment"]
 
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-
-
-class PromiseBroken(AssertionError):
-    """A promise of the queue does not hold in this world."""
 
 
 class Ledger:

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+from tests.worlds.harness import PromiseBroken
 from tests.worlds.queue.files import CrashFiles
-from tests.worlds.queue.ledger import PromiseBroken
 
 from holdfast.queue.files.pages import PageDirectory
 from holdfast.queue.format.file_names import FileNames

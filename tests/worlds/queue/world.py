@@ -15,20 +15,18 @@ where it would have ended.
 from __future__ import annotations
 
 import errno
-from collections import Counter
-from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import replace
 from datetime import timedelta
-from hashlib import sha256
 from random import Random
-from typing import Final
+from typing import Any, Final
 
+from tests.worlds.harness import PromiseBroken, WorldReport
 from tests.worlds.queue.damage import check_damaged
-from tests.worlds.queue.files import CrashFiles
-from tests.worlds.queue.ledger import Ledger, PromiseBroken, check_reading
+from tests.worlds.queue.files import DIRECTORY, PATH, PREFIX, CrashFiles, QueueWorld
+from tests.worlds.queue.ledger import Ledger, check_reading
 from tests.worlds.queue.seals import check_seals
-from tests.worlds.queue.shape import FIRST_PAGE_BYTES, FRAME_BYTES, NO_FOCUS, Shape, draw_shape, focused
+from tests.worlds.queue.shape import FIRST_PAGE_BYTES, FRAME_BYTES, Shape, draw_shape
 
 from holdfast.errors import Backpressure, Closed, HoldfastError, Unavailable
 from holdfast.queue import Gap, Message, Queue, Trimmed
@@ -37,32 +35,19 @@ from holdfast.queue.format.frame import SEAL_BYTES, batch_body, compress_body
 from holdfast.queue.format.page import HEADER_BYTES
 from holdfast.queue.stores_log import StoresLog
 
-__all__ = ["World", "WorldReport", "run_world"]
+__all__ = ["World", "run_world"]
 
-PATH: Final = "d/q"
-DIRECTORY: Final = "d"
-PREFIX: Final = "q"
 HEAD_BYTES: Final = 24
 HOUR_NS: Final = 3_600_000_000_000
 DERIVED_SUFFIXES: Final = (".idx", "Meta", ".lock")
 
 
-@dataclass(frozen=True, slots=True)
-class WorldReport:
-    """What a world did: crash states judged, kinds of events counted, and a digest of every byte it left."""
-
-    seed: int
-    states: int
-    seen: Counter[str]
-    digest: str
-
-
-def run_world(seed: int, focus: Mapping[str, object] = NO_FOCUS) -> WorldReport:
+def run_world(seed: int, **focus: object) -> WorldReport:
     """Run one world to its end. ``focus`` replaces fields of its ``Shape``, to look where something is expected.
 
     Raises: ``PromiseBroken``, or whatever the queue raises that it should not.
     """
-    return World(seed, focus).run()
+    return World(seed, **focus).run()
 
 
 class GrowingLog(StoresLog):
@@ -71,22 +56,18 @@ class GrowingLog(StoresLog):
     _first_page_bytes = FIRST_PAGE_BYTES
 
 
-class World:
+class World(QueueWorld):
     """See the module. ``seen`` counts what happened."""
 
-    def __init__(self, seed: int, focus: Mapping[str, object] = NO_FOCUS) -> None:
-        self.seed = seed
-        self.random = Random(seed)
-        self.shape: Shape = focused(draw_shape(self.random, Random(f"growth/{seed}")), focus)
-        self.seen: Counter[str] = Counter()
-        self.states = 0
+    def __init__(self, seed: int, **focus: Any) -> None:
+        super().__init__(seed, Random(seed))
+        self.shape: Shape = replace(draw_shape(self.random, Random(f"growth/{seed}")), **focus)
         self.ledger = Ledger()
         self.now_ns = 1_700_000_000_000_000_000
         self.latest_ns = self.now_ns
         self.serial = 0
         self.frame_pages: set[int] = set()
         self.files = CrashFiles(Random(self.random.random()), seen=self.seen)
-        self._digest = sha256()
         self._queue: Queue | None = None
         self._lives_lived = 0
         self._unmended = False  # power was lost, and no start has come to its end since
@@ -155,9 +136,8 @@ class World:
             if queue is None:
                 break
             self._live(queue)
-            for name, data in self.files.contents(DIRECTORY).items():
-                self._digest.update(name.encode() + data)
-        return WorldReport(self.seed, self.states, self.seen, self._digest.hexdigest())
+            self.digest_files()
+        return self.report()
 
     def _begin_or_hear_of_the_loss(self) -> Queue | None:
         """None where the world ends: a sync has failed, and so has the mark that was to say so.

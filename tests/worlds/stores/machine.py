@@ -15,8 +15,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import msgspec
+from tests.worlds.harness import PromiseBroken
 from tests.worlds.stores.memory_ports import MemoryBlocks, MemoryEntries, MemoryMessages
-from tests.worlds.stores.promises import PromiseBroken, promise
+from tests.worlds.stores.promises import promise
 
 from holdfast.errors import HoldfastError
 from holdfast.stores.machine.state import State

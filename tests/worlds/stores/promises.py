@@ -22,11 +22,9 @@ Owns: the list and the exception. Does not own: the models that judge (``consume
 
 from __future__ import annotations
 
-__all__ = ["PromiseBroken", "promise"]
+from tests.worlds.harness import PromiseBroken
 
-
-class PromiseBroken(AssertionError):
-    """A world has seen what must not happen; the text says which promise, with the facts."""
+__all__ = ["promise"]
 
 
 def promise(holds: object, text: str, **facts: object) -> None:

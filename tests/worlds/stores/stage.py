@@ -14,17 +14,18 @@ Failure model: a broken promise raises ``PromiseBroken``, a broken invariant of 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from hashlib import sha256
 from random import Random
-from typing import Final
+from typing import Any, Final
 
 import msgspec
+from tests.worlds.harness import SeededWorld
 from tests.worlds.stores.consumed_model import ConsumedModel
 from tests.worlds.stores.machine import Image, Machine
 from tests.worlds.stores.promises import promise
-from tests.worlds.stores.shape import NO_FOCUS, Shape, draw_shape, focused
+from tests.worlds.stores.shape import Shape, draw_shape
 from tests.worlds.stores.store_model import ClusterModel
 
 from holdfast.errors import HoldfastError
@@ -45,15 +46,12 @@ class CrashedError(Exception):
     """The machine has crashed and was recovered: whatever was being done is not done any more."""
 
 
-class Stage:
+class Stage(SeededWorld):
     """See the module. ``seen`` counts what happened, ``states`` the crash states that were judged."""
 
-    def __init__(self, seed: int, focus: Mapping[str, object] = NO_FOCUS) -> None:
-        self.seed = seed
-        self.random = Random(seed)
-        self.shape: Shape = focused(draw_shape(self.random), focus)
-        self.seen: Counter[str] = Counter()
-        self.states = 0
+    def __init__(self, seed: int, **focus: Any) -> None:
+        super().__init__(seed, Random(seed))
+        self.shape: Shape = replace(draw_shape(self.random), **focus)
         self.now_ms = START_MS
         self.machine = Machine()
         self.model = ClusterModel()

@@ -11,23 +11,21 @@ repeats it exactly.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from hashlib import sha256
+from collections.abc import Sequence
 from typing import Final
 
+from tests.worlds.harness import WorldReport
 from tests.worlds.stores.consumed_model import ConsumedModel
 from tests.worlds.stores.keyed_model import LastValueModel, MapModel
 from tests.worlds.stores.machine import Machine
 from tests.worlds.stores.promises import promise
-from tests.worlds.stores.shape import DEAD, FOLLOWED_KEYS, KEYS, KINDS, NO_FOCUS, STORE
+from tests.worlds.stores.shape import DEAD, FOLLOWED_KEYS, KEYS, KINDS, STORE
 from tests.worlds.stores.stage import EXPIRES_MAX, CrashedError, Stage
 
 from holdfast.stores.values import commands
 from holdfast.stores.values.messages import FieldValue, Message
 
-__all__ = ["World", "WorldReport", "run_world"]
+__all__ = ["World", "run_world"]
 
 PUBLISHERS: Final = ("p1", "p2", "")
 SUBSCRIBERS: Final = ("ann", "bob", "cid")
@@ -36,33 +34,22 @@ OWNERS: Final = ("ann", "bob")
 RETENTION_STEP_MS: Final = 1_001
 
 
-@dataclass(frozen=True, slots=True)
-class WorldReport:
-    """What a world did: crash states judged, kinds of events counted, and a digest of every record that it wrote."""
-
-    seed: int
-    states: int
-    seen: Counter[str]
-    digest: str
-
-
-def run_world(seed: int, focus: Mapping[str, object] = NO_FOCUS) -> WorldReport:
+def run_world(seed: int, **focus: object) -> WorldReport:
     """Run one world to its end. ``focus`` replaces fields of its ``Shape``, to look where something is expected.
 
     Raises: ``PromiseBroken``, or whatever the state machine raises that it should not.
     """
-    return World(seed, focus).run()
+    return World(seed, **focus).run()
 
 
 class World(Stage):
     """See the module."""
 
-    def __init__(self, seed: int, focus: Mapping[str, object] = NO_FOCUS) -> None:
-        super().__init__(seed, focus)
+    def __init__(self, seed: int, **focus: object) -> None:
+        super().__init__(seed, **focus)
         self.serial = 0
         self.sent: dict[str, list[list[Message]]] = {name: [] for name in PUBLISHERS}
         """Numbered batches of each publisher, to be sent again."""
-        self._digest = sha256()
         self._crowd_at = self.random.randrange(self.shape.steps) if self.shape.crowd else -1
 
     def run(self) -> WorldReport:
@@ -77,8 +64,8 @@ class World(Stage):
                 self._come_back()
         self._settle_everything()
         for data in self.machine.log:
-            self._digest.update(data)
-        return WorldReport(self.seed, self.states, self.seen, self._digest.hexdigest())
+            self.digest.update(data)
+        return self.report()
 
     def _bury(self) -> None:
         dying = self.model.dying()
