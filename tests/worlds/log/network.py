@@ -1,11 +1,9 @@
-"""A strict object store, and a network between it and the nodes that loses, delays, repeats and reorders.
+"""A strict object store, and a network that loses, delays, repeats and reorders the requests of nodes.
 
-Owns: the objects, and the fate of every request. Does not own: what nodes make of the answers (``node``).
-
-Failure model, all drawn from the world's seed: a PUT's request or answer is lost; it lands long after its sender gave
-up; the store's client sends it twice and reports the second answer; the network copies it; the store is busy (409),
-throttles (503), or fails after it committed (500); a GET fails; a LIST fails or its pages are of different moments.
-Strictness: a slot is created once and its bytes never change; every answer is as late as real ones.
+A PUT's request or response is lost; it lands long after its sender gave up; the store's client sends it twice and
+reports the second response; the network copies it; the store is busy (409), throttles (503), or fails after it
+committed (500). A GET fails. A LIST fails, or its pages are of different moments. The store is strict: a slot is
+created once and its bytes never change.
 """
 
 from __future__ import annotations

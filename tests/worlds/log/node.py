@@ -1,12 +1,8 @@
-"""One process of a simulated world: standby, taking over, leading, deposed.
+"""One machine of a world of the log: its processes stand by, take over, lead and are deposed, with the real shells.
 
-Owns: the life of a process on its own simulated loop, the questions that clients and other nodes put to it, and what
-its answers are held against. Does not own: taking over and leading, which are the real ``take_the_lead`` and the real
-``CommitService``; the network; what clients make of answers.
-
-Failure model: a node crashes at any moment (its requests stay on their way), pauses while its clocks run on, has its
-wall clock set, is cut off from the store or from other nodes, reaches the store by a way that ignores conditions, and
-does not know that it was deposed until its own requests report it.
+A node crashes at any moment (its requests stay on their way), pauses while its clocks go on, has its wall clock set, is
+cut off from the store or from other nodes, reaches the store over a path that ignores conditions, and does not know
+that it was deposed until its own requests report it. Every response is held against ``promises``.
 """
 
 from __future__ import annotations
@@ -75,12 +71,12 @@ class Node:
 
     @property
     def pipeline(self) -> Pipeline | None:
-        """The pipeline of the reign."""
+        """The pipeline of the leadership."""
         return self.service.pipeline if self.service is not None else None
 
     @property
     def claim(self) -> Header | None:
-        """The claim of the reign."""
+        """The claim of the leadership."""
         return self.service.claim if self.service is not None else None
 
     def readable_version(self) -> int:
@@ -226,7 +222,7 @@ class Node:
         await service.close()
 
     def count_persist(self) -> None:
-        """Add what this reign's third stage counted to the world's seen."""
+        """Add what the third stage counted to the world's ``seen``."""
         if self.service is not None:
             counters = self.service.pipeline.persist.counters
             self.world.seen["retries"] += counters.retries
@@ -260,7 +256,7 @@ class Node:
         refusal = None if service is None else service.admission()
         if service is None or refusal is not None:
             self.world.seen["refused_while_stalled"] += "waited_ms" in (refusal.fields if refusal else ())
-            self.world.tell(self.world.owner_of(attempt).unknown, attempt)
+            self.world.respond(self.world.owner_of(attempt).unknown, attempt)
             return
         if service.options.stalled_ms_max < inf:
             self.world.seen["admitted_while_in_flight"] += bool(service.pipeline.persist.in_flight)
@@ -275,7 +271,7 @@ class Node:
     def asked_status(self, attempt: Attempt) -> None:
         """A status question arrives."""
         if self.service is None or attempt.request_id is None:
-            self.world.tell(self.world.owner_of(attempt).unknown, attempt)
+            self.world.respond(self.world.owner_of(attempt).unknown, attempt)
             return
         self._run(self._status(self.service, attempt, attempt.request_id))
 
@@ -286,7 +282,7 @@ class Node:
             self.world.promises.break_("history is readable", f"{error} {error.fields}")
         except HoldfastError as error:
             self.world.seen[f"status_{error.code}"] += 1
-            self.world.tell(self.world.owner_of(attempt).unknown, attempt)
+            self.world.respond(self.world.owner_of(attempt).unknown, attempt)
         else:
             self._status_is(attempt, answer.version)
 
@@ -339,21 +335,21 @@ class Node:
             case Committed(version=version):
                 world.promises.answered_committed(attempt, version)
                 world.seen["answered_committed"] += 1
-                world.tell(client.committed, attempt, version)
+                world.respond(client.committed, attempt, version)
             case Rejected():
                 world.promises.answered_rejected(entry, outcome, world.promises.end_version())
                 world.promises.answered_not_committed(attempt)
                 world.seen[f"answered_{outcome.reason}"] += 1
-                world.tell(client.denied, attempt)
+                world.respond(client.denied, attempt)
             case InvalidRequest() | Unavailable():
                 # The version was read at a leader that this one does not know of: the attempt may go elsewhere.
                 world.seen["answered_future_version"] += 1
-                world.tell(client.unknown, attempt)
+                world.respond(client.unknown, attempt)
             case None:
                 world.promises.break_("every answer has an outcome", f"{attempt.identity}")
             case _:
                 world.seen["answered_" + type(outcome).__name__.lower()] += 1
-                world.tell(client.unknown, attempt)
+                world.respond(client.unknown, attempt)
 
     def _status_is(self, attempt: Attempt, version: int | None) -> None:
         world = self.world
@@ -361,15 +357,15 @@ class Node:
         if version is None:
             world.promises.answered_not_committed(attempt)
             world.seen["status_not_committed"] += 1
-            world.tell(client.denied, attempt)
+            world.respond(client.denied, attempt)
             return
         world.promises.answered_committed(attempt, version, by_id=True)
         world.seen["status_committed"] += 1
         if world.promises.at.get(attempt.identity) == version:
-            world.tell(client.committed, attempt, version)
+            world.respond(client.committed, attempt, version)
         else:
             # Another attempt under the same id committed: this one did not.
-            world.tell(client.denied, attempt)
+            world.respond(client.denied, attempt)
 
     # -- what subscribers are shown -----------------------------------------------------------------------------------
 

@@ -1,9 +1,7 @@
-"""What Holdfast promises, held against everything that a simulated world shows.
+"""What the log promises, held against everything that a world shows.
 
-Owns: the true log (a real ``ChainWalker`` fed at the moment an object lands), the auditor of its transactions, and what
-was answered to whom. Does not own: making things happen (``world``).
-
-A broken promise raises ``PromiseBroken`` with the promise's name, at the moment it breaks.
+``Promises`` follows the true log with a real ``ChainWalker`` at the moment an object lands, audits every transaction,
+and remembers what each client was answered. It raises ``PromiseBroken`` at the moment a promise breaks.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ COUNTER: Final = b"c/"
 class Attempt:
     """One attempt of one client: (request id, read version) or, without an id, the marker key it writes."""
 
-    __slots__ = ("committed_at", "denied", "identity", "request_id", "settled", "txn_read_version")
+    __slots__ = ("committed_at", "denied", "identity", "request_id", "complete", "txn_read_version")
 
     def __init__(self, identity: tuple[str, int], request_id: str | None) -> None:
         self.identity = identity
@@ -41,11 +39,11 @@ class Attempt:
         self.txn_read_version = identity[1]
         self.committed_at: int | None = None
         self.denied = False
-        self.settled = False
+        self.complete = False
 
 
 def identity_of(txn: LoggedTransaction) -> tuple[str, int]:
-    """What tells this transaction from every other attempt of the world."""
+    """What distinguishes this transaction from every other attempt of the world."""
     if txn.request_id is not None:
         return txn.request_id, txn.read_version or 0
     last = txn.operations[-1]
@@ -196,7 +194,7 @@ class Promises:
     # -- answers ------------------------------------------------------------------------------------------------------
 
     def answered_committed(self, attempt: Attempt, version: int, *, by_id: bool = False) -> None:
-        """A leader tells somebody that an attempt committed. ``by_id``: it was asked for the id alone."""
+        """A leader reports that an attempt committed. ``by_id``: it was asked for the id alone."""
         txn = self.transactions.get(version)
         if txn is None:
             self.break_("nothing acknowledged is lost", f"{attempt.identity} at {version} is not in the log")
@@ -209,7 +207,7 @@ class Promises:
         self.frontier = max(self.frontier, version)
 
     def answered_not_committed(self, attempt: Attempt) -> None:
-        """A leader tells somebody that an attempt did not commit and never will."""
+        """A leader reports that an attempt did not commit and never will."""
         if attempt.identity in self.at:
             self.break_(
                 "what was answered not_committed never commits",
@@ -223,10 +221,10 @@ class Promises:
             self.break_("a rejection names a durable version", f"{entry.durable_version} above {durable_end}")
         for conflict in outcome.conflicts:
             if conflict.version not in self.transactions or conflict.version > entry.durable_version:
-                self.break_("a rejection stays behind the versions it lists", f"{conflict} {entry.durable_version}")
+                self.break_("a rejection comes after the versions it lists", f"{conflict} {entry.durable_version}")
 
     def end_version(self) -> int:
-        """The last version that the true log settles."""
+        """The last version that is decided in the true log."""
         return self.walker.head.last_version if self.walker.head is not None else 0
 
     def version_answered(self, version: int, frontier: int) -> None:
@@ -252,14 +250,14 @@ class Promises:
                 self.break_("a version is handed out once", f"{version} by {claim} and {self._handed_out[version]}")
 
     def deposed(self, claim: Header, detail: str) -> None:
-        """A leader says that it was deposed: somebody must have claimed after it."""
+        """A leader says that it was deposed: another must have claimed after it."""
         if self.walker.claim is None or self.walker.claim.slot >= claim.slot:
             self.break_("only a later leader deposes", f"claim {claim.slot}: {detail}")
 
     def at_the_end(self, attempts: list[Attempt]) -> None:
-        """When everything is settled: exactly the committed attempts with an id are in the log."""
+        """When every outcome is known: exactly the committed attempts with an id are in the log."""
         for attempt in attempts:
-            if attempt.request_id is None or not attempt.settled:
+            if attempt.request_id is None or not attempt.complete:
                 continue
             there = self.at.get(attempt.identity)
             if attempt.denied and there is not None:

@@ -1,8 +1,4 @@
-"""The settling of accounts at the end of a simulated world.
-
-Owns: the comparison of everything that was answered with a fresh walk of the log and with what recovery decides. Does
-not own: the promises themselves (``promises``).
-"""
+"""The last check of a world of the log: a fresh reader and recovery agree with everything that was answered."""
 
 from __future__ import annotations
 
@@ -19,10 +15,10 @@ from holdfast.errors import HoldfastError
 if TYPE_CHECKING:
     from tests.worlds.log.world import World
 
-__all__ = ["settle_accounts"]
+__all__ = ["check_outcomes"]
 
 
-def settle_accounts(world: World) -> None:
+def check_outcomes(world: World) -> None:
     """Raise PromiseBroken unless answers, a fresh reader and recovery agree about the whole log."""
     promises = world.promises
     promises.at_the_end([attempt for client in world.clients for attempt in client.attempts])

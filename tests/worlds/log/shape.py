@@ -1,10 +1,7 @@
-"""What kind of world a seed makes: sizes, bounds and how often which fault strikes.
+"""The sizes, bounds and fault rates of a world of the log, drawn from its seed.
 
-Owns: drawing a ``WorldShape`` from a seed, and the narrow protocol that makes its corners reachable. Does not own: time
-and events (``world``).
-
-Swarm testing: every world draws which kinds of faults it has at all, so that some run with one kind only and reach
-depths that a mixture would never reach.
+Every world draws which kinds of faults it has at all (swarm testing), so that worlds with one kind of fault reach
+depths that a mixture never reaches. ``protocol_width`` makes the protocol's corners reachable.
 """
 
 from __future__ import annotations

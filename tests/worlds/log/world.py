@@ -1,10 +1,6 @@
-"""A whole world from one seed: nodes, a store, a network, clients, faults, and the promises that must hold throughout.
+"""A world of the log: nodes, a store, a network, clients, faults, and the promises that must hold throughout.
 
-Owns: the order of a world's life (chaos, healing, the settling of accounts) and the faults that strike nodes. Does not
-own: what is right (``promises``).
-
-Failure model: deterministic; a broken promise raises ``PromiseBroken``. No clock, no event loop but the simulated ones
-of its nodes, one ``random.Random(seed)``.
+First there is chaos, then every fault stops and every outcome must be found, then ``settle`` compares the whole log.
 """
 
 from __future__ import annotations
@@ -20,7 +16,7 @@ from tests.worlds.log.followers import Follower
 from tests.worlds.log.network import Network, StrictStore
 from tests.worlds.log.node import Node
 from tests.worlds.log.promises import Attempt, Promises
-from tests.worlds.log.settle import settle_accounts
+from tests.worlds.log.settle import check_outcomes
 from tests.worlds.log.shape import WorldShape, draw_shape, protocol_width, silent
 
 from holdfast.commit.format.batch import CLAIM_BYTES, Header, Kind, LoggedTransaction
@@ -33,11 +29,11 @@ EVENTS_MIN: Final = 2_000
 ANSWER_TIMEOUT_MS: Final = 100.0
 """How long a node waits for another one to say who it is."""
 HEAL_MS: Final = 120_000.0
-"""Once faults have stopped, everything must be settled within this virtual time."""
+"""Once faults have stopped, every outcome must be known within this virtual time."""
 
 
 class _Timeout:
-    """The end of somebody's patience, unless it is over before."""
+    """The timeout of a question, unless its answer came before."""
 
     over = False
 
@@ -94,8 +90,8 @@ class World(SeededWorld):
         """The node with this address."""
         return self.nodes[int(address.removeprefix("node-").partition(":")[0])]
 
-    def ask(self, asker: Node, address: str, told: Callable[[str | None], None]) -> None:
-        """A node asks the process at an address who it is; ``told`` gets the answer, None when none comes."""
+    def ask(self, asker: Node, address: str, reply: Callable[[str | None], None]) -> None:
+        """A node asks the process at an address who it is; ``reply`` gets the answer, None when none comes."""
         node = self.node_at(address)
         lost = frozenset((asker.number, node.number)) in self.cut or self.strikes("question_lost", 0.05)
 
@@ -106,10 +102,10 @@ class World(SeededWorld):
 
         def arrives(answer: str | None) -> None:
             timeout.over = True
-            told(answer)
+            reply(answer)
 
         after = self.agenda.after
-        after(self.answer_timeout_ms, asker, told, None, handle=timeout)
+        after(self.answer_timeout_ms, asker, reply, None, handle=timeout)
         if not node.up:
             answered(None)
         elif not lost:
@@ -120,7 +116,7 @@ class World(SeededWorld):
         name = attempt.identity[0].removeprefix("m/").partition("-")[0]
         return self._by_name[name]
 
-    def tell(self, hear: Callable[..., None], *facts: object) -> None:
+    def respond(self, hear: Callable[..., None], *facts: object) -> None:
         """An answer travels to a client, and may be lost."""
         if not self.strikes("client_answer_lost", 0.03):
             self.agenda.after(self.network.delay_ms(), None, hear, *facts)
@@ -199,7 +195,7 @@ class World(SeededWorld):
         self.cut.discard(pair)
 
     def _questions(self) -> None:
-        """Version questions and no-ops, to whoever believes to lead."""
+        """Version questions and no-ops, to a node that believes it leads."""
         node = self.random.choice(self.nodes)
         if node.leading:
             ask = node.asked_version if self.random.random() < 0.8 else node.asked_noop
@@ -275,14 +271,14 @@ class World(SeededWorld):
     # -- a world's life -----------------------------------------------------------------------------------------------
 
     def run(self) -> WorldReport:
-        """Chaos, healing, settlement. Raises: PromiseBroken."""
+        """Chaos, healing, the last check. Raises: PromiseBroken."""
         with protocol_width(self.shape.span, self.shape.version_jump, self.shape.proof_ms), silent():
             try:
                 self._begin()
                 while self.agenda.happened < self._events:
                     self._step()
                 self._heal()
-                settle_accounts(self)
+                check_outcomes(self)
             finally:
                 for node in self.nodes:
                     node.stop()

@@ -1,14 +1,10 @@
-"""The queue's file port in memory, on a disk that forgets, refuses and lies about nothing but what was never synced.
+"""The queue's file port in memory, harsher than a file system, with injected errors and images of what a crash leaves.
 
-Owns: names, handles, locks, the operations of ``FilePort``, injected errors, images after a crash. Does not own: what a
-crash leaves of one file (``page_cache``), when one happens (``world``).
-
-Failure model: harsher than a file system. Each name in a directory is, after a crash, what it was at any time since the
-last sync of the directory, whatever became of the others. ``before`` is called before each operation that changes
-something, and once in the middle of a write; it may take images of what a crash at that moment leaves. What
-``during_sync`` writes is written while a sync is under way, as by another thread. ``refuse`` may
-answer an operation with an error; a refused write has written some of its bytes, a refused sync has dropped some, and a
-refused sync of a directory some of its names.
+After a crash each name in a directory is what it was at any time since the last sync of the directory, whatever became
+of the others. ``before`` is called before each operation that changes something, and once in the middle of a write; it
+may take images of what a crash at that moment leaves. ``during_sync`` writes while a sync is under way, as another
+thread would. ``refuse`` may answer an operation with an error: a refused write has written some of its bytes, a refused
+sync has dropped some, and a refused sync of a directory some of its names. ``page_cache`` has the bytes of one file.
 """
 
 from __future__ import annotations
@@ -275,7 +271,7 @@ class CrashFiles:
         one, data = self._file(file), b"".join(parts)
         error = self._step("write", one.name)
         one.modified_ns = self.now_ns
-        # Whole sectors: the kernel copies into a page that nobody can write back meanwhile.
+        # Whole sectors: the kernel copies into a page that is not written back meanwhile.
         first = SECTOR_BYTES - offset % SECTOR_BYTES
         cut = self.random.choice([0, *range(first, len(data), SECTOR_BYTES)])
         if error is not None:
@@ -335,13 +331,13 @@ class CrashFiles:
         return {name: bytes(file.content) for name, file in sorted(self.directories[path].entries.items())}
 
     def set_content(self, path: str, name: str, data: bytes | None) -> None:
-        """Damage or remove a file on disk, behind everybody's back."""
+        """Damage or remove a file on disk, without any process noticing."""
         self.directories[path].put(name, None if data is None else CachedFile(name, data))
         self.directories[path].sync()
 
     @property
     def open_handles(self) -> int:
-        """Handles that nobody has closed."""
+        """Handles that are still open."""
         return len(self._handles)
 
     def _handle(self, directory: CachedDirectory, name: str, file: CachedFile | None) -> int:

@@ -1,9 +1,6 @@
-"""Worlds of those who follow a queue: a named consumer and a work queue, over crashes at any moment.
+"""Worlds of a named consumer and a work queue that follow one queue, with crashes at any moment.
 
-Owns: what they do, what they were promised, the judgement of what a crash leaves of it. Does not own: the promises of
-the log itself (``world``, ``ledger``), crashes (``files``).
-
-Failure model: the same seed gives the same world. ``PromiseBroken`` says which promise did not hold:
+``PromiseBroken`` begins with the promise:
 
 | promise | |
 |---|---|
@@ -23,7 +20,7 @@ In a third of the worlds the queue has ``keep="consumed"``, and then also
 | K2 | what all have committed goes with the next background work |
 | K3 | reading what has gone raises ``Trimmed`` |
 
-Messages are told apart by their bytes, because a crash may give a number to another message.
+Messages are distinguished by their bytes, because a crash may give a number to another message.
 """
 
 from __future__ import annotations
@@ -249,7 +246,7 @@ class FollowersWorld(QueueWorld):
         queue.run_background_work()
         if self.keep == "consumed":
             self.seen["consumed page removed"] += queue.first_seq > first_seq
-            self._check_consumed(queue, settled=flushed and queue.last_seq > self.found_seq)
+            self._check_consumed(queue, durable_end=flushed and queue.last_seq > self.found_seq)
 
     def _visit(self, queue: Queue, consumer: Consumer, work: WorkQueue) -> None:
         """A third one that is open for a moment: it counts while it is not."""
@@ -273,16 +270,16 @@ class FollowersWorld(QueueWorld):
         for job in jobs:
             self.acks.call({job.payload}, partial(work.ack, job), durable=self.sync == "always")
 
-    def _check_consumed(self, queue: Queue, *, settled: bool) -> None:
-        """K2 and K3 of a queue whose background work is done. ``settled``: it has appended, and that is durable. A log
-        whose last page was just closed when its writer was killed knows no later page before."""
+    def _check_consumed(self, queue: Queue, *, durable_end: bool) -> None:
+        """K2 and K3 of a queue whose background work is done. ``durable_end``: this life has appended, and that is
+        durable. Before, a log whose last page was just closed when its writer was killed knows no later page."""
         headers = [header for number in queue.pages.numbers() if (header := queue.pages.header_of(number)) is not None]
         bases = [header.base_seq for header in headers if not header.prepared]
         found = committed_seqs(queue.pages, queue.last_seq)
         cursors = [name for name in queue.pages.port.names(queue.pages.directory) if name.endswith(".cursor")]
         # The cursor that a crash has left without a value has committed nothing.
         committed = min(found.values(), default=0) if len(found) == len(cursors) else 0
-        if settled and len(bases) > 1 and bases[1] - 1 <= committed:
+        if durable_end and len(bases) > 1 and bases[1] - 1 <= committed:
             raise PromiseBroken(f"K2: all have committed {committed}, and the first page ends at {bases[1] - 1}")
         if queue.first_seq > 1:
             try:
@@ -327,7 +324,7 @@ class FollowersWorld(QueueWorld):
             if self.random.random() < 0.7:  # while no consumer is open
                 queue.flush()
                 queue.run_background_work()
-                self._check_consumed(queue, settled=queue.last_seq > len(history))
+                self._check_consumed(queue, durable_end=queue.last_seq > len(history))
         messages = list(queue.read())
         removed = set(history[: queue.first_seq - 1])
         consumer, work = self.follow(queue)

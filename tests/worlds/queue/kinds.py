@@ -21,7 +21,7 @@ LOG_EVENTS: Final = (
     *(f"{operation} refused" for operation in ("create", "allocate", "write", "sync", "rename", "sync directory")),
     *("crash before between calls", "crash in a write", "crash in recovery", "crash after a crash"),
     *("block lost", "block torn", "size lost", "name lost", "removed name back", "stale block", "hints deleted"),
-    *("hole told without marks", "damaged without marks"),
+    *("hole reported without marks", "damaged without marks"),
     *("kill", "power loss", "clean close", "poisoned", "append refused", "opening refused"),
     *("clock back", "clock ahead", "jumbo", "flushed", "read", "read from another process", "append during a sync"),
     "page grown",

@@ -1,10 +1,6 @@
-"""Worlds of ``persist``: a source, a subscription and their queue, over crashes at any moment.
+"""Worlds of ``persist``: a source, a subscription and their queue, with crashes at any moment.
 
-Owns: what both sides do, what they were promised, the judgement of what a crash leaves of it. Does not own: the promises
-of the log itself (``world``, ``ledger``), crashes (``files``), threads and tasks: a world calls the two sides itself, in
-any order.
-
-Failure model: the same seed gives the same world. ``PromiseBroken`` says which promise did not hold:
+There are no threads and no tasks: the world calls the two sides in any order. ``PromiseBroken`` begins with the promise:
 
 | promise | |
 |---|---|

@@ -1,9 +1,7 @@
-"""The SEAL of every page that was closed, checked against the page.
+"""The SEAL of every closed page, checked against the page.
 
-Owns: that law. Does not own: what follows from it; a walk gets along without a SEAL that a crash has taken, so it is
-a law only for a log that no crash has met. ``holdfast queue verify`` and the index's checksum rely on it.
-
-Failure model: ``PromiseBroken``.
+``holdfast queue verify`` and the index's checksum rely on it. A crash may take a SEAL, and reading works without it, so
+this holds only for a log that has had no crash.
 """
 
 from __future__ import annotations

@@ -1,9 +1,4 @@
-"""What a world is like: sizes, levels, the kind of file system, how much goes wrong. Drawn once, from the seed.
-
-Owns: the draw. Does not own: what is done with it (``world``).
-
-Failure model: pure; a seed gives one shape.
-"""
+"""The sizes, sync levels, file system and fault rates of a world of the queue, drawn from its seed."""
 
 from __future__ import annotations
 

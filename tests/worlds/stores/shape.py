@@ -1,9 +1,4 @@
-"""What a world of the message stores is like: its definition, its people, how often what happens. Drawn from the seed.
-
-Owns: the draw. Does not own: what is done with it (``world``).
-
-Failure model: pure; a seed gives one shape.
-"""
+"""The definition of the stores, the length and the crash rates of a world, drawn from its seed."""
 
 from __future__ import annotations
 

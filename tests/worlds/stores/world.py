@@ -1,12 +1,6 @@
-"""One world of the message stores: people who publish, subscribe and come again, over crashes at any command.
+"""A world of the stores: publishers, subscribers and administrators, with crashes at any command.
 
-Owns: what people and administrators do, from one seed, and the end. Does not own: the service's part, crashes and what
-is checked after each command (``stage``), the state machine and its log (``machine``), the judge (``store_model``).
-
-In the end everything that is owed is taken and acknowledged: nothing may be left, nothing may be missing.
-
-Failure model: a world that breaks a promise raises ``PromiseBroken`` (or the machine its own assertion); the seed
-repeats it exactly.
+In the end everything that is owed is delivered and acknowledged: nothing may be left, and nothing may be missing.
 """
 
 from __future__ import annotations
@@ -53,7 +47,7 @@ class World(Stage):
         self._crowd_at = self.random.randrange(self.shape.steps) if self.shape.crowd else -1
 
     def run(self) -> WorldReport:
-        """Live, then settle every debt."""
+        """Live, then deliver everything that is owed."""
         for step in range(-1, self.shape.steps):
             try:
                 if step < 0:
@@ -62,7 +56,7 @@ class World(Stage):
                     self._step(step)
             except CrashedError:
                 self._come_back()
-        self._settle_everything()
+        self._deliver_everything()
         for data in self.machine.log:
             self.digest.update(data)
         return self.report()
@@ -276,7 +270,7 @@ class World(Stage):
             return
         durable = self.model.stores[STORE].durables[name]
         assert isinstance(durable, ConsumedModel)
-        seqs = [item.seq for item in durable.items.values() if item.place != "settled"]
+        seqs = [item.seq for item in durable.items.values() if item.place != "acknowledged"]
         if seqs:
             self.submit(commands.Drop(self.now_ms, STORE, name, self.random.choice(seqs)))
 
@@ -347,9 +341,9 @@ class World(Stage):
 
     # ---- the end ----------------------------------------------------------------------------------------------------
 
-    def _settle_everything(self) -> None:
+    def _deliver_everything(self) -> None:
         """After a last crash, take and acknowledge all that is owed: the judge sees whether anything is missing."""
-        self._settling = True
+        self._ending = True
         self._sync()
         self._become(Machine(self.machine.log, self.image))
         self._come_back()
