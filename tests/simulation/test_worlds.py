@@ -32,7 +32,7 @@ def test_fixed_worlds_keep_every_promise_and_meet_every_kind_of_fault(
 
 @pytest.mark.timeout(3_600)
 def test_fresh_worlds_keep_every_promise(prove: bool, record_property: RecordProperty) -> None:
-    """Seeds that nobody has seen before; a failure names its seed, which reproduces it."""
+    """New seeds; a failure names its seed, which reproduces it."""
     first = int.from_bytes(os.urandom(5), "little")
     summary = run_seeds("log", range(first, first + (5_000 if prove else 20)), jobs=2 if prove else 1)
     record_property("seeds", summary.worlds)
@@ -41,16 +41,16 @@ def test_fresh_worlds_keep_every_promise(prove: bool, record_property: RecordPro
 
 
 @pytest.mark.parametrize("name", MUTANTS)
-def test_every_broken_rule_is_noticed(name: str, record_property: RecordProperty) -> None:
+def test_every_mutant_of_the_log_is_caught(name: str, record_property: RecordProperty) -> None:
     found = MUTANTS.catch(name)
     assert found.seed is not None, f"{MUTANTS[name].rule}: not caught in {MUTANTS.seeds_max} seeds"
-    # The same world without the broken rule keeps every promise.
+    # The same world without the mutant keeps every promise.
     MUTANTS[name].play(found.seed)
     record_property("mutants", 1)
 
 
 @pytest.mark.timeout(3_600)
-def test_an_idle_leader_and_its_standbys_keep_their_etiquette(prove: bool, record_property: RecordProperty) -> None:
+def test_an_idle_leader_and_its_standbys_keep_every_promise(prove: bool, record_property: RecordProperty) -> None:
     summary = run_seeds("etiquette", range(len(SCENES) * (50 if prove else 1)))
     record_property("scenes", summary.worlds)
     assert not summary.failures, summary.failed()

@@ -1,4 +1,4 @@
-"""Whole worlds of the queue keep every promise over crashes at any moment, and a broken promise is noticed."""
+"""Worlds of the queue keep every promise over crashes at any moment, and every mutant is caught."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_fixed_worlds_keep_every_promise(record_property: RecordProperty) -> Non
 def test_fresh_worlds_keep_every_promise(
     prove: bool, record_property: RecordProperty, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Seeds that nobody has seen before; a failure names its seed, which reproduces it.
+    """New seeds; a failure names its seed, which reproduces it.
 
     The proof goes on until 100,000 crash states were judged, and must meet every kind of event.
     """
@@ -80,10 +80,10 @@ def test_persist_keeps_every_promise(prove: bool, record_property: RecordPropert
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", MUTANTS)
-def test_every_broken_rule_of_the_queue_is_noticed(name: str, record_property: RecordProperty) -> None:
+def test_every_mutant_of_the_queue_is_caught(name: str, record_property: RecordProperty) -> None:
     found = MUTANTS.catch(name)
     assert found.seed is not None, f"{MUTANTS[name].rule}: not caught in {MUTANTS.seeds_max} seeds"
-    # The same world without the broken rule keeps every promise.
+    # The same world without the mutant keeps every promise.
     MUTANTS[name].play(found.seed)
     record_property("queue_mutants", 1)
 

@@ -1,4 +1,4 @@
-"""Whole worlds of the message stores keep every promise over crashes, and a broken promise is noticed."""
+"""Worlds of the message stores keep every promise over crashes, and every mutant is caught."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_fixed_worlds_keep_every_promise(record_property: RecordProperty) -> Non
 def test_fresh_worlds_keep_every_promise(
     prove: bool, record_property: RecordProperty, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Seeds that nobody has seen before; a failure names its seed. The proof must meet every kind of event."""
+    """New seeds; a failure names its seed. The proof must meet every kind of event."""
     first = int.from_bytes(os.urandom(5), "little")
     summary = run_seeds(
         "stores", range(first, first + (WORLDS_PROVED if prove else FRESH_WORLDS)), jobs=2 if prove else 1
@@ -55,7 +55,7 @@ def run_small_blocks(first: int, worlds: int, jobs: int, *more: str) -> str:
 
 @pytest.mark.timeout(14_400)
 def test_worlds_with_small_blocks_keep_every_promise(prove: bool, record_property: RecordProperty) -> None:
-    """Every border of a block is crossed. A message that nobody keeps takes its block with it at once."""
+    """Every border of a block is crossed. A message that no durable keeps takes its block with it at once."""
     worlds = WORLDS_PROVED if prove else FRESH_WORLDS
     if not prove:
         run_small_blocks(0, FIXED_WORLDS, 1)
@@ -66,15 +66,15 @@ def test_worlds_with_small_blocks_keep_every_promise(prove: bool, record_propert
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", MUTANTS)
-def test_every_broken_rule_of_the_stores_is_noticed(name: str, record_property: RecordProperty) -> None:
+def test_every_mutant_of_the_stores_is_caught(name: str, record_property: RecordProperty) -> None:
     found = MUTANTS.catch(name)
     assert found.seed is not None, f"{MUTANTS[name].rule}: not caught in {MUTANTS.seeds_max} seeds"
-    # The same world without the broken rule keeps every promise.
+    # The same world without the mutant keeps every promise.
     MUTANTS[name].play(found.seed)
     record_property("stores_mutants", 1)
 
 
-def test_every_broken_rule_of_small_blocks_is_noticed(record_property: RecordProperty) -> None:
+def test_every_mutant_with_small_blocks_is_caught(record_property: RecordProperty) -> None:
     printed = run_small_blocks(0, 0, 1, "--mutants")
     assert sorted(line.split()[1] for line in printed.splitlines() if line.startswith("mutant ")) == sorted(
         SMALL_BLOCK_MUTANTS

@@ -79,7 +79,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         self._ready.clear()
 
         def cancel_all() -> None:
-            # ``all_tasks`` is a set, whose order depends on addresses; a task that is cancelled may draw random numbers.
+            # In a fixed order: a cancelled task may draw random numbers, and the order of a set depends on addresses.
             for task in sorted(asyncio.all_tasks(self), key=self._started.__getitem__):
                 task.cancel()
 

@@ -1,8 +1,8 @@
 """Mutants of the log: the real code with one rule taken out, which a world must notice.
 
-The machines' own ``check()`` does not run: what catches a mutant must be visible from outside.
-Each docstring says in one line what the author of the broken code forgot. These functions reach into private state on
-purpose: a mutant is the real machine with one line changed, not a model of it.
+The machines' own ``check()`` does not run: what catches a mutant must be visible from outside. Each docstring says in
+one line what the author of the broken code forgot. These functions reach into private state on purpose: a mutant is the
+real machine with one line changed, not a model of it.
 """
 # pyright: reportPrivateUsage=false
 
@@ -56,7 +56,7 @@ _walk_on = claims.walk_on
 # -- making durable ---------------------------------------------------------------------------------------------------
 
 
-@MUTANTS.breaks("answers stand behind durable batches", "take_durable", persist.Persist)
+@MUTANTS.breaks("a commit is answered after its batch is durable", "take_durable", persist.Persist)
 def acknowledge_before_durable(self: persist.Persist) -> list[Batch]:
     """A batch is durable as soon as it is sent."""
     durable: list[Batch] = []
@@ -80,7 +80,7 @@ def acknowledge_out_of_order(self: persist.Persist) -> list[Batch]:
 
 @MUTANTS.breaks("R1: the span of slots is bounded, not their number", "_may_send", persist.Persist)
 def count_instead_of_span(self: persist.Persist) -> bool:
-    """Open requests are counted, settled ones behind an open one are not."""
+    """Open requests are counted; completed ones after an open one are not."""
     return sum(not item.done for item in self.in_flight) < self._rules.window and not self.resigned
 
 
@@ -119,11 +119,11 @@ def unknown_is_success(
     return _answered(self, slot, answer, now_ms)
 
 
-@MUTANTS.breaks("R6: nonce and CRC tell one's own", "read_back", persist.Persist)
+@MUTANTS.breaks("R6: nonce and CRC identify an own object", "read_back", persist.Persist)
 def anything_found_is_own(
     self: persist.Persist, slot: int, found: object, certain: bool, now_ms: float
 ) -> persist.Verdict:
-    """Whatever refused the PUT is taken for one's own."""
+    """The object that refused the PUT is taken for an own one."""
     item = self._find(slot)
     if item is not None:
         item.reading = False
@@ -135,7 +135,7 @@ def anything_found_is_own(
 def own_is_taken_for_foreign(
     self: persist.Persist, slot: int, found: object, certain: bool, now_ms: float
 ) -> persist.Verdict:
-    """Whatever refused the PUT is taken for another leader's."""
+    """The object that refused the PUT is taken for another leader's."""
     return persist.Verdict.DEPOSED if self._find(slot) is not None else persist.Verdict.GOES_ON
 
 
@@ -187,7 +187,7 @@ def rejection_at_once(
     now_ms: float,
     effects: list[events.Effect],
 ) -> None:
-    """A rejection does not wait for the batches that it speaks of."""
+    """A rejection does not wait for the batches that it names."""
     rejected: list[CommitEntry | Position] = [e for e in entries if isinstance(e, CommitEntry) and not e.accepted]
     if rejected:
         self._answer(rejected, effects)
@@ -202,7 +202,7 @@ def status_before_its_position(self: pipeline.Pipeline, position: Position, effe
     self._answer([position], effects)
 
 
-@MUTANTS.breaks("a version is answered behind a proof of ownership", "_ask_for_ownership", pipeline.Pipeline)
+@MUTANTS.breaks("a version is answered after a proof of ownership", "_ask_for_ownership", pipeline.Pipeline)
 def version_without_proof(self: pipeline.Pipeline, now: object, effects: list[events.Effect]) -> None:
     """A version is answered from memory."""
     asked, self._asked = self._asked, []
@@ -246,8 +246,8 @@ def own_refusal_proves(self: release.Release, batches: list[Batch], now_ms: floa
     return _offer(self, batches, now_ms)
 
 
-@MUTANTS.breaks("nothing is answered behind a proof that is too old", "offer", release.Release)
-def held_batches_let_go_unproved(self: release.Release, batches: list[Batch], now_ms: float) -> list[Batch]:
+@MUTANTS.breaks("nothing is answered from a proof that is too old", "offer", release.Release)
+def held_batches_released_unproved(self: release.Release, batches: list[Batch], now_ms: float) -> list[Batch]:
     """A durable batch is answered, however old the proof of ownership is."""
     return batches
 
@@ -263,21 +263,21 @@ def listing_proves_with_slots_in_flight(
     _ownership_seen(self, now, newest, effects)
 
 
-@MUTANTS.breaks("status tells of an attempt in flight only when it is durable", "_status_ready", pipeline.Pipeline)
+@MUTANTS.breaks("status reports an attempt in flight only when it is durable", "_status_ready", pipeline.Pipeline)
 def committed_before_durable(self: pipeline.Pipeline, question: events.StatusQuestion) -> events.StatusReady:
-    """An attempt that is in flight is told as committed."""
+    """An attempt that is in flight is reported as committed."""
     known = self.sequence.attempts.find(question.request_id)
     if isinstance(known, attempts.Known) and known.version > question.min_version:
         return events.StatusReady(question, known.version, self.resolve.floor)
     return events.StatusReady(question, None, self.resolve.floor)
 
 
-@MUTANTS.breaks("below the window only the log can tell", "_status_ready", pipeline.Pipeline)
+@MUTANTS.breaks("below the window only the log knows", "_status_ready", pipeline.Pipeline)
 def status_reads_no_log(self: pipeline.Pipeline, question: events.StatusQuestion) -> events.StatusReady:
     """The window is taken to reach back to genesis."""
     known = self.sequence.attempts.find(question.request_id)
-    settled = known.version if isinstance(known, attempts.Known) and known.entry is None else None
-    return events.StatusReady(question, settled, 0)
+    version = known.version if isinstance(known, attempts.Known) and known.entry is None else None
+    return events.StatusReady(question, version, 0)
 
 
 # -- ordering and deciding --------------------------------------------------------------------------------------------
@@ -294,7 +294,7 @@ def no_duplicates(self: sequence.Sequence, *_: object) -> bool:
     return True
 
 
-def settle_nothing(self: sequence.Sequence, entry: CommitEntry) -> None:
+def complete_nothing(self: sequence.Sequence, entry: CommitEntry) -> None:
     """Nothing is known of any attempt."""
 
 
@@ -329,7 +329,7 @@ def old_attempt_denied_unread(
     floor: int,
     look_up: list[CommitEntry],
 ) -> bool:
-    """What lies below the window is denied without a look at the log."""
+    """An attempt below the window is denied without a look at the log."""
     found: list[CommitEntry] = []
     goes_on = _admit(self, entry, txn, request_id, floor, found)
     if found:
@@ -430,13 +430,13 @@ def refused_claim_stands(self: TakeoverMachine, now: Instant, answer: Any) -> li
 
 @MUTANTS.breaks("recovery looks whether another leader is past the claim", "_check", TakeoverMachine, first_seed=300)
 def no_ownership_check(self: TakeoverMachine, now: Instant) -> list[t.Effect]:
-    """Nobody looks whether a leader is past the claim."""
+    """The new leader does not look whether another is past its claim."""
     return self._lead(now)
 
 
 @MUTANTS.breaks("R2: the claim is sent alone", "_carry_out", takeover.Driver)
 async def claim_not_alone(self: takeover.Driver, effect: Any) -> t.Event:
-    """Data are sent beside the claim, not after it."""
+    """Data are sent together with the claim, not after it."""
     if isinstance(effect, t.SendClaim):
         asyncio.ensure_future(_driven(self, effect)).add_done_callback(lambda _: None)
         return t.ClaimAnswered(self._clock(), CREATED)
@@ -511,7 +511,7 @@ MUTANTS.add(
     "duplicates_not_detected",
     "an attempt commits at most once",
     (sequence.Sequence, "_admit_attempt", no_duplicates),
-    (sequence.Sequence, "complete", settle_nothing),
+    (sequence.Sequence, "complete", complete_nothing),
 )
 MUTANTS.add(
     "base_without_jump", "a version is handed out once", (claims, "VERSION_JUMP", 1), (chain, "_check_claim", any_claim)

@@ -54,6 +54,7 @@ class World(SeededWorld):
         self.store = StrictStore(self._landed)
         self.promises = Promises(self.store, self.shape.hot_keys, self.seen)
         self.network = Network(self.agenda, self.random, self.store, self.shape.rates, self.shape.latency_ms, self.seen)
+        self.strikes = self.network.strikes
         self.nodes = [Node(self, number) for number in range(self.shape.nodes)]
         self.clients = [Client(self, f"c{number}") for number in range(self.shape.clients)]
         self._by_name = {client.name: client for client in self.clients}
@@ -69,14 +70,6 @@ class World(SeededWorld):
         self._mischief_ms = self.random.choice((50.0, 200.0, 600.0))
 
     # -- what nodes and clients ask of their world --------------------------------------------------------------------
-
-    def strikes(self, fault: str, chance: float) -> bool:
-        """Whether a fault strikes now, and count it."""
-        rate = self.shape.rates[fault]
-        if not rate or self.network.healed or self.random.random() >= rate * chance:
-            return False
-        self.seen[fault] += 1
-        return True
 
     def believed_leader(self) -> Node | None:
         """Whom a client sends to: mostly the latest leader it heard of, sometimes one that was deposed long ago."""

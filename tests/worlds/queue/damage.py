@@ -10,6 +10,7 @@ whole frames whose only fault is their place.
 from __future__ import annotations
 
 from collections import Counter
+from itertools import pairwise
 from random import Random
 from typing import Final
 
@@ -18,10 +19,13 @@ from tests.worlds.queue.files import DIRECTORY, PATH, PREFIX, CrashFiles
 from tests.worlds.queue.page_cache import BLOCK_BYTES
 
 from holdfast.queue import Gap, Message, Queue, Trimmed
+from holdfast.queue.files.pages import PageDirectory
 from holdfast.queue.format.file_names import FileNames
+from holdfast.queue.format.frame import seal_fields
 from holdfast.queue.format.page import decode_header
+from holdfast.queue.log.page_scan import PageScan
 
-__all__ = ["DAMAGE_KINDS", "check_damaged", "damaged"]
+__all__ = ["DAMAGE_KINDS", "check_damaged", "check_seals", "damaged"]
 
 MARKS: Final = FileNames(PREFIX).write_meta
 MARKS_GONE: Final = 0.3
@@ -102,3 +106,29 @@ def _check_reader(
         raise PromiseBroken(f"I2: {what}: {sorted(unreported)[:5]} are missing without a report")
     if len(found) != len({message.seq for message in found}):
         raise PromiseBroken(f"I4: {what}: a message is delivered twice")
+
+
+def check_seals(files: CrashFiles, path: str, prefix: str) -> None:
+    """Check the SEAL of every page that has a next one: frames, last sequence number, last arrival.
+
+    ``holdfast queue verify`` and the index's checksum rely on it. A crash may take a SEAL and reading works without it,
+    so this holds only for a log that has had no crash. Raises: ``PromiseBroken``.
+    """
+    directory = files.open_directory(path)
+    pages = PageDirectory(files, directory, FileNames(prefix))
+    try:
+        headers = [header for number in pages.numbers() if (header := pages.header_of(number)) is not None]
+        for header, following in pairwise(header for header in headers if not header.prepared):
+            file = pages.open(header.number)
+            assert file is not None, "a page with a header has a file"
+            scan = PageScan(files, file, header, next_seq=header.base_seq)
+            while scan.read() is not None:
+                pass
+            files.close(file)
+            if scan.seal is None:
+                raise PromiseBroken(f"page {header.number} was closed without a SEAL")
+            frames, last_seq, last_time_ns, _ = seal_fields(scan.seal)
+            if (frames, last_seq, last_time_ns) != (scan.frames, following.base_seq - 1, scan.last_time_ns):
+                raise PromiseBroken(f"the SEAL of page {header.number} says {last_seq}, {frames} frames")
+    finally:
+        files.close(directory)

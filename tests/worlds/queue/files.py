@@ -375,3 +375,8 @@ class QueueWorld(SeededWorld):
         """Put what a life left into the digest."""
         for name, data in self.files.contents(DIRECTORY).items():
             self.digest.update(name.encode() + data)
+
+    def after_crash(self, *, killed: bool) -> CrashFiles:
+        """What a crash now leaves: a kill, or a loss of power."""
+        crash = self.files.after_kill if killed else self.files.after_power_loss
+        return crash(Random(self.random.random()))

@@ -167,8 +167,7 @@ class FollowersWorld(QueueWorld):
                 raise PromiseBroken(f"a closed queue and its followers hold {self.files.open_handles} handles")
             self.acks.durable |= self.acks.returned
             self.ledger.durable = self.ledger.accepted = len(self.ledger.payloads)
-        crash = self.files.after_power_loss if how == "power loss" else self.files.after_kill
-        self.files = crash(Random(self.random.random()))
+        self.files = self.after_crash(killed=how != "power loss")
         if how == "power loss":
             self.ledger.accepted = self.ledger.durable
             self._power_lost = True
@@ -297,8 +296,7 @@ class FollowersWorld(QueueWorld):
         killed = self.random.random() < 0.5
         self.seen["follower killed" if killed else "follower lost power"] += 1
         with self.files.quiet():
-            crash = self.files.after_kill if killed else self.files.after_power_loss
-            image = crash(Random(self.random.random()))
+            image = self.after_crash(killed=killed)
         saved_ns = self.now_ns
         self._judge(image, killed=killed)
         self.now_ns = saved_ns

@@ -115,7 +115,7 @@ def no_salt(checksum: Checksum, salt: int, page_number: int) -> int:
 def no_sequence_number_in_the_check(
     self: PageScan, data: bytes, seq: int, last_time_ns: int
 ) -> tuple[list[FrameView], bytes | None]:
-    """A frame is valid wherever it lies in its page, whatever the number that it was written with."""
+    """A frame is valid anywhere in its page, with any number that it was written with."""
     frames: list[FrameView] = []
     start = HEAD_BYTES
     view = memoryview(data)
@@ -228,10 +228,10 @@ def mark_of_any_boot(pages: PageDirectory, mark: WritePosition | None, boot_id: 
 
 
 @MUTANTS.breaks(
-    "behind a torn tail a new page is begun", "find_end", queue, reader, focus={**ALIGNED, "lives": 3, "steps": 15}
+    "after a torn tail a new page is begun", "find_end", queue, reader, focus={**ALIGNED, "lives": 3, "steps": 15}
 )
 def torn_page_written_on(pages: PageDirectory, mark: WritePosition | None, boot_id: bytes) -> LogEnd:
-    """After a loss of power writing goes on in the same page, in front of what may lie behind the hole."""
+    """After a loss of power writing goes on in the same page, before what may follow the hole."""
     end = _find_end(pages, mark, boot_id)
     end.resume = end.resume or (end.page > 0 and not end.sealed and not end.doubtful)
     return end

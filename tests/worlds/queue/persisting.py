@@ -225,8 +225,7 @@ class PersistWorld(QueueWorld):
             if self.files.open_handles:
                 raise PromiseBroken(f"a closed run holds {self.files.open_handles} handles")
             self.durable = self.accepted
-        crash = self.files.after_power_loss if how == "power loss" else self.files.after_kill
-        self.files = crash(Random(self.random.random()))
+        self.files = self.after_crash(killed=how != "power loss")
         if how == "power loss":
             self.accepted = self.durable
             for kept in self.kept.values():
@@ -289,8 +288,7 @@ class PersistWorld(QueueWorld):
             self.seen["crash with a given item"] += side.run.given is not None
             self.seen["crash before the first item"] += side.run.queue.last_seq == 0
         with self.files.quiet():
-            crash = self.files.after_kill if killed else self.files.after_power_loss
-            image = crash(Random(self.random.random()))
+            image = self.after_crash(killed=killed)
         saved_ns = self.now_ns
         try:
             self._judge(image, killed=killed)

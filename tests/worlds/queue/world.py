@@ -17,10 +17,9 @@ from random import Random
 from typing import Any, Final
 
 from tests.worlds.harness import PromiseBroken, WorldReport
-from tests.worlds.queue.damage import check_damaged
+from tests.worlds.queue.damage import check_damaged, check_seals
 from tests.worlds.queue.files import DIRECTORY, PATH, PREFIX, CrashFiles, QueueWorld
 from tests.worlds.queue.ledger import Ledger, check_reading
-from tests.worlds.queue.seals import check_seals
 from tests.worlds.queue.shape import FIRST_PAGE_BYTES, FRAME_BYTES, Shape, draw_shape
 
 from holdfast.errors import Backpressure, Closed, HoldfastError, Unavailable

@@ -98,7 +98,7 @@ _locks_state = Locks.state
 
 @MUTANTS.breaks("nothing confirmed is lost", "state", PendingMessages, focus=FORGETFUL)
 def snapshot_without_holdings(self: Consumption) -> ConsumptionState:
-    """A snapshot forgets what subscribers hold: nobody ever gets it again."""
+    """A snapshot forgets what subscribers hold: it is never delivered again."""
     state = _state(self)
     held = sum(run[1] - run[0] + 1 for _, _, runs in state.subscribers for run in runs)
     people = [(name, key, list[tuple[int, int, int, int]]()) for name, key, _ in state.subscribers]
@@ -172,13 +172,13 @@ def expires_from_publication(kept: Kept) -> int:
 
 @MUTANTS.breaks("dead letters keep their cause", "_die", Consumption, focus=CALM)
 def one_cause(self: Consumption, seq: int, deliveries: int, cause: str, now_ms: int, effects: list[Effect]) -> None:
-    """Whatever a message dies of is told as a rejection."""
+    """Every cause of a dead letter is reported as a rejection."""
     _die(self, seq, deliveries, "rejected" if cause else cause, now_ms, effects)
 
 
 @MUTANTS.breaks("dead letters keep their cause", "restore", PendingMessages, focus=FORGETFUL)
 def restore_without_dying(self: Consumption, state: ConsumptionState) -> None:
-    """A restart tells nobody of the messages that wait for their dead letter."""
+    """A restart does not announce the messages that wait for their dead letter."""
     _restore(self, msgspec.structs.replace(state, dying=[], pending=state.pending - len(state.dying)))
 
 
@@ -231,14 +231,14 @@ def no_conditions(self: Map, command: MapChange) -> Plan:
 
 @MUTANTS.breaks("maps are linear", "release_owner", Locks, focus=CALM)
 def locks_outlive_their_session(self: Locks, owner: str) -> list[Lock]:
-    """Whoever is gone holds its locks until their time is over."""
+    """A session that ended holds its locks until they expire."""
     del self, owner
     return []
 
 
 @MUTANTS.breaks("maps are linear", "require", Locks, focus=CALM)
 def no_fence(self: Locks, fence: int, keys: Iterable[str], now_ms: int) -> None:
-    """Who lost a lock writes on."""
+    """A client that lost its lock continues to write."""
     del self, fence, keys, now_ms
 
 
@@ -250,7 +250,7 @@ def fences_begin_again(self: Locks) -> LocksState:
 
 @MUTANTS.breaks("nothing early, nothing late", "expire", Locks, focus=CALM)
 def locks_never_end(self: Locks, now_ms: int, count: int) -> list[Lock]:
-    """A holder that is gone for ever holds its lock for ever."""
+    """A holder that never returns keeps its lock permanently."""
     del self, now_ms, count
     return []
 
@@ -271,9 +271,9 @@ def every_key_is_free(self: KeyOrdered, holder: Holder) -> Iterator[tuple[int, i
             yield seq, deliveries
 
 
-@MUTANTS.breaks("who can be served is told", "_note_ready", Consumption, focus=CALM)
-def nobody_is_told(self: Consumption, effects: list[Effect]) -> None:
-    """A durable that can serve somebody keeps that to itself."""
+@MUTANTS.breaks("a durable that can serve says so", "_note_ready", Consumption, focus=CALM)
+def ready_not_sent(self: Consumption, effects: list[Effect]) -> None:
+    """A durable that can serve sends no ``Ready``."""
     del self, effects
 
 
@@ -285,7 +285,7 @@ def discarded_comes_back(self: Backlog, first: int, last: int) -> None:
 
 @MUTANTS.breaks("nothing early, nothing late", "next_ms", Leases, focus=CALM)
 def never_woken(self: object) -> int | None:
-    """Nobody is told when a held message lapses."""
+    """The service is not woken when a held message lapses."""
     del self
     return None
 
@@ -328,7 +328,7 @@ def put_back_is_lost(durable: Consumption, seq: int) -> None:
 
 
 @MUTANTS.breaks("one message, one place", "accept_for", Store, focus=CALM)
-def letter_for_everybody(self: Store, durable: Consumption, batch: Batch, effects: list[Effect]) -> int:
+def letter_for_every_durable(self: Store, durable: Consumption, batch: Batch, effects: list[Effect]) -> int:
     """A dead letter that is sent back goes to every durable that matches."""
     if not durable.admits([0], batch):
         raise Backpressure("the durable is full", code=Code.STORE_FULL)
@@ -350,14 +350,14 @@ def rest_is_not_due(self: Consumption) -> int | None:
         self.discards_ms = discards_ms
 
 
-@SMALL_BLOCK_MUTANTS.breaks("watchers are told every change in order", "_notify_first", map_commands, focus=MAPS)
+@SMALL_BLOCK_MUTANTS.breaks("watchers see every change in order", "_notify_first", map_commands, focus=MAPS)
 def removals_after_changes(*_: object) -> None:
-    """A key that changes is told before its removal by the clear before."""
+    """The change of a key is reported before its removal by an earlier clear."""
 
 
 @SMALL_BLOCK_MUTANTS.breaks("replay is the same", "state", KeyedResidue, focus=MAPS)
 def state_without_cleared_keys(residue: KeyedResidue) -> KeyedResidueState:
-    """A snapshot begins the clear anew."""
+    """A snapshot starts the clear again."""
     return residue.of
 
 
