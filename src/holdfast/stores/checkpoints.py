@@ -27,13 +27,11 @@ from holdfast.stores.storage.locations import Extent
 from holdfast.stores.storage.storage import Storage
 from holdfast.stores.values.ports import BLOCK_MESSAGES, Block
 
-LOG_BYTES: Final = 32 << 20
-"""A checkpoint is due when this much was written since the last one was begun."""
+LOG_BYTES: Final = 32 << 20  # a checkpoint is due when this much was written since the last one was begun
 OVERDUE: Final = 4
 BLOCKS: Final = 1_024
 ENTRIES: Final = 50_000
-INTERVAL_S: Final = 10.0
-"""Space comes back this soon after the last change, however little was written."""
+INTERVAL_S: Final = 10.0  # space comes back this soon after the last change, however little was written
 RETRY_S: Final = 1.0
 
 _logger = logging.getLogger(__name__)
@@ -204,12 +202,10 @@ def _nothing() -> None:
 
 
 STEP_BYTES: Final = 1 << 20
-PASS_EXTENTS: Final = 1_024
-"""Extents moved before a checkpoint lets pages go: about 64 MiB of messages."""
+PASS_EXTENTS: Final = 1_024  # extents moved before a checkpoint lets pages go: about 64 MiB of messages
 MESSAGE_LOG_BYTES: Final = 48
 """About what a message takes in the log in addition to its bytes: its share of a frame, names of its fields."""
-PAGES_MIN: Final = 4
-"""Logs shorter than this are left alone."""
+PAGES_MIN: Final = 4  # logs shorter than this are left alone
 _logger = logging.getLogger(__name__)
 
 

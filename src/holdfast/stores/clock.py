@@ -66,11 +66,9 @@ def write_anchor(directory: str, anchor: Anchor) -> None:
 
 
 MS_NS = 1_000_000
-TRUSTED_MS: Final = 86_400_000
-"""A machine's clock that differs by more is not followed."""
+TRUSTED_MS: Final = 86_400_000  # a machine's clock that differs by more is not followed
 PACE_BITS: Final = 6
-NOTICED_MS: Final = 1_000
-"""Clocks that differ by less count as equal where somebody gives a time of day."""
+NOTICED_MS: Final = 1_000  # clocks that differ by less count as equal where somebody gives a time of day
 
 
 class Boot(NamedTuple):
@@ -118,8 +116,6 @@ class StoreClock:
     >>> clock()
     9000
     """
-
-    __slots__ = ("_aim_ms", "_base_ms", "_base_steady_ms", "_boot", "_follows_wall", "_steady", "_wall")
 
     def __init__(
         self,

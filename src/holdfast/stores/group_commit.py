@@ -28,12 +28,9 @@ _Group = tuple[list[bytes], bool, list[Callable[[BaseException | None], None]], 
 
 SINGLE_GROUPS = 4
 """After this many groups of one reply with none after them, the next group is expected to be single, too."""
-FAST_SECONDS = 0.001
-"""From taking a group to its answers: where it is more, the loop is not to stand still for it."""
-FAST_GROUPS = 32
-"""So many in a row have to be quick before the loop writes one itself."""
-LOOP_BYTES_MAX = 64 << 10
-"""What the loop writes itself at most."""
+FAST_SECONDS = 0.001  # from taking a group to its answers: where it is more, the loop is not to stand still for it
+FAST_GROUPS = 32  # so many in a row have to be quick before the loop writes one itself
+LOOP_BYTES_MAX = 64 << 10  # what the loop writes itself at most
 
 
 class GroupCommit:
@@ -65,8 +62,7 @@ class GroupCommit:
         self._owes_sync = False
         self.failure: BaseException | None = None
         self.groups = 0
-        self.waiting_bytes = 0
-        """Of frames that are not written yet."""
+        self.waiting_bytes = 0  # of frames that are not written yet
         self._frames: list[bytes] = []
         self._replies: list[Callable[[BaseException | None], None]] = []
         self._busy = False

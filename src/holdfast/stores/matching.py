@@ -29,8 +29,7 @@ from holdfast.errors import InvalidRequest
 from holdfast.stores.values.messages import FIELD_BYTES_MAX, FIELDS_MAX, FieldValue
 
 ALTERNATIVES_MAX: Final = 256
-VALUES_MAX: Final = 1_024
-"""Values of one field in one list; a longer one is refused."""
+VALUES_MAX: Final = 1_024  # values of one field in one list; a longer one is refused
 MATCHER_BYTES_MAX: Final = 1 << 18
 
 Test = Callable[[Mapping[str, FieldValue]], bool]
@@ -310,7 +309,7 @@ def _field_test(name: str, conditions: tuple[Condition, ...]) -> Test:
 
 def _exact_test(name: str, values: list[FieldValue]) -> Test:
     if all(isinstance(value, str) for value in values):
-        # A text equals nothing but a text, so no type needs a look; this is nearly every matcher there is.
+        # a text equals nothing but a text, so no type needs a look; this is nearly every matcher there is.
         if len(values) == 1:
             only = values[0]
             return lambda fields: fields.get(name) == only
@@ -361,8 +360,7 @@ def _range_test(name: str, wanted: Range) -> Test:
     return test
 
 
-EVERYTHING: Final = Matcher(((),))
-"""Matches every message."""
+EVERYTHING: Final = Matcher(((),))  # matches every message
 
 
 Name = TypeVar("Name", bound=Hashable)

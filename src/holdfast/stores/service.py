@@ -74,8 +74,7 @@ class DeadlineTimer:
         self._timer: asyncio.TimerHandle | None = None
         self._touched: dict[str, None] | None = None
         """Stores of which something was applied since ``arm`` looked, None for any of them."""
-        self.due_ms: int | None = None
-        """When it fires, None for never."""
+        self.due_ms: int | None = None  # when it fires, None for never
 
     def touch(self, command: Command) -> None:
         """This command was applied."""
@@ -152,8 +151,7 @@ class StoreService:
         self._failure_callbacks: list[Callable[[BaseException], None]] = []
         self._lapse_callbacks: list[Callable[[int], None]] = []
         self._timer = DeadlineTimer(storage.state, now_ms=self._time_ms, on_timer=self._expire)
-        self.written_bytes = 0
-        """Bytes of the records written to the log since the service was opened."""
+        self.written_bytes = 0  # bytes of the records written to the log since the service was opened
         self._at_once: list[Callable[[BaseException | None], None]] = []
         self._closed = False
         self._reported = ""  # the damage that was reported last

@@ -24,12 +24,7 @@ import msgspec
 
 from holdfast.errors import Code, InvalidRequest
 from holdfast.stores.definitions.permissions import OPEN, Permissions, permissions_document, read_permissions
-from holdfast.stores.definitions.reader import (
-    Reader,
-    check_name,
-    raise_problems,
-    seconds_document,
-)
+from holdfast.stores.definitions.reader import Reader, check_name, raise_problems, seconds_document
 from holdfast.stores.matching import EVERYTHING, Matcher
 
 PREFETCH_DEFAULT: Final = 64
@@ -37,8 +32,7 @@ PREFETCH_UNSET: Final = 1_024
 """The window of a durable with a prefetch of 0, and the default of durables that were made under rules 1."""
 PREFETCH_MAX: Final = 65_536
 MESSAGE_SIZE_DEFAULT: Final = 10 << 20
-MESSAGE_SIZE_MAX: Final = 256 << 20
-"""A message is written and checked whole, in memory."""
+MESSAGE_SIZE_MAX: Final = 256 << 20  # a message is written and checked whole, in memory
 MAX_DELIVERY_MAX: Final = 65_535
 DAY_MS: Final = 86_400_000
 SECTIONS: Final = frozenset({"cluster", "permissions"})
@@ -441,10 +435,7 @@ def _read_store(name: str, reader: Reader) -> StoreDefinition:
 
 
 def read_store(
-    name: str,
-    reader: Reader,
-    durables: Mapping[str, DurableDefinition],
-    templates: Mapping[str, TemplateDefinition],
+    name: str, reader: Reader, durables: Mapping[str, DurableDefinition], templates: Mapping[str, TemplateDefinition]
 ) -> StoreDefinition:
     """A store of its own parameters with these durables and templates; problems are left with the reader."""
     default = StoreDefinition(name)

@@ -232,10 +232,7 @@ def _changed_places(before: StoreDefinition | None, after: StoreDefinition) -> I
         return
     if replace(before, durables={}, templates={}) != replace(after, durables={}, templates={}):
         yield ()
-    for kind, old, new in (
-        (DURABLES, before.durables, after.durables),
-        (TEMPLATES, before.templates, after.templates),
-    ):
+    for kind, old, new in ((DURABLES, before.durables, after.durables), (TEMPLATES, before.templates, after.templates)):
         yield from ((kind, name) for name in old if name not in new)
         yield from ((kind, name) for name, one in new.items() if (was := old.get(name)) is not one and was != one)
 

@@ -22,12 +22,11 @@ from hashlib import sha256
 from types import MappingProxyType
 from typing import Final, cast
 
-from holdfast.errors import Code, PermissionDenied
+from holdfast.errors import PermissionDenied
 from holdfast.stores.definitions.reader import Reader
 from holdfast.stores.values import commands
 
-CLUSTER: Final = ""
-"""Stands for the cluster itself where a store is asked for; no store has an empty name."""
+CLUSTER: Final = ""  # stands for the cluster itself where a store is asked for; no store has an empty name
 TOKEN_LENGTH_MIN: Final = 16
 _HASH: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _PATTERN: Final = re.compile(r"(?:[A-Za-z0-9][A-Za-z0-9._:@~-]{0,255})?\*?", re.ASCII)
@@ -142,7 +141,6 @@ class Permissions:
         place = "the cluster" if store == CLUSTER else f"store {store}"
         raise PermissionDenied(
             f"{user or 'nobody'} may not {right} on {place}",
-            code=Code.PERMISSION_DENIED,
             hint=f"ask an administrator for a role with the right {right}: a retry gets the same answer",
             user=user or "",
             right=str(right),
@@ -150,8 +148,7 @@ class Permissions:
         )
 
 
-OPEN: Final = Permissions()
-"""Everything is allowed to everybody."""
+OPEN: Final = Permissions()  # everything is allowed to everybody
 
 
 def token_hash(token: str) -> str:

@@ -26,8 +26,7 @@ from holdfast.stores.values.ports import BLOCK_MESSAGES, Block, Kept, Messages
 from holdfast.stores.values.reference_counts import MAP_VALUE, ReferenceCounts
 from holdfast.stores.values.sequence_set import SequenceSet
 
-SCAN_MAX = 16_384
-"""Messages examined by one scan; the next command continues after them."""
+SCAN_MAX = 16_384  # messages examined by one scan; the next command continues after them
 CHUNK = 256
 _ALL = 1 << 62
 
@@ -87,20 +86,6 @@ class Found:
 class Backlog:
     """A durable's cursor over its store. ``delayed`` has the blocks with delayed messages below the cursor."""
 
-    __slots__ = (
-        "cursor",
-        "cursor_ms",
-        "delayed",
-        "delayed_total",
-        "excluded",
-        "floor",
-        "floor_ms",
-        "matcher",
-        "scanned_ms",
-        "shelf",
-        "start",
-    )
-
     def __init__(self, shelf: Shelf, matcher: Matcher, cursor: int) -> None:
         self.shelf = shelf
         self.matcher = matcher
@@ -108,12 +93,10 @@ class Backlog:
         self.cursor_ms = shelf.counts.time_from(cursor)
         """Nothing that the durable wants from the cursor on was published before. It moves with the cursor and no
         other durable moves it, so deadlines follow from it exactly."""
-        self.start = cursor
-        """Below are messages from before the durable, or from before its purge."""
+        self.start = cursor  # below are messages from before the durable, or from before its purge
         self.floor: int | None = None
         """From here on acknowledged messages are retained; None where the durable retains nothing."""
-        self.floor_ms = 0
-        """Nothing that is retained was published before."""
+        self.floor_ms = 0  # nothing that is retained was published before
         self.excluded = SequenceSet()
         self.delayed: Deadlines[int] = Deadlines()
         self.scanned_ms: dict[int, int] = {}
@@ -373,8 +356,6 @@ class _Block:
 
 class ReadAhead:
     """The messages of a backlog from ``seq`` up to its cursor."""
-
-    __slots__ = ("_backlog", "_blocks", "_bytes", "_matcher", "_next")
 
     def __init__(self, backlog: Backlog, seq: int) -> None:
         self._backlog = backlog

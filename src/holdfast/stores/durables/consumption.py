@@ -41,15 +41,12 @@ from holdfast.stores.values.messages import Batch
 from holdfast.stores.values.ports import BLOCK_MESSAGES, Kept
 from holdfast.stores.values.sequence_set import SequenceSet
 
-DYING_RETRY_MS = 10_000
-"""A dead letter that could not be stored is tried again after this."""
+DYING_RETRY_MS = 10_000  # a dead letter that could not be stored is tried again after this
 _HIGH = 1 << 62
 
 
 class Consumption(PendingMessages):
     """One standard or shared durable."""
-
-    __slots__ = ()
 
     exclusive = False
     """Whether the newest subscriber displaces the others."""
@@ -495,7 +492,7 @@ class Consumption(PendingMessages):
     def drop(self, kept: Kept) -> bool:
         """Delete one message, wherever it is; whether the durable had it. Its holder finds it stale."""
         seq = kept.seq
-        # A rewind keeps the dying from coming again, so these are not among what is wanted.
+        # a rewind keeps the dying from coming again, so these are not among what is wanted.
         if seq not in self.dying and not self.wants(kept):
             return False
         subscriber = self.leases.holder_of(seq)
@@ -582,11 +579,8 @@ class Consumption(PendingMessages):
 class Standard(Consumption):
     """One subscriber; a newer one displaces it, and gets what the older one held, counted as redelivered."""
 
-    __slots__ = ()
     exclusive = True
 
 
 class Shared(Consumption):
     """Many subscribers. A newer session of the same subscriber displaces the older one."""
-
-    __slots__ = ()

@@ -30,8 +30,6 @@ PORTION = 256
 class _KeyedLeases(Leases):
     """Holdings that know with whom each key is. ``keys`` has the key of each message that is not settled."""
 
-    __slots__ = ("busy", "keys")
-
     def __init__(self) -> None:
         super().__init__()
         self.keys: dict[int, str] = {}
@@ -72,8 +70,6 @@ class _KeyedLeases(Leases):
 
 class KeyOrdered(Shared):
     """*Memory*: an item for each message that is held, came back or waits. *Cost*: O(waiting) for each delivery."""
-
-    __slots__ = ("_held",)
 
     def __init__(self, definition: DurableDefinition, shelf: Shelf) -> None:
         super().__init__(definition, shelf)

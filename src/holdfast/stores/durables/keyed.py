@@ -20,8 +20,7 @@ from holdfast.stores.values.commands import STEPWISE_RULES
 from holdfast.stores.values.deadlines import Budget
 from holdfast.stores.values.ports import BLOCK_MESSAGES, Entries, Entry, Kept
 
-STEP_ENTRIES = 1_024
-"""Entries that one step gives back at most."""
+STEP_ENTRIES = 1_024  # entries that one step gives back at most
 
 
 class KeyedResidueState(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -42,8 +41,6 @@ class KeyedResidueState(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 class KeyedResidue:
     """The entries at ``place``, which were those of ``durable``."""
-
-    __slots__ = ("_entries", "_shelf", "after", "left", "of")
 
     def __init__(self, of: KeyedResidueState, shelf: Shelf, entries: Entries) -> None:
         self.of = of
@@ -120,20 +117,6 @@ def key_of(kept: Kept, key_field: str) -> str | None:
 class KeyedMessages:
     """The entries of one durable. ``messages`` and ``bytes`` are exact; no entry has a revision below ``oldest``, and
     none was set before ``oldest_ms``."""
-
-    __slots__ = (
-        "_durable",
-        "_entries",
-        "_key_field",
-        "_shelf",
-        "bytes",
-        "causes",
-        "messages",
-        "oldest",
-        "oldest_ms",
-        "place",
-        "start",
-    )
 
     def __init__(self, shelf: Shelf, durable: str, entries: Entries, key_field: str = "", place: str = "") -> None:
         self._shelf = shelf
@@ -320,7 +303,7 @@ class KeyedMessages:
         self.messages, self.bytes, self.oldest = state.messages, state.bytes, state.oldest
         self.start, self.causes = state.start, dict(state.causes)
         self.place = state.place or self._durable
-        # A snapshot of rules 1 has no time.
+        # a snapshot of rules 1 has no time.
         self.oldest_ms = self._shelf.counts.time_from(self.oldest) if state.oldest_ms is None else state.oldest_ms
 
     def check(self) -> None:

@@ -27,8 +27,6 @@ class LastValue:
     *Memory*: an item for each subscriber; entries are elsewhere. *Cost*: O(1) a message, and a look-up of its key.
     """
 
-    __slots__ = ("_by_key", "_seen", "definition", "keyed")
-
     def __init__(self, definition: DurableDefinition, shelf: Shelf, entries: Entries, place: str = "") -> None:
         self.definition = definition
         self.keyed = KeyedMessages(shelf, definition.name, entries, definition.key_field, place)

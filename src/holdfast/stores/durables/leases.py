@@ -13,8 +13,7 @@ from itertools import pairwise
 
 from holdfast.stores.values.sequence_set import SequenceSet
 
-Lease = tuple[int, int, int, int]
-"""First, last, delivery count, deadline in milliseconds (0 for none)."""
+Lease = tuple[int, int, int, int]  # first, last, delivery count, deadline in milliseconds (0 for none)
 _HIGH = 1 << 62
 HANDED_OUT_MAX = 256
 """Hand-outs whose time is noted for one subscriber; above it those are forgotten of which nothing is held, then the
@@ -30,8 +29,7 @@ class Holder:
         self.runs: list[Lease] = []
         self.held = 0
         self.key = key
-        self.polls = polls
-        """Whether it asks for each portion; otherwise it has a connection."""
+        self.polls = polls  # whether it asks for each portion; otherwise it has a connection
         self.started: SequenceSet | None = None
         """What of it the application was handed, None for a subscriber that does not report it."""
         self.carried = SequenceSet()
@@ -112,8 +110,6 @@ class Holder:
 
 class Leases:
     """What all subscribers of a durable hold. Cost of a range: O(log runs + runs touched)."""
-
-    __slots__ = ("_deadlines", "_due", "held", "of")
 
     def __init__(self) -> None:
         self.of: dict[str, Holder] = {}

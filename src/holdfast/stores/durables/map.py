@@ -26,8 +26,7 @@ from holdfast.stores.values.deadlines import Budget, Deadlines
 from holdfast.stores.values.messages import KEY_BYTES_MAX, Message
 from holdfast.stores.values.ports import Entries, Entry, Kept
 
-LOCKS_MAX: Final = 65_536
-"""Locks of one map at a time; one more is refused."""
+LOCKS_MAX: Final = 65_536  # locks of one map at a time; one more is refused
 WHOLE_MAP: Final = ""
 
 LocksState = tuple[int, list[tuple[str, str, int, int]]]
@@ -46,11 +45,8 @@ class Lock:
 class Locks:
     """The locks of one map. *Cost*: O(1); of the whole map's lock O(locks)."""
 
-    __slots__ = ("_due", "_held", "fence")
-
     def __init__(self) -> None:
-        self.fence = 0
-        """The highest token given out."""
+        self.fence = 0  # the highest token given out
         self._held: dict[str, Lock] = {}
         self._due: Deadlines[str] = Deadlines()
 
@@ -172,8 +168,7 @@ def _not_holder(key: str, fence: int, lock: Lock | None) -> Conflict:
 
 
 MapState = tuple[KeyedState, LocksState]
-ROOM_LOOKS: Final = 16_384
-"""The most messages that one change examines to make room; ``Expire`` continues after it."""
+ROOM_LOOKS: Final = 16_384  # the most messages that one change examines to make room; Expire continues after it
 _ALL: Final = 1 << 62
 
 
@@ -204,8 +199,6 @@ class Plan:
 
 class Map:
     """One map. *Memory*: an item for each lock. *Cost*: a look-up for each key changed."""
-
-    __slots__ = ("definition", "keyed", "locks", "sessions")
 
     def __init__(self, definition: DurableDefinition, shelf: Shelf, entries: Entries, place: str = "") -> None:
         self.definition = definition

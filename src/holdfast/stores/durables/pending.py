@@ -77,27 +77,6 @@ class Tally:
 class PendingMessages:
     """Base of ``Consumption``. ``pending`` and ``pending_bytes`` are what it keeps and is not acknowledged."""
 
-    __slots__ = (
-        "_woken",
-        "backlog",
-        "causes",
-        "definition",
-        "discards_ms",
-        "dying",
-        "dying_retry_ms",
-        "leases",
-        "name",
-        "parked_ms",
-        "pending",
-        "pending_bytes",
-        "ready_effect",
-        "replayed",
-        "retention_done_ms",
-        "redelivery",
-        "shelf",
-        "tally",
-    )
-
     def __init__(self, definition: DurableDefinition, shelf: Shelf) -> None:
         self.definition = definition
         self.name = definition.name
@@ -107,22 +86,18 @@ class PendingMessages:
             self.backlog.move_floor(self.backlog.cursor)
         self.leases = Leases()
         self.redelivery = RedeliveryQueue()
-        self.dying: dict[int, tuple[str, int]] = {}
-        """Cause and deliveries of each, in the order in which they died."""
+        self.dying: dict[int, tuple[str, int]] = {}  # cause and deliveries of each, in the order in which they died
         self.dying_retry_ms = 0
-        self.discards_ms = 0
-        """When a command left more than the limits allow, for ``Expire`` to discard; 0 for never."""
+        self.discards_ms = 0  # when a command left more than the limits allow, for Expire to discard; 0 for never
         self.parked_ms: Deadlines[int] | None = None
         """When each of the parked began to live; made when it is asked for."""
         self.retention_done_ms = 0
-        self.replayed = SequenceSet()
-        """Where the cursor was before a rewind, of what may still be delivered."""
+        self.replayed = SequenceSet()  # where the cursor was before a rewind, of what may still be delivered
         self.pending = 0
         self.pending_bytes = 0
         self._woken = 0
         self.tally = Tally()
-        self.causes: dict[str, int] = {}
-        """How many messages were lost to what."""
+        self.causes: dict[str, int] = {}  # how many messages were lost to what
         self.ready_effect = Ready(shelf.store, definition.name)
 
     # ---- questions --------------------------------------------------------------------------------------------------

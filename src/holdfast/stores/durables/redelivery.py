@@ -18,8 +18,7 @@ from holdfast.stores.values.deadlines import Deadlines, earlier
 from holdfast.stores.values.ports import BLOCK_MESSAGES
 
 Run = tuple[int, int, int]
-HANDED_OUT: Final = -1
-"""Instead of 0 deliveries: a subscriber had the message, and that did not count."""
+HANDED_OUT: Final = -1  # instead of 0 deliveries: a subscriber had the message, and that did not count
 _HIGH = 1 << 62
 
 
@@ -35,16 +34,11 @@ def count_after(deliveries: int) -> int:
 class RedeliveryQueue:
     """Ascending runs, lowest number first. Cost: O(log runs), and O(runs) to insert in the middle."""
 
-    __slots__ = ("arrivals", "later", "runs", "total")
-
     def __init__(self) -> None:
         self.runs: list[Run] = []
-        self.later: list[tuple[int, int, int]] = []
-        """A heap of (time, number, deliveries so far)."""
-        self.total = 0
-        """Messages, those with a delay included."""
-        self.arrivals: Arrivals | None = None
-        """Made where the durable has a time-to-live, when it is asked for."""
+        self.later: list[tuple[int, int, int]] = []  # a heap of (time, number, deliveries so far)
+        self.total = 0  # messages, those with a delay included
+        self.arrivals: Arrivals | None = None  # made where the durable has a time-to-live, when it is asked for
 
     def add(self, first: int, last: int, deliveries: int) -> None:
         """These can be handed out now."""
@@ -170,8 +164,6 @@ class Arrivals:
     Entries of messages that do not wait any more are removed when they are the earliest, or are too many.
     """
 
-    __slots__ = ("_by_block", "_by_message", "_redelivery", "_shelf")
-
     def __init__(self, shelf: Shelf, redelivery: RedeliveryQueue) -> None:
         self._shelf = shelf
         self._redelivery = redelivery
@@ -229,7 +221,7 @@ class Arrivals:
             begin, end = number * BLOCK_MESSAGES, (number + 1) * BLOCK_MESSAGES
             block = counts.block(number)
             if block is not None and block.timed:
-                # A later message of the block has a time of its own.
+                # a later message of the block has a time of its own.
                 for first, last in self._redelivery.between(begin, end - 1):
                     self._add_each(first, last)
                 continue

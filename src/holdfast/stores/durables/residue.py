@@ -43,8 +43,6 @@ class Residue:
     residue has these, and no others.
     """
 
-    __slots__ = ("backlog", "delayed", "end", "left", "only_delayed", "since_ms")
-
     def __init__(
         self, backlog: Backlog, end: int, left: int | None, since_ms: int, delayed: dict[int, int] | None = None
     ) -> None:

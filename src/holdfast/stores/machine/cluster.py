@@ -41,14 +41,12 @@ class Cluster:
         self.entries = entries
         self.definition = ClusterDefinition()
         self.revision = 0
-        self.history: list[Revision] = []
-        """The last definitions, oldest first; the newest is in force."""
+        self.history: list[Revision] = []  # the last definitions, oldest first; the newest is in force
         self.encoded_definition: tuple[ClusterDefinition, bytes] | None = None
         """The bytes that the last snapshot needed: making them again takes as long as the rest of a snapshot."""
         self.stores: dict[str, Store] = {}
         self._rules = RULES
-        self.at_ms = 0
-        """The time of the last command that changed anything."""
+        self.at_ms = 0  # the time of the last command that changed anything
         self.deadlines: Deadlines[tuple[str, str]] = Deadlines()
         """When each durable has something to do next, by store and durable."""
         self.volatile_deadlines: Deadlines[tuple[str, str]] = Deadlines()

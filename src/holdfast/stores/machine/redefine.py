@@ -39,8 +39,7 @@ from holdfast.stores.values.effects import Advise, Effect
 from holdfast.stores.values.reference_counts import REFERENCES_MAX
 
 LOOKS_MAX: Final = 16_384
-PLACES_SHOWN_MAX: Final = 20
-"""Places that an error names."""
+PLACES_SHOWN_MAX: Final = 20  # places that an error names
 
 
 @dataclass(frozen=True, slots=True)

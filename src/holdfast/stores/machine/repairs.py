@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from holdfast.errors import Code, CorruptData, HoldfastError
+from holdfast.errors import CorruptData, HoldfastError
 from holdfast.stores.durables.consumption import Consumption
 from holdfast.stores.machine.state import State
 from holdfast.stores.machine.store import Durable, Store
@@ -106,7 +106,6 @@ def _require_number(state: State, record: Record, name: str, last_seq: int) -> N
     if store is not None and store.counts.next_seq <= last_seq:
         raise CorruptData(
             "a recorded result cannot be accepted: its messages would get other numbers",
-            code=Code.CORRUPT_LOG,
             command=type(record.command).__name__,
             recorded=repr(record.result),
             store=name,
@@ -115,8 +114,7 @@ def _require_number(state: State, record: Record, name: str, last_seq: int) -> N
         )
 
 
-CAUSE = "damaged"
-"""What the durables' counts of lost messages say."""
+CAUSE = "damaged"  # what the durables' counts of lost messages say
 PAGE = 4_096
 
 

@@ -35,8 +35,7 @@ from holdfast.stores.machine.store import PublisherState, Store
 from holdfast.stores.values.commands import FIRST_RULES, RULES
 
 FORMAT = 2
-WITHOUT_RULES = 1
-"""The format before it, whose state follows the first rules."""
+WITHOUT_RULES = 1  # the format before it, whose state follows the first rules
 
 
 class _Consumed(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="consumed"):
@@ -111,7 +110,7 @@ def snapshot(cluster: Cluster) -> bytes:
     Cost: O(durables, what is not settled, publishers), on the caller's thread: about 5 microseconds a durable and one a
     publisher, 50 milliseconds for 10,000 durables.
     """
-    # A store that lives in memory only is empty after a start.
+    # a store that lives in memory only is empty after a start.
     stores = [
         _store(store) for store in cluster.stores.values() if not cluster.definition.is_volatile(store.definition)
     ]

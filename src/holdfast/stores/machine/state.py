@@ -51,8 +51,7 @@ from holdfast.stores.values.effects import Applied, Displaced, Effect, Ready
 from holdfast.stores.values.messages import Batch
 from holdfast.stores.values.ports import BLOCK_MESSAGES, Blocks, Entries, Kept, Messages
 
-_Outcome = tuple["Result", bool]
-"""A result, and whether anything changed."""
+_Outcome = tuple["Result", bool]  # a result, and whether anything changed
 DEAD_LETTER_BYTES_MAX = 1 << 31
 """A dead letter is never refused for its size: it was accepted once, and has a few fields more now."""
 

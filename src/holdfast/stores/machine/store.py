@@ -32,16 +32,12 @@ from holdfast.stores.values.messages import Batch, FieldValue, Message
 from holdfast.stores.values.ports import Blocks, Entries, Messages
 from holdfast.stores.values.reference_counts import MAP_VALUE, REFERENCES_MAX, ReferenceCounts
 
-HISTORY_MAX = 128
-"""Batches of one publisher whose numbers are known."""
-PUBLISHERS_MAX = 100_000
-"""Publishers of one store: all of them are in memory, and in each snapshot."""
+HISTORY_MAX = 128  # batches of one publisher whose numbers are known
+PUBLISHERS_MAX = 100_000  # publishers of one store: all of them are in memory, and in each snapshot
 FORGOTTEN_MAX = 10_000
 
-Run = tuple[int, int, int]
-"""First and last number of the publisher, and the first number in the store."""
-PublisherState = tuple[str, int, list[Run]]
-"""Name, when it last published, its history."""
+Run = tuple[int, int, int]  # first and last number of the publisher, and the first number in the store
+PublisherState = tuple[str, int, list[Run]]  # name, when it last published, its history
 
 
 class _Publisher:
@@ -54,8 +50,6 @@ class _Publisher:
 
 class Publishers:
     """The publishers of one store, the one that was idle for longest first."""
-
-    __slots__ = ("_forgotten", "_known")
 
     def __init__(self) -> None:
         self._known: dict[str, _Publisher] = {}
@@ -218,25 +212,6 @@ Durable = Consumption | LastValue | Map
 class Store:
     """The state of one store. *Cost* of a publication: O(messages + durables), and for a matcher what it matches."""
 
-    __slots__ = (
-        "_limited",
-        "_matched",
-        "_plain",
-        "room",
-        "ageing",
-        "counts",
-        "definition",
-        "durables",
-        "entries",
-        "idle_since_ms",
-        "name",
-        "publishers",
-        "keyed_residues",
-        "residues",
-        "shelf",
-        "unmatched",
-    )
-
     def __init__(
         self,
         definition: StoreDefinition,
@@ -254,14 +229,10 @@ class Store:
         self.durables: dict[str, Durable] = {}
         self.idle_since_ms: dict[str, int] = {}
         """Durables without subscribers, and since when; of maps since their last change at the earliest."""
-        self.ageing: dict[str, None] = {}
-        """Durables whose deadlines a publication changes."""
-        self.residues: list[Residue] = []
-        """What purges and deletions have left to give back."""
-        self.keyed_residues: list[KeyedResidue] = []
-        """The same of maps and last values."""
-        self.unmatched = 0
-        """Messages that no durable wanted."""
+        self.ageing: dict[str, None] = {}  # durables whose deadlines a publication changes
+        self.residues: list[Residue] = []  # what purges and deletions have left to give back
+        self.keyed_residues: list[KeyedResidue] = []  # the same of maps and last values
+        self.unmatched = 0  # messages that no durable wanted
         self.room = room
         self._plain: list[Consumption] = []
         self._limited: dict[str, Consumption] = {}

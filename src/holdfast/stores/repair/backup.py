@@ -21,7 +21,7 @@ from typing import Final
 
 import msgspec
 
-from holdfast.errors import Code, CorruptData, InvalidRequest, NotFound
+from holdfast.errors import CorruptData, InvalidRequest, NotFound
 from holdfast.private_files import make_private_directory, private
 from holdfast.stores.clock import Anchor, write_anchor
 from holdfast.stores.storage.frames import decode_frame
@@ -129,22 +129,16 @@ def check_copy(source: str) -> Manifest:
             hint="it looks like stores themselves, which a service can serve as they are" if stores else "",
         ) from error
     except msgspec.DecodeError as error:
-        raise CorruptData("the manifest of the backup is damaged", code=Code.CORRUPT_LOG, path=source) from error
+        raise CorruptData("the manifest of the backup is damaged", path=source) from error
     for name, expected in manifest.files.items():
         if name != os.path.basename(name):
-            raise CorruptData("a backup has no folders", code=Code.CORRUPT_LOG, file=name)
+            raise CorruptData("a backup has no folders", file=name)
         try:
             found = _checksum(os.path.join(source, name))
         except FileNotFoundError as error:
-            raise CorruptData("a file of the backup is missing", code=Code.CORRUPT_LOG, file=name) from error
+            raise CorruptData("a file of the backup is missing", file=name) from error
         if found != expected:
-            raise CorruptData(
-                "a file of the backup is damaged",
-                code=Code.CORRUPT_LOG,
-                file=name,
-                bytes=found[0],
-                expected=expected[0],
-            )
+            raise CorruptData("a file of the backup is damaged", file=name, bytes=found[0], expected=expected[0])
     return manifest
 
 
@@ -198,11 +192,7 @@ def _check_messages(storage: Storage) -> int:
             missing = [seq for seq in expected if seq not in found]
             if missing:
                 raise CorruptData(
-                    "a kept message is not in the log",
-                    code=Code.CORRUPT_LOG,
-                    store=store,
-                    seq=missing[0],
-                    messages=len(missing),
+                    "a kept message is not in the log", store=store, seq=missing[0], messages=len(missing)
                 )
             count += len(expected)
     return count

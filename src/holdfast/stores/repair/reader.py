@@ -26,7 +26,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from holdfast.errors import Code, CorruptData, InvalidRequest, NotFound, Unavailable, statement_of
+from holdfast.errors import CorruptData, InvalidRequest, NotFound, Unavailable, statement_of
 from holdfast.stores.definitions.cluster import ClusterDefinition, parse_definition
 from holdfast.stores.definitions.parts import with_parts
 from holdfast.stores.machine.cluster import Revision
@@ -137,7 +137,7 @@ class StoreReader:
         try:
             return self._behind(known, last, placed.newest_seq, deletion_matters=True)
         except _Moved:
-            # A checkpoint let pages go that were not read yet.
+            # a checkpoint let pages go that were not read yet.
             return self.place(placed.newest_seq)
 
     def messages(self, extent: Extent, until_ms: int) -> tuple[list[StoredMessage], bool]:
@@ -160,10 +160,7 @@ class StoreReader:
 
     def _too_busy(self) -> Unavailable:
         return Unavailable(
-            "pages of the stores are removed faster than they are read",
-            code=Code.STORE_UNAVAILABLE,
-            store=self._store,
-            attempts=ATTEMPTS_MAX,
+            "pages of the stores are removed faster than they are read", store=self._store, attempts=ATTEMPTS_MAX
         )
 
     # ---- planning ---------------------------------------------------------------------------------------------------
@@ -171,7 +168,7 @@ class StoreReader:
     def _place(self, after_seq: int) -> Placed:
         durable = self._log.durable
         known = self._index(after_seq)
-        # A checkpoint syncs the log before it is written, so its frame counts in any case.
+        # a checkpoint syncs the log before it is written, so its frame counts in any case.
         return self._behind(known, max(durable, known.frame), after_seq)
 
     def _behind(self, known: _Known, last: int, after_seq: int, *, deletion_matters: bool = False) -> Placed:
@@ -253,9 +250,7 @@ class StoreReader:
                 )
             ]
         except UNREADABLE as error:
-            raise CorruptData(
-                "the index of the stores cannot be read", code=Code.CORRUPT_LOG, path=path, cause=statement_of(error)
-            ) from error
+            raise CorruptData("the index of the stores cannot be read", path=path, cause=statement_of(error)) from error
         finally:
             database.close()
         if loaded is None:
@@ -265,7 +260,7 @@ class StoreReader:
             definition = parse_definition(beginning.history[-1].definitions if beginning.history else b"")
         except (msgspec.DecodeError, InvalidRequest) as error:
             raise CorruptData(
-                "the index holds no snapshot of the stores", code=Code.CORRUPT_LOG, path=path, cause=statement_of(error)
+                "the index holds no snapshot of the stores", path=path, cause=statement_of(error)
             ) from error
         newest = next((store.next_seq - 1 for store in beginning.stores if store.name == self._store), 0)
         return _Known(loaded.frame, beginning.at_ms, definition, newest, [Extent(*row) for row in rows])

@@ -31,7 +31,7 @@ from typing import Final, Protocol, TypeAlias
 
 import msgspec
 
-from holdfast.errors import Code, CorruptData
+from holdfast.errors import CorruptData
 from holdfast.private_files import make_private
 from holdfast.stores.values.ports import BLOCK_MESSAGES, Block, Entry
 from holdfast.stores.values.sequence_set import SequenceSet
@@ -49,8 +49,7 @@ def row_crc(*values: str | bytes | int | None) -> int:
 
 
 BLOCKS_MAX: Final = 2_048
-BLOCK_BYTES: Final = 16 << 10
-"""What one takes in memory."""
+BLOCK_BYTES: Final = 16 << 10  # what one takes in memory
 _HEAD: Final = struct.Struct("<QQIQB")
 _REFERENCES: Final = 2 * BLOCK_MESSAGES
 _SIZES: Final = _REFERENCES + 4 * BLOCK_MESSAGES
@@ -114,8 +113,6 @@ class BlockChanges:
     Beside its bytes a block has the checksum ``row_crc(store, number, bytes)``.
     """
 
-    __slots__ = ("_frozen", "_generation", "_scratch", "forgotten", "runs")
-
     def __init__(
         self,
         forgotten: list[str],
@@ -151,9 +148,7 @@ def _checked(store: str, number: int, data: bytes, crc: int) -> bytes:
 
 
 def _damaged(store: str, number: int) -> CorruptData:
-    return CorruptData(
-        "a block of the stores' index is damaged", code=Code.CORRUPT_LOG, store=store, block=number, hint=REPAIR
-    )
+    return CorruptData("a block of the stores' index is damaged", store=store, block=number, hint=REPAIR)
 
 
 class BlockCache:
@@ -308,7 +303,7 @@ class BlockCache:
         self._dirty = {}
         forgotten = list(self._forgotten)
         self._forgotten = dict.fromkeys(forgotten, True)
-        # A copy: a store that is deleted meanwhile goes from ``_frozen``, and from the table with the next checkpoint.
+        # a copy: a store that is deleted meanwhile goes from ``_frozen``, and from the table with the next checkpoint.
         runs = {store: there.runs() for store, there in self._there.items()}
         changes = BlockChanges(forgotten, runs, dict(self._frozen), self._scratch, self._generation)
         self._generation += 1
@@ -331,8 +326,7 @@ class BlockCache:
 CACHED_MAX: Final = 16_384
 SCAN_ROWS: Final = 256
 
-Place: TypeAlias = tuple[str, str]
-"""A store and a durable in it."""
+Place: TypeAlias = tuple[str, str]  # a store and a durable in it
 
 
 class EntryTable(Protocol):
@@ -350,8 +344,6 @@ class EntryTable(Protocol):
 class EntryChanges:
     """What a checkpoint writes: durables whose entries all went (an empty name: those of the whole store), then entries
     set, None where removed."""
-
-    __slots__ = ("entries", "forgotten")
 
     def __init__(self) -> None:
         self.forgotten: dict[Place, None] = {}

@@ -59,19 +59,16 @@ from holdfast.stores.values.commands import FIRST_RULES, RULES
 from holdfast.stores.values.ports import Entry, ReadUnavailable
 from holdfast.stores.values.sequence_set import SequenceSet
 
-WITHOUT_CHECKSUMS: Final = 1
-"""The format whose rows have none."""
+WITHOUT_CHECKSUMS: Final = 1  # the format whose rows have none
 UNREADABLE: Final = (sqlite3.DatabaseError, UnicodeDecodeError)
 """What reading a damaged file may raise; the latter is of Python's module, where SQLite's message has bytes of it."""
-_PRIMARY: Final = 0xFF
-"""Of SQLite's codes: the rest only says more."""
+_PRIMARY: Final = 0xFF  # of SQLite's codes: the rest only says more
 COLUMNS: Final = {
     "blocks": "store, number, data",
     "entries": "store, durable, key, revision, size, expires_ms",
     "extents": "store, first_seq, last_seq, first_frame, last_frame, bytes",
 }
-Row = tuple[Any, ...]
-"""A row as SQLite gives it: its columns have the types of the schema, which ``crc`` holds for."""
+Row = tuple[Any, ...]  # a row as SQLite gives it: its columns have the types of the schema, which crc holds for
 
 
 class Loaded(NamedTuple):
@@ -122,7 +119,7 @@ def checked_row(row: Row, table: str, path: str) -> Row:
 
 def damaged(path: str, table: str) -> CorruptData:
     """What to raise where a table does not say what was written into it."""
-    return CorruptData("the index of the stores is damaged", code=Code.CORRUPT_LOG, path=path, table=table, hint=REPAIR)
+    return CorruptData("the index of the stores is damaged", path=path, table=table, hint=REPAIR)
 
 
 def runs_of(database: sqlite3.Connection) -> dict[str, list[tuple[int, int]]]:
@@ -145,20 +142,13 @@ def unreadable(path: str, error: Exception, otherwise: type[Unavailable] = Unava
             hint="nothing is known to be damaged: see to the disk, or to who else has the file open, and start again",
             path=path,
         )
-    return CorruptData(
-        "the index of the stores cannot be read",
-        code=Code.CORRUPT_LOG,
-        path=path,
-        cause=str(error),
-        hint=REPAIR,
-    )
+    return CorruptData("the index of the stores cannot be read", path=path, cause=str(error), hint=REPAIR)
 
 
 INDEX_NAME: Final = "index.sqlite"
 SCRATCH_NAME: Final = "scratch.sqlite"
 FORMAT: Final = 3
-WITHOUT_RULES: Final = 2
-"""The format before it, whose state follows the first rules."""
+WITHOUT_RULES: Final = 2  # the format before it, whose state follows the first rules
 _SCHEMA: Final = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE blocks (
@@ -257,7 +247,7 @@ class Index:
         if row is None and self._writer.execute("SELECT 1 FROM meta LIMIT 1").fetchone() is not None:
             raise damaged(self._path, "meta")
         elif row is None:
-            raise CorruptData("the index of the stores is empty", code=Code.CORRUPT_LOG, path=self._path, hint=REPAIR)
+            raise CorruptData("the index of the stores is empty", path=self._path, hint=REPAIR)
         elif row[0] == WITHOUT_CHECKSUMS and self._is_without_checksums():
             if read_only:
                 return WITHOUT_CHECKSUMS
@@ -265,7 +255,6 @@ class Index:
         elif (actual := self._format_of_values()) is not None and row[0] != actual:
             raise CorruptData(
                 "the number of the format in the stores' index is damaged, and the values next to it are whole",
-                code=Code.CORRUPT_LOG,
                 path=self._path,
                 format=row[0],
                 hint=f"in SQLite: UPDATE meta SET value = {actual} WHERE name = 'format'; then holdfast stores verify",
@@ -273,7 +262,6 @@ class Index:
         elif row[0] not in (WITHOUT_RULES, FORMAT):
             raise CorruptData(
                 "the index of the stores was written by a later version of holdfast",
-                code=Code.CORRUPT_LOG,
                 path=self._path,
                 format=row[0],
                 hint="nothing is damaged: use that version",
@@ -341,9 +329,7 @@ class Index:
         try:
             found = self._reader.execute("PRAGMA integrity_check(1)").fetchone()
             if found[0] != "ok":
-                raise CorruptData(
-                    "the index of the stores is damaged", code=Code.CORRUPT_LOG, path=self._path, cause=found[0]
-                )
+                raise CorruptData("the index of the stores is damaged", path=self._path, cause=found[0])
             if self._format != WITHOUT_CHECKSUMS:
                 for table, columns in COLUMNS.items():
                     for row in self._reader.execute(f"SELECT {columns}, crc FROM {table}"):
@@ -391,7 +377,7 @@ class Index:
         place = (store, durable, key)
         rows = self._read("entries", "WHERE store = ? AND durable = ? AND key = ?", place)
         if not rows:
-            # A row with a damaged key is where this one would be; its checksum distinguishes it from a missing row.
+            # a row with a damaged key is where this one would be; its checksum distinguishes it from a missing row.
             self._read("entries", _BELOW, place)
             self._read("entries", _ABOVE, place)
         return Entry(*rows[0][2:]) if rows else None
@@ -445,7 +431,7 @@ class Index:
             self._write_meta(
                 Loaded(
                     checkpoint.frame, checkpoint.at_ms, checkpoint.state, checkpoint.frame_crc, runs, checkpoint.rules
-                ),
+                )
             )
             needed = self._first_needed(checkpoint.frame)
             database.execute("COMMIT")

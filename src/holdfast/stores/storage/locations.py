@@ -53,8 +53,6 @@ class LocationChanges(NamedTuple):
 class _Open:
     """The extent of a store that still grows, and how long the log was when it began."""
 
-    __slots__ = ("bytes", "changed", "first_frame", "first_seq", "last_frame", "last_seq", "log_bytes")
-
     def __init__(self, first_seq: int, last_seq: int, frame: int, size: int, log_bytes: int) -> None:
         self.first_seq = first_seq
         self.last_seq = last_seq
@@ -66,8 +64,6 @@ class _Open:
 
 class Locations:
     """Extents by store and message: those of the table, under those that changed since."""
-
-    __slots__ = ("_changed", "_firsts", "_forgotten", "_log_bytes", "_open", "_table", "_written")
 
     def __init__(self, table: ExtentTable) -> None:
         self._table = table

@@ -46,7 +46,7 @@ def of_the_stores(error: HoldfastError, directory: str) -> HoldfastError:
     facts = {**error.fields, "directory": directory}
     message = f"the stores' log: {error.message}"
     if isinstance(error, CorruptData):
-        # A later version is no damage, and there the queue's own advice holds.
+        # a later version is no damage, and there the queue's own advice holds.
         hint = error.hint if "format_version" in error.fields else _repair(directory)
         return CorruptData(message, code=error.code, hint=hint, facts=facts)
     if isinstance(error, Closed):
@@ -105,12 +105,10 @@ def _repair(directory: str) -> str:
     )
 
 
-LOG_NAME = "messages"
-"""The name of the queue in the stores' directory."""
+LOG_NAME = "messages"  # the name of the queue in the stores' directory
 READERS_MAX = 16
 """Places kept open: one for each durable that walks through its backlog, and another seek where there are more."""
-SKIP_MAX = 512
-"""Frames that a kept place may skip; a seek is dearer than to read over so many."""
+SKIP_MAX = 512  # frames that a kept place may skip; a seek is dearer than to read over so many
 
 
 class MessageLog:
@@ -184,9 +182,9 @@ class MessageLog:
             for message in self._queue.read(seq=number + 1):
                 yield message.seq, message.payload
                 number = message.seq
-        # A hole at the end is after everything readable, so reading alone does not find it.
+        # a hole at the end is after everything readable, so reading alone does not find it.
         if number < last:
-            missing = CorruptData("frames are missing", code=Code.CORRUPT_LOG, first=number + 1, last=last)
+            missing = CorruptData("frames are missing", first=number + 1, last=last)
             raise of_the_stores(missing, self.directory)
 
     def read(self, first: int, last: int) -> list[tuple[int, bytes]]:
@@ -218,7 +216,7 @@ class MessageLog:
                 found += waiting
                 more = reader.read_near()
                 if more is None:
-                    raise CorruptData("frames are missing", code=Code.CORRUPT_LOG, first=first, last=last)
+                    raise CorruptData("frames are missing", first=first, last=last)
                 waiting = more
         except BaseException:
             reader.close()

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Final
 
-from holdfast.errors import Code, CorruptData, NotFound
+from holdfast.errors import CorruptData, NotFound
 from holdfast.stores.storage.caches import BlockCache, EntryCache
 from holdfast.stores.storage.frames import MessageRun, Relocated, decode_frame, runs_of
 from holdfast.stores.storage.locations import Extent, Locations
@@ -27,8 +27,7 @@ from holdfast.stores.values.ports import BLOCK_MESSAGES, Block, Blocks, Entry, K
 
 RECENT_BYTES: Final = 64 << 20
 REREAD_BYTES: Final = 32 << 20
-MESSAGE_OVERHEAD_BYTES: Final = 160
-"""About what the objects of a message take in addition to its bytes."""
+MESSAGE_OVERHEAD_BYTES: Final = 160  # about what the objects of a message take in addition to its bytes
 FIELD_OVERHEAD_BYTES: Final = 120
 
 
@@ -39,8 +38,6 @@ def message_bytes(message: Message) -> int:
 
 class _Recent:
     """The newest runs of one store, ascending."""
-
-    __slots__ = ("firsts", "runs")
 
     def __init__(self) -> None:
         self.firsts: list[int] = []
@@ -184,7 +181,6 @@ class StoredMessages:
             if self.is_kept(extent):
                 raise CorruptData(
                     "kept messages are not in the log any more",
-                    code=Code.CORRUPT_LOG,
                     store=extent.store,
                     first_seq=extent.first_seq,
                     last_seq=extent.last_seq,
@@ -249,12 +245,7 @@ class StoredMessages:
     @staticmethod
     def _missing(store: str, first: int, last: int) -> CorruptData:
         return CorruptData(
-            "a kept message is not in the log",
-            code=Code.CORRUPT_LOG,
-            store=store,
-            first_seq=first,
-            last_seq=last,
-            hint="restore a backup",
+            "a kept message is not in the log", store=store, first_seq=first, last_seq=last, hint="restore a backup"
         )
 
     def deliveries(self, store: str, runs: Iterable[tuple[int, int, int]]) -> list[Delivery]:
@@ -321,8 +312,6 @@ def _first_seq_of(run: MessageRun) -> int:
 class RoutedMessages:
     """Implements ``ports.Messages``; ``names`` are the stores in memory only."""
 
-    __slots__ = ("_names", "_stored", "_volatile")
-
     def __init__(self, stored: StoredMessages, volatile: VolatileMessages, names: AbstractSet[str]) -> None:
         self._stored = stored
         self._volatile = volatile
@@ -357,8 +346,6 @@ class RoutedMessages:
 class RoutedBlocks:
     """Implements ``ports.Blocks``."""
 
-    __slots__ = ("_names", "_stored", "_volatile")
-
     def __init__(self, stored: BlockCache, volatile: VolatileBlocks, names: AbstractSet[str]) -> None:
         self._stored = stored
         self._volatile = volatile
@@ -379,8 +366,6 @@ class RoutedBlocks:
 
 class RoutedEntries:
     """Implements ``ports.Entries``."""
-
-    __slots__ = ("_names", "_stored", "_volatile")
 
     def __init__(self, stored: EntryCache, volatile: VolatileEntries, names: AbstractSet[str]) -> None:
         self._stored = stored

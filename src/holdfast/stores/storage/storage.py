@@ -20,7 +20,7 @@ from __future__ import annotations
 import os
 from typing import Final
 
-from holdfast.errors import Code, CorruptData, HoldfastError, InvalidRequest, NotFound
+from holdfast.errors import CorruptData, HoldfastError, InvalidRequest, NotFound
 from holdfast.private_files import make_private_directory
 from holdfast.stores.definitions.cluster import parse_definition
 from holdfast.stores.definitions.parts import with_parts
@@ -56,10 +56,8 @@ UNFINISHED_NAME: Final = "restore.unfinished"
 MEMORY_BYTES: Final = 128 << 20
 TEXT_MAX: Final = 500
 _EVERYTHING: Final = 1 << 62
-PARTS_OF_STORES: Final = 4
-"""How long the paths of parts are that make no store come, go or live elsewhere."""
-DEAD_EXTENTS_MAX: Final = 4_096
-"""Extents looked at for one checkpoint; the others are for the next."""
+PARTS_OF_STORES: Final = 4  # how long the paths of parts are that make no store come, go or live elsewhere
+DEAD_EXTENTS_MAX: Final = 4_096  # extents looked at for one checkpoint; the others are for the next
 
 
 class Storage:
@@ -75,8 +73,7 @@ class Storage:
         self.messages = StoredMessages(
             log, self.locations, index.blocks, recent_bytes=memory_bytes // 2, reread_bytes=memory_bytes // 4
         )
-        self.volatile_names: set[str] = set()
-        """The stores that live in memory only."""
+        self.volatile_names: set[str] = set()  # the stores that live in memory only
         blocks = VolatileBlocks()
         self.swap = Swap(log.directory)
         self.volatile = VolatileMessages(blocks, self.swap, self._swaps)
@@ -162,7 +159,6 @@ class Storage:
                 "the index of the stores is missing, and their log no longer begins with frame 1"
                 if loaded is None
                 else "the index and the log of the stores do not belong together",
-                code=Code.CORRUPT_LOG,
                 index_frame=first - 1,
                 first_frame=self.log.first,
                 last_frame=self.log.last,
@@ -215,7 +211,6 @@ class Storage:
         if record.rules > RULES:
             raise CorruptData(
                 "the log of the stores was written by a later version of holdfast",
-                code=Code.CORRUPT_LOG,
                 frame=number,
                 rules=record.rules,
                 hint="nothing is damaged: use that version",
@@ -259,7 +254,7 @@ class Storage:
             return self.state.apply(command)
         names, before = self.volatile_names, frozenset(self.volatile_names)
         try:
-            # A store that goes and one that comes are both known while the definition is carried out.
+            # a store that goes and one that comes are both known while the definition is carried out.
             names |= wanted.volatile_stores
             return self.state.apply(command)
         finally:
@@ -349,7 +344,6 @@ def _require_whole(directory: str) -> None:
     if os.path.exists(os.path.join(directory, UNFINISHED_NAME)):
         raise CorruptData(
             "the restore of a backup into this directory did not finish",
-            code=Code.CORRUPT_LOG,
             path=directory,
             hint="holdfast stores restore BACKUP NEW again, into an empty directory",
         )
@@ -365,7 +359,6 @@ def require_stores(directory: str) -> None:
     if os.path.exists(os.path.join(directory, INDEX_NAME)):
         raise CorruptData(
             "the log of the stores is missing",
-            code=Code.CORRUPT_LOG,
             path=directory,
             missing=f"{LOG_NAME}-*.page",
             hint="holdfast stores restore BACKUP NEW makes stores of a backup, which has both",
@@ -390,7 +383,6 @@ def _require_no_backup(directory: str) -> None:
 def _differs(record: Record, number: int, found: Result | HoldfastError, directory: str) -> CorruptData:
     return CorruptData(
         "the replay of a record gives another result than the record has",
-        code=Code.CORRUPT_LOG,
         frame=number,
         command=_bounded(record.command),
         rules=record.rules,

@@ -35,8 +35,6 @@ class Swapped(NamedTuple):
 
 
 class _Segment:
-    __slots__ = ("bodies", "bytes", "file")
-
     def __init__(self, file: int) -> None:
         self.file = file
         self.bytes = 0
@@ -45,8 +43,6 @@ class _Segment:
 
 class Swap:
     """Bodies on disk, by where they are. One thread."""
-
-    __slots__ = ("_directory", "_number", "_segment_bytes", "_segments", "bodies", "bytes")
 
     def __init__(self, directory: str, *, segment_bytes: int = SEGMENT_BYTES) -> None:
         self._directory = directory
@@ -129,8 +125,7 @@ def _write_all(file: int, offset: int, data: bytes) -> None:
         view, offset = view[written:], offset + written
 
 
-SWEEP: Final = 256
-"""Messages of one block that are no longer kept, before they are searched."""
+SWEEP: Final = 256  # messages of one block that are no longer kept, before they are searched
 
 
 class _StoredMessage:
@@ -147,8 +142,6 @@ class _StoredMessage:
 
 class VolatileBlocks:
     """Implements ``ports.Blocks`` in memory. ``changed`` is called with each block that was given to ``put``."""
-
-    __slots__ = ("_blocks", "_newest", "changed")
 
     def __init__(self) -> None:
         self._blocks: dict[tuple[str, int], Block] = {}
@@ -186,8 +179,6 @@ class VolatileMessages:
     ``swaps`` says whether the next body of a store goes there.
     """
 
-    __slots__ = ("_blocks", "_held", "_swap", "_swapped", "kept_back", "swaps")
-
     def __init__(self, blocks: VolatileBlocks, swap: Swap, swaps: Callable[[str], bool]) -> None:
         self._blocks = blocks
         self._swap = swap
@@ -196,8 +187,7 @@ class VolatileMessages:
         ] = {}  # by store and number of the block, then message
         self._swapped: dict[str, tuple[int, int]] = {}  # messages and bytes by store
         self.swaps = swaps
-        self.kept_back = 0
-        """Messages that the disk had no room for, and so stayed in memory."""
+        self.kept_back = 0  # messages that the disk had no room for, and so stayed in memory
         blocks.changed = self._sweep
 
     def add(
@@ -319,8 +309,6 @@ class VolatileMessages:
 
 class VolatileEntries:
     """Implements ``ports.Entries`` in memory."""
-
-    __slots__ = ("_entries", "_keys")
 
     def __init__(self) -> None:
         self._entries: dict[tuple[str, str], dict[str, Entry]] = {}

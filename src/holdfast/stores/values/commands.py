@@ -353,8 +353,7 @@ RULES: Final = 3
 """The rules by which this code carries commands out. A change of what a command does is a new number."""
 STEPWISE_RULES: Final = 3
 """From these rules on a map or last value is cleared, and makes room, in steps; to remove all keys takes one number."""
-FIRST_RULES: Final = 1
-"""The rules of every record and snapshot without a number (docs/decisions/0028)."""
+FIRST_RULES: Final = 1  # the rules of every record and snapshot without a number (docs/decisions/0028)
 
 
 class Record(msgspec.Struct, frozen=True, gc=False, array_like=True):

@@ -9,8 +9,7 @@ KeyT = TypeVar("KeyT", int, str, tuple[str, str])
 """Keys that can be ordered, so that equal deadlines have one order."""
 
 
-DISCARD_LOOKS = 16_384
-"""Messages that one command examines to discard those above a durable's limits."""
+DISCARD_LOOKS = 16_384  # messages that one command examines to discard those above a durable's limits
 
 
 def earlier(one_ms: int | None, other_ms: int | None) -> int | None:

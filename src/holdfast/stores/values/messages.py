@@ -64,15 +64,10 @@ class Batch:
 
     def __init__(self, messages: Sequence[Message], size_max: int, at_ms: int) -> None:
         if not 0 < len(messages) <= BATCH_MESSAGES_MAX:
-            raise InvalidRequest(
-                "a batch must have 1 to max messages",
-                messages=len(messages),
-                max=BATCH_MESSAGES_MAX,
-            )
+            raise InvalidRequest("a batch must have 1 to max messages", messages=len(messages), max=BATCH_MESSAGES_MAX)
         self.messages = messages
         self.at_ms = at_ms
-        self.timed: list[int] = []
-        """Positions of messages with an own time-to-live or delivery time."""
+        self.timed: list[int] = []  # positions of messages with an own time-to-live or delivery time
         sizes: list[int] = []
         for position, message in enumerate(messages):
             size = len(message.body)

@@ -16,8 +16,7 @@ import msgspec
 from holdfast.errors import Unavailable
 from holdfast.stores.values.messages import FieldValue, Message
 
-BLOCK_MESSAGES: Final = 1_024
-"""Messages of one block: those with ``seq // BLOCK_MESSAGES`` alike."""
+BLOCK_MESSAGES: Final = 1_024  # messages of one block: those with seq // BLOCK_MESSAGES alike
 
 
 class ReadUnavailable(Unavailable):

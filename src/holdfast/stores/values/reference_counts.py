@@ -12,19 +12,14 @@ from bisect import bisect_left
 from holdfast.stores.values.deadlines import Deadlines
 from holdfast.stores.values.ports import BLOCK_MESSAGES, Block, Blocks
 
-REFERENCES_MAX = 65_534
-"""Durables of one store: a count has two bytes."""
-MAP_VALUE = 65_535
-"""The count of a map's value: one map keeps it, and no other durable ever wants it."""
-TIME_BLOCKS_MAX = 1_024
-"""Blocks that ``time_from`` looks for."""
+REFERENCES_MAX = 65_534  # durables of one store: a count has two bytes
+MAP_VALUE = 65_535  # the count of a map's value: one map keeps it, and no other durable ever wants it
+TIME_BLOCKS_MAX = 1_024  # blocks that time_from looks for
 _ZEROS = array("H", bytes(2 * BLOCK_MESSAGES))
 
 
 class ReferenceCounts:
     """The messages of one store by number. Cost of a range: O(blocks) where neighbours have equal counts."""
-
-    __slots__ = ("_blocks", "_store", "due_blocks", "live", "live_bytes", "next_seq")
 
     def __init__(self, store: str, blocks: Blocks) -> None:
         self._store = store
