@@ -309,7 +309,7 @@ def _field_test(name: str, conditions: tuple[Condition, ...]) -> Test:
 
 def _exact_test(name: str, values: list[FieldValue]) -> Test:
     if all(isinstance(value, str) for value in values):
-        # a text equals nothing but a text, so no type needs a look; this is nearly every matcher there is.
+        # A text equals nothing but a text, so no type needs a look; this is nearly every matcher there is.
         if len(values) == 1:
             only = values[0]
             return lambda fields: fields.get(name) == only

@@ -136,7 +136,6 @@ class StoreService:
         self._storage = storage
         self._clock = clock
         self.state: State = storage.state
-        self._messages = storage.all_messages
         self._volatile = storage.volatile_names
         self._last_ms = storage.last_ms
         self._keeper: ClockKeeper | None = None
@@ -175,8 +174,6 @@ class StoreService:
         *Raises*: ``AlreadyOpen``; ``CorruptData``; ``OSError``. *Cost*: applies what the log holds behind the last
         checkpoint, whatever the backlog.
         """
-        from holdfast.stores.storage.storage import Storage
-
         clock = clock if clock is not None else StoreClock()
         storage = await asyncio.to_thread(Storage.open, directory, page_bytes=page_bytes, memory_bytes=memory_bytes)
         if isinstance(clock, StoreClock):
@@ -412,7 +409,7 @@ class StoreService:
 
         *Raises*: ``CorruptData``. *Cost*: under a microsecond a message while they are new, else their part of the log.
         """
-        return self._messages.deliveries(store, runs)
+        return self._storage.messages_of(store).deliveries(store, runs)
 
     def swapped(self, store: str) -> tuple[int, int]:
         """How many messages of a store that lives in memory are on disk for want of room, and their bytes."""
@@ -455,7 +452,7 @@ class StoreService:
     def _bury(self, dying: DeadLettering) -> None:
         """Move a message that could not be delivered to its dead-letter store."""
         try:
-            found = self._messages.message(dying.store, dying.seq)
+            found = self._storage.messages_of(dying.store).message(dying.store, dying.seq)
         except CorruptData as error:
             # It stays with the dying messages and is reported again; the rest continues, and an operator decides.
             self._report_unreadable(dying, error)

@@ -24,7 +24,6 @@ from typing import Final, cast
 
 from holdfast.errors import PermissionDenied
 from holdfast.stores.definitions.reader import Reader
-from holdfast.stores.values import commands
 
 CLUSTER: Final = ""  # stands for the cluster itself where a store is asked for; no store has an empty name
 TOKEN_LENGTH_MIN: Final = 16
@@ -50,33 +49,6 @@ RIGHTS: Final[Mapping[Right, str]] = MappingProxyType(
     }
 )
 """What each right allows."""
-
-
-def right_for(command: commands.Command) -> Right | None:
-    """The right a command needs on its store (``Define``: on what it changes); None where only the service acts."""
-    match command:
-        case commands.Publish() | commands.MapChange() | commands.MapLock() | commands.MapUnlock():
-            return Right.PUBLISH
-        case (
-            commands.Attach()
-            | commands.Detach()
-            | commands.Unsubscribe()
-            | commands.Deliver()
-            | commands.Acknowledge()
-            | commands.Rewind()
-        ):
-            return Right.SUBSCRIBE
-        case (
-            commands.Define()
-            | commands.Redefine()
-            | commands.Purge()
-            | commands.Drop()
-            | commands.Redeliver()
-            | commands.Resend()
-        ):
-            return Right.ADMINISTER
-        case commands.DeadLetter() | commands.Expire() | commands.Restarted():
-            return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -224,7 +224,7 @@ def retained(durable: PendingMessages, first: int, end: int, ahead: ReadAhead | 
         stop = min(end, (number + 1) * BLOCK_MESSAGES)
         block = durable.shelf.counts.block(number)
         if block is not None and block.live:
-            # a timed block may have a map's values, which a matcher cannot distinguish from messages.
+            # A timed block may have a map's values, which a matcher cannot distinguish from messages.
             runs = ahead.runs(first, stop) if ahead is not None and not block.timed else None
             if backlog.arithmetic and not block.timed:
                 runs = [(first, stop - 1)]
@@ -295,7 +295,7 @@ def expire_retained(durable: PendingMessages, now_ms: int, budget: Budget) -> in
         return 0
     backlog = durable.backlog
     assert backlog.floor is not None, "only a durable that retains has a deadline"
-    # a look for each number bounds what is read where there is a matcher, or a block is timed.
+    # A look for each number bounds what is read where there is a matcher, or a block is timed.
     high = min(backlog.cursor, backlog.floor + min(budget.messages, budget.looks))
     cutoff_ms = now_ms - durable.definition.retention_time_ms
     end = durable.shelf.counts.first_since(cutoff_ms + 1, backlog.floor, high)

@@ -492,7 +492,7 @@ class Consumption(PendingMessages):
     def drop(self, kept: Kept) -> bool:
         """Delete one message, wherever it is; whether the durable had it. Its holder finds it stale."""
         seq = kept.seq
-        # a rewind keeps the dying from coming again, so these are not among what is wanted.
+        # A rewind keeps the dying from coming again, so these are not among what is wanted.
         if seq not in self.dying and not self.wants(kept):
             return False
         subscriber = self.leases.holder_of(seq)

@@ -303,7 +303,7 @@ class KeyedMessages:
         self.messages, self.bytes, self.oldest = state.messages, state.bytes, state.oldest
         self.start, self.causes = state.start, dict(state.causes)
         self.place = state.place or self._durable
-        # a snapshot of rules 1 has no time.
+        # A snapshot of rules 1 has no time.
         self.oldest_ms = self._shelf.counts.time_from(self.oldest) if state.oldest_ms is None else state.oldest_ms
 
     def check(self) -> None:

@@ -221,7 +221,7 @@ class Arrivals:
             begin, end = number * BLOCK_MESSAGES, (number + 1) * BLOCK_MESSAGES
             block = counts.block(number)
             if block is not None and block.timed:
-                # a later message of the block has a time of its own.
+                # A later message of the block has a time of its own.
                 for first, last in self._redelivery.between(begin, end - 1):
                     self._add_each(first, last)
                 continue

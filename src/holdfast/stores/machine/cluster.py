@@ -32,13 +32,15 @@ class Revision(msgspec.Struct, frozen=True, array_like=True):
     """What makes the one before of this one; None where a whole definition was given, and the one before is whole."""
 
 
-class Cluster:
-    """Base of ``State``. ``stores`` is for looking: see ``Store`` and the durables for what they report."""
+Ports = tuple[Messages, Blocks, Entries]
 
-    def __init__(self, messages: Messages, blocks: Blocks, entries: Entries) -> None:
-        self.messages = messages
-        self.blocks = blocks
-        self.entries = entries
+
+class Cluster:
+    """Base of ``State``. ``volatile`` are the ports of stores in memory only, if they are not the same."""
+
+    def __init__(self, messages: Messages, blocks: Blocks, entries: Entries, volatile: Ports | None = None) -> None:
+        self._ports: Ports = messages, blocks, entries
+        self._volatile_ports = self._ports if volatile is None else volatile
         self.definition = ClusterDefinition()
         self.revision = 0
         self.history: list[Revision] = []  # the last definitions, oldest first; the newest is in force
@@ -88,7 +90,8 @@ class Cluster:
             if cluster.message_limit or cluster.bytelimit:
                 check_cluster(cluster, (store.counts for store in self.stores.values()), messages, size)
 
-        store = Store(definition, self.messages, self.blocks, self.entries, room)
+        ports = self._volatile_ports if self.definition.is_volatile(definition) else self._ports
+        store = Store(definition, *ports, room)
         store.shelf.rules = self.rules
         self.stores[definition.name] = store
         return store

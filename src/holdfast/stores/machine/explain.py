@@ -65,7 +65,7 @@ def explain(state: State, name: str, seq: int) -> Facts:
         raise NotFound(
             "the store has not given out this number", store=name, seq=seq, last_seq=store.counts.next_seq - 1
         )
-    kept = next(iter(state.messages.read(name, seq, seq)), None) if store.counts.is_kept(seq) else None
+    kept = next(iter(store.shelf.messages.read(name, seq, seq)), None) if store.counts.is_kept(seq) else None
     durables = [
         {"name": durable, "type": str(found.definition.type), **_fate(state, found, seq, kept)}
         for durable, found in sorted(store.durables.items())
@@ -185,7 +185,7 @@ def _letter(state: State, durable: Consumption, seq: int) -> Facts | None:
     origin = {"dead_store": durable.shelf.store, "dead_durable": durable.name, "dead_seq": seq}
     for last in range(store.counts.next_seq - 1, max(0, store.counts.next_seq - 1 - LETTERS_MAX), -BLOCK_MESSAGES):
         first = max(1, last - BLOCK_MESSAGES + 1, store.counts.next_seq - LETTERS_MAX)
-        for kept in state.messages.read(name, first, last):
+        for kept in store.shelf.messages.read(name, first, last):
             if origin.items() <= kept.fields.items() and store.counts.is_kept(kept.seq):
                 return {
                     "fate": "dead_lettered",

@@ -45,7 +45,7 @@ def change(cluster: Cluster, command: MapChange, effects: list[Effect]) -> tuple
     store.room(plan.added_messages, plan.added_bytes)
     check_store(store.definition, store.counts, plan.added_messages, plan.added_bytes)
     first = store.counts.append_values(plan.sizes, plan.references, command.at_ms)
-    cluster.messages.add(store.name, first, command.at_ms, plan.messages, plan.sizes)
+    store.shelf.messages.add(store.name, first, command.at_ms, plan.messages, plan.sizes)
     for key in plan.keys if store.keyed_residues else ():
         _notify_first(store, command.map, key, effects)
     _notify(store, command.map, found.change(plan, first), effects)
@@ -68,7 +68,7 @@ def _remove_all(
     if not messages:
         return MapChanged(0, 0), False
     revision = store.counts.append_values(array("I", [0]), array("H", [0]), command.at_ms)
-    cluster.messages.add(store.name, revision, command.at_ms, [Message()], array("I", [0]))
+    store.shelf.messages.add(store.name, revision, command.at_ms, [Message()], array("I", [0]))
     clear(store, found, command.at_ms, "removed", revision, effects)
     if not found.sessions:
         store.idle_since_ms[command.map] = command.at_ms

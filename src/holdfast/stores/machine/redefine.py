@@ -387,9 +387,9 @@ def _delete_store(cluster: Cluster, name: str, effects: list[Effect]) -> None:
     for durable in store.durables:
         effects.append(Advise(name, durable, "", "durable_deleted", (("cause", "store_deleted"),)))
         cluster.deadlines_of(store).set((name, durable), None)
-    cluster.entries.forget(name)
-    cluster.messages.forget_store(name)
-    cluster.blocks.forget_store(name)
+    store.entries.forget(name)
+    store.shelf.messages.forget_store(name)
+    store.blocks.forget_store(name)
 
 
 def _reached(store: Store, wanted: StoreDefinition, touched: _Touched) -> list[tuple[str, DurableDefinition | None]]:

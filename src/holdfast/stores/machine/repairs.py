@@ -79,7 +79,7 @@ def _remove_acknowledged(state: State, command: Acknowledge, recorded: Acknowled
         return
     stale = SequenceSet(sorted(recorded.stale))
     for first, last in command.ack:
-        for kept in state.messages.read(store.name, first, last):
+        for kept in store.shelf.messages.read(store.name, first, last):
             if kept.seq not in stale and store.counts.is_kept(kept.seq):
                 durable.drop(kept)
     state.arm(store, command.durable)

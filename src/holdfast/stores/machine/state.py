@@ -30,7 +30,7 @@ from holdfast.stores.durables.consumption import Consumption
 from holdfast.stores.durables.last_value import LastValue
 from holdfast.stores.durables.map import Map
 from holdfast.stores.machine import map_commands, redefine, snapshots
-from holdfast.stores.machine.cluster import Cluster
+from holdfast.stores.machine.cluster import Cluster, Ports
 from holdfast.stores.machine.store import Durable, Store
 from holdfast.stores.matching import Matcher
 from holdfast.stores.values import commands
@@ -62,8 +62,8 @@ class State(Cluster):
     ``stores`` is for looking: see ``Store`` and the durables for what they report.
     """
 
-    def __init__(self, messages: Messages, blocks: Blocks, entries: Entries) -> None:
-        super().__init__(messages, blocks, entries)
+    def __init__(self, messages: Messages, blocks: Blocks, entries: Entries, volatile: Ports | None = None) -> None:
+        super().__init__(messages, blocks, entries, volatile)
         self.read_ahead: ReadAhead | None = None  # for the rewind that comes now: a hint, and no part of the state
         self._handlers = self._table()
 
@@ -281,7 +281,7 @@ class State(Cluster):
     def _letter(self, command: commands.Resend) -> tuple[Consumption, Kept]:
         """The durable of a dead letter, and the letter. Raises ``NotFound`` where it cannot be taken from there."""
         store, durable = self.find(command.store, command.durable)
-        kept = self.messages.read(store.name, command.seq, command.seq)
+        kept = store.shelf.messages.read(store.name, command.seq, command.seq)
         if not isinstance(durable, Consumption) or not kept or not durable.is_waiting(command.seq):
             raise NotFound(
                 "the durable has no such message that no subscriber holds",
@@ -305,7 +305,7 @@ class State(Cluster):
 
     def _drop(self, command: commands.Drop, effects: list[Effect]) -> _Outcome:
         store, durable = self.find(command.store, command.durable)
-        kept = self.messages.read(store.name, command.seq, command.seq)
+        kept = store.shelf.messages.read(store.name, command.seq, command.seq)
         if isinstance(durable, Consumption):
             done = bool(kept) and store.counts.is_kept(command.seq) and durable.drop(kept[0])
         else:
@@ -409,7 +409,7 @@ class State(Cluster):
         swept_ms, next_ms, total = block.swept_ms, 0, 0
         first = number * BLOCK_MESSAGES
         last = min(first + BLOCK_MESSAGES, store.counts.next_seq) - 1
-        for kept in self.messages.read(store.name, first, last):
+        for kept in store.shelf.messages.read(store.name, first, last):
             end_ms = expires_ms(kept)
             if end_ms > now_ms:
                 next_ms = min(next_ms or end_ms, end_ms)
@@ -435,8 +435,6 @@ class State(Cluster):
             if residue.is_done:
                 store.residues.remove(residue)
         return total
-
-    # ---- questions --------------------------------------------------------------------------------------------------
 
     # ---- snapshots --------------------------------------------------------------------------------------------------
 

@@ -224,6 +224,7 @@ class Store:
         self.name = definition.name
         self.counts = ReferenceCounts(definition.name, blocks)
         self.shelf = Shelf(definition.name, self.counts, messages)
+        self.blocks = blocks
         self.entries = entries
         self.publishers = Publishers()
         self.durables: dict[str, Durable] = {}

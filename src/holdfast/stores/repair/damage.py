@@ -19,7 +19,6 @@ from holdfast.stores.machine.repairs import drop_lost
 from holdfast.stores.storage.frames import MessageRun, decode_frame, runs_of
 from holdfast.stores.storage.locations import Extent
 from holdfast.stores.storage.storage import Storage, require_stores
-from holdfast.stores.values.ports import BLOCK_MESSAGES
 from holdfast.stores.values.sequence_set import SequenceSet
 
 
@@ -151,8 +150,9 @@ def _look_at(storage: Storage, extent: Extent, lost: SequenceSet, cuts: list[_Cu
             _extend(parts, extent, run, low, high, number, joined=number == before)
             before = number
     cuts.append(_Cut(extent, parts))
+    counts = storage.state.stores[extent.store].counts
     for seq in range(extent.first_seq, extent.last_seq + 1):
-        if seq not in there and _is_kept(storage, extent.store, seq):
+        if seq not in there and counts.is_kept(seq):
             lost.add(seq, seq)
 
 
@@ -166,8 +166,3 @@ def _extend(
         parts[-1] = last._replace(last_seq=high, bytes=last.bytes + size)
     else:
         parts.append(Extent(extent.store, low, high, frame, frame, size))
-
-
-def _is_kept(storage: Storage, store: str, seq: int) -> bool:
-    block = storage.index.blocks.get(store, seq // BLOCK_MESSAGES)
-    return block is not None and block.references[seq % BLOCK_MESSAGES] > 0

@@ -137,7 +137,7 @@ class StoreReader:
         try:
             return self._behind(known, last, placed.newest_seq, deletion_matters=True)
         except _Moved:
-            # a checkpoint let pages go that were not read yet.
+            # A checkpoint let pages go that were not read yet.
             return self.place(placed.newest_seq)
 
     def messages(self, extent: Extent, until_ms: int) -> tuple[list[StoredMessage], bool]:
@@ -168,7 +168,7 @@ class StoreReader:
     def _place(self, after_seq: int) -> Placed:
         durable = self._log.durable
         known = self._index(after_seq)
-        # a checkpoint syncs the log before it is written, so its frame counts in any case.
+        # A checkpoint syncs the log before it is written, so its frame counts in any case.
         return self._behind(known, max(durable, known.frame), after_seq)
 
     def _behind(self, known: _Known, last: int, after_seq: int, *, deletion_matters: bool = False) -> Placed:

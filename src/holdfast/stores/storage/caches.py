@@ -303,7 +303,7 @@ class BlockCache:
         self._dirty = {}
         forgotten = list(self._forgotten)
         self._forgotten = dict.fromkeys(forgotten, True)
-        # a copy: a store that is deleted meanwhile goes from ``_frozen``, and from the table with the next checkpoint.
+        # A copy: a store that is deleted meanwhile goes from ``_frozen``, and from the table with the next checkpoint.
         runs = {store: there.runs() for store, there in self._there.items()}
         changes = BlockChanges(forgotten, runs, dict(self._frozen), self._scratch, self._generation)
         self._generation += 1

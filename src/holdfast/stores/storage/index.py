@@ -377,7 +377,7 @@ class Index:
         place = (store, durable, key)
         rows = self._read("entries", "WHERE store = ? AND durable = ? AND key = ?", place)
         if not rows:
-            # a row with a damaged key is where this one would be; its checksum distinguishes it from a missing row.
+            # A row with a damaged key is where this one would be; its checksum distinguishes it from a missing row.
             self._read("entries", _BELOW, place)
             self._read("entries", _ABOVE, place)
         return Entry(*rows[0][2:]) if rows else None

@@ -35,6 +35,7 @@ from holdfast.queue.stores_log import StoresLog
 from holdfast.stores.values.ports import ReadUnavailable
 
 _START_AGAIN = "start the service again: it finds what the log holds"
+_REPAIR = "holdfast stores repair {} tells what is lost; holdfast stores restore BACKUP NEW makes stores of a backup"
 
 
 def of_the_stores(error: HoldfastError, directory: str) -> HoldfastError:
@@ -46,20 +47,17 @@ def of_the_stores(error: HoldfastError, directory: str) -> HoldfastError:
     facts = {**error.fields, "directory": directory}
     message = f"the stores' log: {error.message}"
     if isinstance(error, CorruptData):
-        # a later version is no damage, and there the queue's own advice holds.
-        hint = error.hint if "format_version" in error.fields else _repair(directory)
+        # A later version is not damage: then the queue's own advice holds.
+        hint = error.hint if "format_version" in error.fields else _REPAIR.format(directory)
         return CorruptData(message, code=error.code, hint=hint, facts=facts)
     if isinstance(error, Closed):
         return Closed(message, code=error.code, hint=_START_AGAIN, facts=facts)
     if isinstance(error, AlreadyOpen):
         return AlreadyOpen(message, code=error.code, hint=error.hint, facts=facts)
     if isinstance(error, Unavailable):
-        full = error.code is Code.DISK_FULL
-        hint = "free some space, then start the service again: it finds what the log holds" if full else ""
+        hint = f"free some space, then {_START_AGAIN}" if error.code is Code.DISK_FULL else ""
         return Unavailable(message, code=error.code, hint=hint, retry_after_ms=error.retry_after_ms, facts=facts)
-    if isinstance(error, NotFound):
-        return NotFound(message, code=error.code, facts=facts)
-    return error
+    return NotFound(message, code=error.code, facts=facts) if isinstance(error, NotFound) else error
 
 
 def not_done(failure: BaseException) -> HoldfastError:
@@ -96,13 +94,6 @@ def _cause(failure: BaseException) -> dict[str, object]:
         "cause": statement_of(failure),
         "cause_code": str(failure.code) if isinstance(failure, HoldfastError) else None,
     }
-
-
-def _repair(directory: str) -> str:
-    return (
-        f"holdfast stores repair {directory} tells what is lost; "
-        "holdfast stores restore BACKUP NEW makes stores of a backup"
-    )
 
 
 LOG_NAME = "messages"  # the name of the queue in the stores' directory
@@ -182,7 +173,7 @@ class MessageLog:
             for message in self._queue.read(seq=number + 1):
                 yield message.seq, message.payload
                 number = message.seq
-        # a hole at the end is after everything readable, so reading alone does not find it.
+        # A hole at the end is after everything readable, so reading alone does not find it.
         if number < last:
             missing = CorruptData("frames are missing", first=number + 1, last=last)
             raise of_the_stores(missing, self.directory)

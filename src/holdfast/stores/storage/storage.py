@@ -32,7 +32,7 @@ from holdfast.stores.storage.frames import Relocated, decode_frame
 from holdfast.stores.storage.index import INDEX_NAME, UNREADABLE, Checkpoint, Index, Loaded
 from holdfast.stores.storage.locations import Extent, Locations
 from holdfast.stores.storage.log import LOG_NAME, MessageLog
-from holdfast.stores.storage.messages import RoutedBlocks, RoutedEntries, RoutedMessages, StoredMessages
+from holdfast.stores.storage.messages import StoredMessages
 from holdfast.stores.storage.volatile import Swap, VolatileBlocks, VolatileEntries, VolatileMessages
 from holdfast.stores.values.commands import (
     FIRST_RULES,
@@ -77,13 +77,8 @@ class Storage:
         blocks = VolatileBlocks()
         self.swap = Swap(log.directory)
         self.volatile = VolatileMessages(blocks, self.swap, self._swaps)
-        names = self.volatile_names
-        self.all_messages = RoutedMessages(self.messages, self.volatile, names)
-        self.state = State(
-            self.all_messages,
-            RoutedBlocks(index.blocks, blocks, names),
-            RoutedEntries(index.entries, VolatileEntries(), names),
-        )
+        volatile = self.volatile, blocks, VolatileEntries()
+        self.state = State(self.messages, index.blocks, index.entries, volatile)
         self.last_ms = 0
         self.log_bytes = 0  # written since the last checkpoint was begun
         self.effects: list[Effect] = []
@@ -254,12 +249,16 @@ class Storage:
             return self.state.apply(command)
         names, before = self.volatile_names, frozenset(self.volatile_names)
         try:
-            # a store that goes and one that comes are both known while the definition is carried out.
+            # A store that goes and one that comes are both known while the definition is carried out.
             names |= wanted.volatile_stores
             return self.state.apply(command)
         finally:
             names |= before
             names &= self.state.definition.volatile_stores
+
+    def messages_of(self, store: str) -> StoredMessages | VolatileMessages:
+        """Where the messages of a store are."""
+        return self.volatile if store in self.volatile_names else self.messages
 
     def _swaps(self, store: str) -> bool:
         """Whether bodies that come to a store in memory go to disk: it or one of its durables is above its limit."""

@@ -18,6 +18,11 @@ class _Command(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=True)
     at_ms: int
 
 
+class _OfDurable(_Command, frozen=True):
+    store: str
+    durable: str
+
+
 class _Result(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=True):
     pass
 
@@ -60,14 +65,12 @@ class Publish(_Command, frozen=True):
     messages: list[Message]
 
 
-class Attach(_Command, frozen=True):
+class Attach(_OfDurable, frozen=True):
     """A subscriber comes. A dynamic durable is made of ``template``, with ``matcher`` (JSON, empty for none).
 
     ``key``: the one key of a last-value subscriber, and of no other.
     """
 
-    store: str
-    durable: str
     subscriber: str
     template: str = ""
     matcher: bytes = b""
@@ -76,39 +79,30 @@ class Attach(_Command, frozen=True):
     """Whether it asks for each portion, and may hold messages while it is silent."""
 
 
-class Detach(_Command, frozen=True):
+class Detach(_OfDurable, frozen=True):
     """A subscriber is gone: what it holds is delivered to others. ``cause`` is for advisories.
 
     The delivery counts for what it reported as started; without a report for the oldest message that it holds.
     """
 
-    store: str
-    durable: str
     subscriber: str
     cause: str = "closed"
 
 
-class Unsubscribe(_Command, frozen=True):
+class Unsubscribe(_OfDurable, frozen=True):
     """Delete a dynamic durable and what it keeps."""
 
-    store: str
-    durable: str
 
-
-class Deliver(_Command, frozen=True):
+class Deliver(_OfDurable, frozen=True):
     """Give ``subscriber`` up to ``count`` messages (its window ends it earlier)."""
 
-    store: str
-    durable: str
     subscriber: str
     count: int
 
 
-class Acknowledge(_Command, frozen=True):
+class Acknowledge(_OfDurable, frozen=True):
     """Ranges are pairs [first, last] of sequence numbers. Only what this subscriber holds now counts."""
 
-    store: str
-    durable: str
     subscriber: str
     ack: list[tuple[int, int]] = []
     nack: list[tuple[int, int]] = []
@@ -121,7 +115,7 @@ class Acknowledge(_Command, frozen=True):
     reported needs to be reported again."""
 
 
-class DeadLetter(_Command, frozen=True):
+class DeadLetter(_OfDurable, frozen=True):
     """Move one dying message to the dead-letter store of its durable, with the cause kept; one step with its release.
 
     ``message`` is what is published there: the original with its fields, and fields that say where it came from.
@@ -129,8 +123,6 @@ class DeadLetter(_Command, frozen=True):
     the numbers of ``to_store`` (0 and 0 where nothing was published).
     """
 
-    store: str
-    durable: str
     seq: int
     message: Message
     to_store: str = ""
@@ -150,18 +142,13 @@ class Expire(_Command, frozen=True):
     looks: int = EXPIRE_LOOKS
 
 
-class Purge(_Command, frozen=True):
+class Purge(_OfDurable, frozen=True):
     """Forget every message that a durable keeps."""
 
-    store: str
-    durable: str
 
-
-class Drop(_Command, frozen=True):
+class Drop(_OfDurable, frozen=True):
     """Delete one message of one durable (an administrator's browse and delete)."""
 
-    store: str
-    durable: str
     seq: int
 
 
@@ -169,41 +156,35 @@ class Restarted(_Command, frozen=True):
     """The service has started: what subscribers hold was handed out before, and no delivery counts for that."""
 
 
-class Redeliver(_Command, frozen=True):
+class Redeliver(_OfDurable, frozen=True):
     """Put parked messages back: they are delivered again, counted from one.
 
     ``messages`` are ranges of sequence numbers, empty for all; ``match`` is a matcher's JSON, empty for none; ``count``
     bounds the messages that one command looks at, in order of their numbers and above ``after``.
     """
 
-    store: str
-    durable: str
     messages: list[tuple[int, int]] = []
     match: bytes = b""
     count: int = 1_000
     after: int = 0
 
 
-class Resend(_Command, frozen=True):
+class Resend(_OfDurable, frozen=True):
     """Move a dead letter back to the durable that it came from, and to no other; one step with its release.
 
     ``message`` is what is published there. ``store`` is empty where only the second half is asked for, because one of
     the stores is in the log and the other is not. The answer is ``Published``, in the numbers of ``to_store``.
     """
 
-    store: str
-    durable: str
     seq: int
     message: Message
     to_store: str
     to_durable: str
 
 
-class Rewind(_Command, frozen=True):
+class Rewind(_OfDurable, frozen=True):
     """Deliver again what is retained, from ``seq`` (0: everything kept) or, where it is given, from ``time_ms`` on."""
 
-    store: str
-    durable: str
     seq: int = 0
     time_ms: int = 0
 
