@@ -9,12 +9,11 @@
     {"paid": {"equals": true}}          a truth value, because a bare true asks for presence
     {}  or null                         every message
 
-Values are compared exactly and never converted: the text "1", the number 1 and the truth value true are three values.
-A list of values may hold any of the above. Matchers that say the same in another order are equal.
+Values are compared exactly and never converted: the text "1", the number 1 and the truth value true are three values. A
+list of values may hold any of the above. Matchers that differ only in order are equal.
 
-``MatcherIndex`` finds which of many matchers accept a message. Each alternative is filed under one of its fields: under
-its exact values if it has some, else under the field's presence. A message looks up its own fields and tests only the
-alternatives filed there. Alternatives that need no field are tested for every message.
+``MatcherIndex`` finds which of many matchers accept a message. It files each alternative under the exact values of one
+field, or under the presence of one; a message tests only the alternatives filed under its own fields.
 """
 
 from __future__ import annotations
@@ -86,9 +85,8 @@ Alternative = tuple[tuple[str, tuple[Condition, ...]], ...]
 class Matcher:
     """A matcher in normal form. ``matches(fields)`` says whether a message's fields match; it is compiled once.
 
-    Equal matchers accept the same messages. (The reverse does not hold for ranges that overlap.)
-
-    *Cost* of ``matches``: one look-up per field named, whatever the length of its list of exact values.
+    Equal matchers accept the same messages (not the reverse, for ranges that overlap). *Cost* of ``matches``: one
+    look-up per field named, whatever the length of its list of exact values.
 
     >>> matcher = Matcher.of({"kind": ["a", "b"], "test": False})
     >>> matcher.matches({"kind": "b"}), matcher.matches({"kind": "b", "test": "yes"})
@@ -97,16 +95,11 @@ class Matcher:
     True
     """
 
-    __slots__ = ("alternatives", "matches")
-
-    alternatives: tuple[Alternative, ...]
-    matches: Test
-
     def __init__(self, alternatives: tuple[Alternative, ...]) -> None:
         # One alternative that accepts everything makes the others idle.
         unique = ((),) if () in alternatives else tuple(sorted(set(alternatives), key=repr))
         self.alternatives = unique
-        self.matches = _compiled(unique)
+        self.matches: Test = _compiled(unique)
 
     @classmethod
     def parse(cls, data: bytes) -> Matcher:
@@ -270,9 +263,6 @@ def _condition_document(condition: Condition) -> object:
             return low_end | ({} if high is None else {"<=" if high_included else "<": high})
 
 
-# ---- the compiled test ----------------------------------------------------------------------------------------------
-
-
 def _compiled(alternatives: tuple[Alternative, ...]) -> Test:
     tests = [_every([_field_test(name, conditions) for name, conditions in item]) for item in alternatives]
     if len(tests) == 1:
@@ -406,7 +396,7 @@ class MatcherIndex(Generic[Name]):
         return name in self._filed
 
     def add(self, name: Name, matcher: Matcher) -> None:
-        """File ``matcher`` under ``name``, which is new; names found are in the order in which they were added."""
+        """File ``matcher`` under a new ``name``; names found are in the order in which they were added."""
         assert name not in self._filed, f"a name is filed once: {name!r}"
         filed: list[_Filed[Name]] = []
         for alternative in matcher.alternatives:
@@ -473,10 +463,7 @@ class MatcherIndex(Generic[Name]):
         item.buckets.append((None, self._always))
 
     def _best_exact(self, alternative: Alternative) -> list[_Exact]:
-        """The exact values of that field under whose values the fewest others are filed so far.
-
-        Ten thousand durables that ask for region and customer are so filed under the customer, whatever comes first.
-        """
+        """The exact values of the field under whose values the fewest others are filed so far."""
         best: list[_Exact] = []
         best_load = -1
         for name, conditions in alternative:

@@ -304,9 +304,6 @@ class ClusterDefinition:
         return msgspec.json.encode(self.document())
 
 
-# ---- reading --------------------------------------------------------------------------------------------------------
-
-
 def parse_definition(data: bytes) -> ClusterDefinition:
     """A whole definition from its JSON; no bytes at all are the defaults. Raises ``InvalidRequest``.
 

@@ -189,9 +189,6 @@ def _durable_in(store: StoreDefinition, place: Path) -> DurableDefinition | None
             return None
 
 
-# ---- differences ----------------------------------------------------------------------------------------------------
-
-
 def part_of(definition: ClusterDefinition, path: Path) -> Part:
     """The part at a path with everything in force; without a document where there is none."""
     document: dict[str, object] | None = None

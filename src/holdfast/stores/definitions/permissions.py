@@ -132,9 +132,6 @@ def _covers(pattern: str, store: str) -> bool:
     return store.startswith(pattern[:-1]) if pattern.endswith("*") else store == pattern
 
 
-# ---- as JSON --------------------------------------------------------------------------------------------------------
-
-
 def read_permissions(reader: Reader) -> Permissions:
     """The permissions of a definition; problems are left with the reader."""
     enabled = reader.flag("enabled", False)

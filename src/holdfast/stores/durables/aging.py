@@ -26,8 +26,6 @@ REPLAYED_RUNS_MAX = 1_024
 """Of more rewinds to places apart the oldest is forgotten: its messages do not say that they are replayed."""
 _HIGH = 1 << 62
 
-# ---- time-to-live ---------------------------------------------------------------------------------------------------
-
 
 def ttl_next_ms(durable: PendingMessages) -> int | None:
     """When the next message may be older than the durable's time-to-live, or None."""
@@ -198,9 +196,6 @@ def retain(durable: PendingMessages, first: int, last: int, now_ms: int) -> None
                     durable.shelf.counts.release(kept.seq, kept.seq)
                     durable.backlog.exclude(kept.seq, kept.seq)
         first = end
-
-
-# ---- retention ------------------------------------------------------------------------------------------------------
 
 
 def retained(durable: PendingMessages, first: int, end: int, ahead: ReadAhead | None = None) -> list[tuple[int, int]]:

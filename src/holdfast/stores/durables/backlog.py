@@ -103,8 +103,6 @@ class Backlog:
         """When a block's delayed messages were last looked at: those due later were passed, those due earlier not."""
         self.delayed_total = 0
 
-    # ---- questions --------------------------------------------------------------------------------------------------
-
     def wants(self, kept: Kept, block: Block | None) -> bool:
         """Whether a message that somebody keeps was given to this durable, but for its own times."""
         return block is not None and self.wants_matching(kept.seq, block) and self.matcher.matches(kept.fields)
@@ -122,8 +120,6 @@ class Backlog:
     def arithmetic(self) -> bool:
         """Whether every message is wanted, so that none need be read but those with own times."""
         return self.matcher.everything
-
-    # ---- scanning ---------------------------------------------------------------------------------------------------
 
     def scan(self, now_ms: int, want: int, end: int, looks: int = _ALL) -> Found:
         """Move the cursor on, below ``end``, until ``want`` messages are found, or ``SCAN_MAX`` or ``looks`` examined.

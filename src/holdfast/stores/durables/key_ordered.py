@@ -140,8 +140,6 @@ class KeyOrdered(Shared):
                 runs.append((seq, seq, count))
         return room
 
-    # ---- keys -------------------------------------------------------------------------------------------------------
-
     def set_apart(self, first: int, last: int) -> None:
         """As for every durable, and their keys are noted. Cost: reads them."""
         for kept in self.shelf.messages.read(self.shelf.store, first, last):

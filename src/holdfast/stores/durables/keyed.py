@@ -132,8 +132,6 @@ class KeyedMessages:
         self.oldest = self.start = shelf.counts.next_seq
         self.oldest_ms = 0
 
-    # ---- questions --------------------------------------------------------------------------------------------------
-
     def get(self, key: str) -> Entry | None:
         """The entry of a key."""
         return self._entries.get(self._shelf.store, self.place, key)
@@ -173,8 +171,6 @@ class KeyedMessages:
     def next_ms(self, ttl_ms: int) -> int | None:
         """When ``expire`` has something to do, or None: no entry expires before. It may only move the cursor then."""
         return self.oldest_ms + ttl_ms if ttl_ms and self.messages else None
-
-    # ---- changes ----------------------------------------------------------------------------------------------------
 
     def set(self, key: str, seq: int, size: int, expires_ms: int = 0) -> Entry | None:
         """Message ``seq``, counted for this durable already, is now the key's; returns what it replaced."""
@@ -290,8 +286,6 @@ class KeyedMessages:
         self._shelf.counts.release(entry.revision, entry.revision)
         self.messages -= 1
         self.bytes -= entry.size
-
-    # ---- state ------------------------------------------------------------------------------------------------------
 
     def state(self) -> KeyedState:
         """What a snapshot keeps besides the entries."""

@@ -33,8 +33,6 @@ class LastValue:
         self._seen: dict[str, tuple[str, int]] = {}
         self._by_key: dict[str, dict[str, None]] = {}
 
-    # ---- publishing -------------------------------------------------------------------------------------------------
-
     def key_for(self, message: Message) -> str | None:
         """The key that a message would set here; None where the durable does not want it, so does not count it.
 
@@ -52,8 +50,6 @@ class LastValue:
         """Message ``seq``, counted for this durable, sets ``key``. Returns whether a subscriber follows it."""
         self.keyed.set(key, seq, size, expires_ms)
         return key in self._by_key
-
-    # ---- subscribers ------------------------------------------------------------------------------------------------
 
     def attach(self, subscriber: str, key: str | None) -> bool:
         """A subscriber comes, or comes again, for one key. Returns whether it can be given a value at once.
@@ -113,8 +109,6 @@ class LastValue:
         """Whether any subscriber could be given a value. Cost: O(subscribers)."""
         return any(self.unseen(subscriber) is not None for subscriber in self._seen)
 
-    # ---- time and administration ------------------------------------------------------------------------------------
-
     def next_ms(self) -> int | None:
         """When ``message_ttl`` has something to do next."""
         return self.keyed.next_ms(self.definition.message_ttl_ms)
@@ -127,8 +121,6 @@ class LastValue:
     def drop(self, kept: Sequence[Kept]) -> Entry | None:
         """Delete one message: ``kept`` is what the store has under its number, nothing or one."""
         return self.keyed.lose_message(kept[0], "deleted") if kept else None
-
-    # ---- state ------------------------------------------------------------------------------------------------------
 
     def state(self) -> LastValueState:
         """What a snapshot keeps besides the entries."""

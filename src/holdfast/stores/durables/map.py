@@ -207,8 +207,6 @@ class Map:
         self.sessions: dict[str, None] = {}
         """Who is connected: with its session goes every lock that has its name for an owner."""
 
-    # ---- changes ----------------------------------------------------------------------------------------------------
-
     def plan(self, command: MapChange) -> Plan:
         """Check a change. Nothing is changed.
 
@@ -307,8 +305,6 @@ class Map:
             discarded.append(Change(entry.key, entry.revision, "discarded"))
         return discarded
 
-    # ---- time and administration ------------------------------------------------------------------------------------
-
     def next_ms(self) -> int | None:
         """When a value or a lock ends next."""
         times = [self.keyed.next_ms(self.definition.message_ttl_ms), self.locks.next_ms()]
@@ -329,8 +325,6 @@ class Map:
     def drop(self, kept: Sequence[Kept]) -> Entry | None:
         """Delete one value by its revision: ``kept`` is what the store has under that number, nothing or one."""
         return self.keyed.lose_message(kept[0], "deleted") if kept else None
-
-    # ---- state ------------------------------------------------------------------------------------------------------
 
     def state(self) -> MapState:
         """What a snapshot keeps besides the entries."""

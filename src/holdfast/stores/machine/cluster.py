@@ -68,8 +68,6 @@ class Cluster:
                 for name in store.durables:
                     self.arm(store, name)
 
-    # ---- stores and durables ----------------------------------------------------------------------------------------
-
     def store(self, name: str) -> Store:
         """A store. Raises ``NotFound``."""
         store = self.stores.get(name)
@@ -106,8 +104,6 @@ class Cluster:
         """Every durable of a store, the dynamic ones too, by name. Raises ``NotFound``."""
         return {name: durable.definition for name, durable in self.store(store).durables.items()}
 
-    # ---- deadlines --------------------------------------------------------------------------------------------------
-
     def deadlines_of(self, store: Store) -> Deadlines[tuple[str, str]]:
         """The deadlines that those of this store's durables are among."""
         return self.volatile_deadlines if self.definition.is_volatile(store.definition) else self.deadlines
@@ -141,8 +137,6 @@ class Cluster:
         at_ms = durable.next_deadline_ms() if isinstance(durable, Consumption) else durable.next_ms()
         ttl_ms = durable.definition.durable_ttl_ms
         return earlier(at_ms, store.idle_since_ms[name] + ttl_ms if ttl_ms and name in store.idle_since_ms else None)
-
-    # ---- questions --------------------------------------------------------------------------------------------------
 
     def ready(self, store: str, durable: str) -> bool:
         """Whether a subscriber that is attached could be given something. Raises ``NotFound``."""

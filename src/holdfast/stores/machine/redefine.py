@@ -114,8 +114,6 @@ class Losses:
         first = expired if expired.messages >= over.messages else _Loss(over.messages, expired.is_exact)
         return first + self._ended_retained(durable, after.retention_time_ms)
 
-    # ---- by time ----------------------------------------------------------------------------------------------------
-
     def _expired(self, store: Store, durable: Durable, before_ms: int, after_ms: int) -> _Loss:
         if not after_ms or 0 < before_ms <= after_ms:
             return _Loss()

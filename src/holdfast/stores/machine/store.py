@@ -239,8 +239,6 @@ class Store:
         self._limited: dict[str, Consumption] = {}
         self._matched: MatcherIndex[str] = MatcherIndex()
 
-    # ---- durables ---------------------------------------------------------------------------------------------------
-
     def add(self, definition: DurableDefinition, now_ms: int) -> Durable:
         """Make a durable; it wants messages from now on. Raises ``Backpressure`` (too_many_durables)."""
         if len(self.durables) >= REFERENCES_MAX:
@@ -367,8 +365,6 @@ class Store:
             raise NotFound("there is no such durable", store=self.name, durable=name)
         return durable
 
-    # ---- publishing -------------------------------------------------------------------------------------------------
-
     def publish(self, command: Publish, effects: list[Effect]) -> Published:
         """Accept a batch. Raises what is listed at ``Batch``, ``Publishers.duplicates`` and ``limits``."""
         messages, publisher = command.messages, command.publisher
@@ -490,8 +486,6 @@ class Store:
         message = batch.messages[position]
         start_ms = max(batch.at_ms, message.deliver_at_ms)
         self.counts.mark_timed(seq, start_ms + message.ttl_ms if message.ttl_ms else 0)
-
-    # ---- checks -----------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
         """Every invariant: each message's count is the number of durables that keep it. Cost: O(messages kept)."""

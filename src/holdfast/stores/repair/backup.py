@@ -198,9 +198,6 @@ def _check_messages(storage: Storage) -> int:
     return count
 
 
-# ---- files ----------------------------------------------------------------------------------------------------------
-
-
 def _make_empty(directory: str) -> None:
     make_private_directory(directory)
     if os.listdir(directory):

@@ -163,8 +163,6 @@ class StoreReader:
             "pages of the stores are removed faster than they are read", store=self._store, attempts=ATTEMPTS_MAX
         )
 
-    # ---- planning ---------------------------------------------------------------------------------------------------
-
     def _place(self, after_seq: int) -> Placed:
         durable = self._log.durable
         known = self._index(after_seq)
@@ -264,8 +262,6 @@ class StoreReader:
             ) from error
         newest = next((store.next_seq - 1 for store in beginning.stores if store.name == self._store), 0)
         return _Known(loaded.frame, beginning.at_ms, definition, newest, [Extent(*row) for row in rows])
-
-    # ---- reading ----------------------------------------------------------------------------------------------------
 
     def _read(self, extent: Extent) -> tuple[list[StoredMessage], int]:
         """The messages of an extent in its frames, ascending and each once, and how many of its numbers stand for a

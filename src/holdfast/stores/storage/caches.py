@@ -66,11 +66,9 @@ class BlockTable(Protocol):
 
     def block(self, store: str, number: int) -> tuple[bytes, int] | None:
         """The bytes of a block and their checksum, see ``BlockChanges``."""
-        ...
 
     def block_runs(self) -> dict[str, list[tuple[int, int]]]:
         """The numbers of the blocks that there are, by store: runs, both ends inclusive, ascending."""
-        ...
 
 
 class _Frozen:
@@ -191,8 +189,6 @@ class BlockCache:
         """Blocks that have changed since the last checkpoint."""
         return len(self._dirty) + len(self._spilled)
 
-    # ---- ports.Blocks -----------------------------------------------------------------------------------------------
-
     def get(self, store: str, number: int) -> Block | None:
         """See ``ports.Blocks``."""
         key = (store, number)
@@ -294,8 +290,6 @@ class BlockCache:
                 del self._dirty[key]
             del self._cache[key]
 
-    # ---- checkpoints ------------------------------------------------------------------------------------------------
-
     def freeze(self) -> BlockChanges:
         """What has changed since the last checkpoint. *Cost*: the runs; a copy of 14 KiB for each block that did."""
         assert not self._frozen, "one checkpoint at a time"
@@ -334,11 +328,9 @@ class EntryTable(Protocol):
 
     def entry(self, store: str, durable: str, key: str) -> Entry | None:
         """One entry."""
-        ...
 
     def entries_after(self, store: str, durable: str, key: str, limit: int) -> list[Entry]:
         """Up to ``limit`` entries with the smallest keys above ``key``, ascending."""
-        ...
 
 
 class EntryChanges:
@@ -361,8 +353,6 @@ class EntryCache:
         self._keys: dict[Place, list[str]] = {}  # of both, ascending
         self._read: dict[tuple[str, str, str], Entry | None] = {}
         self.changes = 0
-
-    # ---- ports.Entries ----------------------------------------------------------------------------------------------
 
     def get(self, store: str, durable: str, key: str) -> Entry | None:
         """See ``ports.Entries``."""
@@ -428,8 +418,6 @@ class EntryCache:
             del self._read[address]
         self._changed.forgotten[store, durable] = None
 
-    # ---- layers -----------------------------------------------------------------------------------------------------
-
     def _change(self, place: Place, key: str, entry: Entry | None) -> None:
         changed = self._changed.entries.setdefault(place, {})
         if key not in changed:
@@ -456,8 +444,6 @@ class EntryCache:
         return any(
             place in layer.forgotten or (place[0], "") in layer.forgotten for layer in (self._changed, self._frozen)
         )
-
-    # ---- checkpoints ------------------------------------------------------------------------------------------------
 
     def freeze(self) -> EntryChanges:
         """What has changed since the last checkpoint; it stays in force here until ``written``."""

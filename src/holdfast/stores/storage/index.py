@@ -339,8 +339,6 @@ class Index:
         except UNREADABLE as error:
             raise unreadable(self._path, error) from error
 
-    # ---- what the caches read ---------------------------------------------------------------------------------------
-
     def _select(self, query: str, values: tuple[str | int, ...]) -> list[Row]:
         """Rows, not checked. *Raises*: ``CorruptData``; ``ReadUnavailable`` where they cannot be read now."""
         if self._format == WITHOUT_CHECKSUMS:
@@ -415,8 +413,6 @@ class Index:
     def oldest_extents(self, limit: int) -> list[Extent]:
         """The extents that are first in the log, in that order."""
         return [Extent(*row) for row in self._read("extents", "ORDER BY first_frame LIMIT ?", (limit,))]
-
-    # ---- checkpoints ------------------------------------------------------------------------------------------------
 
     def write(self, checkpoint: Checkpoint) -> int:
         """Write a checkpoint durably, in one transaction. Returns the first frame that is needed from now on.

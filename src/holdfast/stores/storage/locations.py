@@ -34,11 +34,9 @@ class ExtentTable(Protocol):
 
     def extent_at(self, store: str, seq: int) -> Extent | None:
         """The one with the greatest ``first_seq`` that is not above ``seq``."""
-        ...
 
     def extent_after(self, store: str, seq: int) -> Extent | None:
         """The one with the smallest ``first_seq`` above ``seq``."""
-        ...
 
 
 class LocationChanges(NamedTuple):
@@ -220,8 +218,6 @@ class Locations:
         for store, first_seq, *_ in extents:
             self._close(store, first_seq)
             self._remove(store, first_seq)
-
-    # ---- checkpoints ------------------------------------------------------------------------------------------------
 
     def freeze(self) -> LocationChanges:
         """What has changed since the last checkpoint; it stays in force here until ``written``."""

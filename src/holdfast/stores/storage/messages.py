@@ -67,8 +67,6 @@ class StoredMessages:
         self._reread_bytes = 0
         self._reread_bytes_max = reread_bytes
 
-    # ---- what comes in ----------------------------------------------------------------------------------------------
-
     def add(
         self, store: str, first_seq: int, published_ms: int, messages: Sequence[Message], sizes: array[int]
     ) -> None:
@@ -116,8 +114,6 @@ class StoredMessages:
         for recent, count in counts.items():
             del recent.firsts[:count]
             del recent.runs[:count]
-
-    # ---- what is read -----------------------------------------------------------------------------------------------
 
     def runs(self, store: str, first: int, last: int) -> Iterator[MessageRun]:
         """The runs that have messages of ``first..last``, ascending, as far as they are there."""

@@ -137,8 +137,6 @@ class Storage:
             raise
         return storage
 
-    # ---- recovery ---------------------------------------------------------------------------------------------------
-
     def _recover(self, *, read_only: bool = False) -> None:
         loaded = self.index.load()
         first = 1
@@ -279,8 +277,6 @@ class Storage:
         """A frame of this size is about to be the next."""
         self.locations.grow(size)
         self.log_bytes += size
-
-    # ---- checkpoints ------------------------------------------------------------------------------------------------
 
     def begin_checkpoint(self) -> Checkpoint:
         """Freeze what has changed, between two commands. *Cost*: 14 KiB to copy for each changed block."""

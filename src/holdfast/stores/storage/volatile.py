@@ -244,8 +244,6 @@ class VolatileMessages:
             for held in self._held.pop(key).values():
                 self._forget(store, held)
 
-    # ---- reading ----------------------------------------------------------------------------------------------------
-
     def _between(self, store: str, first: int, last: int) -> Iterator[tuple[int, _StoredMessage]]:
         seq = first
         while seq <= last:

@@ -43,7 +43,6 @@ class Messages(Protocol):
 
         The newest are in memory already: also those of the command that is being carried out.
         """
-        ...
 
     def add(
         self, store: str, first_seq: int, published_ms: int, messages: Sequence[Message], sizes: array[int]
@@ -52,11 +51,9 @@ class Messages(Protocol):
 
         Its record is not in the log yet, and may never get there; then the process ends before anybody saw an answer.
         """
-        ...
 
     def forget_store(self, store: str) -> None:
         """A store was deleted, with its messages. A new one of the same name begins with number 1 again."""
-        ...
 
 
 class Block:
@@ -102,15 +99,12 @@ class Blocks(Protocol):
 
     def get(self, store: str, number: int) -> Block | None:
         """The block to read or change; a changed one is then given to ``put``."""
-        ...
 
     def put(self, store: str, block: Block) -> None:
         """Keep a new or changed block; one with ``live == 0`` below the newest is forgotten."""
-        ...
 
     def forget_store(self, store: str) -> None:
         """A store was deleted, with its blocks."""
-        ...
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -128,24 +122,18 @@ class Entries(Protocol):
 
     def get(self, store: str, durable: str, key: str) -> Entry | None:
         """The entry of a key, or None."""
-        ...
 
     def put(self, store: str, durable: str, entry: Entry) -> None:
         """Set an entry; it replaces the one of its key."""
-        ...
 
     def remove(self, store: str, durable: str, key: str) -> None:
         """Forget a key; nothing happens where there is none."""
-        ...
 
     def scan(self, store: str, durable: str, after: str = "") -> Iterator[Entry]:
         """In the order of keys, from the first key above ``after``. The map may change meanwhile after the scan."""
-        ...
 
     def take_after(self, store: str, durable: str, after: str, count: int) -> list[Entry]:
         """Remove up to ``count`` entries in the order of keys, from the first key above ``after``; returns them."""
-        ...
 
     def forget(self, store: str, durable: str = "") -> None:
         """Forget every key of one durable, or of a whole store."""
-        ...

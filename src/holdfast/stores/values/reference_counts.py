@@ -30,8 +30,6 @@ class ReferenceCounts:
         self.due_blocks: Deadlines[int] = Deadlines()
         """Blocks by the earliest own time-to-live of a message in them."""
 
-    # ---- questions --------------------------------------------------------------------------------------------------
-
     def block(self, number: int) -> Block | None:
         """One block, to read."""
         return self._blocks.get(self._store, number)
@@ -89,8 +87,6 @@ class ReferenceCounts:
                 return number * BLOCK_MESSAGES + bisect_left(block.published_ms, at_ms, place, end)
             low += end - place
         return high
-
-    # ---- changes ----------------------------------------------------------------------------------------------------
 
     def append(self, sizes: array[int], references: array[int], at_ms: int) -> int:
         """Accept messages with their counts; returns the number of the first."""
