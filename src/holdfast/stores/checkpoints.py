@@ -48,7 +48,7 @@ class Checkpoints:
         self._closed = False
         self._held = 0
         self._writing = False  # the log has every frame that the running checkpoint needs
-        self.after: Callable[[], None] = _nothing
+        self.after: Callable[[], None] = lambda: None
         self.failure: BaseException | None = None
         self.count = 0
         self.pages_removed = 0
@@ -186,10 +186,6 @@ class Checkpoints:
                 await self._settle()
         if self._running is not None:
             await asyncio.wait([self._running])
-
-
-def _nothing() -> None:
-    """The default: do nothing."""
 
 
 STEP_BYTES: Final = 1 << 20

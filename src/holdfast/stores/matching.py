@@ -18,7 +18,7 @@ field, or under the presence of one; a message tests only the alternatives filed
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Generic, TypeVar, cast
 
@@ -141,10 +141,10 @@ class Matcher:
     def document(self) -> object:
         """Its JSON in normal form; ``Matcher.of`` of it is equal."""
         objects = [
-            {name: _conditions_document(conditions) for name, conditions in alternative}
+            {name: _one_or_list([_condition_document(each) for each in conditions]) for name, conditions in alternative}
             for alternative in self.alternatives
         ]
-        return objects[0] if len(objects) == 1 else objects
+        return _one_or_list(objects)
 
     def json(self) -> bytes:
         """The bytes of its normal form: alike for equal matchers."""
@@ -243,8 +243,7 @@ def _end(document: dict[object, object], names: set[object], path: str) -> str |
     return None
 
 
-def _conditions_document(conditions: tuple[Condition, ...]) -> object:
-    documents = [_condition_document(condition) for condition in conditions]
+def _one_or_list(documents: Sequence[object]) -> object:
     return documents[0] if len(documents) == 1 else documents
 
 
@@ -272,18 +271,13 @@ def _compiled(alternatives: tuple[Alternative, ...]) -> Test:
 
 def _every(tests: list[Test]) -> Test:
     if not tests:
-        return _anything
+        return lambda _fields: True
     if len(tests) == 1:
         return tests[0]
     if len(tests) == 2:
         first, second = tests
         return lambda fields: first(fields) and second(fields)
     return lambda fields: all(test(fields) for test in tests)
-
-
-def _anything(fields: Mapping[str, FieldValue]) -> bool:
-    del fields
-    return True
 
 
 def _field_test(name: str, conditions: tuple[Condition, ...]) -> Test:

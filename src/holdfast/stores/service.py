@@ -506,12 +506,13 @@ class StoreService:
         *Raises*: as ``checkpoint``; ``InvalidRequest`` if there are files. *After a crash*: a copy without manifest, to
         be ignored.
         """
-        # Its thread cannot be stopped: while it copies, no page may be removed, even if the caller was cancelled.
-        return await asyncio.shield(self._loop.create_task(self._back_up(target)))
 
-    async def _back_up(self, target: str) -> Manifest:
-        async with self._checkpoints.held():
-            return await asyncio.to_thread(copy_stores, self._storage, target)
+        # Its thread cannot be stopped: while it copies, no page may be removed, even if the caller was cancelled.
+        async def copy() -> Manifest:
+            async with self._checkpoints.held():
+                return await asyncio.to_thread(copy_stores, self._storage, target)
+
+        return await asyncio.shield(self._loop.create_task(copy()))
 
     def space(self) -> SpaceUse:
         """How much the log takes on disk, and how much of it is kept. *Cost*: the size of each page."""

@@ -18,12 +18,11 @@ import msgspec
 from holdfast.errors import Backpressure, Code, HoldfastError
 from holdfast.stores.durables.aging import without_expired
 from holdfast.stores.durables.backlog import Backlog, Fate, fate
-from holdfast.stores.durables.consumption import Consumption
-from holdfast.stores.durables.key_ordered import KeyOrdered
+from holdfast.stores.durables.consumption import Consumption, KeyOrdered
 from holdfast.stores.durables.keyed import KeyedMessages, KeyedResidue, KeyedResidueState, KeyedState
+from holdfast.stores.durables.leases import RedeliveryQueue
 from holdfast.stores.durables.map import Lock, Locks, LocksState, Map, Plan
 from holdfast.stores.durables.pending import ConsumptionState
-from holdfast.stores.durables.redelivery import RedeliveryQueue
 from holdfast.stores.machine.store import Publishers, PublisherState
 from holdfast.stores.values.ports import BLOCK_MESSAGES
 from holdfast.stores.values.reference_counts import ReferenceCounts

@@ -20,13 +20,11 @@ from tests.worlds.stores.world import run_world
 
 from holdfast.stores.durables import aging, backlog, pending
 from holdfast.stores.durables.backlog import Backlog
-from holdfast.stores.durables.consumption import Consumption, Standard
-from holdfast.stores.durables.key_ordered import KeyOrdered
+from holdfast.stores.durables.consumption import Consumption, KeyOrdered, Standard
 from holdfast.stores.durables.keyed import KeyedMessages, KeyedResidue
-from holdfast.stores.durables.leases import Holder, Leases
+from holdfast.stores.durables.leases import Holder, Leases, RedeliveryQueue
 from holdfast.stores.durables.map import Locks, Map
 from holdfast.stores.durables.pending import PendingMessages
-from holdfast.stores.durables.redelivery import RedeliveryQueue
 from holdfast.stores.machine import map_commands, redefine
 from holdfast.stores.machine import state as state_module
 from holdfast.stores.machine.store import Publishers, Store

@@ -53,7 +53,7 @@ RIGHTS: Final[Mapping[Right, str]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """One user: the hash of the token (empty: nobody can be this user) and the roles."""
+    """One user: the hash of the token (empty: no token works) and the roles."""
 
     name: str
     token_sha256: str = field(default="", repr=False)
@@ -107,7 +107,7 @@ class Permissions:
         return any(role.grants(right, store) for name in known.roles if (role := self.roles.get(name)) is not None)
 
     def require(self, user: str | None, right: Right, store: str = CLUSTER) -> None:
-        """Nothing where it is allowed. Raises ``PermissionDenied`` with the user, the right and the store."""
+        """Raises ``PermissionDenied`` with the user, the right and the store if it is not allowed."""
         if self.allows(user, right, store):
             return
         place = "the cluster" if store == CLUSTER else f"store {store}"

@@ -1,12 +1,9 @@
 """Changes of a state that only a repair makes, before it writes the whole state again.
 
-``accept`` takes the recorded result of a command where a replay gives another one, because a client has seen the
-recorded result: acknowledged messages are removed, and published ones are kept under the recorded number. If a number
-differs, nothing can be accepted.
-
-``drop_lost`` removes messages that cannot be read. Without its fields, it is unknown which matchers took a message. So
-leases, redelivery queues, dying messages and keys are cleared of the lost ones, no durable keeps them any more, and
-what each durable still has is counted again.
+``accept`` takes the recorded result of a command if a replay gives another one, because a client has seen it:
+acknowledged messages are removed, and published ones are kept under the recorded number, or nothing can be accepted.
+``drop_lost`` removes messages that cannot be read; which matchers took them is unknown, so every durable is searched
+and counted again.
 """
 
 from __future__ import annotations
@@ -17,7 +14,7 @@ from dataclasses import replace
 from holdfast.errors import CorruptData, HoldfastError
 from holdfast.stores.durables.consumption import Consumption
 from holdfast.stores.machine.state import State
-from holdfast.stores.machine.store import Durable, Store
+from holdfast.stores.machine.store import Durable
 from holdfast.stores.values.commands import (
     Acknowledge,
     Acknowledged,
@@ -86,7 +83,7 @@ def _remove_acknowledged(state: State, command: Acknowledge, recorded: Acknowled
 
 
 def _keep(state: State, name: str, messages: Sequence[Message], at_ms: int) -> None:
-    """Accept messages that a limit refuses now. They were accepted once."""
+    """Accept messages that a limit refuses now, but were accepted once."""
     store = state.stores[name]
     definition, cluster = store.definition, state.definition
     effects: list[Effect] = []
@@ -119,7 +116,7 @@ PAGE = 4_096
 
 
 def drop_lost(state: State, name: str, lost: SequenceSet) -> dict[str, int]:
-    """Take these messages out of a store. Returns how many each durable lost, by its name, where it lost any.
+    """Remove these messages from a store. Returns how many each durable lost, if any.
 
     *Cost*: reads the backlog of every durable of the store.
     """
@@ -146,7 +143,10 @@ def drop_lost(state: State, name: str, lost: SequenceSet) -> dict[str, int]:
             if isinstance(found, Consumption):
                 found.lose(CAUSE, gone)
         state.arm(store, durable_name)
-    _count_residues(store)
+    for residue in store.residues:
+        if residue.left is not None:
+            residue.left = len(residue.kept())
+    store.residues = [residue for residue in store.residues if not residue.is_done]
     return losses
 
 
@@ -155,7 +155,7 @@ def _kept(durable: Durable) -> int:
 
 
 def _take_out(durable: Durable, lost: SequenceSet) -> None:
-    """Take the lost messages out of every place in which the durable knows that it has them."""
+    """Remove the lost messages from every place of the durable."""
     if not isinstance(durable, Consumption):
         for entry in [entry for entry in durable.keyed.scan() if entry.revision in lost]:
             durable.keyed.lose(entry.key, CAUSE)
@@ -171,7 +171,7 @@ def _take_out(durable: Durable, lost: SequenceSet) -> None:
 
 
 def _count(durable: Consumption) -> None:
-    """Count what the durable keeps: all of it but for what is retained."""
+    """Count the durable's messages, except retained ones."""
     backlog = durable.backlog
     backlog.delayed_total = len(backlog.passed_delayed())
     counts, after = durable.shelf.counts, 0
@@ -181,10 +181,3 @@ def _count(durable: Consumption) -> None:
         durable.pending_bytes += sum(counts.size(seq, seq) for seq, _ in page)
         after = page[-1][0]
     backlog.forget_passed()
-
-
-def _count_residues(store: Store) -> None:
-    for residue in store.residues:
-        if residue.left is not None:
-            residue.left = len(residue.kept())
-    store.residues = [residue for residue in store.residues if not residue.is_done]

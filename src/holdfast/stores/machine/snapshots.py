@@ -23,15 +23,13 @@ from holdfast.stores.definitions.cluster import (
     parse_definition,
     with_earlier_prefetch,
 )
+from holdfast.stores.durables.backlog import Residue, ResidueState
 from holdfast.stores.durables.consumption import Consumption
-from holdfast.stores.durables.keyed import KeyedResidue, KeyedResidueState
-from holdfast.stores.durables.last_value import LastValue, LastValueState
+from holdfast.stores.durables.keyed import KeyedResidue, KeyedResidueState, LastValue, LastValueState
 from holdfast.stores.durables.map import Map, MapState
 from holdfast.stores.durables.pending import ConsumptionState
-from holdfast.stores.durables.residue import Residue, ResidueState
-from holdfast.stores.machine.cluster import Cluster, Revision
 from holdfast.stores.machine.redefine import restored_history, whole_history
-from holdfast.stores.machine.store import PublisherState, Store
+from holdfast.stores.machine.store import Cluster, PublisherState, Revision, Store
 from holdfast.stores.values.commands import FIRST_RULES, RULES
 
 FORMAT = 2

@@ -1,15 +1,13 @@
 """The state machine of a cluster: ``apply(command)`` changes the state and returns a result.
 
-- ``apply`` is the only way to change the state, in operation and during recovery. It carries a command out whole, or
-  raises ``HoldfastError`` and has changed nothing.
-- The result depends on the state, the command, and the messages that the ports return, and on nothing else.
-
-``redefine`` and ``map_commands`` have their own commands, ``snapshots`` has the bytes of the state.
+``apply`` is the only way to change the state, in operation and during recovery. It carries a command out whole, or
+raises ``HoldfastError`` and has changed nothing. The result depends only on the state, the command, and the messages
+that the ports return.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -27,11 +25,10 @@ from holdfast.stores.definitions.reader import check_name
 from holdfast.stores.durables import aging
 from holdfast.stores.durables.backlog import ReadAhead, expires_ms
 from holdfast.stores.durables.consumption import Consumption
-from holdfast.stores.durables.last_value import LastValue
+from holdfast.stores.durables.keyed import LastValue
 from holdfast.stores.durables.map import Map
 from holdfast.stores.machine import map_commands, redefine, snapshots
-from holdfast.stores.machine.cluster import Cluster, Ports
-from holdfast.stores.machine.store import Durable, Store
+from holdfast.stores.machine.store import Cluster, Durable, Ports, Store
 from holdfast.stores.matching import Matcher
 from holdfast.stores.values import commands
 from holdfast.stores.values.commands import (
@@ -57,10 +54,7 @@ DEAD_LETTER_BYTES_MAX = 1 << 31
 
 
 class State(Cluster):
-    """The whole state. ``apply`` changes it; everything else only looks.
-
-    ``stores`` is for looking: see ``Store`` and the durables for what they report.
-    """
+    """The whole state. ``stores`` is for reading."""
 
     def __init__(self, messages: Messages, blocks: Blocks, entries: Entries, volatile: Ports | None = None) -> None:
         super().__init__(messages, blocks, entries, volatile)
@@ -150,7 +144,7 @@ class State(Cluster):
         return template.durable(command.durable, Matcher.parse(command.matcher) if command.matcher else None)
 
     def _check_same(self, store: StoreDefinition, definition: DurableDefinition, command: commands.Attach) -> None:
-        """Raises where the durable is not what the subscriber asks for."""
+        """Raises if the durable is not what the subscriber requests."""
         if command.matcher and Matcher.parse(command.matcher) != definition.matcher:
             raise InvalidRequest(
                 "the durable has another matcher",
@@ -213,9 +207,7 @@ class State(Cluster):
         if not isinstance(durable, Consumption):
             # There is nothing to settle; a client that acknowledges everything need not know the type.
             return Acknowledged(0, []), False
-        for first, last in chain(command.ack, command.extend, command.started or ()):
-            if first > last:
-                raise InvalidRequest("a range of numbers begins with its lowest", first=first, last=last)
+        _check_ranges(chain(command.ack, command.extend, command.started or ()))
         result = durable.acknowledge(command, effects)
         self.arm(store, command.durable)
         return result, result.acknowledged > 0 or bool(command.extend) or command.started is not None
@@ -252,9 +244,7 @@ class State(Cluster):
 
     def _redeliver(self, command: commands.Redeliver, effects: list[Effect]) -> _Outcome:
         store, durable = self.find(command.store, command.durable)
-        for first, last in command.messages:
-            if first > last:
-                raise InvalidRequest("a range of numbers begins with its lowest", first=first, last=last)
+        _check_ranges(command.messages)
         if not isinstance(durable, Consumption):
             raise _not_for(durable, "only a standard or shared durable redelivers messages")
         before = durable.pending
@@ -279,7 +269,7 @@ class State(Cluster):
         return Published(seq, seq, 0, 0), True
 
     def _letter(self, command: commands.Resend) -> tuple[Consumption, Kept]:
-        """The durable of a dead letter, and the letter. Raises ``NotFound`` where it cannot be taken from there."""
+        """A dead letter and its durable. Raises ``NotFound`` if it cannot be taken from there."""
         store, durable = self.find(command.store, command.durable)
         kept = store.shelf.messages.read(store.name, command.seq, command.seq)
         if not isinstance(durable, Consumption) or not kept or not durable.is_waiting(command.seq):
@@ -333,7 +323,7 @@ class State(Cluster):
         return Done(), changed
 
     def reading_ahead(self, command: commands.Rewind) -> ReadAhead:
-        """What reads what this rewind would read. Raises: what the rewind is refused with."""
+        """What reads the messages of this rewind ahead. Raises what the rewind would be refused with."""
         return aging.reading_ahead(_retaining(self.find(command.store, command.durable)[1]), command)
 
     # ---- deadlines --------------------------------------------------------------------------------------------------
@@ -345,7 +335,7 @@ class State(Cluster):
         return self.expire(command, Budget(max(1, command.count), max(1, command.looks)), effects), True
 
     def expire(self, command: commands.Expire, budget: Budget, effects: list[Effect]) -> Expired:
-        """Carry out what is due, as far as the budget goes."""
+        """Carry out what is due, within the budget."""
         now_ms = command.at_ms
         deadlines = self.volatile_deadlines if command.volatile else self.deadlines
         total = durables = 0
@@ -358,7 +348,8 @@ class State(Cluster):
             seen.add(key)
             store, durable = self.stores[key[0]], self.stores[key[0]].durables[key[1]]
             budget.looks -= 1
-            if self._is_abandoned(store, durable, now_ms):
+            since_ms, ttl_ms = store.idle_since_ms.get(key[1]), durable.definition.durable_ttl_ms
+            if ttl_ms and since_ms is not None and since_ms + ttl_ms <= now_ms:
                 self.delete(store, key[1], "durable_ttl", now_ms, effects)
                 durables += 1
                 continue
@@ -373,7 +364,7 @@ class State(Cluster):
         return Expired(total, durables, next_ms is not None and next_ms <= now_ms)
 
     def _expire_store(self, store: Store, now_ms: int, budget: Budget, effects: list[Effect]) -> int:
-        """What is due in a store and is not a durable's; returns how many messages went."""
+        """Expire what belongs to the store itself; returns how many messages were removed."""
         total = 0
         if store.residues and not budget.is_spent:
             budget.looks -= BLOCK_MESSAGES
@@ -387,11 +378,6 @@ class State(Cluster):
         budget.messages -= total
         return total
 
-    def _is_abandoned(self, store: Store, durable: Durable, now_ms: int) -> bool:
-        ttl_ms = durable.definition.durable_ttl_ms
-        since_ms = store.idle_since_ms.get(durable.definition.name)
-        return bool(ttl_ms) and since_ms is not None and since_ms + ttl_ms <= now_ms
-
     def _expire_durable(
         self, store: Store, durable: Durable, now_ms: int, budget: Budget, effects: list[Effect]
     ) -> int:
@@ -402,7 +388,7 @@ class State(Cluster):
         return len(durable.expire(now_ms, budget))
 
     def _sweep(self, store: Store, number: int, now_ms: int) -> int:
-        """Carry out every own time-to-live of one block that has ended; returns how many messages durables released."""
+        """Carry out the ended own times-to-live of one block; returns how many messages durables released."""
         block = store.counts.block(number)
         if block is None:
             return 0
@@ -439,12 +425,18 @@ class State(Cluster):
     # ---- snapshots --------------------------------------------------------------------------------------------------
 
     def snapshot(self) -> bytes:
-        """Everything that the ports do not keep. Bounded by durables, what is not settled and publishers."""
+        """Everything that the ports do not keep."""
         return snapshots.snapshot(self)
 
     def restore(self, data: bytes) -> None:
-        """Take up a snapshot, in a state just made. Raises ``CorruptData``."""
+        """Load a snapshot into a new state. Raises ``CorruptData``."""
         snapshots.restore(self, data)
+
+
+def _check_ranges(ranges: Iterable[tuple[int, int]]) -> None:
+    for first, last in ranges:
+        if first > last:
+            raise InvalidRequest("a range of numbers begins with its lowest", first=first, last=last)
 
 
 def _retaining(durable: Durable) -> Consumption:

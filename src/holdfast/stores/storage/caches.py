@@ -26,6 +26,7 @@ from array import array
 from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import islice
 from typing import Final, Protocol, TypeAlias
 
@@ -65,7 +66,7 @@ class BlockTable(Protocol):
     """The blocks of the last checkpoint."""
 
     def block(self, store: str, number: int) -> tuple[bytes, int] | None:
-        """The bytes of a block and their checksum, see ``BlockChanges``."""
+        """The bytes of a block and their checksum ``row_crc(store, number, bytes)``."""
 
     def block_runs(self) -> dict[str, list[tuple[int, int]]]:
         """The numbers of the blocks that there are, by store: runs, both ends inclusive, ascending."""
@@ -93,7 +94,7 @@ def encode_block(block: Block) -> bytes:
 
 
 def decode_block(number: int, data: bytes) -> Block:
-    """The block of these bytes. *Raises*: ``struct.error``, ``zlib.error`` for what is none."""
+    """The block of these bytes. *Raises*: ``struct.error``, ``zlib.error`` if they are not valid."""
     block = Block(number)
     block.earliest_ms, block.swept_ms, block.live, block.live_bytes, timed = _HEAD.unpack_from(data)
     block.timed = bool(timed)
@@ -104,26 +105,16 @@ def decode_block(number: int, data: bytes) -> Block:
     return block
 
 
+@dataclass(frozen=True, slots=True)
 class BlockChanges:
-    """What a checkpoint writes: ``forgotten`` stores first; then iterate over (store, number, bytes), None for a block
-    that is forgotten. ``runs`` says which blocks there are then, as ``BlockTable.block_runs``. Any thread.
+    """What a checkpoint writes: ``forgotten`` stores first; then iterate over (store, number, bytes), None for a
+    forgotten block. ``runs`` says which blocks there are then, as ``BlockTable.block_runs``. Any thread."""
 
-    Beside its bytes a block has the checksum ``row_crc(store, number, bytes)``.
-    """
-
-    def __init__(
-        self,
-        forgotten: list[str],
-        runs: dict[str, list[tuple[int, int]]],
-        frozen: dict[tuple[str, int], _Frozen | None],
-        scratch: sqlite3.Connection | None,
-        generation: int,
-    ) -> None:
-        self.forgotten = forgotten
-        self.runs = runs
-        self._frozen = frozen
-        self._scratch = scratch
-        self._generation = generation
+    forgotten: list[str]
+    runs: dict[str, list[tuple[int, int]]]
+    _frozen: dict[tuple[str, int], _Frozen | None]
+    _scratch: sqlite3.Connection | None
+    _generation: int
 
     def __iter__(self) -> Iterator[tuple[str, int, bytes | None]]:
         if self._scratch is not None:
@@ -139,7 +130,7 @@ class BlockChanges:
 
 
 def _checked(store: str, number: int, data: bytes, crc: int) -> bytes:
-    """The bytes, where they are what was written. *Raises*: ``CorruptData``."""
+    """The bytes if the checksum holds. *Raises*: ``CorruptData``."""
     if row_crc(store, number, data) != crc:
         raise _damaged(store, number)
     return data
@@ -256,7 +247,7 @@ class BlockCache:
         self._dirty[key] = False
 
     def _encoded(self, key: tuple[str, int]) -> bytes:
-        """The bytes of a block that is there, and not in the cache. *Raises*: ``CorruptData``."""
+        """The bytes of an existing block that is not in the cache. *Raises*: ``CorruptData``."""
         generation = self._spilled.get(key)
         if generation is not None and (generation == self._generation or key not in self._frozen):
             row: tuple[bytes, int] | None = (
@@ -291,7 +282,7 @@ class BlockCache:
             del self._cache[key]
 
     def freeze(self) -> BlockChanges:
-        """What has changed since the last checkpoint. *Cost*: the runs; a copy of 14 KiB for each block that did."""
+        """What has changed since the last checkpoint. *Cost*: copies 14 KiB for each changed block."""
         assert not self._frozen, "one checkpoint at a time"
         self._frozen = {key: _Frozen(self._cache[key]) if there else None for key, there in self._dirty.items()}
         self._dirty = {}
@@ -334,8 +325,8 @@ class EntryTable(Protocol):
 
 
 class EntryChanges:
-    """What a checkpoint writes: durables whose entries all went (an empty name: those of the whole store), then entries
-    set, None where removed."""
+    """What a checkpoint writes: durables without entries any more (an empty name: the whole store), then entries; None:
+    removed."""
 
     def __init__(self) -> None:
         self.forgotten: dict[Place, None] = {}
@@ -430,7 +421,7 @@ class EntryCache:
         self._read.pop((*place, key), None)
 
     def _lookup(self, place: Place, key: str) -> tuple[bool, Entry | None]:
-        """Whether the changes know this key, and what they say."""
+        """Whether the changes know this key, and its entry."""
         for layer in (self._changed, self._frozen):
             found = layer.entries.get(place)
             if found is not None and key in found:
@@ -440,10 +431,8 @@ class EntryCache:
         return False, None
 
     def _is_forgotten(self, place: Place) -> bool:
-        """Whether the table's entries of this durable do not count any more."""
-        return any(
-            place in layer.forgotten or (place[0], "") in layer.forgotten for layer in (self._changed, self._frozen)
-        )
+        layers = self._changed.forgotten, self._frozen.forgotten
+        return any(place in forgotten or (place[0], "") in forgotten for forgotten in layers)
 
     def freeze(self) -> EntryChanges:
         """What has changed since the last checkpoint; it stays in force here until ``written``."""

@@ -32,8 +32,6 @@ def message_bytes(message: Message) -> int:
 
 
 class _Recent:
-    """The newest runs of one store, ascending."""
-
     def __init__(self) -> None:
         self.firsts: list[int] = []
         self.runs: list[MessageRun] = []
@@ -55,15 +53,14 @@ class StoredMessages:
         self._log = log
         self._locations = locations
         self._blocks = blocks
-        self._recent: dict[str, _Recent] = {}
+        self._recent: dict[str, _Recent] = {}  # the newest runs of each store, ascending
         self._queue: deque[tuple[_Recent, int, int]] = deque()  # (where, bytes, frame) of a run, oldest first
         self._recent_bytes = 0
         self._recent_bytes_max = recent_bytes
         self._reread: OrderedDict[tuple[str, int, int], tuple[list[MessageRun], int, int]] = OrderedDict()
         self._near: tuple[Extent, list[MessageRun]] | None = None  # read last: mostly the next one is there too
-        self._relocating: dict[
-            tuple[str, int, int], list[MessageRun]
-        ] = {}  # not written yet: (store, first_seq, frame)
+        self._relocating: dict[tuple[str, int, int], list[MessageRun]] = {}
+        """What is not written yet, by store, first number and frame."""
         self._reread_bytes = 0
         self._reread_bytes_max = reread_bytes
 
@@ -85,7 +82,7 @@ class StoredMessages:
             self._evict()
 
     def relocate(self, relocated: Relocated, frame: int) -> None:
-        """What is kept of an extent is in this frame now."""
+        """The kept messages of an extent are in this frame now."""
         written = self._log.last
         self._relocating = {key: found for key, found in self._relocating.items() if key[2] > written}
         self._relocating[relocated.store, relocated.first_seq, frame] = relocated.runs
@@ -101,8 +98,7 @@ class StoredMessages:
             self._reread_bytes -= self._reread.pop(key)[1]
 
     def _evict(self) -> None:
-        """Let the oldest of the recent messages go, as far as they are written: some more than need be, so that it is
-        not done for each."""
+        """Release the oldest written messages from memory: an eighth more than needed, so that it is rare."""
         written = self._log.last
         queue = self._queue
         target = self._recent_bytes_max - self._recent_bytes_max // 8
@@ -116,7 +112,7 @@ class StoredMessages:
             del recent.runs[:count]
 
     def runs(self, store: str, first: int, last: int) -> Iterator[MessageRun]:
-        """The runs that have messages of ``first..last``, ascending, as far as they are there."""
+        """The runs that have messages of ``first..last``, ascending."""
         recent = self._recent.get(store)
         firsts = recent.firsts if recent is not None else []
         # What is not in the log yet is among the recent ones, and these have no holes: all below them is in the log.
@@ -145,7 +141,6 @@ class StoredMessages:
                     yield run
 
     def _read_extent(self, extent: Extent) -> list[MessageRun]:
-        """The runs of an extent, as far as the log has them already."""
         last_frame = min(extent.last_frame, self._log.last)
         key = (extent.store, extent.first_seq, extent.first_frame)
         if last_frame < extent.first_frame:
@@ -182,15 +177,7 @@ class StoredMessages:
 
     def is_kept(self, extent: Extent) -> bool:
         """Whether any message of an extent is kept."""
-        first = extent.first_seq
-        while first <= extent.last_seq:
-            number, low = divmod(first, BLOCK_MESSAGES)
-            high = min(BLOCK_MESSAGES, extent.last_seq - number * BLOCK_MESSAGES + 1)
-            block = self._blocks.get(extent.store, number)
-            if block is not None and any(block.references[low:high]):
-                return True
-            first += high - low
-        return False
+        return self._kept_between(extent.store, extent.first_seq, extent.last_seq) > 0
 
     def read(self, store: str, first: int, last: int) -> list[Kept]:
         """Those of ``first..last`` that are still kept, ascending. See ``ports.Messages``."""
@@ -205,17 +192,8 @@ class StoredMessages:
                         block = self._blocks.get(store, number)
                     place = seq % BLOCK_MESSAGES
                     if block is not None and block.references[place]:
-                        found.append(
-                            Kept(
-                                seq,
-                                run.published_ms,
-                                block.sizes[place],
-                                message.fields,
-                                message.key,
-                                message.ttl_ms,
-                                message.deliver_at_ms,
-                            )
-                        )
+                        size, ttl_ms, due_ms = block.sizes[place], message.ttl_ms, message.deliver_at_ms
+                        found.append(Kept(seq, run.published_ms, size, message.fields, message.key, ttl_ms, due_ms))
                 seq += 1
         if len(found) < self._kept_between(store, first, last):
             raise self._missing(store, first, last)
@@ -242,8 +220,8 @@ class StoredMessages:
     def deliveries(self, store: str, runs: Iterable[tuple[int, int, int]]) -> list[Delivery]:
         """What a subscriber gets of these runs: triples of first, last and delivery count (see ``Delivered``).
 
-        What was deleted meanwhile and is no longer there is left out. *Cost*: under a microsecond a message while it
-        is in memory. *Raises*: ``CorruptData`` where one that is kept is not there.
+        Deleted messages are left out. *Cost*: under a microsecond a message in memory. *Raises*: ``CorruptData`` if a
+        kept one is not there.
         """
         found: list[Delivery] = []
         here: tuple[MessageRun, ...] = ()
@@ -268,10 +246,8 @@ class StoredMessages:
         return found
 
     def message(self, store: str, seq: int) -> tuple[Message, int] | None:
-        """One message and when it was published, or None if it is not kept any more.
-
-        *Raises*: ``CorruptData`` where one that is kept is not there.
-        """
+        """One message and when it was published, None if it is not kept. *Raises*: ``CorruptData`` if it should be
+        there."""
         for run in self.runs(store, seq, seq):
             if run.first_seq <= seq <= run.last_seq:
                 return run.messages[seq - run.first_seq], run.published_ms
@@ -281,7 +257,7 @@ class StoredMessages:
 
 
 def _clipped(runs: list[MessageRun], extent: Extent) -> list[MessageRun]:
-    """The messages of an extent, ascending and each once: among its frames may be some that were moved there."""
+    """The messages of an extent, ascending and each once: its frames may have some that were moved there."""
     found: list[MessageRun] = []
     next_seq = extent.first_seq
     for run in sorted((run for run in runs if run.store == extent.store), key=_first_seq_of):

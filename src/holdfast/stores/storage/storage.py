@@ -1,18 +1,14 @@
 """The files of the stores, opened and recovered.
 
-Opening finds the state after every command that the log holds, or raises and changes nothing. A record whose command
-now gives another result is ``CorruptData``; the error names ``repair --accept-recorded``.
-
-The steps of a checkpoint, and the effect of a crash:
+Opening finds the state after every command in the log, or raises and changes nothing. A record whose command now gives
+another result is ``CorruptData``; the error names ``repair --accept-recorded``. A checkpoint and the effect of a crash:
 
 1. between two commands, all changes are frozen with the number of the last frame; a crash leaves the old index and the
    log after it
-2. the log is synced up to that frame, then the index is written in one transaction; a crash before its end leaves the
-   same as 1, after it the new index and the log after it
+2. the log is synced up to that frame, then the index is written in one transaction; after a crash either index is valid
 3. pages that no kept message and no frame after the index needs are removed; after a crash they are removed next time
 
-Whether a message is kept is decided in step 1, by the state that goes into the index: a start applies the commands
-after the index again, and these read what was kept then.
+Step 1 decides whether a message is kept: a start applies the later commands again, and these read what was kept then.
 """
 
 from __future__ import annotations
@@ -61,9 +57,9 @@ DEAD_EXTENTS_MAX: Final = 4_096  # extents looked at for one checkpoint; the oth
 
 
 class Storage:
-    """The files of one service's stores, and the state that they hold. Make it with ``open``.
+    """The files of one service's stores, and their state. Make it with ``open``.
 
-    ``write_checkpoint`` belongs on a thread of its own, all else on one other thread.
+    ``write_checkpoint`` belongs on a thread of its own, the rest on one other thread.
     """
 
     def __init__(self, log: MessageLog, index: Index, *, memory_bytes: int = MEMORY_BYTES) -> None:
@@ -96,20 +92,16 @@ class Storage:
         index_directory: str | None = None,
         accept_recorded: bool = False,
     ) -> Storage:
-        """Open and recover; with ``read_only`` in memory alone, and nothing may be appended or written.
+        """Open and recover; with ``read_only`` only in memory, and nothing may be appended or written.
 
-        ``accept_recorded``: where the replay of a record gives another result, take the recorded one (see
-        ``accepting``) and list the record in ``accepted``.
-
-        ``index_directory``: where an index may be made of the log alone, to be read next to a directory without one.
-
-        ``memory_bytes`` bounds what is held of messages and counts, whatever the backlog: half of it new messages, a
-        quarter those read again, a quarter blocks. What the state itself needs comes on top.
+        ``accept_recorded``: if the replay of a record gives another result, take the recorded one and list the record
+        in ``accepted``. ``index_directory``: where to make an index of the log alone. ``memory_bytes`` bounds what is
+        held of messages and counts, whatever the backlog: half new messages, a quarter messages read again, a quarter
+        blocks. The state itself comes on top.
 
         *Raises*: ``AlreadyOpen``; ``CorruptData``; ``NotFound`` when ``read_only`` and there are none;
-        ``InvalidRequest`` for a backup, which is opened with ``read_only`` only; ``OSError``.
-        *Cost*: the state, the log after the last checkpoint, and a look at the entries of maps and last
-        values; whatever the backlog.
+        ``InvalidRequest`` for a backup, which is opened with ``read_only`` only; ``OSError``. *Cost*: the state, the
+        log after the last checkpoint, and the entries of maps and last values; whatever the backlog.
         """
         _require_whole(directory)
         if not read_only:
@@ -179,14 +171,14 @@ class Storage:
         return found
 
     def _is_of_this_log(self, loaded: Loaded | None) -> bool:
-        """Whether the index was made of this log, as far as is known: its last frame may have been removed since."""
+        """Whether the index was made of this log, as far as known: its last frame may have been removed since."""
         if loaded is None or loaded.frame_crc is None:
             return True
         found = self.log.checksum(loaded.frame)
         return found is None or found == loaded.frame_crc
 
     def _replay(self, first: int) -> bool:
-        """Apply every record from frame ``first`` on, each by its own rules. Returns whether any follows older ones."""
+        """Apply every record from frame ``first`` on by its own rules. Returns whether any has older rules."""
         has_older_rules = False
         for number, data in self.log.frames(first):
             frame = decode_frame(data, number)
@@ -226,7 +218,6 @@ class Storage:
         self.accepted.append((number, differs))
 
     def _applied_again(self, record: Record) -> Result:
-        """The result that a record's command gives now."""
         command, recorded = record.command, record.result
         if record.rules == FIRST_RULES and isinstance(command, Expire) and isinstance(recorded, Expired):
             # By rules 1 a sweep began when deadlines said that were not part of the state, so it is given how far it
@@ -259,7 +250,7 @@ class Storage:
         return self.volatile if store in self.volatile_names else self.messages
 
     def _swaps(self, store: str) -> bool:
-        """Whether bodies that come to a store in memory go to disk: it or one of its durables is above its limit."""
+        """Whether new bodies of a store in memory go to disk: it or one of its durables is above its limit."""
         definition, found = self.state.definition, self.state.stores[store]
         if not definition.swap:
             return False
@@ -279,7 +270,7 @@ class Storage:
         self.log_bytes += size
 
     def begin_checkpoint(self) -> Checkpoint:
-        """Freeze what has changed, between two commands. *Cost*: 14 KiB to copy for each changed block."""
+        """Freeze all changes, between two commands. *Cost*: copies 14 KiB for each changed block."""
         self._remove_dead_extents()
         self.log_bytes = 0
         return Checkpoint(
@@ -293,10 +284,9 @@ class Storage:
         )
 
     def write_checkpoint(self, checkpoint: Checkpoint) -> int:
-        """Make it durable, then let pages go. Returns how many went.
+        """Make it durable, then remove pages. Returns how many.
 
-        *Raises*: ``Closed`` when the log has failed; ``sqlite3.Error`` and ``OSError``, after which it may be tried
-        again.
+        *Raises*: ``Closed`` when the log has failed; ``sqlite3.Error`` and ``OSError``, after which it may be retried.
         """
         self.log.sync()
         needed = self.index.write(checkpoint._replace(frame_crc=self.log.checksum(checkpoint.frame)))
@@ -315,7 +305,7 @@ class Storage:
         return sum(found.live_bytes + overhead * found.live for found in counts)
 
     def _remove_dead_extents(self) -> None:
-        """Let the extents at the front of the log go of which nothing is kept."""
+        """Remove the extents without kept messages at the front of the log."""
         dead: list[Extent] = []
         for extent in self.index.oldest_extents(DEAD_EXTENTS_MAX):
             current = self.locations.current(extent)
@@ -335,7 +325,7 @@ class Storage:
 
 
 def _require_whole(directory: str) -> None:
-    """Raises ``CorruptData`` where a backup was begun to be put back, and not to its end."""
+    """Raises ``CorruptData`` if a restore of a backup did not finish."""
     if os.path.exists(os.path.join(directory, UNFINISHED_NAME)):
         raise CorruptData(
             "the restore of a backup into this directory did not finish",
@@ -345,7 +335,7 @@ def _require_whole(directory: str) -> None:
 
 
 def require_stores(directory: str) -> None:
-    """Raises ``NotFound`` where there are no stores and no backup; ``CorruptData`` where only a part of them is."""
+    """Raises ``NotFound`` without stores or a backup; ``CorruptData`` if only a part of them is there."""
     _require_whole(directory)
     if not os.path.isdir(directory):
         raise NotFound("there is no such directory", path=directory)

@@ -28,10 +28,10 @@ class _Result(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=True):
 
 
 class Define(_Command, frozen=True):
-    """Replace the whole definition of the cluster: validated whole, applied whole (see ``definitions``).
+    """Replace the whole definition of the cluster (JSON in ``definitions``): validated whole, applied whole.
 
-    ``definitions`` is its JSON. Stores and durables that are no longer named are deleted with their messages; dynamic
-    durables stay. ``revision`` is the number that it gets in the history.
+    Stores and durables that are no longer named are deleted with their messages; dynamic durables stay. ``revision`` is
+    its number in the history.
     """
 
     definitions: bytes
@@ -42,14 +42,14 @@ class Define(_Command, frozen=True):
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One part of a definition as JSON, by its path (see ``definition_parts``); an empty ``document`` takes it away."""
+    """One part of a definition as JSON, by its path (see ``definitions.parts``); an empty ``document`` removes it."""
 
     path: tuple[str, ...]
     document: bytes = b""
 
 
 class Redefine(_Command, frozen=True):
-    """Change parts of the definition: all of them or nothing, and the others stay. The rest is as for ``Define``."""
+    """Change parts of the definition: all of them or nothing. The rest is as for ``Define``."""
 
     parts: list[Part]
     revision: int
@@ -66,9 +66,9 @@ class Publish(_Command, frozen=True):
 
 
 class Attach(_OfDurable, frozen=True):
-    """A subscriber comes. A dynamic durable is made of ``template``, with ``matcher`` (JSON, empty for none).
+    """Attach a subscriber. A dynamic durable is made of ``template``, with ``matcher`` (JSON, empty for none).
 
-    ``key``: the one key of a last-value subscriber, and of no other.
+    ``key``: the one key of a last-value subscriber.
     """
 
     subscriber: str
@@ -80,7 +80,7 @@ class Attach(_OfDurable, frozen=True):
 
 
 class Detach(_OfDurable, frozen=True):
-    """A subscriber is gone: what it holds is delivered to others. ``cause`` is for advisories.
+    """Remove a subscriber: its leases are delivered to others. ``cause`` is for advisories.
 
     The delivery counts for what it reported as started; without a report for the oldest message that it holds.
     """
@@ -94,7 +94,7 @@ class Unsubscribe(_OfDurable, frozen=True):
 
 
 class Deliver(_OfDurable, frozen=True):
-    """Give ``subscriber`` up to ``count`` messages (its window ends it earlier)."""
+    """Give ``subscriber`` up to ``count`` messages, within its window."""
 
     subscriber: str
     count: int
@@ -111,16 +111,14 @@ class Acknowledge(_OfDurable, frozen=True):
     extend: list[tuple[int, int]] = []
     """Ranges whose ``ack_wait`` begins again."""
     started: list[tuple[int, int]] | None = None
-    """Ranges that the application was handed; None from a subscriber that does not report it. No range that was
-    reported needs to be reported again."""
+    """New ranges that the application was handed; None from a subscriber that does not report it."""
 
 
 class DeadLetter(_OfDurable, frozen=True):
-    """Move one dying message to the dead-letter store of its durable, with the cause kept; one step with its release.
+    """Move one dying message to the dead-letter store of its durable; one step with its release.
 
-    ``message`` is what is published there: the original with its fields, and fields that say where it came from.
-    ``to_store`` is that store, empty where there is none: then the message is dropped. The answer is ``Published``, in
-    the numbers of ``to_store`` (0 and 0 where nothing was published).
+    ``message`` is the original with fields that say where it came from. If ``to_store`` is empty the message is
+    dropped. The result is ``Published``, in the numbers of ``to_store`` (0 and 0 if nothing was published).
     """
 
     seq: int
@@ -132,13 +130,12 @@ EXPIRE_LOOKS: Final = 4_096
 
 
 class Expire(_Command, frozen=True):
-    """Carry out every deadline up to ``at_ms``. ``count`` bounds the messages that one command removes, ``looks`` those
-    that it reads for it, each by one block at most; the rest is due again.
-    """
+    """Carry out every deadline up to ``at_ms``. One command removes at most ``count`` messages and reads about
+    ``looks``; the rest is due again."""
 
     count: int = 10_000
     volatile: bool = False
-    """Those of the stores that live in memory only, or those of all others: only the latter are in the log."""
+    """Of the stores in memory only, or of all others: only the latter are in the log."""
     looks: int = EXPIRE_LOOKS
 
 
@@ -153,14 +150,14 @@ class Drop(_OfDurable, frozen=True):
 
 
 class Restarted(_Command, frozen=True):
-    """The service has started: what subscribers hold was handed out before, and no delivery counts for that."""
+    """The service has started: leases are from before, and no delivery counts for the restart."""
 
 
 class Redeliver(_OfDurable, frozen=True):
     """Put parked messages back: they are delivered again, counted from one.
 
     ``messages`` are ranges of sequence numbers, empty for all; ``match`` is a matcher's JSON, empty for none; ``count``
-    bounds the messages that one command looks at, in order of their numbers and above ``after``.
+    bounds the messages examined, in order of their numbers above ``after``.
     """
 
     messages: list[tuple[int, int]] = []
@@ -172,8 +169,8 @@ class Redeliver(_OfDurable, frozen=True):
 class Resend(_OfDurable, frozen=True):
     """Move a dead letter back to the durable that it came from, and to no other; one step with its release.
 
-    ``message`` is what is published there. ``store`` is empty where only the second half is asked for, because one of
-    the stores is in the log and the other is not. The answer is ``Published``, in the numbers of ``to_store``.
+    ``message`` is published there. ``store`` is empty if only the second half is requested, because one of the stores
+    is in memory. The result is ``Published``, in the numbers of ``to_store``.
     """
 
     seq: int
@@ -183,7 +180,7 @@ class Resend(_OfDurable, frozen=True):
 
 
 class Rewind(_OfDurable, frozen=True):
-    """Deliver again what is retained, from ``seq`` (0: everything kept) or, where it is given, from ``time_ms`` on."""
+    """Deliver retained messages again, from ``seq`` (0: all) or, if given, from ``time_ms`` on."""
 
     seq: int = 0
     time_ms: int = 0
@@ -192,8 +189,8 @@ class Rewind(_OfDurable, frozen=True):
 class MapChange(_Command, frozen=True):
     """Set (``body`` given) or remove (None) keys of a map. All or nothing.
 
-    ``if_revision``: None changes in any case, 0 only where there is no such key, n only where n is its revision.
-    ``fence``: the token of a lock that must be held still, 0 for none.
+    ``if_revision``: None changes in any case, 0 only if there is no such key, n only if n is its revision. ``fence``:
+    the token of a lock that must still be held, 0 for none.
     """
 
     store: str
@@ -204,7 +201,7 @@ class MapChange(_Command, frozen=True):
 
 
 class MapLock(_Command, frozen=True):
-    """Take, extend or (``steal``) take away the lock of a key (empty: of the whole map) until ``at_ms + ttl_ms``."""
+    """Take, extend or ``steal`` the lock of a key (empty: of the whole map) until ``at_ms + ttl_ms``."""
 
     store: str
     map: str
@@ -268,23 +265,23 @@ class Attached(_Result, frozen=True):
 
 
 class Delivered(_Result, frozen=True):
-    """What the subscriber now holds in addition: triples of first, last and delivery count, in order of delivery.
+    """New leases: triples of first, last and delivery count, in order of delivery.
 
-    A count of -1 is 1, of messages that a subscriber had before without that it counted.
+    A count of -1 is 1, for messages that a subscriber had before without a delivery that counted.
     """
 
     runs: list[tuple[int, int, int]]
 
 
 class Acknowledged(_Result, frozen=True):
-    """How many were settled (acknowledged, put back or rejected; extensions do not count), and which were not its."""
+    """How many were acknowledged, put back or rejected, and which messages were not the subscriber's."""
 
     acknowledged: int
     stale: list[tuple[int, int]]
 
 
 class Expired(_Result, frozen=True):
-    """How many messages and dynamic durables a sweep of deadlines removed."""
+    """How many messages and dynamic durables an expiry removed."""
 
     messages: int
     durables: int
@@ -293,24 +290,24 @@ class Expired(_Result, frozen=True):
 
 
 class Purged(_Result, frozen=True):
-    """What the durable kept and keeps no more."""
+    """What the durable no longer keeps."""
 
     messages: int
     bytes: int
 
 
 class Redelivered(_Result, frozen=True):
-    """How many messages were put back, and above which number to go on, 0 where none is left."""
+    """How many messages were put back, and above which number to continue, 0 at the end."""
 
     messages: int
     after: int = 0
 
 
 class MapChanged(_Result, frozen=True):
-    """The revision of the last change; revisions are the store's sequence numbers, one for each changed key, and one
-    for all keys where all are removed.
+    """The revision of the last change: a sequence number of the store for each changed key, or one for all removed
+    keys.
 
-    ``absent`` are the places in the command of removals that had nothing to remove: they have no revision.
+    ``absent`` are the positions of removals that had nothing to remove: they have no revision.
     """
 
     revision: int
