@@ -291,7 +291,6 @@ class Compaction:
                 await self._groups.turn()
 
     def _move(self, extent: Extent) -> int:
-        """Write what is kept of an extent again. Returns its bytes."""
         storage = self._storage
         runs = [
             kept
@@ -314,7 +313,6 @@ class Compaction:
         return len(frame)
 
     def _kept(self, run: MessageRun, extent: Extent) -> list[MessageRun]:
-        """The parts of a run that are kept, in runs without holes."""
         found: list[MessageRun] = []
         block: Block | None = None
         number = first = -1

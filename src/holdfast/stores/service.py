@@ -34,29 +34,15 @@ from holdfast.stores.storage.disk_limit import DiskLimit
 from holdfast.stores.storage.frames import encode_record
 from holdfast.stores.storage.log import not_done, own_failure, perhaps_done
 from holdfast.stores.storage.storage import Storage
-from holdfast.stores.values.commands import (
-    RULES,
-    Command,
-    DeadLetter,
-    Define,
-    Expire,
-    MapChange,
-    Publish,
-    Published,
-    Record,
-    Redefine,
-    Resend,
-    Restarted,
-    Result,
-    Rewind,
-)
+from holdfast.stores.values import commands
+from holdfast.stores.values.commands import RULES, Command, Record, Result
 from holdfast.stores.values.deadlines import earlier
 from holdfast.stores.values.effects import DeadLettering, Effect, Ready, dead_letter_of
 from holdfast.stores.values.messages import Delivery
 from holdfast.stores.values.ports import ReadUnavailable
 
 WAIT_MS_MAX: Final = 60_000  # a suspended machine stops the timer, not the clock: look again after this
-_OF_ANY_STORE: Final = Expire, Define, Redefine, Restarted
+_OF_ANY_STORE: Final = commands.Expire, commands.Define, commands.Redefine, commands.Restarted
 
 
 class DeadlineTimer:
@@ -78,7 +64,7 @@ class DeadlineTimer:
             self._touched = None
             return
         touched[command.store] = None
-        if isinstance(command, DeadLetter | Resend):
+        if isinstance(command, commands.DeadLetter | commands.Resend):
             touched[command.to_store] = None
 
     def arm(self) -> None:
@@ -116,7 +102,7 @@ class DeadlineTimer:
 
 
 _logger = logging.getLogger(__name__)
-_GROWING: Final = (Publish, MapChange)
+_GROWING: Final = (commands.Publish, commands.MapChange)
 
 
 class StoreService:
@@ -179,7 +165,7 @@ class StoreService:
         else:
             service = cls(storage, clock=clock)
         if service.state.is_held():
-            service.submit_nowait(Restarted(0), _ignore)
+            service.submit_nowait(commands.Restarted(0), _ignore)
         for effect in storage.effects:
             service._carry_out(effect)
         service._arm()
@@ -216,7 +202,7 @@ class StoreService:
         now_ms = self._clock()
         if now_ms > self._last_ms:
             self._last_ms = now_ms
-        if type(command) is Publish and self.clock_behind_ms:
+        if type(command) is commands.Publish and self.clock_behind_ms:
             self._convert_times(command)
         # The command is this call's: nobody has seen it, and copying it would copy its batch.
         force_setattr(command, "at_ms", self._last_ms)
@@ -241,7 +227,7 @@ class StoreService:
         effects = applied.effects
         if effects:
             effects = self._note_ready(effects)
-        if type(command) is Define or type(command) is Redefine:
+        if type(command) is commands.Define or type(command) is commands.Redefine:
             self._configure()
         self._answer(frame, _Answer(done, applied.result, effects, self), volatile=volatile)
 
@@ -251,7 +237,7 @@ class StoreService:
         clock = self._clock
         return clock.noticed_ms if isinstance(clock, StoreClock) else 0
 
-    def _convert_times(self, command: Publish) -> None:
+    def _convert_times(self, command: commands.Publish) -> None:
         """Publishers give times of day; convert them to the stores' time."""
         behind_ms = self.clock_behind_ms
         messages = [
@@ -262,7 +248,7 @@ class StoreService:
         ]
         force_setattr(command, "messages", messages)
 
-    async def rewind(self, command: Rewind) -> Result:
+    async def rewind(self, command: commands.Rewind) -> Result:
         """``submit`` of a rewind that blocks others only shortly: its messages are read before it, a block at a time.
 
         *Raises*: what ``submit`` raises; ``CorruptData`` if a retained message cannot be read, and nothing has changed.
@@ -325,9 +311,9 @@ class StoreService:
         self.compaction.automatic = definition.disk_compact
         self.compaction.ratio_min = definition.min_disk_inuse_ratio
 
-    def _check_disk(self, command: Publish | MapChange, now_ms: int) -> None:
+    def _check_disk(self, command: commands.Publish | commands.MapChange, now_ms: int) -> None:
         """Refuse what needs space while the disk is too full. Removing a key does not."""
-        if isinstance(command, Publish):
+        if isinstance(command, commands.Publish):
             size = sum([len(message.body) for message in command.messages])
         else:
             size = sum(len(body) for _, body, _ in command.changes if body is not None)
@@ -422,7 +408,7 @@ class StoreService:
             if due_ms is not None and due_ms <= now_ms:
                 for callback in self._lapse_callbacks:
                     callback(now_ms)
-                self.submit_nowait(Expire(at_ms=0, volatile=volatile), _ignore)
+                self.submit_nowait(commands.Expire(at_ms=0, volatile=volatile), _ignore)
         self._arm()
 
     def carry_out(self, effects: Iterable[Effect]) -> None:
@@ -456,12 +442,14 @@ class StoreService:
             # One is in the log and the other is not, so it takes two commands: keep it there, then release it here.
             # If it is refused, or no durable wants it, the message stays with the dying ones and is reported again.
             def kept(outcome: Result | HoldfastError) -> None:
-                if isinstance(outcome, Published) and not outcome.unmatched:
-                    self.submit_nowait(DeadLetter(0, dying.store, dying.durable, dying.seq, letter, ""), _ignore)
+                if isinstance(outcome, commands.Published) and not outcome.unmatched:
+                    self.submit_nowait(
+                        commands.DeadLetter(0, dying.store, dying.durable, dying.seq, letter, ""), _ignore
+                    )
 
-            self.submit_nowait(Publish(0, to_store, "", [letter]), kept)
+            self.submit_nowait(commands.Publish(0, to_store, "", [letter]), kept)
             return
-        self.submit_nowait(DeadLetter(0, dying.store, dying.durable, dying.seq, letter, to_store), _ignore)
+        self.submit_nowait(commands.DeadLetter(0, dying.store, dying.durable, dying.seq, letter, to_store), _ignore)
 
     def _report_unreadable(self, dying: DeadLettering, error: CorruptData) -> None:
         """Log each damage once: it may affect many messages, and each is retried."""
@@ -539,8 +527,6 @@ class StoreService:
 
 
 class _Answer:
-    """Replies when a command is safe."""
-
     __slots__ = ("_done", "_effects", "_outcome", "_service")
 
     def __init__(
@@ -566,11 +552,11 @@ class _Answer:
 
 def _is_volatile(command: Command, names: AbstractSet[str]) -> bool:
     """Whether a command is of stores in memory only, which are not in the log."""
-    if isinstance(command, Expire):
+    if isinstance(command, commands.Expire):
         return command.volatile
-    if isinstance(command, Resend):
+    if isinstance(command, commands.Resend):
         return (command.store or command.to_store) in names
-    return not isinstance(command, Define | Redefine | Restarted) and command.store in names
+    return not isinstance(command, commands.Define | commands.Redefine | commands.Restarted) and command.store in names
 
 
 def _ignore(_outcome: Result | HoldfastError) -> None:

@@ -284,7 +284,6 @@ def _cut(runs: list[Lease], first: int, last: int) -> list[Lease]:
 
 Run = tuple[int, int, int]
 HANDED_OUT: Final = -1  # instead of 0 deliveries: a subscriber had the message, and that did not count
-_HIGH = 1 << 62
 
 
 def count_after(deliveries: int) -> int:

@@ -159,7 +159,6 @@ def _set_apart(durable: Consumption, seq: int) -> Facts | None:
 
 
 def _possible(durable: Consumption, seq: int) -> list[str]:
-    """Every cause that the durable's counters have seen."""
     tally, causes = durable.tally, durable.causes
     died = causes.get("rejected", 0) + causes.get("max_delivery", 0)
     met = {

@@ -296,8 +296,6 @@ def _put_in_force(
 
 
 class _Touched(NamedTuple):
-    """What changes of one store."""
-
     durables: list[str]
     templates: list[str]
 

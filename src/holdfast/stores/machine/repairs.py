@@ -15,18 +15,8 @@ from holdfast.errors import CorruptData, HoldfastError
 from holdfast.stores.durables.consumption import Consumption
 from holdfast.stores.machine.state import State
 from holdfast.stores.machine.store import Durable
-from holdfast.stores.values.commands import (
-    Acknowledge,
-    Acknowledged,
-    DeadLetter,
-    MapChange,
-    MapChanged,
-    Publish,
-    Published,
-    Record,
-    Resend,
-    Result,
-)
+from holdfast.stores.values import commands
+from holdfast.stores.values.commands import Record, Result
 from holdfast.stores.values.effects import Effect
 from holdfast.stores.values.messages import Batch, Message
 from holdfast.stores.values.sequence_set import SequenceSet
@@ -41,9 +31,9 @@ def accept(state: State, record: Record, found: Result | HoldfastError) -> None:
     """
     command, recorded = record.command, record.result
     is_refused = isinstance(found, HoldfastError)
-    if isinstance(command, Acknowledge) and isinstance(recorded, Acknowledged):
+    if isinstance(command, commands.Acknowledge) and isinstance(recorded, commands.Acknowledged):
         _remove_acknowledged(state, command, recorded)
-    elif isinstance(command, Publish) and isinstance(recorded, Published):
+    elif isinstance(command, commands.Publish) and isinstance(recorded, commands.Published):
         if is_refused and command.store in state.stores:
             fresh = command.messages[recorded.duplicates :]
             _keep(state, command.store, fresh, command.at_ms)
@@ -53,22 +43,22 @@ def accept(state: State, record: Record, found: Result | HoldfastError) -> None:
                 publishers = state.stores[command.store].publishers
                 publishers.accepted(command.publisher, first, len(fresh), seq, command.at_ms)
         _require_number(state, record, command.store, recorded.last_seq)
-    elif isinstance(command, DeadLetter | Resend) and isinstance(recorded, Published):
+    elif isinstance(command, commands.DeadLetter | commands.Resend) and isinstance(recorded, commands.Published):
         if is_refused and recorded.last_seq and command.to_store in state.stores:
             _keep(state, command.to_store, [command.message], command.at_ms)
         if recorded.last_seq:
             _require_number(state, record, command.to_store, recorded.last_seq)
-    elif isinstance(command, MapChange) and isinstance(recorded, MapChanged):
+    elif isinstance(command, commands.MapChange) and isinstance(recorded, commands.MapChanged):
         if is_refused and command.store in state.stores:
             changes: list[tuple[str, bytes | None, int | None]] = [
                 (key, body, None) for key, body, _ in command.changes
             ]
-            state.apply(MapChange(command.at_ms, command.store, command.map, changes, 0, command.remove_all))
+            state.apply(commands.MapChange(command.at_ms, command.store, command.map, changes, 0, command.remove_all))
         if recorded.changed:
             _require_number(state, record, command.store, recorded.revision)
 
 
-def _remove_acknowledged(state: State, command: Acknowledge, recorded: Acknowledged) -> None:
+def _remove_acknowledged(state: State, command: commands.Acknowledge, recorded: commands.Acknowledged) -> None:
     """What a subscriber acknowledged with success never comes back."""
     store = state.stores.get(command.store)
     durable = store.durables.get(command.durable) if store is not None else None
@@ -155,7 +145,6 @@ def _kept(durable: Durable) -> int:
 
 
 def _take_out(durable: Durable, lost: SequenceSet) -> None:
-    """Remove the lost messages from every place of the durable."""
     if not isinstance(durable, Consumption):
         for entry in [entry for entry in durable.keyed.scan() if entry.revision in lost]:
             durable.keyed.lose(entry.key, CAUSE)
@@ -171,7 +160,6 @@ def _take_out(durable: Durable, lost: SequenceSet) -> None:
 
 
 def _count(durable: Consumption) -> None:
-    """Count the durable's messages, except retained ones."""
     backlog = durable.backlog
     backlog.delayed_total = len(backlog.passed_delayed())
     counts, after = durable.shelf.counts, 0

@@ -144,7 +144,6 @@ class State(Cluster):
         return template.durable(command.durable, Matcher.parse(command.matcher) if command.matcher else None)
 
     def _check_same(self, store: StoreDefinition, definition: DurableDefinition, command: commands.Attach) -> None:
-        """Raises if the durable is not what the subscriber requests."""
         if command.matcher and Matcher.parse(command.matcher) != definition.matcher:
             raise InvalidRequest(
                 "the durable has another matcher",

@@ -178,7 +178,6 @@ def _read_all(storage: Storage, *, has_index: bool) -> Verified:
 
 
 def _check_messages(storage: Storage) -> int:
-    """Read every kept message. Returns how many."""
     count = 0
     for store, held in storage.state.stores.items():
         for number in range(held.counts.next_seq // BLOCK_MESSAGES + 1):

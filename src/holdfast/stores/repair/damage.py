@@ -114,7 +114,6 @@ def missing_frames(storage: Storage) -> SequenceSet:
 
 
 def _damage(storage: Storage) -> list[tuple[str, SequenceSet, list[_Cut]]]:
-    """By store: the kept messages that cannot be read, and the extents with unreadable frames."""
     missing = missing_frames(storage)
     found: list[tuple[str, SequenceSet, list[_Cut]]] = []
     for store in storage.state.stores:

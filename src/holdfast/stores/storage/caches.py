@@ -70,6 +70,7 @@ class BlockTable(Protocol):
 
     def block_runs(self) -> dict[str, list[tuple[int, int]]]:
         """The numbers of the blocks that there are, by store: runs, both ends inclusive, ascending."""
+        ...
 
 
 class _Frozen:
@@ -322,6 +323,7 @@ class EntryTable(Protocol):
 
     def entries_after(self, store: str, durable: str, key: str, limit: int) -> list[Entry]:
         """Up to ``limit`` entries with the smallest keys above ``key``, ascending."""
+        ...
 
 
 class EntryChanges:
@@ -421,7 +423,6 @@ class EntryCache:
         self._read.pop((*place, key), None)
 
     def _lookup(self, place: Place, key: str) -> tuple[bool, Entry | None]:
-        """Whether the changes know this key, and its entry."""
         for layer in (self._changed, self._frozen):
             found = layer.entries.get(place)
             if found is not None and key in found:

@@ -30,17 +30,8 @@ from holdfast.stores.storage.locations import Extent, Locations
 from holdfast.stores.storage.log import LOG_NAME, MessageLog
 from holdfast.stores.storage.messages import StoredMessages
 from holdfast.stores.storage.volatile import Swap, VolatileBlocks, VolatileEntries, VolatileMessages
-from holdfast.stores.values.commands import (
-    FIRST_RULES,
-    RULES,
-    Command,
-    Define,
-    Expire,
-    Expired,
-    Record,
-    Redefine,
-    Result,
-)
+from holdfast.stores.values import commands
+from holdfast.stores.values.commands import FIRST_RULES, RULES, Command, Record, Result
 from holdfast.stores.values.deadlines import Budget
 from holdfast.stores.values.effects import Applied, Effect
 from holdfast.stores.values.ports import ReadUnavailable
@@ -159,7 +150,6 @@ class Storage:
         self.effects = self.state.pending_effects()
 
     def _entries_expected(self) -> dict[tuple[str, str], int]:
-        """How many entries each map and last value has, where it has any."""
         found: dict[tuple[str, str], int] = {}
         for store in self.state.stores.values():
             if store.name in self.volatile_names:
@@ -219,20 +209,24 @@ class Storage:
 
     def _applied_again(self, record: Record) -> Result:
         command, recorded = record.command, record.result
-        if record.rules == FIRST_RULES and isinstance(command, Expire) and isinstance(recorded, Expired):
+        if (
+            record.rules == FIRST_RULES
+            and isinstance(command, commands.Expire)
+            and isinstance(recorded, commands.Expired)
+        ):
             # By rules 1 a sweep began when deadlines said that were not part of the state, so it is given how far it
             # went. What it left is still due.
             count = recorded.messages if recorded.more else _EVERYTHING
             result = self.state.expire(command, Budget(max(1, count), _EVERYTHING), [])
             self.state.at_ms = command.at_ms
-            return Expired(result.messages, result.durables, recorded.more)
+            return commands.Expired(result.messages, result.durables, recorded.more)
         return self.apply(command).result
 
     def apply(self, command: Command) -> Applied:
         """Carry a command out. *Raises*: what the state machine refuses it with."""
-        if type(command) is Define:
+        if type(command) is commands.Define:
             wanted = parse_definition(command.definitions)
-        elif type(command) is Redefine and any(len(part.path) < PARTS_OF_STORES for part in command.parts):
+        elif type(command) is commands.Redefine and any(len(part.path) < PARTS_OF_STORES for part in command.parts):
             wanted = with_parts(self.state.definition, command.parts)
         else:
             return self.state.apply(command)

@@ -40,6 +40,7 @@ class Messages(Protocol):
     def read(self, store: str, first: int, last: int) -> Sequence[Kept]:
         """The kept messages of ``first..last``, ascending; some that are no longer kept may be among them. Includes
         those of the current command."""
+        ...
 
     def add(
         self, store: str, first_seq: int, published_ms: int, messages: Sequence[Message], sizes: array[int]
@@ -124,9 +125,11 @@ class Entries(Protocol):
 
     def scan(self, store: str, durable: str, after: str = "") -> Iterator[Entry]:
         """In the order of keys, from the first key above ``after``. The map may change behind the scan."""
+        ...
 
     def take_after(self, store: str, durable: str, after: str, count: int) -> list[Entry]:
         """Remove and return up to ``count`` entries in the order of keys, from the first key above ``after``."""
+        ...
 
     def forget(self, store: str, durable: str = "") -> None:
         """Forget every key of one durable, or of a whole store."""
