@@ -81,14 +81,10 @@ def _wall_ms() -> int:
 
 
 def _steady_ms() -> int:
-    return time.monotonic_ns() // MS_NS
+    return time.clock_gettime_ns(_STEADY) // MS_NS
 
 
-def _suspended_too_ms() -> int:
-    return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // MS_NS
-
-
-_STEADY: Final = _suspended_too_ms if hasattr(time, "CLOCK_BOOTTIME") else _steady_ms
+_STEADY: Final[int] = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # the former includes suspend
 
 
 def _this_boot() -> Boot | None:
@@ -98,7 +94,7 @@ def _this_boot() -> Boot | None:
         uptime_ms = int(float(Path("/proc/uptime").read_text().split()[0]) * 1000)
     except (OSError, ValueError, IndexError):
         return None
-    return Boot(name, (_STEADY(), uptime_ms))
+    return Boot(name, (_steady_ms(), uptime_ms))
 
 
 class StoreClock:
@@ -116,7 +112,7 @@ class StoreClock:
         self,
         *,
         wall: Callable[[], int] = _wall_ms,
-        steady: Callable[[], int] = _STEADY,
+        steady: Callable[[], int] = _steady_ms,
         boot: Callable[[], Boot | None] = _this_boot,
         follows_wall: bool = False,
     ) -> None:

@@ -99,7 +99,8 @@ class Matcher:
         # One alternative that accepts everything makes the others idle.
         unique = ((),) if () in alternatives else tuple(sorted(set(alternatives), key=repr))
         self.alternatives = unique
-        self.matches: Test = _compiled(unique)
+        tests = [_every([_field_test(name, conditions) for name, conditions in each]) for each in unique]
+        self.matches: Test = tests[0] if len(tests) == 1 else lambda fields: any(test(fields) for test in tests)
 
     @classmethod
     def parse(cls, data: bytes) -> Matcher:
@@ -262,13 +263,6 @@ def _condition_document(condition: Condition) -> object:
             return low_end | ({} if high is None else {"<=" if high_included else "<": high})
 
 
-def _compiled(alternatives: tuple[Alternative, ...]) -> Test:
-    tests = [_every([_field_test(name, conditions) for name, conditions in item]) for item in alternatives]
-    if len(tests) == 1:
-        return tests[0]
-    return lambda fields: any(test(fields) for test in tests)
-
-
 def _every(tests: list[Test]) -> Test:
     if not tests:
         return lambda _fields: True
@@ -315,17 +309,9 @@ def _other_test(name: str, condition: Present | Absent | Prefix | Range) -> Test
         case Absent():
             return lambda fields: name not in fields
         case Prefix(text):
-            return _prefix_test(name, text)
+            return lambda fields: isinstance(value := fields.get(name), str) and value.startswith(text)
         case Range():
             return _range_test(name, condition)
-
-
-def _prefix_test(name: str, text: str) -> Test:
-    def test(fields: Mapping[str, FieldValue]) -> bool:
-        value = fields.get(name)
-        return isinstance(value, str) and value.startswith(text)
-
-    return test
 
 
 def _range_test(name: str, wanted: Range) -> Test:

@@ -145,7 +145,9 @@ class Leases:
             holder.held -= count
             self.held -= count
             if run[3]:
-                self._forget_due(run[3], count)
+                self._due[run[3]] -= count
+                if not self._due[run[3]]:
+                    del self._due[run[3]]
             if holder.started:
                 holder.started.remove(run[0], run[1])
             if holder.carried:
@@ -161,13 +163,6 @@ class Leases:
             self.hold(holder, (run[0], run[1], run[2], deadline_ms))
         holder.started, holder.carried = started, carried
         return renewed
-
-    def _forget_due(self, deadline_ms: int, count: int) -> None:
-        left = self._due[deadline_ms] - count
-        if left:
-            self._due[deadline_ms] = left
-        else:
-            del self._due[deadline_ms]
 
     def next_ms(self) -> int | None:
         """When the next held message lapses, or None."""

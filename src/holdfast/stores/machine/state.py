@@ -31,18 +31,7 @@ from holdfast.stores.machine import map_commands, redefine, snapshots
 from holdfast.stores.machine.store import Cluster, Durable, Ports, Store
 from holdfast.stores.matching import Matcher
 from holdfast.stores.values import commands
-from holdfast.stores.values.commands import (
-    FIRST_RULES,
-    Acknowledged,
-    Attached,
-    Command,
-    Delivered,
-    Done,
-    Expired,
-    Published,
-    Purged,
-    Result,
-)
+from holdfast.stores.values.commands import FIRST_RULES, Command, Done, Result
 from holdfast.stores.values.deadlines import Budget
 from holdfast.stores.values.effects import Applied, Displaced, Effect, Ready
 from holdfast.stores.values.messages import Batch
@@ -128,7 +117,7 @@ class State(Cluster):
             durable.sessions[command.subscriber] = None
         store.idle_since_ms.pop(command.durable, None)
         self.arm(store, command.durable)
-        return Attached(created, displaced), True
+        return commands.Attached(created, displaced), True
 
     def _dynamic(self, store: StoreDefinition, command: commands.Attach) -> DurableDefinition:
         template = store.template(command.template)
@@ -193,19 +182,19 @@ class State(Cluster):
             before = durable.position()
             runs = durable.deliver(command.subscriber, command.count, command.at_ms, effects)
             if durable.position() == before:
-                return Delivered(runs), False
+                return commands.Delivered(runs), False
             self.arm(store, command.durable)
-            return Delivered(runs), True
+            return commands.Delivered(runs), True
         if isinstance(durable, Map):
             raise _not_for(durable, "a map is read by key, and watched")
         entry = durable.deliver(command.subscriber) if command.count > 0 else None
-        return Delivered([(entry.revision, entry.revision, 1)] if entry is not None else []), entry is not None
+        return commands.Delivered([(entry.revision, entry.revision, 1)] if entry is not None else []), entry is not None
 
     def _acknowledge(self, command: commands.Acknowledge, effects: list[Effect]) -> _Outcome:
         store, durable = self.find(command.store, command.durable)
         if not isinstance(durable, Consumption):
             # There is nothing to settle; a client that acknowledges everything need not know the type.
-            return Acknowledged(0, []), False
+            return commands.Acknowledged(0, []), False
         _check_ranges(chain(command.ack, command.extend, command.started or ()))
         result = durable.acknowledge(command, effects)
         self.arm(store, command.durable)
@@ -215,7 +204,7 @@ class State(Cluster):
         store, durable = self.find(command.store, command.durable)
         if not isinstance(durable, Consumption) or command.seq not in durable.dying:
             raise NotFound("this message is not dying", store=store.name, durable=command.durable, seq=command.seq)
-        result = Published(0, 0, 0, 0)
+        result = commands.Published(0, 0, 0, 0)
         if command.to_store:
             target = self.store(command.to_store)
             batch = Batch([command.message], DEAD_LETTER_BYTES_MAX, command.at_ms)
@@ -223,7 +212,7 @@ class State(Cluster):
                 # It stays with the dying messages and is reported again: an unwanted dead letter would be lost.
                 raise NotFound("no durable of the dead-letter store wants the message", store=target.name)
             seq, unmatched = target.accept(batch, effects)
-            result = Published(seq, seq, 0, unmatched)
+            result = commands.Published(seq, seq, 0, unmatched)
             for name in target.ageing:
                 self.arm(target, name)
         durable.buried(command.seq)
@@ -265,7 +254,7 @@ class State(Cluster):
         if letter is not None:
             letter[0].drop(letter[1])
             self.arm(self.stores[command.store], command.durable)
-        return Published(seq, seq, 0, 0), True
+        return commands.Published(seq, seq, 0, 0), True
 
     def _letter(self, command: commands.Resend) -> tuple[Consumption, Kept]:
         """A dead letter and its durable. Raises ``NotFound`` if it cannot be taken from there."""
@@ -290,7 +279,7 @@ class State(Cluster):
                 map_commands.notify_deleted(store, durable, durable.keyed.scan(), effects)
             messages, size = store.purge(command.durable, command.at_ms)
         self.arm(store, command.durable)
-        return Purged(messages, size), True
+        return commands.Purged(messages, size), True
 
     def _drop(self, command: commands.Drop, effects: list[Effect]) -> _Outcome:
         store, durable = self.find(command.store, command.durable)
@@ -330,10 +319,10 @@ class State(Cluster):
     def _expire(self, command: commands.Expire, effects: list[Effect]) -> _Outcome:
         due_ms = self.next_deadline_ms(volatile=command.volatile)
         if due_ms is None or due_ms > command.at_ms:
-            return Expired(0, 0, False), False
+            return commands.Expired(0, 0, False), False
         return self.expire(command, Budget(max(1, command.count), max(1, command.looks)), effects), True
 
-    def expire(self, command: commands.Expire, budget: Budget, effects: list[Effect]) -> Expired:
+    def expire(self, command: commands.Expire, budget: Budget, effects: list[Effect]) -> commands.Expired:
         """Carry out what is due, within the budget."""
         now_ms = command.at_ms
         deadlines = self.volatile_deadlines if command.volatile else self.deadlines
@@ -352,7 +341,12 @@ class State(Cluster):
                 self.delete(store, key[1], "durable_ttl", now_ms, effects)
                 durables += 1
                 continue
-            total += self._expire_durable(store, durable, now_ms, budget, effects)
+            if isinstance(durable, Consumption):
+                total += durable.expire(now_ms, budget, effects)
+            elif isinstance(durable, Map):
+                total += map_commands.expire(store, durable, now_ms, budget, effects)
+            else:
+                total += len(durable.expire(now_ms, budget))
             self.arm(store, key[1])
         for name, of in again:
             self.arm(self.stores[name], of)
@@ -360,14 +354,16 @@ class State(Cluster):
             if self.definition.is_volatile(store.definition) is command.volatile:
                 total += self._expire_store(store, now_ms, budget, effects)
         next_ms = self.next_deadline_ms(volatile=command.volatile)
-        return Expired(total, durables, next_ms is not None and next_ms <= now_ms)
+        return commands.Expired(total, durables, next_ms is not None and next_ms <= now_ms)
 
     def _expire_store(self, store: Store, now_ms: int, budget: Budget, effects: list[Effect]) -> int:
         """Expire what belongs to the store itself; returns how many messages were removed."""
         total = 0
         if store.residues and not budget.is_spent:
             budget.looks -= BLOCK_MESSAGES
-            total += store.give_back(now_ms)
+            total += store.residues[0].step(now_ms)
+            if store.residues[0].is_done:
+                del store.residues[0]
         if store.keyed_residues and not budget.is_spent:
             total += map_commands.give_back(store, budget, effects)
         while not budget.is_spent and (number := store.counts.due_blocks.pop(now_ms)) is not None:
@@ -376,15 +372,6 @@ class State(Cluster):
         store.publishers.expire(now_ms, self.definition.publisher_ttl_ms)
         budget.messages -= total
         return total
-
-    def _expire_durable(
-        self, store: Store, durable: Durable, now_ms: int, budget: Budget, effects: list[Effect]
-    ) -> int:
-        if isinstance(durable, Consumption):
-            return durable.expire(now_ms, budget, effects)
-        if isinstance(durable, Map):
-            return map_commands.expire(store, durable, now_ms, budget, effects)
-        return len(durable.expire(now_ms, budget))
 
     def _sweep(self, store: Store, number: int, now_ms: int) -> int:
         """Carry out the ended own times-to-live of one block; returns how many messages durables released."""

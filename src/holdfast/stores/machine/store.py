@@ -321,14 +321,6 @@ class Store:
         """Remove the residues that have given everything back."""
         self.keyed_residues = [residue for residue in self.keyed_residues if not residue.is_done]
 
-    def give_back(self, now_ms: int) -> int:
-        """One step of what purges left; returns how many messages were given back."""
-        residue = self.residues[0]
-        total = residue.step(now_ms)
-        if residue.is_done:
-            del self.residues[0]
-        return total
-
     def file(self, durable: Durable) -> None:
         """Let publications find a durable, by its current definition."""
         name = durable.definition.name

@@ -96,7 +96,12 @@ class Storage:
         """
         _require_whole(directory)
         if not read_only:
-            _require_no_backup(directory)
+            if os.path.exists(os.path.join(directory, MANIFEST_NAME)):
+                raise InvalidRequest(
+                    "the directory is a backup and must not be written to",
+                    path=directory,
+                    hint=f"holdfast stores restore {directory} NEW makes stores of it",
+                )
             make_private_directory(directory)
         log = MessageLog(directory, page_bytes=page_bytes, read_only=read_only)
         try:
@@ -348,15 +353,6 @@ def require_stores(directory: str) -> None:
         missing=f"{LOG_NAME}-*.page and {INDEX_NAME}",
         hint="name the folder of stores.directory, or of a backup",
     )
-
-
-def _require_no_backup(directory: str) -> None:
-    if os.path.exists(os.path.join(directory, MANIFEST_NAME)):
-        raise InvalidRequest(
-            "the directory is a backup and must not be written to",
-            path=directory,
-            hint=f"holdfast stores restore {directory} NEW makes stores of it",
-        )
 
 
 def _differs(record: Record, number: int, found: Result | HoldfastError, directory: str) -> CorruptData:
