@@ -56,8 +56,7 @@ if TYPE_CHECKING:
     from holdfast.queue.format.cursor import Place
     from holdfast.queue.log.page_scan import FrameView
     from holdfast.queue.log.space import ClosedPage
-    from holdfast.queue.persist import PersistSettings
-    from holdfast.queue.persist import _Since
+    from holdfast.queue.persist import PersistSettings, _Since
 
 __all__ = ["MUTANTS", "UNPROVED"]
 

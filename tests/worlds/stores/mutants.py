@@ -20,13 +20,11 @@ from holdfast.errors import Backpressure, Code, HoldfastError
 from holdfast.stores.durables import aging, backlog
 from holdfast.stores.durables.aging import without_expired
 from holdfast.stores.durables.backlog import Backlog, Fate, fate
-from holdfast.stores.durables.consumption import Consumption, Standard
-from holdfast.stores.durables.key_ordered import KeyOrdered
+from holdfast.stores.durables.consumption import Consumption, KeyOrdered, Standard
 from holdfast.stores.durables.keyed import KeyedMessages, KeyedResidue, KeyedResidueState, KeyedState
-from holdfast.stores.durables.leases import Holder, Leases
+from holdfast.stores.durables.leases import Holder, Leases, RedeliveryQueue
 from holdfast.stores.durables.map import Lock, Locks, LocksState, Map, Plan
 from holdfast.stores.durables.pending import ConsumptionState, PendingMessages
-from holdfast.stores.durables.redelivery import RedeliveryQueue
 from holdfast.stores.machine import map_commands, redefine
 from holdfast.stores.machine.store import Publishers, PublisherState, Store
 from holdfast.stores.values.ports import BLOCK_MESSAGES
