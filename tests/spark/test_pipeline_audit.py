@@ -405,7 +405,7 @@ def a_write_behind(head: Header) -> LoggedTransaction:
 def audited_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pieces are audited by this process, without Spark."""
 
-    def told_here(spark: SparkSession, url: str, pieces: list[tuple[Piece, int | None]]) -> pa.Table:
+    def run_pieces_here(spark: SparkSession, url: str, pieces: list[tuple[Piece, int | None]]) -> pa.Table:
         found = [audit_piece(url, piece, before_head) for piece, before_head in pieces]
         rows: list[dict[str, object]] = [
             {"rule": f.rule, "slot": f.slot, "version": f.version, "detail": f.detail}
@@ -415,7 +415,7 @@ def audited_here(monkeypatch: pytest.MonkeyPatch) -> None:
         rows += [{name: getattr(each, name) for name in verify_module.Counts.__slots__} for each in found]
         return pa.Table.from_pylist(rows, schema=verify_module._RESULT_SCHEMA)
 
-    monkeypatch.setattr(verify_module, "_told", told_here)
+    monkeypatch.setattr(verify_module, "_run_pieces", run_pieces_here)
 
 
 @pytest.mark.usefixtures("audited_here")
