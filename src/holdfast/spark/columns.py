@@ -1,8 +1,5 @@
 """The columns of every shape that ``format("holdfast")`` reads, in Arrow's and in Spark's types."""
 
-# pyarrow ships no types; mypy checks the rest.
-# pyright: reportUnknownParameterType=false
-
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -5,9 +5,6 @@ Option names ignore case, as in Spark. No option carries a secret, because query
 store come from the environment or the machine's role, and a service's token from ``HOLDFAST_TOKEN``.
 """
 
-# pyarrow ships no types; mypy checks the rest.
-# pyright: reportUnknownParameterType=false
-
 from __future__ import annotations
 
 import base64

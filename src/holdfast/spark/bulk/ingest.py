@@ -19,9 +19,6 @@ Closed, Fenced, Unavailable and InvalidRequest end the stream; it can be started
 conflict window on the driver.
 """
 
-# pyarrow ships no types; mypy checks the rest.
-# pyright: reportUnknownLambdaType=false, reportUnknownParameterType=false
-
 from __future__ import annotations
 
 import asyncio

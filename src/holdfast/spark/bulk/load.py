@@ -26,9 +26,6 @@ under an earlier leader of this load is written as read at the new base: nothing
 Closed, Fenced, Unavailable, InvalidRequest: after any of them another run with the same arguments may follow.
 """
 
-# pyarrow ships no types; mypy checks the rest.
-# pyright: reportAttributeAccessIssue=false, reportUnknownLambdaType=false, reportUnknownParameterType=false
-
 from __future__ import annotations
 
 import pickle

@@ -9,9 +9,6 @@ change in the last request of a batch.
 Cost: a scan of the log by tasks, only when there is such an attempt, and the objects that hold the attempts found.
 """
 
-# pyarrow ships no types; mypy checks the rest.
-# pyright: reportUnknownLambdaType=false, reportUnknownParameterType=false
-
 from __future__ import annotations
 
 from bisect import bisect_left

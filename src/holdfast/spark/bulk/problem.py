@@ -7,9 +7,6 @@ do, whether or not a key is in both.
 Pure memory; keys are compared as bytes. Cost: a hash per key, a sort of the distinct ones.
 """
 
-# pyarrow ships no types; mypy checks the rest.
-# pyright: reportAttributeAccessIssue=false, reportUnknownParameterType=false
-
 from __future__ import annotations
 
 from dataclasses import dataclass

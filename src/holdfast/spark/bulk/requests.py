@@ -30,9 +30,6 @@ Staged requests are on the executors' disks for this session. A restart stages a
 computes its chunks again; a stage that uses a chunk compares its checksum with the judged one (``require_judged``).
 """
 
-# pyarrow ships no types; mypy checks the rest.
-# pyright: reportAttributeAccessIssue=false, reportUnknownLambdaType=false, reportUnknownParameterType=false
-
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping

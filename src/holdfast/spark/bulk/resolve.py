@@ -14,9 +14,6 @@ failed precondition. In a task: about 100 bytes per item and its keys, or one ra
 Java's heap does not grow with its size.
 """
 
-# pyarrow ships no types; mypy checks the rest.
-# pyright: reportAttributeAccessIssue=false, reportUnknownLambdaType=false, reportUnknownParameterType=false
-
 from __future__ import annotations
 
 import pickle

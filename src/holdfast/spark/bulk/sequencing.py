@@ -13,9 +13,6 @@ Cost: O(requests) array work; a Python step for each request that shares its id 
 Memory: about 60 bytes per request.
 """
 
-# pyarrow ships no types; mypy checks the rest.
-# pyright: reportAttributeAccessIssue=false, reportUnknownParameterType=false
-
 from __future__ import annotations
 
 from bisect import bisect_left

@@ -9,9 +9,6 @@ Writing the table again changes nothing. Requests that Spark has computed again 
 InvalidRequest: the log has what was judged.
 """
 
-# pyarrow ships no types; mypy checks the rest.
-# pyright: reportAttributeAccessIssue=false, reportUnknownLambdaType=false, reportUnknownParameterType=false
-
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator

@@ -14,9 +14,6 @@ them, so the steps run again.
 Source: the Delta transaction protocol, "Transaction Identifiers"; PROTOCOL.md of the delta-io project.
 """
 
-# pyarrow ships no types; mypy checks the rest.
-# pyright: reportUnknownLambdaType=false, reportUnknownParameterType=false
-
 from __future__ import annotations
 
 import json

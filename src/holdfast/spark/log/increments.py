@@ -10,9 +10,6 @@ version after the offset is requested, so a log whose unread part was removed ra
 Cost: the LIST pages and about log2(objects) headers. Memory: 16 bytes per listed object.
 """
 
-# pyarrow ships no types; mypy checks the rest.
-# pyright: reportUnknownParameterType=false
-
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator

@@ -9,9 +9,6 @@ Damage is a finding. CorruptData is raised only when nothing can be read. Cost: 
 window per task; pieces are at least four windows long. Memory: 16 bytes per object on the driver.
 """
 
-# pyarrow ships no types; mypy checks the rest.
-# pyright: reportUnknownLambdaType=false, reportUnknownParameterType=false
-
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence

@@ -9,9 +9,6 @@ since planning raise NotFound. With ``failOnDataLoss`` off all of them are skipp
 Cost: one header per page to plan, then each page is read once. Memory of a task: a few megabytes.
 """
 
-# pyarrow ships no types; mypy checks the rest.
-# pyright: reportUnknownParameterType=false
-
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence

@@ -15,9 +15,6 @@ Cost: to plan, a query of the index and the log after its checkpoint; then each 
 few megabytes.
 """
 
-# pyarrow ships no types; mypy checks the rest.
-# pyright: reportUnknownLambdaType=false, reportUnknownParameterType=false
-
 from __future__ import annotations
 
 import time

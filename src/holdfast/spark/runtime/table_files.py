@@ -6,9 +6,6 @@ A task that dies or runs twice leaves files that no reader looks at; ``vacuum`` 
 A store that does not respond raises Unavailable after a bounded number of attempts; then Spark runs the task again.
 """
 
-# pyarrow ships no types; mypy checks the rest.
-# pyright: reportUnknownLambdaType=false, reportUnknownParameterType=false
-
 from __future__ import annotations
 
 import asyncio

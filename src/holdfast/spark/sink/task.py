@@ -23,9 +23,6 @@ So retried, speculative, restarted and zombie tasks do the same. A task whose ap
 next chunk.
 """
 
-# pyarrow ships no types; mypy checks the rest.
-# pyright: reportUnknownParameterType=false
-
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence

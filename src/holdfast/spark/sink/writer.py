@@ -6,9 +6,6 @@ again gets a writer for the same offset range, finds done or its own intent, and
 undoes nothing.
 """
 
-# pyarrow ships no types; mypy checks the rest.
-# pyright: reportUnknownParameterType=false
-
 from __future__ import annotations
 
 import os

@@ -10,9 +10,6 @@ No length, offset or count is used before it has been checked, so nothing outsid
 CorruptData with the slot; nothing is skipped.
 """
 
-# pyarrow ships no types; mypy checks the rest.
-# pyright: reportUnknownParameterType=false
-
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -6,9 +6,6 @@ option ``pushdown`` is off by default, and ``read_log`` adds a filter that every
 again.
 """
 
-# pyarrow ships no types; mypy checks the rest.
-# pyright: reportUnknownParameterType=false
-
 from __future__ import annotations
 
 import json

@@ -7,9 +7,6 @@ Spark plans in a process without a session and pickles the reader into tasks, so
 run per query, one for the columns and one for the plan; imports that only one of them needs are inside the methods.
 """
 
-# pyarrow ships no types; mypy checks the rest.
-# pyright: reportUnknownLambdaType=false, reportUnknownParameterType=false
-
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence

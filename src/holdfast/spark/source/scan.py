@@ -5,9 +5,6 @@ the border to the piece before is checked too. A store that does not respond rai
 task again.
 """
 
-# pyarrow ships no types; mypy checks the rest.
-# pyright: reportUnknownLambdaType=false, reportUnknownParameterType=false
-
 from __future__ import annotations
 
 import asyncio

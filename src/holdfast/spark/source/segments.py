@@ -8,9 +8,6 @@ Cost: the Delta log of the segments in addition to a plan; one request per segme
 packed and as rows.
 """
 
-# pyarrow ships no types; mypy checks the rest.
-# pyright: reportUnknownLambdaType=false, reportUnknownParameterType=false
-
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence

@@ -5,9 +5,6 @@ writing, 0 for genesis. Versions stay below 2^53 and are longs. Rows that contra
 with the slot.
 """
 
-# pyarrow ships no types; mypy checks the rest.
-# pyright: reportUnknownLambdaType=false, reportUnknownParameterType=false
-
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence

@@ -13,9 +13,6 @@ the oldest object left), CorruptData otherwise. An offset of another log always 
 (``log_mismatch``).
 """
 
-# pyarrow ships no types; mypy checks the rest.
-# pyright: reportUnknownParameterType=false
-
 from __future__ import annotations
 
 import asyncio

@@ -10,9 +10,6 @@ Memory: a reading task holds ``WAITING_BYTES`` of operations and as much of copi
 holds one bucket's file and the step's operations on it.
 """
 
-# pyarrow ships no types; mypy checks the rest.
-# pyright: reportUnknownLambdaType=false, reportUnknownParameterType=false
-
 from __future__ import annotations
 
 import json

@@ -7,9 +7,6 @@ batch. Rows of one file are in log order, and the Delta log has each file's boun
 Memory of a task: one file of rows.
 """
 
-# pyarrow ships no types; mypy checks the rest.
-# pyright: reportUnknownLambdaType=false, reportUnknownParameterType=false
-
 from __future__ import annotations
 
 from collections.abc import Iterator

@@ -11,9 +11,6 @@ its cost does not grow with the age of the log. Memory of a task: a bucket's cur
 and one entry for each key in the range of a range delete.
 """
 
-# pyarrow ships no types; mypy checks the rest.
-# pyright: reportUnknownLambdaType=false, reportUnknownParameterType=false
-
 from __future__ import annotations
 
 from bisect import bisect_left

@@ -6,9 +6,6 @@ key; files are sorted by key. Each step continues where the last one ended, so n
 Delta's own merge is not used: it joins on the driver and reads the table's whole key column.
 """
 
-# pyarrow ships no types; mypy checks the rest.
-# pyright: reportUnknownLambdaType=false, reportUnknownParameterType=false
-
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -9,9 +9,6 @@ a snapshot covers may leave the log. A snapshot is one commit. Cost: the log sin
 times (its range deletes once; the rest twice, because Spark samples the keys before it sorts).
 """
 
-# pyarrow ships no types; mypy checks the rest.
-# pyright: reportUnknownLambdaType=false, reportUnknownParameterType=false
-
 from __future__ import annotations
 
 from collections.abc import Iterator

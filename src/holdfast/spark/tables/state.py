@@ -11,9 +11,6 @@ Cost: the log is read twice, once for range deletes. Memory: the distinct range 
 at most ``RANGES_MAX``.
 """
 
-# pyarrow ships no types; mypy checks the rest.
-# pyright: reportUnknownLambdaType=false, reportUnknownParameterType=false
-
 from __future__ import annotations
 
 import heapq
