@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from holdfast.spark.bulk.resolve import resolve_requests
     from holdfast.spark.bulk.sequencing import Fate
     from holdfast.spark.data_source import HoldfastDataSource
+    from holdfast.spark.log.audit import Verify, audit
     from holdfast.spark.log.replay import Replay
     from holdfast.spark.log.runner import RunReport, Schedule, StepReport, run_pipeline
-    from holdfast.spark.log.verify import Verify, audit
     from holdfast.spark.runtime.doctor import diagnose
     from holdfast.spark.runtime.session import find_java, session
     from holdfast.spark.source.frames import read_log, with_decoded
@@ -95,8 +95,8 @@ _HOMES = {
     "Segments": "tables.segments",
     "Snapshot": "tables.snapshot",
     "StepReport": "log.runner",
-    "Verify": "log.verify",
-    "audit": "log.verify",
+    "Verify": "log.audit",
+    "audit": "log.audit",
     "diagnose": "runtime.doctor",
     "find_java": "runtime.session",
     "last_version": "tables.state",

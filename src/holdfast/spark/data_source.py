@@ -1,11 +1,8 @@
 """``format("holdfast")``: the entry point that Spark calls for every read and write.
 
-It checks the options and hands over to the reader or writer of the log, a queue or a message store. Each query starts
-two processes that import this module, so imports are inside the methods. Errors from planning or a task fail the query
-with their text: code, slot and rule are in it.
-
-Spark plans again for each query on a data frame: set ``endingVersion`` (or ``asOfVersion``) when several queries must
-see the same state of a growing log.
+Each query starts two processes that import this module, so imports are inside the methods. Spark plans again for each
+query on a data frame: set ``endingVersion`` (or ``asOfVersion``) when several queries must see the same state of a
+growing log.
 """
 
 from __future__ import annotations

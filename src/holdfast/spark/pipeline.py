@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import holdfast.spark
 
 if TYPE_CHECKING:
+    from holdfast.spark.log.audit import Verify, audit
     from holdfast.spark.log.replay import Replay
     from holdfast.spark.log.runner import RunReport, Schedule, StepReport, run_pipeline
-    from holdfast.spark.log.verify import Verify, audit
     from holdfast.spark.tables.changes import Changes
     from holdfast.spark.tables.history import History
     from holdfast.spark.tables.latest import Latest

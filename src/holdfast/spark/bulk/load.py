@@ -9,21 +9,11 @@
     resign      the last record: the next leader need not wait            only the verdicts are missing
     release     the table of verdicts                                     all of it or nothing
 
-Exactly once: every batch writes how many requests are finished, so the durable chain shows the progress after any
-crash. A run claims before it reads that, so an older run can add nothing after it. Verdicts follow from the requests
-and the first base alone and are equal in every run. Only when others wrote in between, older read versions are
-``too_old``, as after any change of leader. Of two concurrent loads one deposes the other; the deposed one is Fenced.
-
-The version of a committed request is base + ordinal. After a crash the later part has versions above the new base.
-
-The plan of a wave fixes everything that two attempts of a task could do differently: slot, prev, durable, time,
-versions, nonce. So both write the same bytes. A body holds the committed requests of a chunk with their preconditions,
-and the load's progress: one more write in the last of them, or its own transaction at the version of the chunk's last
-request when none is committed. The requests of the load must not see this record: a read of the record's key gets the
-version of the batch before, because between the two only the record changed. In the same way, a request that was read
-under an earlier leader of this load is written as read at the new base: nothing below it can be judged again.
-
-Closed, Fenced, Unavailable, InvalidRequest: after any of them another run with the same arguments may follow.
+Exactly once: every batch writes how many requests are finished, and a run claims before it reads that. Verdicts follow
+from the requests and the first base alone. The plan of a wave fixes all that two attempts of a task could do
+differently, so both write the same bytes. The progress record is one more write in the last committed request of a
+batch, or its own transaction. Requests must not see it: a read of the record's key gets the version of the batch
+before. A request that was read under an earlier leader of this load is written as read at the new base.
 """
 
 from __future__ import annotations
@@ -329,7 +319,11 @@ def load_requests(
 ) -> LoadReport:
     """Load ``requests`` into the log at ``log_url``, making it when there is none, and write the verdicts as a table.
 
-    ``step`` hears of each step as it is done. Raises, and after a crash: see the module.
+    ``step`` is called after each step. The version of a committed request is base + ordinal; after a crash the later
+    part is above a new base. Only when others wrote in between, older read versions are ``too_old``.
+
+    Raises: Closed, Fenced (another load deposed this one), Unavailable, InvalidRequest. After any of them, and after a
+    crash, a run with the same arguments loads the rest.
     """
     return _Load(spark, log_url, verdicts_url, options or LoadOptions(), step or _ignore_step).run(requests)
 

@@ -1,10 +1,8 @@
-"""Attempts whose read version lies below the window: only the log knows whether they were committed before.
+"""Attempts whose read version is below the window: only the log knows whether they were committed before.
 
-As in the service: an attempt that the log holds above its read version gets its original version; an attempt that it
-does not hold is too old; an id that the log holds with other changes is a reused request id.
-
-Only changes are compared, not reads: an earlier load wrote read versions of its own leader, and its record as one more
-change in the last request of a batch.
+An attempt that the log holds above its read version gets its original version; one that it does not hold is too old;
+an id that it holds with other changes is a reused request id. Only changes are compared: an earlier load wrote read
+versions of its own leader, and its record as one more change in the last request of a batch.
 
 Cost: a scan of the log by tasks, only when there is such an attempt, and the objects that hold the attempts found.
 """

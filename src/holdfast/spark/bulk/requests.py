@@ -1,19 +1,7 @@
 """Commit requests on Spark: rows in one form, sorted, checked, packed into chunks and kept by Spark ("staged").
 
-Columns of a request, one row each:
-
-    order           position in the total order: any type that sorts, no duplicates (the column's name is an option)
-    operations      array of structs: ``kind`` (or ``type``: write, delete, range_delete), ``key`` (or ``begin``),
-                    ``value``, ``end``; without a kind a null value deletes. Or the columns key, value, kind, end: one
-                    operation per row
-    preconditions   array of structs: ``kind`` (or ``type``: point_read, range_read), ``key`` (or ``begin``), ``end``,
-                    ``version``; without a kind, one with an end is a range read
-    read_version    a log version, or ``#k``: the log after the k-th request of this input, ``#0`` before all
-    request_id      names the attempt
-
-Keys and values are binary, or strings: UTF-8, or base64 as in the HTTP API. An array given as a string is JSON.
-
-A chunk holds consecutive requests of one partition in three Arrow streams, so that a stage reads only what it needs:
+``RequestFormat`` describes the rows. A chunk holds consecutive requests of one partition in three Arrow streams, so
+that a stage reads only what it needs:
 
     asks     one row per request: order, request_id, read_index and read_version (its read version: ``#k`` or a number),
              index_max and version_max (of all that it names, -1 for none), items, refusal (0, or a ``Refusal``),
@@ -22,12 +10,8 @@ A chunk holds consecutive requests of one partition in three Arrow streams, so t
              at_version
     values   one row per item: value
 
-A request with a refusal is never sequenced; the rules are those of the HTTP service. Columns, kinds, versions or nulls
-that cannot be read raise InvalidRequest. Spark finds invalid base64 when rows are first read: read within
-``frame_errors``.
-
-Staged requests are on the executors' disks for this session. A restart stages again. When an executor is lost, Spark
-computes its chunks again; a stage that uses a chunk compares its checksum with the judged one (``require_judged``).
+Staged requests are on the executors' disks for this session. When an executor is lost, Spark computes its chunks
+again; a stage that uses a chunk compares its checksum with the judged one (``require_judged``).
 """
 
 from __future__ import annotations
@@ -114,7 +98,20 @@ _AS_IT_IS: Final[Mapping[str, tuple[type[DataType], ...]]] = {
 
 @dataclass(frozen=True, slots=True)
 class RequestFormat:
-    """How rows are to be read as requests. ``text`` says how strings encode keys and values."""
+    """How rows are read as requests: one row each, with these columns.
+
+    order           position in the total order: any type that sorts, no duplicates (``order_by`` is the column's name)
+    operations      array of structs: ``kind`` (or ``type``: write, delete, range_delete), ``key`` (or ``begin``),
+                    ``value``, ``end``; without a kind a null value deletes. Or the columns key, value, kind, end: one
+                    operation per row
+    preconditions   array of structs: ``kind`` (or ``type``: point_read, range_read), ``key`` (or ``begin``), ``end``,
+                    ``version``; without a kind, one with an end is a range read
+    read_version    a log version, or ``#k``: the log after the k-th request of this input, ``#0`` before all
+    request_id      names the attempt
+
+    Keys and values are binary, or strings: UTF-8 or base64, as ``text`` says. An array given as a string is JSON. A
+    request that breaks a rule of the HTTP service is refused alone; rows that cannot be read raise InvalidRequest.
+    """
 
     order_by: str = "order"
     text: Literal["utf8", "base64"] = "utf8"

@@ -1,17 +1,11 @@
 """Stage 2 for requests in bulk: the verdict of every request, equal to the one that a leader would give.
 
-The reference is a leader with base ``base``, an empty window and the given floors, that takes the requests in order
-(``commit.stages``). The result does not depend on partitions or tasks. A small problem runs in one task: with keys as
-numbers, one core judges faster than Spark shuffles. A larger one is cut into ranges of keys and judged in rounds.
-
-A request is committed when it is clear in every range that it reads from, and rejected when it conflicts in one. A
-round sends the known states to all ranges and collects new ones. A task depends only on its input, so repeating it
-changes nothing. Every round decides the first unknown request, so the rounds end; their number depends on the chains
-of dependent requests, not on the number of ranges.
-
-Memory on the driver: 3 bytes per request, 4 per range that a request reads from, a bit per range that it is in, 16 per
-failed precondition. In a task: about 100 bytes per item and its keys, or one range. A range travels in pieces, so
-Java's heap does not grow with its size.
+The reference is a leader with base ``base``, an empty window and the given floors, that takes the requests in order.
+A small problem runs in one task: with keys as numbers, one core judges faster than Spark shuffles. A larger one is cut
+into ranges of keys. A request is committed when it is clear in every range that it reads from, and rejected when it
+conflicts in one. A round sends the known states to all ranges and collects new ones; each decides the first unknown
+request, so the rounds end. Memory on the driver: 3 bytes per request, 4 per range that a request reads from, a bit per
+range that it is in, 16 per failed precondition. In a task: about 100 bytes per item and its keys, or one range.
 """
 
 from __future__ import annotations

@@ -4,9 +4,6 @@ Columns: ``position`` of the request in the total order, from 1; ``order`` as te
 ``committed``, ``not_committed`` or ``invalid``; ``code``, the reason for the last two, as in the HTTP API; ``version``
 of a committed request; ``conflicts``: each failed precondition by its index in the request, from 0, and the newest
 version that broke it.
-
-Writing the table again changes nothing. Requests that Spark has computed again with another result raise
-InvalidRequest: the log has what was judged.
 """
 
 from __future__ import annotations

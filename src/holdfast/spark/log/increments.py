@@ -1,13 +1,7 @@
 """The next increment of the log for a job, and its operations as a data frame.
 
-An increment ends with an object, or at a requested version. An object of the live chain never leaves it, so what a
-step has read stays valid.
-
-The driver plans here instead of through ``spark.read``: a query on a Python source starts two more processes. Each
-task can process its rows directly: a row's way to Spark and back to Python costs as much as reading it. The first
-version after the offset is requested, so a log whose unread part was removed raises an error.
-
-Cost: the LIST pages and about log2(objects) headers. Memory: 16 bytes per listed object.
+The driver plans here instead of through ``spark.read``, which starts two more processes per query. Each task can
+process its rows directly: a row's way to Spark and back to Python costs as much as reading it.
 """
 
 from __future__ import annotations

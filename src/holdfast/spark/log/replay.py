@@ -4,12 +4,9 @@ Each source transaction becomes one transaction with the same operations plus on
 key ``spark/replay/{source log id}``. This is the offset, inside the output's own commit. Request ids and preconditions
 are not copied: they were decided in the source.
 
-Exactly once, by crash. Batches are acknowledged in slot order, so a leader loses only the end of what it sent; the
-newest offset in the target is exact. A run claims the target before it reads that offset, so an older run can add
-nothing after it. While another process leads the target and responds or writes, the replay raises Closed.
-
-Order matters, so the driver commits and tasks only read. Memory: a bounded number of transactions in flight, and the
-rows that Spark prefetches.
+Exactly once: batches are acknowledged in slot order, so the newest offset in the target is exact after any crash. A run
+claims the target before it reads that offset, so an older run can add nothing after it. Memory: a bounded number of
+transactions in flight, and the rows that Spark prefetches.
 """
 
 from __future__ import annotations

@@ -1,18 +1,12 @@
 """``shape=messages`` with ``store``: a message store as a batch source and as a stream.
 
 The stores are opened read-only, so their service may keep running. Every task must see their directory under the same
-path. Only durable messages are read.
+path. An offset is ``{"seq": 41, "backlog": 17}``: every message up to 41 has been returned. The stream began with what
+was left of the messages up to 17, so holes there are not losses. A message is lost when its number is above an explicit
+starting point and it no longer exists: NotFound, or skipped with ``failOnDataLoss`` off. A deleted store ends the
+stream with an error, even when a store of the same name exists again.
 
-An offset is ``{"seq": 41, "backlog": 17}``: every message up to 41 has been returned. The stream began with what was
-left of the messages up to 17, so holes there are not losses.
-
-A message is lost when its number is above an explicit starting point and it no longer exists: NotFound, or skipped
-with ``failOnDataLoss`` off. Without a starting point, holes are messages that every durable has consumed. The same two
-offsets always give the same rows, or that error. A deleted store ends the stream with an error, even when a store of
-the same name exists again.
-
-Cost: to plan, a query of the index and the log after its checkpoint; then each page is read once. Memory of a task: a
-few megabytes.
+Cost: a query of the index and the log after its checkpoint; then each page is read once.
 """
 
 from __future__ import annotations

@@ -1,26 +1,12 @@
 """The driver's part of a write, and the records that it keeps in the log.
 
-Steps of one write, and what a driver that dies after a step leaves to the next one:
-
-1. read the record under ``spark/{application}``
-2. commit an intent there, if the record has not changed      no row has been sent
-3. tasks send their transactions                              the next run with this token sends the rest, same ids
-4. commit done, if the record has not changed, and remove     a replay finds done and does nothing
-   the progress of the tasks
+1. Read the record under ``spark/{application}``.
+2. Commit an intent there, if the record has not changed. No row has been sent before.
+3. Tasks send their transactions. After a crash the next run with this token sends the rest, with the same ids.
+4. Commit done, if the record has not changed, and remove the progress of the tasks. A replay then does nothing.
 
 A driver whose application has moved on is Fenced at 2, in its tasks, or at 4. Two drivers with the same token help
-each other: they send the same transactions under the same ids. Readers may see part of a write before it is done.
-
-Keys::
-
-    spark/{application}                        the application's record
-    spark/{application}/{token}/{partition}    progress of one partition of the write ``token``, removed when done
-
-Values are JSON objects with ``"format": 1``. Record: ``state`` (``intent`` or ``done``), ``token`` (32 hexadecimal
-digits), ``read_version`` of the intent, ``name`` (the user's text), ``end`` (a stream: digest of its end offset),
-``recent`` (the tokens done before, newest first, at most ``RECENT_MAX``). Progress: ``chunk`` (the part of the
-partition's rows in flight), ``attempts`` (read versions that this chunk used up), ``digest`` (of every transaction up
-to the end of this chunk). Any other bytes under these keys raise CorruptData.
+each other. Readers may see part of a write before it is done.
 """
 
 from __future__ import annotations
@@ -64,7 +50,11 @@ RECENT_MAX: Final = 64
 
 
 class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What an application has written, or is writing."""
+    """What an application has written, or is writing: JSON under the key ``spark/{application}``.
+
+    Shape: ``token`` is 32 hexadecimal digits, ``read_version`` the intent's, ``name`` the user's text, ``end`` the
+    digest of a stream's end offset, ``recent`` the tokens done before, newest first, at most ``RECENT_MAX``.
+    """
 
     state: Literal["intent", "done"]
     token: str
@@ -76,7 +66,11 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Progress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How far a partition has come."""
+    """How far a partition has come: JSON under ``spark/{application}/{token}/{partition}``, removed when done.
+
+    Shape: ``chunk`` is the part of the partition's rows in flight, ``attempts`` the read versions that this chunk used
+    up, ``digest`` that of every transaction up to the end of this chunk.
+    """
 
     chunk: int
     digest: str

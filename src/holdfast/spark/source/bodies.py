@@ -1,13 +1,9 @@
-"""Decode the bodies of many objects into one table. This is the costly step of a read, so it works on groups of
-objects.
+"""Decode the bodies of many objects into one table: the costly step of a read.
 
 Three ways, fastest first. Small bodies in the layout that ``commit.format.body_stream`` writes are joined as bytes:
-their metadata becomes one array of numbers, every rule is one comparison of columns, and each buffer is one slice per
-body (8 us per body of fifty rows; an Arrow decoder needs 35). Bodies with the same schema message are joined into one
-Arrow stream. Other bodies are decoded one by one.
-
-No length, offset or count is used before it has been checked, so nothing outside a body is read. Damage raises
-CorruptData with the slot; nothing is skipped.
+every rule is one comparison of columns, and each buffer is one slice per body (8 us per body of fifty rows; an Arrow
+decoder needs 35). Bodies with the same schema message are joined into one Arrow stream. Others are decoded one by one.
+No length, offset or count is used before it has been checked. Damage raises CorruptData with the slot.
 """
 
 from __future__ import annotations

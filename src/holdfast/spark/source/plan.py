@@ -1,12 +1,9 @@
 """Plan a read: find the live objects in one listing, bound them by version, and cut them into pieces.
 
-A listing shows sizes, and a size tells claims from data. The chain goes from the genesis claim to its jump and down.
-The next live claim is the first claim at or below that jump, and every slot between them must exist. Under the newest
-claim the first missing slot ends the log. This needs no headers; the tasks check every header and every link that they
-read, also between pieces.
-
-A missing slot below an acknowledged object is data loss: CorruptData, unless retention removed it. The log changes
-during a listing, so only a hole that a second listing shows again counts.
+A listing shows sizes, and a size tells claims from data. The next live claim is the first claim at or below the jump of
+the one before, and every slot between them must exist. Under the newest claim the first missing slot ends the log. The
+tasks check every header and every link that they read, also between pieces. A missing slot below an acknowledged object
+is data loss, unless retention removed it; only a hole that a second listing shows again counts.
 
 Cost: the LIST pages (ranges of slots in parallel), one header, and about log2(objects) headers per version bound.
 Memory on the driver: 16 bytes per listed object.
@@ -15,7 +12,7 @@ Memory on the driver: 16 bytes per listed object.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final, TypeAlias
@@ -52,7 +49,9 @@ __all__ = [
     "Piece",
     "Plan",
     "SegmentPartition",
+    "claim_of",
     "cut",
+    "empty_log",
     "first_index",
     "first_place",
     "index_after",
@@ -108,6 +107,10 @@ class Piece:
     objects: int
     object_bytes: int
     log_id: str | None = None
+
+    def slots(self) -> Iterator[int]:
+        """The slots in the order of writing."""
+        return (slot for first, last in self.runs for slot in range(first, last - 1, -1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +205,16 @@ async def read_header(store: ObjectReader, slot: int) -> Header:
         raise lost("an object of the live chain is missing", slot) from None
 
 
+async def claim_of(store: ObjectReader, head: Header) -> Header:
+    """The claim of the leader that wrote ``head``. Raises: CorruptData, Unavailable."""
+    if head.kind is Kind.CLAIM:
+        return head
+    claim = await read_header(store, head.claim)
+    if (head.log_id, head.epoch, head.leader_id) != (claim.log_id, claim.epoch, claim.leader_id):
+        raise broken("object is not of the leader that claimed", head.slot, claim=slot_text(claim.slot))
+    return claim
+
+
 def require_log(log_id: str | None, expected: str | None) -> None:
     """Raise InvalidRequest (``log_mismatch``) unless the log is the one that an offset belongs to; None is any."""
     if log_id is not None and expected is not None and log_id != expected:
@@ -231,7 +244,7 @@ async def live_chain(store: ObjectStore) -> Chain:
     for _ in range(LISTINGS_MAX):
         newest_rows = await store.list(PREFIX, limit=1)
         if not newest_rows:
-            raise _empty(store)
+            raise empty_log(store)
         # Read before the rest is listed: what this header calls durable was acknowledged earlier, so the listing has
         # it.
         newest = await read_header(store, _slot(newest_rows[0].key))
@@ -445,9 +458,10 @@ async def newest_header(store: ObjectStore) -> Header:
     """The header of the newest live object. Raises: NotFound (``log_empty``), CorruptData, Unavailable."""
     frontier = await find_frontier(store)
     if frontier is None:
-        raise _empty(store)
+        raise empty_log(store)
     return frontier[0]
 
 
-def _empty(store: ObjectStore) -> NotFound:
+def empty_log(store: ObjectStore) -> NotFound:
+    """The error for a log without objects."""
     return NotFound("log is empty: nothing is listed under batches/", code=Code.LOG_EMPTY, url=store.url)

@@ -1,10 +1,8 @@
 """The batch reader of ``format("holdfast")``, and the meaning of the filters that Spark pushes down to it.
 
-Spark evaluates every pushed filter again, so a filter may only narrow what is read and must keep every row that
-passes. A filter that is not understood narrows nothing.
-
-Spark plans in a process without a session and pickles the reader into tasks, so it holds plain values. Two processes
-run per query, one for the columns and one for the plan; imports that only one of them needs are inside the methods.
+Spark evaluates every pushed filter again, so a filter may only narrow what is read; an unknown filter narrows nothing.
+Spark pickles the reader into tasks, so it holds plain values. Two processes run per query; imports that only one of
+them needs are inside the methods.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
 """Read a log through its table of segments: rows up to the last segment come from segments, newer rows from the log.
 
-The result equals a read of the log alone, so a log from which retention removed what the segments hold is still read
-whole. The log stays the source of truth: a segment that is damaged or gone is read from the log instead, and raises
-CorruptData when its versions have left the log too. Segments of another log raise InvalidRequest.
-
-Cost: the Delta log of the segments in addition to a plan; one request per segment. Memory of a task: one segment,
-packed and as rows.
+The result equals a read of the log alone. A segment that is damaged or gone is read from the log instead, and raises
+CorruptData when its versions have left the log too. Segments of another log raise InvalidRequest. Memory of a task: one
+segment, packed and as rows.
 """
 
 from __future__ import annotations

@@ -1,16 +1,11 @@
 """``readStream.format("holdfast")``: follow the end of the log, one micro-batch at a time.
 
 An offset is ``{"seq": 41, "version": 1043, "log_id": "..."}``: every object up to that ``seq`` and every row up to
-that version of that log has been returned. Query progress prints it and ``startingOffsets`` accepts it. Old
-checkpoints without a log id are accepted once.
+that version of that log has been returned. Old checkpoints without a log id are accepted once. The same two offsets
+give the same rows always. The object after the head has one known slot, so polling costs one read and no listing.
 
-The object after the head has one known slot, so polling costs one read and no listing. Far behind and without bounds,
-one listing finds the end. Spark asks about every 10 ms; ``pollInterval`` limits how often the store is asked.
-
-The same two offsets give the same rows always and everywhere; only durable objects are returned. A missing object
-between two offsets raises NotFound when retention removed it (with ``failOnDataLoss`` off the stream continues with
-the oldest object left), CorruptData otherwise. An offset of another log always raises InvalidRequest
-(``log_mismatch``).
+A missing object between two offsets raises NotFound when retention removed it (with ``failOnDataLoss`` off the stream
+continues with the oldest object left), CorruptData otherwise. An offset of another log raises InvalidRequest.
 """
 
 from __future__ import annotations
@@ -26,7 +21,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxFiles, SupportsTriggerAvailableNow
 
-from holdfast.commit.format.batch import CLAIM_BYTES, FIRST_SLOT, Header, Kind
+from holdfast.commit.format.batch import CLAIM_BYTES, FIRST_SLOT, Header
 from holdfast.commit.format.chain import ChainWalker, broken
 from holdfast.commit.reading.reader import read_header as read_header_if_there
 from holdfast.errors import Code, InvalidRequest, NotFound
@@ -38,6 +33,7 @@ from holdfast.spark.source.plan import (
     LogPartition,
     Piece,
     SegmentPartition,
+    claim_of,
     cut,
     first_place,
     index_after,
@@ -231,7 +227,7 @@ class LogTail:
         oldest = await _oldest_behind(store, start, self._options)
         if oldest is None:
             raise lost("an acknowledged object is missing", self._walker.next_slot)
-        self._walker, self._before = ChainWalker(oldest, await _claim_of(store, oldest)), None
+        self._walker, self._before = ChainWalker(oldest, await claim_of(store, oldest)), None
         self._walked = [oldest]
         return True
 
@@ -281,20 +277,11 @@ async def _walker_behind(
     head = await read_header_if_there(store, FIRST_SLOT - seq)
     if head is not None:
         require_log(head.log_id.hex(), start.log_id)
-        return ChainWalker(head, await _claim_of(store, head)), head, None
+        return ChainWalker(head, await claim_of(store, head)), head, None
     oldest = await _oldest_behind(store, start, options)
     if oldest is None:
         raise lost("the object that an offset names is missing", FIRST_SLOT - seq)
-    return ChainWalker(oldest, await _claim_of(store, oldest)), None, oldest
-
-
-async def _claim_of(store: ObjectStore, head: Header) -> Header:
-    if head.kind is Kind.CLAIM:
-        return head
-    claim = await read_header(store, head.claim)
-    if (head.log_id, head.epoch, head.leader_id) != (claim.log_id, claim.epoch, claim.leader_id):
-        raise broken("object is not of the leader that claimed", head.slot, epoch=head.epoch)
-    return claim
+    return ChainWalker(oldest, await claim_of(store, oldest)), None, oldest
 
 
 async def _oldest_behind(store: ObjectStore, start: Position, options: ReadOptions) -> Header | None:

@@ -2,13 +2,8 @@
 
 Columns: ``key``, ``value``; the value is the newest for every version v with ``valid_from <= v < valid_to``, and
 ``valid_to`` is null while it is current; ``valid_from_time`` and ``valid_to_time`` are the times of those batches;
-``is_current`` and ``bucket`` are the partition. A value that its own transaction replaced has no row.
-
-The state at version v: ``valid_from <= v and (valid_to is null or v < valid_to)``.
-
-A step rewrites the current rows of the buckets that it touches and appends ended rows, which never change again. So
-its cost does not grow with the age of the log. Memory of a task: a bucket's current rows, the step's operations on it,
-and one entry for each key in the range of a range delete.
+``is_current`` and ``bucket`` are the partition. A value that its own transaction replaced has no row. A step rewrites
+the current rows of the buckets that it touches and appends ended rows, so its cost does not grow with the log's age.
 """
 
 from __future__ import annotations

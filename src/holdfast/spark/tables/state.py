@@ -1,14 +1,9 @@
-"""The newest value of every key as a Spark data frame, computed from the whole log.
+"""The newest value of every key as a Spark data frame, computed from the whole log at one version.
 
 Spark aggregates the newest write or delete of each key. Range deletes are usually few: the driver reduces them to a
 step function over the keys (``Coverage``), and tasks drop the keys whose newest write is older than a range delete
-that covers them. Operations are ordered by (version, position in the transaction).
-
-The version is fixed first, so a frame of a growing log is the state at one version. A log whose oldest part was
-removed raises an error, because its state is incomplete.
-
-Cost: the log is read twice, once for range deletes. Memory: the distinct range deletes on the driver and in each task,
-at most ``RANGES_MAX``.
+that covers them. Cost: the log is read twice, once for range deletes. Memory: the distinct range deletes on the driver
+and in each task, at most ``RANGES_MAX``.
 """
 
 from __future__ import annotations
