@@ -39,9 +39,8 @@ if TYPE_CHECKING:
     from holdfast.spark.runtime.doctor import diagnose
     from holdfast.spark.runtime.session import find_java, session
     from holdfast.spark.source.frames import read_log, with_decoded
+    from holdfast.spark.tables.buckets import History, Latest
     from holdfast.spark.tables.changes import Changes
-    from holdfast.spark.tables.history import History
-    from holdfast.spark.tables.latest import Latest
     from holdfast.spark.tables.segments import Segments, read_operations
     from holdfast.spark.tables.snapshot import Snapshot
     from holdfast.spark.tables.state import last_version, materialise_latest
@@ -83,10 +82,10 @@ __all__ = [
 _HOMES = {
     "Changes": "tables.changes",
     "Fate": "bulk.sequencing",
-    "History": "tables.history",
+    "History": "tables.buckets",
     "HoldfastDataSource": "data_source",
     "Ingest": "bulk.ingest",
-    "Latest": "tables.latest",
+    "Latest": "tables.buckets",
     "LoadOptions": "bulk.load",
     "Replay": "log.replay",
     "RequestFormat": "bulk.requests",

@@ -24,9 +24,8 @@ from holdfast.segments.table_location import table_location
 from holdfast.spark.bulk.ingest import Ingest
 from holdfast.spark.bulk.leadership import LeadershipOptions
 from holdfast.spark.bulk.load import WAVE_DEFAULT, LoadOptions, load_requests
-from holdfast.spark.bulk.lookup import look_up
 from holdfast.spark.bulk.requests import RequestFormat, stage
-from holdfast.spark.bulk.resolve import Resolution, resolve_requests
+from holdfast.spark.bulk.resolve import Resolution, look_up, resolve_requests
 from holdfast.spark.bulk.sequencing import Fate, Windows
 from holdfast.spark.bulk.verdicts import write_verdicts
 from holdfast.spark.data_source import HoldfastDataSource
@@ -36,9 +35,8 @@ from holdfast.spark.log.runner import STEP_BYTES_DEFAULT, Job, Schedule, run_pip
 from holdfast.spark.runtime.doctor import Diagnosis, diagnose
 from holdfast.spark.runtime.session import session, task_errors
 from holdfast.spark.source.plan import log_head
+from holdfast.spark.tables.buckets import History, Latest
 from holdfast.spark.tables.changes import Changes
-from holdfast.spark.tables.history import History
-from holdfast.spark.tables.latest import Latest
 from holdfast.spark.tables.segments import SEGMENT_LOG_BYTES_MIN, Segments
 from holdfast.spark.tables.snapshot import Snapshot
 

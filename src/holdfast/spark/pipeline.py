@@ -10,9 +10,8 @@ if TYPE_CHECKING:
     from holdfast.spark.log.audit import Verify, audit
     from holdfast.spark.log.replay import Replay
     from holdfast.spark.log.runner import RunReport, Schedule, StepReport, run_pipeline
+    from holdfast.spark.tables.buckets import History, Latest
     from holdfast.spark.tables.changes import Changes
-    from holdfast.spark.tables.history import History
-    from holdfast.spark.tables.latest import Latest
     from holdfast.spark.tables.segments import Segments, read_operations
     from holdfast.spark.tables.snapshot import Snapshot
 

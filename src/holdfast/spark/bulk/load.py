@@ -41,25 +41,15 @@ from pyspark.sql import functions as F  # noqa: N812  the name that every Spark 
 from holdfast.commit.format.batch import BODY_SCHEMA, SPAN_MAX, VERSION_JUMP, Header, ItemKind, encode_object
 from holdfast.errors import Code, InvalidRequest
 from holdfast.spark.bulk.leadership import Leadership, LeadershipOptions, put_batch
-from holdfast.spark.bulk.lookup import look_up
 from holdfast.spark.bulk.records import LoadProgress, decode_progress, newest_nearby, newest_of_log, progress_key
 from holdfast.spark.bulk.requests import AS_NAMED, ChunkPlace, RequestFormat, Staged, read_stream, require_judged, stage
-from holdfast.spark.bulk.resolve import Resolution, resolve_requests
+from holdfast.spark.bulk.resolve import Resolution, look_up, resolve_requests
 from holdfast.spark.bulk.sequencing import BELOW, Fate, Windows, plain_numbers
 from holdfast.spark.bulk.verdicts import write_verdicts
 from holdfast.spark.runtime.session import task_errors
 from holdfast.spark.runtime.store_thread import StoreThread, is_directory
 
-__all__ = [
-    "BatchPlan",
-    "LoadOptions",
-    "LoadReport",
-    "LeadershipPlan",
-    "WaveResult",
-    "batch_object",
-    "load_requests",
-    "write_wave",
-]
+__all__ = ["LoadOptions", "LoadReport", "load_requests"]
 
 PUTS_IN_FLIGHT: Final = 4
 

@@ -17,19 +17,7 @@ import pyarrow.compute as pc
 from holdfast.commit.format.batch import ItemKind
 from holdfast.spark.bulk.sequencing import ordinals_of, plain_numbers
 
-__all__ = [
-    "CLEAR",
-    "COMMITTED",
-    "CONFLICT",
-    "REJECTED",
-    "UNKNOWN",
-    "Items",
-    "Ordinals",
-    "Problem",
-    "key_ranks",
-    "make_problem",
-    "select_items",
-]
+__all__ = ["CLEAR", "COMMITTED", "CONFLICT", "REJECTED", "UNKNOWN", "Items", "Problem", "make_problem", "select_items"]
 
 Numbers: TypeAlias = npt.NDArray[np.int64]
 Flags: TypeAlias = npt.NDArray[np.bool_]

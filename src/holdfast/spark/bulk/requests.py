@@ -61,11 +61,8 @@ from holdfast.spark.runtime.session import task_errors
 
 __all__ = [
     "AS_NAMED",
-    "CHUNK_BYTES",
-    "Chunk",
     "ChunkPlace",
     "ParsedRequest",
-    "Refusal",
     "RequestFormat",
     "Staged",
     "chunk_key",

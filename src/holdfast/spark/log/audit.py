@@ -55,18 +55,7 @@ from holdfast.spark.source.scan import fetched
 from holdfast.spark.source.shapes import seq_of
 from holdfast.values import slot_text
 
-__all__ = [
-    "Audit",
-    "Counts",
-    "Finding",
-    "PieceAudit",
-    "Survey",
-    "Verify",
-    "audit",
-    "audit_piece",
-    "heads_before",
-    "survey",
-]
+__all__ = ["Verify", "audit"]
 
 PAGE: Final = 50_000
 FOREIGN_KEYS_MAX: Final = 1_000

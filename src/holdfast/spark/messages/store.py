@@ -27,15 +27,7 @@ from holdfast.spark.options import StoreOptions
 from holdfast.stores.repair.reader import Placed, StoredMessage, StoreReader
 from holdfast.stores.storage.locations import Extent
 
-__all__ = [
-    "HoldfastStoreReader",
-    "HoldfastStoreStreamReader",
-    "StorePartition",
-    "pieces_of",
-    "plan_store",
-    "seq_before",
-    "store_rows",
-]
+__all__ = ["HoldfastStoreReader", "HoldfastStoreStreamReader"]
 
 
 @dataclass

@@ -14,7 +14,7 @@ import random
 import uuid
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Final
 
 import pyarrow as pa
@@ -26,26 +26,11 @@ from holdfast.errors import Unavailable
 from holdfast.objects.port import Created, ObjectStore, Refused
 from holdfast.segments.table_location import open_table_store
 
-__all__ = [
-    "FILES_SCHEMA",
-    "FILES_TYPE",
-    "NewFile",
-    "new_files",
-    "read_files",
-    "read_objects",
-    "read_table",
-    "file_rows",
-    "write_table",
-]
+__all__ = ["FILES_TYPE", "NewFile", "new_files", "read_files", "read_objects", "read_table", "file_rows", "write_table"]
 
+_TEXT: Final = pa.string()
 FILES_SCHEMA: Final = pa.schema(
-    [
-        pa.field("path", pa.string()),
-        pa.field("size", pa.int64()),
-        pa.field("rows", pa.int64()),
-        pa.field("partition", pa.string()),
-        pa.field("stats", pa.string()),
-    ]
+    [("path", _TEXT), ("size", pa.int64()), ("rows", pa.int64()), ("partition", _TEXT), ("stats", _TEXT)]
 )
 """A task's report of the files that it wrote. A row without a path names a partition that is now empty."""
 FILES_TYPE: Final = "path string, size long, rows long, partition string, stats string"
@@ -176,22 +161,10 @@ def read_files(spark: SparkSession, url: str, paths: Sequence[str], schema: str)
 
 def file_rows(files: Iterable[NewFile]) -> pa.RecordBatch:
     """The rows in which a task reports its files to the driver."""
-    rows = [
-        {
-            "path": each.path,
-            "size": each.size,
-            "rows": each.rows,
-            "partition": json.dumps(each.partition),
-            "stats": each.stats,
-        }
-        for each in files
-    ]
+    rows = [{**asdict(each), "partition": json.dumps(each.partition)} for each in files]
     return pa.RecordBatch.from_pylist(rows, schema=FILES_SCHEMA)
 
 
 def new_files(frame: DataFrame) -> list[NewFile]:
     """Run the tasks of ``frame``, whose rows are those of ``file_rows``. Memory: one row per file."""
-    return [
-        NewFile(row["path"], row["size"], row["rows"], json.loads(row["partition"]), row["stats"])
-        for row in frame.toArrow().to_pylist()
-    ]
+    return [NewFile(**{**row, "partition": json.loads(row["partition"])}) for row in frame.toArrow().to_pylist()]

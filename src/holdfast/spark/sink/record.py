@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, TypeVar
 from urllib.parse import unquote, urlsplit
 
 import msgspec
@@ -27,23 +27,20 @@ from holdfast.spark.options import WriteOptions
 __all__ = [
     "Intent",
     "Progress",
-    "RECENT_MAX",
-    "Record",
-    "StreamRange",
     "Wanted",
     "begin",
     "decode_progress",
-    "decode_record",
     "encode",
     "finish",
     "progress_key",
-    "progress_range",
     "read_record",
     "record_key",
     "request_id",
     "stream_range",
     "token_of",
 ]
+
+T = TypeVar("T")
 
 RECENT_MAX: Final = 64
 """How many tokens are remembered: a batch with an older one would be written again."""
@@ -64,6 +61,10 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     recent: tuple[str, ...] = ()
     format: Literal[1] = 1
 
+    def has_done(self, token: str) -> bool:
+        """Whether the write of this token is done."""
+        return token in self.recent or (self.state == "done" and self.token == token)
+
 
 class Progress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How far a partition has come: JSON under ``spark/{application}/{token}/{partition}``, removed when done.
@@ -76,10 +77,6 @@ class Progress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     digest: str
     attempts: tuple[int, ...] = ()
     format: Literal[1] = 1
-
-
-_RECORD: Final = msgspec.json.Decoder(Record)
-_PROGRESS: Final = msgspec.json.Decoder(Progress)
 
 
 def record_key(application: str) -> bytes:
@@ -114,24 +111,20 @@ def encode(value: Record | Progress) -> bytes:
 
 def decode_record(data: bytes, key: bytes) -> Record:
     """Raises: CorruptData."""
-    try:
-        return _RECORD.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise _foreign(key, error) from error
+    return _decoded(data, key, Record)
 
 
 def decode_progress(data: bytes, key: bytes) -> Progress:
     """Raises: CorruptData."""
+    return _decoded(data, key, Progress)
+
+
+def _decoded(data: bytes, key: bytes, kind: type[T]) -> T:
     try:
-        return _PROGRESS.decode(data)
+        return msgspec.json.decode(data, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise _foreign(key, error) from error
-
-
-def _foreign(key: bytes, error: Exception) -> CorruptData:
-    return CorruptData(
-        "key holds something that no sink wrote", code=Code.CORRUPT_LOG, key=key.decode("utf-8", "replace"), cause=error
-    )
+        message = "key holds something that no sink wrote"
+        raise CorruptData(message, code=Code.CORRUPT_LOG, key=key.decode("utf-8", "replace"), cause=error) from error
 
 
 def token_of(*parts: str) -> str:
@@ -266,7 +259,7 @@ def begin(client: Client, options: WriteOptions, wanted: Wanted) -> Intent:
     for _ in range(ROUNDS_MAX):
         record, read_version = read_record(client, options.application)
         if record is not None:
-            if wanted.token in record.recent or (record.state == "done" and record.token == wanted.token):
+            if record.has_done(wanted.token):
                 return Intent(wanted.token, None)
             if record.state == "intent" and record.token == wanted.token:
                 return Intent(wanted.token, read_version, client.session.log_id)
@@ -343,7 +336,7 @@ def finish(client: Client, options: WriteOptions, wanted: Wanted, partitions: in
         record, read_version = read_record(client, options.application)
         if record is None:
             break
-        if wanted.token in record.recent or (record.state == "done" and record.token == wanted.token):
+        if record.has_done(wanted.token):
             return
         if record.token != wanted.token:
             break

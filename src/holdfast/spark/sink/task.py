@@ -367,7 +367,7 @@ class _Sender:
         """The note as it is now, after the record was seen to be this write's."""
         record, read_version = read_record(self._client, self._options.application)
         token = self._intent.token
-        if record is not None and (token in record.recent or (record.state == "done" and record.token == token)):
+        if record is not None and record.has_done(token):
             # Another driver with this token has finished: every transaction is committed.
             return _Note(Progress(0, ""), read_version, is_done=True)
         if record is None or record.token != token:

@@ -41,14 +41,7 @@ from holdfast.spark.source.scan import scan
 from holdfast.spark.source.shapes import RowFilter
 from holdfast.spark.source.stream import LogTail, objects_between
 
-__all__ = [
-    "SEGMENT_SCHEMA",
-    "index_of_log",
-    "plan_with_segments",
-    "scan_segment",
-    "segment_rows",
-    "stream_with_segments",
-]
+__all__ = ["SEGMENT_SCHEMA", "index_of_log", "plan_with_segments", "scan_segment", "stream_with_segments"]
 
 SEGMENT_SCHEMA: Final = arrow_schema(Shape.OPERATIONS, list(COLUMNS[Shape.OPERATIONS]))
 

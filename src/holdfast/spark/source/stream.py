@@ -49,16 +49,7 @@ from holdfast.spark.source.scan import scan
 from holdfast.spark.source.shapes import RowFilter, seq_of
 from holdfast.values import is_log_id
 
-__all__ = [
-    "Found",
-    "HoldfastStreamReader",
-    "LogTail",
-    "head_position",
-    "objects_between",
-    "pieces_between",
-    "position_of",
-    "starting_position",
-]
+__all__ = ["HoldfastStreamReader", "LogTail", "objects_between"]
 
 AHEAD_MAX: Final = 16
 """Headers read at once while the stream catches up."""

@@ -154,9 +154,13 @@ def range_coverage(deletes: DataFrame) -> Coverage:
     flat = newest.select("key", "end", "place.version", "place.position").limit(RANGES_MAX + 1).toArrow()
     if flat.num_rows > RANGES_MAX:
         raise LimitExceeded("log has more distinct range deletes than fit on the driver", ranges_max=RANGES_MAX)
-    columns = (flat[name].to_pylist() for name in ("key", "end", "version", "position"))
-    ranges = [RangeDeleted(key, end, Place(version, at)) for key, end, version, at in zip(*columns, strict=True)]
-    return Coverage.of(ranges)
+    return Coverage.of(ranges_of(flat))
+
+
+def ranges_of(deletes: pa.Table) -> list[RangeDeleted]:
+    """The range deletes among operations."""
+    columns = (deletes[name].to_pylist() for name in ("key", "end", "version", "position"))
+    return [RangeDeleted(key, end, Place(version, at)) for key, end, version, at in zip(*columns, strict=True)]
 
 
 def _uncovered(coverage: Coverage, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
