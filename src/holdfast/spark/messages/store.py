@@ -58,15 +58,20 @@ EVERYTHING: Final = 2**63 - 1
 def plan_store(options: StoreOptions) -> list[StorePartition]:
     """The pieces of a store as it is now, in order. Raises: NotFound (no such store; data loss), CorruptData."""
     with StoreReader(options.directory, options.store) as reader:
-        placed = reader.place(options.after_seq)
-        after = options.after_seq
-        if options.from_latest:
-            after = placed.newest_seq
-        elif options.since is not None:
-            after = seq_before(reader, placed, int(options.since.timestamp() * 1000))
-    # What was consumed before a reader came is nothing that it has lost.
-    backlog = options.after_seq or placed.newest_seq
+        placed, after, backlog = _start(options, reader)
     return pieces_of(options, placed.extents, (after, placed.newest_seq), placed.until_ms, backlog)
+
+
+def _start(options: StoreOptions, reader: StoreReader) -> tuple[Placed, int, int]:
+    """The store as it is now, the last message not wanted, and the last one whose absence is not a loss."""
+    placed = reader.place(options.after_seq)
+    after = options.after_seq
+    if options.from_latest:
+        after = placed.newest_seq
+    elif options.since is not None:
+        after = seq_before(reader, placed, int(options.since.timestamp() * 1000))
+    # Messages that were consumed before this read began are not lost to it.
+    return placed, after, options.after_seq or placed.newest_seq
 
 
 def pieces_of(
@@ -202,14 +207,8 @@ class HoldfastStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailable
 
     def initialOffset(self) -> dict[str, int]:  # noqa: N802  Spark's name
         """Where a query without a checkpoint begins. Raises: NotFound, CorruptData, Unavailable."""
-        options, reader = self._options, self._opened()
-        placed = reader.place(options.after_seq)
-        after = options.after_seq
-        if options.from_latest:
-            after = placed.newest_seq
-        elif options.since is not None:
-            after = seq_before(reader, placed, int(options.since.timestamp() * 1000))
-        return _offset(after, after if options.after_seq else placed.newest_seq)
+        placed, after, _ = _start(self._options, self._opened())
+        return _offset(after, after if self._options.after_seq else placed.newest_seq)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802  Spark's name
         """Spark hands this back to ``latestOffset``; the bound itself is this source's option."""
