@@ -223,11 +223,7 @@ class Leadership:
         """
         newest = self._thread.start(newest_slot).result()
         if has_successor(newest, oldest_free=Slot(last.slot - 1)):
-            raise Fenced(
-                "another leader has taken over the log",
-                code=Code.DEPOSED,
-                hint="run the load again: it goes on where the log ends",
-            )
+            raise _deposed(last)
         first = object_name(last.slot - 1)
         listed = self._thread.start(lambda store: store.list(PREFIX, after=first, limit=objects)).result()
         if [row.key for row in listed] != [object_name(slot) for slot in range(last.slot, last.slot + objects)]:

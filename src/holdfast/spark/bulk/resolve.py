@@ -175,25 +175,19 @@ def _by_range(items: Items, splits: Sequence[bytes]) -> Iterator[tuple[int, byte
     for number in range(len(splits) + 1):
         begin, end = bounds[number], bounds[number + 1]
         assert begin is not None, "only the last range has no end"
-        at_or_above = pc.greater_equal(items.keys, pa.scalar(begin, pa.large_binary()))
-        below = True if end is None else pc.less(items.keys, pa.scalar(end, pa.large_binary()))
-        reaches = pc.or_kleene(pc.is_null(items.ends), pc.greater(items.ends, pa.scalar(begin, pa.large_binary())))
-        ranged = pa.array(items.is_range)
-        meets = pc.if_else(ranged, pc.fill_null(reaches, True), at_or_above)
-        mask = pc.and_(meets, below) if end is not None else meets
+        low, high = pa.scalar(begin, pa.large_binary()), pa.scalar(end, pa.large_binary())
+        reaches = pc.or_kleene(pc.is_null(items.ends), pc.greater(items.ends, low))
+        meets = pc.if_else(pa.array(items.is_range), pc.fill_null(reaches, True), pc.greater_equal(items.keys, low))
+        mask = pc.and_(meets, pc.less(items.keys, high)) if end is not None else meets
         which = mask.to_numpy(zero_copy_only=False)
         if not which.any():
             continue
         some = items.chosen(which)
-        keys = pc.if_else(
-            pc.less(some.keys, pa.scalar(begin, pa.large_binary())), pa.scalar(begin, pa.large_binary()), some.keys
-        )
+        keys = pc.if_else(pc.less(some.keys, low), low, some.keys)
         ends = some.ends
         if end is not None:
-            beyond = pc.and_(
-                pa.array(some.is_range), pc.fill_null(pc.greater(ends, pa.scalar(end, pa.large_binary())), True)
-            )
-            ends = pc.if_else(beyond, pa.scalar(end, pa.large_binary()), ends)
+            beyond = pc.and_(pa.array(some.is_range), pc.fill_null(pc.greater(ends, high), True))
+            ends = pc.if_else(beyond, high, ends)
         yield number, stream(
             pa.table(
                 {
@@ -434,11 +428,7 @@ def resolve_requests(
 
     Raises: what tasks raise. Cost: see the module; a pass over the keys of all requests.
     """
-    if not staged.requests:
-        empty = np.zeros(0, np.int64)
-        narrow = empty.astype(np.int32)
-        return Resolution(np.zeros(0, np.uint8), {}, empty, narrow, narrow, narrow, base, 0, (), 0.0)
-    if staged.plain:
+    if not staged.requests or staged.plain:
         return _all_committed(staged.requests, base)
     if partitions is None and staged.items <= ITEMS_IN_ONE_TASK:
         sequencing, resolved = _in_one_task(staged, base, windows, judge=True)

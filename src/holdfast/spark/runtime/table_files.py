@@ -26,7 +26,7 @@ from holdfast.errors import Unavailable
 from holdfast.objects.port import Created, ObjectStore, Refused
 from holdfast.segments.table_location import open_table_store
 
-__all__ = ["FILES_TYPE", "NewFile", "new_files", "read_files", "read_objects", "read_table", "file_rows", "write_table"]
+__all__ = ["FILES_TYPE", "NewFile", "file_rows", "new_files", "read_files", "read_objects", "tables_of", "write_table"]
 
 _TEXT: Final = pa.string()
 FILES_SCHEMA: Final = pa.schema(
@@ -157,6 +157,20 @@ def read_files(spark: SparkSession, url: str, paths: Sequence[str], schema: str)
                     yield from found.to_batches()
 
     return names.repartition(min(len(paths), TASKS_OF_A_READ_MAX)).mapInArrow(read, schema)
+
+
+def tables_of(batches: Iterable[pa.RecordBatch], bytes_min: int) -> Iterator[pa.Table]:
+    """The rows of these batches in their order, as tables of at least ``bytes_min``; only the last may be smaller."""
+    waiting: list[pa.RecordBatch] = []
+    size = 0
+    for batch in batches:
+        waiting.append(batch)
+        size += batch.nbytes
+        if size >= bytes_min:
+            yield pa.Table.from_batches(waiting)
+            waiting, size = [], 0
+    if waiting:
+        yield pa.Table.from_batches(waiting)
 
 
 def file_rows(files: Iterable[NewFile]) -> pa.RecordBatch:

@@ -291,10 +291,7 @@ async def list_slots(store: ObjectStore, newest: int, oldest: int = FIRST_SLOT) 
     async def part(first: int, past: int) -> tuple[Slots, Sizes]:
         rows = await store.list(PREFIX, after=object_name(first - 1), limit=past - first)
         listed = [(slot, row.size) for row in rows if (slot := _slot(row.key)) < past]
-        return (
-            np.fromiter((slot for slot, _ in listed), dtype=np.uint64, count=len(listed)),
-            np.fromiter((size for _, size in listed), dtype=np.int64, count=len(listed)),
-        )
+        return np.array([slot for slot, _ in listed], np.uint64), np.array([size for _, size in listed], np.int64)
 
     parts = await asyncio.gather(*(part(a, b) for a, b in pairwise(starts)))
     slots = np.concatenate([part_slots for part_slots, _ in parts])

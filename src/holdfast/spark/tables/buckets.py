@@ -29,7 +29,15 @@ from holdfast.spark.columns import TIMESTAMP
 from holdfast.spark.log.delta_output import DeltaJob, TableFile
 from holdfast.spark.log.increments import Increment, map_increment
 from holdfast.spark.log.runner import StepResult
-from holdfast.spark.runtime.table_files import FILES_TYPE, NewFile, file_rows, new_files, read_table, write_table
+from holdfast.spark.runtime.table_files import (
+    FILES_TYPE,
+    NewFile,
+    file_rows,
+    new_files,
+    read_table,
+    tables_of,
+    write_table,
+)
 from holdfast.spark.tables.state import Coverage, Place, ranges_of
 
 __all__ = ["History", "Latest"]
@@ -80,16 +88,8 @@ def in_buckets(buckets: int, reduce: Reduce, operations: Iterator[pa.RecordBatch
     Shape: ``operations`` have at least version, position, kind and key, and come in log order. A row of the answer
     (``PACKED_TYPE``) holds operations of one bucket in log order, and gives the position of the first.
     """
-    waiting: list[pa.RecordBatch] = []
-    waiting_bytes = 0
-    for batch in operations:
-        waiting.append(batch)
-        waiting_bytes += batch.nbytes
-        if waiting_bytes >= WAITING_BYTES:
-            yield from _packed(buckets, reduce(pa.Table.from_batches(waiting)))
-            waiting, waiting_bytes = [], 0
-    if waiting:
-        yield from _packed(buckets, reduce(pa.Table.from_batches(waiting)))
+    for table in tables_of(operations, WAITING_BYTES):
+        yield from _packed(buckets, reduce(table))
 
 
 def _packed(buckets: int, operations: pa.Table) -> Iterator[pa.RecordBatch]:
