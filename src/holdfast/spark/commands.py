@@ -177,18 +177,14 @@ class RequestSource:
         with task_errors():
             if self.format == "table":
                 return spark.table(self.path)
-            reader = spark.read.format(self.format)
-            if self.format == "csv":
-                reader = reader.option("header", "true")
+            reader = spark.read.format(self.format).option("header", "true")  # which only CSV has
             return self._in_types(reader.schema(self.schema).load(self.path) if self.schema else reader.load(self.path))
 
     def stream(self, spark: SparkSession, files_at_once: int | None) -> DataFrame:
         """The rows of files that appear in a folder, as a stream. Raises: InvalidRequest."""
         if self.format == "table":
             return spark.readStream.table(self.path)
-        reader = spark.readStream.format(self.format)
-        if self.format == "csv":
-            reader = reader.option("header", "true")
+        reader = spark.readStream.format(self.format).option("header", "true")
         if files_at_once is not None:
             reader = reader.option("maxFilesPerTrigger", str(files_at_once))
         schema = self.schema
@@ -246,7 +242,8 @@ class BulkCommand:
                 token=self.token,
             )
             loaded = load_requests(spark, self.source.read(spark), self._log(), self.to, options, step=step)
-            return JobResult({"pipeline": "load", "log": self._log().partition("?")[0], **_rounded(asdict(loaded))})
+            facts = {name: round(each, 3) if isinstance(each, float) else each for name, each in asdict(loaded).items()}
+            return JobResult({"pipeline": "load", "log": self._log().partition("?")[0], **facts})
 
         return self.spark.run("load", work)
 
@@ -340,10 +337,6 @@ class BulkCommand:
         finally:
             ingest.close()
         return JobResult({"pipeline": "ingest", "log": self._log().partition("?")[0], **asdict(ingest.counts)})
-
-
-def _rounded(fields: Mapping[str, object]) -> dict[str, object]:
-    return {name: round(value, 3) if isinstance(value, float) else value for name, value in fields.items()}
 
 
 def _resolved(resolution: Resolution, requests: int, items: int) -> dict[str, object]:

@@ -138,7 +138,7 @@ class Ingest:
         self.counts.found += len(outcomes)
         try:
             requests = self._requests(frame)
-            if not _begin_with(requests, records):
+            if not all(record.covers(requests) for record in records):
                 raise _behind(number, settled_batch)
             self._commit(stages, requests, outcomes, number)
             rows = [_row(place, request, outcomes[place]) for place, request in enumerate(requests)]
@@ -193,8 +193,8 @@ class Ingest:
 
     def _repeats(self, frame: DataFrame, records: Sequence[GroupRecord]) -> bool:
         """Whether the micro-batch holds exactly the requests of these records."""
-        requests = self._requests(frame)
-        return len(requests) == sum(len(record.outcomes) for record in records) and _begin_with(requests, records)
+        requests, count = self._requests(frame), sum(len(record.outcomes) for record in records)
+        return len(requests) == count and all(record.covers(requests) for record in records)
 
     def _commit(
         self, stages: _Stages, requests: Sequence[ParsedRequest], outcomes: list[RequestOutcome], number: int
@@ -228,10 +228,6 @@ def _group_end(requests: Sequence[ParsedRequest], first: int, count: int) -> int
         size += 0 if txn is None else request_bytes(txn)
         past += 1
     return past
-
-
-def _begin_with(requests: Sequence[ParsedRequest], records: Sequence[GroupRecord]) -> bool:
-    return all(record.covers(requests) for record in records)
 
 
 def _behind(number: int, settled: int) -> InvalidRequest:

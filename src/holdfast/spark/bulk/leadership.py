@@ -113,8 +113,7 @@ DRAIN_SECONDS_MAX: Final = 60.0
 
 
 async def ask_to_step_down(address: str, token: str | None) -> str | None:
-    """The leader id of the process at ``address`` if it continues to lead, empty when it has stepped down or
-    never led, None without an answer."""
+    """The leader id at ``address`` if it still leads, empty if it does not, None without an answer."""
     return await asyncio.to_thread(_ask, address, token)
 
 

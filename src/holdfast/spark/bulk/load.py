@@ -309,11 +309,9 @@ def load_requests(
     Raises: Closed, Fenced (another load deposed this one), Unavailable, InvalidRequest. After any of them, and after a
     crash, a run with the same arguments loads the rest.
     """
-    return _Load(spark, log_url, verdicts_url, options or LoadOptions(), step or _ignore_step).run(requests)
-
-
-def _ignore_step(name: str, facts: Mapping[str, object]) -> None:
-    del name, facts
+    return _Load(spark, log_url, verdicts_url, options or LoadOptions(), step or (lambda _name, _facts: None)).run(
+        requests
+    )
 
 
 class _Load:

@@ -87,10 +87,9 @@ def decode_progress(data: bytes, key: bytes) -> LoadProgress:
 
 
 async def newest_nearby(store: ObjectStore, claim: Header, key: bytes) -> tuple[bytes | None, bool, bool]:
-    """The newest value of ``key`` in objects before ``claim``, whether the search was far enough to know, and
-    whether others have committed since.
+    """The newest value of ``key`` before ``claim``, whether the search was complete, and whether others wrote since.
 
-    A load that was interrupted is among the last to have written, so a few objects are usually enough.
+    An interrupted load is among the last writers, so a few objects are usually enough.
     """
     header = claim
     others = False
@@ -154,10 +153,7 @@ _encode: Final = msgspec.msgpack.Encoder().encode
 
 
 def requests_digest(requests: Sequence[ParsedRequest]) -> str:
-    """Names these requests in this order: their places, ids, read versions, reads and changes. Kept in logs.
-
-    Of one that is refused, whose changes were not parsed: its place, its id and why.
-    """
+    """A name for these requests in this order: their orders, ids, read versions, reads and changes, or refusals."""
     digest = blake2b(digest_size=16)
     for each in requests:
         txn = each.transaction

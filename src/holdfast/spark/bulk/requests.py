@@ -124,12 +124,10 @@ SHOWN_MAX: Final = 80
 
 
 def in_order(frame: DataFrame, request_format: RequestFormat, partitions: int) -> DataFrame:
-    """``frame`` in the one form, range-partitioned and sorted by its order.
+    """``frame`` in the one form, range-partitioned and sorted by its order. Raises: InvalidRequest.
 
-    Shape: ``order`` string; ``operations`` array of struct with the fields of the module's table, whose keys and values
-    are bytes, or strings, which mean their UTF-8; or the columns kind, key, end, value where each row is one
-    operation; ``reads`` likewise an array; ``read_version`` and ``request_id`` strings, each only where the frame has
-    it. Raises: InvalidRequest.
+    Shape: ``order`` string; ``operations`` and ``reads`` arrays of structs, or the columns kind, key, end, value;
+    ``read_version`` and ``request_id`` strings, each only where the frame has it.
     """
     types: Mapping[str, DataType] = {field.name: field.dataType for field in frame.schema}
     order = request_format.order_by
@@ -140,7 +138,8 @@ def in_order(frame: DataFrame, request_format: RequestFormat, partitions: int) -
         raise _misfit(f"columns {', '.join(extra)} would be lost")
     columns = _operations(types, request_format)
     if "preconditions" in types:
-        columns.append(_reads(types, request_format).alias("reads"))
+        reads = _each(types["preconditions"], "preconditions", _READ_JSON, _read, request_format)
+        columns.append(reads.alias("reads"))
     texts = [name for name in ("read_version", "request_id") if name in types]
     columns += [F.col(name).cast("string").alias(name) for name in texts]
     # Sorted as they come, and brought into form where they arrive: what is sampled and shuffled is as narrow as it was.
@@ -205,25 +204,22 @@ class _Fields:
             return F.lit(None).cast("binary")
         return found[0] if len(found) == 1 else F.coalesce(*found)
 
+    def kind_and_key(self, column: Column, absent: str, present: str) -> list[Column]:
+        """The kind, by default by whether ``column`` is null, and the key."""
+        kind = F.when(column.isNull(), F.lit(absent)).otherwise(F.lit(present))
+        if {"kind", "type"} & set(self.types):
+            kind = F.coalesce(self.text("kind", "type"), kind)
+        return [kind.alias("kind"), self.data("key", "begin").alias("key")]
+
 
 def _operation(fields: _Fields) -> list[Column]:
     value = fields.data("value")
-    by_value = F.when(value.isNull(), F.lit("delete")).otherwise(F.lit("write"))
-    kind = F.coalesce(fields.text("kind", "type"), by_value) if {"kind", "type"} & set(fields.types) else by_value
-    return [
-        kind.alias("kind"), fields.data("key", "begin").alias("key"), fields.data("end").alias("end"),
-        value.alias("value"),
-    ]  # fmt: skip
+    return [*fields.kind_and_key(value, "delete", "write"), fields.data("end").alias("end"), value.alias("value")]
 
 
 def _read(fields: _Fields) -> list[Column]:
-    end = fields.data("end")
-    by_end = F.when(end.isNull(), F.lit("point_read")).otherwise(F.lit("range_read"))
-    kind = F.coalesce(fields.text("kind", "type"), by_end) if {"kind", "type"} & set(fields.types) else by_end
-    return [
-        kind.alias("kind"), fields.data("key", "begin").alias("key"), end.alias("end"),
-        fields.text("version").alias("version"),
-    ]  # fmt: skip
+    end, version = fields.data("end"), fields.text("version")
+    return [*fields.kind_and_key(end, "point_read", "range_read"), end.alias("end"), version.alias("version")]
 
 
 def _operations(types: Mapping[str, DataType], request_format: RequestFormat) -> list[Column]:
@@ -235,10 +231,6 @@ def _operations(types: Mapping[str, DataType], request_format: RequestFormat) ->
     if "key" not in types or not ("value" in types or "kind" in types):
         raise _misfit("operations are needed, or key and value (or key and kind)")
     return _operation(_Fields(types, F.col, request_format))
-
-
-def _reads(types: Mapping[str, DataType], request_format: RequestFormat) -> Column:
-    return _each(types["preconditions"], "preconditions", _READ_JSON, _read, request_format)
 
 
 def _each(
@@ -648,10 +640,9 @@ def _checksums(items: _Items, ids: pa.Array, read_index: pa.Array, read_version:
 
 
 def _polynomials(data: npt.NDArray[np.uint8], bounds: Numbers) -> npt.NDArray[np.uint64]:
-    """For each stretch between two bounds the sum of (its byte i, and one) times (a prime to the power of i).
+    """For each stretch between two bounds the sum of (its byte i, plus one) times (a prime to the power of i).
 
-    Computed for all stretches at once, as if each began where the data does, and then moved back. In slabs, so that
-    memory is bounded and what is multiplied stays near the processor.
+    All stretches are computed at once, in slabs that fit the cache.
     """
     found: npt.NDArray[np.uint64] = np.zeros(len(bounds) - 1, np.uint64)
     held = np.flatnonzero(np.diff(bounds) > 0)

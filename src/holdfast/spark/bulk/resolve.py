@@ -257,11 +257,6 @@ def _unpacked(packed: bytes) -> npt.NDArray[np.uint8]:
     return np.frombuffer(zlib.decompress(packed), np.uint8)
 
 
-def _counts_of(packed: bytes) -> npt.NDArray[np.uint16]:
-    """For each request in how many ranges it is not clear yet."""
-    return np.frombuffer(zlib.decompress(packed), np.uint16)
-
-
 def _assigned(fates: npt.NDArray[np.uint8]) -> npt.NDArray[np.int32]:
     found: npt.NDArray[np.int32] = np.concatenate(([0], np.cumsum(fates == Fate.PENDING))).astype(np.int32)
     return found
@@ -321,7 +316,7 @@ class _Driver:
         clear = {number: zlib.compress(bits, 1) for number, bits in self._clear.items()}
 
         def judge(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            states, unclear = _unpacked(packed_states), _counts_of(packed_unclear)
+            states, unclear = _unpacked(packed_states), np.frombuffer(zlib.decompress(packed_unclear), np.uint16)
             for number, kept in _whole_ranges(batches):
                 yield _judge_range(number, kept, states, unclear, zlib.decompress(clear[number]))
 
@@ -512,10 +507,8 @@ def _judge_all(asks: pa.Table, rows: pa.Table, sequencing: Sequencing, base: int
 
 # -- attempts whose read version is below the window: only the log knows their outcome ---------------------------------
 
-_LOGGED: Final = pa.schema(
-    [pa.field("version", pa.int64()), pa.field("whole", pa.binary()), pa.field("without_record", pa.binary())]
-)
-_ASKED: Final = pa.schema([pa.field("place", pa.int64()), pa.field("changes", pa.binary())])
+_LOGGED: Final = pa.schema([("version", pa.int64()), ("whole", pa.binary()), ("without_record", pa.binary())])
+_ASKED: Final = pa.schema([("place", pa.int64()), ("changes", pa.binary())])
 
 _encode: Final = msgspec.msgpack.Encoder().encode
 
@@ -558,10 +551,8 @@ def look_up(spark: SparkSession, url: str, staged: Staged, resolution: Resolutio
         matches = matches.where(F.col("at").isNotNull() & (F.col("version") > F.col("at")))
         with task_errors():
             first = F.min(F.struct("version", "seq")).alias("first")
-            rows = (
-                matches.groupBy("place").agg(first).select("place", "first.version", "first.seq").toArrow().to_pylist()
-            )
-        found = {row["place"]: (row["version"], row["seq"]) for row in rows}
+            matches = matches.groupBy("place").agg(first).select("place", "first.version", "first.seq")
+            found = {row["place"]: (row["version"], row["seq"]) for row in matches.toArrow().to_pylist()}
     reused = _with_other_changes(spark, url, staged, chunks, found) if found else []
     decided = fates.copy()
     decided[waiting] = Fate.TOO_OLD
@@ -608,13 +599,8 @@ def logged_changes(url: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.R
                         last = txn.operations[-1]
                         of_load = isinstance(last, Write) and last.key.startswith(progress_key(""))
                         changes = txn.operations[:-1] if of_load else txn.operations
-                        rows.append(
-                            {
-                                "version": txn.version,
-                                "whole": _digest(txn.operations),
-                                "without_record": _digest(changes),
-                            }
-                        )
+                        digests = {"whole": _digest(txn.operations), "without_record": _digest(changes)}
+                        rows.append({"version": txn.version, **digests})
             yield pa.RecordBatch.from_pylist(rows, schema=_LOGGED)
 
 

@@ -176,13 +176,9 @@ class _OneByOne:
         self._known: dict[int, int] = {}
         self._taken: list[int] = []
 
-    def _assigned(self, place: int) -> int:
-        """The ordinal handed out last before ``place``; places come in order, so all of ``_taken`` lie before."""
-        return int(self._assigned_without[place]) + len(self._taken)
-
     def take(self, place: int, read_index: int, read_version: int, index_max: int, floor_index: int) -> None:
-        assigned = self._assigned(place)
-        newest = self._base + assigned
+        # Places come in order, so all of ``_taken`` are before this one.
+        newest = self._base + int(self._assigned_without[place]) + len(self._taken)
         if read_index > place or read_version > newest:
             self._fates[place] = Fate.FUTURE_VERSION
             return

@@ -74,8 +74,7 @@ def record_one(begins: Numbers, inside: Ordinals, rank: int, ordinal: int) -> No
 
 @compiled
 def _whole_parents(low: int, high: int) -> tuple[int, int]:
-    """Where the parents begin and end that lie wholly within a range of places: before and after these, places are
-    taken one by one. The range's own end twice where there is no such parent's end.
+    """The parents that are wholly inside a range, as places ``(left, right)``; ``(high, high)`` where there are none.
 
     >>> _whole_parents(3, 200), _whole_parents(3, 5), _whole_parents(64, 128)
     ((64, 192), (5, 5), (64, 128))

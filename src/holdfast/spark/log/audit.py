@@ -48,7 +48,7 @@ from holdfast.spark.log.delta_output import DeltaJob
 from holdfast.spark.log.increments import Increment, first_above
 from holdfast.spark.log.runner import StepResult
 from holdfast.spark.runtime.session import task_errors
-from holdfast.spark.runtime.store_thread import PlannedObjectsThread, StoreThread
+from holdfast.spark.runtime.store_thread import PlannedObjectsThread, with_store
 from holdfast.spark.runtime.table_files import write_table
 from holdfast.spark.source.plan import Chain, LogHead, Piece, cut, empty_log, index_after, read_header, walk
 from holdfast.spark.source.scan import fetched
@@ -76,10 +76,9 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """The live chain as far as it can be made out, and what the listing alone shows to be wrong.
+    """The live chain as far as it can be read, and what the listing alone shows to be wrong.
 
-    Shape: ``holes`` are runs (first, last) of missing slots, in the order of writing; ``findings`` have no place in the
-    chain (foreign keys, a genesis that has gone).
+    Shape: ``holes`` are runs (first, last) of missing slots in the order of writing; ``findings`` have no place in it.
     """
 
     log_id: str
@@ -138,11 +137,7 @@ async def _listing(store: ObjectStore, findings: list[Finding]) -> tuple[npt.NDA
 async def _claims(
     store: ObjectStore, slots: npt.NDArray[np.uint64], sizes: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.bool_]:
-    """Which objects the walk follows as claims: those of a claim's size, but for copies, which name another slot, and
-    for what was cut to that size.
-
-    A jump from where nobody claimed would have the walk miss what was never there.
-    """
+    """Which objects the walk follows as claims: those of a claim's size, except copies and objects cut to that size."""
     is_claim: npt.NDArray[np.bool_] = sizes == CLAIM_BYTES
     places = np.flatnonzero(is_claim)
     for first in range(0, len(places), CLAIMS_AT_ONCE):
@@ -431,7 +426,7 @@ def _claim_of(thread: PlannedObjectsThread, header: Header) -> Header:
 
 
 def _before(thread: PlannedObjectsThread, first: Header) -> list[LoggedTransaction]:
-    """What its leadership committed before ``first``, back to the floor of ``first``, in commit order.
+    """What this leadership committed before ``first``, back to its window floor, in commit order.
 
     Damaged and missing objects are left out: the piece that holds them reports them.
     """
@@ -547,8 +542,7 @@ class Verify(DeltaJob):
 
     def log_id(self) -> str:
         """As ``Job``, from the newest object that can be read."""
-        with StoreThread(self._log_url) as thread:
-            return thread.start(surveyed_log_id).result()
+        return with_store(self._log_url, surveyed_log_id)
 
     def offset(self, log_id: str) -> int:
         """As ``Job``."""
@@ -588,8 +582,7 @@ def _rows(step: Audit, through: int) -> pa.Table:
 
 
 def _look(url: str, after: int, until: int | None, step_bytes: int, *, audited: int) -> _Share:
-    with StoreThread(url) as thread:
-        return thread.start(lambda store: _choose(store, after, until, step_bytes, audited)).result()
+    return with_store(url, lambda store: _choose(store, after, until, step_bytes, audited))
 
 
 async def _choose(store: ObjectStore, after: int, until: int | None, step_bytes: int, audited: int) -> _Share:
@@ -695,5 +688,4 @@ def _mark(url: str, share: _Share, damaged: Sequence[str]) -> int:
         found = None if place < 0 else await last_readable(store, chain, 0, place)
         return share.after if found is None else max(share.after, found[1].last_version)
 
-    with StoreThread(url) as thread:
-        return thread.start(before).result()
+    return with_store(url, before)

@@ -180,8 +180,7 @@ class DeltaOutput:
         *,
         marks: Mapping[str, int] | None = None,
     ) -> None:
-        """Bring the table from ``state`` to log version ``through``: these files more, those less, the offset and the
-        ``marks`` (further versions by name) with them, or nothing at all.
+        """Bring the table from ``state`` to log version ``through``: files, offset and ``marks`` (versions by name).
 
         Raises: Conflict when another runner has moved the table on from ``state`` first, Unavailable when the commit
         did not happen, InvalidRequest when the files are not where the table is. After a crash: all of it or nothing.

@@ -84,7 +84,8 @@ class Replay:
         in_flight: deque[tuple[Future[int], int]] = deque()
         committed = 0
         try:
-            for chunk in _chunks(self._transactions(rows.toLocalIterator(prefetchPartitions=True))):
+            transactions = self._transactions(rows.toLocalIterator(prefetchPartitions=True))
+            while chunk := list(islice(transactions, CHUNK_TRANSACTIONS)):
                 in_flight.append((self._start(self._commit(chunk)), _source_version(chunk[-1])))
                 if len(in_flight) >= CHUNKS_IN_FLIGHT:
                     committed += self._settle(in_flight)
@@ -198,11 +199,6 @@ def _source_version(txn: Transaction) -> int:
     offset = txn.operations[-1]
     assert isinstance(offset, Write), "a replayed transaction ends with its offset"
     return int(offset.value)
-
-
-def _chunks(transactions: Iterator[Transaction]) -> Iterator[list[Transaction]]:
-    while chunk := list(islice(transactions, CHUNK_TRANSACTIONS)):
-        yield chunk
 
 
 def _operation(row: Row) -> Operation | None:

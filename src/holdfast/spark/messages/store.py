@@ -32,8 +32,7 @@ __all__ = ["HoldfastStoreReader", "HoldfastStoreStreamReader"]
 
 @dataclass
 class StorePartition(InputPartition):
-    """Messages of a store by where they were when the read was planned, those published up to ``until_ms``, and of each
-    extent whether it is an error when not all of its messages are there."""
+    """Extents of a store as planned, each with whether missing messages are an error, published up to ``until_ms``."""
 
     extents: tuple[tuple[Extent, bool], ...]
     until_ms: int

@@ -18,7 +18,7 @@ from holdfast.errors import HoldfastError, InvalidRequest
 from holdfast.extras import install_command
 from holdfast.objects.port import Created, ObjectStore
 from holdfast.spark.runtime.session import find_java, require_pandas
-from holdfast.spark.runtime.store_thread import StoreThread
+from holdfast.spark.runtime.store_thread import with_store
 
 __all__ = ["Diagnosis", "diagnose"]
 
@@ -102,8 +102,7 @@ def _worker_python() -> Diagnosis:
 
 def _reads(url: str) -> Diagnosis:
     try:
-        with StoreThread(url) as thread:
-            rows = thread.start(lambda store: store.list("batches/", limit=1)).result()
+        rows = with_store(url, lambda store: store.list("batches/", limit=1))
     except HoldfastError as error:
         mend = error.hint or "check the URL, the network, and the credentials in the environment"
         return Diagnosis("read access", "bad", error.statement(), mend)
@@ -115,8 +114,7 @@ def _reads(url: str) -> Diagnosis:
 def _writes(url: str) -> Diagnosis:
     key = f"probe/{secrets.token_hex(8)}"
     try:
-        with StoreThread(url) as thread:
-            return thread.start(lambda store: _create_and_remove(store, key)).result()
+        return with_store(url, lambda store: _create_and_remove(store, key))
     except HoldfastError as error:
         return Diagnosis("write access", "bad", error.statement(), error.hint or GRANT)
 

@@ -68,8 +68,7 @@ async def _opened(url: str) -> AsyncGenerator[ObjectStore]:
 def write_table(
     url: str, table: pa.Table, partition: Mapping[str, str], statistics: Sequence[str] = (), blooms: Sequence[str] = ()
 ) -> NewFile:
-    """Write ``table`` as one new file of the table at ``url``. ``statistics`` names the columns to give bounds of,
-    ``blooms`` those that get a bloom filter in each row group.
+    """Write ``table`` as one new file: bounds of the columns in ``statistics``, bloom filters for those in ``blooms``.
 
     Raises: Unavailable. After a crash: a file that no commit names.
     """
@@ -141,10 +140,7 @@ async def _read_one(store: ObjectStore, path: str) -> bytes:
 
 
 def read_files(spark: SparkSession, url: str, paths: Sequence[str], schema: str) -> DataFrame:
-    """The rows of these files of the table at ``url`` as a data frame with the columns of ``schema``.
-
-    Spark has no file system for object stores without further jars; the tasks read through ours.
-    """
+    """The rows of these files of the table at ``url``; tasks read them, because Spark lacks our stores."""
     if not paths:
         return spark.createDataFrame([], schema)
     names = spark.createDataFrame([(path,) for path in paths], "path string")

@@ -153,11 +153,7 @@ class StreamRange(msgspec.Struct, frozen=True):
 
     @property
     def token(self) -> str:
-        """What names this range, whatever number Spark gives the micro-batch.
-
-        One without new offsets, which timers and watermarks make, may have rows all the same, and there may be many at
-        one place of the source: only their numbers distinguish them.
-        """
+        """The name of this range. Without new offsets (timers, watermarks) the micro-batch's number is part of it."""
         if self.start is not None and self.start == self.end:
             return token_of(self.start, self.end, str(self.number))
         return token_of(self.start or "", self.end)

@@ -52,10 +52,7 @@ def _model() -> Numbers:
 
 
 def join_bodies(bodies: Sequence[memoryview]) -> tuple[list[int], pa.Table] | None:
-    """The rows of each body and the table of them all, one chunk a column; None where one is not of the known layout.
-
-    Cost: a dozen slices a body, and numpy over all rows.
-    """
+    """The rows of each body and the table of them all, one chunk a column; None where a body has another layout."""
     start, past = len(_SCHEMA_BYTES), len(_SCHEMA_BYTES) + _HEAD_BYTES
     sizes = np.fromiter((len(body) for body in bodies), dtype=np.int64, count=len(bodies))
     if not len(bodies) or sizes.min() < past + len(END_OF_STREAM) or sizes.sum() > _TOTAL_BYTES_MAX:

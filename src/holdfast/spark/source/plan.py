@@ -38,7 +38,7 @@ from holdfast.commit.reading.reader import find_frontier
 from holdfast.errors import Code, CorruptData, InvalidRequest, NotFound, Unavailable
 from holdfast.objects.port import ObjectReader, ObjectStore
 from holdfast.spark.options import Position, ReadOptions
-from holdfast.spark.runtime.store_thread import StoreThread
+from holdfast.spark.runtime.store_thread import with_store
 from holdfast.spark.source.shapes import RowFilter, seq_of
 from holdfast.values import slot_text
 
@@ -268,8 +268,7 @@ async def live_chain(store: ObjectStore) -> Chain:
 
 
 async def _require_claim_at_end(store: ObjectStore, chain: Chain) -> None:
-    """Raise if the chain ends with an object that is no claim but has the size of one: it has been cut, and the walk
-    has jumped over what follows it. An object that is not at the end is found by the link after it."""
+    """Raise if the chain ends with an object of claim size that is not a claim: the walk jumped over later objects."""
     newest = int(chain.slots[-1])
     if chain.sizes[-1] == CLAIM_BYTES and (await read_header(store, newest)).kind is not Kind.CLAIM:
         raise broken("object of claim size is no claim", newest)
@@ -420,8 +419,7 @@ class LogPartition(InputPartition):
 
 @dataclass
 class SegmentPartition(InputPartition):
-    """One file of the table of segments at ``table_url``, the versions in it (both inclusive), and the rows wanted from
-    it, those since a time at most."""
+    """One segment file of the table at ``table_url``, its versions (both inclusive), and the rows wanted from it."""
 
     table_url: str
     path: str
@@ -442,12 +440,9 @@ class LogHead:
 def log_head(url: str) -> LogHead:
     """The id and version in the newest live object of the log. Cost: one LIST page, two rounds of headers.
 
-    The newest listed key may be another object: one that a deposed leader wrote into a dead slot.
-
     Raises: NotFound (``log_empty``), CorruptData, Unavailable.
     """
-    with StoreThread(url) as thread:
-        newest = thread.start(newest_header).result()
+    newest = with_store(url, newest_header)
     return LogHead(newest.log_id.hex(), newest.last_version)
 
 

@@ -43,7 +43,7 @@ class RangeDeleted(NamedTuple):
 class Coverage:
     """For every key the newest range delete that covers it, as a step function.
 
-    Shape: ``starts`` rises; from ``starts[i]`` up to the next start the newest is ``newest[i]``, None for none.
+    Shape: ``starts`` rises; from ``starts[i]`` to the next start it is ``newest[i]``, None for none.
     """
 
     starts: tuple[bytes, ...]
