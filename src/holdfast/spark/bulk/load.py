@@ -130,7 +130,7 @@ def write_wave(
                     while len(waiting) >= PUTS_IN_FLIGHT:
                         key, size, future = waiting.popleft()
                         done.append({"key": key, "size": size, "created": future.result()})
-            done += [{"key": key, "size": size, "created": future.result()} for key, size, future in waiting]
+            done.extend({"key": key, "size": size, "created": future.result()} for key, size, future in waiting)
         schema = pa.schema([("key", pa.int64()), ("size", pa.int64()), ("created", pa.bool_())])
         yield pa.RecordBatch.from_pylist(done, schema=schema)
 

@@ -205,10 +205,10 @@ class Counts:
     operations: int = 0
     preconditions: int = 0
 
-    def add(self, more: Counts) -> None:
-        """Add the counts of another part of the log."""
-        for name, count in asdict(more).items():
-            setattr(self, name, getattr(self, name) + count)
+
+def _add(counts: Counts, more: Counts) -> None:
+    for name, count in asdict(more).items():
+        setattr(counts, name, getattr(counts, name) + count)
 
 
 @dataclass(slots=True)
@@ -565,7 +565,7 @@ class Verify(DeltaJob):
         self._output.commit(state, increment.through, [written], (), marks=marks)
         self.audit.verified = step.verified
         self.audit.findings += step.findings
-        self.audit.counts.add(step.counts)
+        _add(self.audit.counts, step.counts)
         return StepResult(rows=len(step.findings), files_added=1, bytes_written=written.size)
 
     def is_good(self, version: int) -> bool:
@@ -633,7 +633,7 @@ def _audit(spark: SparkSession, url: str, share: _Share, *, verified: int) -> Au
         if row["rule"] is not None:
             findings.append(Finding(row["rule"], row["slot"], row["version"], row["detail"]))
             continue
-        result.counts.add(Counts(**{each.name: row[each.name] for each in fields(Counts)}))
+        _add(result.counts, Counts(**{each.name: row[each.name] for each in fields(Counts)}))
     if len(findings) > FINDINGS_MAX:
         more = Finding("there are more findings than are kept", detail=str(FINDINGS_MAX))
         findings = [*findings[:FINDINGS_MAX], more]
