@@ -230,16 +230,16 @@ def test_who_reads_no_answer_does_not_change_it(unbuffered: str, tmp_path: Path)
 
 WORK_WITH_STEPS = """
 import sys
-from types import SimpleNamespace
-from holdfast.cli import main, spark
+from holdfast.cli import main
+from holdfast.spark import commands
 
-def run(*, told, **_):
+def run_job(name, log, to, target, schedule, options, stopping, report):
     for version in (1, 2, 3):
-        told({"version": version})
+        report({"version": version})
         sys.stderr.write(f"did {version}\\n")
-    return SimpleNamespace(fields={"version": 3}, findings=[{"rule": "r"}], is_good=False)
+    return commands.JobResult({"version": 3}, [{"rule": "r"}], is_good=False)
 
-spark._command = lambda *_: SimpleNamespace(run=run)
+commands.run_job = run_job
 sys.exit(main.main(["spark", "verify", "--log", "file:///l", "--to", "file:///t", *sys.argv[1:]]))
 """
 
