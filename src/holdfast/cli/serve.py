@@ -9,7 +9,6 @@ import typer
 
 from holdfast.cli.options import ConfigOption, JsonOption, SetOption, configuration
 from holdfast.cli.output import print_json, print_line, print_table
-from holdfast.commit.reading.verify import requests_per_month
 from holdfast.errors import InvalidRequest
 from holdfast.settings import LogSettings
 
@@ -59,6 +58,8 @@ def scrub_cost(log: LogSettings) -> str:
     """The cost of reading the log again in the background."""
     if log.scrub_days is None:
         return "scrub: off, no requests; log.scrub_days turns it on"
+    from holdfast.commit.reading.verify import requests_per_month  # brings Arrow, which most commands do not need
+
     for_each, at_most = requests_per_month(log.scrub_days, log.scrub_bytes_per_second)
     return (
         f"scrub: {for_each:.2f} GET requests per object of the log and month "

@@ -416,6 +416,17 @@ def test_importing_the_package_loads_no_third_party_package() -> None:
     assert done.stdout.strip() == "[]"
 
 
+def test_a_command_that_needs_no_arrow_starts_without_it() -> None:
+    script = (
+        "import sys\n"
+        "from holdfast.cli.main import application\n"
+        "application()\n"
+        "print([name for name in ('numpy', 'pyarrow', 'pyspark', 'structlog') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
 def test_every_public_name_exists() -> None:
     import holdfast
 
