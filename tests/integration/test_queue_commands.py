@@ -20,7 +20,7 @@ from tests.matrix import matrix
 
 from holdfast import Queue
 from holdfast.cli.main import main
-from holdfast.cli.queue_views import paths_like
+from holdfast.cli.queue import paths_like
 from holdfast.queue import Gap
 from holdfast.queue.files.local import LocalFiles
 from holdfast.queue.format.frame import HEAD_BYTES

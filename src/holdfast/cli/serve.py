@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
@@ -23,8 +24,7 @@ def serve(
     ] = None,
     init: Annotated[bool, typer.Option("--init", help="Begin a new log if there is none.")] = False,
     force_new: Annotated[
-        bool,
-        typer.Option("--force-new", help="With --init: even if another log left stores, a view or segments."),
+        bool, typer.Option("--force-new", help="With --init: even if another log left stores, a view or segments.")
     ] = False,
     take_over: Annotated[bool, typer.Option("--take-over", help="Claim the log even if its leader is alive.")] = False,
     standby: Annotated[
@@ -74,10 +74,7 @@ def check_config(config: ConfigOption = None, settings: SetOption = None, as_jso
         print_json(
             {
                 "file": None if result.file is None else str(result.file),
-                "settings": [
-                    {"key": o.key, "value": o.value, "source": o.source, "why": o.why, "rule": o.rule}
-                    for o in result.origins
-                ],
+                "settings": [asdict(origin) for origin in result.origins],
                 "scrub": scrub_cost(result.settings.log),
                 "warnings": list(result.warnings),
             }
