@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, TypeAlias
@@ -16,8 +17,8 @@ from holdfast.values import LogPosition
 from holdfast.values import parse_position as read_position
 
 __all__ = [
-    "ConfigOption", "Encoding", "EncodingOption", "JsonOption", "LogArgument", "SetOption", "TimeoutOption",
-    "TokenOption", "UrlOption", "configuration", "log_url_of", "parse_bytes", "parse_pairs", "parse_position",
+    "ConfigOption", "Encoding", "EncodingOption", "JsonOption", "LogArgument", "SetOption", "TokenOption", "UrlOption",
+    "configuration", "items_max", "log_url_of", "parse_bytes", "parse_pairs", "parse_position", "timeout_option",
 ]  # fmt: skip
 
 
@@ -35,17 +36,6 @@ UrlOption: TypeAlias = Annotated[
 ]
 TokenOption: TypeAlias = Annotated[
     str | None, typer.Option("--token", envvar="HOLDFAST_TOKEN", help="Bearer token.", show_default=False)
-]
-TimeoutOption: TypeAlias = Annotated[
-    float | None,
-    typer.Option(
-        "--timeout",
-        min=0.001,
-        max=86_400,
-        metavar="SECONDS",
-        help="How long to try; 60 by default, 5 when nothing listens. The same again to resolve an unknown outcome.",
-        show_default=False,
-    ),
 ]
 EncodingOption: TypeAlias = Annotated[
     Encoding, typer.Option("--encoding", help="How keys and values are written here.")
@@ -92,6 +82,17 @@ def parse_pairs(option: str, items: list[str] | None, example: str) -> dict[str,
             raise InvalidRequest(f"{option} needs KEY=VALUE, for example {option} {example}, and got {item}")
         found[key.strip()] = value.strip()
     return found
+
+
+def timeout_option(help_text: str) -> object:
+    """The option --timeout, as an annotation."""
+    option = typer.Option("--timeout", min=0.001, max=86_400, metavar="SECONDS", help=help_text, show_default=False)
+    return Annotated[float | None, option]
+
+
+def items_max(limit: int) -> int:
+    """What ``islice`` takes for --limit, of which 0 means no limit."""
+    return min(limit or sys.maxsize, sys.maxsize)
 
 
 def log_url_of(url: str | None, config: Path | None) -> str:

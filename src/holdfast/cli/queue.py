@@ -24,7 +24,7 @@ from typing import Annotated, BinaryIO, Final, TypeAlias
 
 import typer
 
-from holdfast.cli.options import Encoding, JsonOption
+from holdfast.cli.options import Encoding, JsonOption, items_max
 from holdfast.cli.output import (
     answering,
     flush_output,
@@ -432,14 +432,10 @@ def tail(
         if moment is None and seq is None:
             seq = max(1, queue.first_seq, queue.last_seq + 1 - count)
         messages = queue.read(since=moment, seq=seq, follow=follow, damage=_report_loss)
-        for message in islice(messages, _at_most(limit)):
+        for message in islice(messages, items_max(limit)):
             print_json(message_fields(message, encoding)) if as_json else print_line(message_line(message))
             if follow:
                 flush_output()
-
-
-def _at_most(limit: int) -> int:
-    return min(limit or sys.maxsize, sys.maxsize)
 
 
 def _starting_point(since: str | None, seq: int | None) -> datetime | None:
@@ -486,11 +482,11 @@ def dump(
     encode = _raw_encoder(separator) if raw else _json_encoder(encoding)
     with open_files(path), Queue(path, read_only=True) as queue:
         first = max(1, queue.first_seq, seq or 1)
-        total = min(queue.last_seq + 1 - first, _at_most(limit))
+        total = min(queue.last_seq + 1 - first, items_max(limit))
         messages = queue.read(since=moment, seq=seq, damage=_report_loss if skip_damage else "raise")
         shown = output is not None or not sys.stdout.isatty()
         with _output(output) as write, progress("dumping", shown=shown) as moved:
-            for done, message in enumerate(islice(messages, _at_most(limit)), 1):
+            for done, message in enumerate(islice(messages, items_max(limit)), 1):
                 if end_ns is not None and message.time_ns >= end_ns:
                     break
                 write(encode(message))

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, get_type_hints
 
 import typer
 
-from holdfast.cli.options import JsonOption, TimeoutOption, TokenOption, UrlOption
+from holdfast.cli.options import JsonOption, TokenOption, UrlOption, timeout_option
 from holdfast.cli.output import print_fields, print_json, print_line, printable
 from holdfast.errors import Unavailable
 
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["LOCAL", "STREAM_SECONDS", "Service", "WaitNotice", "on_service", "one_line"]
 
 LOCAL: Final = "http://127.0.0.1:8080"
+TIMEOUT_HELP: Final = "How long to try; 60 by default, 5 when nothing listens. The same again for an unknown outcome."
 TELL_AFTER_SECONDS: Final = 1.0
 REFUSED_SECONDS: Final = 5.0
 LOOK_EVERY_SECONDS: Final = 0.1
@@ -49,13 +50,16 @@ NEW_SPELL_SECONDS: Final = 10.0
 
 
 def on_service(
-    group: typer.Typer, name: str | None = None, *, timeout: object = TimeoutOption
+    group: typer.Typer, name: str | None = None, *, timeout: str = TIMEOUT_HELP
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Add a command to a group: --url, --token, --timeout and --json become its parameter ``service``."""
+    """Add a command to a group: --url, --token, --timeout and --json become its parameter ``service``.
+
+    ``timeout`` is the help of --timeout.
+    """
     options: list[tuple[str, object, object]] = [
         ("url", UrlOption, LOCAL),
         ("token", TokenOption, None),
-        ("timeout", timeout, None),
+        ("timeout", timeout_option(timeout), None),
         ("as_json", JsonOption, False),
     ]
 

@@ -119,9 +119,7 @@ def define(
     """
     if (file is None) == (place is None):
         raise InvalidRequest("name a store, or give the whole definition with --file")
-    store, name = ("", "") if place is None else split_optional(place, "TEMPLATE" if template else "DURABLE")
-    if template and file is None and not name:
-        raise InvalidRequest("name a template as STORE/TEMPLATE, for example orders/jobs", place=place)
+    store, name = ("", "") if place is None else split_optional(place, template=template)
     with service.store_client() as client:
         if file is not None:
             definition = read_definition(file)
@@ -155,9 +153,7 @@ def edit(
 
     For example: holdfast stores edit orders/work prefetch=100
     """
-    _, name = split_optional(place, "TEMPLATE" if template else "DURABLE")
-    if template and not name:
-        raise InvalidRequest("name a template as STORE/TEMPLATE, for example orders/jobs", place=place)
+    split_optional(place, template=template)
     with service.store_client() as client, hinted():
         answer = client.edit(place, dict(_parameter(text) for text in parameters), template=template, delete=delete)
     service.show(answer, f"changed {place}")
@@ -361,8 +357,8 @@ def split_place(place: str) -> tuple[str, str]:
     return store, durable
 
 
-def split_optional(place: str, what: str = "DURABLE") -> tuple[str, str]:
-    """A store, and a durable or "". Raises: InvalidRequest.
+def split_optional(place: str, *, template: bool = False) -> tuple[str, str]:
+    """A store, and a durable or ""; or a store and a template. Raises: InvalidRequest.
 
     >>> split_optional("orders"), split_optional("orders/work")
     (('orders', ''), ('orders', 'work'))
@@ -370,9 +366,11 @@ def split_optional(place: str, what: str = "DURABLE") -> tuple[str, str]:
     store, slash, name = place.partition("/")
     if not store or "/" in name or (slash and not name):
         raise InvalidRequest(
-            f"{place!r} is no place: name a store as STORE, or STORE/{what}",
+            f"{place!r} is no place: name a store as STORE, or STORE/{'TEMPLATE' if template else 'DURABLE'}",
             hint="a name has letters, digits and . _ - : @ ~, and no slash",
         )
+    if template and not name:
+        raise InvalidRequest("name a template as STORE/TEMPLATE, for example orders/jobs", place=place)
     return store, name
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, TypeAlias
+from typing import Annotated, Final
 
 import typer
 
@@ -21,20 +21,10 @@ from holdfast.errors import AlreadyOpen, CorruptData, InvalidRequest, NotFound
 
 __all__ = ["backup", "commands", "compact", "repair", "restore", "verify"]
 
-WorkTimeoutOption: TypeAlias = Annotated[
-    float | None,
-    typer.Option(
-        "--timeout",
-        min=0.001,
-        max=86_400,
-        metavar="SECONDS",
-        help="How long to wait for the end of the work; an hour by default. The work ends all the same.",
-        show_default=False,
-    ),
-]
+WORK_TIMEOUT: Final = "How long to wait for the end of the work; an hour by default. The work ends all the same."
 
 
-@on_service(commands, timeout=WorkTimeoutOption)
+@on_service(commands, timeout=WORK_TIMEOUT)
 def backup(
     service: Service,
     name: Annotated[str, typer.Argument(help="The folder of the backup, inside the service's folder of backups.")],
@@ -45,7 +35,7 @@ def backup(
     service.show(answer, f"backed up to {answer['path']}")
 
 
-@on_service(commands, timeout=WorkTimeoutOption)
+@on_service(commands, timeout=WORK_TIMEOUT)
 def compact(service: Service) -> None:
     """Free the space of messages that are no longer kept. The service also does this by itself."""
     with service.store_work_client() as client:

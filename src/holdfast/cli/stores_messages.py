@@ -12,11 +12,12 @@ import secrets
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, TypeVar, cast
 
 import typer
 
-from holdfast.cli.options import Encoding, EncodingOption, parse_bytes
+from holdfast.cli.options import Encoding, EncodingOption, items_max, parse_bytes
 from holdfast.cli.output import Exit, base64_text, flush_output, print_json, print_line, printable, readable
 from holdfast.cli.service import STREAM_SECONDS, Service, on_service
 from holdfast.cli.stores import (
@@ -168,17 +169,13 @@ def tail(
             client, store, durable, subscriber=subscriber, template=template, matcher=wanted, key=key, options=options
         ) as messages,
     ):
-        printed = 0
-        while (message := _next(messages.receive, lambda: messages.is_attached, wait)) is not None:
+        for message in islice(_until_quiet(messages.receive, lambda: messages.is_attached, wait), items_max(limit)):
             print_json(message_fields(message)) if service.as_json else print_line(message_text(message))
             flush_output()
             if reject:
                 messages.reject(message)
             elif acknowledge:
                 messages.acknowledge(message)
-            printed += 1
-            if limit and printed == limit:
-                return
 
 
 @on_service(commands)
@@ -202,13 +199,9 @@ def watch(
         service.store_stream_client(notice) as client,
         client.map(store, name).watch(key=key, prefix=prefix, options=options) as changes,
     ):
-        printed = 0
-        while (change := _next(changes.receive, lambda: changes.is_current, wait)) is not None:
+        for change in islice(_until_quiet(changes.receive, lambda: changes.is_current, wait), items_max(limit)):
             print_json(change_fields(change)) if service.as_json else print_line(change_text(change))
             flush_output()
-            printed += 1
-            if limit and printed == limit:
-                return
 
 
 @on_service(commands)
@@ -227,7 +220,7 @@ def browse(
     wanted = _matcher("--match", match)
     with service.store_client() as client:
         found = client.browser(store, durable, match=wanted, after=after, parked=parked)
-        for message in _first(found, limit):
+        for message in islice(found, items_max(limit)):
             print_json(message_fields(message)) if service.as_json else print_line(message_text(message))
 
 
@@ -387,17 +380,20 @@ def _subscriber_of_messages(client: StoreClient, store: str, durable: str, **arg
     return client.subscriber(store, durable, **arguments)
 
 
-def _next(receive: Callable[[float | None], T | None], is_ready: Callable[[], bool], wait: float | None) -> T | None:
-    """The next message or change; None when none came for ``wait`` seconds after the stream was ready.
+def _until_quiet(
+    receive: Callable[[float | None], T | None], is_ready: Callable[[], bool], wait: float | None
+) -> Iterator[T]:
+    """Messages or changes, until none came for ``wait`` seconds after the stream was ready.
 
     A service takes ``DELIVERY_SECONDS`` at most for the first delivery to a new subscriber.
     """
-    while wait is not None:
+    while True:
         was_ready = is_ready()
-        received = receive(max(wait, DELIVERY_SECONDS))
-        if received is not None or was_ready:
-            return received
-    return receive(None)
+        received = receive(None if wait is None else max(wait, DELIVERY_SECONDS))
+        if received is not None:
+            yield received
+        elif was_ready or wait is None:
+            return
 
 
 def _matcher(option: str, text: str | None) -> dict[str, object] | None:
@@ -462,13 +458,6 @@ def _bodies(bodies: Iterable[str] | None, encoding: Encoding) -> Iterator[bytes]
         for line in sys.stdin.buffer:
             text = line.rstrip(b"\n")
             yield text if encoding is Encoding.TEXT else parse_bytes(text.decode("ascii", "replace"), encoding)
-
-
-def _first(messages: Iterable[Delivery], limit: int) -> Iterator[Delivery]:
-    for count, message in enumerate(messages, 1):
-        yield message
-        if limit and count == limit:
-            return
 
 
 # ---- maps -----------------------------------------------------------------------------------------------------------
