@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from tests.matrix import matrix
 
+from scripts import run_tests
+
 ROOT = Path(__file__).resolve().parents[2]
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 LANES = re.findall(r"^LANES \?= (.*)$", MAKEFILE, re.MULTILINE)[0].split()
@@ -52,6 +54,13 @@ def test_make_test_and_the_matrix_are_together_all_tests(lane: str) -> None:
     assert {function_of(test) for test in everything} <= {
         function_of(test) for test in collected(lane, HOLDFAST_PROVE="1")
     }
+
+
+def test_the_groups_of_a_run_are_together_all_files() -> None:
+    paths = [path for group in run_tests.groups_of(LANES).values() for path in group]
+    assert len(set(paths)) == len(paths)
+    files = {path.relative_to(ROOT).as_posix() for path in (ROOT / "tests").rglob("test_*.py")}
+    assert all(any(file == path or file.startswith(f"{path}/") for path in paths) for file in files)
 
 
 def test_no_lane_is_missing_and_only_make_test_selects() -> None:
