@@ -249,10 +249,6 @@ def test_spark_connect_finds_and_makes_the_same_tables_on_disk_and_on_a_real_s3_
     assert written(logged(sunk), b"f") == Counter(b"f/%04d" % number for number in range(runtime_script.SINK_ROWS))
 
 
-def test_spark_connect_finds_the_same_table(known: Known) -> None:
-    assert run("--remote", "local[2]", known.url)["logs"] == [known.digest]
-
-
 def logged(url: str) -> list[LoggedTransaction]:
     """What is committed in a log, read without the product's reader."""
 
