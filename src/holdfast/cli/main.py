@@ -97,15 +97,15 @@ def _surprise(error: Exception, words: Sequence[str], *, as_json: bool) -> Exit:
         print_error(MissingExtra(extra, package), as_json=as_json)
         return Exit.BAD_REQUEST
     if type(error).__module__.startswith("pyspark."):
-        told = _told_by_spark(error)
-        print_error(told, as_json=as_json)
-        return exit_of(told)
+        raised = _error_of_spark(error)
+        print_error(raised, as_json=as_json)
+        return exit_of(raised)
     traceback.print_exception(error)
     sys.stderr.write("holdfast: this is a bug of ours: please report it\n")
     return Exit.INTERNAL
 
 
-def _told_by_spark(error: Exception) -> HoldfastError:
+def _error_of_spark(error: Exception) -> HoldfastError:
     """Spark's exception as one of ours, by its name, because most commands do not load Spark."""
     lines = (line.strip() for line in str(error).splitlines())
     message = " ".join(line for line in lines if line and not line.startswith("at "))  # those are frames of the JVM

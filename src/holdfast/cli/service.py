@@ -16,7 +16,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from inspect import Parameter, Signature, signature
@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, get_type_hints
 import typer
 
 from holdfast.cli.options import JsonOption, TokenOption, UrlOption, timeout_option
-from holdfast.cli.output import print_fields, print_json, print_line, printable
+from holdfast.cli.output import print_fields, print_json, print_line, print_table, printable
 from holdfast.errors import Unavailable
 
 if TYPE_CHECKING:
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 __all__ = ["LOCAL", "STREAM_SECONDS", "Service", "WaitNotice", "on_service", "one_line"]
 
 LOCAL: Final = "http://127.0.0.1:8080"
+TEXT_COLUMNS: Final = {"author", "name", "time", "type"}
+"""Columns of tables that are aligned to the left."""
 TIMEOUT_HELP: Final = "How long to try; 60 by default, 5 when nothing listens. The same again for an unknown outcome."
 TELL_AFTER_SECONDS: Final = 1.0
 REFUSED_SECONDS: Final = 5.0
@@ -108,10 +110,19 @@ class Service:
         """Print names and values: as a line of JSON, or in two columns with values on one line each."""
         print_json(fields) if self.as_json else print_fields({name: one_line(value) for name, value in fields.items()})
 
+    def show_rows(self, rows: Sequence[Mapping[str, object]], columns: Sequence[str]) -> None:
+        """Print rows: each as a line of JSON, or some columns of all in a table."""
+        if self.as_json:
+            for row in rows:
+                print_json(row)
+            return
+        cells = [[one_line(row.get(column)) for column in columns] for row in rows]
+        print_table(columns, cells, right=frozenset(columns) - TEXT_COLUMNS)
+
     @contextmanager
     def client(self) -> Generator[Client]:
         """The client of a command with one request. Raises: Unavailable when nothing listens."""
-        with _told(self.notice()) as notice, self.stream_client(notice) as client:
+        with _reporting(self.notice()) as notice, self.stream_client(notice) as client:
             yield client
 
     @contextmanager
@@ -120,7 +131,7 @@ class Service:
         from holdfast.client import Client
         from holdfast.client.protocol.effects import Wait, Woken
 
-        class TellingClient(Client):
+        class ReportingClient(Client):
             """A client that reports when it waits before a retry."""
 
             def sleep(self, wait: Wait) -> Woken:
@@ -129,21 +140,24 @@ class Service:
                 return super().sleep(wait)
 
         options = self._options(self.seconds(), REQUEST_SECONDS_MAX)
-        with TellingClient(self.url, token=self.token, options=options) as client:
+        with ReportingClient(self.url, token=self.token, options=options) as client:
             self._wait_for_listener(notice)
             yield client
 
     @contextmanager
     def store_client(self) -> Generator[StoreClient]:
         """The message stores' client of a command with short requests. Raises: as ``client``."""
-        with _told(self.notice()) as notice, self.store_stream_client(notice) as client:
+        with _reporting(self.notice()) as notice, self.store_stream_client(notice) as client:
             yield client
 
     @contextmanager
     def store_work_client(self) -> Generator[StoreClient]:
         """As ``store_client``, for a request whose response comes after long work."""
         seconds = self.seconds(WORK_SECONDS)
-        with _told(self.notice(WORK_SECONDS)) as notice, self._store_client(notice, seconds, seconds) as client:
+        with (
+            _reporting(self.notice(WORK_SECONDS)) as notice,
+            self._store_client(notice, seconds, seconds) as client,
+        ):
             yield client
 
     @contextmanager
@@ -216,7 +230,7 @@ class WaitNotice:
         self._clock = clock
         self._since: float | None = None
         self._last = 0.0
-        self._told = False
+        self._reported = False
         self._reason = "no answer yet"
 
     def waits(self, reason: str) -> None:
@@ -229,18 +243,18 @@ class WaitNotice:
         self._last = now
         self._reason = reason or self._reason
         if now - self._since >= TELL_AFTER_SECONDS:
-            self.tell()
+            self.report()
 
     def got_through(self) -> None:
         """The service has responded."""
         self._since = None
-        self._told = False
+        self._reported = False
 
-    def tell(self) -> None:
+    def report(self) -> None:
         """Write the line, unless it was written in this spell."""
-        if self._told:
+        if self._reported:
             return
-        self._told = True
+        self._reported = True
         facts = {"for": self._place, "reason": self._reason, "seconds_max": self._seconds_max}
         text = f"holdfast: waiting for {self._place} ({self._reason}), for at most {self._seconds_max:g} s"
         sys.stderr.write((json.dumps({"waiting": facts}) if self._as_json else text) + "\n")
@@ -259,12 +273,12 @@ def one_line(value: object) -> str:
 
 
 @contextmanager
-def _told(notice: WaitNotice) -> Generator[WaitNotice]:
+def _reporting(notice: WaitNotice) -> Generator[WaitNotice]:
     """Report after a second that there is no response, also while one request is under way."""
-    telling = threading.Timer(TELL_AFTER_SECONDS, notice.tell)
-    telling.daemon = True
-    telling.start()
+    timer = threading.Timer(TELL_AFTER_SECONDS, notice.report)
+    timer.daemon = True
+    timer.start()
     try:
         yield notice
     finally:
-        telling.cancel()
+        timer.cancel()

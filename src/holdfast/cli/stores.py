@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias, cast
 
 import typer
 
-from holdfast.cli.output import Exit, answering, print_json, print_line, print_table, printable
+from holdfast.cli.output import Exit, answering, print_json, print_line
 from holdfast.cli.service import Service, on_service, one_line
 from holdfast.documents import read_document
 from holdfast.errors import Code, Conflict, InvalidRequest, NotFound, PermissionDenied
@@ -61,17 +61,8 @@ def list_stores(
     """List the stores, or the durables of one store, with their counts."""
     with service.store_client() as client:
         found = client.stores() if store is None else client.durables(store)
-    rows = _with_counts(found["stores" if store is None else "durables"])
-    if service.as_json:
-        for row in rows:
-            print_json(row)
-        return
     columns = ("name", "messages", "bytes") if store is None else ("name", "type", "backlog", "unacknowledged")
-    print_table(
-        columns,
-        [[one_line(row.get(column)) for column in columns] for row in rows],
-        right=frozenset(columns) - {"name", "type"},
-    )
+    service.show_rows(_with_counts(found["stores" if store is None else "durables"]), columns)
 
 
 @on_service(commands)
@@ -214,10 +205,7 @@ def stats(
         service.show_fields(found)
         return
     rows = _with_counts(found["durables"])
-    columns = ["name", *(cast("Fields", rows[0].get("counts", {})) if rows else ())]
-    print_table(
-        columns, [[one_line(row.get(column)) for column in columns] for row in rows], right=frozenset(columns[1:])
-    )
+    service.show_rows(rows, ["name", *(cast("Fields", rows[0].get("counts", {})) if rows else ())])
 
 
 @on_service(commands)
@@ -225,7 +213,8 @@ def status(service: Service) -> None:
     """Show the cluster: its services, its disk and its counts."""
     with service.store_client() as client:
         found = client.cluster()
-    service.show_fields(found)
+    fields = found if service.as_json else {name: str(value) for name, value in found.items()}
+    service.show_fields(fields)
 
 
 @on_service(commands)
@@ -242,22 +231,11 @@ def history(
         print_json(found["definition"])
         return
     rows = cast("list[Fields]", found["history"])
-    if service.as_json:
+    if not service.as_json:
         for row in rows:
-            print_json(row)
-        return
-    print_table(
-        ("revision", "time", "author"),
-        [
-            [
-                str(row["revision"]),
-                datetime.fromtimestamp(cast("int", row["at_ms"]) / 1000, UTC).isoformat(timespec="seconds"),
-                printable(str(row["author"])) or "-",
-            ]
-            for row in rows
-        ],
-        right=frozenset({"revision"}),
-    )
+            row["time"] = datetime.fromtimestamp(cast("int", row["at_ms"]) / 1000, UTC).isoformat(timespec="seconds")
+            row["author"] = row["author"] or None
+    service.show_rows(rows, ("revision", "time", "author"))
 
 
 @on_service(commands)

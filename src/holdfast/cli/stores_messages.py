@@ -99,15 +99,15 @@ def publish(
                 kept.sent(publisher.send(body, fields=fields, key=key, ttl_ms=ttl_ms, deliver_at_ms=deliver_at_ms))
             publisher.flush()
     except HoldfastError as error:
-        kept.settle()
+        kept.count()
         error.fields = {**error.fields, **kept.fields}
         raise
     except KeyboardInterrupt:
-        kept.settle()
+        kept.count()
         text = f"holdfast: interrupted, kept {kept.messages}"
         sys.stderr.write((json.dumps({"interrupted": kept.fields}) if service.as_json else text) + "\n")
         raise
-    kept.settle()
+    kept.count()
     if not kept.messages:
         raise InvalidRequest(
             "nothing was published: there is no BODY, and standard input had no line",
@@ -352,16 +352,16 @@ class _Kept:
 
     def sent(self, message: Sent) -> None:
         self._unconfirmed.append(message)
-        self.settle()
+        self.count()
 
-    def settle(self) -> None:
+    def count(self) -> None:
         waiting = self._unconfirmed
         while waiting and waiting[0].done and waiting[0].error is None:
-            settled = waiting.popleft()
-            self.last_seq = settled.seq
-            if settled.receipt is not None and settled.receipt is not self._receipt:
-                self._receipt = settled.receipt
-                self.unmatched += settled.receipt.unmatched
+            confirmed = waiting.popleft()
+            self.last_seq = confirmed.seq
+            if confirmed.receipt is not None and confirmed.receipt is not self._receipt:
+                self._receipt = confirmed.receipt
+                self.unmatched += confirmed.receipt.unmatched
             self.first_seq = self.first_seq or self.last_seq
             self.messages += 1
 
