@@ -389,7 +389,7 @@ def subscribe(
         with client.subscribe(start, durable=not speculative, prefix=keys, checkpoints=checkpoints) as events:
             for event in events:
                 notice.got_through()
-                service.show(event_fields(event), event_text(event))
+                print_json(event_fields(event)) if service.as_json else print_line(event_text(event))
                 flush_output()
                 printed += isinstance(event, TransactionEvent)
                 if limit and printed == limit:
