@@ -2,7 +2,7 @@
 #
 #   make demo     real data through the whole product, a crash in the middle, every result compared
 #   make test     one small case of every promise, at most eight minutes on two cores
-#   make test-all every test, with all its cases, about fifteen minutes on two cores
+#   make test-all every test, with all its cases, about twenty minutes on two cores
 #   make serve    a service on ./holdfast-data, http://127.0.0.1:8080
 #   make check    formatting, lint, types, the import law, documentation
 #   make prove    the large numbers; writes proof.json; a skipped lane is a failure

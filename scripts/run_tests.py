@@ -1,18 +1,19 @@
-"""Run the lanes of tests in three groups at the same time, each group in a process of its own.
+"""Run the lanes of tests in four groups at the same time, each group in a process of its own.
 
     python scripts/run_tests.py unit integration spark -- -m "not matrix"
 
 Arguments: the lanes, folders of ``tests/``; after ``--`` what pytest gets. Prints the lines of each group as they come,
 with the group's name, and at the end the slowest tests of all groups. The exit code is 0 if every group passed.
 
-Spark has a group of its own: it brings a Java process, threads and Python workers that no other lane should meet. Lanes
-that start processes wait most of the time, so they run next to the lanes that compute.
+Spark has a group of its own: it brings a Java process, threads and Python workers that no other lane should meet. Tests
+that start processes wait most of the time, so they run in two groups, next to the lanes that compute.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -21,27 +22,32 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-GROUPS = {"spark": ("spark",), "processes": ("integration", "crash")}
-OTHER_GROUP = "computing"
+PROCESS_LANES = ("integration", "crash")
+MESSAGES = re.compile(r"test_(persist|queue|store|worker)")
+"""The test files of queues and message stores among those that start processes; the others belong to the log."""
 SPARK_FLAGS = ("--timeout=420",)
 SLOWEST = 25
 
 
 def groups_of(lanes: list[str]) -> dict[str, list[str]]:
-    """The lanes of each group that has any."""
+    """The folders and files of each group that has any."""
     unknown = [lane for lane in lanes if not (ROOT / "tests" / lane).is_dir()]
     if unknown:
         sys.exit(f"no such lane: {', '.join(unknown)}; a lane is a folder of tests/")
     found: dict[str, list[str]] = {}
     for lane in lanes:
-        group = next((name for name, members in GROUPS.items() if lane in members), OTHER_GROUP)
-        found.setdefault(group, []).append(lane)
+        if lane in PROCESS_LANES:
+            for file in sorted((ROOT / "tests" / lane).glob("test_*.py")):
+                group = "messages" if MESSAGES.match(file.name) else "log"
+                found.setdefault(group, []).append(f"tests/{lane}/{file.name}")
+        else:
+            found.setdefault("spark" if lane == "spark" else "computing", []).append(f"tests/{lane}")
     return found
 
 
-def start(group: str, lanes: list[str], flags: list[str], durations: Path) -> subprocess.Popen[str]:
+def start(group: str, paths: list[str], flags: list[str], durations: Path) -> subprocess.Popen[str]:
     """One pytest process."""
-    command = [sys.executable, "-m", "pytest", "-q", *(f"tests/{lane}" for lane in lanes)]
+    command = [sys.executable, "-m", "pytest", "-q", *paths]
     if group == "spark":
         command += SPARK_FLAGS
     environment = {**os.environ, "HOLDFAST_DURATIONS": str(durations / f"{group}.json"), "PYTHONUNBUFFERED": "1"}
@@ -78,7 +84,7 @@ def main() -> int:
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         durations = Path(folder)
-        processes = {group: start(group, lanes, arguments[cut + 1 :], durations) for group, lanes in groups.items()}
+        processes = {group: start(group, paths, arguments[cut + 1 :], durations) for group, paths in groups.items()}
         width = max(map(len, processes), default=0)
         threads = [threading.Thread(target=show, args=(*each, width)) for each in processes.items()]
         for thread in threads:

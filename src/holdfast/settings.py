@@ -564,7 +564,7 @@ def _warnings(settings: Settings) -> Iterator[str]:
     if persist.request_timeout_ms >= persist.give_up_after_seconds * 1000:
         yield "persist.request_timeout_ms is not below persist.give_up_after_seconds: one lost answer ends the leader"
     if advertised.rpartition(":")[0] in ("0.0.0.0", "[::]"):
-        yield f"server.advertised_address is {server.advertised_address}, which nobody can ask: name a reachable one"
+        yield f"server.advertised_address is {server.advertised_address}, which cannot be reached: name another one"
     if advertised.startswith(LOOPBACK) and scheme not in ("file", "memory"):
         yield (
             f"server.advertised_address is {server.advertised_address}, another place on each machine that shares "

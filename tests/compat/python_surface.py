@@ -24,7 +24,7 @@ from types import ModuleType, UnionType
 
 import msgspec
 
-__all__ = ["bare", "lines_of_module", "shown"]
+__all__ = ["bare", "lines_of_module", "shown", "shown_text"]
 
 OURS = ("holdfast", "pyspark_holdfast")
 PROTOCOLS = {
@@ -70,6 +70,7 @@ def shown(value: object) -> str:
 
 
 def shown_text(text: str) -> str:
+    """A text without addresses and module paths."""
     return re.sub(r"\b(?:[a-z_]\w*\.)+(?=[A-Z_a-z])|(?: object)? at 0x[0-9a-f]+", "", text)
 
 
@@ -266,8 +267,7 @@ def _lines_of_parameters(name: str, parameters: list[inspect.Parameter], module:
 
 def _reach(annotation: object, module: str, reached: list[type]) -> None:
     """Note the classes of Holdfast that an annotation names; ``module`` is where it is written."""
-    text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
-    for name in sorted(set(re.findall(r"\b[A-Z]\w*", text))):
+    for name in sorted(set(re.findall(r"\b[A-Z]\w*", bare(annotation)))):
         kind = _resolved(module, name)
         if _is_ours(kind):
             assert inspect.isclass(kind)

@@ -16,11 +16,11 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, get_args, get_type_hints
 
 import pytest
 import typer
-from tests.compat.python_surface import bare, lines_of_module, shown
+from tests.compat.python_surface import bare, lines_of_module, shown, shown_text
 from tests.integration.http_harness import run, serving
 from tests.integration.stores_harness import stores_serving
 
@@ -150,7 +150,7 @@ def test_settings_and_variables_are_the_recorded_ones() -> None:
         given = {place: getattr(getattr(one, section), name) for place, one in chosen.items()}
         default = f"{given.pop('file:')!r}"
         others = [f"{value!r} on {place}" for place, value in given.items() if repr(value) != default]
-        secret = ", secret" if key.secret else ""
+        secret = ", secret" if "Token" in bare(kind) else ""
         lines.append(f"setting {key.name}: {bare(kind)} = {'; '.join([default, *others])}{secret}")
         lines.append(f"variable {key.environment_name} sets {key.name}")
     for page in (ROOT / "src").rglob("*.py"):
@@ -243,20 +243,17 @@ def schema_text(schema: Any) -> str:
 
 def test_the_frames_of_a_subscription_are_the_recorded_ones() -> None:
     lines: list[str] = []
-    for name, kind in inspect.getmembers(socket_frames, inspect.isclass):
-        if hasattr(kind, "__struct_fields__"):
-            tag = kind.__struct_config__.tag
-            name = f"frame {tag}" if tag is not None else f"part {name}"
-            lines.append(name)
-            notes = {
-                field: note
-                for one in reversed(kind.__mro__)
-                for field, note in vars(one).get("__annotations__", {}).items()
-            }
-            lines += [
-                f"{name}.{sent}: {bare(notes[field])}"
-                for field, sent in zip(kind.__struct_fields__, kind.__struct_encode_fields__, strict=True)
-            ]
+    kinds = [*get_args(socket_frames.ClientFrame), *get_args(socket_frames.ServerFrame)]
+    for kind in kinds:
+        tag = kind.__struct_config__.tag
+        name = f"part {kind.__name__}" if tag is None else f"frame {tag}"
+        lines.append(name)
+        notes = get_type_hints(kind, include_extras=True)
+        for field, sent in zip(kind.__struct_fields__, kind.__struct_encode_fields__, strict=True):
+            lines.append(f"{name}.{sent}: {shown_text(inspect.formatannotation(notes[field]))}")
+            for inner in (notes[field], *get_args(notes[field])):
+                if hasattr(inner, "__struct_fields__") and inner not in kinds:
+                    kinds.append(inner)
     compare("frames", lines)
 
 

@@ -19,11 +19,12 @@ from typing import Any
 
 import pytest
 from tests.crash.server_process import ServerProcess
+from tests.matrix import matrix
 
 from holdfast.testing.rgw import free_port
 
 PROVE = os.environ.get("HOLDFAST_PROVE") == "1"
-ROUNDS = 20 if PROVE else 3
+ROUNDS = 20 if PROVE else 2 if os.environ.get("HOLDFAST_SMALL") == "1" else 3
 CONFIRMED_BEFORE_A_KILL = (50, 400)
 PUBLISHERS = 4
 SECONDS_MAX = 3_600 if PROVE else 600
@@ -201,7 +202,7 @@ async def rounds(directory: Path, persistence: str) -> Ledger:
     return ledger
 
 
-@pytest.mark.parametrize("persistence", ["sync", "async"])
+@pytest.mark.parametrize("persistence", matrix(["sync", "async"]))
 def test_nothing_confirmed_is_lost_and_nothing_acknowledged_comes_again(
     tmp_path: Path,
     persistence: str,

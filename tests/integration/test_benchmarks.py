@@ -15,12 +15,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.matrix import matrix
 
 ROOT = Path(__file__).parent.parent.parent
 BENCHMARKS = sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py") if not path.stem.startswith("_"))
 PROVE = os.environ.get("HOLDFAST_PROVE") == "1"
 SECONDS = 20.0 if PROVE else 3.0
 """Most of it is importing. A slow machine sees less of a benchmark, and fails none for that."""
+USUAL = {"conflict_window", "queue_floor"}
 NEEDS = {
     "commit_on_s3": "radosgw",
     "commit_vs_etcd": "etcd",
@@ -34,7 +36,10 @@ NEEDS = {
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=[pytest.mark.program(NEEDS[name])] if name in NEEDS else []) for name in BENCHMARKS],
+    matrix(
+        [pytest.param(name, marks=[pytest.mark.program(NEEDS[name])] if name in NEEDS else []) for name in BENCHMARKS],
+        lambda name: name in USUAL,
+    ),
 )
 def test_a_benchmark_starts_and_does_not_fail_at_once(name: str, tmp_path: Path) -> None:
     output = tmp_path / "output"

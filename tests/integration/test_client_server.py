@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 from tests.crash.server_process import ServerProcess
+from tests.matrix import matrix
 
 from holdfast import aio
 from holdfast.client import Client, ClientOptions, CommitReceipt, NotCommitted, TransactionEvent
@@ -131,7 +132,7 @@ def test_transactions_of_many_tasks_lose_no_update(server):
     assert asyncio.run(main()) == (b"30", b"30")
 
 
-@pytest.mark.parametrize("kind", ["memory", "sqlite"])
+@pytest.mark.parametrize("kind", matrix(["memory", "sqlite"]))
 def test_a_view_fed_by_a_subscription_equals_the_services_view(client, tmp_path, kind):
     with View.memory() if kind == "memory" else View.sqlite(tmp_path / "mine") as view:
         for number in range(40):

@@ -12,6 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
+from tests.matrix import matrix
 
 from holdfast.errors import Code, InvalidRequest
 from holdfast.objects.credentials import require_credentials
@@ -115,7 +116,7 @@ def test_credentials_from_elsewhere_ask_no_metadata_service(environment: dict[st
     assert asked == []
 
 
-@pytest.mark.parametrize("command", ["serve --init --listen 127.0.0.1:0 --log", "log ls", "log stat"])
+@pytest.mark.parametrize("command", matrix(["serve --init --listen 127.0.0.1:0 --log", "log ls", "log stat"]))
 def test_commands_report_missing_credentials(command: str) -> None:
     with metadata(put=(404, b"")) as (environment, _):
         done = subprocess.run(

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from tests.crash.server_process import children, directory_workers
+from tests.matrix import matrix
 from tests.mount_namespace import mount_namespace
 
 SECONDS_MAX = 30
@@ -138,7 +139,7 @@ def test_a_hangup_stops_nothing_and_a_terminal_that_is_gone_neither(start: Any) 
     server.process.stdout.close()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", matrix([signal.SIGTERM, signal.SIGINT]))
 def test_a_signal_drains_resigns_and_exits_0_and_the_next_start_leads_at_once(start: Any, number: int) -> None:
     first = start("--init").ready()
     version = first.commit()
@@ -223,7 +224,7 @@ def test_a_log_that_is_a_plain_file_exits_2_at_once_and_is_named(start: Any, tmp
     assert (tmp_path / "file").read_text() == "not a log"
 
 
-@pytest.mark.parametrize("closed", ["", "batches"])
+@pytest.mark.parametrize("closed", matrix(["", "batches"]))
 def test_a_log_that_may_not_be_written_exits_2_at_once_and_is_named(start: Any, tmp_path: Path, closed: str) -> None:
     log = tmp_path / "log"
     (log / "batches").mkdir(parents=True)
@@ -309,7 +310,7 @@ def test_missing_s3_credentials_are_reported_and_not_waited_for() -> None:
         assert code == 2 and "missing=AWS_SECRET_ACCESS_KEY" in errors
 
 
-@pytest.mark.parametrize("listening", [True, False], ids=["silent", "refusing"])
+@pytest.mark.parametrize("listening", matrix([True, False]), ids=["silent", "refusing"])
 def test_a_signal_ends_a_start_with_init_while_the_store_does_not_answer(
     start: Any, monkeypatch: pytest.MonkeyPatch, *, listening: bool
 ) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from tests.crash.server_process import ServerProcess
+from tests.matrix import matrix
 
 from holdfast.cli.main import main
 from holdfast.cli.output import Exit
@@ -134,7 +135,7 @@ def test_publishing_ends_with_the_first_that_is_refused(shell: Shell, capsys: py
     assert "three" not in shell.run("browse", "narrow/work"), "what is behind a refused one was not kept"
 
 
-@pytest.mark.parametrize("words", [[], ["--json"]])
+@pytest.mark.parametrize("words", matrix([[], ["--json"]]))
 def test_what_was_published_and_could_not_be_told_is_not_told_as_refused(shell: Shell, words: list[str]) -> None:
     """A script that repeats a command after code 7 would publish the message twice."""
     store = f"untold{len(words)}"
@@ -430,7 +431,7 @@ def test_a_rewind_of_many_chooses_those_that_retain_and_names_the_others(shell: 
     assert "retention_time" in shell.read_error()
 
 
-@pytest.mark.parametrize("words", [["purge", "--yes"], ["rewind"], ["rm", "--yes"]])
+@pytest.mark.parametrize("words", matrix([["purge", "--yes"], ["rewind"], ["rm", "--yes"]]))
 def test_every_name_is_checked_before_the_first_change(shell: Shell, words: list[str]) -> None:
     shell.run("define", "checked")
     shell.run("define", "checked/a", "type=shared", "retention_time=1h")
@@ -442,12 +443,12 @@ def test_every_name_is_checked_before_the_first_change(shell: Shell, words: list
     shell.run("rm", "checked", "--yes")
 
 
-@pytest.mark.parametrize("words", [
+@pytest.mark.parametrize("words", matrix([
     ["define", "lower/work", "type=shared", "message_limit=1", "discard=old"],
     ["define", "lower/jobs", "type=shared", "message_limit=1", "discard=old", "--template"],
     ["edit", "lower/work", "message_limit=1", "discard=old"],
     ["edit", "lower/jobs", "message_limit=1", "discard=old", "--template"],
-])  # fmt: skip
+], 2))  # fmt: skip
 def test_delete_allows_a_lower_limit_of_one_durable_or_template(shell: Shell, words: list[str]) -> None:
     shell.run("define", "lower")
     shell.run("define", "lower/jobs", "type=shared", "--template")

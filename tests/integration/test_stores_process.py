@@ -79,9 +79,11 @@ def test_the_definitions_in_a_file_are_in_force_from_the_start(tmp_path: Path) -
     ("text", "said"),
     [
         ("[stores.orders]\nbytelimt = 1\n", "stores.orders.bytelimt"),
-        ("[stores.orders", "stores.toml cannot be read"),
-        ("[cluster]\nservices = ['a', 'b']\n", "with 2 the loss of either stops both"),
-        ("[cluster]\nmax_disk_fraction = 1.5\n", "cluster.max_disk_fraction"),
+        pytest.param("[stores.orders", "stores.toml cannot be read", marks=pytest.mark.matrix),
+        pytest.param(
+            "[cluster]\nservices = ['a', 'b']\n", "with 2 the loss of either stops both", marks=pytest.mark.matrix
+        ),
+        pytest.param("[cluster]\nmax_disk_fraction = 1.5\n", "cluster.max_disk_fraction", marks=pytest.mark.matrix),
     ],
 )
 def test_a_definitions_file_that_is_wrong_keeps_the_service_from_starting(tmp_path: Path, text: str, said: str) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 import pytest
 from tests.crash.server_process import ServerProcess
+from tests.matrix import matrix
 
 from holdfast.cli.main import main
 from holdfast.cli.output import Exit
@@ -228,7 +229,7 @@ def check(
     return refusals
 
 
-@pytest.mark.parametrize("media", [JSON, MSGPACK], ids=["json", "msgpack"])
+@pytest.mark.parametrize("media", matrix([JSON, MSGPACK]), ids=["json", "msgpack"])
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
 def test_who_was_not_granted_the_right_is_refused_over_http(
     service: ServerProcess, operation: Operation, media: str, record_property: Callable[[str, object], None]
@@ -262,7 +263,7 @@ def test_who_was_not_granted_the_right_is_refused_at_the_handshake(
 WITH_A_COMMAND = [operation for operation in OPERATIONS if operation.command]
 
 
-@pytest.mark.parametrize("operation", WITH_A_COMMAND, ids=lambda operation: operation.name)
+@pytest.mark.parametrize("operation", matrix(WITH_A_COMMAND, 2), ids=lambda operation: operation.name)
 def test_who_was_not_granted_the_right_is_refused_by_the_command_line(
     service: ServerProcess,
     operation: Operation,

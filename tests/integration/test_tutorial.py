@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.matrix import matrix
 
 from holdfast.testing.rgw import free_port
 
@@ -39,7 +40,7 @@ def matches(printed: str, said: str) -> bool:
 
 
 @pytest.mark.timeout(SECONDS_MAX + 20)
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", matrix(PAGES))
 def test_every_command_of_the_tutorial_runs_and_prints_what_it_says(page: str, tmp_path: Path) -> None:
     address = f"127.0.0.1:{free_port()}"
     found = FENCE.findall((ROOT / "docs" / "tutorial" / page).read_text(encoding="utf-8"))

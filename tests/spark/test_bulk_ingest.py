@@ -13,6 +13,7 @@ import msgspec
 import pytest
 from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
+from tests.matrix import matrix
 from tests.spark.bulk_requests import SCHEMA, Request, as_transaction, draw_requests
 from tests.spark.test_bulk_load import Killed, live, transactions
 
@@ -64,7 +65,7 @@ def deaths() -> Iterator[tuple[str, int]]:
     yield "table", 0
 
 
-@pytest.mark.parametrize("death", list(deaths()))
+@pytest.mark.parametrize("death", matrix(deaths(), lambda death: death in (("after", 2), ("table", 0))))
 def test_a_micro_batch_killed_anywhere_is_replayed_and_each_request_counts_once(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, death: tuple[str, int]
 ) -> None:
@@ -178,7 +179,7 @@ def test_an_object_holds_no_more_bytes_than_its_bound_and_one_request(
     assert max(objects) < 300_000 + 700_000
 
 
-@pytest.mark.parametrize("offered", [(0, 13), (0, 5)])
+@pytest.mark.parametrize("offered", matrix([(0, 13), (0, 5)]))
 def test_a_new_checkpoint_is_refused_by_the_table_too_and_nothing_is_passed_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, offered: tuple[int, int]
 ) -> None:
@@ -198,7 +199,7 @@ def test_a_new_checkpoint_is_refused_by_the_table_too_and_nothing_is_passed_over
     assert values_of(tmp_path) == [b"value %d" % place for place in range(11)]
 
 
-@pytest.mark.parametrize("count", [4, 6])
+@pytest.mark.parametrize("count", matrix([4, 6]))
 def test_the_last_micro_batch_comes_again_with_the_same_requests_or_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
@@ -231,8 +232,8 @@ def other_order(request: ParsedRequest) -> ParsedRequest:
     return msgspec.structs.replace(request, order=request.order + "0")
 
 
-@pytest.mark.parametrize("other", [other_id, other_value, other_order])
-@pytest.mark.parametrize("verdicts", ["verdicts", "other"])
+@pytest.mark.parametrize("other", matrix([other_id, other_value, other_order]))
+@pytest.mark.parametrize("verdicts", matrix(["verdicts", "other"]))
 def test_other_requests_under_the_number_that_is_settled_are_refused_however_many_they_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verdicts: str, other: Callable[[ParsedRequest], ParsedRequest]
 ) -> None:
@@ -324,7 +325,7 @@ def test_files_that_come_later_are_taken_up_from_the_checkpoint(spark: SparkSess
     assert len(rows_of(tmp_path)) == 12
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", matrix([1, 2]))
 def test_an_ingest_tells_what_the_leaders_stages_tell(spark: SparkSession, tmp_path: Path, seed: int) -> None:
     """Requests that name versions of the log, cut into micro-batches and groups anyhow."""
     ingest = an_ingest(tmp_path, group_requests=17)

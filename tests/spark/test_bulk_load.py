@@ -428,6 +428,7 @@ def test_a_refused_batch_is_ours_by_its_leader_nonce_and_body_and_otherwise_depo
     asyncio.run(scenario())
 
 
+@pytest.mark.matrix
 def test_a_killed_command_is_continued_by_the_next_and_csv_is_loaded(tmp_path: Path) -> None:
     source = tmp_path / "requests.csv"
     lines = [f"{place},key/{place % 97},value {place},#{place // 2}" for place in range(4000)]
@@ -481,6 +482,7 @@ def _progress(root: Path) -> list[int]:
     return [each.through for each in found if each.requests > 1]
 
 
+@pytest.mark.matrix
 def test_a_load_and_an_ingest_on_a_real_s3_server_make_a_log_that_the_audit_finds_whole(
     s3_bucket: str, gateway: object, tmp_path: Path
 ) -> None:

@@ -17,6 +17,7 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  the name that every Spark program uses
+from tests.matrix import matrix
 from tests.spark.bulk_requests import BASE, SCHEMA, Verdict, draw_requests, judge_plainly
 
 from holdfast.commit.format.batch import REPEATED_BYTES_MAX
@@ -303,7 +304,7 @@ def test_rows_that_are_no_requests_are_refused_by_name(
         stage(spark.createDataFrame(values, columns), RequestFormat(), partitions=1)
 
 
-@pytest.mark.parametrize("key", ["YQ-_", "Y", "YW*I="])
+@pytest.mark.parametrize("key", matrix(["YQ-_", "Y", "YW*I="]))
 def test_what_is_no_base64_is_an_error_and_no_other_key(spark: SparkSession, key: str) -> None:
     frame = spark.createDataFrame([(1, key, "Yg==")], "order int, key string, value string")
     with pytest.raises(InvalidRequest, match="not base64") as told:

@@ -26,6 +26,7 @@ def flights_of(folder: Path) -> str:
         return archive.extract("flights.csv", folder)
 
 
+@pytest.mark.matrix
 def test_from_an_empty_folder_to_a_chart(tmp_path: Path) -> None:
     folder = tmp_path / "notebook"
     script = ROOT / "examples" / "notebook" / "empty_to_chart.py"

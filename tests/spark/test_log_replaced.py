@@ -177,6 +177,7 @@ def test_a_batch_read_notices() -> None:
         list(reader.read(pieces[0]))
 
 
+@pytest.mark.matrix
 def test_a_query_of_spark_notices_running_and_stopped(spark: SparkSession, tmp_path: Path) -> None:
     log = tmp_path / "log"
     url = a_log(1, 10).write_to(log)

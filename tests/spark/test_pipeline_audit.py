@@ -18,6 +18,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
+from tests.matrix import matrix
 from tests.spark.log_builder import LogBuilder, PlainBatch, read_plainly
 from tests.worlds.log.shape import draw_shape
 from tests.worlds.log.world import World
@@ -377,7 +378,7 @@ def test_the_audit_of_a_good_log_marks_its_head_step_by_step(spark: SparkSession
     assert rows[-1]["version"] == rows[-1]["step"] == head
 
 
-@pytest.mark.parametrize("damage", [a_missing_object, a_forged_verdict], ids=lambda damage: damage.__name__)
+@pytest.mark.parametrize("damage", matrix([a_missing_object, a_forged_verdict]), ids=lambda damage: damage.__name__)
 def test_a_finding_is_a_row_and_holds_the_mark_back(
     spark: SparkSession, tmp_path: Path, damage: Callable[[Log], int]
 ) -> None:

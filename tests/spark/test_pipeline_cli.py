@@ -106,6 +106,7 @@ def test_every_pipeline_works_by_its_command_on_a_real_s3_server(
     assert (copied["findings"], copied["transactions"]) == (0, transactions)
 
 
+@pytest.mark.matrix
 def test_requests_are_resolved_from_and_to_a_real_s3_server(
     commands: CommandProcess, s3_bucket: str, gateway: object, tmp_path: Path
 ) -> None:

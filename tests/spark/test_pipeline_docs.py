@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
+from tests.matrix import matrix
 from tests.spark.log_builder import read_plainly
 from tests.spark.test_pipeline_audit import damageable, on_disk, world
 
@@ -26,7 +27,7 @@ MADE_BY = {
 }
 
 
-@pytest.mark.parametrize("page", sorted(path.stem for path in PAGES.glob("*.md")))
+@pytest.mark.parametrize("page", matrix(sorted(path.stem for path in PAGES.glob("*.md")), 3))
 def test_the_examples_of_the_page_run(spark: SparkSession, tmp_path: Path, page: str) -> None:
     objects = world(next(damageable()))
     log = on_disk(dict(objects), tmp_path / "log")

@@ -9,6 +9,7 @@ from threading import Event
 import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
+from tests.matrix import matrix
 from tests.spark.log_builder import LogBuilder, random_log
 from tests.spark.test_pipeline_tables import KINDS, Kind, content, expected, job, run
 
@@ -72,7 +73,7 @@ def answer_lost(real: Commit) -> Commit:
     return commit
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", matrix(KINDS, lambda kind: kind is Latest))
 @pytest.mark.parametrize("death", [killed_before, killed_after])
 def test_a_run_killed_around_its_commit_is_continued_exactly(
     spark: SparkSession,
@@ -94,7 +95,7 @@ def test_a_run_killed_around_its_commit_is_continued_exactly(
     assert left and (death is killed_after or not left & named), "files without a commit are never looked at"
 
 
-@pytest.mark.parametrize("loss", [request_lost, answer_lost])
+@pytest.mark.parametrize("loss", matrix([request_lost, answer_lost], lambda loss: loss is answer_lost))
 def test_a_commit_without_an_answer_is_settled_by_the_offset(
     spark: SparkSession,
     tmp_path: Path,
@@ -109,7 +110,7 @@ def test_a_commit_without_an_answer_is_settled_by_the_offset(
     assert (report.retries, report.overtaken) == ((1, 0) if loss is request_lost else (0, 1))
 
 
-@pytest.mark.parametrize("kind", [Changes, Latest])
+@pytest.mark.parametrize("kind", matrix([Changes, Latest]))
 def test_of_two_runners_at_one_step_one_commits(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, builder: LogBuilder, kind: Kind
 ) -> None:

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from tests.matrix import matrix
 from tests.spark.log_builder import LogBuilder, latest_plainly, random_log, read_plainly
 
 from holdfast.commit.format.transaction import Delete, Operation, RangeDelete, Write
@@ -25,7 +26,7 @@ def table(frame: DataFrame) -> dict[bytes, tuple[bytes, int]]:
     return found
 
 
-@pytest.mark.parametrize("seed", [11, 12])
+@pytest.mark.parametrize("seed", matrix([11, 12]))
 def test_the_table_equals_a_dict_that_applies_every_operation(spark: SparkSession, tmp_path: Path, seed: int) -> None:
     builder = random_log(seed, reigns=6, batches=20)
     assert table(materialise_latest(spark, builder.write_to(tmp_path))) == latest_plainly(builder.objects)

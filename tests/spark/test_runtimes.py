@@ -49,12 +49,11 @@ pytestmark = pytest.mark.timeout(420)
 
 @dataclass(frozen=True)
 class Known:
-    """A log on disk and the digest that a session of this process makes of it; and what bulk requests come to in it."""
+    """A log on disk and the digest that a session of this process makes of it."""
 
     builder: LogBuilder
     url: str
     digest: dict[str, object]
-    bulk: dict[str, object]
 
 
 @pytest.fixture(scope="module")
@@ -63,9 +62,15 @@ def known(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Know
     url = builder.write_to(tmp_path_factory.mktemp("log"))
     found = runtime_script.digest(runtime_script.read_log(spark, url))
     assert found["rows"] == len(operation_rows(read_plainly(builder.objects)))
-    bulk = runtime_script.bulk(spark, str(tmp_path_factory.mktemp("bulk")))
-    assert bulk["verdicts"][0] == bulk["verdicts"][1]  # type: ignore[index]
-    return Known(builder, url, found, bulk)
+    return Known(builder, url, found)
+
+
+@pytest.fixture(scope="module")
+def bulk(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
+    """The result of the bulk requests in a session of this process."""
+    found = runtime_script.bulk(spark, str(tmp_path_factory.mktemp("bulk")))
+    assert found["verdicts"][0] == found["verdicts"][1]  # type: ignore[index]
+    return found
 
 
 @dataclass(frozen=True)
@@ -111,6 +116,15 @@ def bare_python(folder: Path) -> Path:
     return path
 
 
+def packed_source(folder: Path) -> Path:
+    """The package as an archive that a job brings to its workers."""
+    archive = folder / "holdfast.zip"
+    with zipfile.ZipFile(archive, "w") as packed:
+        for path in sorted((ROOT / "src").rglob("*.py")):
+            packed.write(path, path.relative_to(ROOT / "src"))
+    return archive
+
+
 @contextmanager
 def cluster(folder: Path) -> Iterator[str]:
     """A master and two workers of one core, each in a process of its own; the master's URL."""
@@ -153,16 +167,12 @@ def cluster(folder: Path) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def on_cluster(known: Known, tmp_path_factory: pytest.TempPathFactory) -> OnCluster:
-    """The script on a cluster: starting one costs more than all that it is asked to do."""
+    """The whole script on a cluster, for all tests that look at what it did there."""
     folder = tmp_path_factory.mktemp("cluster")
-    archive = folder / "holdfast.zip"
-    with zipfile.ZipFile(archive, "w") as packed:
-        for path in sorted((ROOT / "src").rglob("*.py")):
-            packed.write(path, path.relative_to(ROOT / "src"))
     (folder / "log").mkdir()
     with ServiceProcess(folder / "log") as service, cluster(folder) as master:
         found = run(
-            *("--master", master, "--zip", str(archive), "--table", (folder / "table").as_uri()),
+            *("--master", master, "--zip", str(packed_source(folder)), "--table", (folder / "table").as_uri()),
             *("--bulk", str(folder), "--faults"),
             *("--sink", service.url, str(folder), known.url),
             PYSPARK_PYTHON=str(bare_python(folder)),
@@ -171,25 +181,32 @@ def on_cluster(known: Known, tmp_path_factory: pytest.TempPathFactory) -> OnClus
 
 
 def test_a_cluster_whose_workers_get_the_package_with_the_job_finds_the_same_table(
-    known: Known, on_cluster: OnCluster
+    known: Known, tmp_path: Path
 ) -> None:
-    assert on_cluster.found["logs"] == [known.digest]
-    places = [str(place) for place in on_cluster.found["places"]]
+    archive = packed_source(tmp_path)
+    with cluster(tmp_path) as master:
+        found = run("--master", master, "--zip", str(archive), known.url, PYSPARK_PYTHON=str(bare_python(tmp_path)))
+    assert found["logs"] == [known.digest]
+    places = [str(place) for place in found["places"]]
     assert all("holdfast.zip" in place for place in places), places
-    assert all(any(str(on_cluster.folder / name) in place for place in places) for name in WORKERS), places
+    assert all(any(str(tmp_path / name) in place for place in places) for name in WORKERS), places
 
 
+@pytest.mark.matrix
 def test_a_pipeline_on_a_cluster_makes_the_table_of_a_dict_that_applies_every_operation(
     known: Known, on_cluster: OnCluster
 ) -> None:
+    assert on_cluster.found["logs"] == [known.digest]
     assert content(Latest, on_cluster.folder / "table") == latest_plainly(known.builder.objects)
 
 
+@pytest.mark.matrix
 def test_a_failing_task_is_tried_again_and_sends_nothing_twice(on_cluster: OnCluster) -> None:
     assert sorted(path.name for path in on_cluster.folder.glob("failed-*")) == ["failed-0", "failed-1"]
     assert written(on_cluster.sent, b"f") == Counter(b"f/%04d" % number for number in range(runtime_script.SINK_ROWS))
 
 
+@pytest.mark.matrix
 def test_a_task_and_its_speculative_copy_send_nothing_twice(on_cluster: OnCluster) -> None:
     assert (on_cluster.folder / "copied").exists(), "there was a copy"
     assert written(on_cluster.sent, b"s") == Counter(b"s/%04d" % number for number in range(runtime_script.SINK_ROWS))
@@ -205,12 +222,14 @@ def written(sent: list[LoggedTransaction], name: bytes) -> Counter[bytes]:
     )
 
 
-def test_requests_in_bulk_come_to_the_same_on_a_cluster(known: Known, on_cluster: OnCluster) -> None:
-    assert on_cluster.found["bulk"] == known.bulk
+@pytest.mark.matrix
+def test_requests_in_bulk_come_to_the_same_on_a_cluster(bulk: dict[str, object], on_cluster: OnCluster) -> None:
+    assert on_cluster.found["bulk"] == bulk
 
 
+@pytest.mark.matrix
 def test_spark_connect_finds_and_makes_the_same_tables_on_disk_and_on_a_real_s3_server(
-    known: Known, s3_bucket: str, gateway: Gateway, tmp_path: Path
+    known: Known, bulk: dict[str, object], s3_bucket: str, gateway: Gateway, tmp_path: Path
 ) -> None:
     """The service that the sink writes to has its log on the S3 server, too."""
     copied, sunk = gateway.url(s3_bucket, prefix="copied"), gateway.url(s3_bucket, prefix="sunk")
@@ -225,7 +244,7 @@ def test_spark_connect_finds_and_makes_the_same_tables_on_disk_and_on_a_real_s3_
             *("--sink", service.url, str(tmp_path), known.url, copied),
         )
     assert found["logs"] == [known.digest, known.digest]
-    assert found["bulk"] == known.bulk
+    assert found["bulk"] == bulk
     assert content(Latest, tmp_path / "table") == latest_plainly(known.builder.objects)
     assert written(logged(sunk), b"f") == Counter(b"f/%04d" % number for number in range(runtime_script.SINK_ROWS))
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
+from tests.matrix import matrix
 from tests.spark.log_builder import LogBuilder, random_log, read_plainly
 from tests.spark.service_process import ServiceProcess
 
@@ -177,7 +178,7 @@ def test_a_subscriber_is_told_the_same_with_and_without_segments_from_every_vers
     served(world.builder, check)
 
 
-@pytest.mark.parametrize("harm", ["gone", "damaged", "cut short"])
+@pytest.mark.parametrize("harm", matrix(["gone", "damaged", "cut short"]))
 def test_a_segment_that_is_lost_while_it_is_read_is_read_from_the_log(world: World, tmp_path: Path, harm: str) -> None:
     table = tmp_path / "segments"
     shutil.copytree(world.table, table)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from tests.matrix import matrix
 from tests.spark.service_process import ServiceProcess
 
 from holdfast.client import Client, ClientOptions, NotCommitted
@@ -131,7 +132,7 @@ def test_a_write_is_in_the_log_once_and_leaves_only_its_record(service: ServiceP
     assert written(service, "plain") == expected("plain")
 
 
-@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("after", matrix([True, False]))
 def test_killed_at_every_request_and_run_again_it_writes_exactly_once(service: ServiceProcess, after: bool) -> None:
     deaths = 0
     for dies_at in itertools.count(1):
@@ -436,7 +437,7 @@ def wait_until_floor_passes(slow: SlowTask) -> None:
                 return
 
 
-@pytest.mark.parametrize("late_at", [3, 5, 6, 8, 9, 12])
+@pytest.mark.parametrize("late_at", matrix([3, 5, 6, 8, 9, 12], 2))
 def test_rows_that_come_after_the_conflict_window_are_committed_once(narrow: SlowTask, late_at: int) -> None:
     options = new_options(narrow.service)
     name = f"late-{late_at}"

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from tests.matrix import matrix
 from tests.spark.log_builder import LogBuilder, PlainBatch, random_log, read_plainly
 from tests.spark.plain import PlainRow, batch_rows, operation_rows, spark_rows, transaction_rows
 
@@ -52,7 +53,7 @@ def only(rows: list[PlainRow], *columns: str) -> list[PlainRow]:
     return [{name: row[name] for name in columns} for row in rows]
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", matrix([1, 2]))
 def test_rows_equal_a_plain_reading_of_the_live_chain_and_dead_slots_never_show(
     spark: SparkSession, tmp_path: Path, seed: int
 ) -> None:

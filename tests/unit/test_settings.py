@@ -255,7 +255,7 @@ def test_a_rule_between_keys_is_refused_with_its_reason(values: dict[str, object
 DOUBTFUL: list[tuple[dict[str, object], str]] = [
     ({"persist.target_pool_size": 101}, "stay idle"),
     ({"persist.request_timeout_ms": 60_000}, "one lost answer ends the leader"),
-    ({"server.listen": "0.0.0.0:8080"}, "nobody can ask"),
+    ({"server.listen": "0.0.0.0:8080"}, "cannot be reached"),
     ({"server.listen": "0.0.0.0:8080"}, "anybody may commit"),
     ({"server.listen": "h:1", "server.tokens": "admin:0123456789abcdef"}, "in clear"),
     ({"log.url": "memory:"}, "gone when the process ends"),

@@ -1,9 +1,12 @@
-"""The command line: one module for each group of commands, and nothing but the command line.
+"""The command line.
 
-Read ``main`` first: it joins the groups and turns errors into one line, a hint and an exit code. ``options`` are shared
-options, ``output`` prints and defines the exit codes, ``service`` is the client of a command that needs a service.
-``transactions`` has the commands of the log's client; ``log``, ``queue`` and ``stores`` are groups. ``log_views``
-and ``queue_views`` run the commands of a group; they are loaded when a command runs.
+Read ``main`` first: it joins the groups of commands and turns errors into one line, a hint and an exit code.
+
+- ``service``: ``on_service`` gives a command --url, --token, --timeout and --json; ``Service`` makes its client.
+- ``options``: options that several groups share. ``output``: printing, and the exit codes.
+- ``serve``, ``transactions``: the commands without a group. ``log``, ``queue``, ``stores``, ``spark``: one group each.
+  ``stores_messages`` and ``stores_files`` add commands to ``stores``.
+- ``log_views`` runs the commands of ``log``. It needs Arrow, so it is loaded when one of them runs.
 
 A program finds the same operations in the library: ``holdfast.Client``, ``holdfast.StoreClient``,
 ``holdfast.queue.repair`` and ``holdfast.commit.reading.survey``.

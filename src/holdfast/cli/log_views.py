@@ -1,7 +1,4 @@
-"""Runs the ``holdfast log`` commands and prints what they report.
-
-Loaded when one of them runs, because it needs Arrow. Each command opens the store, prints, and always closes it.
-"""
+"""Runs the ``holdfast log`` commands. Loaded when one of them runs, because it needs Arrow."""
 
 from __future__ import annotations
 
@@ -116,19 +113,9 @@ async def _ls_table(store: ObjectStore, found: Survey, *, long: bool) -> None:
             rows.append((*plain, "claim" if found.is_claim(row) else "data"))
             continue
         header = decode_header(head, slot=slot)
-        versions = f"{header.first_version}..{header.last_version}"
-        who = header.leader_id.hex()[:8]
-        rows.append(
-            (
-                *plain,
-                header.kind.name.lower(),
-                str(header.epoch),
-                who,
-                versions,
-                str(header.transactions),
-                moment(header.time_ms),
-            )
-        )
+        leader, versions = header.leader_id.hex()[:8], f"{header.first_version}..{header.last_version}"
+        kind, count = header.kind.name.lower(), str(header.transactions)
+        rows.append((*plain, kind, str(header.epoch), leader, versions, count, moment(header.time_ms)))
     more = ("epoch", "leader", "versions", "txns", "time") if long else ()
     print_table(("slot", "state", "bytes", "kind", *more), rows, right=frozenset({"bytes", "txns", "epoch"}))
 

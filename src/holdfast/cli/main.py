@@ -1,7 +1,4 @@
-"""The ``holdfast`` command.
-
-Owns: joining the groups of commands, and turning errors into a clear line and an exit code. Does not own: the commands.
-"""
+"""The ``holdfast`` command: joins the groups of commands, and turns errors into one line, a hint and an exit code."""
 
 from __future__ import annotations
 
@@ -23,26 +20,19 @@ if TYPE_CHECKING:
 __all__ = ["main"]
 
 EXTRAS: Final = {"serve": "server", "check-config": "server", "log": "server", "spark": "spark,client"}
-"""What a command needs; all others need ``client``."""
+"""The extra that a command needs; all others need ``client``."""
 SERVER_PACKAGES: Final = {
-    "msgpack",
-    "obstore",
-    "prometheus_client",
-    "pyarrow",
-    "starlette",
-    "structlog",
-    "uvicorn",
-    "uvloop",
-}
-"""What some options of the other commands need: they are in the extra ``server`` only."""
+    "msgpack", "obstore", "prometheus_client", "pyarrow", "starlette", "structlog", "uvicorn", "uvloop",
+}  # fmt: skip
+"""Packages that are in the extra ``server`` only, and that some options of the other commands need."""
 
 SPARK_REFUSALS: Final = {"AnalysisException", "IllegalArgumentException", "ParseException"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command. The answer is the exit code; nothing is raised but ``SystemExit`` by usage errors."""
+    """Run one command and return its exit code."""
     if not __debug__:
-        # Broken laws of our own are found by `assert`. Without them a bug would be written into a log.
+        # Without its assertions a bug could be written into a log.
         sys.stderr.write("holdfast: will not run under python -O, which removes the checks of its own laws\n")
         return Exit.BAD_REQUEST
     words = list(sys.argv[1:] if arguments is None else arguments)
@@ -68,7 +58,7 @@ def _print_version() -> None:
 
 
 def _prepare_streams() -> None:
-    """Something to print to where the process was started with none, and no text that cannot be printed."""
+    """Replace missing streams, and escape characters that stdout cannot encode."""
     sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - as long as the process
     sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -97,7 +87,7 @@ def _run(words: list[str], *, as_json: bool) -> int:
 
 def _surprise(error: Exception, words: Sequence[str], *, as_json: bool) -> Exit:
     if isinstance(error, UnicodeEncodeError) and error.reason == "surrogates not allowed":
-        # So come words that are not UTF-8. A request cannot carry them.
+        # Arguments that are not UTF-8 arrive like this.
         print_error(InvalidRequest(f"{error.object!r} is not text"), as_json=as_json)
         return Exit.BAD_REQUEST
     if isinstance(error, ModuleNotFoundError) and error.name and error.name.partition(".")[0] != "holdfast":
@@ -107,16 +97,16 @@ def _surprise(error: Exception, words: Sequence[str], *, as_json: bool) -> Exit:
         print_error(MissingExtra(extra, package), as_json=as_json)
         return Exit.BAD_REQUEST
     if type(error).__module__.startswith("pyspark."):
-        told = _told_by_spark(error)
-        print_error(told, as_json=as_json)
-        return exit_of(told)
+        raised = _error_of_spark(error)
+        print_error(raised, as_json=as_json)
+        return exit_of(raised)
     traceback.print_exception(error)
     sys.stderr.write("holdfast: this is a bug of ours: please report it\n")
     return Exit.INTERNAL
 
 
-def _told_by_spark(error: Exception) -> HoldfastError:
-    """Spark's exception as one of ours. By their names: Spark is loaded by the commands that run on it only."""
+def _error_of_spark(error: Exception) -> HoldfastError:
+    """Spark's exception as one of ours, by its name, because most commands do not load Spark."""
     lines = (line.strip() for line in str(error).splitlines())
     message = " ".join(line for line in lines if line and not line.startswith("at "))  # those are frames of the JVM
     kinds = {kind.__name__ for kind in type(error).__mro__ if kind.__module__.startswith("pyspark.")}
@@ -130,6 +120,7 @@ def application() -> typer.Typer:
     import typer
 
     from holdfast.cli import log, queue, serve, spark, stores, stores_files, stores_messages, transactions
+    from holdfast.cli.service import on_service
 
     app = typer.Typer(
         name="holdfast",
@@ -156,11 +147,10 @@ def application() -> typer.Typer:
 
     app.command()(serve.serve)
     app.command("check-config")(serve.check_config)
-    app.command()(transactions.commit)
-    app.command()(transactions.get)
-    app.command()(transactions.status)
-    app.command()(transactions.version)
-    app.command()(transactions.subscribe)
+    for command in (
+        transactions.commit, transactions.get, transactions.status, transactions.version, transactions.subscribe,
+    ):  # fmt: skip
+        on_service(app)(command)
     app.add_typer(log.commands, name="log")
     app.add_typer(queue.commands, name="queue")
     parts = (stores_files, stores_messages)

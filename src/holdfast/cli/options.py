@@ -1,12 +1,10 @@
-"""Options that several commands share, spelled once.
-
-Owns: their names, help and environment variables, and reading keys, values and settings from them.
-"""
+"""Options that several commands share, and the keys, values and settings that they name."""
 
 from __future__ import annotations
 
 import base64
 import binascii
+import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, TypeAlias
@@ -19,20 +17,9 @@ from holdfast.values import LogPosition
 from holdfast.values import parse_position as read_position
 
 __all__ = [
-    "ConfigOption",
-    "Encoding",
-    "EncodingOption",
-    "JsonOption",
-    "LogArgument",
-    "SetOption",
-    "TimeoutOption",
-    "TokenOption",
-    "UrlOption",
-    "configuration",
-    "log_url_of",
-    "parse_bytes",
-    "parse_position",
-]
+    "ConfigOption", "Encoding", "EncodingOption", "JsonOption", "LogArgument", "SetOption", "TokenOption", "UrlOption",
+    "configuration", "items_max", "log_url_of", "parse_bytes", "parse_pairs", "parse_position", "timeout_option",
+]  # fmt: skip
 
 
 class Encoding(StrEnum):
@@ -49,17 +36,6 @@ UrlOption: TypeAlias = Annotated[
 ]
 TokenOption: TypeAlias = Annotated[
     str | None, typer.Option("--token", envvar="HOLDFAST_TOKEN", help="Bearer token.", show_default=False)
-]
-TimeoutOption: TypeAlias = Annotated[
-    float | None,
-    typer.Option(
-        "--timeout",
-        min=0.001,
-        max=86_400,
-        metavar="SECONDS",
-        help="How long to try; 60 by default, 5 when nothing listens. A lost outcome is asked for as long again.",
-        show_default=False,
-    ),
 ]
 EncodingOption: TypeAlias = Annotated[
     Encoding, typer.Option("--encoding", help="How keys and values are written here.")
@@ -86,19 +62,10 @@ LogArgument: TypeAlias = Annotated[
 
 
 def configuration(
-    config: Path | None,
-    settings: list[str] | None = None,
-    *,
-    log: str | None = None,
-    listen: list[str] | None = None,
+    config: Path | None, settings: list[str] | None = None, *, log: str | None = None, listen: list[str] | None = None
 ) -> Configuration:
     """The configuration in force under these flags. Raises: InvalidRequest."""
-    flags: dict[str, object] = {}
-    for item in settings or ():
-        key, equals, value = item.partition("=")
-        if not equals:
-            raise InvalidRequest(f"--set needs KEY=VALUE, for example --set leader.silence_ms=3000, and got {item}")
-        flags[key.strip()] = value.strip()
+    flags: dict[str, object] = {**parse_pairs("--set", settings, "leader.silence_ms=3000")}
     if log is not None:
         flags["log.url"] = log
     if listen:
@@ -106,13 +73,35 @@ def configuration(
     return load_configuration(flags=flags, file=config)
 
 
+def parse_pairs(option: str, items: list[str] | None, example: str) -> dict[str, str]:
+    """The values of a repeatable option KEY=VALUE by key. Raises: InvalidRequest."""
+    found: dict[str, str] = {}
+    for item in items or ():
+        key, equals, value = item.partition("=")
+        if not equals:
+            raise InvalidRequest(f"{option} needs KEY=VALUE, for example {option} {example}, and got {item}")
+        found[key.strip()] = value.strip()
+    return found
+
+
+def timeout_option(help_text: str) -> object:
+    """The option --timeout, as an annotation."""
+    option = typer.Option("--timeout", min=0.001, max=86_400, metavar="SECONDS", help=help_text, show_default=False)
+    return Annotated[float | None, option]
+
+
+def items_max(limit: int) -> int:
+    """What ``islice`` takes for --limit, of which 0 means no limit."""
+    return min(limit or sys.maxsize, sys.maxsize)
+
+
 def log_url_of(url: str | None, config: Path | None) -> str:
-    """The log a command works on: the one named, else the configured one. Raises: InvalidRequest."""
+    """The URL of a command's log: the given one, else ``log.url``. Raises: InvalidRequest."""
     return configuration(config, log=url).settings.log.url
 
 
 def parse_position(option: str, text: str | None) -> LogPosition | None:
-    """A version, with or without its log's id, or None where the option was not given. Raises: InvalidRequest."""
+    """A version with or without its log's id; None if the option was not given. Raises: InvalidRequest."""
     if text is None:
         return None
     position = read_position(text)
@@ -124,7 +113,7 @@ def parse_position(option: str, text: str | None) -> LogPosition | None:
 
 
 def parse_bytes(text: str, encoding: Encoding) -> bytes:
-    """The bytes that a text on the command line stands for.
+    """The bytes of a text on the command line.
 
     >>> parse_bytes("6b6579", Encoding.HEX)
     b'key'

@@ -1,10 +1,8 @@
 """What commands print, and the codes they exit with.
 
-Results go to stdout, everything else to stderr, so that a pipe carries results only. Bytes are printed as text or as
-``0x...``; in JSON always as base64, as in the HTTP API. Exit codes are append-only: ``docs/reference/exit-codes.md``.
-
-An output that cannot be written raises ``Unavailable``, so that no command succeeds without its output. If the reader
-has left, ``BrokenPipeError`` is raised once, and later output is dropped.
+Results go to stdout, everything else to stderr. Bytes are printed as text or as ``0x...``; in JSON as base64, as in the
+HTTP API. Exit codes are append-only. An output that cannot be written raises ``Unavailable``, so that no command
+succeeds without it; if the reader has left, ``BrokenPipeError`` is raised once, and later output is dropped.
 """
 
 from __future__ import annotations
@@ -36,24 +34,10 @@ from holdfast.errors import (
 )
 
 __all__ = [
-    "Exit",
-    "Progress",
-    "answering",
-    "base64_text",
-    "exit_of",
-    "flush_output",
-    "output_errors",
-    "output_failed",
-    "print_error",
-    "print_fields",
-    "print_json",
-    "print_line",
-    "print_table",
-    "printable",
-    "progress",
-    "readable",
+    "Exit", "Progress", "answering", "base64_text", "exit_of", "flush_output", "output_errors", "output_failed",
+    "print_error", "print_fields", "print_json", "print_line", "print_table", "printable", "progress", "readable",
     "write_bytes",
-]
+]  # fmt: skip
 
 
 class Exit(IntEnum):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
 from holdfast.cli.options import ConfigOption, JsonOption, SetOption, configuration
 from holdfast.cli.output import print_json, print_line, print_table
-from holdfast.commit.reading.verify import requests_per_month
 from holdfast.errors import InvalidRequest
 from holdfast.settings import LogSettings
 
@@ -24,8 +24,7 @@ def serve(
     ] = None,
     init: Annotated[bool, typer.Option("--init", help="Begin a new log if there is none.")] = False,
     force_new: Annotated[
-        bool,
-        typer.Option("--force-new", help="With --init: even if another log left stores, a view or segments."),
+        bool, typer.Option("--force-new", help="With --init: even if another log left stores, a view or segments.")
     ] = False,
     take_over: Annotated[bool, typer.Option("--take-over", help="Claim the log even if its leader is alive.")] = False,
     standby: Annotated[
@@ -59,6 +58,8 @@ def scrub_cost(log: LogSettings) -> str:
     """The cost of reading the log again in the background."""
     if log.scrub_days is None:
         return "scrub: off, no requests; log.scrub_days turns it on"
+    from holdfast.commit.reading.verify import requests_per_month  # brings Arrow, which most commands do not need
+
     for_each, at_most = requests_per_month(log.scrub_days, log.scrub_bytes_per_second)
     return (
         f"scrub: {for_each:.2f} GET requests per object of the log and month "
@@ -73,10 +74,7 @@ def check_config(config: ConfigOption = None, settings: SetOption = None, as_jso
         print_json(
             {
                 "file": None if result.file is None else str(result.file),
-                "settings": [
-                    {"key": o.key, "value": o.value, "source": o.source, "why": o.why, "rule": o.rule}
-                    for o in result.origins
-                ],
+                "settings": [asdict(origin) for origin in result.origins],
                 "scrub": scrub_cost(result.settings.log),
                 "warnings": list(result.warnings),
             }

@@ -1,29 +1,31 @@
-"""The client of a command that asks a service: how long it waits, and what is said to people meanwhile.
+"""The service that a command asks: the options that name it, its clients, and how long they wait.
 
-Owns: ``--timeout``, the answer when nothing listens at all, and the line on stderr for whoever would otherwise look at
-a silent terminal. Does not own: when something is sent again (``holdfast.Client``).
+    nothing listens            tried for ``REFUSED_SECONDS``: the address is wrong, or the service was not started
+    no response for a second   one line on stderr: the address, the reason, and the longest wait
+    no leader, or overloaded   tried again as the client does, for a minute or for ``--timeout``
+    long work of the service   the one response is awaited for an hour or for ``--timeout``
 
-    nothing listens            tried for ``REFUSED_SECONDS``, then an error that says so: it is a wrong address or a
-                               service that was not started, and a minute would not change that
-    no answer for a second     one line on stderr: what is waited for, why, and for how long at most
-    nobody leads, or full      waited for as the client does, a minute unless ``--timeout`` says otherwise
-    a service at long work     its one answer is waited for, an hour unless ``--timeout`` says otherwise
-
-Failure model: as the client's; exit code 7 when the time is over. With an explicit ``--timeout`` a service that is only
-about to be started is waited for just as long.
+With ``--timeout`` a service that has not started yet is awaited for that time, too. Exit code 7 when the time is over.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass
+from inspect import Parameter, Signature, signature
+from typing import TYPE_CHECKING, Any, Final, get_type_hints
 
+import typer
+
+from holdfast.cli.options import JsonOption, TokenOption, UrlOption, timeout_option
+from holdfast.cli.output import print_fields, print_json, print_line, print_table, printable
 from holdfast.errors import Unavailable
 
 if TYPE_CHECKING:
@@ -31,185 +33,177 @@ if TYPE_CHECKING:
     from holdfast.client.protocol.endpoint import Endpoint
     from holdfast.client.stores import StoreClient
 
-__all__ = [
-    "STREAM_SECONDS",
-    "TIMEOUT_SECONDS",
-    "WaitNotice",
-    "asking",
-    "following",
-    "store_asking",
-    "store_following",
-    "store_working",
-]
+__all__ = ["LOCAL", "STREAM_SECONDS", "Service", "WaitNotice", "on_service", "one_line"]
 
+LOCAL: Final = "http://127.0.0.1:8080"
+TEXT_COLUMNS: Final = {"author", "name", "time", "type"}
+"""Columns of tables that are aligned to the left."""
+TIMEOUT_HELP: Final = "How long to try; 60 by default, 5 when nothing listens. The same again for an unknown outcome."
 TELL_AFTER_SECONDS: Final = 1.0
 REFUSED_SECONDS: Final = 5.0
 LOOK_EVERY_SECONDS: Final = 0.1
 TIMEOUT_SECONDS: Final = 60.0
 WORK_SECONDS: Final = 3600.0
 STREAM_SECONDS: Final = 300.0
-"""How long a stream that was heard is looked for again."""
+"""How long a broken stream is reconnected."""
 REQUEST_SECONDS_MAX: Final = 15.0
 NEW_SPELL_SECONDS: Final = 10.0
-"""Waits further apart than this have nothing to do with one another."""
+"""Waits that are further apart have different causes, so each is reported."""
 
 
-class WaitNotice:
-    """Says once in each spell of waiting what is waited for. Threads may share it: at worst it says so twice."""
+def on_service(
+    group: typer.Typer, name: str | None = None, *, timeout: str = TIMEOUT_HELP
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Add a command to a group: --url, --token, --timeout and --json become its parameter ``service``.
 
-    def __init__(
-        self, place: str, seconds_max: float, *, as_json: bool, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._place = place
-        self._seconds_max = seconds_max
-        self._as_json = as_json
-        self._clock = clock
-        self._since: float | None = None
-        self._last = 0.0
-        self._told = False
-        self._reason = "no answer yet"
+    ``timeout`` is the help of --timeout.
+    """
+    options: list[tuple[str, object, object]] = [
+        ("url", UrlOption, LOCAL),
+        ("token", TokenOption, None),
+        ("timeout", timeout_option(timeout), None),
+        ("as_json", JsonOption, False),
+    ]
 
-    def waits(self, reason: str) -> None:
-        """The next try comes after a pause."""
-        now = self._clock()
-        if self._since is not None and now - self._last > NEW_SPELL_SECONDS:
-            self.got_through()
-        if self._since is None:
-            self._since = now
-        self._last = now
-        self._reason = reason or self._reason
-        if now - self._since >= TELL_AFTER_SECONDS:
-            self.tell()
+    def add(command: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(command)
+        def run(*, url: str, token: str | None, timeout: float | None, as_json: bool, **given: Any) -> None:
+            command(Service(url, token, timeout, as_json), **given)
 
-    def got_through(self) -> None:
-        """What was waited for has come."""
-        self._since = None
-        self._told = False
+        types = get_type_hints(command, include_extras=True)
+        _, *own = signature(command).parameters.values()
+        parameters = [each.replace(annotation=types[each.name], kind=Parameter.KEYWORD_ONLY) for each in own]
+        parameters += [
+            Parameter(option, Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+            for option, kind, default in options
+        ]
+        run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]  # what typer reads
+        run.__annotations__ = {each.name: each.annotation for each in parameters}
+        group.command(name)(run)
+        return command
 
-    def tell(self) -> None:
-        """Write the line, unless it was written in this spell."""
-        if self._told:
+    return add
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """The service that a command asks, and how the command prints the results."""
+
+    url: str
+    token: str | None
+    timeout: float | None
+    as_json: bool
+
+    def seconds(self, default: float = TIMEOUT_SECONDS) -> float:
+        """``--timeout``, or the default of the command."""
+        return default if self.timeout is None else self.timeout
+
+    def notice(self, seconds: float = TIMEOUT_SECONDS) -> WaitNotice:
+        """A notice for a wait of ``--timeout``, or of at most ``seconds``."""
+        return WaitNotice(self.url, self.seconds(seconds), as_json=self.as_json)
+
+    def show(self, value: object, text: str) -> None:
+        """Print a result: its value as a line of JSON, or its text."""
+        print_json(value) if self.as_json else print_line(text)
+
+    def show_fields(self, fields: Mapping[str, object]) -> None:
+        """Print names and values: as a line of JSON, or in two columns with values on one line each."""
+        print_json(fields) if self.as_json else print_fields({name: one_line(value) for name, value in fields.items()})
+
+    def show_rows(self, rows: Sequence[Mapping[str, object]], columns: Sequence[str]) -> None:
+        """Print rows: each as a line of JSON, or some columns of all in a table."""
+        if self.as_json:
+            for row in rows:
+                print_json(row)
             return
-        self._told = True
-        facts = {"for": self._place, "reason": self._reason, "seconds_max": self._seconds_max}
-        text = f"holdfast: waiting for {self._place} ({self._reason}), for at most {self._seconds_max:g} s"
-        sys.stderr.write((json.dumps({"waiting": facts}) if self._as_json else text) + "\n")
-        sys.stderr.flush()
+        cells = [[one_line(row.get(column)) for column in columns] for row in rows]
+        print_table(columns, cells, right=frozenset(columns) - TEXT_COLUMNS)
 
+    @contextmanager
+    def client(self) -> Generator[Client]:
+        """The client of a command with one request. Raises: Unavailable when nothing listens."""
+        with _reporting(self.notice()) as notice, self.stream_client(notice) as client:
+            yield client
 
-@contextmanager
-def asking(url: str, token: str | None, timeout: float | None, *, as_json: bool) -> Generator[Client]:
-    """The client of a command with one question. Raises: Unavailable when nothing listens at ``url``."""
-    seconds = TIMEOUT_SECONDS if timeout is None else timeout
-    notice = WaitNotice(url, seconds, as_json=as_json)
-    telling = threading.Timer(TELL_AFTER_SECONDS, notice.tell)
-    telling.daemon = True
-    telling.start()
-    try:
-        yield from _client(url, token, timeout, seconds, notice)
-    finally:
-        telling.cancel()
+    @contextmanager
+    def stream_client(self, notice: WaitNotice) -> Generator[Client]:
+        """The client of a command that follows a stream, whose silence is not a wait. Raises: as ``client``."""
+        from holdfast.client import Client
+        from holdfast.client.protocol.effects import Wait, Woken
 
+        class ReportingClient(Client):
+            """A client that reports when it waits before a retry."""
 
-@contextmanager
-def following(url: str, token: str | None, timeout: float | None, notice: WaitNotice) -> Generator[Client]:
-    """The client of a command that follows a stream, whose silence is no waiting. Raises: as ``asking``."""
-    yield from _client(url, token, timeout, TIMEOUT_SECONDS if timeout is None else timeout, notice)
+            def sleep(self, wait: Wait) -> Woken:
+                """As the client does."""
+                notice.waits(wait.reason)
+                return super().sleep(wait)
 
+        options = self._options(self.seconds(), REQUEST_SECONDS_MAX)
+        with ReportingClient(self.url, token=self.token, options=options) as client:
+            self._wait_for_listener(notice)
+            yield client
 
-@contextmanager
-def store_asking(url: str, token: str | None, timeout: float | None, *, as_json: bool) -> Generator[StoreClient]:
-    """The message stores' client of a command with one question. Raises: as ``asking``."""
-    seconds = TIMEOUT_SECONDS if timeout is None else timeout
-    yield from _store_asking(url, token, timeout, seconds, REQUEST_SECONDS_MAX, as_json=as_json)
+    @contextmanager
+    def store_client(self) -> Generator[StoreClient]:
+        """The message stores' client of a command with short requests. Raises: as ``client``."""
+        with _reporting(self.notice()) as notice, self.store_stream_client(notice) as client:
+            yield client
 
+    @contextmanager
+    def store_work_client(self) -> Generator[StoreClient]:
+        """As ``store_client``, for a request whose response comes after long work."""
+        seconds = self.seconds(WORK_SECONDS)
+        with (
+            _reporting(self.notice(WORK_SECONDS)) as notice,
+            self._store_client(notice, seconds, seconds) as client,
+        ):
+            yield client
 
-@contextmanager
-def store_working(url: str, token: str | None, timeout: float | None, *, as_json: bool) -> Generator[StoreClient]:
-    """As ``store_asking``, for a question whose answer comes at the end of long work."""
-    seconds = WORK_SECONDS if timeout is None else timeout
-    yield from _store_asking(url, token, timeout, seconds, seconds, as_json=as_json)
+    @contextmanager
+    def store_stream_client(self, notice: WaitNotice) -> Generator[StoreClient]:
+        """The message stores' client of a command that subscribes. Raises: as ``client``."""
+        with self._store_client(notice, self.seconds(), REQUEST_SECONDS_MAX) as client:
+            yield client
 
+    @contextmanager
+    def _store_client(self, notice: WaitNotice, seconds: float, request_seconds: float) -> Generator[StoreClient]:
+        from holdfast.client.stores import StoreClient
 
-def _store_asking(
-    url: str, token: str | None, timeout: float | None, seconds: float, request_seconds: float, *, as_json: bool
-) -> Generator[StoreClient]:
-    notice = WaitNotice(url, seconds, as_json=as_json)
-    telling = threading.Timer(TELL_AFTER_SECONDS, notice.tell)
-    telling.daemon = True
-    telling.start()
-    try:
-        yield from _store_client(url, token, timeout, seconds, notice, request_seconds)
-    finally:
-        telling.cancel()
+        with StoreClient(self.url, token=self.token, options=self._options(seconds, request_seconds)) as client:
+            self._wait_for_listener(notice)
+            yield client
 
+    def _options(self, seconds: float, request_seconds: float) -> ClientOptions:
+        from holdfast.client import ClientOptions
 
-@contextmanager
-def store_following(url: str, token: str | None, timeout: float | None, notice: WaitNotice) -> Generator[StoreClient]:
-    """The message stores' client of a command that subscribes. Raises: as ``asking``."""
-    seconds = TIMEOUT_SECONDS if timeout is None else timeout
-    yield from _store_client(url, token, timeout, seconds, notice, REQUEST_SECONDS_MAX)
+        ms = seconds * 1000
+        return ClientOptions(
+            give_up_after_ms=ms,
+            resolve_within_ms=ms,
+            request_timeout_ms=min(ms, request_seconds * 1000),
+            stream_give_up_after_ms=STREAM_SECONDS * 1000 if self.timeout is None else ms,
+        )
 
+    def _wait_for_listener(self, notice: WaitNotice) -> None:
+        """Return as soon as the address accepts connections, or does not refuse them. Raises: Unavailable."""
+        from holdfast.client.protocol.endpoint import parse_endpoint
 
-def _store_client(
-    url: str, token: str | None, timeout: float | None, seconds: float, notice: WaitNotice, request_seconds: float
-) -> Generator[StoreClient]:
-    from holdfast.client.protocol.endpoint import parse_endpoint
-    from holdfast.client.stores import StoreClient
-
-    with StoreClient(url, token=token, options=_options(timeout, seconds, request_seconds)) as client:
-        _wait_for_listener(parse_endpoint(url), REFUSED_SECONDS if timeout is None else timeout, notice)
-        yield client
-
-
-def _options(timeout: float | None, seconds: float, request_seconds: float) -> ClientOptions:
-    from holdfast.client import ClientOptions
-
-    ms = seconds * 1000
-    return ClientOptions(
-        give_up_after_ms=ms,
-        resolve_within_ms=ms,
-        request_timeout_ms=min(ms, request_seconds * 1000),
-        stream_give_up_after_ms=STREAM_SECONDS * 1000 if timeout is None else ms,
-    )
-
-
-def _client(
-    url: str, token: str | None, timeout: float | None, seconds: float, notice: WaitNotice
-) -> Generator[Client]:
-    from holdfast.client import Client
-    from holdfast.client.protocol.effects import Wait, Woken
-    from holdfast.client.protocol.endpoint import parse_endpoint
-
-    class TellingClient(Client):
-        """A client that says when it waits before it tries again."""
-
-        def sleep(self, wait: Wait) -> Woken:
-            """As the client does."""
-            notice.waits(wait.reason)
-            return super().sleep(wait)
-
-    with TellingClient(url, token=token, options=_options(timeout, seconds, REQUEST_SECONDS_MAX)) as client:
-        _wait_for_listener(parse_endpoint(url), REFUSED_SECONDS if timeout is None else timeout, notice)
-        yield client
-
-
-def _wait_for_listener(endpoint: Endpoint, seconds_max: float, notice: WaitNotice) -> None:
-    """Return as soon as something accepts connections, or cannot be told to refuse them. Raises: Unavailable."""
-    end = time.monotonic() + seconds_max
-    while (refused := _refusal(endpoint, max(end - time.monotonic(), LOOK_EVERY_SECONDS))) is not None:
-        left = end - time.monotonic()
-        if left <= 0:
-            raise Unavailable(
-                f"nothing listens at {endpoint}: {refused}",
-                hint="start a service with `holdfast serve`, or name its address with --url (HOLDFAST_URL)",
-            )
-        notice.waits(refused)
-        time.sleep(min(LOOK_EVERY_SECONDS, left))
+        endpoint = parse_endpoint(self.url)
+        end = time.monotonic() + self.seconds(REFUSED_SECONDS)
+        while (refused := _refusal(endpoint, max(end - time.monotonic(), LOOK_EVERY_SECONDS))) is not None:
+            left = end - time.monotonic()
+            if left <= 0:
+                raise Unavailable(
+                    f"nothing listens at {endpoint}: {refused}",
+                    hint="start a service with `holdfast serve`, or name its address with --url (HOLDFAST_URL)",
+                )
+            notice.waits(refused)
+            time.sleep(min(LOOK_EVERY_SECONDS, left))
 
 
 def _refusal(endpoint: Endpoint, seconds_max: float) -> str | None:
-    """Why nobody can be there, None when somebody may be: all other trouble is the client's to tell."""
+    """Why nothing can listen there; None when something may. All other failures are left to the client."""
     try:
         if endpoint.unix_path is None:
             socket.create_connection((endpoint.host, endpoint.port), seconds_max).close()
@@ -222,3 +216,69 @@ def _refusal(endpoint: Endpoint, seconds_max: float) -> str | None:
     except OSError:
         return None
     return None
+
+
+class WaitNotice:
+    """Reports each spell of waiting once, on stderr. Threads may share it: at worst a spell is reported twice."""
+
+    def __init__(
+        self, place: str, seconds_max: float, *, as_json: bool, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._place = place
+        self._seconds_max = seconds_max
+        self._as_json = as_json
+        self._clock = clock
+        self._since: float | None = None
+        self._last = 0.0
+        self._reported = False
+        self._reason = "no answer yet"
+
+    def waits(self, reason: str) -> None:
+        """The next try comes after a pause."""
+        now = self._clock()
+        if self._since is not None and now - self._last > NEW_SPELL_SECONDS:
+            self.got_through()
+        if self._since is None:
+            self._since = now
+        self._last = now
+        self._reason = reason or self._reason
+        if now - self._since >= TELL_AFTER_SECONDS:
+            self.report()
+
+    def got_through(self) -> None:
+        """The service has responded."""
+        self._since = None
+        self._reported = False
+
+    def report(self) -> None:
+        """Write the line, unless it was written in this spell."""
+        if self._reported:
+            return
+        self._reported = True
+        facts = {"for": self._place, "reason": self._reason, "seconds_max": self._seconds_max}
+        text = f"holdfast: waiting for {self._place} ({self._reason}), for at most {self._seconds_max:g} s"
+        sys.stderr.write((json.dumps({"waiting": facts}) if self._as_json else text) + "\n")
+        sys.stderr.flush()
+
+
+def one_line(value: object) -> str:
+    """A value of a response as printable text; ``-`` for None, JSON for lists and maps.
+
+    >>> one_line(None), one_line("text"), one_line(["a", 1])
+    ('-', 'text', '["a", 1]')
+    """
+    if value is None:
+        return "-"
+    return printable(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+
+
+@contextmanager
+def _reporting(notice: WaitNotice) -> Generator[WaitNotice]:
+    """Report after a second that there is no response, also while one request is under way."""
+    timer = threading.Timer(TELL_AFTER_SECONDS, notice.report)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield notice
+    finally:
+        timer.cancel()

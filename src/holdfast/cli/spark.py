@@ -1,8 +1,7 @@
 """``holdfast spark``: jobs that make tables and files of a log, and jobs that commit requests in bulk.
 
-``holdfast.spark.commands`` runs them; only a command that needs it imports it. A job may be killed anywhere and
-started again with the same arguments: committed steps stay, and nothing is done twice. SIGINT and SIGTERM end a job
-after its current step. A closed output pipe ends nothing.
+``holdfast.spark.commands`` runs them. A job that was killed continues when it is started again with the same arguments.
+SIGINT and SIGTERM end a job after its current step. A closed output pipe does not end it.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 
 import typer
 
-from holdfast.cli.options import JsonOption
+from holdfast.cli.options import JsonOption, parse_pairs
 from holdfast.cli.output import Exit, answering, flush_output, print_fields, print_json, print_line, print_table
 from holdfast.errors import InvalidRequest
 
@@ -43,46 +42,62 @@ ConfOption: TypeAlias = Annotated[
 ]
 OnceOption: TypeAlias = Annotated[bool, typer.Option("--once", help="Stop at the head of the log (the default).")]
 EveryOption: TypeAlias = Annotated[
-    float | None, typer.Option("--every", metavar="SECONDS", help="Go on for ever, looking again so often.")
+    float | None,
+    typer.Option(
+        "--every", metavar="SECONDS", help="Continue until stopped, and look for new transactions at this interval."
+    ),
 ]
 UntilOption: TypeAlias = Annotated[
-    int | None, typer.Option("--until", min=0, metavar="VERSION", help="Go on until this version is in; then stop.")
+    int | None, typer.Option("--until", min=0, metavar="VERSION", help="Stop after this version.")
 ]
 AtOption: TypeAlias = Annotated[
-    int | None, typer.Option("--at", "--until", min=0, metavar="VERSION", help="Of this version; the head's if none.")
+    int | None,
+    typer.Option("--at", "--until", min=0, metavar="VERSION", help="The version to take; the newest by default."),
 ]
 StepOption: TypeAlias = Annotated[
-    int | None, typer.Option("--step-bytes", min=1, help="How much of the log a step reads; 512 MiB by default.")
+    int | None, typer.Option("--step-bytes", min=1, help="Bytes of the log that a step reads; 512 MiB by default.")
 ]
 BucketsOption: TypeAlias = Annotated[
-    int | None, typer.Option("--buckets", min=1, max=4096, help="Buckets of a new table; by the log's size by default.")
+    int | None,
+    typer.Option("--buckets", min=1, max=4096, help="Buckets of a new table; chosen by the log's size by default."),
 ]
 MinBytesOption: TypeAlias = Annotated[
-    int | None, typer.Option("--min-bytes", min=1, help="Leave less than this in the log; 64 MiB by default.")
+    int | None,
+    typer.Option(
+        "--min-bytes", min=1, help="Write a segment only of at least this much of the log; 64 MiB by default."
+    ),
 ]
 AfterOption: TypeAlias = Annotated[
     int | None, typer.Option("--after", min=0, help="Only transactions with a higher version.", metavar="VERSION")
 ]
 FromOption: TypeAlias = Annotated[str, typer.Option("--from", help="The requests: files that Spark reads, or a table.")]
 FormatOption: TypeAlias = Annotated[str, typer.Option("--format", help="parquet, json, csv or table.")]
-OrderOption: TypeAlias = Annotated[str, typer.Option("--order-by", metavar="COLUMN", help="What orders the requests.")]
-TextOption: TypeAlias = Annotated[str, typer.Option("--text", help="Strings as keys and values: utf8 or base64.")]
+OrderOption: TypeAlias = Annotated[
+    str, typer.Option("--order-by", metavar="COLUMN", help="The column that orders the requests.")
+]
+TextOption: TypeAlias = Annotated[
+    str, typer.Option("--text", help="The encoding of keys and values in text columns: utf8 or base64.")
+]
 SchemaOption: TypeAlias = Annotated[
-    str | None, typer.Option("--schema", metavar="DDL", help="Columns and types of the files, as in SQL.")
+    str | None, typer.Option("--schema", metavar="DDL", help="Columns and types of the files, in SQL syntax.")
 ]
 VerdictsOption: TypeAlias = Annotated[
     str, typer.Option("--to", help="Where the table of verdicts lives: file:, s3: or az:.")
 ]
 WindowOption: TypeAlias = Annotated[
-    int | None, typer.Option("--window", min=1, help="Requests that the conflict window holds; all by default.")
+    int | None, typer.Option("--window", min=1, help="Size of the conflict window in requests; all by default.")
 ]
-PartitionsOption: TypeAlias = Annotated[int, typer.Option("--partitions", min=1, help="Parts to sort and pack in.")]
+PartitionsOption: TypeAlias = Annotated[
+    int, typer.Option("--partitions", min=1, help="Partitions for sorting and packing.")
+]
 RangesOption: TypeAlias = Annotated[
-    int | None, typer.Option("--ranges", min=1, help="Judge in rounds over so many ranges of keys.")
+    int | None, typer.Option("--ranges", min=1, help="Decide in rounds over this many ranges of keys.")
 ]
-TakeOverOption: TypeAlias = Annotated[bool, typer.Option("--take-over", help="Do not ask a living leader first.")]
+TakeOverOption: TypeAlias = Annotated[
+    bool, typer.Option("--take-over", help="Depose a living leader without asking it to step down.")
+]
 TokenOption: TypeAlias = Annotated[
-    str | None, typer.Option("--token", envvar="HOLDFAST_TOKEN", help="Bearer token to ask a leader to step down with.")
+    str | None, typer.Option("--token", envvar="HOLDFAST_TOKEN", help="Bearer token for the request to step down.")
 ]
 
 
@@ -153,7 +168,7 @@ def doctor(
     to: Annotated[str | None, typer.Option("--to", help="Check that this output can be written.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Whether pipelines can run here, and what mends it if not. Exit code 1 when something is missing."""
+    """Check that pipelines can run here, and print what is missing. Exit code 1 if something is."""
     from holdfast.spark import commands as jobs
 
     made = jobs.doctor(log, to)
@@ -174,8 +189,10 @@ def resolve(
     order_by: OrderOption = "order",
     text: TextOption = "utf8",
     schema: SchemaOption = None,
-    log: Annotated[str | None, typer.Option("--log", help="Judge as the next leader of this log would.")] = None,
-    base: Annotated[int | None, typer.Option("--base", min=0, help="Judge as a leader with this base.")] = None,
+    log: Annotated[str | None, typer.Option("--log", help="Decide as the next leader of this log would.")] = None,
+    base: Annotated[
+        int | None, typer.Option("--base", min=0, help="Decide as a leader with this base version.")
+    ] = None,
     window: WindowOption = None,
     partitions: PartitionsOption = 8,
     ranges: RangesOption = None,
@@ -184,7 +201,7 @@ def resolve(
     conf: ConfOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """The verdict that a leader would give on each of many commit requests, as a table. Commits nothing."""
+    """Write a table of the verdicts that a leader would give on many commit requests. Commits nothing."""
     from holdfast.spark.commands import BulkCommand
 
     command = BulkCommand(
@@ -204,10 +221,10 @@ def load(
     text: TextOption = "utf8",
     schema: SchemaOption = None,
     name: Annotated[
-        str | None, typer.Option("--name", help="The load's name for good; its input's by default.")
+        str | None, typer.Option("--name", help="The permanent name of the load; its input by default.")
     ] = None,
     window: WindowOption = None,
-    wave: Annotated[int, typer.Option("--wave", min=1, max=1000, help="Objects written side by side.")] = 256,
+    wave: Annotated[int, typer.Option("--wave", min=1, max=1000, help="Objects written at the same time.")] = 256,
     partitions: PartitionsOption = 8,
     ranges: RangesOption = None,
     take_over: TakeOverOption = False,
@@ -217,7 +234,7 @@ def load(
     conf: ConfOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Commit many requests: decided and written by tasks, exactly once. A living leader is asked to step down."""
+    """Commit many requests in parallel, each exactly once. A living leader is asked to step down."""
     from holdfast.spark.commands import BulkCommand
 
     command = BulkCommand(
@@ -232,23 +249,28 @@ def ingest(
     requests: FromOption,
     log: LogOption,
     to: VerdictsOption,
-    name: Annotated[str, typer.Option("--name", help="The stream's name for good; it belongs to the checkpoint.")],
-    checkpoint: Annotated[str, typer.Option("--checkpoint", help="Where Spark keeps how far the stream has come.")],
+    name: Annotated[
+        str, typer.Option("--name", help="The permanent name of the stream; it belongs to the checkpoint.")
+    ],
+    checkpoint: Annotated[str, typer.Option("--checkpoint", help="Where Spark stores the progress of the stream.")],
     kind: FormatOption = "parquet",
     order_by: OrderOption = "order",
     text: TextOption = "utf8",
     schema: SchemaOption = None,
     every: Annotated[
-        float | None, typer.Option("--every", metavar="SECONDS", help="Go on for ever; by default until all is in.")
+        float | None,
+        typer.Option("--every", metavar="SECONDS", help="Continue until stopped; by default stop after all files."),
     ] = None,
-    files: Annotated[int | None, typer.Option("--files", min=1, help="At most so many files a micro-batch.")] = None,
+    files: Annotated[
+        int | None, typer.Option("--files", min=1, help="At most this many files in a micro-batch.")
+    ] = None,
     take_over: TakeOverOption = False,
     token: TokenOption = None,
     master: MasterOption = None,
     conf: ConfOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Commit requests as they come, file by file, exactly once."""
+    """Commit requests as files arrive, each exactly once."""
     from holdfast.spark.commands import BulkCommand
 
     command = BulkCommand(
@@ -271,13 +293,7 @@ def _source(path: str, kind: str, order_by: str, text: str, schema: str | None) 
 def _target(master: str | None, remote: str | None, conf: list[str] | None) -> SparkTarget:
     from holdfast.spark.commands import SparkTarget
 
-    settings: dict[str, str] = {}
-    for item in conf or ():
-        key, equals, value = item.partition("=")
-        if not equals:
-            raise InvalidRequest(f"--conf needs KEY=VALUE, for example --conf spark.executor.memory=8g, and got {item}")
-        settings[key.strip()] = value.strip()
-    return SparkTarget(master, remote, settings)
+    return SparkTarget(master, remote, parse_pairs("--conf", conf, "spark.executor.memory=8g"))
 
 
 def report_steps(*, as_json: bool) -> Report:

@@ -1,9 +1,6 @@
-"""``holdfast stores``: the message stores of a running service.
+"""``holdfast stores``: the group of commands for message stores, and those that define and show stores and durables.
 
-Owns: the group, and ``ls``, ``show``, ``define``, ``edit``, ``diff``, ``rm``, ``stats``: stores and durables as defined
-and as they are. Does not own: messages (``stores_messages``), the requests (``holdfast.StoreClient``).
-
-Failure model: as the client's. ``diff`` ends with exit code 1 where the definitions differ.
+``stores_messages`` and ``stores_files`` add the commands for messages and for the files on disk.
 """
 
 from __future__ import annotations
@@ -20,10 +17,8 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias, cast
 
 import typer
 
-from holdfast.cli.options import JsonOption, TimeoutOption, TokenOption, UrlOption
-from holdfast.cli.output import Exit, answering, print_fields, print_json, print_line, print_table, printable
-from holdfast.cli.service import store_asking
-from holdfast.cli.transactions import LOCAL
+from holdfast.cli.output import Exit, answering, print_json, print_line
+from holdfast.cli.service import Service, on_service, one_line
 from holdfast.documents import read_document
 from holdfast.errors import Code, Conflict, InvalidRequest, NotFound, PermissionDenied
 from holdfast.stores.definitions.cluster import definition_of
@@ -32,22 +27,13 @@ if TYPE_CHECKING:
     from holdfast.client.stores import StoreClient
 
 __all__ = [
-    "DeleteOption",
-    "PlaceArgument",
-    "PlacesArgument",
-    "YesOption",
-    "ask_first",
-    "commands",
-    "described",
-    "difference",
-    "parse_value",
-    "places_of",
-    "split_place",
-]
+    "DeleteOption", "PlaceArgument", "PlacesArgument", "YesOption", "ask_first", "commands", "described",
+    "difference", "parse_value", "places_of", "split_place",
+]  # fmt: skip
 
 commands = typer.Typer(
     no_args_is_help=True,
-    help="Message stores of a service: define them, publish, subscribe, look after them.",
+    help="Message stores of a service: define, publish, subscribe, maintain.",
     rich_markup_mode=None,
 )
 
@@ -56,54 +42,44 @@ PlaceArgument: TypeAlias = Annotated[
 ]
 PlacesArgument: TypeAlias = Annotated[
     list[str],
-    typer.Argument(metavar="STORE/DURABLE...", help="Durables: names, or patterns as 'orders/*'.", show_default=False),
+    typer.Argument(
+        metavar="STORE/DURABLE...", help="Durables: names, or patterns such as 'orders/*'.", show_default=False
+    ),
 ]
-DeleteOption: TypeAlias = Annotated[bool, typer.Option("--delete", help="Messages may be deleted by the change.")]
+DeleteOption: TypeAlias = Annotated[bool, typer.Option("--delete", help="Allow the change to delete messages.")]
 YesOption: TypeAlias = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 Fields: TypeAlias = dict[str, object]
 
 
-@commands.command("ls")
+@on_service(commands, "ls")
 def list_stores(
-    store: Annotated[str | None, typer.Argument(help="Its durables instead of all stores.", show_default=False)] = None,
-    url: UrlOption = LOCAL,
-    token: TokenOption = None,
-    timeout: TimeoutOption = None,
-    as_json: JsonOption = False,
+    service: Service,
+    store: Annotated[
+        str | None, typer.Argument(help="List the durables of this store instead.", show_default=False)
+    ] = None,
 ) -> None:
-    """List the stores, or the durables of one, with what they keep."""
-    with store_asking(url, token, timeout, as_json=as_json) as client:
+    """List the stores, or the durables of one store, with their counts."""
+    with service.store_client() as client:
         found = client.stores() if store is None else client.durables(store)
-    rows = _with_counts(found["stores" if store is None else "durables"])
-    if as_json:
-        for row in rows:
-            print_json(row)
-        return
     columns = ("name", "messages", "bytes") if store is None else ("name", "type", "backlog", "unacknowledged")
-    print_table(
-        columns,
-        [[_text(row.get(column)) for column in columns] for row in rows],
-        right=frozenset(columns) - {"name", "type"},
-    )
+    service.show_rows(_with_counts(found["stores" if store is None else "durables"]), columns)
 
 
-@commands.command()
+@on_service(commands)
 def show(
+    service: Service,
     place: Annotated[str, typer.Argument(metavar="STORE[/DURABLE]", help="What to show.", show_default=False)],
-    url: UrlOption = LOCAL,
-    token: TokenOption = None,
-    timeout: TimeoutOption = None,
-    as_json: JsonOption = False,
 ) -> None:
-    """Show a store or a durable: its parameters as they are in force, and what it counts."""
+    """Show a store or a durable: its parameters in force and its counts."""
     store, durable = split_optional(place)
-    with store_asking(url, token, timeout, as_json=as_json) as client:
+    with service.store_client() as client:
         found = client.describe_durable(store, durable) if durable else client.describe_store(store)
-    print_json(found) if as_json else print_fields({name: _text(value) for name, value in found.items()})
+    service.show_fields(found)
 
 
-@commands.command()
+@on_service(commands)
 def define(
+    service: Service,
     place: Annotated[
         str | None,
         typer.Argument(metavar="STORE[/DURABLE]", help="What to define; none with --file.", show_default=False),
@@ -119,32 +95,28 @@ def define(
     ] = False,
     file: Annotated[
         Path | None,
-        typer.Option("--file", help="Replace the whole definition by this JSON, TOML or YAML.", show_default=False),
+        typer.Option(
+            "--file", help="Replace the whole definition by this JSON, TOML or YAML file.", show_default=False
+        ),
     ] = None,
     delete: DeleteOption = False,
-    url: UrlOption = LOCAL,
-    token: TokenOption = None,
-    timeout: TimeoutOption = None,
-    as_json: JsonOption = False,
 ) -> None:
-    """Define a store, a durable or a template; or with --file everything, and what it does not name is deleted.
+    """Define a store, a durable or a template. With --file define everything; what the file does not name is deleted.
 
-    Parameters that are not given get their defaults, also where it was defined with others before; see edit. A change
-    that would delete messages is refused, unless --delete is given.
+    Parameters that are not given get their defaults, also those that were set before; edit keeps them. A change that
+    would delete messages needs --delete.
 
     For example: holdfast stores define orders/work type=shared max_delivery=5 dead_letter_store=dead
     """
     if (file is None) == (place is None):
         raise InvalidRequest("name a store, or give the whole definition with --file")
-    store, name = ("", "") if place is None else split_optional(place, "TEMPLATE" if template else "DURABLE")
-    if template and file is None and not name:
-        raise InvalidRequest("name a template as STORE/TEMPLATE, for example orders/jobs", place=place)
-    with store_asking(url, token, timeout, as_json=as_json) as client:
+    store, name = ("", "") if place is None else split_optional(place, template=template)
+    with service.store_client() as client:
         if file is not None:
             definition = read_definition(file)
             with hinted("; holdfast stores edit changes only what it names"):
                 answer = client.define(definition, delete=delete)
-            print_json(answer) if as_json else print_line(f"defined, revision {answer['revision']}")
+            service.show(answer, f"defined, revision {answer['revision']}")
             return
         assert place is not None, "checked above"
         values = dict(_parameter(text) for text in parameters or ())
@@ -155,172 +127,136 @@ def define(
                 answer = client.define_template(store, name, values, delete=delete)
             else:
                 answer = client.define_durable(store, name, values, delete=delete)
-    print_json(answer) if as_json else print_line(f"defined {place}")
+    service.show(answer, f"defined {place}")
 
 
-@commands.command()
+@on_service(commands)
 def edit(
+    service: Service,
     place: Annotated[str, typer.Argument(metavar="STORE[/DURABLE]", help="What to change.", show_default=False)],
     parameters: Annotated[
         list[str], typer.Argument(metavar="PARAMETER=VALUE...", help="For example prefetch=100.", show_default=False)
     ],
     template: Annotated[bool, typer.Option("--template", help="Change a template of the store.")] = False,
     delete: DeleteOption = False,
-    url: UrlOption = LOCAL,
-    token: TokenOption = None,
-    timeout: TimeoutOption = None,
-    as_json: JsonOption = False,
 ) -> None:
-    """Change the parameters that are named, and no other. A change that would delete messages needs --delete.
+    """Change only the named parameters. A change that would delete messages needs --delete.
 
     For example: holdfast stores edit orders/work prefetch=100
     """
-    _, name = split_optional(place, "TEMPLATE" if template else "DURABLE")
-    if template and not name:
-        raise InvalidRequest("name a template as STORE/TEMPLATE, for example orders/jobs", place=place)
-    with store_asking(url, token, timeout, as_json=as_json) as client, hinted():
+    split_optional(place, template=template)
+    with service.store_client() as client, hinted():
         answer = client.edit(place, dict(_parameter(text) for text in parameters), template=template, delete=delete)
-    print_json(answer) if as_json else print_line(f"changed {place}")
+    service.show(answer, f"changed {place}")
 
 
-@commands.command()
+@on_service(commands)
 def rm(
+    service: Service,
     places: Annotated[
         list[str],
-        typer.Argument(metavar="STORE[/DURABLE]...", help="What to delete: names, or patterns.", show_default=False),
+        typer.Argument(
+            metavar="STORE[/DURABLE]...", help="Stores or durables: names, or patterns.", show_default=False
+        ),
     ],
     yes: YesOption = False,
-    url: UrlOption = LOCAL,
-    token: TokenOption = None,
-    timeout: TimeoutOption = None,
-    as_json: JsonOption = False,
 ) -> None:
-    """Delete durables or stores, with everything that they keep."""
+    """Delete durables or stores with all their messages."""
     for place in places:
         split_optional(place)
-    with store_asking(url, token, timeout, as_json=as_json) as client:
+    with service.store_client() as client:
         chosen = places_of(client, places)
         described(client, chosen)
         ask_first("delete", chosen, yes=yes)
         for place in chosen:
             store, durable = split_optional(place)
             client.delete_durable(store, durable) if durable else client.delete_store(store)
-            print_json({"deleted": place}) if as_json else print_line(f"deleted {place}")
+            service.show({"deleted": place}, f"deleted {place}")
 
 
-@commands.command()
+@on_service(commands)
 def diff(
+    service: Service,
     file: Annotated[Path, typer.Argument(help="A whole definition as JSON, TOML or YAML.", show_default=False)],
-    url: UrlOption = LOCAL,
-    token: TokenOption = None,
-    timeout: TimeoutOption = None,
-    as_json: JsonOption = False,
 ) -> None:
-    """Show how the definition in force would change; exit code 1 where it would."""
-    with store_asking(url, token, timeout, as_json=as_json) as client:
+    """Show how a file would change the definition in force; exit code 1 if it would."""
+    with service.store_client() as client:
         in_force = cast("Fields", client.definition()["definition"])
         wanted = cast("Fields", client.check_definition(read_definition(file))["definition"])
     changes = difference(in_force, wanted)
     with answering():
         for path, before, after in changes:
-            if as_json:
+            if service.as_json:
                 print_json({"path": path, "in_force": before, "file": after})
             else:
-                print_line(f"{path}: {_text(before)} -> {_text(after)}")
+                print_line(f"{path}: {one_line(before)} -> {one_line(after)}")
     if changes:
         raise typer.Exit(Exit.NO)
 
 
-@commands.command()
+@on_service(commands)
 def stats(
-    store: Annotated[str | None, typer.Argument(help="Of this store only.", show_default=False)] = None,
-    url: UrlOption = LOCAL,
-    token: TokenOption = None,
-    timeout: TimeoutOption = None,
-    as_json: JsonOption = False,
+    service: Service, store: Annotated[str | None, typer.Argument(help="Only this store.", show_default=False)] = None
 ) -> None:
-    """Print what the cluster, or every durable of a store, counts."""
-    with store_asking(url, token, timeout, as_json=as_json) as client:
+    """Print the counts of the cluster, or of every durable of a store."""
+    with service.store_client() as client:
         found = client.cluster() if store is None else client.durables(store)
-    if as_json or store is None:
-        print_json(found) if as_json else print_fields({name: _text(value) for name, value in found.items()})
+    if service.as_json or store is None:
+        service.show_fields(found)
         return
     rows = _with_counts(found["durables"])
-    columns = ["name", *(cast("Fields", rows[0].get("counts", {})) if rows else ())]
-    print_table(columns, [[_text(row.get(column)) for column in columns] for row in rows], right=frozenset(columns[1:]))
+    service.show_rows(rows, ["name", *(cast("Fields", rows[0].get("counts", {})) if rows else ())])
 
 
-@commands.command()
-def status(
-    url: UrlOption = LOCAL,
-    token: TokenOption = None,
-    timeout: TimeoutOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Show the cluster: its services, its disk and what it counts."""
-    with store_asking(url, token, timeout, as_json=as_json) as client:
+@on_service(commands)
+def status(service: Service) -> None:
+    """Show the cluster: its services, its disk and its counts."""
+    with service.store_client() as client:
         found = client.cluster()
-    print_json(found) if as_json else print_fields({name: printable(str(value)) for name, value in found.items()})
+    fields = found if service.as_json else {name: str(value) for name, value in found.items()}
+    service.show_fields(fields)
 
 
-@commands.command()
+@on_service(commands)
 def history(
+    service: Service,
     revision: Annotated[
-        int | None, typer.Argument(help="Print this definition instead.", min=1, show_default=False)
+        int | None, typer.Argument(help="Print the definition of this revision.", min=1, show_default=False)
     ] = None,
-    url: UrlOption = LOCAL,
-    token: TokenOption = None,
-    timeout: TimeoutOption = None,
-    as_json: JsonOption = False,
 ) -> None:
-    """List the definitions that were in force, or print one of them."""
-    with store_asking(url, token, timeout, as_json=as_json) as client:
+    """List earlier definitions, or print one of them."""
+    with service.store_client() as client:
         found = client.history(revision)
     if revision is not None:
         print_json(found["definition"])
         return
     rows = cast("list[Fields]", found["history"])
-    if as_json:
+    if not service.as_json:
         for row in rows:
-            print_json(row)
-        return
-    print_table(
-        ("revision", "time", "author"),
-        [
-            [
-                str(row["revision"]),
-                datetime.fromtimestamp(cast("int", row["at_ms"]) / 1000, UTC).isoformat(timespec="seconds"),
-                printable(str(row["author"])) or "-",
-            ]
-            for row in rows
-        ],
-        right=frozenset({"revision"}),
-    )
+            row["time"] = datetime.fromtimestamp(cast("int", row["at_ms"]) / 1000, UTC).isoformat(timespec="seconds")
+            row["author"] = row["author"] or None
+    service.show_rows(rows, ("revision", "time", "author"))
 
 
-@commands.command()
+@on_service(commands)
 def rollback(
+    service: Service,
     revision: Annotated[int, typer.Argument(help="The definition to put in force again.", min=1, show_default=False)],
     delete: DeleteOption = False,
     yes: YesOption = False,
-    url: UrlOption = LOCAL,
-    token: TokenOption = None,
-    timeout: TimeoutOption = None,
-    as_json: JsonOption = False,
 ) -> None:
-    """Put an earlier definition in force again; it gets a new number."""
+    """Put an earlier definition in force again, under a new revision."""
     ask_first("roll back to revision", [str(revision)], yes=yes)
-    with store_asking(url, token, timeout, as_json=as_json) as client, hinted():
+    with service.store_client() as client, hinted():
         answer = client.rollback(revision, delete=delete)
-    print_json(answer) if as_json else print_line(f"defined, revision {answer['revision']}")
+    service.show(answer, f"defined, revision {answer['revision']}")
 
 
 # ---- definitions, names and values -----------------------------------------------------------------------------
 
 
 def read_definition(file: Path) -> Fields:
-    """A definition from a file, by the ending of its name (see ``read_document``), checked with the lines of what is
-    wrong before it is sent. Raises: InvalidRequest."""
+    """A definition from a file, checked before it is sent. Raises: InvalidRequest with the lines of the problems."""
     document = read_document(file)
     if not isinstance(document.value, dict):
         raise InvalidRequest(f"{file} is not a definition", hint='a map, for example {"stores": {"orders": {}}}')
@@ -329,9 +265,9 @@ def read_definition(file: Path) -> Fields:
 
 
 def places_of(client: StoreClient, places: Sequence[str], *, durables: bool = False) -> list[str]:
-    """The stores and durables that names and patterns name, each once. A pattern has ``*``, ``?`` or ``[...]``.
+    """The stores and durables that names and patterns (``*``, ``?``, ``[...]``) name, each once.
 
-    Raises: NotFound for a pattern that nothing matches, InvalidRequest for a name that is none.
+    Raises: NotFound for a pattern without a match, InvalidRequest for an invalid name.
     """
     found: dict[str, None] = {}
     for place in places:
@@ -356,7 +292,7 @@ def places_of(client: StoreClient, places: Sequence[str], *, durables: bool = Fa
 
 
 def described(client: StoreClient, places: Sequence[str]) -> dict[str, Fields]:
-    """What each of the stores and durables is, empty where the user may not look. Raises: NotFound."""
+    """The description of each store and durable, empty without the right to see it. Raises: NotFound."""
     found: dict[str, Fields] = {}
     for place in places:
         store, durable = split_optional(place)
@@ -368,7 +304,7 @@ def described(client: StoreClient, places: Sequence[str]) -> dict[str, Fields]:
 
 @contextlib.contextmanager
 def hinted(more: str = "") -> Generator[None]:
-    """Say which option allows what the service refuses to delete, and ``more``."""
+    """Add the option that allows a refused deletion to the error's hint, and ``more``."""
     try:
         yield
     except Conflict as error:
@@ -378,7 +314,7 @@ def hinted(more: str = "") -> Generator[None]:
 
 
 def ask_first(what: str, places: Sequence[str], *, yes: bool) -> None:
-    """Ask on a terminal whether to go on. Raises: InvalidRequest where nobody can be asked and ``yes`` is not given."""
+    """Ask on a terminal whether to continue. Raises: InvalidRequest without a terminal and without ``yes``."""
     if yes:
         return
     if not sys.stdin.isatty():
@@ -399,8 +335,8 @@ def split_place(place: str) -> tuple[str, str]:
     return store, durable
 
 
-def split_optional(place: str, what: str = "DURABLE") -> tuple[str, str]:
-    """A store, and a durable or "". Raises: InvalidRequest.
+def split_optional(place: str, *, template: bool = False) -> tuple[str, str]:
+    """A store, and a durable or ""; or a store and a template. Raises: InvalidRequest.
 
     >>> split_optional("orders"), split_optional("orders/work")
     (('orders', ''), ('orders', 'work'))
@@ -408,15 +344,16 @@ def split_optional(place: str, what: str = "DURABLE") -> tuple[str, str]:
     store, slash, name = place.partition("/")
     if not store or "/" in name or (slash and not name):
         raise InvalidRequest(
-            f"{place!r} is no place: name a store as STORE, or STORE/{what}",
+            f"{place!r} is no place: name a store as STORE, or STORE/{'TEMPLATE' if template else 'DURABLE'}",
             hint="a name has letters, digits and . _ - : @ ~, and no slash",
         )
+    if template and not name:
+        raise InvalidRequest("name a template as STORE/TEMPLATE, for example orders/jobs", place=place)
     return store, name
 
 
 def parse_value(text: str) -> object:
-    """A value on the command line: JSON where it is JSON, otherwise the text itself. Raises: InvalidRequest for a
-    number that is not finite (``NaN``, ``Infinity``, ``1e999``).
+    """A value on the command line: JSON if it is JSON, otherwise text. Raises: InvalidRequest for ``NaN`` or ``1e999``.
 
     >>> parse_value("5"), parse_value("100mb"), parse_value('{"kind": ["a", "b"]}')
     (5, '100mb', {'kind': ['a', 'b']})
@@ -445,7 +382,7 @@ def _parameter(text: str) -> tuple[str, object]:
 
 
 def difference(before: Mapping[str, object], after: Mapping[str, object]) -> list[tuple[str, object, object]]:
-    """What differs, as dotted paths with both values, None for what is not there; in order of paths.
+    """The differences as dotted paths in order, with both values; None for an absent one.
 
     >>> difference({"a": {"b": 1, "c": 2}}, {"a": {"b": 1}, "d": {}})
     [('a.c', 2, None), ('d', None, {})]
@@ -462,12 +399,6 @@ def difference(before: Mapping[str, object], after: Mapping[str, object]) -> lis
 
 
 def _with_counts(found: object) -> list[Fields]:
-    """Documents with what they count beside their parameters, for tables."""
+    """Documents with their counts among their parameters, for tables."""
     rows = cast("list[Fields]", found)
     return [{**row, **cast("Fields", row.get("counts", {}))} for row in rows]
-
-
-def _text(value: object) -> str:
-    if value is None:
-        return "-"
-    return printable(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))

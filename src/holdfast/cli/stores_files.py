@@ -1,70 +1,46 @@
-"""``holdfast stores backup``, ``compact``, ``repair``, ``restore``, ``verify``: the files behind message stores.
+"""``holdfast stores backup``, ``compact``, ``repair``, ``restore``, ``verify``: the files of message stores.
 
-Owns: their options and what they print. Does not own: the group (``stores``), copying and checking
-(``holdfast.stores.repair.backup``), repair (``holdfast.stores.repair.damage``). A command loads them when it runs.
-
-``backup`` and ``compact`` ask a running service, which goes on serving. The others work on directories and need no
-service, but ``holdfastdb[server]``.
-
-Failure model: damage ends ``verify`` and ``restore`` with exit code 6 and names the file or the message; ``repair``,
-too, unless it was told to let go of what is damaged.
+``backup`` and ``compact`` ask a running service. The others work on directories without a service and need
+``holdfastdb[server]``. Damage ends them with exit code 6 and is named, except where ``repair --lose`` drops it.
 """
 
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, TypeAlias
+from typing import Annotated, Final
 
 import typer
 
-from holdfast.cli.options import JsonOption, TokenOption, UrlOption
+from holdfast.cli.options import JsonOption
 from holdfast.cli.output import Exit, print_json, print_line
-from holdfast.cli.service import store_working
+from holdfast.cli.service import Service, on_service
 from holdfast.cli.stores import commands
-from holdfast.cli.transactions import LOCAL
 from holdfast.errors import AlreadyOpen, CorruptData, InvalidRequest, NotFound
 
 __all__ = ["backup", "commands", "compact", "repair", "restore", "verify"]
 
-WorkTimeoutOption: TypeAlias = Annotated[
-    float | None,
-    typer.Option(
-        "--timeout",
-        min=0.001,
-        max=86_400,
-        metavar="SECONDS",
-        help="How long to wait for the end of it, which comes all the same; an hour by default.",
-        show_default=False,
-    ),
-]
+WORK_TIMEOUT: Final = "How long to wait for the end of the work; an hour by default. The work ends all the same."
 
 
-@commands.command()
+@on_service(commands, timeout=WORK_TIMEOUT)
 def backup(
-    name: Annotated[str, typer.Argument(help="The backup's folder, below the service's own folder of backups.")],
-    url: UrlOption = LOCAL,
-    token: TokenOption = None,
-    timeout: WorkTimeoutOption = None,
-    as_json: JsonOption = False,
+    service: Service,
+    name: Annotated[str, typer.Argument(help="The folder of the backup, inside the service's folder of backups.")],
 ) -> None:
-    """Copy all stores as they are now, on the service's machine, while it serves."""
-    with store_working(url, token, timeout, as_json=as_json) as client:
+    """Copy all stores on the service's machine while it serves."""
+    with service.store_work_client() as client:
         answer = client.cluster_command("backup", {"name": name})
-    print_json(answer) if as_json else print_line(f"backed up to {answer['path']}")
+    service.show(answer, f"backed up to {answer['path']}")
 
 
-@commands.command()
-def compact(
-    url: UrlOption = LOCAL,
-    token: TokenOption = None,
-    timeout: WorkTimeoutOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Give back the space of messages that are no longer kept. The service does so by itself, too."""
-    with store_working(url, token, timeout, as_json=as_json) as client:
+@on_service(commands, timeout=WORK_TIMEOUT)
+def compact(service: Service) -> None:
+    """Free the space of messages that are no longer kept. The service also does this by itself."""
+    with service.store_work_client() as client:
         answer = client.cluster_command("compact")
-    if as_json:
+    if service.as_json:
         print_json(answer)
     else:
         print_line(f"{answer['allocated_before']} bytes before, {answer['allocated']} now, {answer['in_use']} in use")
@@ -73,10 +49,10 @@ def compact(
 @commands.command()
 def restore(
     source: Annotated[Path, typer.Argument(help="A backup.", show_default=False)],
-    directory: Annotated[Path, typer.Argument(help="Where the stores are to be: new or empty.", show_default=False)],
+    directory: Annotated[Path, typer.Argument(help="A new or empty directory for the stores.", show_default=False)],
     as_json: JsonOption = False,
 ) -> None:
-    """Put a backup into an empty directory, for a service to serve."""
+    """Make stores of a backup in an empty directory, for a service to serve."""
     from holdfast.queue.repair.files import system_errors
     from holdfast.stores.repair.backup import restore as put_back
 
@@ -95,7 +71,7 @@ def verify(
     ],
     as_json: JsonOption = False,
 ) -> None:
-    """Read stores or a backup from end to end, and change nothing."""
+    """Read and check stores or a backup completely, and change nothing."""
     from holdfast.queue.repair.files import system_errors
     from holdfast.stores.repair.backup import verify as check
     from holdfast.stores.storage.storage import MANIFEST_NAME
@@ -110,16 +86,7 @@ def verify(
         error.hint = "" if is_backup else "holdfast stores restore BACKUP NEW makes stores of a backup"
         raise
     if as_json:
-        print_json(
-            {
-                "stores": found.stores,
-                "frames": found.frames,
-                "messages": found.messages,
-                "bytes": found.bytes,
-                "index": found.index,
-                "damaged": found.damaged,
-            }
-        )
+        print_json(asdict(found))
     else:
         print_line(
             f"good: {found.stores} stores, {found.messages} messages, {found.frames} frames, {found.bytes} bytes"
@@ -134,11 +101,10 @@ def verify(
 def repair(
     directory: Annotated[Path, typer.Argument(help="Stores that no service has open.", show_default=False)],
     lose: Annotated[
-        bool, typer.Option("--lose", help="Let go of the messages that cannot be read; else they are only told.")
+        bool, typer.Option("--lose", help="Drop the messages that cannot be read; without it they are only reported.")
     ] = False,
     accept_recorded: Annotated[
-        bool,
-        typer.Option("--accept-recorded", help="Take the recorded results of commands whose replay gives other ones."),
+        bool, typer.Option("--accept-recorded", help="Accept the recorded results of commands whose replay differs.")
     ] = False,
     backup: Annotated[
         Path | None,
@@ -146,16 +112,16 @@ def repair(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Tell which messages cannot be read, or go on without them. Copy the directory before."""
+    """Report the messages that cannot be read, or drop them. Copy the directory first."""
     from holdfast.queue.repair.files import system_errors
-    from holdfast.stores.repair.damage import repair as let_go
+    from holdfast.stores.repair.damage import repair as drop_lost
     from holdfast.stores.repair.damage import survey
 
     _require_unused(directory)
     if accept_recorded:
         _accept_recorded(directory, backup or directory.with_name(f"{directory.name}.before-repair"), as_json=as_json)
     with system_errors(str(directory)):
-        losses = let_go(str(directory)) if lose else survey(str(directory))
+        losses = drop_lost(str(directory)) if lose else survey(str(directory))
     if as_json:
         print_json(
             {
@@ -195,9 +161,9 @@ def _accept_recorded(directory: Path, backup: Path, *, as_json: bool) -> None:
 
 
 def _require_unused(directory: Path) -> None:
-    """Raises: AlreadyOpen while a service writes here: what is read in pieces meanwhile looks like damage.
+    """Raises: AlreadyOpen while a service writes here, because half-written data looks like damage.
 
-    Takes no lock, which could turn a service away that starts now.
+    It takes no lock: a lock could refuse a service that starts now.
     """
     from holdfast.queue.repair.files import open_files, writer_pid
     from holdfast.stores.storage.log import LOG_NAME

@@ -1,10 +1,6 @@
-"""Messages from the command line: ``holdfast stores publish``, ``tail``, ``watch``, ``browse``, ``purge``,
-``redeliver``, ``rewind``.
+"""The commands of ``holdfast stores`` for messages and for the keys of maps.
 
-Owns: how messages are written and printed. Does not own: the group (``stores``), sending and receiving
-(``holdfast.StoreClient``).
-
-Failure model: as the client's. ``tail`` acknowledges what it has printed; what it did not is delivered again.
+``tail`` acknowledges a message after it was printed; a message that was not printed is delivered again.
 """
 
 from __future__ import annotations
@@ -15,22 +11,15 @@ import json
 import secrets
 import sys
 from collections import deque
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Annotated, Any, Final, cast
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, TypeVar, cast
 
 import typer
 
-from holdfast.cli.options import (
-    Encoding,
-    EncodingOption,
-    JsonOption,
-    TimeoutOption,
-    TokenOption,
-    UrlOption,
-    parse_bytes,
-)
+from holdfast.cli.options import Encoding, EncodingOption, items_max, parse_bytes
 from holdfast.cli.output import Exit, base64_text, flush_output, print_json, print_line, printable, readable
-from holdfast.cli.service import STREAM_SECONDS, TIMEOUT_SECONDS, WaitNotice, store_asking, store_following
+from holdfast.cli.service import STREAM_SECONDS, Service, on_service
 from holdfast.cli.stores import (
     PlaceArgument,
     PlacesArgument,
@@ -42,50 +31,48 @@ from holdfast.cli.stores import (
     places_of,
     split_place,
 )
-from holdfast.cli.transactions import LOCAL
-from holdfast.errors import (
-    Code,
-    HoldfastError,
-    InvalidRequest,
-    NotFound,
-    OutcomeUnknown,
-    PermissionDenied,
-    Unavailable,
-)
+from holdfast.errors import Code, HoldfastError, InvalidRequest, NotFound, OutcomeUnknown, PermissionDenied, Unavailable
 
 if TYPE_CHECKING:
-    from holdfast.client.stores import Delivery, KeyChange, Receipt, Sent, StoreClient, Subscriber, Watch
+    from holdfast.client.stores import Delivery, KeyChange, Receipt, Sent, StoreClient, Subscriber
     from holdfast.stores.values.messages import FieldValue
 
 __all__ = ["browse", "commands", "explain", "message_text", "publish", "purge", "redeliver", "rewind", "tail", "watch"]
 
 DELIVERY_SECONDS: Final = 0.5
+T = TypeVar("T")
+MatchOption: TypeAlias = Annotated[
+    str | None, typer.Option("--match", metavar="JSON", help='Only messages that match, for example \'{"kind": "a"}\'.')
+]
+WaitOption: TypeAlias = Annotated[
+    float | None,
+    typer.Option(
+        "--wait", min=0, max=86_400, metavar="SECONDS", help="Stop when nothing came for this time after connecting."
+    ),
+]
 
 
-@commands.command()
+@on_service(commands)
 def publish(
+    service: Service,
     store: Annotated[str, typer.Argument(help="The store.", show_default=False)],
     bodies: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="BODY...", help="Messages; lines of standard input when there is none."),
+        list[str] | None, typer.Argument(metavar="BODY...", help="Messages; without any, the lines of standard input.")
     ] = None,
     field: Annotated[
-        list[str] | None, typer.Option("--field", "-f", metavar="NAME=VALUE", help="A field of each; repeatable.")
+        list[str] | None,
+        typer.Option("--field", "-f", metavar="NAME=VALUE", help="A field of each message; repeatable."),
     ] = None,
-    key: Annotated[str | None, typer.Option("--key", help="The key of each.", show_default=False)] = None,
-    ttl_ms: Annotated[int, typer.Option("--ttl-ms", min=0, help="Expires after so long; 0 never.")] = 0,
+    key: Annotated[str | None, typer.Option("--key", help="The key of each message.", show_default=False)] = None,
+    ttl_ms: Annotated[int, typer.Option("--ttl-ms", min=0, help="How long it is kept; 0 means always.")] = 0,
     deliver_at_ms: Annotated[
         int, typer.Option("--deliver-at-ms", min=0, help="Not before this time (milliseconds since 1970).")
     ] = 0,
-    url: UrlOption = LOCAL,
-    token: TokenOption = None,
-    timeout: TimeoutOption = None,
     encoding: EncodingOption = Encoding.TEXT,
-    as_json: JsonOption = False,
 ) -> None:
     """Publish messages and wait until the store has them.
 
-    Ends with the first that the store does not take, and says how many it kept: what is behind them is not kept.
+    Stops at the first message that the store refuses, and reports how many it kept; later messages are not kept.
 
     For example: holdfast stores publish orders hello -f kind=a
     """
@@ -94,18 +81,16 @@ def publish(
     from holdfast.stores.values.messages import Message
 
     fields = dict(_field(text) for text in field or ())
-    # What all messages share is refused here, if it cannot be sent, and not by a thread of the publisher.
+    # Refuse bad fields here, not in a thread of the publisher.
     publish_request(store, "", [Message(b"", fields, key, 0, ttl_ms, deliver_at_ms)])
-    options = PublisherOptions(retry_duration=TIMEOUT_SECONDS if timeout is None else timeout)
+    options = PublisherOptions(retry_duration=service.seconds())
     kept = _Kept()
-    notice = WaitNotice(url, TIMEOUT_SECONDS if timeout is None else timeout, as_json=as_json)
+    notice = service.notice()
     try:
         with (
-            # While whoever writes to standard input thinks, nobody waits for the service.
-            store_asking(url, token, timeout, as_json=as_json)
-            if bodies
-            else store_following(url, token, timeout, notice) as client,
-            # Numbered by this command, it ends with the first failure: --timeout is waited once, not for each request.
+            # A person who types the messages does not wait for the service.
+            service.store_client() if bodies else service.store_stream_client(notice) as client,
+            # With numbers of its own the publisher ends at the first failure, so --timeout is waited once.
             client.publisher(
                 store, publisher_id=f"publish-{secrets.token_hex(16)}", next_seq=1, options=options
             ) as publisher,
@@ -114,15 +99,15 @@ def publish(
                 kept.sent(publisher.send(body, fields=fields, key=key, ttl_ms=ttl_ms, deliver_at_ms=deliver_at_ms))
             publisher.flush()
     except HoldfastError as error:
-        kept.settle()
+        kept.count()
         error.fields = {**error.fields, **kept.fields}
         raise
     except KeyboardInterrupt:
-        kept.settle()
-        told = json.dumps({"interrupted": kept.fields}) if as_json else f"holdfast: interrupted, kept {kept.messages}"
-        sys.stderr.write(told + "\n")
+        kept.count()
+        text = f"holdfast: interrupted, kept {kept.messages}"
+        sys.stderr.write((json.dumps({"interrupted": kept.fields}) if service.as_json else text) + "\n")
         raise
-    kept.settle()
+    kept.count()
     if not kept.messages:
         raise InvalidRequest(
             "nothing was published: there is no BODY, and standard input had no line",
@@ -130,7 +115,7 @@ def publish(
         )
     published = f"published {kept.messages}, numbers {kept.first_seq} to {kept.last_seq}"
     try:
-        if as_json:
+        if service.as_json:
             numbers = {"first_seq": kept.first_seq, "last_seq": kept.last_seq}
             print_json({"messages": kept.messages, **numbers, "unmatched": kept.unmatched})
         else:
@@ -139,175 +124,133 @@ def publish(
                 print_line(f"no durable wanted {kept.unmatched} of them: they are not kept")
         flush_output()
     except Unavailable as error:
-        # No code that says "it may work later": it has worked, and once more would be twice.
+        # The publish has succeeded, so not the exit code for "try again later".
         raise OutcomeUnknown(f"{published}, which could not be written: {error.statement()}") from error
 
 
-@commands.command()
+@on_service(commands)
 def tail(
+    service: Service,
     place: PlaceArgument,
     subscriber: Annotated[
         str | None, typer.Option("--subscriber", help="The subscriber's name.", show_default=False)
     ] = None,
     template: Annotated[
-        str | None, typer.Option("--template", help="Make the durable of this template.", show_default=False)
+        str | None, typer.Option("--template", help="Create the durable from this template.", show_default=False)
     ] = None,
     matcher: Annotated[
-        str | None, typer.Option("--matcher", metavar="JSON", help="What such a durable is for.", show_default=False)
-    ] = None,
-    key: Annotated[
-        str | None, typer.Option("--key", help="The key, of a last-value durable.", show_default=False)
-    ] = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=0, help="End after so many messages; 0 is never.")] = 0,
-    wait: Annotated[
-        float | None,
+        str | None,
         typer.Option(
-            "--wait", min=0, max=86_400, metavar="SECONDS", help="End when so long nothing came, once connected."
+            "--matcher", metavar="JSON", help="The matcher of a durable that a template creates.", show_default=False
         ),
     ] = None,
+    key: Annotated[
+        str | None, typer.Option("--key", help="The key of a last-value durable.", show_default=False)
+    ] = None,
+    limit: Annotated[
+        int, typer.Option("--limit", "-n", min=0, help="Stop after this many messages; 0 means no limit.")
+    ] = 0,
+    wait: WaitOption = None,
     acknowledge: Annotated[
-        bool, typer.Option("--ack/--no-ack", help="Acknowledge what was printed, or let it be delivered again.")
+        bool, typer.Option("--ack/--no-ack", help="Acknowledge printed messages, or leave them to be delivered again.")
     ] = True,
-    reject: Annotated[bool, typer.Option("--reject", help="Send what was printed to the dead letters.")] = False,
-    url: UrlOption = LOCAL,
-    token: TokenOption = None,
-    timeout: TimeoutOption = None,
-    as_json: JsonOption = False,
+    reject: Annotated[bool, typer.Option("--reject", help="Send printed messages to the dead letters.")] = False,
 ) -> None:
-    """Subscribe: print each message as it is delivered, and acknowledge it. A map is watched instead."""
+    """Subscribe: print each message as it is delivered, and acknowledge it. For a map use watch."""
     from holdfast.client.stores import SubscriberOptions
 
     store, durable = split_place(place)
-    wanted = None if matcher is None else parse_value(matcher)
-    if wanted is not None and not isinstance(wanted, dict):
-        raise InvalidRequest('--matcher is a JSON object, for example {"kind": "a"}')
-    notice = WaitNotice(url, STREAM_SECONDS if timeout is None else timeout, as_json=as_json)
-    options = SubscriberOptions(explicit_ack=True, retry_duration=STREAM_SECONDS if timeout is None else timeout)
+    wanted = _matcher("--matcher", matcher)
+    notice = service.notice(STREAM_SECONDS)
+    options = SubscriberOptions(explicit_ack=True, retry_duration=service.seconds(STREAM_SECONDS))
     with (
-        store_following(url, token, timeout, notice) as client,
+        service.store_stream_client(notice) as client,
         _subscriber_of_messages(
-            client,
-            store,
-            durable,
-            subscriber=subscriber,
-            template=template,
-            matcher=cast("dict[str, object] | None", wanted),
-            key=key,
-            options=options,
+            client, store, durable, subscriber=subscriber, template=template, matcher=wanted, key=key, options=options
         ) as messages,
     ):
-        printed = 0
-        while (message := _receive(messages, wait)) is not None:
-            print_json(message_fields(message)) if as_json else print_line(message_text(message))
+        for message in islice(_until_quiet(messages.receive, lambda: messages.is_attached, wait), items_max(limit)):
+            print_json(message_fields(message)) if service.as_json else print_line(message_text(message))
             flush_output()
             if reject:
                 messages.reject(message)
             elif acknowledge:
                 messages.acknowledge(message)
-            printed += 1
-            if limit and printed == limit:
-                return
 
 
-@commands.command()
+@on_service(commands)
 def watch(
+    service: Service,
     place: Annotated[str, typer.Argument(metavar="STORE/MAP", help="A map of a store.", show_default=False)],
-    key: Annotated[str | None, typer.Option("--key", help="This key alone.", show_default=False)] = None,
-    prefix: Annotated[str, typer.Option("--prefix", help="Keys that begin so.", show_default=False)] = "",
-    limit: Annotated[int, typer.Option("--limit", "-n", min=0, help="End after so many changes; 0 is never.")] = 0,
-    wait: Annotated[
-        float | None,
-        typer.Option(
-            "--wait", min=0, max=86_400, metavar="SECONDS", help="End when so long nothing came, once connected."
-        ),
-    ] = None,
-    url: UrlOption = LOCAL,
-    token: TokenOption = None,
-    timeout: TimeoutOption = None,
-    as_json: JsonOption = False,
+    key: Annotated[str | None, typer.Option("--key", help="Only this key.", show_default=False)] = None,
+    prefix: Annotated[str, typer.Option("--prefix", help="Only keys with this prefix.", show_default=False)] = "",
+    limit: Annotated[
+        int, typer.Option("--limit", "-n", min=0, help="Stop after this many changes; 0 means no limit.")
+    ] = 0,
+    wait: WaitOption = None,
 ) -> None:
-    """Print what is in a map, and then each change of it."""
+    """Print the keys of a map, and then each change."""
     from holdfast.client.stores import SubscriberOptions
 
     store, name = split_place(place)
-    notice = WaitNotice(url, STREAM_SECONDS if timeout is None else timeout, as_json=as_json)
-    options = SubscriberOptions(retry_duration=STREAM_SECONDS if timeout is None else timeout)
+    notice = service.notice(STREAM_SECONDS)
+    options = SubscriberOptions(retry_duration=service.seconds(STREAM_SECONDS))
     with (
-        store_following(url, token, timeout, notice) as client,
+        service.store_stream_client(notice) as client,
         client.map(store, name).watch(key=key, prefix=prefix, options=options) as changes,
     ):
-        printed = 0
-        while (change := _next_change(changes, wait)) is not None:
-            print_json(change_fields(change)) if as_json else print_line(change_text(change))
+        for change in islice(_until_quiet(changes.receive, lambda: changes.is_current, wait), items_max(limit)):
+            print_json(change_fields(change)) if service.as_json else print_line(change_text(change))
             flush_output()
-            printed += 1
-            if limit and printed == limit:
-                return
 
 
-@commands.command()
+@on_service(commands)
 def browse(
+    service: Service,
     place: PlaceArgument,
-    after: Annotated[int, typer.Option("--after", min=0, help="Begin behind this number.")] = 0,
-    match: Annotated[
-        str | None, typer.Option("--match", metavar="JSON", help='Only these, for example \'{"kind": "a"}\'.')
-    ] = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=0, help="At most so many; 0 is all.")] = 100,
-    parked: Annotated[bool, typer.Option("--parked", help="Only messages that were delivered too often.")] = False,
-    url: UrlOption = LOCAL,
-    token: TokenOption = None,
-    timeout: TimeoutOption = None,
-    as_json: JsonOption = False,
+    after: Annotated[int, typer.Option("--after", min=0, help="Start after this number.")] = 0,
+    match: MatchOption = None,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=0, help="At most this many; 0 means all.")] = 100,
+    parked: Annotated[
+        bool, typer.Option("--parked", help="Only messages that were delivered too often and are parked.")
+    ] = False,
 ) -> None:
-    """Print what a durable keeps, without consuming it."""
+    """Print the messages that a durable keeps, without consuming them."""
     store, durable = split_place(place)
-    wanted = None if match is None else parse_value(match)
-    if wanted is not None and not isinstance(wanted, dict):
-        raise InvalidRequest('--match is a JSON object, for example {"kind": "a"}')
-    with store_asking(url, token, timeout, as_json=as_json) as client:
-        matcher = cast("dict[str, object] | None", wanted)
-        found = client.browser(store, durable, match=matcher, after=after, parked=parked)
-        for message in _first(found, limit):
-            print_json(message_fields(message)) if as_json else print_line(message_text(message))
+    wanted = _matcher("--match", match)
+    with service.store_client() as client:
+        found = client.browser(store, durable, match=wanted, after=after, parked=parked)
+        for message in islice(found, items_max(limit)):
+            print_json(message_fields(message)) if service.as_json else print_line(message_text(message))
 
 
-@commands.command()
-def purge(
-    places: PlacesArgument,
-    yes: YesOption = False,
-    url: UrlOption = LOCAL,
-    token: TokenOption = None,
-    timeout: TimeoutOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Forget every message that durables keep."""
+@on_service(commands)
+def purge(service: Service, places: PlacesArgument, yes: YesOption = False) -> None:
+    """Delete every message that the durables keep."""
     for place in places:
         split_place(place)
-    with store_asking(url, token, timeout, as_json=as_json) as client:
+    with service.store_client() as client:
         chosen = places_of(client, places, durables=True)
         described(client, chosen)
         ask_first("purge", chosen, yes=yes)
         for place in chosen:
             gone = client.purge(*split_place(place))
-            if as_json:
+            if service.as_json:
                 print_json({"durable": place, "messages": gone.messages, "bytes": gone.bytes})
             else:
                 print_line(f"purged {gone.messages} messages, {gone.bytes} bytes of {place}")
 
 
-@commands.command()
+@on_service(commands)
 def explain(
+    service: Service,
     store: Annotated[str, typer.Argument(help="The store.", show_default=False)],
     seq: Annotated[int, typer.Argument(help="The message's number.", min=1, show_default=False)],
-    url: UrlOption = LOCAL,
-    token: TokenOption = None,
-    timeout: TimeoutOption = None,
-    as_json: JsonOption = False,
 ) -> None:
-    """Say what became of a message in every durable of its store."""
-    with store_asking(url, token, timeout, as_json=as_json) as client:
+    """Show the fate of a message in every durable of its store."""
+    with service.store_client() as client:
         found = client.explain(store, seq)
-    if as_json:
+    if service.as_json:
         print_json(found)
         return
     for durable in cast("list[dict[str, object]]", found["durables"]):
@@ -317,33 +260,24 @@ def explain(
         print_line(" ".join([f"{durable['name']}: {durable['fate']}", *facts]))
 
 
-@commands.command()
+@on_service(commands)
 def redeliver(
+    service: Service,
     place: PlaceArgument,
     messages: Annotated[
         list[str] | None, typer.Argument(metavar="SEQ...", help="Only these numbers, or ranges as 7-9.")
     ] = None,
-    match: Annotated[
-        str | None, typer.Option("--match", metavar="JSON", help='Only these, for example \'{"kind": "a"}\'.')
-    ] = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=0, help="At most so many; 0 is all.")] = 0,
-    url: UrlOption = LOCAL,
-    token: TokenOption = None,
-    timeout: TimeoutOption = None,
-    as_json: JsonOption = False,
+    match: MatchOption = None,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=0, help="At most this many; 0 means all.")] = 0,
 ) -> None:
-    """Deliver parked messages again; of a dead-letter store, send letters back to where they came from."""
+    """Deliver parked messages again, or send dead letters back to where they came from."""
     store, durable = split_place(place)
-    wanted = None if match is None else parse_value(match)
-    if wanted is not None and not isinstance(wanted, dict):
-        raise InvalidRequest('--match is a JSON object, for example {"kind": "a"}')
+    wanted = _matcher("--match", match)
     ranges = [_range(text) for text in messages or ()]
-    with store_asking(url, token, timeout, as_json=as_json) as client:
-        found = client.redeliver(
-            store, durable, ranges, match=cast("dict[str, object] | None", wanted), limit=limit or None
-        )
+    with service.store_client() as client:
+        found = client.redeliver(store, durable, ranges, match=wanted, limit=limit or None)
     reason = "" if found.messages or found.left else "no message that was asked for is parked or a dead letter"
-    if as_json:
+    if service.as_json:
         print_json({"redelivered": found.messages, "left": found.left, **({"reason": reason} if reason else {})})
         return
     print_line(f"redelivered {found.messages} messages")
@@ -361,28 +295,25 @@ def _range(text: str) -> tuple[int, int]:
     return int(first), int(last or first)
 
 
-@commands.command()
+@on_service(commands)
 def rewind(
+    service: Service,
     places: PlacesArgument,
     seq: Annotated[int | None, typer.Option("--seq", min=1, help="From this number on.", show_default=False)] = None,
     time_ms: Annotated[
         int | None,
         typer.Option("--time-ms", min=0, help="From this time on (milliseconds since 1970).", show_default=False),
     ] = None,
-    url: UrlOption = LOCAL,
-    token: TokenOption = None,
-    timeout: TimeoutOption = None,
-    as_json: JsonOption = False,
 ) -> None:
-    """Deliver again what is retained: everything, or from a number or a time on.
+    """Deliver retained messages again: all, or from a number or a time on.
 
-    Durables that retain nothing are named; then the exit code is 1.
+    Durables that retain nothing are listed, and the exit code is 1.
     """
     for place in places:
         split_place(place)
-    with store_asking(url, token, timeout, as_json=as_json) as client:
+    with service.store_client() as client:
         chosen = described(client, places_of(client, places, durables=True))
-        # Of a durable that the user may not look at the service decides.
+        # The user may not be allowed to describe a durable; then the service decides.
         without = [place for place, of in chosen.items() if of and not of.get("retention_time")]
         if len(without) == len(chosen):
             raise InvalidRequest(
@@ -391,10 +322,10 @@ def rewind(
         for place in [place for place in chosen if place not in without]:
             store, durable = split_place(place)
             client.rewind(store, durable, seq=seq, time_ms=time_ms)
-            print_json({"rewound": place}) if as_json else print_line(f"rewound {place}")
+            service.show({"rewound": place}, f"rewound {place}")
         for place in without:
             reason = "it has no retention_time"
-            if as_json:
+            if service.as_json:
                 print_json({"not_rewound": place, "reason": reason})
             else:
                 print_line(f"not rewound {place}: {reason}")
@@ -403,7 +334,7 @@ def rewind(
 
 
 class _Kept:
-    """How much of what was sent is confirmed, in the order in which it was sent; what is not yet is in the window."""
+    """Counts the messages that are confirmed, in the order in which they were sent."""
 
     def __init__(self) -> None:
         self.messages = 0
@@ -421,22 +352,22 @@ class _Kept:
 
     def sent(self, message: Sent) -> None:
         self._unconfirmed.append(message)
-        self.settle()
+        self.count()
 
-    def settle(self) -> None:
+    def count(self) -> None:
         waiting = self._unconfirmed
         while waiting and waiting[0].done and waiting[0].error is None:
-            settled = waiting.popleft()
-            self.last_seq = settled.seq
-            if settled.receipt is not None and settled.receipt is not self._receipt:
-                self._receipt = settled.receipt
-                self.unmatched += settled.receipt.unmatched
+            confirmed = waiting.popleft()
+            self.last_seq = confirmed.seq
+            if confirmed.receipt is not None and confirmed.receipt is not self._receipt:
+                self._receipt = confirmed.receipt
+                self.unmatched += confirmed.receipt.unmatched
             self.first_seq = self.first_seq or self.last_seq
             self.messages += 1
 
 
 def _subscriber_of_messages(client: StoreClient, store: str, durable: str, **arguments: Any) -> Subscriber:
-    """Raises: InvalidRequest for a map, whose subscribers are told of no message and would wait for ever."""
+    """Raises: InvalidRequest for a map: its subscribers get no messages and would wait without end."""
     with contextlib.suppress(NotFound, PermissionDenied):  # a durable yet to be made; or who may only consume
         if client.describe_durable(store, durable).get("type") == "map":
             raise InvalidRequest(
@@ -449,29 +380,27 @@ def _subscriber_of_messages(client: StoreClient, store: str, durable: str, **arg
     return client.subscriber(store, durable, **arguments)
 
 
-def _receive(messages: Subscriber, wait: float | None) -> Delivery | None:
-    """The next message; None when none came for ``wait`` seconds. The time before the first connection is not counted.
+def _until_quiet(
+    receive: Callable[[float | None], T | None], is_ready: Callable[[], bool], wait: float | None
+) -> Iterator[T]:
+    """Messages or changes, until none came for ``wait`` seconds after the stream was ready.
 
-    A service answers a new subscriber first and delivers to it next: that takes ``DELIVERY_SECONDS`` at most.
+    A service takes ``DELIVERY_SECONDS`` at most for the first delivery to a new subscriber.
     """
-    if wait is None:
-        return messages.receive()
     while True:
-        was_attached = messages.is_attached
-        message = messages.receive(max(wait, DELIVERY_SECONDS))
-        if message is not None or was_attached:
-            return message
+        was_ready = is_ready()
+        received = receive(None if wait is None else max(wait, DELIVERY_SECONDS))
+        if received is not None:
+            yield received
+        elif was_ready or wait is None:
+            return
 
 
-def _next_change(changes: Watch, wait: float | None) -> KeyChange | None:
-    """As ``_receive``: all that is in the map comes before the first pause that counts."""
-    if wait is None:
-        return changes.receive()
-    while True:
-        was_current = changes.is_current
-        change = changes.receive(max(wait, DELIVERY_SECONDS))
-        if change is not None or was_current:
-            return change
+def _matcher(option: str, text: str | None) -> dict[str, object] | None:
+    wanted = None if text is None else parse_value(text)
+    if wanted is not None and not isinstance(wanted, dict):
+        raise InvalidRequest(f'{option} is a JSON object, for example {{"kind": "a"}}')
+    return cast("dict[str, object] | None", wanted)
 
 
 def message_fields(message: Delivery) -> dict[str, object]:
@@ -489,7 +418,7 @@ def message_fields(message: Delivery) -> dict[str, object]:
 
 
 def message_text(message: Delivery) -> str:
-    """A message on one line: number, fields, body, and how often it was delivered where that is not once."""
+    """A message on one line: number, fields, body, and the delivery count if it is a redelivery."""
     parts = [str(message.seq)]
     if message.key is not None:
         parts.append(f"[{printable(message.key)}]")
@@ -509,7 +438,7 @@ def change_fields(change: KeyChange) -> dict[str, object]:
 
 
 def change_text(change: KeyChange) -> str:
-    """A change on one line: revision, key, and the value or how it went."""
+    """A change on one line: revision, key, and the value or the cause of its removal."""
     said = f"({change.cause})" if change.value is None else readable(change.value)
     return f"{change.revision}  [{printable(change.key)}]  {said}"
 
@@ -529,13 +458,6 @@ def _bodies(bodies: Iterable[str] | None, encoding: Encoding) -> Iterator[bytes]
         for line in sys.stdin.buffer:
             text = line.rstrip(b"\n")
             yield text if encoding is Encoding.TEXT else parse_bytes(text.decode("ascii", "replace"), encoding)
-
-
-def _first(messages: Iterable[Delivery], limit: int) -> Iterator[Delivery]:
-    for count, message in enumerate(messages, 1):
-        yield message
-        if limit and count == limit:
-            return
 
 
 # ---- maps -----------------------------------------------------------------------------------------------------------
@@ -565,102 +487,78 @@ def _no_such_key(place: str, key: str) -> NotFound:
     return NotFound("there is no such key", code=Code.NO_SUCH_KEY, map=place, key=key)
 
 
-@maps.command("get")
-def get_key(
-    place: PlaceArgument,
-    key: KeyArgument,
-    url: UrlOption = LOCAL,
-    token: TokenOption = None,
-    timeout: TimeoutOption = None,
-    encoding: EncodingOption = Encoding.TEXT,
-    as_json: JsonOption = False,
-) -> None:
+@on_service(maps, "get")
+def get_key(service: Service, place: PlaceArgument, key: KeyArgument, encoding: EncodingOption = Encoding.TEXT) -> None:
     """Print the value of a key; exit code 1 if there is none."""
     store, name = split_place(place)
-    with store_asking(url, token, timeout, as_json=as_json) as client:
+    with service.store_client() as client:
         entry = client.map(store, name).get(key)
     if entry is None:
         raise _no_such_key(place, key)
     value = _text_of(entry.value, encoding)
-    print_json({"key": key, "value": value, "revision": entry.revision}) if as_json else print_line(value)
+    service.show({"key": key, "value": value, "revision": entry.revision}, value)
 
 
-@maps.command("set")
+@on_service(maps, "set")
 def set_key(
+    service: Service,
     place: PlaceArgument,
     key: KeyArgument,
     value: Annotated[str, typer.Argument(help="The value.", show_default=False)],
     if_revision: RevisionOption = None,
     fence: FenceOption = 0,
-    url: UrlOption = LOCAL,
-    token: TokenOption = None,
-    timeout: TimeoutOption = None,
     encoding: EncodingOption = Encoding.TEXT,
-    as_json: JsonOption = False,
 ) -> None:
     """Set a key, and print its revision."""
     store, name = split_place(place)
     data = parse_bytes(value, encoding)
-    with store_asking(url, token, timeout, as_json=as_json) as client:
+    with service.store_client() as client:
         revision = client.map(store, name).set(key, data, if_revision=if_revision, fence=fence)
-    print_json({"key": key, "revision": revision}) if as_json else print_line(f"set {key}, revision {revision}")
+    service.show({"key": key, "revision": revision}, f"set {key}, revision {revision}")
 
 
-@maps.command("rm")
+@on_service(maps, "rm")
 def rm_key(
-    place: PlaceArgument,
-    key: KeyArgument,
-    if_revision: RevisionOption = None,
-    fence: FenceOption = 0,
-    url: UrlOption = LOCAL,
-    token: TokenOption = None,
-    timeout: TimeoutOption = None,
-    as_json: JsonOption = False,
+    service: Service, place: PlaceArgument, key: KeyArgument, if_revision: RevisionOption = None, fence: FenceOption = 0
 ) -> None:
     """Remove a key; exit code 1 if there is none."""
     store, name = split_place(place)
-    with store_asking(url, token, timeout, as_json=as_json) as client:
+    with service.store_client() as client:
         was_there = client.map(store, name).remove(key, if_revision=if_revision, fence=fence)
     if not was_there:
         raise _no_such_key(place, key)
-    print_json({"removed": key}) if as_json else print_line(f"removed {key}")
+    service.show({"removed": key}, f"removed {key}")
 
 
-@maps.command("lock")
+@on_service(maps, "lock")
 def lock_key(
+    service: Service,
     place: PlaceArgument,
     key: Annotated[str, typer.Argument(metavar="[KEY]", help="A key; the whole map by default.")] = "",
     owner: Annotated[str, typer.Option("--owner", help="The owner of the lock.", show_default=False)] = "command-line",
     ttl_ms: Annotated[int, typer.Option("--ttl-ms", min=1, help="How long the lock is held.")] = 30_000,
     steal: Annotated[bool, typer.Option("--steal", help="Take the lock from its owner.")] = False,
-    url: UrlOption = LOCAL,
-    token: TokenOption = None,
-    timeout: TimeoutOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Take the lock of a key, and print its fence: writes with --fence are refused after the lock is lost."""
     store, name = split_place(place)
-    with store_asking(url, token, timeout, as_json=as_json) as client:
+    with service.store_client() as client:
         held = client.map(store, name).lock(key, owner=owner, ttl_ms=ttl_ms, steal=steal)
     facts = {"key": held.key, "owner": held.owner, "fence": held.fence, "until_ms": held.until_ms}
-    print_json(facts) if as_json else print_line(f"locked until {held.until_ms}, fence {held.fence}")
+    service.show(facts, f"locked until {held.until_ms}, fence {held.fence}")
 
 
-@maps.command("unlock")
+@on_service(maps, "unlock")
 def unlock_key(
+    service: Service,
     place: PlaceArgument,
     fence: Annotated[int, typer.Argument(help="The fence that lock printed.", min=1, show_default=False)],
     key: Annotated[str, typer.Argument(metavar="[KEY]", help="A key; the whole map by default.")] = "",
     owner: Annotated[str, typer.Option("--owner", help="The owner of the lock.", show_default=False)] = "command-line",
-    url: UrlOption = LOCAL,
-    token: TokenOption = None,
-    timeout: TimeoutOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Release a lock."""
     from holdfast.client.stores import Lock
 
     store, name = split_place(place)
-    with store_asking(url, token, timeout, as_json=as_json) as client:
+    with service.store_client() as client:
         client.map(store, name).unlock(Lock(key, owner, fence, 0))
-    print_json({"unlocked": key}) if as_json else print_line("unlocked")
+    service.show({"unlocked": key}, "unlocked")

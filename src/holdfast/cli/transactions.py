@@ -1,8 +1,6 @@
 """``holdfast commit``, ``get``, ``status``, ``version``, ``subscribe``, ``bench``: commands of a running service.
 
-This module defines how transactions are written and printed; ``holdfast.Client`` sends them. A commit that is not
-committed ends with exit code 1; an unknown outcome with 8 and the command that resolves it; a gap in the change stream
-with 6 and the versions.
+``holdfast.Client`` sends them. Exit code 1: not committed; 8: unknown outcome; 6: a gap in the change stream.
 """
 
 from __future__ import annotations
@@ -22,7 +20,6 @@ from holdfast.cli.options import (
     Encoding,
     EncodingOption,
     JsonOption,
-    TimeoutOption,
     TokenOption,
     UrlOption,
     parse_bytes,
@@ -40,7 +37,7 @@ from holdfast.cli.output import (
     readable,
     write_bytes,
 )
-from holdfast.cli.service import STREAM_SECONDS, WaitNotice, asking, following
+from holdfast.cli.service import LOCAL, STREAM_SECONDS, Service
 from holdfast.errors import Code, Conflict, HoldfastError, InvalidRequest, OutcomeUnknown, Unavailable
 from holdfast.values import LogPosition, is_log_id
 from holdfast.values import parse_position as read_position
@@ -49,24 +46,13 @@ if TYPE_CHECKING:
     from holdfast.client.protocol.events import Event
     from holdfast.commit.format.transaction import Operation, Precondition, Transaction
 
-__all__ = [
-    "LOCAL",
-    "bench",
-    "commit",
-    "get",
-    "operation_fields",
-    "operation_text",
-    "short",
-    "status",
-    "subscribe",
-    "version",
-]
+__all__ = ["bench", "commit", "get", "operation_fields", "operation_text", "short", "status", "subscribe", "version"]
 
 CHARACTERS_MAX: Final = 60
-LOCAL: Final = "http://127.0.0.1:8080"
 
 
 def commit(
+    service: Service,
     operations: Annotated[
         list[str] | None,
         typer.Argument(
@@ -93,11 +79,7 @@ def commit(
         str | None, typer.Option("--request-id", help="Identifies the attempt; 20 to 255 characters.")
     ] = None,
     file: Annotated[Path | None, typer.Option("--file", help="A request as JSON, as POST /v1/commit takes it.")] = None,
-    url: UrlOption = LOCAL,
-    token: TokenOption = None,
-    timeout: TimeoutOption = None,
     encoding: EncodingOption = Encoding.TEXT,
-    as_json: JsonOption = False,
 ) -> None:
     """Commit one transaction, and wait until it is durable.
 
@@ -121,7 +103,7 @@ def commit(
         request_id = request.request_id if request_id is None else request_id
     leader_id = request.leader_id if request is not None else None
     log_id = _one_log(log_ids)
-    with asking(url, token, timeout, as_json=as_json) as client:
+    with service.client() as client:
         try:
             receipt = client.commit(
                 wanted,
@@ -132,15 +114,17 @@ def commit(
                 log_id=log_id,
             )
         except Conflict as conflict:
+            reason, fields = conflict.code.value, conflict.fields
+            text = f"not committed: {reason}, read again from version {fields.get('version')}"
             with answering():
-                _print_conflict(conflict, as_json=as_json)
+                service.show({"status": "not_committed", "reason": reason} | dict(fields), text)
             raise typer.Exit(Exit.NO) from None
         except OutcomeUnknown as unknown:
             if not unknown.hint:
                 unknown.hint = "ask: holdfast status REQUEST_ID --min-version READ_VERSION"
             raise
     try:
-        if as_json:
+        if service.as_json:
             print_json({"status": "committed", "version": receipt.version, "leader_id": receipt.leader_id})
         else:
             print_line(f"committed {receipt.version}")
@@ -153,6 +137,7 @@ def commit(
 
 
 def get(
+    service: Service,
     key: Annotated[
         str | None, typer.Argument(help="The key; with --end the beginning of a range.", show_default=False)
     ] = None,
@@ -172,11 +157,7 @@ def get(
         str | None,
         typer.Option("--at", metavar="VERSION[@LOGID]", help="Wait until the view has reached this version."),
     ] = None,
-    url: UrlOption = LOCAL,
-    token: TokenOption = None,
-    timeout: TimeoutOption = None,
     encoding: EncodingOption = Encoding.TEXT,
-    as_json: JsonOption = False,
 ) -> None:
     """Print the value of a key, or the keys and values of a range, from the service's view.
 
@@ -191,40 +172,37 @@ def get(
         raise InvalidRequest("--prefix and --end exclude each other")
     begin = parse_bytes(first, encoding)
     reached = parse_position("--at", at)
-    with asking(url, token, timeout, as_json=as_json) as client:
+    with service.client() as client:
         if end is not None or prefix is not None:
             bound = prefix_end(begin) if end is None else parse_bytes(end, encoding) or None
             found = client.range(begin, bound, limit=limit, at=reached)
             for item in found.items:
                 fields = {"key": base64_text(item.key), "value": base64_text(item.value), "version": item.version}
-                if as_json:
+                if service.as_json:
                     print_json(fields)
                 else:
                     print_line(f"{readable(item.key)} = {readable(item.value)}  @{item.version}")
             if found.more:
-                _report_more(found.items[-1].key, bound, as_json=as_json)
+                _report_more(found.items[-1].key, bound, as_json=service.as_json)
             return
         one = client.get(begin, reached)
     if one is None:
         with answering():
-            if as_json:
+            if service.as_json:
                 print_json(None)
         raise typer.Exit(Exit.NO)
-    if as_json:
+    if service.as_json:
         print_json({"key": base64_text(one.key), "value": base64_text(one.value), "version": one.version})
     else:
         write_bytes(one.value)
 
 
 def status(
+    service: Service,
     request_id: Annotated[str, typer.Argument(help="The attempt's request id.")],
     min_version: Annotated[
         str, typer.Option("--min-version", metavar="VERSION[@LOGID]", help="The attempt's read version.")
     ],
-    url: UrlOption = LOCAL,
-    token: TokenOption = None,
-    timeout: TimeoutOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Ask for the final outcome of an attempt. This closes it: if it has not committed, it never will.
 
@@ -232,10 +210,10 @@ def status(
     """
     asked = parse_position("--min-version", min_version)
     assert asked is not None, "the option is required"
-    with asking(url, token, timeout, as_json=as_json) as client:
+    with service.client() as client:
         outcome = client.status(request_id, asked)
     with answering():
-        if as_json:
+        if service.as_json:
             print_json({"status": outcome.status} | ({} if outcome.version is None else {"version": outcome.version}))
         else:
             print_line(outcome.status if outcome.version is None else f"{outcome.status} {outcome.version}")
@@ -244,21 +222,18 @@ def status(
 
 
 def version(
+    service: Service,
     local: Annotated[
         bool, typer.Option("--local", help="Do not prove that no other leader has newer commits.")
     ] = False,
     position: Annotated[
         bool, typer.Option("--position", help="Print VERSION@LOGID, which every option for a version takes.")
     ] = False,
-    url: UrlOption = LOCAL,
-    token: TokenOption = None,
-    timeout: TimeoutOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Print a version at least as new as every commit acknowledged before this request."""
-    with asking(url, token, timeout, as_json=as_json) as client:
+    with service.client() as client:
         newest = client.version(local=local)
-    if as_json:
+    if service.as_json:
         print_json({"version": newest.version, "leader_id": newest.leader_id, "log_id": newest.log_id})
     else:
         print_line(str(newest.position if position else newest.version))
@@ -339,14 +314,6 @@ def _one_log(log_ids: Iterable[str | None]) -> str | None:
     return named[0] if named else None
 
 
-def _print_conflict(conflict: Conflict, *, as_json: bool) -> None:
-    fields = conflict.fields
-    if as_json:
-        print_json({"status": "not_committed", "reason": conflict.code.value} | dict(fields))
-        return
-    print_line(f"not committed: {conflict.code.value}, read again from version {fields.get('version')}")
-
-
 # ---- operations -----------------------------------------------------------------------------------------------------
 
 
@@ -391,6 +358,7 @@ def operation_text(operation: Operation) -> str:
 
 
 def subscribe(
+    service: Service,
     after: Annotated[
         str | None,
         typer.Option(
@@ -407,25 +375,21 @@ def subscribe(
     limit: Annotated[
         int, typer.Option("--limit", "-n", min=0, help="Stop after this many transactions; 0 means no limit.")
     ] = 0,
-    url: UrlOption = LOCAL,
-    token: TokenOption = None,
-    timeout: TimeoutOption = None,
     encoding: EncodingOption = Encoding.TEXT,
-    as_json: JsonOption = False,
 ) -> None:
     """Follow the log: every committed transaction in order, without a gap, across reconnects and changes of leader."""
     from holdfast.client import TransactionEvent
 
     printed = 0
     begin = parse_position("--after", after)
-    notice = WaitNotice(url, STREAM_SECONDS if timeout is None else timeout, as_json=as_json)
+    notice = service.notice(STREAM_SECONDS)
     keys = None if prefix is None else parse_bytes(prefix, encoding)
-    with following(url, token, timeout, notice) as client:
+    with service.stream_client(notice) as client:
         start = client.version().position if begin is None else begin
         with client.subscribe(start, durable=not speculative, prefix=keys, checkpoints=checkpoints) as events:
             for event in events:
                 notice.got_through()
-                print_json(event_fields(event)) if as_json else print_line(event_text(event))
+                print_json(event_fields(event)) if service.as_json else print_line(event_text(event))
                 flush_output()
                 printed += isinstance(event, TransactionEvent)
                 if limit and printed == limit:
@@ -450,21 +414,12 @@ def event_fields(event: Event) -> dict[str, object]:
                 "operations": [operation_fields(operation) for operation in event.operations],
             }
         case Checkpoint():
-            return {
-                "event": "checkpoint",
-                "committed_version": event.committed_version,
-                "leader_id": event.leader_id,
-                "log_id": event.log_id,
-            }
+            fields: dict[str, object] = {"event": "checkpoint", "committed_version": event.committed_version}
         case RolledBack():
-            return {
-                "event": "leader_change",
-                "roll_back_to": event.to,
-                "leader_id": event.leader_id,
-                "log_id": event.log_id,
-            }
+            fields = {"event": "leader_change", "roll_back_to": event.to}
         case _:
             assert_never(event)
+    return fields | {"leader_id": event.leader_id, "log_id": event.log_id}
 
 
 def event_text(event: Event) -> str:
@@ -501,7 +456,7 @@ def bench(
     """
     import asyncio
 
-    with asking(url, token, None, as_json=as_json) as client:
+    with Service(url, token, None, as_json).client() as client:
         newest = client.version().version
     result = asyncio.run(_run_bench(url, token, connections, seconds, value_bytes, newest, shown=not as_json))
     if as_json:

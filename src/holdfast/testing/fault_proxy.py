@@ -1,9 +1,7 @@
 """A fault-injecting HTTP/1.1 proxy in front of an object store.
 
-Owns: deciding per request what goes wrong, doing it on real sockets, and a record of what was done. Does not own: the
-server behind it, running as its own process and being steered from outside (``fault_proxy_process``).
-
-Failure model: the proxy is the failure. What a client sees of each fault, and what the server saw:
+It decides for each request what fails, does it on real sockets, and records it. ``fault_proxy_process`` runs it in a
+process of its own. Each fault, as the server and the client see it:
 
     fault              the server                         the client
     SLOWDOWN           nothing                            503 SlowDown, Retry-After
@@ -20,13 +18,10 @@ Failure model: the proxy is the failure. What a client sees of each fault, and w
     DELAY              the request, once                  the answer, later
     partition (switch) nothing, or what was on its way    silence on every connection
 
-A held request lands when ``release`` is called, or by itself after the rule's delay. Requests are forwarded byte for
-byte: the signature covers the Host header, and the server checks it against the proxy's address, which is what the
-client signed.
-
-One connection to the server belongs to one connection of a client, and nothing is ever sent again by the proxy itself:
-when the server closes in the middle, so does the proxy. Bounds: a log of 200,000 requests (older ones are dropped;
-``requests`` and ``faults_done`` count all), messages as in ``http_message``.
+A held request is sent when ``release`` is called, or after the rule's delay. Requests are forwarded byte for byte,
+because the client signs the proxy's address in the Host header. Each connection of a client has one connection to the
+server. The proxy repeats no request: when the server closes in the middle, so does the proxy. Bounds: a log of the
+newest 200,000 requests (``requests`` and ``faults_done`` count all), messages as in ``http_message``.
 """
 
 from __future__ import annotations

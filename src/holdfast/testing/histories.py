@@ -1,27 +1,25 @@
-"""Is what the clients saw explained by one log? The checker of concurrent histories.
+"""Checks a history of concurrent transactions: one log must explain every response that the clients got.
 
-Owns: the laws below, applied to recorded calls and to the log they left behind. Does not own: recording, reading the
-log, clocks (a moment is any number that rises in the order of events; all moments of a history come from one clock).
+Every response to a commit has its version, so a history claims its own total order. The checker replays that order and
+compares every response with it, in O(n log n). A moment is any number that rises in the order of events; all moments of
+a history come from one clock.
 
-Every commit answers with its version, so a history claims its own total order. The general search for an order is then
-not needed: the claimed one is replayed and every answer is held against it, in O(n log n).
-
-    law                       what it says
-    versions_rise             the log's versions rise strictly and prev_version names the one before
+    law                       meaning
+    versions_rise             the log's versions rise strictly, and prev_version is the version before
     attempts_land_once        an attempt (request id and read version) is in the log at most once
-    nothing_lost              a commit answered committed is in the log
-    nothing_moved             ... at the version that was answered, with the operations that were asked for
-    nothing_invented          every logged transaction was asked for by somebody in the history (when it is complete)
-    no_ghosts                 a commit answered not_committed is not in the log
-    preconditions_held        nothing that a logged transaction depends on changed between what it read and itself
-    rejections_justified      a conflict names a version in the log that really changed what the precondition read, and
-                              the version worth retrying from is not below it
-    real_time                 what begins after an answer was heard gets a larger version than that answer named,
-                              whether or not its own client heard an answer
-    version_is_fresh          a linearizable version is at least every version heard before it was asked for
+    nothing_lost              a commit with the response committed is in the log
+    nothing_moved             ... at the version of the response, with the operations of the request
+    nothing_invented          every logged transaction was requested in the history (if the history is complete)
+    no_ghosts                 a commit with the response not_committed is not in the log
+    preconditions_held        no key that a logged transaction depends on changed between its read and its commit
+    rejections_justified      a conflict names a version in the log that changed what the precondition read, and the
+                              version to retry from is not below it
+    real_time                 a call that begins after a response gets a larger version than that response named,
+                              whether or not its own client got a response
+    version_is_fresh          a linearizable version is at least every version of an earlier response
     status_is_final           status agrees with the log: committed at that version, or not in it
 
-Histories without versions are searched by ``registers``.
+For histories without versions see ``registers``.
 
 Source: Herlihy and Wing, "Linearizability: A Correctness Condition for Concurrent Objects", 1990 (the real-time order).
 """
@@ -136,7 +134,7 @@ class LogEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """Everything to be explained together. ``complete``: nobody else wrote to this log."""
+    """All calls and the log. ``complete``: no other client wrote to this log."""
 
     log: Sequence[LogEntry]
     commits: Sequence[CommitCall] = ()

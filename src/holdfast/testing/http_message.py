@@ -1,9 +1,7 @@
-"""HTTP/1.1 messages kept byte for byte, for the tests that stand between a client and a server.
+"""HTTP/1.1 messages kept byte for byte, for tests that stand between a client and a server.
 
-Owns: where one message ends on a stream, and the error answers an object store would give. Does not own: meaning.
-
-Failure model: a message that breaks off, or that nobody could frame, raises ``BrokenMessage``; the connection is of
-no further use. Not supported, because no object store client in use needs it: ``Expect: 100-continue`` and ``Upgrade``.
+A message that breaks off or cannot be framed raises ``BrokenMessage``; the connection is of no further use.
+``Expect: 100-continue`` and ``Upgrade`` are not supported: no client of an object store needs them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Is a small history of one register linearizable? The search for an order, for answers that carry no versions.
+"""Checks whether a small history of one register is linearizable, by a search for an order of its calls.
 
-Owns: the search. Does not own: histories whose answers carry versions (``histories``), where no search is needed.
+For responses with versions use ``histories``, which needs no search.
 
 Source: Wing and Gong, "Testing and Verifying Concurrent Objects", 1993; Lowe, "Testing for Linearizability", 2017 (the
 remembered states).

@@ -1,16 +1,12 @@
-"""A real S3 server for tests: one Ceph monitor, one storage daemon and one RADOS Gateway, out of Debian's packages.
+"""A real S3 server for tests: one Ceph monitor, one storage daemon and one RADOS Gateway, from Debian's packages.
 
-Owns: the configuration, start, clean stop, ``kill -9`` and restart of the three daemons inside one directory, one
-user, and the making of buckets. Does not own: faults between a client and the gateway (``fault_proxy``), or any law
-about logs.
+``Gateway`` configures, starts, stops, kills and restarts the three daemons in one directory, and creates buckets. No
+daemon survives the process that started it: each has the parent-death signal set. Linux sends that signal when the
+*thread* that forked ends, so start a gateway from the main thread.
 
-Failure model: every daemon is a direct child with its own session, no inherited descriptors, and the parent-death
-signal set, so that nothing survives the process that started it, however that process ended. (Linux sends that signal
-when the *thread* that forked ends: start a gateway from the main thread.) ``memstore`` keeps objects in memory and
-forgets them when its daemon ends, so restarting that daemon is refused; ``bluestore`` syncs to a sparse file and
-survives.
-
-All addresses are on 127.0.0.1. Admin sockets are switched off: their paths would be too long under a test's directory.
+``memstore`` keeps objects in memory and loses them when its daemon ends, so a restart of that daemon is refused.
+``bluestore`` syncs to a sparse file. All addresses are on 127.0.0.1. Admin sockets are off: their paths would be too
+long under a test's directory.
 """
 
 from __future__ import annotations
@@ -208,7 +204,7 @@ class Gateway:
         return self.directory / "ceph.conf"
 
     def _settings(self) -> str:
-        """The configuration file. The reasons stand beside the settings that are not obvious."""
+        """The configuration file. Settings that are not obvious have their reasons next to them."""
         here = self.directory
         return f"""
 [global]
@@ -235,7 +231,7 @@ mon_max_pg_per_osd = 10000
 # the gateway makes its pools one after another: short rounds turn a quarter of a minute into a second
 paxos_propose_interval = 0.02
 paxos_min_wait = 0.01
-# a nearly full disk of a test machine is nobody's business here
+# a nearly full disk of a test machine does not matter here
 mon_data_avail_crit = 1
 mon_data_avail_warn = 1
 mon_osd_full_ratio = 0.99

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.matrix import matrix
 
 from holdfast import Queue
 from holdfast.cli import serve
@@ -199,7 +200,7 @@ async def a_reign(url: str, *, commits: int = 0) -> None:
         await store.close()
 
 
-@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("unbuffered", matrix(["", "1"]))
 def test_a_reader_that_leaves_early_is_no_failure(unbuffered: str, tmp_path: Path) -> None:
     url = (tmp_path / "log").as_uri()
     main(["log", "init", url])
@@ -212,7 +213,7 @@ def test_a_reader_that_leaves_early_is_no_failure(unbuffered: str, tmp_path: Pat
     assert (ended.returncode, ended.stderr) == (Exit.DONE, "")
 
 
-@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("unbuffered", matrix(["", "1"]))
 def test_who_reads_no_answer_does_not_change_it(unbuffered: str, tmp_path: Path) -> None:
     """`holdfast queue verify | head` must not say that a damaged queue is good."""
     with Queue(tmp_path / "q", page_size=8192, background=False) as queue:
@@ -230,22 +231,22 @@ def test_who_reads_no_answer_does_not_change_it(unbuffered: str, tmp_path: Path)
 
 WORK_WITH_STEPS = """
 import sys
-from types import SimpleNamespace
-from holdfast.cli import main, spark
+from holdfast.cli import main
+from holdfast.spark import commands
 
-def run(*, told, **_):
+def run_job(name, log, to, target, schedule, options, stopping, report):
     for version in (1, 2, 3):
-        told({"version": version})
+        report({"version": version})
         sys.stderr.write(f"did {version}\\n")
-    return SimpleNamespace(fields={"version": 3}, findings=[{"rule": "r"}], is_good=False)
+    return commands.JobResult({"version": 3}, [{"rule": "r"}], is_good=False)
 
-spark._command = lambda *_: SimpleNamespace(run=run)
+commands.run_job = run_job
 sys.exit(main.main(["spark", "verify", "--log", "file:///l", "--to", "file:///t", *sys.argv[1:]]))
 """
 
 
 @pytest.mark.parametrize("words", [["--json"], []])
-@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("unbuffered", matrix(["", "1"]))
 def test_work_whose_steps_nobody_reads_goes_on_and_ends_as_it_would(unbuffered: str, words: list[str]) -> None:
     reader, writer = os.pipe()
     os.close(reader)
@@ -257,7 +258,7 @@ def test_work_whose_steps_nobody_reads_goes_on_and_ends_as_it_would(unbuffered: 
     assert [line for line in ended.stderr.splitlines() if "=" not in line] == ["did 1", "did 2", "did 3"]
 
 
-@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("unbuffered", matrix(["", "1"]))
 def test_a_result_that_cannot_be_written_is_told(unbuffered: str, tmp_path: Path) -> None:
     with open("/dev/full", "wb") as full:
         ended = ends(["log", "init", (tmp_path / "log").as_uri()], stdout=full.fileno(), unbuffered=unbuffered)
@@ -410,6 +411,17 @@ def test_importing_the_package_loads_no_third_party_package() -> None:
         "new = {m: v for m, v in sys.modules.items() if m not in before}\n"
         "homes = {m.partition('.')[0]: getattr(v, '__file__', '') or '' for m, v in new.items()}\n"
         "print([m for m, home in homes.items() if 'site-packages' in home])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_command_that_needs_no_arrow_starts_without_it() -> None:
+    script = (
+        "import sys\n"
+        "from holdfast.cli.main import application\n"
+        "application()\n"
+        "print([name for name in ('numpy', 'pyarrow', 'pyspark', 'structlog') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

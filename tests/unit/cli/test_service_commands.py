@@ -49,7 +49,7 @@ def test_a_commit_whose_answer_cannot_be_written_is_not_told_as_refused(unbuffer
             check=False,
         )
     assert ended.returncode == Exit.OUTCOME_UNKNOWN
-    assert ended.stderr.startswith("holdfast: committed 41, which could not be written")
+    assert ended.stderr.startswith("holdfast: committed 41, but the result could not be written")
 
 
 def test_a_range_that_is_cut_short_says_so(capsys: pytest.CaptureFixture[str]) -> None:
@@ -74,7 +74,7 @@ def test_a_file_that_holds_no_request_is_bad_usage(
     file = tmp_path / "request.json"
     file.write_bytes(data)
     assert main(["commit", "--file", str(file)]) == Exit.BAD_REQUEST
-    assert "holds no commit request" in capsys.readouterr().err
+    assert "is not a commit request" in capsys.readouterr().err
 
 
 def test_a_long_bench_reads_at_what_it_has_committed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,7 +182,7 @@ def test_a_file_and_a_read_version_of_two_logs_are_refused(capsys: pytest.Captur
 @pytest.mark.parametrize("text", ["k@soon", "k@-5", f"k@5~{'3' * 32}@{LOG_ID}", f"k@@{LOG_ID}", f"k@x@{LOG_ID}"])
 def test_a_precondition_without_a_valid_version_is_bad_usage(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["commit", "k=v", "--if-unchanged", text, "--url", "http://127.0.0.1:1"]) == Exit.BAD_REQUEST
-    assert "--if-unchanged is KEY, KEY@VERSION or KEY@VERSION@LOGID" in capsys.readouterr().err
+    assert "--if-unchanged must be KEY, KEY@VERSION or KEY@VERSION@LOGID" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("text", ["soon", "5@", f"5@{LOG_ID[1:]}", "-1"])
