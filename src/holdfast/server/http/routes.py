@@ -330,7 +330,7 @@ class Endpoint:
             return STATUS_CUT_SHORT
         status, headers, body = error_answer(error, self._front.leader)
         if error.code is Code.TOO_LARGE:
-            headers["ConnectionView"] = "close"  # the rest of the body is not wanted
+            headers["Connection"] = "close"  # the rest of the body is not wanted
         await call.answer(Answer(body, status, headers))
         call.connection.end_unless_whole(UNWANTED_SECONDS_MAX)
         return status
