@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import socket
 import struct
 
@@ -16,6 +17,7 @@ from holdfast.commit.service import ServiceOptions
 from holdfast.server.gateway import GatewayLimits
 from holdfast.server.http.auth import Role
 from holdfast.server.http.connection import HEAD_BYTES_MAX, UNANSWERED_MAX
+from holdfast.server.http.responses import LeaderHint
 from holdfast.server.run import ask_leader
 
 TOKEN = "0123456789abcdef"
@@ -439,7 +441,7 @@ def test_a_reader_that_stops_reading_stops_being_read() -> None:
                 before = answered
                 await asyncio.sleep(0.05)
             (lane,) = here.server.lanes.open
-            transport = lane._transport
+            transport = lane.transport
             assert transport is not None
             assert answered < 50_000
             assert transport.get_write_buffer_size() < 1 << 20
@@ -535,7 +537,7 @@ def test_a_body_on_its_way_is_waited_for_and_what_trickles_is_not(arrived: int, 
                 client.send(piece)
                 sent += len(piece)
                 await until(lambda: sum(len(lane._unread) for lane in lanes.open) == sent)  # noqa: B023
-                (transport,) = [lane._transport for lane in lanes.open]
+                (transport,) = [lane.transport for lane in lanes.open]
                 lanes.seconds += seconds
                 lanes.close_stalled(partial_seconds_max=30, idle_seconds_max=600)
                 if transport.is_closing():
@@ -575,6 +577,51 @@ def test_both_lanes_refuse_with_the_same_words(code: str) -> None:
             assert (one.status, one.body) == (other.status, other.body)
             assert one.code == code
             assert one.status == (409 if code == "leader_changed" else 400)
+            assert here.front.counters.handed_over_connections == 1
+
+    run(scenario)
+
+
+LIKE_REQUESTS = {
+    "commit": ("POST", "/v1/commit", True),
+    "malformed": ("POST", "/v1/commit", False),
+    "version": ("GET", "/v1/version", None),
+    "livez": ("GET", "/livez", None),
+}
+
+
+@pytest.mark.parametrize("name", LIKE_REQUESTS)
+@pytest.mark.parametrize("state", ["leading", "deposed", "draining", "full", "rate limited"])
+@pytest.mark.parametrize("role", [None, Role.READ, Role.WRITE], ids=["no token", "read", "write"])
+def test_both_kinds_of_connection_give_the_same_response(name: str, state: str, role: Role | None) -> None:
+    method, target, whole = LIKE_REQUESTS[name]
+    limits = GatewayLimits(
+        client_commits_per_second_max=int(state == "rate limited"),
+        in_flight_commits_max=0 if state == "full" else 9,
+    )
+
+    async def scenario() -> None:
+        async with serving(tokens={TOKEN: role or Role.WRITE}, limits=limits) as here:
+            own, framework = await here.connect(), await here.connect()
+            await framework.ask("GET", "/openapi.json")
+            token = {} if role is None else {"Authorization": f"Bearer {TOKEN}"}
+            if state == "rate limited":
+                await own.ask("POST", "/v1/commit", write(), **token)
+            elif state == "draining":
+                here.front.draining = True
+            elif state == "deposed":
+                here.front.stop_leading(LeaderHint("b" * 32, "other:1"))
+            # The same attempt twice has one outcome.
+            attempt = write(request_id="attempt-000000000000000001", read_version=here.service.local_version())
+            body = None if whole is None else attempt if whole else attempt[:-1]
+            one = await own.ask(method, target, body, **token)
+            other = await framework.ask(method, target, body, **token)
+            for answer in (one, other):
+                answer.headers.pop("date", None)
+                if answer.status == 429:  # the wait is one of 1 to 3 digits
+                    answer.headers.pop("content-length")
+                    answer.body = re.sub(rb'"retry_after_ms":\d+', b"", answer.body)
+            assert one == other
             assert here.front.counters.handed_over_connections == 1
 
     run(scenario)

@@ -176,9 +176,9 @@ def test_askers_that_went_away_do_not_keep_their_connections_while_the_store_is_
             for _ in range(3):
                 client = await here.connect()
                 client.send(VERSION * 2)
-                await until(lambda: any(lane._asking == 2 and not lane._eof for lane in here.server.lanes.open))
+                await until(lambda: any(len(lane.queue) == 2 and not lane.eof for lane in here.server.lanes.open))
                 client.close()
-                await until(lambda: all(lane._eof for lane in here.server.lanes.open))
+                await until(lambda: all(lane.eof for lane in here.server.lanes.open))
             await until(lambda: not here.server.lanes.connections)
             assert (await (await here.connect()).ask("GET", "/livez")).status == 200
 
@@ -196,7 +196,7 @@ def test_a_peer_that_sends_no_more_gets_the_answer_of_its_commit_and_the_version
             client.send(VERSION + commit())
             await until(lambda: here.front.in_flight_commits)
             client.writer.write_eof()
-            await until(lambda: all(lane._eof for lane in here.server.lanes.open))
+            await until(lambda: all(lane.eof for lane in here.server.lanes.open))
             await asyncio.sleep(0.05)  # far beyond the patience with those who only ask
             store.silent = False
             store.gate.set()

@@ -1,26 +1,26 @@
-"""The routes that tell how the process is, and what its API is.
+"""The health routes, the metrics, and the description of the API.
 
-Owns: ``/livez``, ``/readyz``, ``/ok``, ``/metrics``, ``/openapi.json``, ``/docs``. Does not own: the numbers
-(``metrics``), the reasons for not being ready (``readiness``), the description (``openapi``).
-
-Failure model: none of these passes through admission, so they answer while the service is full or the store has
-stalled; only ``/ok`` travels the pipeline, which is its purpose, and it gives up after ``OK_SECONDS_MAX``.
+None of them passes through admission, so they answer while the service is full or the object store has stalled. Only
+``/ok`` goes through the pipeline, which is its purpose, for at most ``OK_SECONDS_MAX``.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
-from typing import Final, Protocol
+from collections.abc import Callable
+from functools import partial
+from typing import Final
 
 from holdfast.commit.leadership.takeover import now
 from holdfast.commit.service import CommitService
 from holdfast.errors import Backpressure, Code, HoldfastError, NotFound, Unavailable
 from holdfast.objects.budget import StoreMetrics
+from holdfast.server.commit.routes import LivezRequest
 from holdfast.server.gateway import Gateway
 from holdfast.server.http.auth import Role
 from holdfast.server.http.routes import Answer, Call, Parameter, Route, json_answer
+from holdfast.server.stores.hosting import StoreHost
 from holdfast.wire.log import Liveness, PipelineResponse, Readiness
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "STANDBY_HEADER",
     "STANDBY_PROOF_HEADER",
     "StoreWatch",
+    "description_routes",
     "health_routes",
 ]
 
@@ -40,19 +41,20 @@ STANDBY_PROOF_HEADER: Final = "Holdfast-Standby-Proof"
 STANDBY_CHARACTERS_MAX: Final = 256
 
 
-async def livez(call: Call) -> Answer:
-    """``GET /livez``. A standby that asks says so: once it stops, the leader shows signs of life in the log."""
-    front = call.front
-    if call.switch("standby", default=False) and front.service is not None:
+_NOT_READY: Final = (Code.NOT_LEADER, Code.OVERLOADED, Code.LEADER_CHANGED)
+
+
+async def _livez(gateway: Gateway, alive: LivezRequest, call: Call) -> Answer:
+    if call.switch("standby", default=False) and gateway.service is not None:
+        # Once a standby stops asking, the leader shows signs of life in the log.
         headers = call.request.headers
         name = headers.get(STANDBY_HEADER, "")[:STANDBY_CHARACTERS_MAX]
-        front.service.standby_seen(name, headers.get(STANDBY_PROOF_HEADER, ""))
-    return json_answer(Liveness(front.own.leader_id, front.service is not None, front.own.address))
+        gateway.service.standby_seen(name, headers.get(STANDBY_PROOF_HEADER, ""))
+    return await call.serve(alive)
 
 
-async def pipeline_ok(call: Call) -> Answer:
-    """``GET /ok``."""
-    service = call.front.leading()
+async def _pipeline_ok(gateway: Gateway, _: Call) -> Answer:
+    service = gateway.leading()
     try:
         async with asyncio.timeout(OK_SECONDS_MAX):
             await service.noop()
@@ -61,108 +63,83 @@ async def pipeline_ok(call: Call) -> Answer:
     return json_answer(PipelineResponse(True, service.leader_id))
 
 
-_NOT_READY: Final = (Code.NOT_LEADER, Code.OVERLOADED, Code.LEADER_CHANGED)
-
-_HEALTH: Final = (
-    Route(
-        method="GET",
-        path="/livez",
-        role=Role.OPEN,
-        summary="This process is alive",
-        handler=livez,
-        parameters=(
-            Parameter(
-                "standby",
-                "query",
-                {"type": "boolean", "default": False},
-                "A standby asks: once its questions stop, show signs of life in the log",
-            ),
-        ),
-        answers={"application/json": Liveness},
-        tag="health",
-    ),
-    Route(
-        method="GET",
-        path="/ok",
-        role=Role.OPEN,
-        summary="A no-op went through all four stages",
-        handler=pipeline_ok,
-        answers={"application/json": PipelineResponse},
-        codes=_NOT_READY,
-        tag="health",
-    ),
-)
+async def _readyz(gateway: Gateway, watch: StoreWatch, stores: StoreHost | None, call: Call) -> Answer:
+    problem = watch.problem()
+    if problem is not None:
+        raise problem
+    service = gateway.leading()
+    if call.switch("stores", default=False):
+        if stores is None:
+            raise NotFound("this process has no message stores", hint="stores.directory says where they are")
+        stores.opened()
+    condition = "none" if stores is None else stores.condition
+    return json_answer(Readiness(True, service.leader_id, service.local_version(), condition, watch.damage()))
 
 
-def _readyz_route(handler: Callable[[Call], Awaitable[Answer]]) -> Route:
-    return Route(
-        method="GET",
-        path="/readyz",
-        role=Role.OPEN,
-        summary="This process leads, accepts commits, and its store takes them",
-        handler=handler,
-        parameters=(
-            Parameter(
-                "stores",
-                "query",
-                {"type": "boolean", "default": False},
-                "Whether the message stores must be open, too",
-            ),
-        ),
-        answers={"application/json": Readiness},
-        codes=(*_NOT_READY, Code.STORE_UNAVAILABLE, Code.NO_QUORUM, Code.NOT_FOUND),
-        tag="health",
-    )
+async def _metrics(stores: StoreHost | None, scrape: Callable[[], bytes], call: Call) -> Answer:
+    problem = None if stores is None else stores.scrape_problem(call.authorization)
+    if problem is not None:
+        raise problem
+    return Answer(scrape(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
-class StoresReady(Protocol):
-    """The message stores, as far as readiness asks."""
-
-    @property
-    def condition(self) -> str:
-        """open, held or suspended."""
-        ...
-
-    def opened(self) -> object:
-        """Raises: what a request to the stores would be answered with now."""
-        ...
-
-    def scrape_problem(self, authorization: bytes | None) -> HoldfastError | None:
-        """Why this caller may not see the metrics, which name the stores; None where it may."""
-        ...
+def _switch(name: str, description: str) -> Parameter:
+    return Parameter(name, "query", {"type": "boolean", "default": False}, description)
 
 
 def health_routes(
-    *,
-    unready: Callable[[], HoldfastError | None],
-    damage: Callable[[], str | None],
-    stores: StoresReady | None,
-    scrape: Callable[[], bytes],
-    description: Callable[[], bytes],
+    gateway: Gateway, watch: StoreWatch, *, stores: StoreHost | None, scrape: Callable[[], bytes]
 ) -> tuple[Route, ...]:
-    """The rows of the route table.
+    """The rows of the route table. ``scrape`` gives the metrics as text; without ``stores`` this process has none."""
+    alive = LivezRequest(gateway)
+    not_ready = (Code.NOT_LEADER, Code.OVERLOADED, Code.LEADER_CHANGED)
+    return (
+        Route(
+            method="GET",
+            path="/livez",
+            role=Role.OPEN,
+            summary="This process is alive",
+            handler=partial(_livez, gateway, alive),
+            fast=alive,
+            parameters=(_switch("standby", "A standby asks: once its questions stop, show signs of life in the log"),),
+            answers={"application/json": Liveness},
+            tag="health",
+        ),
+        Route(
+            method="GET",
+            path="/ok",
+            role=Role.OPEN,
+            summary="A no-op went through all four stages",
+            handler=partial(_pipeline_ok, gateway),
+            answers={"application/json": PipelineResponse},
+            codes=not_ready,
+            tag="health",
+        ),
+        Route(
+            method="GET",
+            path="/readyz",
+            role=Role.OPEN,
+            summary="This process leads, accepts commits, and its store takes them",
+            handler=partial(_readyz, gateway, watch, stores),
+            parameters=(_switch("stores", "Whether the message stores must be open, too"),),
+            answers={"application/json": Readiness},
+            codes=(*not_ready, Code.STORE_UNAVAILABLE, Code.NO_QUORUM, Code.NOT_FOUND),
+            tag="health",
+        ),
+        Route(
+            method="GET",
+            path="/metrics",
+            role=Role.READ,
+            summary="Prometheus metrics",
+            handler=partial(_metrics, stores, scrape),
+            answers={"text/plain": None},
+            tag="health",
+        ),
+    )
 
-    ``unready`` says why commits would not get through now, ``damage`` what is known of damage in the log, ``scrape``
-    gives the metrics as text, ``description`` the OpenAPI document. ``stores`` None: this process has none.
-    """
 
-    async def readyz(call: Call) -> Answer:
-        problem = unready()
-        if problem is not None:
-            raise problem
-        service = call.front.leading()
-        if call.switch("stores", default=False):
-            if stores is None:
-                raise NotFound("this process has no message stores", hint="stores.directory says where they are")
-            stores.opened()
-        condition = "none" if stores is None else stores.condition
-        return json_answer(Readiness(True, service.leader_id, service.local_version(), condition, damage()))
-
-    async def metrics(call: Call) -> Answer:
-        problem = None if stores is None else stores.scrape_problem(call.authorization)
-        if problem is not None:
-            raise problem
-        return Answer(scrape(), media_type="text/plain; version=0.0.4; charset=utf-8")
+def description_routes(description: Callable[[], bytes]) -> tuple[Route, ...]:
+    """The rows for the OpenAPI document, which ``description`` gives, and for the page that shows it."""
 
     async def openapi(_: Call) -> Answer:
         return Answer(description())
@@ -171,17 +148,6 @@ def health_routes(
         return Answer(DOCS_PAGE, media_type="text/html; charset=utf-8")
 
     return (
-        *_HEALTH,
-        _readyz_route(readyz),
-        Route(
-            method="GET",
-            path="/metrics",
-            role=Role.READ,
-            summary="Prometheus metrics",
-            handler=metrics,
-            answers={"text/plain": None},
-            tag="health",
-        ),
         Route(
             method="GET",
             path="/openapi.json",

@@ -32,6 +32,7 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
@@ -65,7 +66,9 @@ from holdfast.server.logs import configure_logs, keep_pandas_out
 from holdfast.server.metrics import ServerMetrics
 from holdfast.server.route_table import route_table
 from holdfast.server.stores.hosting import StoreHost
+from holdfast.server.stores.hot_routes import HotStores
 from holdfast.server.stores.opening import Opening, read_definitions
+from holdfast.server.stores.socket import SubscribeSocket
 from holdfast.server.view.embedded_view import EmbeddedView
 from holdfast.server.view.messages import ViewStart
 from holdfast.settings import Settings
@@ -206,11 +209,13 @@ class _Process:
             )
         )
         self._metrics.stores = self._stores
+        stores = self._stores
         server = self._server = HttpServer(
             self._front,
             self._routes(),
             tls=self._tls,
-            stores=self._stores,
+            matcher=None if stores is None else HotStores(stores),
+            socket=None if stores is None else partial(SubscribeSocket, self._front, stores),
             store_connections=self._settings.persist.target_pool_size,
         )
         self._metrics.server = server

@@ -32,6 +32,7 @@ from holdfast.commit.format.transaction import Committed, Transaction
 from holdfast.commit.stages.events import CommitEntry
 from holdfast.errors import Code, HoldfastError, InvalidRequest, LimitExceeded
 from holdfast.server.commit.routes import COMMIT_CODES
+from holdfast.server.gateway import Gateway
 from holdfast.server.http.auth import Role
 from holdfast.server.http.requests import decode_msgpack, decode_msgpack_items, problem_with
 from holdfast.server.http.responses import without_traceback
@@ -39,7 +40,7 @@ from holdfast.server.http.routes import Call, Route
 from holdfast.wire.formats import WireFormat
 from holdfast.wire.log import CommitReceipt, ItemError, NotCommitted
 
-__all__ = ["NDJSON", "MSGPACK", "ROUTES", "ItemReader", "JsonLines", "MsgpackItems"]
+__all__ = ["NDJSON", "MSGPACK", "ItemReader", "JsonLines", "MsgpackItems", "stream_route"]
 
 NDJSON: Final = "application/x-ndjson"
 MSGPACK: Final = "application/msgpack"
@@ -174,14 +175,13 @@ class MsgpackItems(ItemReader):
             start = end
 
 
-async def commits(call: Call) -> None:
-    """``POST /v1/commits``."""
-    problem = call.front.admission()
+async def _commits(gateway: Gateway, call: Call) -> None:
+    problem = gateway.admission()
     if problem is not None:
         raise problem
     reader, wire_format = _reader_for(call)
     await call.start(200, {}, NDJSON if wire_format == "json" else MSGPACK)
-    stream = _CommitStream(call, reader, wire_format)
+    stream = _CommitStream(gateway, call, reader, wire_format)
     writer = asyncio.create_task(stream.write_results())
     try:
         await stream.read_items()
@@ -223,9 +223,9 @@ def _reader_for(call: Call) -> tuple[ItemReader, WireFormat]:
 class _CommitStream:
     """One stream: its reading side and its writing side, which share the window."""
 
-    def __init__(self, call: Call, reader: ItemReader, wire_format: WireFormat) -> None:
+    def __init__(self, gateway: Gateway, call: Call, reader: ItemReader, wire_format: WireFormat) -> None:
         self._call = call
-        self._front = call.front
+        self._front = gateway
         self._reader = reader
         self._wire_format: WireFormat = wire_format
         self._due: deque[CommitEntry] = deque()
@@ -405,8 +405,13 @@ class _CommitStream:
         return b"".join(parts)
 
 
-ROUTES = (
-    Route(
+def stream_route(gateway: Gateway) -> Route:
+    """The row of the route table."""
+
+    async def commits(call: Call) -> None:
+        await _commits(gateway, call)
+
+    return Route(
         method="POST",
         path="/v1/commits",
         role=Role.WRITE,
@@ -418,5 +423,4 @@ ROUTES = (
             MSGPACK: (CommitReceipt | NotCommitted, ItemError),
         },
         codes=COMMIT_CODES,
-    ),
-)
+    )

@@ -39,14 +39,11 @@ from starlette.routing import Route as FrameworkRoute
 from starlette.types import Receive, Scope, Send
 
 from holdfast.errors import Code, HoldfastError, InternalError, InvalidRequest, NotFound
-from holdfast.server.gateway import Gateway
-from holdfast.server.http.asgi_connection import Framework
+from holdfast.server.http.asgi_connection import Framework, MakeSocket
 from holdfast.server.http.connection import Connection, ConnectionContext
 from holdfast.server.http.responses import error_answer
 from holdfast.server.http.routes import Endpoint, Route
-from holdfast.server.stores.hosting import StoreHost
-from holdfast.server.stores.hot_routes import HotStores
-from holdfast.server.stores.socket import SubscribeSocket
+from holdfast.server.http.state import FastMatcher, HttpState
 
 __all__ = [
     "BACKLOG",
@@ -74,31 +71,22 @@ class HttpServer:
 
     def __init__(
         self,
-        front: Gateway,
+        front: HttpState,
         routes: Sequence[Route],
         *,
         tls: ssl.SSLContext | None = None,
-        stores: StoreHost | None = None,
+        matcher: FastMatcher | None = None,
+        socket: MakeSocket | None = None,
         store_connections: int = 0,
     ) -> None:
-        """``stores``: where the message stores of this process are, for their hot routes and their WebSockets.
+        """``matcher``: the fast requests whose lines have parameters. ``socket``: the protocol of WebSockets.
 
         ``store_connections``: how many descriptors the object store may want.
         """
         self.front = front
-
-        def socket(ended: Callable[[], None]) -> asyncio.Protocol:
-            assert stores is not None, "sockets are made only where stores are hosted"
-            return SubscribeSocket(front, stores, ended)
-
-        self.framework = Framework(
-            make_app(front, routes),
-            error_response=self._error_response,
-            socket=None if stores is None else socket,
-        )
-        self.lanes = ConnectionContext(
-            front, self.framework.protocol, None if stores is None else HotStores(front, stores)
-        )
+        self.framework = Framework(make_app(front, routes), error_response=self._error_response, socket=socket)
+        fast = {route.line: route.fast for route in routes if route.fast is not None}
+        self.lanes = ConnectionContext(front, self.framework.protocol, fast, matcher)
         self.addresses: list[str] = []
         self._tls = tls
         self._store_connections = store_connections
@@ -461,7 +449,7 @@ class _ByMethod:
         await self._endpoints[method](scope, receive, send)
 
 
-def make_app(front: Gateway, routes: Sequence[Route]) -> Starlette:
+def make_app(front: HttpState, routes: Sequence[Route]) -> Starlette:
     """The ASGI application that serves ``routes``."""
 
     def refuse(error: HoldfastError) -> Response:

@@ -12,13 +12,11 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_left
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import structlog
 from msgspec.structs import replace
 
-from holdfast.server.stores.deliveries import Subscriber
-from holdfast.stores.definitions.cluster import TemplateDefinition
 from holdfast.stores.durables.consumption import Consumption
 from holdfast.stores.durables.last_value import LastValue
 from holdfast.stores.machine.state import State
@@ -27,9 +25,6 @@ from holdfast.stores.service import StoreService
 from holdfast.stores.storage.disk_limit import disk_use
 from holdfast.stores.values.messages import Delivery
 
-if TYPE_CHECKING:
-    from holdfast.server.stores.hosting import OpenStores
-
 __all__ = [
     "DurableFigures",
     "LATENCY_BOUNDS_SECONDS",
@@ -37,11 +32,8 @@ __all__ = [
     "Latency",
     "Statistics",
     "attached_names",
-    "durable_document",
     "figures_of",
     "still_held",
-    "store_document",
-    "template_document",
     "waiting",
     "with_replayed",
 ]
@@ -132,73 +124,11 @@ def figures_of(durable: Durable) -> DurableFigures:
     return found
 
 
-def store_document(opened: OpenStores, name: str) -> Json:
-    """A store: what is in force, and what it holds. Raises: NotFound."""
-    definition = opened.definitions.store(name)
-    store = opened.state.stores[name]
-    return {
-        "name": name,
-        **definition.document(),
-        "counts": {
-            "messages": store.counts.live,
-            "bytes": store.counts.live_bytes,
-            "durables": len(store.durables),
-            "dynamic_durables": sum(1 for durable in store.durables.values() if durable.definition.dynamic),
-            "publishers": len(store.publishers),
-            "unmatched": store.unmatched,
-            "next_seq": store.counts.next_seq,
-        },
-    }
-
-
-def durable_document(opened: OpenStores, store: str, name: str) -> Json:
-    """A durable: what is in force, its counts, who is attached. Raises: NotFound."""
-    definition = opened.definitions.durable(store, name)
-    durable = opened.state.stores[store].durables[name]
-    return {
-        "name": name,
-        "store": store,
-        "dynamic": definition.dynamic,
-        "template": definition.template,
-        **definition.document(),
-        "counts": figures_of(durable).document(),
-        "subscribers": _subscribers(opened, store, name, durable),
-    }
-
-
-def _subscribers(opened: OpenStores, store: str, name: str, durable: Durable) -> list[Json]:
-    connected = {subscriber.name: subscriber for subscriber in opened.deliveries.connected(store, name)}
-    held = dict.fromkeys(attached_names(durable), 0)
-    if isinstance(durable, Consumption):
-        held = {subscriber: holding.held for subscriber, holding in durable.leases.of.items()}
-    return [_subscriber(subscriber, count, connected.get(subscriber)) for subscriber, count in held.items()]
-
-
-def _subscriber(name: str, held: int, connected: Subscriber | None) -> Json:
-    """One subscriber. Times are milliseconds since 1970, null for never; the service forgets them when it ends."""
-    found: Json = {"name": name, "connected": connected is not None, "unacknowledged": held}
-    if connected is None:
-        return {**found, "room": 0, "address": "", "since_ms": None, "delivered_ms": None, "acknowledged_ms": None}
-    return {
-        **found,
-        "room": connected.room,
-        "address": connected.address,
-        "since_ms": connected.since_ms or None,
-        "delivered_ms": connected.delivered_ms or None,
-        "acknowledged_ms": connected.acknowledged_ms or None,
-    }
-
-
 def attached_names(durable: Durable) -> list[str]:
     """The subscribers that the state machine counts as attached, in the order they came."""
     if isinstance(durable, Consumption):
         return list(durable.leases.of)
     return [subscriber for subscriber, _ in durable.subscribers()] if isinstance(durable, LastValue) else []
-
-
-def template_document(template: TemplateDefinition) -> Json:
-    """A template: what is in force."""
-    return {"name": template.name, **template.pattern.document()}
 
 
 def waiting(store: Store, name: str) -> tuple[int, int]:

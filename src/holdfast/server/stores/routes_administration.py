@@ -20,22 +20,26 @@ import msgspec
 
 from holdfast.errors import Code, Conflict, InvalidRequest, NotFound, Unavailable
 from holdfast.server.http.routes import Answer, Route
-from holdfast.server.stores.figures import durable_document, store_document, template_document
-from holdfast.server.stores.hosting import StoreHost
+from holdfast.server.stores.deliveries import Subscriber
+from holdfast.server.stores.figures import attached_names, figures_of
+from holdfast.server.stores.hosting import OpenStores, StoreHost
 from holdfast.server.stores.routes_messages import flag, map_routes, message_routes, subscribe_routes
 from holdfast.server.stores.store_call import DOCUMENT, StoreCall, parameter, store_route
 from holdfast.stores.definitions.cluster import (
     ClusterDefinition,
     DurableType,
     StoreDefinition,
+    TemplateDefinition,
     definition_of,
     with_known_prefetch,
 )
 from holdfast.stores.definitions.parts import DURABLES, TEMPLATES, durable_at, full_parts, parts_between
 from holdfast.stores.definitions.permissions import Right, permissions_document
 from holdfast.stores.definitions.reader import Reader, raise_problems
+from holdfast.stores.durables.consumption import Consumption
 from holdfast.stores.machine.cluster import Revision
 from holdfast.stores.machine.redefine import definition_at
+from holdfast.stores.machine.store import Durable
 from holdfast.stores.storage.disk_limit import disk_use
 from holdfast.stores.values.commands import Attach, Attached, Detach, Done, Part, Redefine, Unsubscribe
 from holdfast.wire.stores import BackupRequest, NothingMore, QuorumResponse, Rollback
@@ -292,6 +296,71 @@ async def define(
     revision = in_force.revision + 1
     await call.submit(opened.service.submit(Redefine(0, parts, revision, author, may_delete)), Done)
     return revision
+
+
+# Documents
+
+
+def store_document(opened: OpenStores, name: str) -> Json:
+    """A store: what is in force, and what it holds. Raises: NotFound."""
+    definition = opened.definitions.store(name)
+    store = opened.state.stores[name]
+    return {
+        "name": name,
+        **definition.document(),
+        "counts": {
+            "messages": store.counts.live,
+            "bytes": store.counts.live_bytes,
+            "durables": len(store.durables),
+            "dynamic_durables": sum(1 for durable in store.durables.values() if durable.definition.dynamic),
+            "publishers": len(store.publishers),
+            "unmatched": store.unmatched,
+            "next_seq": store.counts.next_seq,
+        },
+    }
+
+
+def durable_document(opened: OpenStores, store: str, name: str) -> Json:
+    """A durable: what is in force, its counts, who is attached. Raises: NotFound."""
+    definition = opened.definitions.durable(store, name)
+    durable = opened.state.stores[store].durables[name]
+    return {
+        "name": name,
+        "store": store,
+        "dynamic": definition.dynamic,
+        "template": definition.template,
+        **definition.document(),
+        "counts": figures_of(durable).document(),
+        "subscribers": _subscribers(opened, store, name, durable),
+    }
+
+
+def _subscribers(opened: OpenStores, store: str, name: str, durable: Durable) -> list[Json]:
+    connected = {subscriber.name: subscriber for subscriber in opened.deliveries.connected(store, name)}
+    held = dict.fromkeys(attached_names(durable), 0)
+    if isinstance(durable, Consumption):
+        held = {subscriber: holding.held for subscriber, holding in durable.leases.of.items()}
+    return [_subscriber(subscriber, count, connected.get(subscriber)) for subscriber, count in held.items()]
+
+
+def _subscriber(name: str, held: int, connected: Subscriber | None) -> Json:
+    """One subscriber. Times are milliseconds since 1970, null for never; the service forgets them when it ends."""
+    found: Json = {"name": name, "connected": connected is not None, "unacknowledged": held}
+    if connected is None:
+        return {**found, "room": 0, "address": "", "since_ms": None, "delivered_ms": None, "acknowledged_ms": None}
+    return {
+        **found,
+        "room": connected.room,
+        "address": connected.address,
+        "since_ms": connected.since_ms or None,
+        "delivered_ms": connected.delivered_ms or None,
+        "acknowledged_ms": connected.acknowledged_ms or None,
+    }
+
+
+def template_document(template: TemplateDefinition) -> Json:
+    """A template: what is in force."""
+    return {"name": template.name, **template.pattern.document()}
 
 
 # Stores

@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import Final
 
 from holdfast.errors import Code, NotFound
+from holdfast.server.gateway import Gateway
 from holdfast.server.http.auth import Role
 from holdfast.server.http.routes import (
     POSITION_SCHEMA,
@@ -69,12 +70,12 @@ def _text_of(data: bytes) -> str | None:
         return None
 
 
-def view_routes(embedded: EmbeddedView) -> tuple[Route, ...]:
+def view_routes(gateway: Gateway, embedded: EmbeddedView) -> tuple[Route, ...]:
     """The rows of the route table."""
 
     def asked_version(call: Call) -> int:
         at = call.position("at")
-        return call.front.leading().local_version() if at is None else call.front.version_of(at)
+        return gateway.leading().local_version() if at is None else gateway.version_of(at)
 
     async def read_key(call: Call) -> Answer:
         path, text = call.path_text("key"), call.switch("text", default=False)
