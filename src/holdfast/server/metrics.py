@@ -1,9 +1,6 @@
-"""The metrics of a serving process, read at scrape time from plain numbers.
+"""The metrics of a serving process, read at scrape time from plain integers.
 
-Owns: names, units and text of the exposition. Does not own: the numbers; whoever counts keeps integers, so counting
-costs the hot path an addition and a scrape costs nothing in between.
-
-Failure model: a scrape never asks the store, never waits, and works whether or not this process leads.
+A scrape never asks the store, never waits, and works whether or not this process leads.
 """
 
 from __future__ import annotations

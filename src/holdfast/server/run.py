@@ -1,21 +1,14 @@
 """``holdfast serve``: one process from its start to its exit code.
 
-Owns: the order of starting and stopping, signals, leading or standing by, and exit codes. Does not own: settings
-(given), serving (``http_server``), leading (``commit.service``).
-
     start    bind and listen (answering not_leader), open the store, recover and claim, print "ready"
-    stop     SIGTERM or SIGINT: accept nothing more, drain to durable, answer, resign, close, exit 0; every stop ends
-             within ``server.drain_seconds_max``: what a store has not taken by then is answered outcome_unknown, exit 6
-    hangup   SIGHUP stops nothing: a terminal that closes is no reason to end a service
-    again    a second signal exits at once; nothing that was answered is lost, the next leader recovers
+    stop     SIGTERM or SIGINT: accept nothing more, drain to durable, answer, resign, close, exit 0. It ends within
+             ``server.drain_seconds_max``; commits not durable by then are answered outcome_unknown, and the code is 6
+    hangup   SIGHUP is ignored, so a closed terminal does not end the service
+    again    a second signal exits at once; nothing acknowledged is lost, because the next leader recovers
 
 Exit codes: 0 drained or stepped down; 2 bad configuration; 3 another leader is alive (named); 4 deposed; 5 nothing to
-open (says how to initialise); 6 the store or the log is damaged or unfit, or the store does not answer or takes no more
-batches (named); 70 a bug of ours, such as a broken law of our own.
-
-Failure model: whatever ends the reign ends the process with a code that says why, unless it stands by: then it waits
-its turn again. Connections are answered before the process goes, within ``GRACE_SECONDS``. Every error at start is
-logged with a hint.
+open; 6 the store or the log is damaged, unfit or unavailable (named); 70 a bug, such as a violated invariant. A standby
+whose leadership ends waits for its turn again instead.
 """
 
 from __future__ import annotations

@@ -1,19 +1,14 @@
 """``POST /v1/commits``: a stream of commits in, a stream of results out.
 
-Owns: cutting the stream into items, the window of unanswered items, and the order of the results. Does not own: what
-one commit means (``requests``), its outcome (``commit``), its text (``responses``).
-
 Formats: NDJSON (one commit a line, results as lines) or msgpack (maps one after another, keys and values as ``bin``,
-results as maps). The results come in the format of the request. Items are decided one by one, in order, each seeing
-those before it; nothing ties them together.
+results as maps). The results have the format of the request. Items are decided one by one, in order, each seeing those
+before it; they do not form one transaction.
 
-An item that is a commit but breaks a rule (no_operations, bad_range, ...) gets an error result and the stream goes on.
-An item that cannot be decoded, or exceeds the size limit, gets an error result and ends the stream, for nothing behind
-it can be found with certainty. The status is 200 throughout, unless the stream is refused before its first item.
-
-Failure model: the peer may stop anywhere. What was submitted stands; items without a result are unknown to it, and it
-asks status. Back-pressure: at most ``WINDOW_ITEMS`` and ``WINDOW_BYTES`` are unanswered, then nothing more is read; nor
-while its client is over its own rate.
+An item that breaks a rule (no_operations, bad_range, ...) gets an error result and the stream goes on. An item that
+cannot be decoded or exceeds the size limit gets an error result and ends the stream. The status is 200, unless the
+stream is refused before its first item. A peer that stops does not take back what was submitted: items without a result
+are unknown to it, and it asks for their status. Nothing more is read while ``WINDOW_ITEMS`` or ``WINDOW_BYTES`` wait
+for their outcome, or while the client is over its own rate.
 """
 
 from __future__ import annotations

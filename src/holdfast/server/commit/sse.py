@@ -1,10 +1,6 @@
 """``GET /v1/subscribe``: the change stream as Server-Sent Events.
 
-Owns: the text of events, filters by key, keepalive comments, and closing readers that lag. Does not own: which events
-come and in what order, and the hand-over from history to live (``commit.subscription``).
-
-The text of a batch is made once and kept with the batch, so a thousand subscribers of a live log share one copy of it;
-only filtered streams are encoded by themselves.
+All subscribers of a live log share one encoded text of each batch; only filtered streams are encoded separately.
 
     event: log            no id                  data: log_id; the first event of every stream
     event: transaction    id: VERSION@LOG        data: version, prev_version, request_id, leader_id, timestamp,
@@ -14,14 +10,12 @@ only filtered streams are encoded by themselves.
     event: leader_change  id: VERSION~LEADER@LOG data: roll_back_to, leader_id
     event: lagging        no id                  data: unsent_bytes; the stream ends after it
 
-LOG in an id is the log id of the object that holds the version. ``after`` and ``Last-Event-ID`` take ids with and
-without it; an id of another log is refused (``log_mismatch``).
+LOG is the id of the log whose object holds the version. ``after`` and ``Last-Event-ID`` take ids with and without it;
+an id of another log is refused (``log_mismatch``).
 
-Failure model: a reader may be slow, stop reading, or vanish. Until it has caught up with the live log it is made to
-wait for its own reading (history is there for ever, nothing is held for it). Once it has caught up it may fall
-``subscriber_unsent_bytes_max`` behind, measured on its connection; then it is told and closed, and resumes by
-``Last-Event-ID``. It is told the same where one large batch kept it so long that the live events moved on without it.
-A subscription that fails in the middle ends its connection.
+A reader that has not caught up waits for its own reading. Once it has, it may fall ``subscriber_unsent_bytes_max``
+behind on its connection; then it gets ``lagging``, is closed, and resumes by ``Last-Event-ID``. So does a reader whom
+one large batch kept until the live events moved on. A subscription that fails in the middle ends its connection.
 """
 
 from __future__ import annotations

@@ -1,17 +1,9 @@
-"""Connections that the framework serves: uvicorn's HTTP/1.1 protocol with our bounds and our words.
+"""Connections that the framework serves: uvicorn's HTTP/1.1 protocol with this server's bounds and error bodies.
 
-Owns: the bounds on a request's head, answers to what is not HTTP at all, the age of an unfinished head, and the view of
-a connection that a streaming route needs (its unsent bytes, its end). Does not own: routes (``app``).
-
-``uvicorn.protocols.http.httptools_impl.HttpToolsProtocol`` is not public API. What is used of it, checked by tests and
-pinned to a minor version in ``pyproject.toml``: the constructor, ``connection_made``, ``connection_lost``, the parser's
-callbacks ``on_message_begin``, ``on_url``, ``on_header``, ``on_headers_complete`` and ``on_message_complete``,
-``send_400_response``, that ``app_state`` is copied into every scope as ``state``, and that a request to upgrade to
-WebSocket is handed to ``handle_websocket_upgrade`` where ``ws_protocol_class`` is set, with ``scope`` and ``url`` read.
-
-Failure model: as the fast lane's: a peer may send anything, or never read. A head above its bound or in pieces for too
-long ends the connection, as does a peer that takes nothing for as long as one may be idle; an exception inside the
-application ends its request (``app`` turns it into a coded answer).
+``uvicorn.protocols.http.httptools_impl.HttpToolsProtocol`` is not public API. Tests check the parts used here, and
+``pyproject.toml`` pins the minor version: the constructor, ``connection_made``, ``connection_lost``, the parser's
+callbacks, ``send_400_response``, that ``app_state`` is copied into every scope as ``state``, and that a request to
+upgrade to WebSocket goes to ``handle_websocket_upgrade`` where ``ws_protocol_class`` is set.
 """
 
 from __future__ import annotations

@@ -1,27 +1,17 @@
-"""The protocol of every accepted connection: a short way for the few hot routes, and the door to the framework.
+"""The protocol of every accepted connection. It serves the fast routes, and hands over to the framework.
 
-Owns: the bytes of a connection while it carries only ``POST /v1/commit``, ``GET /v1/version``, ``GET /livez`` and the
-hot routes of the message stores (``stores.hot_routes``) with plain bodies: framing, bounds, pipelining, the order of
-answers, and back-pressure on one connection. Does not own: every other request. The first one that is anything else
-(another route, a query, a chunked body, an upgrade, ``Expect``, HTTP/1.0) moves the whole connection, with its unread
-bytes, to ``framework_lane`` for good. The framework serves the hot routes too, by the same functions, so the move is a
-matter of cost and never of meaning.
+The first request that is not a plain fast one (another route, a query, a chunked body, an upgrade, ``Expect``,
+HTTP/1.0) moves the connection to the framework permanently.
 
-How a request is read: its head is found by us (so that a request can be handed over untouched) and then parsed by
-httptools, whose word on ``Content-Length`` and ``Transfer-Encoding`` is the one that counts; the body is given to the
-same parser, which must agree that the request ends where we think. If it ever disagreed the connection would be closed:
-two readers that frame differently are how one request is smuggled inside another. A head that is byte for byte that of
-the request before on its connection is not parsed again: the parser has had its word on it.
+Framing: the end of a head is found here, so that a request can be handed over untouched, and the head is then parsed by
+httptools, whose ``Content-Length`` and ``Transfer-Encoding`` count. The same parser gets the body and must agree on
+where the request ends; otherwise the connection is closed, because two readers that frame differently allow request
+smuggling. A head that equals the previous one byte for byte is not parsed again.
 
-Failure model: a peer may send any bytes in any pieces, stop in the middle, close one or both directions, or never read.
-Nothing of that raises out of a reply: an answer to a connection that is gone is dropped, and the commit it is about
-stands. Bounds: a head of ``HEAD_BYTES_MAX``, a body of ``request_bytes_max``, ``UNANSWERED_MAX`` unanswered requests
-(then reading stops), the transport's high-water mark for unsent answers (then reading stops too), and
-``DISCARD_BYTES_MAX`` of an oversized request read away so that its sender sees the answer before the close. A peer that
-has ended its direction gets the answers still due, but waits no longer than ``HALF_CLOSED_SECONDS_MAX`` for versions,
-and a long poll no more at all: most of these peers have gone, and what came for them would count as delivered.
-
-Long, because the framing of requests, their bounds and the order of answers share the state of one connection.
+Bounds: ``HEAD_BYTES_MAX``, the route's body size, ``UNANSWERED_MAX`` requests without a response and the transport's
+high-water mark (then reading stops), and ``DISCARD_BYTES_MAX`` of a refused request, read so that its sender sees the
+response. A peer that has closed its direction gets its responses, but waits at most ``HALF_CLOSED_SECONDS_MAX`` for
+versions, and not for long polls: most of these peers are gone, and their messages would count as delivered.
 """
 
 from __future__ import annotations

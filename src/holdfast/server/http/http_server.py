@@ -1,13 +1,8 @@
-"""Listening sockets and everything that hangs on them.
+"""The HTTP server of a process: listening sockets, one tick per second, and the end of all connections.
 
-Owns: binding, how many connections there may be, the one tick per second (the ``Date`` header, stalled connections),
-and the end of all connections. Does not own: accepting (``listener``), what is served (``front``, ``app``), when to
-start and stop (``run``).
-
-Failure model: an address that cannot be bound is a mistake of the configuration and is named. A Unix socket left behind
-by a crash is removed when nobody answers on it; one that is answered is somebody else's and is left alone.
-Connections never take the descriptors of the object store, nor ``DESCRIPTORS_KEPT`` beside them: without one the log
-could not be written, and a crowd of idle clients would end a leader.
+An address that cannot be bound is a configuration error and is named. A Unix socket left by a crash is removed when no
+process answers on it. Connections never take the file descriptors that the object store needs, nor
+``DESCRIPTORS_KEPT`` more, so a crowd of idle clients cannot end a leader.
 """
 
 from __future__ import annotations

@@ -1,12 +1,7 @@
-"""The shape of a route, and what every route does alike: rights, errors, counting.
+"""A route, a request in its handler's hands, and what all routes do alike: rights, errors, counting.
 
-Owns: the table row (path, method, role, how it is described), reading parameters strictly, and turning whatever a
-handler raises into a coded answer. Does not own: the handlers (``routes_log``, ``routes_view``, ``routes_health``,
-``commit_stream``, ``sse``), the description itself (``openapi``).
-
-Failure model: a ``HoldfastError`` becomes its answer. Any other exception is a bug of ours: it is logged with its trace
-and answered ``internal``, and the connection and the process go on. After a stream has begun its status cannot change,
-so an error there ends the connection, which its reader must take as "unknown from here".
+A ``HoldfastError`` becomes its error response. Any other exception is a bug: it is logged with its trace and answered
+``internal``. Once a stream has begun its status cannot change, so an error there ends the connection.
 """
 
 from __future__ import annotations

@@ -1,24 +1,17 @@
-"""Who is connected to which durable, and who is given the next messages.
+"""The connected subscribers of every durable, and the turn among them.
 
-Owns: the connected subscribers of every durable, the turn among them, reading for them what they hold. Does not own:
-which messages those are (the state machine), what one may be asked for and long polls (``subscribers``), sockets
-(``socket``), when a command is durable.
+    a subscriber has room, the durable a message    Deliver is submitted before the group of the publish is closed, so
+                                                    that one sync serves both
+    Delivered is durable                            the messages are read and written to the subscriber
+    a subscriber leaves                             Detach: what it held is delivered to other subscribers, counted
 
-    somebody has room, and the durable has something    Deliver is submitted, before the group of the publish that
-                                                        brought it about is closed, so that one sync serves both
-    Delivered is durable                                the messages are read and written to the subscriber
-    a subscriber leaves                                 Detach: what it held is delivered to others, counted
+Subscribers of one durable that take more stand in a queue and go to its end when they were served. Each gets at most
+``SHARE_MAX`` messages at a time, and no more than an even share of what waits. Messages are read in pieces of
+``PIECE_BYTES`` (or one larger message), the next piece when the connection takes something.
 
-Turns: those of one durable that take more stand in a queue, and go to its end when they were served: each gets at most
-``SHARE_MAX`` messages at a time, and no more than an even part of what waits where several have room.
-
-Failure model: a subscriber may vanish at any time. What was given to it before ``Detach`` is the state machine's to
-deliver again; what was read for it is dropped. One that polls is gone when it has shown nothing for its time-out and
-holds nothing. What was started is reported to the state machine just before messages come back; a process that is
-killed before that forgets it, and a start of the service counts no delivery.
-Bounds: a subscriber holds at most its room and the durable's prefetch; on its way are at most two portions of
-``SHARE_MAX`` messages, as numbers. They are read and written in pieces of ``PIECE_BYTES``, or of one message that is
-larger, and the next piece waits until the connection takes something: it buffers no more than one beyond its limit.
+A subscriber may vanish at any time. What it held before ``Detach`` is delivered again; what was read for it is dropped.
+A poller is gone when it was silent for its timeout and holds nothing. Reports of started messages reach the state
+machine just before messages come back; a killed process forgets them, and a start of the service counts no delivery.
 """
 
 from __future__ import annotations

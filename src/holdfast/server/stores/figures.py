@@ -1,10 +1,6 @@
-"""What stores, durables and templates look like to those who ask: parameters in force, counts, subscribers.
+"""The counts of stores and durables, for documents, metrics and log lines.
 
-Owns: the documents of the routes and of the statistics. Does not own: the numbers (the state machine keeps them exact),
-metrics (``store_metrics``).
-
-Failure model: pure reading of the state in memory. A figure is as of now, and may be ahead of what is durable by what
-waits for its sync.
+They are read from the state in memory, and may be ahead of what is durable by what waits for its sync.
 """
 
 from __future__ import annotations

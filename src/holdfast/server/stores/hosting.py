@@ -1,12 +1,8 @@
 """The stores of one process: open while it leads, closed when it does not.
 
-Owns: opening and closing, what the routes find while the stores are open, admission, letting go of silent pollers, and
-carrying effects to who is connected. Does not own: the service and its disk (``stores.service``), routes, sockets'
-bytes, when the process leads (``server.run``).
-
-Failure model: while nothing is open every request is answered ``not_leader``. A service whose log failed can go on no
-more: it is told to ``failed``, and the process ends with a named code. Bounds: ``IN_FLIGHT_BYTES_MAX`` of publishes
-that are not answered, then ``overloaded``.
+While nothing is open, requests are answered ``not_leader``. A service whose log failed cannot continue: ``failed`` is
+set, and the process ends with a named code. At most ``IN_FLIGHT_BYTES_MAX`` of publishes wait for their response; above
+that they are answered ``overloaded``.
 """
 
 from __future__ import annotations

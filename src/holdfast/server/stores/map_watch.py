@@ -1,23 +1,15 @@
 """One watch of a map: first every key that is there, then every change, as far as the watcher keeps up.
 
-Owns: the order in which the two are told, what is told to a watcher that is slow, the bounds. Does not own: the
-connection (``socket``), frames (``socket_frames``), which changes there are (the state machine).
+Keys are read in pages while the map changes, from a state that is ahead of what is safe. One rule orders both:
 
-Keys are read in pages while the map goes on changing, and the state that they are read from is ahead of what is safe.
-One rule keeps both in one order:
+1. a page is read: it is what the map is at this moment
+2. it waits until every change from before is safe and was sent to the watch
+3. its keys join the changes that are still to be sent; a key that is among them already has the same value
+4. changes from after the page come after it
 
-1. a page is read; it is what the map is at this moment
-2. it waits for the turn of everything applied so far: then each change from before is safe, and was told to the watch
-3. its keys join the changes that are still to be told; where a key is among them already, that is the same value
-4. changes from after the page come after it, because their turns do
-
-So a watcher that takes the last word on every key has what is in the map, and never what a crash can take back.
-
-What is to be told is one change for each key, the newest: a watcher that reads slowly is told less, not late. A value
-that was replaced before it could be read is passed over, for its successor is on its way.
-
-Failure model: more to be told than ``PENDING_BYTES_MAX`` of keys ends the watch with ``lagging``, and the watcher
-begins anew. A value that cannot be read ends it with that error.
+So the last word on every key is what is in the map, and never what a crash can take back. One change is kept for each
+key, the newest: a slow watcher gets fewer changes, not late ones. Above ``PENDING_BYTES_MAX`` of keys the watch ends
+with ``lagging`` and starts again. A value that cannot be read ends it with that error.
 """
 
 from __future__ import annotations

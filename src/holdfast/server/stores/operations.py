@@ -1,11 +1,8 @@
-"""What the hot store routes do, by the same functions on both lanes: publish, acknowledge, poll.
+"""The hot store operations (publish, acknowledge, poll) and browsing, from a decoded request to its response's bytes.
 
-Owns: from a decoded request to the bytes of its answer. Does not own: connections, rights (``access``), who is given
-what (``deliveries``), routes that are not hot (``routes_*``).
-
-Failure model: an answer is given exactly once, and not before what it says is durable as its store promises. A client
-that goes away takes no publish and no acknowledgement back; messages on their way to its poll are for the next poll of
-its name, and for others when none comes in its time-out.
+A response is given exactly once, and not before what it says is as durable as its store promises. A client that goes
+away takes no publish and no acknowledgement back. Messages on their way to its poll are for the next poll of its name,
+or for other subscribers when none comes within its timeout.
 """
 
 from __future__ import annotations

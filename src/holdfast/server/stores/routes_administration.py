@@ -1,10 +1,7 @@
-"""Requests that change parts of the definition, as the parts that they put in or take away.
+"""The routes for definitions, stores, durables, templates and the cluster.
 
-Owns: what the routes for parts make of a request. Does not own: reading and checking parts (``definition_parts``),
-which changes a running cluster allows (the state machine).
-
-Failure model: pure. Raises ``InvalidRequest`` naming what is wrong, ``NotFound`` for what is not there. Cost: what the
-request names; ``with_store`` also the names of what the store has.
+A change of the definition is a list of parts to put in or take away (``with_store`` and its like, pure). Raises
+``InvalidRequest`` naming what is wrong, ``NotFound`` for a part that is not there.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""The routes that publish, deliver, acknowledge, browse and forget messages.
-
-Owns: their rows and what they read of a request. Does not own: what they do (``operations``, the service), the same
-publish, poll and acknowledge on the fast lane (``hot_routes``).
-"""
+"""The routes that publish, deliver, acknowledge, browse and forget messages, and those of maps."""
 
 from __future__ import annotations
 

@@ -1,23 +1,16 @@
 """``GET .../subscribe``: one WebSocket for each subscriber.
 
-Owns: the handshake, frames both ways, ping and silence, what is written when the peer reads slowly. Does not own:
-WebSocket framing (the ``websockets`` library's sans-I/O server), who is given which message (``deliveries``), rights
-(``access``).
-
-    handshake    rights, names and the durable are checked first, and the attachment is made durable: what is wrong is
-                 an HTTP answer with the API's error body, and nobody is half connected
+    handshake    rights, names and the durable are checked and the attachment is made durable first: an error is an
+                 HTTP response with the API's error body, and no subscriber is half connected
     then         {"type": "attached", ...}; messages come as far as credit was given
-    client       credit, ack, nack, reject, extend, started, close; with an "id" each acknowledgement is answered when
+    client       credit, ack, nack, reject, extend, started, close; an acknowledgement with an "id" gets its reply when
                  it is durable
     server       attached, messages, answer, error, advisory; of a map changes and current (``map_watch``)
     end          close code 4000 + the HTTP status of the error, its code as the reason; 1000 when the client asked
 
-Failure model: a peer may send anything, stop reading, or vanish. A frame that is wrong ends the connection with
-``malformed``; a refused acknowledgement with an id is answered and the connection goes on. While the peer reads too
-slowly (``UNSENT_BYTES_MAX``) nothing more is asked for it; one that goes on asking and reads no answer
-(``UNREAD_BYTES_MAX``) is ``lagging``. Whoever loses the right to subscribe is told so with the next frame or ping. A
-peer that is silent for the durable's subscriber time-out, pings unanswered, is detached. What it held is delivered to
-others in every case.
+A wrong frame ends the connection with ``malformed``. While the peer reads too slowly (``UNSENT_BYTES_MAX``) nothing
+more is delivered to it; a peer that sends on and reads no reply (``UNREAD_BYTES_MAX``) is ``lagging``. A peer that is
+silent for the durable's subscriber timeout, pings unanswered, is detached. What it held is delivered to others.
 """
 
 from __future__ import annotations

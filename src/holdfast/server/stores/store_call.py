@@ -1,7 +1,4 @@
-"""What the handlers of store routes share: rights, formats, names in paths, and how their rows are made.
-
-Owns: those few functions. Does not own: any route.
-"""
+"""What the handlers of store routes share: rights, formats, names in paths, and how their rows are made."""
 
 from __future__ import annotations
 

@@ -1,9 +1,7 @@
 """Metrics of every store and durable, read at scrape time from the state in memory.
 
-Owns: their names and units. Does not own: the numbers (``figures``), the exposition as a whole (``server.metrics``).
-
-Failure model: a scrape never waits and works whether or not stores are open. Bounds: ``DURABLES_MAX`` durables have
-lines of their own, the first in the order of names; ``holdfast_durables_without_metrics`` counts the others.
+``DURABLES_MAX`` durables have lines of their own, the first in the order of names;
+``holdfast_durables_without_metrics`` counts the others.
 """
 
 from __future__ import annotations

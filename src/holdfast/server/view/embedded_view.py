@@ -1,14 +1,8 @@
 """The view that a leader keeps of its own log, for ``/v1/keys`` and ``/v1/range``.
 
-Owns: where the view is kept, how long a reader waits for it, and what a reader is told that waits in vain. Does not
-own: keeping it (``view_child`` in a process of its own, ``view_in_process`` for ``memory:``), the routes
-(``routes_view``).
-
-Where: a ``file:`` log keeps it in its own directory (``view/LOG_ID.sqlite``), so a restart goes on where it was; a
-``memory:`` log in memory; other logs in a temporary directory, rebuilt by every leader.
-
-Failure model: a convenience, on which nothing of the log depends. It shows durable transactions only. Over a damaged
-log it stops before the damage; commits go on.
+A ``file:`` log keeps it in its own directory (``view/LOG_ID.sqlite``), so a restart continues it; a ``memory:`` log in
+memory; other logs in a temporary directory, rebuilt by every leader. The log never depends on it. It shows durable
+transactions only. In a damaged log it stops before the damage; commits go on.
 """
 
 from __future__ import annotations

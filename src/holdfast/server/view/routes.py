@@ -1,11 +1,8 @@
-"""The routes that read the embedded view.
+"""The routes that read the embedded view, ``/v1/keys`` and ``/v1/range``.
 
-Owns: ``/v1/keys`` and ``/v1/range``: which version they wait for and how much they return. Does not own: the view.
-
-Failure model: a read is never older than ``at``, and without ``at`` never older than the newest version this process
-knew to be durable when it was asked, so whoever committed here reads their own writes. A view that does not come that
-far in time answers ``view_behind``; one that never will, because the log is damaged before that version, answers the
-damage (``corrupt_batch``, ``corrupt_log``) with its slot and rule.
+A read is never older than ``at``, and without ``at`` never older than the newest version known to be durable here when
+it was asked, so clients read their own writes. A view that does not come that far in time answers ``view_behind``; one
+that never will, because the log is damaged before that version, answers the damage with its slot and rule.
 """
 
 from __future__ import annotations
