@@ -20,17 +20,14 @@ from holdfast.private_files import make_private_directory
 from holdfast.server.gateway import OVERLOADED_RETRY_AFTER_MS, Gateway
 from holdfast.server.http.responses import not_leading
 from holdfast.server.stores.access import StoreAccess
-from holdfast.server.stores.deliveries import Deliveries, Run
-from holdfast.server.stores.figures import Statistics, still_held, waiting, with_replayed
+from holdfast.server.stores.deliveries import Backlog, Deliveries
+from holdfast.server.stores.figures import Statistics
 from holdfast.server.stores.operations import InForce, StoreOperations
 from holdfast.stores.definitions.permissions import Right
 from holdfast.stores.durables.consumption import Consumption
-from holdfast.stores.durables.leases import Holder
 from holdfast.stores.durables.pending import SET_APART_MAX
-from holdfast.stores.machine.state import State
 from holdfast.stores.service import StoreService
 from holdfast.stores.values.effects import Advise, Changed, Effect
-from holdfast.stores.values.messages import Delivery
 
 __all__ = [
     "LINE_EVERY_SECONDS",
@@ -69,74 +66,8 @@ class OpenStores:
         self.state = state
         self.definitions = InForce(state)
         self.access = StoreAccess(gateway.authenticator, lambda: state.definition.permissions)
-        self.deliveries = Deliveries(service, _StateBacklog(state), gateway.loop)
+        self.deliveries = Deliveries(service, Backlog(state), gateway.loop)
         self.operations = StoreOperations(service, state, self.deliveries, self.definitions)
-
-
-class _StateBacklog:
-    """What the turn among subscribers asks of the state."""
-
-    __slots__ = ("_state",)
-
-    def __init__(self, state: State) -> None:
-        self._state = state
-
-    def ready(self, store: str, durable: str) -> bool:
-        """See ``Backlog``."""
-        return self._state.ready(store, durable)
-
-    def ready_for(self, store: str, durable: str, subscriber: str) -> bool:
-        """See ``Backlog``."""
-        return self._state.ready_for(store, durable, subscriber)
-
-    def waiting(self, store: str, durable: str) -> tuple[int, int]:
-        """See ``Backlog``."""
-        found = self._state.stores.get(store)
-        return (0, 0) if found is None else waiting(found, durable)
-
-    def size(self, store: str, first: int, last: int) -> int:
-        """See ``Backlog``."""
-        found = self._state.stores.get(store)
-        return 0 if found is None else found.counts.size(first, last)
-
-    def still_held(self, store: str, durable: str, subscriber: str, run: Run) -> list[Run]:
-        """See ``Backlog``."""
-        found = self._state.stores.get(store)
-        return [] if found is None else still_held(found, durable, subscriber, run)
-
-    def with_replayed(self, store: str, durable: str, messages: list[Delivery]) -> list[Delivery]:
-        """See ``Backlog``."""
-        found = self._state.stores.get(store)
-        return messages if found is None else with_replayed(found, durable, messages)
-
-    def held_of(self, store: str, durable: str, subscriber: str, first: int, last: int) -> list[tuple[int, int]]:
-        """See ``Backlog``."""
-        holding = self._holding(store, durable, subscriber)
-        return [] if holding is None else holding.held_of(first, last)
-
-    def holds(self, store: str, durable: str, subscriber: str) -> bool:
-        """See ``Backlog``."""
-        holding = self._holding(store, durable, subscriber)
-        return holding is not None and holding.held > 0
-
-    def lapses_ms(self, store: str, durable: str) -> int | None:
-        """See ``Backlog``."""
-        found = self._consumption(store, durable)
-        return None if found is None else found.leases.next_ms()
-
-    def displaces(self, store: str, durable: str) -> bool:
-        """See ``Backlog``."""
-        found = self._consumption(store, durable)
-        return found is not None and found.exclusive
-
-    def _holding(self, store: str, durable: str, subscriber: str) -> Holder | None:
-        found = self._consumption(store, durable)
-        return None if found is None else found.leases.of.get(subscriber)
-
-    def _consumption(self, store: str, durable: str) -> Consumption | None:
-        stores = self._state.stores
-        found = stores[store].durables.get(durable) if store in stores else None
-        return found if isinstance(found, Consumption) else None
 
 
 class StoreHost:

@@ -20,12 +20,12 @@ from itertools import islice
 from typing import Final, Protocol
 
 from holdfast.errors import Code, HoldfastError, InvalidRequest, Unavailable
-from holdfast.server.stores.deliveries import StoreServicePort
 from holdfast.stores.durables.map import Map
 from holdfast.stores.machine.state import State
+from holdfast.stores.service import StoreService
 from holdfast.wire.stores import ChangesFrame, CurrentFrame, KeyChange
 
-__all__ = ["MapWatch", "Watched", "Watcher", "WatchedMap"]
+__all__ = ["MapWatch", "Watcher", "WatchedMap"]
 
 PAGE_KEYS: Final = 1_000
 PORTION_KEYS: Final = 256
@@ -54,37 +54,13 @@ class Watcher(Protocol):
         ...
 
 
-class Watched(Protocol):
-    """The map, as far as a watch asks."""
-
-    def wants(self, key: str) -> bool:
-        """Whether the watch is about this key."""
-        ...
-
-    def page(self, after: str, count: int) -> list[tuple[str, int]]:
-        """The first ``count`` keys of the watch above ``after``, in order, with their revisions."""
-        ...
-
-    def size(self, revision: int) -> int:
-        """The bytes of a value."""
-        ...
-
-    def values(self, revisions: Iterable[int]) -> dict[int, bytes]:
-        """Values by revision; those that are no more are left out."""
-        ...
-
-    def when_safe(self, done: Callable[[], None]) -> None:
-        """Call back when everything applied until now is safe and was told."""
-        ...
-
-
 class WatchedMap:
-    """``Watched`` of a map in the state, for one key, or for those that begin with a text."""
+    """One key of a map in the state, or the keys that begin with a text."""
 
     __slots__ = ("_key", "_name", "_prefix", "_service", "_state", "_store")
 
     def __init__(
-        self, service: StoreServicePort, state: State, store: str, name: str, *, prefix: str, key: str | None
+        self, service: StoreService, state: State, store: str, name: str, *, prefix: str, key: str | None
     ) -> None:
         """Raises: InvalidRequest where both are given."""
         if prefix and key is not None:
@@ -97,11 +73,14 @@ class WatchedMap:
         self._key = key
 
     def wants(self, key: str) -> bool:
-        """See ``Watched``."""
+        """Whether the watch is about this key."""
         return key.startswith(self._prefix) if self._key is None else key == self._key
 
     def page(self, after: str, count: int) -> list[tuple[str, int]]:
-        """See ``Watched``. Raises: NotFound, InvalidRequest."""
+        """The first ``count`` keys of the watch above ``after``, in order, with their revisions.
+
+        Raises: NotFound, InvalidRequest.
+        """
         found = self._state.store(self._store).durable(self._name)
         if not isinstance(found, Map):
             raise InvalidRequest("this durable is not a map", code=Code.TYPE_MISMATCH, durable=self._name)
@@ -119,16 +98,16 @@ class WatchedMap:
         return keys
 
     def size(self, revision: int) -> int:
-        """See ``Watched``. Raises: NotFound."""
+        """The bytes of a value. Raises: NotFound."""
         return self._state.store(self._store).counts.size(revision, revision)
 
     def values(self, revisions: Iterable[int]) -> dict[int, bytes]:
-        """See ``Watched``. Raises: CorruptData."""
+        """Values by revision; replaced ones are left out. Raises: CorruptData."""
         runs = [(revision, revision, 1) for revision in sorted(revisions)]
         return {one.seq: one.body for one in self._service.messages(self._store, runs)}
 
     def when_safe(self, done: Callable[[], None]) -> None:
-        """See ``Watched``."""
+        """Call back when everything applied until now is safe and was sent."""
         self._service.when_safe(self._store, done)
 
 
@@ -151,7 +130,7 @@ class MapWatch:
         "_watcher",
     )
 
-    def __init__(self, watched: Watched, watcher: Watcher, soon: Callable[[Callable[[], None]], object]) -> None:
+    def __init__(self, watched: WatchedMap, watcher: Watcher, soon: Callable[[Callable[[], None]], object]) -> None:
         """``soon`` calls a function in a further turn of the loop."""
         self._watched = watched
         self._watcher = watcher

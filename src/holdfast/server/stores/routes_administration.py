@@ -363,8 +363,7 @@ def template_document(template: TemplateDefinition) -> Json:
 # Stores
 
 
-async def list_stores(call: StoreCall) -> Answer:
-    """``GET /v1/stores``."""
+async def _list_stores(call: StoreCall) -> Answer:
     opened, authorization = call.opened, call.call.authorization
     problem = opened.access.problem_with(authorization, Right.BROWSE)
     if problem is not None and problem.code == Code.UNAUTHENTICATED:
@@ -377,28 +376,24 @@ async def list_stores(call: StoreCall) -> Answer:
     return call.answer({"stores": filtered(visible, call.call.request.query_params.multi_items())})
 
 
-async def get_store(call: StoreCall) -> Answer:
-    """``GET /v1/stores/{store}``."""
+async def _get_store(call: StoreCall) -> Answer:
     call.opened.definitions.store(call.store)
     return call.answer(store_document(call.opened, call.store))
 
 
-async def put_store(call: StoreCall) -> Answer:
-    """``PUT /v1/stores/{store}``."""
+async def _put_store(call: StoreCall) -> Answer:
     parameters = await call.document()
     await define(call, lambda definition: with_store(definition, call.store, parameters))
     return call.answer(store_document(call.opened, call.store))
 
 
-async def patch_store(call: StoreCall) -> Answer:
-    """``PATCH /v1/stores/{store}``."""
+async def _patch_store(call: StoreCall) -> Answer:
     parameters = await call.document()
     await define(call, lambda definition: patched_store(definition, call.store, parameters))
     return call.answer(store_document(call.opened, call.store))
 
 
-async def delete_store(call: StoreCall) -> Answer:
-    """``DELETE /v1/stores/{store}``."""
+async def _delete_store(call: StoreCall) -> Answer:
     await define(call, lambda definition: without_store(definition, call.store), delete=True)
     return call.answer(NothingMore())
 
@@ -406,15 +401,13 @@ async def delete_store(call: StoreCall) -> Answer:
 # Durables
 
 
-async def list_durables(call: StoreCall) -> Answer:
-    """``GET .../durables``."""
+async def _list_durables(call: StoreCall) -> Answer:
     opened = call.opened
     items = [durable_document(opened, call.store, name) for name in sorted(opened.definitions.durables(call.store))]
     return call.answer({"durables": filtered(items, call.call.request.query_params.multi_items())})
 
 
-async def get_durable(call: StoreCall) -> Answer:
-    """``GET .../durables/{durable}``."""
+async def _get_durable(call: StoreCall) -> Answer:
     return call.answer(durable_document(call.opened, call.store, call.durable))
 
 
@@ -485,39 +478,34 @@ def _template_of(call: StoreCall) -> str:
     return call.call.path_text("template")
 
 
-async def list_templates(call: StoreCall) -> Answer:
-    """``GET .../templates``."""
+async def _list_templates(call: StoreCall) -> Answer:
     store = call.opened.definitions.store(call.store)
     items = [template_document(template) for template in store.templates.values()]
     return call.answer({"templates": filtered(items, call.call.request.query_params.multi_items())})
 
 
-async def get_template(call: StoreCall) -> Answer:
-    """``GET .../templates/{template}``."""
+async def _get_template(call: StoreCall) -> Answer:
     found = call.opened.definitions.store(call.store).template(_template_of(call))
     if found is None:
         raise NotFound("there is no such template", store=call.store, template=_template_of(call))
     return call.answer(template_document(found))
 
 
-async def put_template(call: StoreCall) -> Answer:
-    """``PUT .../templates/{template}``."""
+async def _put_template(call: StoreCall) -> Answer:
     parameters = await call.document()
     name = _template_of(call)
     await define(call, lambda definition: with_part(definition, call.store, "templates", name, parameters))
-    return await get_template(call)
+    return await _get_template(call)
 
 
-async def patch_template(call: StoreCall) -> Answer:
-    """``PATCH .../templates/{template}``."""
+async def _patch_template(call: StoreCall) -> Answer:
     parameters = await call.document()
     name = _template_of(call)
     await define(call, lambda definition: patched_part(definition, call.store, "templates", name, parameters))
-    return await get_template(call)
+    return await _get_template(call)
 
 
-async def delete_template(call: StoreCall) -> Answer:
-    """``DELETE .../templates/{template}``."""
+async def _delete_template(call: StoreCall) -> Answer:
     name = _template_of(call)
     await define(call, lambda definition: without_part(definition, call.store, "templates", name))
     return call.answer(NothingMore())
@@ -531,8 +519,7 @@ def _whole(call: StoreCall, revision: int, definition: Json) -> Answer:
     return call.answer(body, headers={"ETag": f'"{revision}"'})
 
 
-async def get_definition(call: StoreCall) -> Answer:
-    """``GET /v1/cluster/definition``."""
+async def _get_definition(call: StoreCall) -> Answer:
     in_force = call.opened.definitions
     return _whole(call, in_force.revision, in_force.cluster.document())
 
@@ -541,18 +528,16 @@ def _replaced(before: ClusterDefinition, wanted: ClusterDefinition) -> list[Part
     return parts_between(before, with_known_prefetch(before, wanted))
 
 
-async def put_definition(call: StoreCall) -> Answer:
-    """``PUT /v1/cluster/definition``."""
+async def _put_definition(call: StoreCall) -> Answer:
     document = await call.document()
     await define(call, lambda definition: _replaced(definition, definition_of(document)))
-    return await get_definition(call)
+    return await _get_definition(call)
 
 
-async def patch_definition(call: StoreCall) -> Answer:
-    """``PATCH /v1/cluster/definition``."""
+async def _patch_definition(call: StoreCall) -> Answer:
     document = await call.document()
     await define(call, lambda definition: patched(definition, document))
-    return await get_definition(call)
+    return await _get_definition(call)
 
 
 async def check_definition(call: StoreCall) -> Answer:
@@ -561,8 +546,7 @@ async def check_definition(call: StoreCall) -> Answer:
     return _whole(call, call.opened.definitions.revision + 1, definition_of(document).document())
 
 
-async def list_history(call: StoreCall) -> Answer:
-    """``GET /v1/cluster/history``."""
+async def _list_history(call: StoreCall) -> Answer:
     kept = call.opened.state.history
     return call.answer(
         {"history": [{"revision": one.revision, "at_ms": one.at_ms, "author": one.author} for one in kept]}
@@ -577,8 +561,7 @@ def _kept(call: StoreCall, revision: int) -> tuple[Revision, ClusterDefinition]:
     raise NotFound("this revision is not in the history", revision=revision)
 
 
-async def get_history(call: StoreCall) -> Answer:
-    """``GET /v1/cluster/history/{revision}``."""
+async def _get_history(call: StoreCall) -> Answer:
     text = call.call.path_text("revision")
     if not (text.isascii() and text.isdigit() and len(text) <= 10):
         raise InvalidRequest("a revision is a whole number")
@@ -587,12 +570,11 @@ async def get_history(call: StoreCall) -> Answer:
     return call.answer({"revision": kept.revision, "at_ms": kept.at_ms, "author": kept.author, "definition": document})
 
 
-async def rollback(call: StoreCall) -> Answer:
-    """``POST /v1/cluster/rollback``."""
+async def _rollback(call: StoreCall) -> Answer:
     asked = await call.body(Rollback)
     _, wanted = _kept(call, asked.revision)
     await define(call, lambda definition: parts_between(definition, wanted))
-    return await get_definition(call)
+    return await _get_definition(call)
 
 
 def definition_routes(host: StoreHost) -> tuple[Route, ...]:
@@ -606,23 +588,23 @@ def _part_routes(host: StoreHost) -> tuple[Route, ...]:
     templates, template = f"{store}/templates", f"{store}/templates/{{template}}"
     browse, administer, subscribe = Right.BROWSE, Right.ADMINISTER, Right.SUBSCRIBE
     return (
-        store_route(host, "GET", stores, None, "Every store", list_stores, answer=DOCUMENT, filters=True),
-        store_route(host, "GET", store, browse, "A store: parameters in force and counts", get_store, answer=DOCUMENT),
+        store_route(host, "GET", stores, None, "Every store", _list_stores, answer=DOCUMENT, filters=True),
+        store_route(host, "GET", store, browse, "A store: parameters in force and counts", _get_store, answer=DOCUMENT),
         store_route(
-            host, "PUT", store, administer, "Define a store", put_store,
+            host, "PUT", store, administer, "Define a store", _put_store,
             body=DOCUMENT, answer=DOCUMENT, codes=DEFINE_CODES, parameters=DELETE,
         ),
         store_route(
-            host, "PATCH", store, administer, "Change the parameters of a store that are named", patch_store,
+            host, "PATCH", store, administer, "Change the parameters of a store that are named", _patch_store,
             body=DOCUMENT, answer=DOCUMENT, codes=DEFINE_CODES, parameters=DELETE,
         ),
         store_route(
-            host, "DELETE", store, administer, "Delete a store and its messages", delete_store,
+            host, "DELETE", store, administer, "Delete a store and its messages", _delete_store,
             answer=NothingMore, codes=DEFINE_CODES,
         ),
-        store_route(host, "GET", durables, browse, "Every durable", list_durables, answer=DOCUMENT, filters=True),
+        store_route(host, "GET", durables, browse, "Every durable", _list_durables, answer=DOCUMENT, filters=True),
         store_route(
-            host, "GET", durable, browse, "A durable: parameters, counts, subscribers", get_durable, answer=DOCUMENT
+            host, "GET", durable, browse, "A durable: parameters, counts, subscribers", _get_durable, answer=DOCUMENT
         ),
         store_route(
             host, "PUT", durable, administer, "Define a durable; with a template a dynamic one is made", put_durable,
@@ -637,18 +619,18 @@ def _part_routes(host: StoreHost) -> tuple[Route, ...]:
             host, "DELETE", durable, subscribe, "Delete a durable and what it keeps", delete_durable,
             answer=NothingMore, codes=DEFINE_CODES,
         ),
-        store_route(host, "GET", templates, browse, "Every template", list_templates, answer=DOCUMENT, filters=True),
-        store_route(host, "GET", template, browse, "A template", get_template, answer=DOCUMENT),
+        store_route(host, "GET", templates, browse, "Every template", _list_templates, answer=DOCUMENT, filters=True),
+        store_route(host, "GET", template, browse, "A template", _get_template, answer=DOCUMENT),
         store_route(
-            host, "PUT", template, administer, "Define a template", put_template,
+            host, "PUT", template, administer, "Define a template", _put_template,
             body=DOCUMENT, answer=DOCUMENT, codes=DEFINE_CODES, parameters=DELETE,
         ),
         store_route(
-            host, "PATCH", template, administer, "Change the parameters of a template that are named", patch_template,
+            host, "PATCH", template, administer, "Change the parameters of a template that are named", _patch_template,
             body=DOCUMENT, answer=DOCUMENT, codes=DEFINE_CODES, parameters=DELETE,
         ),
         store_route(
-            host, "DELETE", template, administer, "Delete a template", delete_template,
+            host, "DELETE", template, administer, "Delete a template", _delete_template,
             answer=NothingMore, codes=DEFINE_CODES,
         ),
     )  # fmt: skip
@@ -659,25 +641,25 @@ def _whole_routes(host: StoreHost) -> tuple[Route, ...]:
     browse, administer = Right.BROWSE, Right.ADMINISTER
     return (
         store_route(
-            host, "GET", definition, browse, "The whole definition in force, and its revision", get_definition,
+            host, "GET", definition, browse, "The whole definition in force, and its revision", _get_definition,
             answer=DOCUMENT,
         ),
         store_route(
-            host, "PUT", definition, administer, "Replace the whole definition", put_definition,
+            host, "PUT", definition, administer, "Replace the whole definition", _put_definition,
             body=DOCUMENT, answer=DOCUMENT, codes=DEFINE_CODES, parameters=DELETE,
         ),
         store_route(
-            host, "PATCH", definition, administer, "Change what a part of a definition names", patch_definition,
+            host, "PATCH", definition, administer, "Change what a part of a definition names", _patch_definition,
             body=DOCUMENT, answer=DOCUMENT, codes=DEFINE_CODES, parameters=DELETE,
         ),
         store_route(
             host, "POST", f"{definition}/check", administer, "Check a whole definition without applying it",
             check_definition, body=DOCUMENT, answer=DOCUMENT, codes=(Code.BAD_CONFIGURATION,),
         ),
-        store_route(host, "GET", history, browse, "The definitions that were in force", list_history, answer=DOCUMENT),
-        store_route(host, "GET", f"{history}/{{revision}}", browse, "One of them", get_history, answer=DOCUMENT),
+        store_route(host, "GET", history, browse, "The definitions that were in force", _list_history, answer=DOCUMENT),
+        store_route(host, "GET", f"{history}/{{revision}}", browse, "One of them", _get_history, answer=DOCUMENT),
         store_route(
-            host, "POST", "/v1/cluster/rollback", administer, "Put an earlier definition in force again", rollback,
+            host, "POST", "/v1/cluster/rollback", administer, "Put an earlier definition in force again", _rollback,
             body=Rollback, answer=DOCUMENT, codes=DEFINE_CODES, parameters=DELETE,
         ),
     )  # fmt: skip
@@ -716,8 +698,7 @@ def _quorum(call: StoreCall) -> QuorumResponse:
     )
 
 
-async def cluster(call: StoreCall) -> Answer:
-    """``GET /v1/cluster``."""
+async def _cluster(call: StoreCall) -> Answer:
     opened = call.opened
     definition = opened.definitions.cluster
     stores = opened.state.stores.values()
@@ -744,8 +725,7 @@ async def cluster(call: StoreCall) -> Answer:
     return call.answer(body)
 
 
-async def quorum(call: StoreCall) -> Answer:
-    """``GET /v1/cluster/quorum``."""
+async def _get_quorum(call: StoreCall) -> Answer:
     return call.answer(_quorum(call))
 
 
@@ -756,8 +736,7 @@ async def force_quorum(call: StoreCall) -> Answer:
     return call.answer(_quorum(call))
 
 
-async def suspend(call: StoreCall) -> Answer:
-    """``POST /v1/cluster/suspend``."""
+async def _suspend(call: StoreCall) -> Answer:
     call.host.suspend()
     with _disk_named():
         await call.opened.service.checkpoint()
@@ -771,8 +750,7 @@ async def save(call: StoreCall) -> Answer:
     return call.answer(NothingMore())
 
 
-async def compact(call: StoreCall) -> Answer:
-    """``POST /v1/cluster/compact``."""
+async def _compact(call: StoreCall) -> Answer:
     before = call.opened.service.space()
     with _disk_named():
         await call.opened.service.compact()
@@ -780,8 +758,7 @@ async def compact(call: StoreCall) -> Answer:
     return call.answer({"allocated_before": before.allocated, "allocated": after.allocated, "in_use": after.in_use})
 
 
-async def backup(call: StoreCall) -> Answer:
-    """``POST /v1/cluster/backup``."""
+async def _backup(call: StoreCall) -> Answer:
     asked = await call.body(BackupRequest)
     with _disk_named():
         path = await call.host.back_up(asked.name)
@@ -796,14 +773,14 @@ def cluster_routes(host: StoreHost) -> tuple[Route, ...]:
         return store_route(host, method, f"/v1/cluster{path}", *arguments, cluster=True, **more)  # type: ignore[arg-type]
 
     return (
-        row("GET", "", browse, "The cluster: what is in force, what it holds, its disk", cluster, answer=DOCUMENT),
-        row("GET", "/quorum", browse, "Who of the cluster's services is there", quorum, answer=QuorumResponse),
+        row("GET", "", browse, "The cluster: what is in force, what it holds, its disk", _cluster, answer=DOCUMENT),
+        row("GET", "/quorum", browse, "Who of the cluster's services is there", _get_quorum, answer=QuorumResponse),
         row(
             "POST", "/force-quorum", administer, "Form a quorum of the services that are there", force_quorum,
             answer=QuorumResponse, codes=(Code.NO_QUORUM,),
         ),
         row(
-            "POST", "/suspend", administer, "Serve nothing more until a restart", suspend,
+            "POST", "/suspend", administer, "Serve nothing more until a restart", _suspend,
             answer=QuorumResponse, codes=(Code.STORE_UNAVAILABLE,),
         ),
         row(
@@ -811,11 +788,11 @@ def cluster_routes(host: StoreHost) -> tuple[Route, ...]:
             answer=NothingMore, codes=(Code.STORE_UNAVAILABLE,),
         ),
         row(
-            "POST", "/compact", administer, "Give back the space of what is no longer kept", compact,
+            "POST", "/compact", administer, "Give back the space of what is no longer kept", _compact,
             answer=DOCUMENT, codes=(Code.STORE_UNAVAILABLE,),
         ),
         row(
-            "POST", "/backup", administer, "Copy everything, while clients work", backup,
+            "POST", "/backup", administer, "Copy everything, while clients work", _backup,
             body=BackupRequest, answer=DOCUMENT, codes=(Code.ALREADY_OPEN, Code.STORE_UNAVAILABLE),
         ),
     )  # fmt: skip

@@ -12,7 +12,7 @@ import contextlib
 import sqlite3
 import tempfile
 from collections.abc import AsyncIterator, Callable, Generator
-from typing import Final, Protocol
+from typing import Final
 from urllib.parse import urlsplit
 
 import msgspec
@@ -22,7 +22,7 @@ from holdfast.commit.leadership.log_remains import view_directory
 from holdfast.commit.reading.feed import EventBatch
 from holdfast.commit.service import CommitService
 from holdfast.errors import Closed, Code, CorruptData, Fenced, HoldfastError, InvalidRequest, NotFound, Unavailable
-from holdfast.server.view.child import ViewChild
+from holdfast.server.view.child import ViewChild, ViewFile
 from holdfast.server.view.messages import Damage, ViewStart
 from holdfast.view import View
 from holdfast.view.storage import Row, Stored
@@ -32,22 +32,9 @@ __all__ = [
     "MemoryReads",
     "Subscribe",
     "ViewInProcess",
-    "ViewReads",
 ]
 
 CATCH_UP_SECONDS_MAX: Final = 5.0
-
-
-class ViewReads(Protocol):
-    """A view that has come far enough."""
-
-    async def get(self, key: bytes) -> Stored | None:
-        """The key's value and the version that wrote it, or None."""
-        ...
-
-    async def read_range(self, begin: bytes, end: bytes | None, limit: int) -> tuple[list[Row], int]:
-        """At most ``limit`` keys of ``[begin, end)``, and the version at which they are the whole truth."""
-        ...
 
 
 class EmbeddedView:
@@ -81,7 +68,7 @@ class EmbeddedView:
         with self._told_as_behind(at):
             return await reads.read_range(begin, end, limit)
 
-    async def _at(self, version: int) -> ViewReads:
+    async def _at(self, version: int) -> ViewFile | MemoryReads:
         if not self.enabled:
             raise InvalidRequest(
                 "this service keeps no view",
