@@ -440,7 +440,7 @@ def test_a_reader_that_stops_reading_stops_being_read() -> None:
             while before != (answered := here.front.counters.answers["/livez", 200]):
                 before = answered
                 await asyncio.sleep(0.05)
-            (lane,) = here.server.lanes.open
+            (lane,) = here.server.context.open
             transport = lane.transport
             assert transport is not None
             assert answered < 50_000
@@ -478,7 +478,7 @@ def test_one_connection_too_many_is_told_so() -> None:
             refused.writer.write_eof()
             assert await refused.is_closed_by_peer()
             kept[0].close()
-            await until(lambda: here.server.lanes.connections <= 1)
+            await until(lambda: here.server.context.connections <= 1)
             assert (await (await here.connect()).ask("GET", "/livez")).status == 200
 
     run(scenario)
@@ -491,8 +491,8 @@ def test_connections_are_counted_through_a_hand_over() -> None:
                 client = await here.connect()
                 assert (await client.ask("GET", target)).status == 200
                 client.close()
-            await until(lambda: not (here.server.lanes.connections))
-            assert not here.server.lanes.open and not here.server.framework.open
+            await until(lambda: not (here.server.context.connections))
+            assert not here.server.context.open and not here.server.framework.open
 
     run(scenario)
 
@@ -507,12 +507,12 @@ def test_stalled_connections_are_closed_and_busy_ones_are_not() -> None:
             here.store.gate.clear()
             waiting.send(commit())
             await until(lambda: here.front.in_flight_commits)
-            here.server.lanes.seconds += 100
-            here.server.lanes.close_stalled(partial_seconds_max=30, idle_seconds_max=600)
+            here.server.context.seconds += 100
+            here.server.context.close_stalled(partial_seconds_max=30, idle_seconds_max=600)
             assert await half.is_closed_by_peer()
             assert (await idle.ask("GET", "/livez")).status == 200
-            here.server.lanes.seconds += 1000
-            here.server.lanes.close_stalled(partial_seconds_max=30, idle_seconds_max=600)
+            here.server.context.seconds += 1000
+            here.server.context.close_stalled(partial_seconds_max=30, idle_seconds_max=600)
             assert await idle.is_closed_by_peer()
             here.store.gate.set()
             assert (await waiting.answer()).status == 200
@@ -531,7 +531,7 @@ def test_a_body_on_its_way_is_waited_for_and_what_trickles_is_not(arrived: int, 
             client = await here.connect()
             asked = commit()
             pieces = [asked[:arrived], *(asked[at : at + 1] for at in range(len(asked[:arrived]), len(asked)))]
-            lanes = here.server.lanes
+            lanes = here.server.context
             sent = 0
             for piece in pieces[:4]:
                 client.send(piece)
@@ -676,7 +676,7 @@ def test_who_never_reads_its_answers_is_cut_off_and_a_slow_reader_is_not() -> No
             client = await here.connect()
             client.writer.transport.pause_reading()  # type: ignore[attr-defined]
             asked = b"GET /livez HTTP/1.1\r\nHost: a\r\n\r\n" * 200
-            lanes = here.server.lanes
+            lanes = here.server.context
 
             def paused() -> bool:
                 if not any(lane._writing_paused for lane in lanes.open):

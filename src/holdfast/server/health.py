@@ -179,16 +179,16 @@ RETRY_AFTER_MS: Final = 1_000
 class StoreWatch:
     """Looks at what the parts of one serving process know. ``service`` is None while it does not lead."""
 
-    def __init__(self, front: Gateway, *, stalled_ms_max: float = STALLED_MS_MAX) -> None:
-        self._front = front
+    def __init__(self, gateway: Gateway, *, stalled_ms_max: float = STALLED_MS_MAX) -> None:
+        self._gateway = gateway
         self._stalled_ms_max = stalled_ms_max
         self.service: CommitService | None = None
         self.store: StoreMetrics | None = None
 
     def problem(self) -> HoldfastError | None:
         """None when commits are welcome and get through, else why not."""
-        problem = self._front.admission()
-        if problem is not None and (problem.code is not Code.OVERLOADED or self._front.draining):
+        problem = self._gateway.admission()
+        if problem is not None and (problem.code is not Code.OVERLOADED or self._gateway.draining):
             return problem
         # Before a refusal of commits: it says what the store does.
         return self._stalled_batch() or self._unanswered_check() or self._silent_store() or problem
@@ -227,7 +227,7 @@ class StoreWatch:
 
     def _unavailable(self, what: str, waited_ms: float) -> HoldfastError:
         # Anybody may ask; where that is not everybody's service, what a store says is for the log alone.
-        failure = "" if self.store is None or self._front.authenticator.required else self.store.last_failure
+        failure = "" if self.store is None or self._gateway.authenticator.required else self.store.last_failure
         return Unavailable(
             what,
             code=Code.STORE_UNAVAILABLE,

@@ -19,7 +19,7 @@ __all__ = ["route_table"]
 
 
 def route_table(
-    front: Gateway,
+    gateway: Gateway,
     *,
     metrics: ServerMetrics,
     watch: StoreWatch,
@@ -30,13 +30,13 @@ def route_table(
 ) -> list[Route]:
     """The rows. ``version`` is what the description says of this package; without ``stores`` theirs are not there."""
     rows: list[Route] = [
-        *log_routes(front),
-        stream_route(front),
+        *log_routes(gateway),
+        stream_route(gateway),
         subscribe_route(subscriptions),
-        *view_routes(front, view),
+        *view_routes(gateway, view),
         *(store_routes(stores) if stores is not None else ()),
-        *health_routes(front, watch, stores=stores, scrape=metrics.text),
+        *health_routes(gateway, watch, stores=stores, scrape=metrics.text),
         *description_routes(lambda: described),
     ]
-    described = describe(rows, version=version, with_tokens=front.authenticator.required)
+    described = describe(rows, version=version, with_tokens=gateway.authenticator.required)
     return rows

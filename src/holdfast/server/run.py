@@ -174,13 +174,13 @@ class _Process:
             if signal.getsignal(number) != signal.SIG_IGN:  # as nohup has it: whoever started this wants it to go on
                 loop.add_signal_handler(number, self._signalled, number)
         loop.add_signal_handler(signal.SIGHUP, log.info, "hangup_ignored")
-        self._front = Gateway(
+        self._gateway = Gateway(
             limits=_limits(settings),
             authenticator=Authenticator({token.token: Role[token.role.upper()] for token in settings.server.tokens}),
         )
-        self._metrics = ServerMetrics(self._front)
-        self._watch = StoreWatch(self._front, stalled_ms_max=settings.commit.stalled_after_seconds * 1000.0)
-        self._subscriptions = Subscriptions(self._front, self._subscribe)
+        self._metrics = ServerMetrics(self._gateway)
+        self._watch = StoreWatch(self._gateway, stalled_ms_max=settings.commit.stalled_after_seconds * 1000.0)
+        self._subscriptions = Subscriptions(self._gateway, self._subscribe)
         self._older = segment_history(settings.log.segments_url)
         self._view = EmbeddedView(
             settings.view.enabled,
@@ -198,17 +198,17 @@ class _Process:
             None
             if settings.stores.hosted is None
             else StoreHost(
-                self._front, settings.stores.hosted, request_bytes_max=settings.stores.max_request_size_bytes
+                self._gateway, settings.stores.hosted, request_bytes_max=settings.stores.max_request_size_bytes
             )
         )
         self._metrics.stores = self._stores
         stores = self._stores
         server = self._server = HttpServer(
-            self._front,
+            self._gateway,
             self._routes(),
             tls=self._tls,
             matcher=None if stores is None else HotStores(stores),
-            socket=None if stores is None else partial(SubscribeSocket, self._front, stores),
+            socket=None if stores is None else partial(SubscribeSocket, self._gateway, stores),
             store_connections=self._settings.persist.target_pool_size,
         )
         self._metrics.server = server
@@ -216,7 +216,7 @@ class _Process:
         addresses = await server.listen(settings.server.listen)
         self._address = _advertised(settings, addresses)
         self._address_is_bound = self._address in addresses
-        self._front.own = LeaderHint("", self._address)
+        self._gateway.own = LeaderHint("", self._address)
         try:
             return await self._serve(addresses)
         finally:
@@ -227,7 +227,7 @@ class _Process:
 
     def _routes(self) -> list[Route]:
         return route_table(
-            self._front,
+            self._gateway,
             metrics=self._metrics,
             watch=self._watch,
             subscriptions=self._subscriptions,
@@ -289,15 +289,15 @@ class _Process:
 
     def _stand_by(self, leader_id: str, address: str) -> None:
         hint = LeaderHint(leader_id, address)
-        if hint != self._front.leader:
-            self._front.stop_leading(hint)
+        if hint != self._gateway.leader:
+            self._gateway.stop_leading(hint)
             log.info("standing_by", leader_id=hint.leader_id, leader_address=hint.address)
             _say(f"standby leader_id={hint.leader_id} leader_address={hint.address}")
 
     async def _reign(self, service: CommitService, addresses: list[str]) -> ServiceEnd:
         """Answer for the log until this leader's end, which a signal brings about in good order."""
         self._service = self._metrics.service = self._watch.service = service
-        self._front.lead(service)
+        self._gateway.lead(service)
         self._view.follow(service)
         takeover = service.takeover
         log.info(
@@ -327,8 +327,8 @@ class _Process:
         _say(f"ready listen={','.join(addresses)} leader_id={service.leader_id}")
         await _first_of(service.ended, self._stop, *(() if stores is None else (stores.failed,)))
         if not service.ended.done():
-            log.info("draining", commits_in_flight=self._front.in_flight_commits)
-            self._front.draining = True
+            log.info("draining", commits_in_flight=self._gateway.in_flight_commits)
+            self._gateway.draining = True
             self._server.stop_accepting()
             await self._drain(service)
         if stores is not None and stores.failed.done():
@@ -359,12 +359,12 @@ class _Process:
             async with asyncio.timeout(seconds_max):
                 await service.step_down()
         except TimeoutError:
-            log.error("drain_given_up", seconds=round(seconds_max, 2), outcomes_unknown=self._front.in_flight_commits)
+            log.error("drain_given_up", seconds=round(seconds_max, 2), outcomes_unknown=self._gateway.in_flight_commits)
             await service.close()
 
     async def _no_longer_leading(self) -> None:
         self._service = self._metrics.service = self._watch.service = None
-        self._front.stop_leading(LeaderHint())
+        self._gateway.stop_leading(LeaderHint())
         if self._scrubbing is not None:
             self._scrubbing.cancel()
             await asyncio.wait({self._scrubbing})
@@ -420,8 +420,8 @@ class _Process:
         )
 
     def _subscribe(self, after: int, durable: bool) -> AsyncIterator[EventBatch]:
-        self._front.leading()
-        assert self._service is not None, "the front leads when the service does"
+        self._gateway.leading()
+        assert self._service is not None, "the gateway leads when the service does"
         return subscribe(
             self._service,
             after=after,

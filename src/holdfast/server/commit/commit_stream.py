@@ -208,7 +208,7 @@ async def _read_away(call: Call) -> None:
 
 def _reader_for(call: Call) -> tuple[ItemReader, WireFormat]:
     media_type = call.request.headers.get("content-type", NDJSON).partition(";")[0].strip().lower()
-    bytes_max = call.front.limits.request_bytes_max
+    bytes_max = call.state.limits.request_bytes_max
     if media_type in MSGPACK_NAMES:
         return MsgpackItems(bytes_max), "msgpack"
     # Whatever else a client calls it, it is JSON or it is malformed; many tools send their own default type.
@@ -220,7 +220,7 @@ class _CommitStream:
 
     def __init__(self, gateway: Gateway, call: Call, reader: ItemReader, wire_format: WireFormat) -> None:
         self._call = call
-        self._front = gateway
+        self._gateway = gateway
         self._reader = reader
         self._wire_format: WireFormat = wire_format
         self._due: deque[CommitEntry] = deque()
@@ -230,7 +230,7 @@ class _CommitStream:
         self._room: asyncio.Future[None] | None = None
         self._ready: asyncio.Future[None] | None = None
         self._client = call.client
-        rates = self._front.client_rates
+        rates = self._gateway.client_rates
         self._block_items = (
             WINDOW_ITEMS if rates is None else min(WINDOW_ITEMS, max(1, rates.per_second_max // RATE_SLICES))
         )
@@ -269,9 +269,9 @@ class _CommitStream:
             self._add_problem(self._reader.problem)
 
     def _submit_block(self, txns: list[Transaction], weight: int) -> None:
-        front = self._front
-        leader_id, log_id = front.own.leader_id, front.log_id
-        limits = front.limits
+        gateway = self._gateway
+        leader_id, log_id = gateway.own.leader_id, gateway.log_id
+        limits = gateway.limits
         settle = self._settle
         accepted: list[CommitEntry] = []
         due = self._due
@@ -293,9 +293,9 @@ class _CommitStream:
                 entry.ticket = problem
             self._due_bytes += entry.size
             due.append(entry)
-        front.counters.stream_items += len(txns)
+        gateway.counters.stream_items += len(txns)
         if accepted:
-            front.submit_many(accepted, accepted_bytes)
+            gateway.submit_many(accepted, accepted_bytes)
         if len(accepted) < len(txns):
             self._wake_writer()
 
@@ -306,29 +306,29 @@ class _CommitStream:
 
     async def _within_rate(self, items: int) -> None:
         """Wait until the client's own rate bears these items. Raises: ClientDisconnect."""
-        front = self._front
-        rates = front.client_rates
+        gateway = self._gateway
+        rates = gateway.client_rates
         if rates is None:
             return
-        now = front.loop.time()
+        now = gateway.loop.time()
         until = now + rates.wait_after_taking(self._client, items, now)
         if until > now:
-            front.counters.rate_slowed_items += items
-        while (left := until - front.loop.time()) > 0 and front.service is not None and not front.draining:
+            gateway.counters.rate_slowed_items += items
+        while (left := until - gateway.loop.time()) > 0 and gateway.service is not None and not gateway.draining:
             await asyncio.sleep(min(left, RATE_LOOK_SECONDS))
             if self._call.connection.is_over:
                 raise ClientDisconnect
 
     async def _room_for(self, items: int) -> None:
         while self._due and (len(self._due) + items > WINDOW_ITEMS or self._due_bytes > WINDOW_BYTES):
-            self._room = self._front.loop.create_future()
+            self._room = self._gateway.loop.create_future()
             await self._room
 
     async def _admitted(self) -> HoldfastError | None:
         """Wait while the service is full; None when it takes more, else why it never will."""
         while True:
-            problem = self._front.admission()
-            if problem is None or problem.code is not Code.OVERLOADED or self._front.draining:
+            problem = self._gateway.admission()
+            if problem is None or problem.code is not Code.OVERLOADED or self._gateway.draining:
                 return problem
             await asyncio.sleep(RETRY_ADMISSION_SECONDS)
 
@@ -339,7 +339,7 @@ class _CommitStream:
         self._due.clear()
 
     def _settle(self, entry: CommitEntry) -> None:
-        self._front.settled(1, entry.size)
+        self._gateway.settled(1, entry.size)
         if self._due and self._due[0] is entry:
             self._wake_writer()
 
@@ -360,12 +360,12 @@ class _CommitStream:
             elif self._ended and not self._due:
                 return
             else:
-                self._ready = self._front.loop.create_future()
+                self._ready = self._gateway.loop.create_future()
                 await self._ready
 
     def _ready_results(self) -> bytes:
         due = self._due
-        answers = self._front.answers
+        answers = self._gateway.answers
         json = self._wire_format == "json"
         index = self._index
         parts: list[bytes] = []

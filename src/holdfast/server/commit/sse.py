@@ -171,9 +171,9 @@ class _Subscriber:
 class Subscriptions:
     """All open streams of a server."""
 
-    def __init__(self, front: Gateway, subscribe: Subscribe) -> None:
+    def __init__(self, gateway: Gateway, subscribe: Subscribe) -> None:
         """``subscribe(after, durable)`` gives the batches after a version, history first."""
-        self._front = front
+        self._gateway = gateway
         self._subscribe = subscribe
         self.open: set[_Subscriber] = set()
         self.lagged = 0
@@ -187,8 +187,8 @@ class Subscriptions:
     async def stream(self, call: Call) -> None:
         """Answer one subscription until it ends."""
         start, durable, key_filter = self._parameters(call)
-        batches = self._subscribe(self._front.version_of(start), durable)
-        log_id = self._front.log_id
+        batches = self._subscribe(self._gateway.version_of(start), durable)
+        log_id = self._gateway.log_id
         subscriber = _Subscriber(call)
         task = asyncio.current_task()
         assert task is not None, "a request runs in a task"
@@ -239,7 +239,7 @@ class Subscriptions:
             # The batches cannot be closed while somebody still waits for the next one.
             first.cancel()
             await asyncio.wait({first})
-        bytes_max = self._front.limits.subscriber_unsent_bytes_max
+        bytes_max = self._gateway.limits.subscriber_unsent_bytes_max
         connection = call.connection
         caught_up = False
         while batch is not None:
@@ -272,7 +272,7 @@ class Subscriptions:
         connection.close()
 
     def _is_live(self, batch: EventBatch) -> bool:
-        service = self._front.service
+        service = self._gateway.service
         return service is not None and batch.last_version >= service.local_version()
 
     async def _end_lagging(self, call: Call, unsent: int) -> None:
@@ -300,10 +300,10 @@ class Subscriptions:
 
     def _keep_alive(self) -> None:
         if self._keepalives is None or self._keepalives.done():
-            self._keepalives = self._front.loop.create_task(self._send_keepalives())
+            self._keepalives = self._gateway.loop.create_task(self._send_keepalives())
 
     async def _send_keepalives(self) -> None:
-        tick = self._front.limits.keepalive_interval_seconds / KEEPALIVE_TICKS
+        tick = self._gateway.limits.keepalive_interval_seconds / KEEPALIVE_TICKS
         while True:
             await asyncio.sleep(tick)
             for subscriber in list(self.open):

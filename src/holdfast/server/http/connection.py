@@ -110,7 +110,7 @@ class Connection(asyncio.Protocol):
         "_discard_left",
         "dirty",
         "eof",
-        "_front",
+        "_state",
         "_head",
         "_known_head",
         "context",
@@ -129,9 +129,9 @@ class Connection(asyncio.Protocol):
         "_writing_paused",
     )
 
-    def __init__(self, lanes: ConnectionContext) -> None:
-        self.context = lanes
-        self._front = lanes.front
+    def __init__(self, context: ConnectionContext) -> None:
+        self.context = context
+        self._state = context.state
         self.transport: asyncio.Transport | None = None
         self._head = _Head()
         """Of the request that is being read, or was read last."""
@@ -147,7 +147,7 @@ class Connection(asyncio.Protocol):
         """At or above zero: the connection is to be closed, and input is only read away."""
         self.dirty = False
         self.eof = False
-        self._last_second = lanes.seconds
+        self._last_second = context.seconds
         self._partial_since: int | None = None
         """When the first byte of the request came that is not whole yet."""
         self._unsent = 0
@@ -168,13 +168,13 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """A connection was accepted."""
         self.transport = cast(asyncio.Transport, transport)
-        lanes = self.context
-        lanes.connections += 1
-        lanes.open.add(self)
-        if lanes.connections > lanes.connections_max:
-            self._front.counters.refused_connections += 1
+        context = self.context
+        context.connections += 1
+        context.open.add(self)
+        if context.connections > context.connections_max:
+            self._state.counters.refused_connections += 1
             error = LimitExceeded("too many connections", code=Code.OVERLOADED, retry_after_ms=1000)
-            self._refuse(lanes.error_response(error, closes=True))
+            self._refuse(context.error_response(error, closes=True))
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection is gone; answers that are still due are dropped, their commits stand."""
@@ -201,7 +201,7 @@ class Connection(asyncio.Protocol):
         for poll in [due.poll for due in self.queue if due.poll is not None]:
             poll.hurry()
         if any(due.asks_store for due in self.queue):
-            self._front.loop.call_later(HALF_CLOSED_SECONDS_MAX, self._close_if_only_asking)
+            self._state.loop.call_later(HALF_CLOSED_SECONDS_MAX, self._close_if_only_asking)
         return bool(self.queue) and transport is not None and transport.get_extra_info("sslcontext") is None
 
     def _close_if_only_asking(self) -> None:
@@ -264,7 +264,7 @@ class Connection(asyncio.Protocol):
                 self._hand_over_when_answered()
 
     def _take(self, data: bytes, start: int) -> int:
-        """Take one request at ``start``. Returns its size, or 0 when it is not whole yet or not for this lane."""
+        """Take one request at ``start``. Returns its size, or 0 when it is not whole yet or the framework's."""
         known = self._known_head
         if known and data.startswith(known, start):
             head_end = start + len(known)
@@ -346,7 +346,7 @@ class Connection(asyncio.Protocol):
         else:
             problem = request.problem_with(self._head.authorization)
         if problem is not None:
-            self._front.counters.answers[request.route, STATUS_OF[problem.code]] += 1
+            self._state.counters.answers[request.route, STATUS_OF[problem.code]] += 1
             self._refuse(self.context.error_response(problem, closes=True))
             return
         # The head will be parsed again with its body, so the parser that saw it half-way is of no use any more.
@@ -428,7 +428,7 @@ class Connection(asyncio.Protocol):
         self.queue.append(due)
         if self.queue[0] is due:
             self.flush()
-        self._front.loop.call_later(DISCARD_SECONDS_MAX, self._close)
+        self._state.loop.call_later(DISCARD_SECONDS_MAX, self._close)
 
     def _discard(self, size: int) -> None:
         self._discard_left = max(0, self._discard_left - size)
@@ -482,12 +482,12 @@ class Connection(asyncio.Protocol):
         transport = self.transport
         assert transport is not None, "only a live connection is handed over"
         unread = bytes(self._unread)
-        lanes = self.context
-        lanes.open.discard(self)
-        lanes.front.counters.handed_over_connections += 1
+        context = self.context
+        context.open.discard(self)
+        context.state.counters.handed_over_connections += 1
         self._unread.clear()
         self.transport = None
-        framework = lanes.framework(transport, lanes.connection_ended)
+        framework = context.framework(transport, context.connection_ended)
         transport.set_protocol(framework)
         framework.connection_made(transport)
         if self.reading_paused:
@@ -576,7 +576,7 @@ class ConnectionContext:
 
     def __init__(
         self,
-        front: HttpState,
+        state: HttpState,
         framework: Callable[[asyncio.Transport, Callable[[], None]], asyncio.Protocol],
         lines: Mapping[bytes, FastRequest],
         matcher: FastMatcher | None,
@@ -585,8 +585,8 @@ class ConnectionContext:
 
         ``lines``: the fast requests by their whole lines. ``matcher`` finds those with other lines.
         """
-        self.front = front
-        self.counters = front.counters
+        self.state = state
+        self.counters = state.counters
         self.framework = framework
         self.lines = tuple(lines.items())
         self.matcher = matcher
@@ -594,7 +594,7 @@ class ConnectionContext:
         self.connections = 0
         self.ended = 0
         """How many connections have ended since the start."""
-        self.connections_max = front.limits.connections_max or sys.maxsize
+        self.connections_max = state.limits.connections_max or sys.maxsize
         self.open: set[Connection] = set()
         self.seconds = 0
         """Counts ticks; the age of a connection's last progress is told in them, so no request reads a clock."""
@@ -636,11 +636,11 @@ class ConnectionContext:
 
     def error_response(self, error: HoldfastError, *, closes: bool = False, status: int | None = None) -> bytes:
         """A whole response that tells an error."""
-        usual_status, headers, body = error_answer(error, self.front.leader)
+        usual_status, headers, body = error_answer(error, self.state.leader)
         return self.response(status or usual_status, headers, body, closes=closes)
 
     def connection_ended(self) -> None:
-        """One connection fewer, whichever lane it ended on."""
+        """One connection fewer, whichever kind it ended on."""
         self.connections -= 1
         self.ended += 1
         if self.connections == 0 and self._all_closed is not None and not self._all_closed.done():
@@ -649,21 +649,21 @@ class ConnectionContext:
     async def all_closed(self) -> None:
         """Return when no connection is open."""
         if self.connections:
-            self._all_closed = self.front.loop.create_future()
+            self._all_closed = self.state.loop.create_future()
             await self._all_closed
 
-    def flush_later(self, lane: Connection) -> None:
-        """Write what is ready on ``lane`` once at the end of this turn of the loop."""
+    def flush_later(self, connection: Connection) -> None:
+        """Write what is ready on ``connection`` once at the end of this turn of the loop."""
         if not self._dirty:
-            self.front.loop.call_soon(self._flush)
-        self._dirty.append(lane)
+            self.state.loop.call_soon(self._flush)
+        self._dirty.append(connection)
 
     def _flush(self) -> None:
         dirty, self._dirty = self._dirty, []
-        for lane in dirty:
-            lane.flush()
+        for connection in dirty:
+            connection.flush()
 
     def close_stalled(self, *, partial_seconds_max: int, idle_seconds_max: int) -> None:
         """Close connections that stopped in the middle of a request, or that nobody has used for long."""
-        for lane in list(self.open):
-            lane.close_if_stalled(self.seconds, partial_seconds_max, idle_seconds_max)
+        for connection in list(self.open):
+            connection.close_if_stalled(self.seconds, partial_seconds_max, idle_seconds_max)

@@ -62,11 +62,11 @@ UNIX: Final = "unix:"
 
 
 class HttpServer:
-    """The HTTP side of one process: several listeners, one front."""
+    """The HTTP side of one process: several listeners, one table of routes."""
 
     def __init__(
         self,
-        front: HttpState,
+        state: HttpState,
         routes: Sequence[Route],
         *,
         tls: ssl.SSLContext | None = None,
@@ -78,10 +78,10 @@ class HttpServer:
 
         ``store_connections``: how many descriptors the object store may want.
         """
-        self.front = front
-        self.framework = Framework(make_app(front, routes), error_response=self._error_response, socket=socket)
+        self.state = state
+        self.framework = Framework(make_app(state, routes), error_response=self._error_response, socket=socket)
         fast = {route.line: route.fast for route in routes if route.fast is not None}
-        self.lanes = ConnectionContext(front, self.framework.protocol, fast, matcher)
+        self.context = ConnectionContext(state, self.framework.protocol, fast, matcher)
         self.addresses: list[str] = []
         self._tls = tls
         self._store_connections = store_connections
@@ -92,7 +92,7 @@ class HttpServer:
 
     def _error_response(self, error: HoldfastError) -> bytes:
         status = 431 if error.code is Code.TOO_LARGE else None
-        return self.lanes.error_response(error, closes=True, status=status)
+        return self.context.error_response(error, closes=True, status=status)
 
     async def listen(self, addresses: Sequence[str]) -> list[str]:
         """Bind every address and start to accept. Returns them with the ports that were really taken.
@@ -118,13 +118,13 @@ class HttpServer:
         for address, opened in bound:
             tls = None if address.startswith(UNIX) else self._tls
             has_room = partial(self._has_room, 0 if tls is not None else REFUSALS_MAX)
-            self._listeners.append(Listener(self.front.loop, opened, self._connection, tls, has_room, self._not_tls))
+            self._listeners.append(Listener(self.state.loop, opened, self._connection, tls, has_room, self._not_tls))
             self.addresses.append(address)
         return self.addresses
 
     def _connection(self) -> Connection:
         """The protocol of one accepted connection."""
-        return Connection(self.lanes)
+        return Connection(self.context)
 
     def _not_tls(self) -> bytes:
         return self._error_response(InvalidRequest("this port speaks TLS, and the request does not: use https://"))
@@ -136,17 +136,17 @@ class HttpServer:
             if limit != resource.RLIM_INFINITY
             else sys.maxsize
         )
-        if room < self.lanes.connections_max:
-            wanted = self.front.limits.connections_max
-            self.lanes.connections_max = room
+        if room < self.context.connections_max:
+            wanted = self.state.limits.connections_max
+            self.context.connections_max = room
             _log.info("connections_limited", connections_max=room, max_connections=wanted, descriptors=limit)
 
     def _has_room(self, refusals: int) -> bool:
         """Whether a connection may begin, be it one of ``refusals`` that are told that there are too many."""
         handshakes = sum(listener.handshakes for listener in self._listeners)
-        if self.lanes.connections + handshakes < self.lanes.connections_max + refusals:
+        if self.context.connections + handshakes < self.context.connections_max + refusals:
             return True
-        self.front.counters.refused_connections += 1
+        self.state.counters.refused_connections += 1
         return False
 
     async def _bind(self, address: str) -> tuple[str, socket.socket]:
@@ -157,7 +157,7 @@ class HttpServer:
             self._unix_sockets.append(_UnixSocket(path, os.stat(path).st_ino))
             return address, opened
         host, _, port = address.rpartition(":")
-        found = await self.front.loop.getaddrinfo(
+        found = await self.state.loop.getaddrinfo(
             host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
         family, kind, protocol, _, place = found[0]
@@ -169,17 +169,17 @@ class HttpServer:
     def _tick(self) -> None:
         """Once a second. Everything that only needs a rough clock hangs on this, so that no request costs a timer."""
         date = formatdate(usegmt=True).encode()
-        lanes, framework = self.lanes, self.framework
-        lanes.tell_date(date)
+        context, framework = self.context, self.framework
+        context.tell_date(date)
         framework.tell_date(date)
-        lanes.seconds += 1
+        context.seconds += 1
         framework.seconds += 1
-        if lanes.seconds % STALLED_EVERY_SECONDS == 0:
+        if context.seconds % STALLED_EVERY_SECONDS == 0:
             bounds = {"partial_seconds_max": PARTIAL_SECONDS_MAX, "idle_seconds_max": IDLE_SECONDS_MAX}
-            lanes.close_stalled(**bounds)
+            context.close_stalled(**bounds)
             framework.close_stalled(**bounds)
-        self._freed.look(ended=lanes.ended, opened=lanes.connections, in_flight=self.front.in_flight_commits)
-        self._ticking = self.front.loop.call_later(1.0, self._tick)
+        self._freed.look(ended=context.ended, opened=context.connections, in_flight=self.state.in_flight_commits)
+        self._ticking = self.state.loop.call_later(1.0, self._tick)
 
     def stop_accepting(self) -> None:
         """Close the listeners. Connections that are open go on."""
@@ -198,18 +198,18 @@ class HttpServer:
     async def finish(self, grace_seconds: float) -> None:
         """Let every request under way be answered, then close; after ``grace_seconds`` close everything anyway."""
         self.stop_accepting()
-        lanes, framework = self.lanes, self.framework
-        for lane in list(lanes.open):
-            lane.close_when_answered()
+        context, framework = self.context, self.framework
+        for connection in list(context.open):
+            connection.close_when_answered()
         framework.shut_down()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(grace_seconds):
-                await lanes.all_closed()
-        for lane in list(lanes.open):
-            lane.abort()
+                await context.all_closed()
+        for connection in list(context.open):
+            connection.abort()
         # First the connections, then the requests: a cancelled request would otherwise be answered with a plain 500.
-        for framework_lane in list(framework.open):
-            framework_lane.transport.abort()
+        for served in list(framework.open):
+            served.transport.abort()
         for request in list(framework.state.tasks):
             request.cancel()
         if framework.state.tasks:
@@ -444,12 +444,12 @@ class _ByMethod:
         await self._endpoints[method](scope, receive, send)
 
 
-def make_app(front: HttpState, routes: Sequence[Route]) -> Starlette:
+def make_app(state: HttpState, routes: Sequence[Route]) -> Starlette:
     """The ASGI application that serves ``routes``."""
 
     def refuse(error: HoldfastError) -> Response:
-        status, headers, body = error_answer(error, front.leader)
-        front.counters.answers["unknown", status] += 1
+        status, headers, body = error_answer(error, state.leader)
+        state.counters.answers["unknown", status] += 1
         return Response(body, status, headers, "application/json")
 
     async def no_such_route(_: Request, exception: Exception) -> Response:
@@ -470,7 +470,7 @@ def make_app(front: HttpState, routes: Sequence[Route]) -> Starlette:
 
     by_path: dict[str, dict[str, Endpoint]] = {}
     for row in routes:
-        by_path.setdefault(row.path, {})[row.method] = Endpoint(front, row)
+        by_path.setdefault(row.path, {})[row.method] = Endpoint(state, row)
     app = Starlette(
         routes=[
             FrameworkRoute(path, _ByMethod(endpoints), methods=list(endpoints)) for path, endpoints in by_path.items()

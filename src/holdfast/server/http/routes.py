@@ -76,10 +76,10 @@ def json_answer(body: msgspec.Struct, status: int = 200) -> Answer:
 class Call(PendingResponse):
     """One request in a handler's hands. It is also its own response where the handler is that of a fast route."""
 
-    __slots__ = ("_body_ended", "_responded", "front", "receive", "request", "send", "started")
+    __slots__ = ("_body_ended", "_responded", "state", "receive", "request", "send", "started")
 
-    def __init__(self, front: HttpState, scope: Scope, receive: Receive, send: Send) -> None:
-        self.front = front
+    def __init__(self, state: HttpState, scope: Scope, receive: Receive, send: Send) -> None:
+        self.state = state
         self._responded: asyncio.Future[Answer] | None = None
         self.request = Request(scope, receive)
         self.receive = receive
@@ -116,7 +116,7 @@ class Call(PendingResponse):
     @property
     def client(self) -> bytes | str:
         """Whose request this is, as limits count it."""
-        return self.front.authenticator.client_of(self.authorization, self.peer)
+        return self.state.authenticator.client_of(self.authorization, self.peer)
 
     def respond(self, status: int, headers: Mapping[str, str] | None, body: bytes, media_type: str = JSON) -> None:
         """See ``PendingResponse``."""
@@ -126,7 +126,7 @@ class Call(PendingResponse):
 
     async def serve(self, request: FastRequest, body: bytes = b"") -> Answer:
         """The response of the handler that connections of both kinds share. A cancelled poll is abandoned."""
-        responded: asyncio.Future[Answer] = self.front.loop.create_future()
+        responded: asyncio.Future[Answer] = self.state.loop.create_future()
         self._responded = responded
         poll = request.serve(body, self, self)
         if poll is None:
@@ -235,7 +235,7 @@ class Call(PendingResponse):
 
         ``bytes_max`` is the bound of a route that has one of its own.
         """
-        bytes_max = self.front.limits.request_bytes_max if bytes_max is None else bytes_max
+        bytes_max = self.state.limits.request_bytes_max if bytes_max is None else bytes_max
         told = self.request.headers.get("content-length", "")
         if told.isascii() and told.isdigit() and int(told) > bytes_max:
             raise LimitExceeded("the request is too large", bytes=int(told), bytes_max=bytes_max)
@@ -330,19 +330,19 @@ class Route:
 class Endpoint:
     """A route as an ASGI application."""
 
-    def __init__(self, front: HttpState, route: Route) -> None:
+    def __init__(self, state: HttpState, route: Route) -> None:
         assert (route.handler is None and route.fast is None) != (route.stream is None), "a route answers or streams"
-        self._front = front
+        self._state = state
         self._route = route
         self._query_names = route.query_names
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
-        front, route = self._front, self._route
-        call = Call(front, scope, receive, send)
+        state, route = self._state, self._route
+        call = Call(state, scope, receive, send)
         status = 200
         try:
-            problem = front.authenticator.problem_with(call.authorization, route.role)
+            problem = state.authenticator.problem_with(call.authorization, route.role)
             if problem is not None:
                 raise problem
             if not route.filters:
@@ -361,7 +361,7 @@ class Endpoint:
             _log.exception("request failed", route=route.name, method=scope["method"])
             status = await self._refuse(call, InternalError("a bug of ours; it is logged", cause=type(error).__name__))
         finally:
-            front.counters.answers[route.name, status] += 1
+            state.counters.answers[route.name, status] += 1
 
     async def _answer(self, call: Call) -> Answer:
         route = self._route
@@ -376,7 +376,7 @@ class Endpoint:
             # The head has promised a stream; only ending the connection says that it is not whole.
             call.connection.close()
             return STATUS_CUT_SHORT
-        status, headers, body = error_answer(error, self._front.leader)
+        status, headers, body = error_answer(error, self._state.leader)
         if error.code is Code.TOO_LARGE:
             headers["Connection"] = "close"  # the rest of the body is not wanted
         await call.answer(Answer(body, status, headers))

@@ -82,8 +82,8 @@ PINGS_PER_TIMEOUT: Final = 3
 class SubscribeSocket(asyncio.Protocol):
     """One connection after its upgrade. See the module's text."""
 
-    def __init__(self, front: Gateway, host: StoreHost, ended: Callable[[], None]) -> None:
-        self._front = front
+    def __init__(self, gateway: Gateway, host: StoreHost, ended: Callable[[], None]) -> None:
+        self._gateway = gateway
         self._host = host
         self._ended = ended
         self._protocol = ServerProtocol(
@@ -151,7 +151,7 @@ class SubscribeSocket(asyncio.Protocol):
             return  # refused; the rest is read away until the close
         protocol = self._protocol
         protocol.receive_data(data)
-        self._heard_seconds = self._front.loop.time()
+        self._heard_seconds = self._gateway.loop.time()
         for event in protocol.events_received():
             if isinstance(event, Request):
                 self._handshake(event)
@@ -202,7 +202,7 @@ class SubscribeSocket(asyncio.Protocol):
                 self._subscriber = None
                 self._refuse(result)
                 return
-            self._front.counters.answers[ROUTE, 101] += 1
+            self._gateway.counters.answers[ROUTE, 101] += 1
             self._open = True
             self._protocol.send_response(response)
             now = opened.definitions.terms(asked.store, asked.durable, asked.template)
@@ -219,7 +219,7 @@ class SubscribeSocket(asyncio.Protocol):
             )
             self._watch()
             if watched is not None:
-                self._map_watch = MapWatch(watched, self, self._front.loop.call_soon)
+                self._map_watch = MapWatch(watched, self, self._gateway.loop.call_soon)
                 self._map_watch.begin()
 
         opened.deliveries.attach(subscriber, attach, attached)
@@ -241,8 +241,8 @@ class SubscribeSocket(asyncio.Protocol):
     def _refuse(self, error: HoldfastError) -> None:
         """Answer the handshake with an error, as any other request, and close."""
         self._closing = True
-        status, headers, body = error_answer(error, self._front.leader)
-        self._front.counters.answers[ROUTE, status] += 1
+        status, headers, body = error_answer(error, self._gateway.leader)
+        self._gateway.counters.answers[ROUTE, status] += 1
         fields = Headers(
             {
                 **headers,
@@ -386,7 +386,7 @@ class SubscribeSocket(asyncio.Protocol):
 
     def _watch(self) -> None:
         """Ping, and let go of a peer that has been silent for its time-out."""
-        loop = self._front.loop
+        loop = self._gateway.loop
         if self._transport is None or not self._talks():
             return
         if self._is_silent():
@@ -408,7 +408,7 @@ class SubscribeSocket(asyncio.Protocol):
             self._transport.abort()
 
     def _is_silent(self) -> bool:
-        return self._front.loop.time() - self._heard_seconds > self._timeout_seconds
+        return self._gateway.loop.time() - self._heard_seconds > self._timeout_seconds
 
     def fail(self, error: HoldfastError) -> None:
         """End the connection: close code 4000 and the status, the code as the reason."""
@@ -428,7 +428,7 @@ class SubscribeSocket(asyncio.Protocol):
         if self._open and self._transport is not None and self._protocol.state is State.OPEN:
             self._protocol.send_close(code, reason)
             self._flush()
-            self._front.loop.call_later(CLOSE_SECONDS_MAX, self._finish)
+            self._gateway.loop.call_later(CLOSE_SECONDS_MAX, self._finish)
         else:
             self._finish()
 
@@ -449,7 +449,7 @@ class SubscribeSocket(asyncio.Protocol):
         self._leave("disconnected")
         if self._transport is not None:
             self._transport.close()
-            self._front.loop.call_later(LAST_WORDS_SECONDS_MAX, self._abort)
+            self._gateway.loop.call_later(LAST_WORDS_SECONDS_MAX, self._abort)
 
     def _abort(self) -> None:
         """A peer that reads nothing would keep its connection, and what was written for it, for ever."""
