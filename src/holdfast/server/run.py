@@ -54,7 +54,6 @@ from holdfast.server.health import STANDBY_HEADER, STANDBY_PROOF_HEADER, StoreWa
 from holdfast.server.http.auth import Authenticator, Role
 from holdfast.server.http.http_server import HttpServer
 from holdfast.server.http.responses import LeaderHint
-from holdfast.server.http.routes import Route
 from holdfast.server.logs import configure_logs, keep_pandas_out
 from holdfast.server.metrics import ServerMetrics
 from holdfast.server.route_table import route_table
@@ -202,15 +201,7 @@ class _Process:
             )
         )
         self._metrics.stores = self._stores
-        stores = self._stores
-        server = self._server = HttpServer(
-            self._gateway,
-            self._routes(),
-            tls=self._tls,
-            matcher=None if stores is None else HotStores(stores),
-            socket=None if stores is None else partial(SubscribeSocket, self._gateway, stores),
-            store_connections=self._settings.persist.target_pool_size,
-        )
+        server = self._server = self._http_server()
         self._metrics.server = server
         self._metrics.subscriptions = self._subscriptions
         addresses = await server.listen(settings.server.listen)
@@ -225,15 +216,24 @@ class _Process:
             await server.finish(min(GRACE_SECONDS, self._stopping.seconds_left() / 2))
             await self._view.stop()
 
-    def _routes(self) -> list[Route]:
-        return route_table(
+    def _http_server(self) -> HttpServer:
+        stores = self._stores
+        routes = route_table(
             self._gateway,
             metrics=self._metrics,
             watch=self._watch,
             subscriptions=self._subscriptions,
             view=self._view,
             version=__version__,
-            stores=self._stores,
+            stores=stores,
+        )
+        return HttpServer(
+            self._gateway,
+            routes,
+            tls=self._tls,
+            matcher=None if stores is None else HotStores(stores),
+            socket=None if stores is None else partial(SubscribeSocket, self._gateway, stores),
+            store_connections=self._settings.persist.target_pool_size,
         )
 
     # The reign

@@ -112,29 +112,14 @@ def encode_event(event: Event, log_id: str, *, durable_stream: bool) -> bytes:
             return b"id: %d~%b@%b\nevent: leader_change\ndata: %b\n\n" % (version, leader_id.encode(), log, data)
 
 
-class _Encoded:
-    """The text of a batch for each kind of stream."""
-
-    __slots__ = ("durable", "resolved")
-
-    def __init__(self) -> None:
-        self.durable: bytes | None = None
-        self.resolved: bytes | None = None
-
-
 def encode_batch(batch: EventBatch, *, durable_stream: bool) -> bytes:
     """The text of a batch, made when the first subscriber needs it and shared by all of the same kind."""
-    cache = batch.encoded
-    if not isinstance(cache, _Encoded):
-        cache = batch.encoded = _Encoded()
-    text = cache.durable if durable_stream else cache.resolved
+    if batch.encoded is None:
+        batch.encoded = {}
+    text = batch.encoded.get(durable_stream)
     if text is None:
-        log_id = batch.log_id
-        text = b"".join([encode_event(event, log_id, durable_stream=durable_stream) for event in batch.events])
-        if durable_stream:
-            cache.durable = text
-        else:
-            cache.resolved = text
+        parts = [encode_event(event, batch.log_id, durable_stream=durable_stream) for event in batch.events]
+        text = batch.encoded[durable_stream] = b"".join(parts)
     return text
 
 

@@ -19,7 +19,6 @@ import ssl
 import stat
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from email.utils import formatdate
 from functools import partial
 from typing import Final
@@ -86,7 +85,8 @@ class HttpServer:
         self._tls = tls
         self._store_connections = store_connections
         self._listeners: list[Listener] = []
-        self._unix_sockets: list[_UnixSocket] = []
+        self._unix_sockets: list[tuple[str, int]] = []
+        """Path and inode of each."""
         self._freed = FreedMemory()
         self._ticking: asyncio.TimerHandle | None = None
 
@@ -154,7 +154,7 @@ class HttpServer:
             path = address.removeprefix(UNIX)
             _remove_if_left_behind(path)
             opened = _bound(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), path)
-            self._unix_sockets.append(_UnixSocket(path, os.stat(path).st_ino))
+            self._unix_sockets.append((path, os.stat(path).st_ino))
             return address, opened
         host, _, port = address.rpartition(":")
         found = await self.state.loop.getaddrinfo(
@@ -189,10 +189,10 @@ class HttpServer:
         self._unlink_sockets()
 
     def _unlink_sockets(self) -> None:
-        for own in self._unix_sockets:
+        for path, inode in self._unix_sockets:
             with contextlib.suppress(FileNotFoundError):
-                if os.stat(own.path).st_ino == own.inode:  # not what somebody else has put there since
-                    os.unlink(own.path)
+                if os.stat(path).st_ino == inode:  # not what another process has put there since
+                    os.unlink(path)
         self._unix_sockets.clear()
 
     async def finish(self, grace_seconds: float) -> None:
@@ -216,12 +216,6 @@ class HttpServer:
             await asyncio.wait(list(framework.state.tasks), timeout=1.0)
         if self._ticking is not None:
             self._ticking.cancel()
-
-
-@dataclass(frozen=True, slots=True)
-class _UnixSocket:
-    path: str
-    inode: int
 
 
 def _bound(opened: socket.socket, place: object) -> socket.socket:
