@@ -23,10 +23,11 @@ from holdfast.commit.format.transaction import Committed
 from holdfast.commit.service import ServiceEnd
 from holdfast.commit.stages.events import CommitEntry
 from holdfast.errors import HoldfastError
-from holdfast.server.commit.routes import ROUTES
-from holdfast.server.gateway import Gateway, GatewayLimits, StatusVerdict
+from holdfast.server.commit.routes import log_routes
+from holdfast.server.gateway import Gateway, GatewayLimits
 from holdfast.server.http.auth import Authenticator
 from holdfast.server.http.http_server import HttpServer
+from holdfast.wire.log import StatusAnswer
 
 SCRIPT = """
 local n = 0
@@ -76,7 +77,7 @@ class AnswersAtOnce:
     def local_version(self) -> int:
         return self._version
 
-    async def status(self, request_id: str, min_version: int) -> StatusVerdict:
+    async def status(self, request_id: str, min_version: int) -> StatusAnswer:
         raise NotImplementedError
 
     async def noop(self) -> None:
@@ -92,9 +93,9 @@ class AnswersAtOnce:
 async def measure(unusual: str, connections: int, seconds: int) -> dict[str, float]:
     """Requests a second, latencies and the server's CPU time per request."""
     front = Gateway(limits=GatewayLimits(), authenticator=Authenticator({}))
-    server = HttpServer(front, ROUTES)
+    server = HttpServer(front, log_routes(front))
     (address,) = await server.listen(["127.0.0.1:0"])
-    front.lead(AnswersAtOnce())
+    front.lead(AnswersAtOnce())  # type: ignore[arg-type]
     with tempfile.TemporaryDirectory() as directory:
         script = Path(directory) / "commit.lua"
         script.write_text(SCRIPT.replace("UNUSUAL", f"'{unusual}'"))

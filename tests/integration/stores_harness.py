@@ -14,6 +14,7 @@ import struct
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,9 @@ from holdfast.server.gateway import Gateway, GatewayLimits
 from holdfast.server.http.auth import Authenticator, Role
 from holdfast.server.http.http_server import HttpServer
 from holdfast.server.stores.hosting import OpenStores, StoreHost
+from holdfast.server.stores.hot_routes import HotStores
 from holdfast.server.stores.routes_administration import store_routes
+from holdfast.server.stores.socket import SubscribeSocket
 from holdfast.stores.service import StoreService
 
 JSON = "holdfast.stores.v1+json"
@@ -182,7 +185,8 @@ async def stores_serving(
     """A server of the stores in ``directory``; everything ends with the block."""
     front = Gateway(limits=GatewayLimits(), authenticator=Authenticator(tokens or {}))
     host = StoreHost(front, str(directory), request_bytes_max=16 << 20)
-    server = HttpServer(front, store_routes(host), stores=host)
+    socket = partial(SubscribeSocket, front, host)
+    server = HttpServer(front, store_routes(host), matcher=HotStores(host), socket=socket)
     service = await StoreService.open(str(directory), page_bytes=1 << 20)
     opened = host.open(service)
     (address,) = await server.listen(["127.0.0.1:0"])

@@ -182,7 +182,7 @@ def test_who_speaks_plainly_to_a_tls_port_is_told_so_at_once(certificates: dict[
             errors += await asynchronous_errors(urls, None)
             assert [(type(error), error.code) for error in errors] == [(InvalidRequest, Code.MALFORMED)] * 16
             assert all("this port speaks TLS" in error.message for error in errors)
-            assert here.server.lanes.connections == 0
+            assert here.server.context.connections == 0
 
     run(scenario)
 

@@ -18,7 +18,7 @@ from holdfast.commit.leadership.claims import Identity
 from holdfast.commit.leadership.takeover import init_log, now
 from holdfast.commit.reading.feed import Channel, Checkpoint, LeaderChange, TransactionEvent
 from holdfast.commit.reading.reader import follow
-from holdfast.commit.service import CommitEntry, CommitService, ServiceOptions, StatusAnswer
+from holdfast.commit.service import CommitEntry, CommitService, ServiceOptions
 from holdfast.commit.stages.persist import PersistRules
 from holdfast.commit.stages.pipeline import PipelineRules
 from holdfast.commit.subscription import RolledBack, subscribe
@@ -26,6 +26,7 @@ from holdfast.errors import Backpressure, Closed, Code, CorruptData, Fenced, Inv
 from holdfast.objects.memory import MemoryStore
 from holdfast.objects.port import CreateAnswer, Listed
 from holdfast.values import Instant, LeaderId, LogId, Slot, slot_text
+from holdfast.wire.log import StatusAnswer
 
 ID = "request-id-of-twenty-plus"
 

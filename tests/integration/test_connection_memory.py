@@ -74,15 +74,15 @@ def live() -> Counter[str]:
 @pytest.mark.parametrize("kind", matrix(KINDS, lambda kind: kind in USUAL))
 def test_a_connection_that_ends_leaves_no_reference_cycle(kind: str, reset: bool) -> None:
     async def one(server: Serving) -> None:
-        ended = server.server.lanes.ended
+        ended = server.server.context.ended
         peer = socket.create_connection((server.host, server.port))
         peer.setblocking(False)
         await server.front.loop.sock_sendall(peer, KINDS[kind])
-        await until(lambda: server.server.lanes.connections or server.server.lanes.ended > ended)
+        await until(lambda: server.server.context.connections or server.server.context.ended > ended)
         if reset:
             peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
         peer.close()
-        await until(lambda: server.server.lanes.ended > ended)
+        await until(lambda: server.server.context.ended > ended)
 
     async def scenario() -> None:
         async with serving() as server:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import socket
 import struct
 
@@ -16,6 +17,7 @@ from holdfast.commit.service import ServiceOptions
 from holdfast.server.gateway import GatewayLimits
 from holdfast.server.http.auth import Role
 from holdfast.server.http.connection import HEAD_BYTES_MAX, UNANSWERED_MAX
+from holdfast.server.http.responses import LeaderHint
 from holdfast.server.run import ask_leader
 
 TOKEN = "0123456789abcdef"
@@ -352,15 +354,15 @@ def test_a_body_framed_twice_is_never_taken_by_the_fast_lane() -> None:
     run(scenario)
 
 
-def test_too_large_a_body_is_refused_and_its_sender_sees_why() -> None:
+@pytest.mark.parametrize(("target", "size"), [("/v1/commit", 1001), ("/v1/commit", 5_000_000), ("/v1/commit?", 1001)])
+def test_too_large_a_body_is_refused_and_its_sender_sees_why(target: str, size: int) -> None:
     async def scenario() -> None:
         async with serving(limits=GatewayLimits(request_bytes_max=1000)) as here:
-            for body in (b"x" * 1001, b"x" * 5_000_000):
-                client = await here.connect()
-                answer = await client.ask("POST", "/v1/commit", body)
-                assert (answer.status, answer.code, answer.headers["connection"]) == (413, "too_large", "close")
-                client.writer.write_eof()
-                assert await client.is_closed_by_peer()
+            client = await here.connect()
+            answer = await client.ask("POST", target, b"x" * size)
+            assert (answer.status, answer.code, answer.headers["connection"]) == (413, "too_large", "close")
+            client.writer.write_eof()
+            assert await client.is_closed_by_peer()
 
     run(scenario)
 
@@ -438,8 +440,8 @@ def test_a_reader_that_stops_reading_stops_being_read() -> None:
             while before != (answered := here.front.counters.answers["/livez", 200]):
                 before = answered
                 await asyncio.sleep(0.05)
-            (lane,) = here.server.lanes.open
-            transport = lane._transport
+            (lane,) = here.server.context.open
+            transport = lane.transport
             assert transport is not None
             assert answered < 50_000
             assert transport.get_write_buffer_size() < 1 << 20
@@ -476,7 +478,7 @@ def test_one_connection_too_many_is_told_so() -> None:
             refused.writer.write_eof()
             assert await refused.is_closed_by_peer()
             kept[0].close()
-            await until(lambda: here.server.lanes.connections <= 1)
+            await until(lambda: here.server.context.connections <= 1)
             assert (await (await here.connect()).ask("GET", "/livez")).status == 200
 
     run(scenario)
@@ -489,8 +491,8 @@ def test_connections_are_counted_through_a_hand_over() -> None:
                 client = await here.connect()
                 assert (await client.ask("GET", target)).status == 200
                 client.close()
-            await until(lambda: not (here.server.lanes.connections))
-            assert not here.server.lanes.open and not here.server.framework.open
+            await until(lambda: not (here.server.context.connections))
+            assert not here.server.context.open and not here.server.framework.open
 
     run(scenario)
 
@@ -505,12 +507,12 @@ def test_stalled_connections_are_closed_and_busy_ones_are_not() -> None:
             here.store.gate.clear()
             waiting.send(commit())
             await until(lambda: here.front.in_flight_commits)
-            here.server.lanes.seconds += 100
-            here.server.lanes.close_stalled(partial_seconds_max=30, idle_seconds_max=600)
+            here.server.context.seconds += 100
+            here.server.context.close_stalled(partial_seconds_max=30, idle_seconds_max=600)
             assert await half.is_closed_by_peer()
             assert (await idle.ask("GET", "/livez")).status == 200
-            here.server.lanes.seconds += 1000
-            here.server.lanes.close_stalled(partial_seconds_max=30, idle_seconds_max=600)
+            here.server.context.seconds += 1000
+            here.server.context.close_stalled(partial_seconds_max=30, idle_seconds_max=600)
             assert await idle.is_closed_by_peer()
             here.store.gate.set()
             assert (await waiting.answer()).status == 200
@@ -529,13 +531,13 @@ def test_a_body_on_its_way_is_waited_for_and_what_trickles_is_not(arrived: int, 
             client = await here.connect()
             asked = commit()
             pieces = [asked[:arrived], *(asked[at : at + 1] for at in range(len(asked[:arrived]), len(asked)))]
-            lanes = here.server.lanes
+            lanes = here.server.context
             sent = 0
             for piece in pieces[:4]:
                 client.send(piece)
                 sent += len(piece)
                 await until(lambda: sum(len(lane._unread) for lane in lanes.open) == sent)  # noqa: B023
-                (transport,) = [lane._transport for lane in lanes.open]
+                (transport,) = [lane.transport for lane in lanes.open]
                 lanes.seconds += seconds
                 lanes.close_stalled(partial_seconds_max=30, idle_seconds_max=600)
                 if transport.is_closing():
@@ -575,6 +577,51 @@ def test_both_lanes_refuse_with_the_same_words(code: str) -> None:
             assert (one.status, one.body) == (other.status, other.body)
             assert one.code == code
             assert one.status == (409 if code == "leader_changed" else 400)
+            assert here.front.counters.handed_over_connections == 1
+
+    run(scenario)
+
+
+LIKE_REQUESTS = {
+    "commit": ("POST", "/v1/commit", True),
+    "malformed": ("POST", "/v1/commit", False),
+    "version": ("GET", "/v1/version", None),
+    "livez": ("GET", "/livez", None),
+}
+
+
+@pytest.mark.parametrize("name", LIKE_REQUESTS)
+@pytest.mark.parametrize("state", ["leading", "deposed", "draining", "full", "rate limited"])
+@pytest.mark.parametrize("role", [None, Role.READ, Role.WRITE], ids=["no token", "read", "write"])
+def test_both_kinds_of_connection_give_the_same_response(name: str, state: str, role: Role | None) -> None:
+    method, target, whole = LIKE_REQUESTS[name]
+    limits = GatewayLimits(
+        client_commits_per_second_max=int(state == "rate limited"),
+        in_flight_commits_max=0 if state == "full" else 9,
+    )
+
+    async def scenario() -> None:
+        async with serving(tokens={TOKEN: role or Role.WRITE}, limits=limits) as here:
+            own, framework = await here.connect(), await here.connect()
+            await framework.ask("GET", "/openapi.json")
+            token = {} if role is None else {"Authorization": f"Bearer {TOKEN}"}
+            if state == "rate limited":
+                await own.ask("POST", "/v1/commit", write(), **token)
+            elif state == "draining":
+                here.front.draining = True
+            elif state == "deposed":
+                here.front.stop_leading(LeaderHint("b" * 32, "other:1"))
+            # The same attempt twice has one outcome.
+            attempt = write(request_id="attempt-000000000000000001", read_version=here.service.local_version())
+            body = None if whole is None else attempt if whole else attempt[:-1]
+            one = await own.ask(method, target, body, **token)
+            other = await framework.ask(method, target, body, **token)
+            for answer in (one, other):
+                answer.headers.pop("date", None)
+                if answer.status == 429:  # the wait is one of 1 to 3 digits
+                    answer.headers.pop("content-length")
+                    answer.body = re.sub(rb'"retry_after_ms":\d+', b"", answer.body)
+            assert one == other
             assert here.front.counters.handed_over_connections == 1
 
     run(scenario)
@@ -629,7 +676,7 @@ def test_who_never_reads_its_answers_is_cut_off_and_a_slow_reader_is_not() -> No
             client = await here.connect()
             client.writer.transport.pause_reading()  # type: ignore[attr-defined]
             asked = b"GET /livez HTTP/1.1\r\nHost: a\r\n\r\n" * 200
-            lanes = here.server.lanes
+            lanes = here.server.context
 
             def paused() -> bool:
                 if not any(lane._writing_paused for lane in lanes.open):

@@ -362,7 +362,7 @@ def test_a_lagging_reader_that_never_reads_is_closed_all_the_same(monkeypatch: p
             while not here.subscriptions.lagged:
                 await writer.ask("POST", "/v1/commit", body)
             await until(lambda: not (here.subscriptions.open or here.server.framework.running()))
-            await until(lambda: here.server.lanes.connections == 1)
+            await until(lambda: here.server.context.connections == 1)
             stuck.close()
 
     run(scenario)

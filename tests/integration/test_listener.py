@@ -164,9 +164,9 @@ def test_connections_leave_descriptors_to_the_log(monkeypatch: pytest.MonkeyPatc
 
     async def scenario() -> None:
         async with serving(limits=GatewayLimits(connections_max=0)) as unlimited:
-            assert unlimited.server.lanes.connections_max == 1_024 - http_server.DESCRIPTORS_KEPT
+            assert unlimited.server.context.connections_max == 1_024 - http_server.DESCRIPTORS_KEPT
         async with serving(limits=GatewayLimits(connections_max=5)) as few:
-            assert few.server.lanes.connections_max == 5
+            assert few.server.context.connections_max == 5
 
     run(scenario)
 
@@ -178,6 +178,6 @@ def test_beside_those_who_are_told_a_crowd_is_closed_without_a_word(monkeypatch:
         async with serving(limits=GatewayLimits(connections_max=2)) as here:
             with crowd((here.host, here.port), 40):
                 await until(lambda: here.front.counters.refused_connections == 38)
-                assert here.server.lanes.connections <= 5
+                assert here.server.context.connections <= 5
 
     run(scenario)

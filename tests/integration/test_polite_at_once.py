@@ -218,7 +218,7 @@ sys.exit(main(["serve", "--init", "--log", sys.argv[1], "--listen", "127.0.0.1:0
 @pytest.mark.parametrize(
     ("module", "owner", "law_of", "leads"),
     [
-        ("holdfast.commit", "takeover_machine", "claim_header", False),
+        ("holdfast.commit.leadership", "takeover_machine", "claim_header", False),
         ("holdfast.commit.stages.pipeline", "Pipeline", "step", True),
     ],
     ids=["at the start", "while it leads"],

@@ -176,10 +176,10 @@ def test_askers_that_went_away_do_not_keep_their_connections_while_the_store_is_
             for _ in range(3):
                 client = await here.connect()
                 client.send(VERSION * 2)
-                await until(lambda: any(lane._asking == 2 and not lane._eof for lane in here.server.lanes.open))
+                await until(lambda: any(len(lane.queue) == 2 and not lane.eof for lane in here.server.context.open))
                 client.close()
-                await until(lambda: all(lane._eof for lane in here.server.lanes.open))
-            await until(lambda: not here.server.lanes.connections)
+                await until(lambda: all(lane.eof for lane in here.server.context.open))
+            await until(lambda: not here.server.context.connections)
             assert (await (await here.connect()).ask("GET", "/livez")).status == 200
 
     with mock.patch.object(fast_lane, "HALF_CLOSED_SECONDS_MAX", 0.05):
@@ -196,7 +196,7 @@ def test_a_peer_that_sends_no_more_gets_the_answer_of_its_commit_and_the_version
             client.send(VERSION + commit())
             await until(lambda: here.front.in_flight_commits)
             client.writer.write_eof()
-            await until(lambda: all(lane._eof for lane in here.server.lanes.open))
+            await until(lambda: all(lane.eof for lane in here.server.context.open))
             await asyncio.sleep(0.05)  # far beyond the patience with those who only ask
             store.silent = False
             store.gate.set()
@@ -275,7 +275,7 @@ def test_who_never_reads_is_cut_off_in_the_framework_too_even_if_it_was_closed(c
                 framework.seconds += 590
             framework.close_stalled(partial_seconds_max=30, idle_seconds_max=600)
             await until(lambda: not framework.open)
-            assert here.server.lanes.connections == 0
+            assert here.server.context.connections == 0
 
     run(scenario)
 

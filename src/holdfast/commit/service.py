@@ -69,8 +69,9 @@ from holdfast.errors import (
 from holdfast.objects.budget import TimeLimited
 from holdfast.objects.port import CreateAnswer, ObjectStore, Unknown
 from holdfast.values import LeaderId, LogId, Slot
+from holdfast.wire.log import StatusAnswer
 
-__all__ = ["CommitEntry", "CommitService", "ServiceEnd", "ServiceOptions", "StatusAnswer"]
+__all__ = ["CommitEntry", "CommitService", "ServiceEnd", "ServiceOptions"]
 
 log = structlog.get_logger("holdfast.commit.service")
 
@@ -109,13 +110,6 @@ class ServiceEnd(Struct, frozen=True):
 
     kind: str
     detail: str
-
-
-class StatusAnswer(Struct, frozen=True):
-    """The final outcome of an attempt: ``committed`` (with its version), ``not_committed`` or ``log_truncated``."""
-
-    status: str
-    version: int | None = None
 
 
 class CommitService:

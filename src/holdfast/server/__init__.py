@@ -1,15 +1,20 @@
-"""The HTTP front of the commit log: a fast lane for the hot routes, a framework for the rest, on one port.
+"""The HTTP server of a log, its message stores and its view: ``holdfast serve``.
 
-Owns: bytes on connections, routes and their description, streams, metrics, rights, starting and stopping a process.
-Does not own: any decision about a commit (``holdfast.commit``), storage (``holdfast.objects``), the view
-(``holdfast.view``).
+Read in this order:
 
-    run             one process: start, lead or stand by, drain, exit code
-    http_server     listeners and the end of connections
-    fast_lane       every connection at first: commit, version, livez
-    framework_lane  the other requests, by uvicorn's protocol and the application in app
-    front           admission, one list of commits per turn of the loop
-    requests        bytes -> transaction, or the code of what is wrong (pure)
-    responses       outcome -> bytes, and the status of every code (pure)
-    routes, routes_log, commit_stream, sse, routes_view, routes_health, openapi
+1. ``run``: one process from its start to its exit code. It builds everything below and passes it in.
+2. ``gateway``: ``Gateway`` stands before the commit service: admission, rates, one list of commits per loop turn.
+3. ``http``: connections, requests and responses, for every route. It knows no route itself.
+4. ``route_table``: every route, from ``commit``, ``stores``, ``view`` and ``health``, each a ``Route``.
+5. ``openapi`` and ``metrics``: the description of the routes, and the counts of all parts.
+
+Upper layers import lower ones: ``run``, ``route_table``, ``metrics | health | openapi``, ``stores | view``, ``commit``,
+``gateway``, ``http``, ``logs`` (pyproject.toml has the contract).
+
+Building a server, without its process::
+
+    gateway = Gateway(limits=limits, authenticator=authenticator)
+    server = HttpServer(gateway, route_table(gateway, ...), matcher=HotStores(host))
+    await server.listen(["127.0.0.1:8080"])
+    gateway.lead(service)
 """

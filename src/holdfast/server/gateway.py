@@ -1,41 +1,37 @@
-"""What all connections of one server share: the service behind them, the bounds in front of it, and the counters.
+"""The service behind the connections of one server, and what stands in front of it.
 
-Owns: admission (how much may be in flight, and from one client in a second), handing commits to the service in one list
-per turn of the loop, asking the version once for everybody who asked in the same turn, how long a status is waited for,
-and who leads as far as this process knows.
-Does not own: bytes on connections (``fast_lane``, ``framework_lane``), what a request means (``requests``), deciding.
+The gateway admits commits (how many may be in flight, and how many of one client in a second), gives them to the
+service in one list per turn of the event loop, and asks for the version once for all who asked in the same turn.
 
-Failure model: one event loop, no locks. A reply never raises into the service: whatever a connection has become in the
-meantime, the other commits of the batch are answered. While nothing leads here every request for the log gets
-``not_leader``; health, metrics and streams that are open do not pass through admission and so never wait behind it.
+One event loop, no locks. While nothing leads here, requests for the log are answered ``not_leader``. Health, metrics
+and open streams do not pass through admission, so they never wait for it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from dataclasses import dataclass
+from typing import Any, Final
 
-from holdfast.commit.format.transaction import Transaction, Unanswered
-from holdfast.commit.service import ServiceEnd
+from holdfast.commit.format.transaction import Unanswered
+from holdfast.commit.service import CommitService
 from holdfast.commit.stages.events import CommitEntry
 from holdfast.errors import Backpressure, Code, HoldfastError, Unavailable
 from holdfast.server.http.auth import Authenticator
 from holdfast.server.http.requests import ITEMS_MAX, log_mismatch
 from holdfast.server.http.responses import CommitAnswers, LeaderHint, not_leading, without_traceback
+from holdfast.server.http.state import HttpLimits, HttpState
 from holdfast.values import LogPosition
+from holdfast.wire.log import StatusAnswer
 
 __all__ = [
     "CLIENTS_MAX",
     "ClientRates",
     "Gateway",
     "GatewayLimits",
-    "LeadingService",
-    "RequestCounters",
-    "StatusVerdict",
 ]
 
 VersionWaiter = Callable[[int | HoldfastError], None]
@@ -44,86 +40,14 @@ OVERLOADED_RETRY_AFTER_MS: Final = 1000
 STATUS_RETRY_AFTER_MS: Final = 500
 
 
-class StatusVerdict(Protocol):
-    """The final outcome of an attempt."""
-
-    @property
-    def status(self) -> str:
-        """committed, not_committed or log_truncated."""
-        ...
-
-    @property
-    def version(self) -> int | None:
-        """Set when it committed."""
-        ...
-
-
-class LeadingService(Protocol):
-    """What the front asks of the service that leads (``commit.service.CommitService`` is one)."""
-
-    @property
-    def leader_id(self) -> str:
-        """32 hexadecimal digits."""
-        ...
-
-    @property
-    def log_id(self) -> str:
-        """The id of the log, in hexadecimal digits."""
-        ...
-
-    @property
-    def address(self) -> str:
-        """As advertised in the log."""
-        ...
-
-    @property
-    def ended(self) -> asyncio.Future[ServiceEnd]:
-        """Set when the reign is over, with why."""
-        ...
-
-    def submit(self, entries: list[CommitEntry]) -> None:
-        """Take commits in; each gets exactly one reply, later, on the loop."""
-        ...
-
-    def admission(self) -> HoldfastError | None:
-        """None when commits are welcome, else what to answer."""
-        ...
-
-    async def version(self) -> int:
-        """A linearizable version, or in bounded time the error why there is none. Raises: Fenced, Unavailable."""
-        ...
-
-    def local_version(self) -> int:
-        """The newest version known here to be durable."""
-        ...
-
-    async def status(self, request_id: str, min_version: int) -> StatusVerdict:
-        """The final outcome of an attempt. Raises: Fenced, Unavailable."""
-        ...
-
-    async def noop(self) -> None:
-        """Return when a no-op went through all four stages."""
-        ...
-
-    async def step_down(self) -> None:
-        """Drain to durable and resign; return when the reign is over, which may have come about otherwise."""
-        ...
-
-    def standby_seen(self, standby: str = "", proof: str = "") -> None:
-        """A standby asked: once it has stopped, show signs of life in the log. ``proof``: that it reads the log."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
-class GatewayLimits:
+class GatewayLimits(HttpLimits):
     """The bounds in front of the service. Bytes are those of request bodies as they came; in flight, with
     what their request ids take in the log."""
 
-    request_bytes_max: int = 1_048_576
     request_id_length_min: int = 20
     operations_max: int = ITEMS_MAX
     preconditions_max: int = ITEMS_MAX
-    connections_max: int = 50_000
     client_commits_per_second_max: int = 0
     in_flight_commits_max: int = 65_536
     in_flight_bytes_max: int = 256 * 1_048_576
@@ -132,49 +56,21 @@ class GatewayLimits:
     status_seconds_max: float = 10.0
 
 
-@dataclass(slots=True)
-class RequestCounters:
-    """Plain numbers, read when metrics are scraped."""
+class Gateway(HttpState):
+    """The service behind the connections, and the bounds in front of it."""
 
-    answers: Counter[tuple[str, int]] = field(default_factory=Counter)
-    """By route and status; the fast lane's are here too."""
-    refused_connections: int = 0
-    handed_over_connections: int = 0
-    request_bytes: int = 0
-    stream_items: int = 0
-    rate_limited_commits: int = 0
-    """Refused because their client is over its own limit."""
-    rate_slowed_items: int = 0
-    """Items of streams that waited for the same reason."""
+    limits: GatewayLimits
 
-
-class Gateway:
-    """The shared side of every connection."""
-
-    def __init__(
-        self,
-        *,
-        limits: GatewayLimits,
-        authenticator: Authenticator,
-        leader_id: str = "",
-        address: str = "",
-        loop: asyncio.AbstractEventLoop | None = None,
-    ) -> None:
-        self.limits = limits
-        self.authenticator = authenticator
-        self.counters = RequestCounters()
-        self.loop = loop if loop is not None else asyncio.get_running_loop()
-        self.own = LeaderHint(leader_id, address)
-        self.leader = LeaderHint()
-        """Who leads as far as this process knows; itself while ``service`` is set."""
-        self.service: LeadingService | None = None
+    def __init__(self, *, limits: GatewayLimits, authenticator: Authenticator) -> None:
+        super().__init__(limits, authenticator, asyncio.get_running_loop())
+        self.own = LeaderHint()
+        self.service: CommitService | None = None
         self.log_id = ""
         """Of the log that this process leads, or led last."""
         self.answers = CommitAnswers(self.own)
         rate = limits.client_commits_per_second_max
         self.client_rates = ClientRates(rate) if rate else None
         self.draining = False
-        self.in_flight_commits = 0
         self.in_flight_bytes = 0
         self._batch: list[CommitEntry] = []
         self._version_waiters: list[VersionWaiter] = []
@@ -182,7 +78,7 @@ class Gateway:
 
     # Leadership
 
-    def lead(self, service: LeadingService) -> None:
+    def lead(self, service: CommitService) -> None:
         """From now on this process answers for the log."""
         self.own = self.leader = LeaderHint(service.leader_id, service.address, is_this_process=True)
         self.log_id = service.log_id
@@ -194,7 +90,7 @@ class Gateway:
         self.service = None
         self.leader = leader
 
-    def leading(self) -> LeadingService:
+    def leading(self) -> CommitService:
         """The service. Raises: Fenced (not_leader)."""
         if self.service is None:
             raise not_leading(self.leader)
@@ -281,20 +177,7 @@ class Gateway:
             entry.outcome = Unanswered()
             entry.reply(entry)
 
-    async def commit(self, txn: Transaction, size: int) -> CommitEntry:
-        """Submit one commit and wait for its outcome. Giving up waiting does not take it back."""
-        outcome: asyncio.Future[CommitEntry] = self.loop.create_future()
-
-        def reply(entry: CommitEntry) -> None:
-            self.settled(1, entry.size)
-            if not outcome.done():
-                outcome.set_result(entry)
-
-        entry = CommitEntry(txn, reply, None, size)
-        self.submit(entry, entry.size)
-        return await outcome
-
-    async def status(self, request_id: str, min_version: int) -> StatusVerdict:
+    async def status(self, request_id: str, min_version: int) -> StatusAnswer:
         """The final outcome of an attempt. Raises: as the service; Unavailable after ``status_seconds_max``.
 
         Who asks must hear of a store that hangs while waiting, however many requests the answer takes. What was begun
@@ -311,7 +194,7 @@ class Gateway:
             raise verdict
         return verdict
 
-    async def _status(self, request_id: str, min_version: int) -> StatusVerdict | HoldfastError:
+    async def _status(self, request_id: str, min_version: int) -> StatusAnswer | HoldfastError:
         try:
             return await self.leading().status(request_id, min_version)
         except HoldfastError as error:  # told, not raised: nobody may be left to hear it

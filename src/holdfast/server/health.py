@@ -1,26 +1,27 @@
-"""The routes that tell how the process is, and what its API is.
+"""The health routes, the metrics, and the description of the API.
 
-Owns: ``/livez``, ``/readyz``, ``/ok``, ``/metrics``, ``/openapi.json``, ``/docs``. Does not own: the numbers
-(``metrics``), the reasons for not being ready (``readiness``), the description (``openapi``).
-
-Failure model: none of these passes through admission, so they answer while the service is full or the store has
-stalled; only ``/ok`` travels the pipeline, which is its purpose, and it gives up after ``OK_SECONDS_MAX``.
+None of them passes through admission, so they answer while the service is full or the object store has stalled. Only
+``/ok`` goes through the pipeline, which is its purpose, for at most ``OK_SECONDS_MAX``.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
-from typing import Final, Protocol
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Final
 
 from holdfast.commit.leadership.takeover import now
 from holdfast.commit.service import CommitService
 from holdfast.errors import Backpressure, Code, HoldfastError, NotFound, Unavailable
 from holdfast.objects.budget import StoreMetrics
+from holdfast.server.commit.routes import LivezRequest
 from holdfast.server.gateway import Gateway
 from holdfast.server.http.auth import Role
 from holdfast.server.http.routes import Answer, Call, Parameter, Route, json_answer
+from holdfast.server.stores.hosting import StoreHost
 from holdfast.wire.log import Liveness, PipelineResponse, Readiness
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "STANDBY_HEADER",
     "STANDBY_PROOF_HEADER",
     "StoreWatch",
+    "description_routes",
     "health_routes",
 ]
 
@@ -40,19 +42,20 @@ STANDBY_PROOF_HEADER: Final = "Holdfast-Standby-Proof"
 STANDBY_CHARACTERS_MAX: Final = 256
 
 
-async def livez(call: Call) -> Answer:
-    """``GET /livez``. A standby that asks says so: once it stops, the leader shows signs of life in the log."""
-    front = call.front
-    if call.switch("standby", default=False) and front.service is not None:
+_NOT_READY: Final = (Code.NOT_LEADER, Code.OVERLOADED, Code.LEADER_CHANGED)
+
+
+async def _livez(gateway: Gateway, alive: LivezRequest, call: Call) -> Answer:
+    if call.switch("standby", default=False) and gateway.service is not None:
+        # Once a standby stops asking, the leader shows signs of life in the log.
         headers = call.request.headers
         name = headers.get(STANDBY_HEADER, "")[:STANDBY_CHARACTERS_MAX]
-        front.service.standby_seen(name, headers.get(STANDBY_PROOF_HEADER, ""))
-    return json_answer(Liveness(front.own.leader_id, front.service is not None, front.own.address))
+        gateway.service.standby_seen(name, headers.get(STANDBY_PROOF_HEADER, ""))
+    return await call.serve(alive)
 
 
-async def pipeline_ok(call: Call) -> Answer:
-    """``GET /ok``."""
-    service = call.front.leading()
+async def _pipeline_ok(gateway: Gateway, _: Call) -> Answer:
+    service = gateway.leading()
     try:
         async with asyncio.timeout(OK_SECONDS_MAX):
             await service.noop()
@@ -61,108 +64,83 @@ async def pipeline_ok(call: Call) -> Answer:
     return json_answer(PipelineResponse(True, service.leader_id))
 
 
-_NOT_READY: Final = (Code.NOT_LEADER, Code.OVERLOADED, Code.LEADER_CHANGED)
-
-_HEALTH: Final = (
-    Route(
-        method="GET",
-        path="/livez",
-        role=Role.OPEN,
-        summary="This process is alive",
-        handler=livez,
-        parameters=(
-            Parameter(
-                "standby",
-                "query",
-                {"type": "boolean", "default": False},
-                "A standby asks: once its questions stop, show signs of life in the log",
-            ),
-        ),
-        answers={"application/json": Liveness},
-        tag="health",
-    ),
-    Route(
-        method="GET",
-        path="/ok",
-        role=Role.OPEN,
-        summary="A no-op went through all four stages",
-        handler=pipeline_ok,
-        answers={"application/json": PipelineResponse},
-        codes=_NOT_READY,
-        tag="health",
-    ),
-)
+async def _readyz(gateway: Gateway, watch: StoreWatch, stores: StoreHost | None, call: Call) -> Answer:
+    problem = watch.problem()
+    if problem is not None:
+        raise problem
+    service = gateway.leading()
+    if call.switch("stores", default=False):
+        if stores is None:
+            raise NotFound("this process has no message stores", hint="stores.directory says where they are")
+        stores.opened()
+    condition = "none" if stores is None else stores.condition
+    return json_answer(Readiness(True, service.leader_id, service.local_version(), condition, watch.damage()))
 
 
-def _readyz_route(handler: Callable[[Call], Awaitable[Answer]]) -> Route:
-    return Route(
-        method="GET",
-        path="/readyz",
-        role=Role.OPEN,
-        summary="This process leads, accepts commits, and its store takes them",
-        handler=handler,
-        parameters=(
-            Parameter(
-                "stores",
-                "query",
-                {"type": "boolean", "default": False},
-                "Whether the message stores must be open, too",
-            ),
-        ),
-        answers={"application/json": Readiness},
-        codes=(*_NOT_READY, Code.STORE_UNAVAILABLE, Code.NO_QUORUM, Code.NOT_FOUND),
-        tag="health",
-    )
+async def _metrics(stores: StoreHost | None, scrape: Callable[[], bytes], call: Call) -> Answer:
+    problem = None if stores is None else stores.scrape_problem(call.authorization)
+    if problem is not None:
+        raise problem
+    return Answer(scrape(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
-class StoresReady(Protocol):
-    """The message stores, as far as readiness asks."""
-
-    @property
-    def condition(self) -> str:
-        """open, held or suspended."""
-        ...
-
-    def opened(self) -> object:
-        """Raises: what a request to the stores would be answered with now."""
-        ...
-
-    def scrape_problem(self, authorization: bytes | None) -> HoldfastError | None:
-        """Why this caller may not see the metrics, which name the stores; None where it may."""
-        ...
+def _switch(name: str, description: str) -> Parameter:
+    return Parameter(name, "query", {"type": "boolean", "default": False}, description)
 
 
 def health_routes(
-    *,
-    unready: Callable[[], HoldfastError | None],
-    damage: Callable[[], str | None],
-    stores: StoresReady | None,
-    scrape: Callable[[], bytes],
-    description: Callable[[], bytes],
+    gateway: Gateway, watch: StoreWatch, *, stores: StoreHost | None, scrape: Callable[[], bytes]
 ) -> tuple[Route, ...]:
-    """The rows of the route table.
+    """The rows of the route table. ``scrape`` gives the metrics as text; without ``stores`` this process has none."""
+    alive = LivezRequest(gateway)
+    not_ready = (Code.NOT_LEADER, Code.OVERLOADED, Code.LEADER_CHANGED)
+    return (
+        Route(
+            method="GET",
+            path="/livez",
+            role=Role.OPEN,
+            summary="This process is alive",
+            handler=partial(_livez, gateway, alive),
+            fast=alive,
+            parameters=(_switch("standby", "A standby asks: once its questions stop, show signs of life in the log"),),
+            answers={"application/json": Liveness},
+            tag="health",
+        ),
+        Route(
+            method="GET",
+            path="/ok",
+            role=Role.OPEN,
+            summary="A no-op went through all four stages",
+            handler=partial(_pipeline_ok, gateway),
+            answers={"application/json": PipelineResponse},
+            codes=not_ready,
+            tag="health",
+        ),
+        Route(
+            method="GET",
+            path="/readyz",
+            role=Role.OPEN,
+            summary="This process leads, accepts commits, and its store takes them",
+            handler=partial(_readyz, gateway, watch, stores),
+            parameters=(_switch("stores", "Whether the message stores must be open, too"),),
+            answers={"application/json": Readiness},
+            codes=(*not_ready, Code.STORE_UNAVAILABLE, Code.NO_QUORUM, Code.NOT_FOUND),
+            tag="health",
+        ),
+        Route(
+            method="GET",
+            path="/metrics",
+            role=Role.READ,
+            summary="Prometheus metrics",
+            handler=partial(_metrics, stores, scrape),
+            answers={"text/plain": None},
+            tag="health",
+        ),
+    )
 
-    ``unready`` says why commits would not get through now, ``damage`` what is known of damage in the log, ``scrape``
-    gives the metrics as text, ``description`` the OpenAPI document. ``stores`` None: this process has none.
-    """
 
-    async def readyz(call: Call) -> Answer:
-        problem = unready()
-        if problem is not None:
-            raise problem
-        service = call.front.leading()
-        if call.switch("stores", default=False):
-            if stores is None:
-                raise NotFound("this process has no message stores", hint="stores.directory says where they are")
-            stores.opened()
-        condition = "none" if stores is None else stores.condition
-        return json_answer(Readiness(True, service.leader_id, service.local_version(), condition, damage()))
-
-    async def metrics(call: Call) -> Answer:
-        problem = None if stores is None else stores.scrape_problem(call.authorization)
-        if problem is not None:
-            raise problem
-        return Answer(scrape(), media_type="text/plain; version=0.0.4; charset=utf-8")
+def description_routes(description: Callable[[], bytes]) -> tuple[Route, ...]:
+    """The rows for the OpenAPI document, which ``description`` gives, and for the page that shows it."""
 
     async def openapi(_: Call) -> Answer:
         return Answer(description())
@@ -171,17 +149,6 @@ def health_routes(
         return Answer(DOCS_PAGE, media_type="text/html; charset=utf-8")
 
     return (
-        *_HEALTH,
-        _readyz_route(readyz),
-        Route(
-            method="GET",
-            path="/metrics",
-            role=Role.READ,
-            summary="Prometheus metrics",
-            handler=metrics,
-            answers={"text/plain": None},
-            tag="health",
-        ),
         Route(
             method="GET",
             path="/openapi.json",
@@ -203,6 +170,7 @@ def health_routes(
     )
 
 
+DOCS_PAGE: Final = Path(__file__).with_name("api_page.html").read_bytes()
 STALLED_MS_MAX: Final = 3_000.0
 """Far above a slow request to a cloud store, far below giving up."""
 RETRY_AFTER_MS: Final = 1_000
@@ -211,16 +179,16 @@ RETRY_AFTER_MS: Final = 1_000
 class StoreWatch:
     """Looks at what the parts of one serving process know. ``service`` is None while it does not lead."""
 
-    def __init__(self, front: Gateway, *, stalled_ms_max: float = STALLED_MS_MAX) -> None:
-        self._front = front
+    def __init__(self, gateway: Gateway, *, stalled_ms_max: float = STALLED_MS_MAX) -> None:
+        self._gateway = gateway
         self._stalled_ms_max = stalled_ms_max
         self.service: CommitService | None = None
         self.store: StoreMetrics | None = None
 
     def problem(self) -> HoldfastError | None:
         """None when commits are welcome and get through, else why not."""
-        problem = self._front.admission()
-        if problem is not None and (problem.code is not Code.OVERLOADED or self._front.draining):
+        problem = self._gateway.admission()
+        if problem is not None and (problem.code is not Code.OVERLOADED or self._gateway.draining):
             return problem
         # Before a refusal of commits: it says what the store does.
         return self._stalled_batch() or self._unanswered_check() or self._silent_store() or problem
@@ -259,7 +227,7 @@ class StoreWatch:
 
     def _unavailable(self, what: str, waited_ms: float) -> HoldfastError:
         # Anybody may ask; where that is not everybody's service, what a store says is for the log alone.
-        failure = "" if self.store is None or self._front.authenticator.required else self.store.last_failure
+        failure = "" if self.store is None or self._gateway.authenticator.required else self.store.last_failure
         return Unavailable(
             what,
             code=Code.STORE_UNAVAILABLE,
@@ -267,85 +235,3 @@ class StoreWatch:
             waited_ms=round(waited_ms),
             cause=failure or None,
         )
-
-
-DOCS_PAGE: Final = b"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>Holdfast commit log: API</title>
-<style>
-  :root { color-scheme: light dark; font: 16px/1.5 system-ui, sans-serif; }
-  body { max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
-  details { border: 1px solid #8886; border-radius: .5rem; margin: .5rem 0; padding: .5rem 1rem; }
-  summary { cursor: pointer; display: flex; gap: 1rem; flex-wrap: wrap; }
-  code, pre { font-family: ui-monospace, monospace; font-size: .9em; }
-  pre { overflow: auto; background: #8882; padding: .75rem; border-radius: .5rem; }
-  .method { font-weight: 700; min-width: 4rem; }
-  table { border-collapse: collapse; width: 100%; }
-  th, td { text-align: left; vertical-align: top; padding: .25rem .75rem .25rem 0; border-bottom: 1px solid #8884; }
-</style>
-</head>
-<body>
-<h1 id="title">API</h1>
-<p id="about"></p>
-<main id="routes"><p>Reading <a href="openapi.json">openapi.json</a>.</p></main>
-<h2>Types</h2>
-<div id="types"></div>
-<script>
-"use strict";
-function element(name, text, parent) {
-  const made = document.createElement(name);
-  if (text !== undefined) made.textContent = text;
-  if (parent) parent.append(made);
-  return made;
-}
-function rows(parent, titles, lines) {
-  const table = element("table", undefined, parent);
-  const head = element("tr", undefined, table);
-  titles.forEach(title => element("th", title, head));
-  lines.forEach(line => {
-    const row = element("tr", undefined, table);
-    line.forEach(cell => element("td", cell, row));
-  });
-}
-function show(path, method, operation, parent) {
-  const box = element("details", undefined, parent);
-  const line = element("summary", undefined, box);
-  element("code", method.toUpperCase(), line).className = "method";
-  element("code", path, line);
-  element("span", operation.summary, line);
-  if (operation.description) element("p", operation.description, box);
-  if (operation.parameters) {
-    element("h4", "Parameters", box);
-    rows(box, ["name", "in", "required", "what"],
-      operation.parameters.map(p => [p.name, p.in, p.required ? "yes" : "no", p.description]));
-  }
-  if (operation.requestBody) {
-    element("h4", "Body", box);
-    element("pre", JSON.stringify(operation.requestBody.content, null, 2), box);
-  }
-  element("h4", "Answers", box);
-  rows(box, ["status", "what", "media types"], Object.entries(operation.responses).map(
-    ([status, answer]) => [status, answer.description, Object.keys(answer.content).join(", ")]));
-}
-fetch("openapi.json").then(answer => answer.json()).then(api => {
-  document.getElementById("title").textContent = api.info.title + " " + api.info.version;
-  document.getElementById("about").textContent = api.info.summary + ".";
-  const main = document.getElementById("routes");
-  main.replaceChildren();
-  for (const [path, methods] of Object.entries(api.paths))
-    for (const [method, operation] of Object.entries(methods)) show(path, method, operation, main);
-  const types = document.getElementById("types");
-  for (const [name, schema] of Object.entries(api.components.schemas)) {
-    const box = element("details", undefined, types);
-    element("code", name, element("summary", undefined, box));
-    if (schema.description) element("p", schema.description, box);
-    element("pre", JSON.stringify(schema, null, 2), box);
-  }
-}).catch(error => { document.getElementById("routes").textContent = "openapi.json could not be read: " + error; });
-</script>
-</body>
-</html>
-"""

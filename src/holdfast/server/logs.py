@@ -1,10 +1,6 @@
-"""How log lines look: one event name that never changes, then key=value.
+"""The log lines of a serving process: structlog to standard error, as logfmt or JSON.
 
-Owns: the configuration of structlog for a serving process. Does not own: what is logged.
-
-Failure model: a line that cannot be written is lost.
-
-Shape: to standard error, logfmt or JSON, in the order timestamp, level, logger, event, then the facts.
+The order is timestamp, level, event, then the facts. A line that cannot be written is lost.
 """
 
 from __future__ import annotations

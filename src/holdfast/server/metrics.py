@@ -1,9 +1,6 @@
-"""The metrics of a serving process, read at scrape time from plain numbers.
+"""The metrics of a serving process, read at scrape time from plain integers.
 
-Owns: names, units and text of the exposition. Does not own: the numbers; whoever counts keeps integers, so counting
-costs the hot path an addition and a scrape costs nothing in between.
-
-Failure model: a scrape never asks the store, never waits, and works whether or not this process leads.
+A scrape never asks the store, never waits, and works whether or not this process leads.
 """
 
 from __future__ import annotations
@@ -38,8 +35,8 @@ _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 class ServerMetrics(Collector):
     """Collects from the parts of one serving process. ``service`` is None while it does not lead."""
 
-    def __init__(self, front: Gateway) -> None:
-        self._front = front
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
         self.server: HttpServer | None = None
         self.subscriptions: Subscriptions | None = None
         self.service: CommitService | None = None
@@ -78,8 +75,8 @@ class ServerMetrics(Collector):
             yield _gauge("process_resident_memory_bytes", "Resident memory of this process", _resident_bytes())
 
     def _http(self) -> Iterator[Metric]:
-        front = self._front
-        counters = front.counters
+        gateway = self._gateway
+        counters = gateway.counters
         answers = CounterMetricFamily(
             "holdfast_http_answers", "Answers by route and status", labels=["route", "status"]
         )
@@ -94,20 +91,20 @@ class ServerMetrics(Collector):
         yield _counter(
             "holdfast_rate_slowed_items", "Items of commit streams that waited for it", counters.rate_slowed_items
         )
-        if front.client_rates is not None:
-            yield _gauge("holdfast_rate_clients", "Clients whose rate is remembered", len(front.client_rates))
+        if gateway.client_rates is not None:
+            yield _gauge("holdfast_rate_clients", "Clients whose rate is remembered", len(gateway.client_rates))
         yield _counter("holdfast_stream_items", "Items of commit streams taken in", counters.stream_items)
         yield _counter("holdfast_connections_refused", "Connections above the limit", counters.refused_connections)
         yield _counter(
             "holdfast_connections_handed_over", "Connections moved to the framework", counters.handed_over_connections
         )
         if self.server is not None:
-            yield _gauge("holdfast_connections", "Open connections", self.server.lanes.connections)
+            yield _gauge("holdfast_connections", "Open connections", self.server.context.connections)
             yield _gauge(
                 "holdfast_framework_requests", "Requests the framework serves", self.server.framework.running()
             )
-        yield _gauge("holdfast_commits_in_flight", "Commits taken in and not answered", front.in_flight_commits)
-        yield _gauge("holdfast_commit_bytes_in_flight", "Their request bodies in bytes", front.in_flight_bytes)
+        yield _gauge("holdfast_commits_in_flight", "Commits taken in and not answered", gateway.in_flight_commits)
+        yield _gauge("holdfast_commit_bytes_in_flight", "Their request bodies in bytes", gateway.in_flight_bytes)
 
     def _streams(self) -> Iterator[Metric]:
         subscriptions = self.subscriptions

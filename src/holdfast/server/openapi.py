@@ -1,10 +1,4 @@
-"""The API described: an OpenAPI 3.1 document made from the route table and the types that decode and encode.
-
-Owns: turning rows of the route table into the document. Does not own: the rows, the types.
-
-Failure model: pure. What is served and what is described come from one table, so they cannot drift apart by neglect;
-the fuzzer that reads this document checks the rest.
-"""
+"""The OpenAPI 3.1 document, made from the route table and the types that decode and encode. Pure."""
 
 from __future__ import annotations
 

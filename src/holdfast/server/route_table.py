@@ -1,15 +1,12 @@
-"""Every route of the service, in one place.
-
-Owns: the complete list. Does not own: the rows, which stand with their handlers.
-"""
+"""Every route of the service, in one place. The rows stand with their handlers."""
 
 from __future__ import annotations
 
-from holdfast.server.commit.commit_stream import ROUTES as STREAM_ROUTES
-from holdfast.server.commit.routes import ROUTES as LOG_ROUTES
+from holdfast.server.commit.commit_stream import stream_route
+from holdfast.server.commit.routes import log_routes
 from holdfast.server.commit.sse import Subscriptions, subscribe_route
 from holdfast.server.gateway import Gateway
-from holdfast.server.health import StoreWatch, health_routes
+from holdfast.server.health import StoreWatch, description_routes, health_routes
 from holdfast.server.http.routes import Route
 from holdfast.server.metrics import ServerMetrics
 from holdfast.server.openapi import describe
@@ -22,7 +19,7 @@ __all__ = ["route_table"]
 
 
 def route_table(
-    front: Gateway,
+    gateway: Gateway,
     *,
     metrics: ServerMetrics,
     watch: StoreWatch,
@@ -33,18 +30,13 @@ def route_table(
 ) -> list[Route]:
     """The rows. ``version`` is what the description says of this package; without ``stores`` theirs are not there."""
     rows: list[Route] = [
-        *LOG_ROUTES,
-        *STREAM_ROUTES,
+        *log_routes(gateway),
+        stream_route(gateway),
         subscribe_route(subscriptions),
-        *view_routes(view),
+        *view_routes(gateway, view),
         *(store_routes(stores) if stores is not None else ()),
-        *health_routes(
-            unready=watch.problem,
-            damage=watch.damage,
-            stores=stores,
-            scrape=metrics.text,
-            description=lambda: described,
-        ),
+        *health_routes(gateway, watch, stores=stores, scrape=metrics.text),
+        *description_routes(lambda: described),
     ]
-    described = describe(rows, version=version, with_tokens=front.authenticator.required)
+    described = describe(rows, version=version, with_tokens=gateway.authenticator.required)
     return rows

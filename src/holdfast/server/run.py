@@ -1,21 +1,14 @@
 """``holdfast serve``: one process from its start to its exit code.
 
-Owns: the order of starting and stopping, signals, leading or standing by, and exit codes. Does not own: settings
-(given), serving (``http_server``), leading (``commit.service``).
-
     start    bind and listen (answering not_leader), open the store, recover and claim, print "ready"
-    stop     SIGTERM or SIGINT: accept nothing more, drain to durable, answer, resign, close, exit 0; every stop ends
-             within ``server.drain_seconds_max``: what a store has not taken by then is answered outcome_unknown, exit 6
-    hangup   SIGHUP stops nothing: a terminal that closes is no reason to end a service
-    again    a second signal exits at once; nothing that was answered is lost, the next leader recovers
+    stop     SIGTERM or SIGINT: accept nothing more, drain to durable, answer, resign, close, exit 0. It ends within
+             ``server.drain_seconds_max``; commits not durable by then are answered outcome_unknown, and the code is 6
+    hangup   SIGHUP is ignored, so a closed terminal does not end the service
+    again    a second signal exits at once; nothing acknowledged is lost, because the next leader recovers
 
 Exit codes: 0 drained or stepped down; 2 bad configuration; 3 another leader is alive (named); 4 deposed; 5 nothing to
-open (says how to initialise); 6 the store or the log is damaged or unfit, or the store does not answer or takes no more
-batches (named); 70 a bug of ours, such as a broken law of our own.
-
-Failure model: whatever ends the reign ends the process with a code that says why, unless it stands by: then it waits
-its turn again. Connections are answered before the process goes, within ``GRACE_SECONDS``. Every error at start is
-logged with a hint.
+open; 6 the store or the log is damaged, unfit or unavailable (named); 70 a bug, such as a violated invariant. A standby
+whose leadership ends waits for its turn again instead.
 """
 
 from __future__ import annotations
@@ -32,6 +25,7 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
@@ -60,12 +54,13 @@ from holdfast.server.health import STANDBY_HEADER, STANDBY_PROOF_HEADER, StoreWa
 from holdfast.server.http.auth import Authenticator, Role
 from holdfast.server.http.http_server import HttpServer
 from holdfast.server.http.responses import LeaderHint
-from holdfast.server.http.routes import Route
 from holdfast.server.logs import configure_logs, keep_pandas_out
 from holdfast.server.metrics import ServerMetrics
 from holdfast.server.route_table import route_table
 from holdfast.server.stores.hosting import StoreHost
+from holdfast.server.stores.hot_routes import HotStores
 from holdfast.server.stores.opening import Opening, read_definitions
+from holdfast.server.stores.socket import SubscribeSocket
 from holdfast.server.view.embedded_view import EmbeddedView
 from holdfast.server.view.messages import ViewStart
 from holdfast.settings import Settings
@@ -178,13 +173,13 @@ class _Process:
             if signal.getsignal(number) != signal.SIG_IGN:  # as nohup has it: whoever started this wants it to go on
                 loop.add_signal_handler(number, self._signalled, number)
         loop.add_signal_handler(signal.SIGHUP, log.info, "hangup_ignored")
-        self._front = Gateway(
+        self._gateway = Gateway(
             limits=_limits(settings),
             authenticator=Authenticator({token.token: Role[token.role.upper()] for token in settings.server.tokens}),
         )
-        self._metrics = ServerMetrics(self._front)
-        self._watch = StoreWatch(self._front, stalled_ms_max=settings.commit.stalled_after_seconds * 1000.0)
-        self._subscriptions = Subscriptions(self._front, self._subscribe)
+        self._metrics = ServerMetrics(self._gateway)
+        self._watch = StoreWatch(self._gateway, stalled_ms_max=settings.commit.stalled_after_seconds * 1000.0)
+        self._subscriptions = Subscriptions(self._gateway, self._subscribe)
         self._older = segment_history(settings.log.segments_url)
         self._view = EmbeddedView(
             settings.view.enabled,
@@ -202,23 +197,17 @@ class _Process:
             None
             if settings.stores.hosted is None
             else StoreHost(
-                self._front, settings.stores.hosted, request_bytes_max=settings.stores.max_request_size_bytes
+                self._gateway, settings.stores.hosted, request_bytes_max=settings.stores.max_request_size_bytes
             )
         )
         self._metrics.stores = self._stores
-        server = self._server = HttpServer(
-            self._front,
-            self._routes(),
-            tls=self._tls,
-            stores=self._stores,
-            store_connections=self._settings.persist.target_pool_size,
-        )
+        server = self._server = self._http_server()
         self._metrics.server = server
         self._metrics.subscriptions = self._subscriptions
         addresses = await server.listen(settings.server.listen)
         self._address = _advertised(settings, addresses)
         self._address_is_bound = self._address in addresses
-        self._front.own = LeaderHint("", self._address)
+        self._gateway.own = LeaderHint("", self._address)
         try:
             return await self._serve(addresses)
         finally:
@@ -227,15 +216,24 @@ class _Process:
             await server.finish(min(GRACE_SECONDS, self._stopping.seconds_left() / 2))
             await self._view.stop()
 
-    def _routes(self) -> list[Route]:
-        return route_table(
-            self._front,
+    def _http_server(self) -> HttpServer:
+        stores = self._stores
+        routes = route_table(
+            self._gateway,
             metrics=self._metrics,
             watch=self._watch,
             subscriptions=self._subscriptions,
             view=self._view,
             version=__version__,
-            stores=self._stores,
+            stores=stores,
+        )
+        return HttpServer(
+            self._gateway,
+            routes,
+            tls=self._tls,
+            matcher=None if stores is None else HotStores(stores),
+            socket=None if stores is None else partial(SubscribeSocket, self._gateway, stores),
+            store_connections=self._settings.persist.target_pool_size,
         )
 
     # The reign
@@ -291,15 +289,15 @@ class _Process:
 
     def _stand_by(self, leader_id: str, address: str) -> None:
         hint = LeaderHint(leader_id, address)
-        if hint != self._front.leader:
-            self._front.stop_leading(hint)
+        if hint != self._gateway.leader:
+            self._gateway.stop_leading(hint)
             log.info("standing_by", leader_id=hint.leader_id, leader_address=hint.address)
             _say(f"standby leader_id={hint.leader_id} leader_address={hint.address}")
 
     async def _reign(self, service: CommitService, addresses: list[str]) -> ServiceEnd:
         """Answer for the log until this leader's end, which a signal brings about in good order."""
         self._service = self._metrics.service = self._watch.service = service
-        self._front.lead(service)
+        self._gateway.lead(service)
         self._view.follow(service)
         takeover = service.takeover
         log.info(
@@ -329,8 +327,8 @@ class _Process:
         _say(f"ready listen={','.join(addresses)} leader_id={service.leader_id}")
         await _first_of(service.ended, self._stop, *(() if stores is None else (stores.failed,)))
         if not service.ended.done():
-            log.info("draining", commits_in_flight=self._front.in_flight_commits)
-            self._front.draining = True
+            log.info("draining", commits_in_flight=self._gateway.in_flight_commits)
+            self._gateway.draining = True
             self._server.stop_accepting()
             await self._drain(service)
         if stores is not None and stores.failed.done():
@@ -361,12 +359,12 @@ class _Process:
             async with asyncio.timeout(seconds_max):
                 await service.step_down()
         except TimeoutError:
-            log.error("drain_given_up", seconds=round(seconds_max, 2), outcomes_unknown=self._front.in_flight_commits)
+            log.error("drain_given_up", seconds=round(seconds_max, 2), outcomes_unknown=self._gateway.in_flight_commits)
             await service.close()
 
     async def _no_longer_leading(self) -> None:
         self._service = self._metrics.service = self._watch.service = None
-        self._front.stop_leading(LeaderHint())
+        self._gateway.stop_leading(LeaderHint())
         if self._scrubbing is not None:
             self._scrubbing.cancel()
             await asyncio.wait({self._scrubbing})
@@ -422,8 +420,8 @@ class _Process:
         )
 
     def _subscribe(self, after: int, durable: bool) -> AsyncIterator[EventBatch]:
-        self._front.leading()
-        assert self._service is not None, "the front leads when the service does"
+        self._gateway.leading()
+        assert self._service is not None, "the gateway leads when the service does"
         return subscribe(
             self._service,
             after=after,

@@ -24,6 +24,8 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Final
 
+from msgspec import Struct
+
 from holdfast.commit.format.batch import FIRST_SLOT, SPAN_MAX, Header, Kind, decode_header, jump
 from holdfast.commit.format.chain import has_gone, next_slot
 from holdfast.commit.leadership.claims import (
@@ -70,32 +72,27 @@ class Takeover:
 # -- effects: each but the last four is answered by exactly one event ------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Probe:
+class Probe(Struct, frozen=True):
     """Ask whether the store can hold a log. Answered by Probed, while other requests are under way."""
 
 
-@dataclass(frozen=True, slots=True)
-class ListPage:
+class ListPage(Struct, frozen=True):
     """List the newest ``limit`` keys. Answered by PageListed or Failed."""
 
     limit: int
 
 
-@dataclass(frozen=True, slots=True)
-class ReadHeaders:
+class ReadHeaders(Struct, frozen=True):
     """Read the headers of these slots, all of which were listed. Answered by HeadersRead or Failed."""
 
     slots: tuple[Slot, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ListNewest:
+class ListNewest(Struct, frozen=True):
     """List the newest key. Answered by NewestListed or Failed."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReadHeader:
+class ReadHeader(Struct, frozen=True):
     """Read the header of a slot that may be empty. Answered by HeaderRead or Failed."""
 
     slot: Slot
@@ -112,52 +109,45 @@ class AskLeader:
     proof: str = field(default="", compare=False)
 
 
-@dataclass(frozen=True, slots=True)
-class SendClaim:
+class SendClaim(Struct, frozen=True):
     """Create the claim, conditionally. Answered by ClaimAnswered."""
 
     slot: Slot
     data: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class ReadClaim:
+class ReadClaim(Struct, frozen=True):
     """Read the header that stands in the claim's slot. Answered by ClaimRead or Failed."""
 
     slot: Slot
 
 
-@dataclass(frozen=True, slots=True)
-class Wait:
+class Wait(Struct, frozen=True):
     """Answer with Woken after this many milliseconds. ``reason`` is empty or a line for the log, with its facts."""
 
     ms: float
     reason: str = ""
-    facts: Mapping[str, object] = field(default_factory=dict[str, object])
+    facts: Mapping[str, object] = {}
 
 
-@dataclass(frozen=True, slots=True)
-class CleanUp:
+class CleanUp(Struct, frozen=True):
     """Remove what the probe left. Not answered."""
 
 
-@dataclass(frozen=True, slots=True)
-class StandBy:
+class StandBy(Struct, frozen=True):
     """This leader is alive and is followed. Not answered."""
 
     leader_id: str
     address: str
 
 
-@dataclass(frozen=True, slots=True)
-class Led:
+class Led(Struct, frozen=True):
     """The claim stands and no leader is past it. The end."""
 
     takeover: Takeover
 
 
-@dataclass(frozen=True, slots=True)
-class Fail:
+class Fail(Struct, frozen=True):
     """The lead is not taken. The end."""
 
     error: HoldfastError
@@ -170,83 +160,66 @@ Effect = Probe | Request | Wait | CleanUp | StandBy | Led | Fail
 # -- events -----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Probed:
+class _Timed(Struct, frozen=True):
+    now: Instant
+
+
+class Probed(_Timed, frozen=True):
     """The answer to Probe: None when the store can hold a log."""
 
-    now: Instant
     error: HoldfastError | None
 
 
-@dataclass(frozen=True, slots=True)
-class PageListed:
+class PageListed(_Timed, frozen=True):
     """The answer to ListPage: names and sizes in listing order."""
 
-    now: Instant
     rows: list[tuple[str, int]]
 
 
-@dataclass(frozen=True, slots=True)
-class HeadersRead:
+class HeadersRead(_Timed, frozen=True):
     """The answer to ReadHeaders: the first 512 bytes of each."""
 
-    now: Instant
     objects: dict[Slot, bytes]
 
 
-@dataclass(frozen=True, slots=True)
-class NewestListed:
+class NewestListed(_Timed, frozen=True):
     """The answer to ListNewest: None for an empty log."""
 
-    now: Instant
     newest: Slot | None
 
 
-@dataclass(frozen=True, slots=True)
-class HeaderRead:
+class HeaderRead(_Timed, frozen=True):
     """The answer to ReadHeader: the first 512 bytes, None for an empty slot."""
 
-    now: Instant
     data: bytes | None
 
 
-@dataclass(frozen=True, slots=True)
-class LeaderAnswered:
+class LeaderAnswered(_Timed, frozen=True):
     """The answer to AskLeader: a leader id, empty when that process does not lead, None without an answer."""
 
-    now: Instant
     answer: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimAnswered:
+class ClaimAnswered(_Timed, frozen=True):
     """The answer to SendClaim."""
 
-    now: Instant
     answer: CreateAnswer
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimRead:
+class ClaimRead(_Timed, frozen=True):
     """The answer to ReadClaim: the first 512 bytes, None for an empty slot."""
 
-    now: Instant
     data: bytes | None
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:
+class Failed(_Timed, frozen=True):
     """A request to the store had no usable answer."""
 
-    now: Instant
     error: HoldfastError
 
 
-@dataclass(frozen=True, slots=True)
-class Woken:
+class Woken(_Timed, frozen=True):
     """The answer to Wait."""
-
-    now: Instant
 
 
 Answer = PageListed | HeadersRead | NewestListed | HeaderRead | LeaderAnswered | ClaimAnswered | ClaimRead

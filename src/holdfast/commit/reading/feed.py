@@ -53,7 +53,7 @@ class EventBatch:
 
     ``log_id`` is that of the object that holds them. They are made from the log's own objects on first
     use, so an unwatched stream costs nothing.
-    ``encoded`` is the front's own cache, shared by all its subscribers.
+    ``encoded`` is the server's cache of the texts of durable streams (True) and others, for all subscribers.
     """
 
     __slots__ = ("_events", "_header", "_transactions", "encoded", "last_version", "log_id", "size")
@@ -70,7 +70,7 @@ class EventBatch:
         self.last_version = last_version
         self.log_id = log_id
         self.size = size
-        self.encoded: object = None
+        self.encoded: dict[bool, bytes] | None = None
         self._events = events
         self._header = header
         self._transactions = transactions

@@ -25,7 +25,7 @@ from holdfast.commit.reading.reader import (
     leaderships_back,
     start_after,
 )
-from holdfast.errors import CorruptData, HoldfastError, NotFound
+from holdfast.errors import HoldfastError, NotFound
 from holdfast.objects.port import ObjectStore
 from holdfast.values import Slot
 
@@ -61,32 +61,19 @@ async def look_up(store: ObjectStore, claim: Header, newest: Header, request_id:
     return Found(None, truncated=min_version < newest.truncated_through)
 
 
-async def _leadership_of(store: ObjectStore, claim: Header, version: int) -> Leadership:
-    """The newest leadership whose base is at or below ``version``, or genesis."""
-    leadership: Leadership | None = None
-    async for leadership in leaderships_back(store, claim):
-        if leadership.base <= version:
-            return leadership
-    assert leadership is not None, "a log has a genesis"
-    return leadership
-
-
 async def walker_after(store: ObjectStore, claim: Header, newest: Header, version: int) -> ChainWalker:
     """A walker that yields the first transaction after ``version`` first, wherever in the log that is.
 
     Raises: Unavailable, CorruptData, NotFound when retention has removed that part.
     """
-    leadership = await _leadership_of(store, claim, version)
-    end = newest if leadership.claim.slot == claim.slot else await _end_of(store, leadership, claim)
-    return await start_after(store, leadership, end, version)
-
-
-async def _end_of(store: ObjectStore, leadership: Leadership, claim: Header) -> Header:
-    """The newest object of an earlier leadership: the one before the claim that followed it."""
-    async for later in leaderships_back(store, claim):
-        if later.before is not None and later.before.claim == leadership.claim.slot:
-            return later.before
-    raise CorruptData("a leadership has no end", claim=leadership.claim.slot)
+    leadership: Leadership | None = None
+    async with aclosing(leaderships_back(store, claim)) as leaderships:
+        async for leadership in leaderships:
+            if leadership.base <= version or leadership.before is None:
+                break
+            newest = leadership.before  # the end of the next older leadership
+    assert leadership is not None, "a log has a genesis"
+    return await start_after(store, leadership, newest, version)
 
 
 def _find(batch: LoggedBatch, request_id: str) -> LoggedTransaction | None:

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
+from msgspec import Struct
+
 from holdfast.commit.format.batch import Header, LoggedTransaction, repeated_bytes
 from holdfast.commit.format.transaction import Outcome, Transaction, Write
 from holdfast.errors import HoldfastError
@@ -101,52 +103,45 @@ EndKind = Literal["resigned", "deposed", "gave_up", "damaged", "abandoned"]
 # -- events -----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Arrived:
+class _Timed(Struct, frozen=True):
+    now: Instant
+
+
+class Arrived(_Timed, frozen=True):
     """Commit requests, in the order they are to be sequenced."""
 
-    now: Instant
     entries: list[CommitEntry]
 
 
-@dataclass(frozen=True, slots=True)
-class PutAnswered:
+class PutAnswered(_Timed, frozen=True):
     """The answer to one Put; ``number`` is that Put's. The first one, if unknown: the oldest proof is the safe one."""
 
-    now: Instant
     slot: Slot
     answer: CreateAnswer
     number: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class HeaderFound:
+class HeaderFound(_Timed, frozen=True):
     """The answer to one ReadBack: the header, None for an empty slot, Unknown for no answer."""
 
-    now: Instant
     slot: Slot
     found: Header | Unknown | None
     certain: bool
 
 
-@dataclass(frozen=True, slots=True)
-class OwnershipSeen:
+class OwnershipSeen(_Timed, frozen=True):
     """The answer to one CheckOwnership: the newest slot listed, None for an empty log, Unknown for no answer."""
 
-    now: Instant
     newest: Slot | Unknown | None
 
 
-@dataclass(frozen=True, slots=True)
-class VersionAsked:
+class VersionAsked(_Timed, frozen=True):
     """A caller wants a version at least as new as everything committed by now."""
 
-    now: Instant
     ticket: object
 
 
-@dataclass(frozen=True, slots=True)
-class StatusQuestion:
+class StatusQuestion(Struct, frozen=True):
     """What became of the attempt under ``request_id`` whose read version is ``min_version``."""
 
     request_id: str
@@ -154,42 +149,30 @@ class StatusQuestion:
     ticket: object
 
 
-@dataclass(frozen=True, slots=True)
-class StatusAsked:
+class StatusAsked(_Timed, frozen=True):
     """A caller asks for a final outcome."""
 
-    now: Instant
     question: StatusQuestion
 
 
-@dataclass(frozen=True, slots=True)
-class NoopAsked:
+class NoopAsked(_Timed, frozen=True):
     """A caller wants proof that the pipeline moves."""
 
-    now: Instant
     ticket: object
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
+class Tick(_Timed, frozen=True):
     """Time has passed. ``heartbeat`` asks for an empty batch if nothing else is under way."""
 
-    now: Instant
     heartbeat: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Drain:
+class Drain(_Timed, frozen=True):
     """Accept nothing more, finish work in progress, resign."""
 
-    now: Instant
 
-
-@dataclass(frozen=True, slots=True)
-class Abandon:
+class Abandon(_Timed, frozen=True):
     """The driver stops here: end immediately, and leave unproved work to the next leader."""
-
-    now: Instant
 
 
 Event = (
@@ -209,8 +192,7 @@ Event = (
 # -- effects ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Put:
+class Put(Struct, frozen=True):
     """Effect: send these bytes to this slot, conditionally. Doing it twice is harmless."""
 
     slot: Slot
@@ -218,57 +200,49 @@ class Put:
     number: int
 
 
-@dataclass(frozen=True, slots=True)
-class ReadBack:
+class ReadBack(Struct, frozen=True):
     """Effect: read the header in this slot, to learn whose object refused the PUT."""
 
     slot: Slot
     certain: bool
 
 
-@dataclass(frozen=True, slots=True)
-class CheckOwnership:
+class CheckOwnership(Struct, frozen=True):
     """List the newest key and answer with OwnershipSeen."""
 
 
-@dataclass(frozen=True, slots=True)
-class Resolved:
+class Resolved(Struct, frozen=True):
     """These entries were resolved, in order; the accepted ones are not durable yet."""
 
     entries: list[CommitEntry]
 
 
-@dataclass(frozen=True, slots=True)
-class Durable:
+class Durable(Struct, frozen=True):
     """These batches are durable and may be shown, in order."""
 
     batches: list[Batch]
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(Struct, frozen=True):
     """Reply to these entries, in order; each has its final outcome."""
 
     entries: list[CommitEntry]
 
 
-@dataclass(frozen=True, slots=True)
-class LookUp:
+class LookUp(Struct, frozen=True):
     """Look these attempts up in the log: their read version is below the window."""
 
     entries: list[CommitEntry]
 
 
-@dataclass(frozen=True, slots=True)
-class VersionIs:
+class VersionIs(Struct, frozen=True):
     """Answer these version questions."""
 
     tickets: list[object]
     version: int
 
 
-@dataclass(frozen=True, slots=True)
-class StatusReady:
+class StatusReady(Struct, frozen=True):
     """Everything sequenced before the ban is final. ``version`` is the attempt's, when the window knows it.
 
     Otherwise the attempt did not commit above ``complete_above``; the log between ``min_version`` and there must be
@@ -280,15 +254,13 @@ class StatusReady:
     complete_above: int
 
 
-@dataclass(frozen=True, slots=True)
-class Reached:
+class Reached(Struct, frozen=True):
     """These no-ops went through all four stages."""
 
     tickets: list[object]
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
+class Ended(Struct, frozen=True):
     """This leadership is over; ``detail`` says why for people. ``tickets`` are questions that get no answer here."""
 
     kind: EndKind

@@ -1,19 +1,14 @@
 """``POST /v1/commits``: a stream of commits in, a stream of results out.
 
-Owns: cutting the stream into items, the window of unanswered items, and the order of the results. Does not own: what
-one commit means (``requests``), its outcome (``commit``), its text (``responses``).
-
 Formats: NDJSON (one commit a line, results as lines) or msgpack (maps one after another, keys and values as ``bin``,
-results as maps). The results come in the format of the request. Items are decided one by one, in order, each seeing
-those before it; nothing ties them together.
+results as maps). The results have the format of the request. Items are decided one by one, in order, each seeing those
+before it; they do not form one transaction.
 
-An item that is a commit but breaks a rule (no_operations, bad_range, ...) gets an error result and the stream goes on.
-An item that cannot be decoded, or exceeds the size limit, gets an error result and ends the stream, for nothing behind
-it can be found with certainty. The status is 200 throughout, unless the stream is refused before its first item.
-
-Failure model: the peer may stop anywhere. What was submitted stands; items without a result are unknown to it, and it
-asks status. Back-pressure: at most ``WINDOW_ITEMS`` and ``WINDOW_BYTES`` are unanswered, then nothing more is read; nor
-while its client is over its own rate.
+An item that breaks a rule (no_operations, bad_range, ...) gets an error result and the stream goes on. An item that
+cannot be decoded or exceeds the size limit gets an error result and ends the stream. The status is 200, unless the
+stream is refused before its first item. A peer that stops does not take back what was submitted: items without a result
+are unknown to it, and it asks for their status. Nothing more is read while ``WINDOW_ITEMS`` or ``WINDOW_BYTES`` wait
+for their outcome, or while the client is over its own rate.
 """
 
 from __future__ import annotations
@@ -32,6 +27,7 @@ from holdfast.commit.format.transaction import Committed, Transaction
 from holdfast.commit.stages.events import CommitEntry
 from holdfast.errors import Code, HoldfastError, InvalidRequest, LimitExceeded
 from holdfast.server.commit.routes import COMMIT_CODES
+from holdfast.server.gateway import Gateway
 from holdfast.server.http.auth import Role
 from holdfast.server.http.requests import decode_msgpack, decode_msgpack_items, problem_with
 from holdfast.server.http.responses import without_traceback
@@ -39,7 +35,7 @@ from holdfast.server.http.routes import Call, Route
 from holdfast.wire.formats import WireFormat
 from holdfast.wire.log import CommitReceipt, ItemError, NotCommitted
 
-__all__ = ["NDJSON", "MSGPACK", "ROUTES", "ItemReader", "JsonLines", "MsgpackItems"]
+__all__ = ["NDJSON", "MSGPACK", "ItemReader", "JsonLines", "MsgpackItems", "stream_route"]
 
 NDJSON: Final = "application/x-ndjson"
 MSGPACK: Final = "application/msgpack"
@@ -174,14 +170,13 @@ class MsgpackItems(ItemReader):
             start = end
 
 
-async def commits(call: Call) -> None:
-    """``POST /v1/commits``."""
-    problem = call.front.admission()
+async def _commits(gateway: Gateway, call: Call) -> None:
+    problem = gateway.admission()
     if problem is not None:
         raise problem
     reader, wire_format = _reader_for(call)
     await call.start(200, {}, NDJSON if wire_format == "json" else MSGPACK)
-    stream = _CommitStream(call, reader, wire_format)
+    stream = _CommitStream(gateway, call, reader, wire_format)
     writer = asyncio.create_task(stream.write_results())
     try:
         await stream.read_items()
@@ -213,7 +208,7 @@ async def _read_away(call: Call) -> None:
 
 def _reader_for(call: Call) -> tuple[ItemReader, WireFormat]:
     media_type = call.request.headers.get("content-type", NDJSON).partition(";")[0].strip().lower()
-    bytes_max = call.front.limits.request_bytes_max
+    bytes_max = call.state.limits.request_bytes_max
     if media_type in MSGPACK_NAMES:
         return MsgpackItems(bytes_max), "msgpack"
     # Whatever else a client calls it, it is JSON or it is malformed; many tools send their own default type.
@@ -223,9 +218,9 @@ def _reader_for(call: Call) -> tuple[ItemReader, WireFormat]:
 class _CommitStream:
     """One stream: its reading side and its writing side, which share the window."""
 
-    def __init__(self, call: Call, reader: ItemReader, wire_format: WireFormat) -> None:
+    def __init__(self, gateway: Gateway, call: Call, reader: ItemReader, wire_format: WireFormat) -> None:
         self._call = call
-        self._front = call.front
+        self._gateway = gateway
         self._reader = reader
         self._wire_format: WireFormat = wire_format
         self._due: deque[CommitEntry] = deque()
@@ -235,7 +230,7 @@ class _CommitStream:
         self._room: asyncio.Future[None] | None = None
         self._ready: asyncio.Future[None] | None = None
         self._client = call.client
-        rates = self._front.client_rates
+        rates = self._gateway.client_rates
         self._block_items = (
             WINDOW_ITEMS if rates is None else min(WINDOW_ITEMS, max(1, rates.per_second_max // RATE_SLICES))
         )
@@ -274,9 +269,9 @@ class _CommitStream:
             self._add_problem(self._reader.problem)
 
     def _submit_block(self, txns: list[Transaction], weight: int) -> None:
-        front = self._front
-        leader_id, log_id = front.own.leader_id, front.log_id
-        limits = front.limits
+        gateway = self._gateway
+        leader_id, log_id = gateway.own.leader_id, gateway.log_id
+        limits = gateway.limits
         settle = self._settle
         accepted: list[CommitEntry] = []
         due = self._due
@@ -298,9 +293,9 @@ class _CommitStream:
                 entry.ticket = problem
             self._due_bytes += entry.size
             due.append(entry)
-        front.counters.stream_items += len(txns)
+        gateway.counters.stream_items += len(txns)
         if accepted:
-            front.submit_many(accepted, accepted_bytes)
+            gateway.submit_many(accepted, accepted_bytes)
         if len(accepted) < len(txns):
             self._wake_writer()
 
@@ -311,29 +306,29 @@ class _CommitStream:
 
     async def _within_rate(self, items: int) -> None:
         """Wait until the client's own rate bears these items. Raises: ClientDisconnect."""
-        front = self._front
-        rates = front.client_rates
+        gateway = self._gateway
+        rates = gateway.client_rates
         if rates is None:
             return
-        now = front.loop.time()
+        now = gateway.loop.time()
         until = now + rates.wait_after_taking(self._client, items, now)
         if until > now:
-            front.counters.rate_slowed_items += items
-        while (left := until - front.loop.time()) > 0 and front.service is not None and not front.draining:
+            gateway.counters.rate_slowed_items += items
+        while (left := until - gateway.loop.time()) > 0 and gateway.service is not None and not gateway.draining:
             await asyncio.sleep(min(left, RATE_LOOK_SECONDS))
             if self._call.connection.is_over:
                 raise ClientDisconnect
 
     async def _room_for(self, items: int) -> None:
         while self._due and (len(self._due) + items > WINDOW_ITEMS or self._due_bytes > WINDOW_BYTES):
-            self._room = self._front.loop.create_future()
+            self._room = self._gateway.loop.create_future()
             await self._room
 
     async def _admitted(self) -> HoldfastError | None:
         """Wait while the service is full; None when it takes more, else why it never will."""
         while True:
-            problem = self._front.admission()
-            if problem is None or problem.code is not Code.OVERLOADED or self._front.draining:
+            problem = self._gateway.admission()
+            if problem is None or problem.code is not Code.OVERLOADED or self._gateway.draining:
                 return problem
             await asyncio.sleep(RETRY_ADMISSION_SECONDS)
 
@@ -344,7 +339,7 @@ class _CommitStream:
         self._due.clear()
 
     def _settle(self, entry: CommitEntry) -> None:
-        self._front.settled(1, entry.size)
+        self._gateway.settled(1, entry.size)
         if self._due and self._due[0] is entry:
             self._wake_writer()
 
@@ -365,12 +360,12 @@ class _CommitStream:
             elif self._ended and not self._due:
                 return
             else:
-                self._ready = self._front.loop.create_future()
+                self._ready = self._gateway.loop.create_future()
                 await self._ready
 
     def _ready_results(self) -> bytes:
         due = self._due
-        answers = self._front.answers
+        answers = self._gateway.answers
         json = self._wire_format == "json"
         index = self._index
         parts: list[bytes] = []
@@ -405,8 +400,13 @@ class _CommitStream:
         return b"".join(parts)
 
 
-ROUTES = (
-    Route(
+def stream_route(gateway: Gateway) -> Route:
+    """The row of the route table."""
+
+    async def commits(call: Call) -> None:
+        await _commits(gateway, call)
+
+    return Route(
         method="POST",
         path="/v1/commits",
         role=Role.WRITE,
@@ -418,5 +418,4 @@ ROUTES = (
             MSGPACK: (CommitReceipt | NotCommitted, ItemError),
         },
         codes=COMMIT_CODES,
-    ),
-)
+    )

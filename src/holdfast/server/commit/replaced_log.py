@@ -1,10 +1,6 @@
-"""What a service asks about its places before it takes the lead.
+"""What a service asks about its places before it takes the lead. A refusal changed nothing.
 
-Owns: which of them are looked at, and the patience with a store that does not answer yet. Does not own: what they say
-(``commit.log_remains``, ``segments.index``), taking the lead (``commit.takeover``).
-
-Failure model: what is refused here cost no leader anything and changed nothing. A store that does not answer is asked
-again for ``PATIENCE_SECONDS``, with one line in the log for each try; a cancellation ends the wait at once.
+A store that does not answer is asked again for ``PATIENCE_SECONDS``, with a log line for each try.
 """
 
 from __future__ import annotations

@@ -1,115 +1,172 @@
 """The routes of the log that answer one request with one document: commit, version, status, stepping down.
 
-Owns: what these requests carry and how their outcome is told. Does not own: deciding (``commit``), streams of commits
-(``commit_stream``), subscriptions (``sse``). The fast lane serves commit and version by the same functions.
-
-Failure model: what is refused here changed nothing. A client that goes away does not take its commit back.
+``CommitRequest``, ``VersionRequest`` and ``LivezRequest`` serve their routes on both kinds of connection. A refused
+request changed nothing. A client that goes away does not take its commit back.
 """
 
 from __future__ import annotations
 
+from functools import partial
+
 from holdfast.commit.format.json_request import JsonTransaction, decode_json
+from holdfast.commit.format.transaction import Committed
+from holdfast.commit.stages.events import CommitEntry
 from holdfast.errors import Code, Fenced, HoldfastError, InvalidRequest, Unavailable
+from holdfast.server.gateway import Gateway
 from holdfast.server.http.auth import Role
 from holdfast.server.http.requests import problem_with, problem_with_request_id
+from holdfast.server.http.responses import error_answer, without_traceback
 from holdfast.server.http.routes import POSITION_SCHEMA, Answer, Call, Parameter, Route, json_answer
-from holdfast.wire.log import CommitReceipt, NotCommitted, StatusAnswer, SteppedDown, VersionAnswer
+from holdfast.server.http.state import FastRequest, PendingResponse, RequestFields
+from holdfast.wire.formats import encode
+from holdfast.wire.log import CommitReceipt, Liveness, NotCommitted, StatusAnswer, SteppedDown, VersionAnswer
 
-__all__ = ["COMMIT_CODES", "ROUTES"]
+__all__ = ["COMMIT_CODES", "CommitRequest", "LivezRequest", "VersionRequest", "log_routes"]
 
 COMMIT_CODES = (
-    Code.MALFORMED,
-    Code.NO_OPERATIONS,
-    Code.FUTURE_VERSION,
-    Code.BAD_BASE64,
-    Code.BAD_RANGE,
-    Code.BAD_REQUEST_ID,
-    Code.READ_VERSION_REQUIRED,
-    Code.LOG_MISMATCH,
-    Code.LEADER_CHANGED,
-    Code.REQUEST_ID_REUSED,
-    Code.TOO_LARGE,
-    Code.RATE_LIMITED,
-    Code.OVERLOADED,
-    Code.NOT_LEADER,
-    Code.OUTCOME_UNKNOWN,
+    *(Code.MALFORMED, Code.NO_OPERATIONS, Code.FUTURE_VERSION, Code.BAD_BASE64, Code.BAD_RANGE, Code.BAD_REQUEST_ID),
+    *(Code.READ_VERSION_REQUIRED, Code.LOG_MISMATCH, Code.LEADER_CHANGED, Code.REQUEST_ID_REUSED, Code.TOO_LARGE),
+    *(Code.RATE_LIMITED, Code.OVERLOADED, Code.NOT_LEADER, Code.OUTCOME_UNKNOWN),
+)
+STATUS_CODES = (
+    *(Code.BAD_REQUEST_ID, Code.FUTURE_VERSION, Code.LOG_MISMATCH, Code.NOT_LEADER, Code.LEADER_CHANGED),
+    *(Code.OVERLOADED, Code.STORE_UNAVAILABLE, Code.OUTCOME_UNKNOWN),
 )
 
 
-async def commit(call: Call) -> Answer:
+class _LogRequest(FastRequest):
+    """A fast request that asks for one role."""
+
+    __slots__ = ("_gateway", "_role")
+
+    def __init__(self, gateway: Gateway, route: str, role: Role) -> None:
+        super().__init__(route, gateway.limits.request_bytes_max)
+        self._gateway = gateway
+        self._role = role
+
+    def problem_with(self, authorization: bytes | None) -> HoldfastError | None:
+        """See ``FastRequest``."""
+        return self._gateway.authenticator.problem_with(authorization, self._role)
+
+
+class CommitRequest(_LogRequest):
     """``POST /v1/commit``."""
-    front = call.front
-    problem = front.admission() or front.over_rate(call.client)
-    if problem is not None:
-        raise problem
-    body = await call.body()
-    txn = decode_json(body)
-    limits = front.limits
-    problem = (
-        problem_with(
-            txn,
-            leader_id=front.own.leader_id,
-            log_id=front.log_id,
-            request_id_length_min=limits.request_id_length_min,
-            operations_max=limits.operations_max,
-            preconditions_max=limits.preconditions_max,
-        )
-        or front.admission()
-    )
-    if problem is not None:
-        raise problem
-    entry = await front.commit(txn, len(body))
-    assert entry.outcome is not None, "an entry is replied with its outcome"
-    status, headers, answer = front.answers.response(
-        entry.outcome, durable_version=entry.durable_version, request_id=txn.request_id
-    )
-    return Answer(answer, status, headers)
+
+    __slots__ = ("_reply",)
+
+    def __init__(self, gateway: Gateway) -> None:
+        super().__init__(gateway, "/v1/commit", Role.WRITE)
+        self._reply = self._respond  # bound once, not for each request
+
+    def serve(self, body: bytes, fields: RequestFields, response: PendingResponse) -> None:
+        """See ``FastRequest``. It responds when the outcome is durable."""
+        gateway = self._gateway
+        problem: HoldfastError | None = None
+        if gateway.authenticator.required:
+            problem = gateway.authenticator.problem_with(fields.authorization, Role.WRITE)
+        if problem is None:
+            problem = gateway.admission()
+        if problem is None and gateway.client_rates is not None:
+            problem = gateway.over_rate(gateway.authenticator.client_of(fields.authorization, response.peer))
+        if problem is None:
+            try:
+                txn = decode_json(body)
+            except InvalidRequest as error:
+                problem = without_traceback(error)
+            else:
+                limits = gateway.limits
+                problem = problem_with(
+                    txn,
+                    leader_id=gateway.own.leader_id,
+                    log_id=gateway.log_id,
+                    request_id_length_min=limits.request_id_length_min,
+                    operations_max=limits.operations_max,
+                    preconditions_max=limits.preconditions_max,
+                )
+                if problem is None:
+                    entry = CommitEntry(txn, self._reply, response, len(body))
+                    gateway.submit(entry, entry.size)
+                    return
+        response.respond(*error_answer(problem, gateway.leader))
+
+    def _respond(self, entry: CommitEntry) -> None:
+        gateway = self._gateway
+        gateway.settled(1, entry.size)
+        response: PendingResponse = entry.ticket  # type: ignore[assignment]  # a checked cast would cost a call
+        outcome = entry.outcome
+        if type(outcome) is Committed:
+            response.respond(200, None, gateway.answers.committed_json(outcome.version, entry.txn.request_id))
+            return
+        assert outcome is not None, "an entry is replied with its outcome"
+        durable_version, request_id = entry.durable_version, entry.txn.request_id
+        response.respond(*gateway.answers.response(outcome, durable_version=durable_version, request_id=request_id))
 
 
-async def version(call: Call) -> Answer:
-    """``GET /v1/version``."""
-    front = call.front
+class VersionRequest(_LogRequest):
+    """``GET /v1/version``: the linearizable one."""
+
+    __slots__ = ()
+
+    asks_store = True
+
+    def __init__(self, gateway: Gateway) -> None:
+        super().__init__(gateway, "/v1/version", Role.READ)
+
+    def serve(self, body: bytes, fields: RequestFields, response: PendingResponse) -> None:
+        """See ``FastRequest``."""
+        del body
+        gateway = self._gateway
+
+        def answered(version: int | HoldfastError) -> None:
+            if isinstance(version, HoldfastError):
+                response.respond(*error_answer(version, gateway.leader))
+            else:
+                response.respond(200, None, encode(VersionAnswer(version, gateway.own.leader_id, gateway.log_id)))
+
+        problem = self.problem_with(fields.authorization)
+        if problem is not None:
+            answered(problem)
+        else:
+            gateway.ask_version(answered)
+
+
+class LivezRequest(_LogRequest):
+    """``GET /livez``."""
+
+    __slots__ = ()
+
+    def __init__(self, gateway: Gateway) -> None:
+        super().__init__(gateway, "/livez", Role.OPEN)
+
+    def serve(self, body: bytes, fields: RequestFields, response: PendingResponse) -> None:
+        """See ``FastRequest``."""
+        del body, fields
+        own = self._gateway.own
+        response.respond(200, None, encode(Liveness(own.leader_id, self._gateway.service is not None, own.address)))
+
+
+async def _version(gateway: Gateway, linearizable: VersionRequest, call: Call) -> Answer:
     match call.text("consistency"):
         case None | "linearizable":
-            answered = front.loop.create_future()
-
-            def told(answer: int | HoldfastError) -> None:
-                if not answered.done():
-                    answered.set_result(answer)
-
-            front.ask_version(told)
-            answer = await answered
-            if isinstance(answer, HoldfastError):
-                raise answer
-            return json_answer(VersionAnswer(answer, front.own.leader_id, front.log_id))
+            return await call.serve(linearizable)
         case "local":
-            service = front.leading()
+            service = gateway.leading()
             return json_answer(VersionAnswer(service.local_version(), service.leader_id, service.log_id))
         case _:
             raise InvalidRequest("consistency is linearizable or local")
 
 
-async def status(call: Call) -> Answer:
-    """``GET /v1/status/{request_id}``."""
+async def _status(gateway: Gateway, call: Call) -> Answer:
     request_id = call.path_text("request_id")
-    problem = problem_with_request_id(request_id, length_min=call.front.limits.request_id_length_min)
+    problem = problem_with_request_id(request_id, length_min=gateway.limits.request_id_length_min)
     if problem is not None:
         raise problem
-    min_version = call.front.version_of(call.required_position("min_version"))
-    verdict = await call.front.status(request_id, min_version)
-    match verdict.status:
-        case "committed":
-            return json_answer(StatusAnswer("committed", verdict.version))
-        case "not_committed":
-            return json_answer(StatusAnswer("not_committed"))
-        case other:
-            assert other == "log_truncated", f"a status is one of three, not {other}"
-            return json_answer(StatusAnswer("log_truncated"))
+    min_version = gateway.version_of(call.required_position("min_version"))
+    return json_answer(await gateway.status(request_id, min_version))
 
 
-async def step_down(call: Call) -> Answer:
-    """``POST /v1/admin/step-down``."""
-    service = call.front.leading()
+async def _step_down(gateway: Gateway, _: Call) -> Answer:
+    service = gateway.leading()
     await service.step_down()
     end = service.ended.result()
     if end.kind == "deposed":
@@ -119,68 +176,63 @@ async def step_down(call: Call) -> Answer:
     return json_answer(SteppedDown(True, service.leader_id))
 
 
-ROUTES = (
-    Route(
-        method="POST",
-        path="/v1/commit",
-        role=Role.WRITE,
-        summary="Commit one transaction, or learn why not",
-        handler=commit,
-        body={"application/json": JsonTransaction},
-        answers={"application/json": CommitReceipt | NotCommitted},
-        codes=COMMIT_CODES,
-    ),
-    Route(
-        method="GET",
-        path="/v1/version",
-        role=Role.READ,
-        summary="A version that covers everything known committed when the request arrived",
-        handler=version,
-        parameters=(
-            Parameter(
-                "consistency",
-                "query",
-                {"type": "string", "enum": ["linearizable", "local"], "default": "linearizable"},
-                "local: the last durable version this process knows, without asking the store",
-            ),
+def log_routes(gateway: Gateway) -> tuple[Route, ...]:
+    """The rows of the route table."""
+    linearizable = VersionRequest(gateway)
+    return (
+        Route(
+            method="POST",
+            path="/v1/commit",
+            role=Role.WRITE,
+            summary="Commit one transaction, or learn why not",
+            fast=CommitRequest(gateway),
+            body={"application/json": JsonTransaction},
+            answers={"application/json": CommitReceipt | NotCommitted},
+            codes=COMMIT_CODES,
         ),
-        answers={"application/json": VersionAnswer},
-        codes=(Code.NOT_LEADER, Code.LEADER_CHANGED, Code.STORE_UNAVAILABLE),
-    ),
-    Route(
-        method="GET",
-        path="/v1/status/{request_id:any}",
-        role=Role.WRITE,  # asking closes the attempt, which decides over a commit
-        summary="The final outcome of an attempt; asking closes an attempt that has not committed",
-        handler=status,
-        parameters=(
-            Parameter(
-                "request_id", "path", {"type": "string", "minLength": 1, "maxLength": 255}, "The attempt's id", True
+        Route(
+            method="GET",
+            path="/v1/version",
+            role=Role.READ,
+            summary="A version that covers everything known committed when the request arrived",
+            handler=partial(_version, gateway, linearizable),
+            fast=linearizable,
+            parameters=(
+                Parameter(
+                    "consistency",
+                    "query",
+                    {"type": "string", "enum": ["linearizable", "local"], "default": "linearizable"},
+                    "local: the last durable version this process knows, without asking the store",
+                ),
             ),
-            Parameter(
-                "min_version", "query", POSITION_SCHEMA, "The attempt's read version, with or without @LOGID", True
+            answers={"application/json": VersionAnswer},
+            codes=(Code.NOT_LEADER, Code.LEADER_CHANGED, Code.STORE_UNAVAILABLE),
+        ),
+        Route(
+            method="GET",
+            path="/v1/status/{request_id:any}",
+            role=Role.WRITE,  # asking closes the attempt, which decides over a commit
+            summary="The final outcome of an attempt; asking closes an attempt that has not committed",
+            handler=partial(_status, gateway),
+            parameters=(
+                Parameter(
+                    "request_id", "path", {"type": "string", "minLength": 1, "maxLength": 255}, "The attempt's id", True
+                ),
+                Parameter(
+                    "min_version", "query", POSITION_SCHEMA, "The attempt's read version, with or without @LOGID", True
+                ),
             ),
+            answers={"application/json": StatusAnswer},
+            codes=STATUS_CODES,
         ),
-        answers={"application/json": StatusAnswer},
-        codes=(
-            Code.BAD_REQUEST_ID,
-            Code.FUTURE_VERSION,
-            Code.LOG_MISMATCH,
-            Code.NOT_LEADER,
-            Code.LEADER_CHANGED,
-            Code.OVERLOADED,
-            Code.STORE_UNAVAILABLE,
-            Code.OUTCOME_UNKNOWN,
+        Route(
+            method="POST",
+            path="/v1/admin/step-down",
+            role=Role.ADMIN,
+            summary="Drain to durable, answer everything, and give the lead back",
+            handler=partial(_step_down, gateway),
+            answers={"application/json": SteppedDown},
+            codes=(Code.NOT_LEADER, Code.LEADER_CHANGED, Code.STORE_UNAVAILABLE),
+            tag="admin",
         ),
-    ),
-    Route(
-        method="POST",
-        path="/v1/admin/step-down",
-        role=Role.ADMIN,
-        summary="Drain to durable, answer everything, and give the lead back",
-        handler=step_down,
-        answers={"application/json": SteppedDown},
-        codes=(Code.NOT_LEADER, Code.LEADER_CHANGED, Code.STORE_UNAVAILABLE),
-        tag="admin",
-    ),
-)
+    )

@@ -1,10 +1,6 @@
 """``GET /v1/subscribe``: the change stream as Server-Sent Events.
 
-Owns: the text of events, filters by key, keepalive comments, and closing readers that lag. Does not own: which events
-come and in what order, and the hand-over from history to live (``commit.subscription``).
-
-The text of a batch is made once and kept with the batch, so a thousand subscribers of a live log share one copy of it;
-only filtered streams are encoded by themselves.
+All subscribers of a live log share one encoded text of each batch; only filtered streams are encoded separately.
 
     event: log            no id                  data: log_id; the first event of every stream
     event: transaction    id: VERSION@LOG        data: version, prev_version, request_id, leader_id, timestamp,
@@ -14,14 +10,12 @@ only filtered streams are encoded by themselves.
     event: leader_change  id: VERSION~LEADER@LOG data: roll_back_to, leader_id
     event: lagging        no id                  data: unsent_bytes; the stream ends after it
 
-LOG in an id is the log id of the object that holds the version. ``after`` and ``Last-Event-ID`` take ids with and
-without it; an id of another log is refused (``log_mismatch``).
+LOG is the id of the log whose object holds the version. ``after`` and ``Last-Event-ID`` take ids with and without it;
+an id of another log is refused (``log_mismatch``).
 
-Failure model: a reader may be slow, stop reading, or vanish. Until it has caught up with the live log it is made to
-wait for its own reading (history is there for ever, nothing is held for it). Once it has caught up it may fall
-``subscriber_unsent_bytes_max`` behind, measured on its connection; then it is told and closed, and resumes by
-``Last-Event-ID``. It is told the same where one large batch kept it so long that the live events moved on without it.
-A subscription that fails in the middle ends its connection.
+A reader that has not caught up waits for its own reading. Once it has, it may fall ``subscriber_unsent_bytes_max``
+behind on its connection; then it gets ``lagging``, is closed, and resumes by ``Last-Event-ID``. So does a reader whom
+one large batch kept until the live events moved on. A subscription that fails in the middle ends its connection.
 """
 
 from __future__ import annotations
@@ -118,29 +112,14 @@ def encode_event(event: Event, log_id: str, *, durable_stream: bool) -> bytes:
             return b"id: %d~%b@%b\nevent: leader_change\ndata: %b\n\n" % (version, leader_id.encode(), log, data)
 
 
-class _Encoded:
-    """The text of a batch for each kind of stream."""
-
-    __slots__ = ("durable", "resolved")
-
-    def __init__(self) -> None:
-        self.durable: bytes | None = None
-        self.resolved: bytes | None = None
-
-
 def encode_batch(batch: EventBatch, *, durable_stream: bool) -> bytes:
     """The text of a batch, made when the first subscriber needs it and shared by all of the same kind."""
-    cache = batch.encoded
-    if not isinstance(cache, _Encoded):
-        cache = batch.encoded = _Encoded()
-    text = cache.durable if durable_stream else cache.resolved
+    if batch.encoded is None:
+        batch.encoded = {}
+    text = batch.encoded.get(durable_stream)
     if text is None:
-        log_id = batch.log_id
-        text = b"".join([encode_event(event, log_id, durable_stream=durable_stream) for event in batch.events])
-        if durable_stream:
-            cache.durable = text
-        else:
-            cache.resolved = text
+        parts = [encode_event(event, batch.log_id, durable_stream=durable_stream) for event in batch.events]
+        text = batch.encoded[durable_stream] = b"".join(parts)
     return text
 
 
@@ -177,9 +156,9 @@ class _Subscriber:
 class Subscriptions:
     """All open streams of a server."""
 
-    def __init__(self, front: Gateway, subscribe: Subscribe) -> None:
+    def __init__(self, gateway: Gateway, subscribe: Subscribe) -> None:
         """``subscribe(after, durable)`` gives the batches after a version, history first."""
-        self._front = front
+        self._gateway = gateway
         self._subscribe = subscribe
         self.open: set[_Subscriber] = set()
         self.lagged = 0
@@ -193,8 +172,8 @@ class Subscriptions:
     async def stream(self, call: Call) -> None:
         """Answer one subscription until it ends."""
         start, durable, key_filter = self._parameters(call)
-        batches = self._subscribe(self._front.version_of(start), durable)
-        log_id = self._front.log_id
+        batches = self._subscribe(self._gateway.version_of(start), durable)
+        log_id = self._gateway.log_id
         subscriber = _Subscriber(call)
         task = asyncio.current_task()
         assert task is not None, "a request runs in a task"
@@ -245,7 +224,7 @@ class Subscriptions:
             # The batches cannot be closed while somebody still waits for the next one.
             first.cancel()
             await asyncio.wait({first})
-        bytes_max = self._front.limits.subscriber_unsent_bytes_max
+        bytes_max = self._gateway.limits.subscriber_unsent_bytes_max
         connection = call.connection
         caught_up = False
         while batch is not None:
@@ -278,7 +257,7 @@ class Subscriptions:
         connection.close()
 
     def _is_live(self, batch: EventBatch) -> bool:
-        service = self._front.service
+        service = self._gateway.service
         return service is not None and batch.last_version >= service.local_version()
 
     async def _end_lagging(self, call: Call, unsent: int) -> None:
@@ -306,10 +285,10 @@ class Subscriptions:
 
     def _keep_alive(self) -> None:
         if self._keepalives is None or self._keepalives.done():
-            self._keepalives = self._front.loop.create_task(self._send_keepalives())
+            self._keepalives = self._gateway.loop.create_task(self._send_keepalives())
 
     async def _send_keepalives(self) -> None:
-        tick = self._front.limits.keepalive_interval_seconds / KEEPALIVE_TICKS
+        tick = self._gateway.limits.keepalive_interval_seconds / KEEPALIVE_TICKS
         while True:
             await asyncio.sleep(tick)
             for subscriber in list(self.open):

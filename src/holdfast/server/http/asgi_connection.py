@@ -1,17 +1,9 @@
-"""Connections that the framework serves: uvicorn's HTTP/1.1 protocol with our bounds and our words.
+"""Connections that the framework serves: uvicorn's HTTP/1.1 protocol with this server's bounds and error bodies.
 
-Owns: the bounds on a request's head, answers to what is not HTTP at all, the age of an unfinished head, and the view of
-a connection that a streaming route needs (its unsent bytes, its end). Does not own: routes (``app``).
-
-``uvicorn.protocols.http.httptools_impl.HttpToolsProtocol`` is not public API. What is used of it, checked by tests and
-pinned to a minor version in ``pyproject.toml``: the constructor, ``connection_made``, ``connection_lost``, the parser's
-callbacks ``on_message_begin``, ``on_url``, ``on_header``, ``on_headers_complete`` and ``on_message_complete``,
-``send_400_response``, that ``app_state`` is copied into every scope as ``state``, and that a request to upgrade to
-WebSocket is handed to ``handle_websocket_upgrade`` where ``ws_protocol_class`` is set, with ``scope`` and ``url`` read.
-
-Failure model: as the fast lane's: a peer may send anything, or never read. A head above its bound or in pieces for too
-long ends the connection, as does a peer that takes nothing for as long as one may be idle; an exception inside the
-application ends its request (``app`` turns it into a coded answer).
+``uvicorn.protocols.http.httptools_impl.HttpToolsProtocol`` is not public API. Tests check the parts used here, and
+``pyproject.toml`` pins the minor version: the constructor, ``connection_made``, ``connection_lost``, the parser's
+callbacks, ``send_400_response``, that ``app_state`` is copied into every scope as ``state``, and that a request to
+upgrade to WebSocket goes to ``handle_websocket_upgrade`` where ``ws_protocol_class`` is set.
 """
 
 from __future__ import annotations
@@ -137,20 +129,20 @@ class Framework:
 
         Those whose peer takes nothing of what was written for it are cut: a close waits until all of it is sent.
         """
-        for lane in list(self.open):
-            if lane.seconds_without_taking() > idle_seconds_max:
-                lane.transport.abort()
+        for connection in list(self.open):
+            if connection.seconds_without_taking() > idle_seconds_max:
+                connection.transport.abort()
                 continue
-            since = lane.head_since
+            since = connection.head_since
             if (since is not None and self.seconds - since > partial_seconds_max) or (
-                lane.body_open and self.seconds - lane.heard_at > idle_seconds_max
+                connection.body_open and self.seconds - connection.heard_at > idle_seconds_max
             ):
-                lane.transport.close()
+                connection.transport.close()
 
     def shut_down(self) -> None:
         """Let running requests end, and their connections with them; close the idle ones."""
-        for lane in list(self.open):
-            lane.shutdown()
+        for connection in list(self.open):
+            connection.shutdown()
 
     def running(self) -> int:
         """How many requests are being served, streams included."""
@@ -163,12 +155,12 @@ class _RequestParser:
     A server that does not take the offer reads the request as if there were none (RFC 9110, section 7.8).
     """
 
-    def __init__(self, lane: AsgiConnection) -> None:
-        self._lane = lane
+    def __init__(self, connection: AsgiConnection) -> None:
+        self._connection = connection
         self._begin()
 
     def _begin(self) -> None:
-        self._parser = httptools.HttpRequestParser(self._lane)
+        self._parser = httptools.HttpRequestParser(self._connection)
         self._parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's own
         self.get_method = self._parser.get_method
         self.get_http_version = self._parser.get_http_version
@@ -180,7 +172,7 @@ class _RequestParser:
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
-            head = self._lane.head_without_upgrade()
+            head = self._connection.head_without_upgrade()
             if head is None:
                 raise
             self._begin()
@@ -211,7 +203,7 @@ class AsgiConnection(HttpToolsProtocol):
         return self._connection.body_open
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """The connection is this lane's from now on."""
+        """The connection is this protocol's from now on."""
         super().connection_made(transport)
         self._framework.open.add(self)
 
@@ -237,7 +229,7 @@ class AsgiConnection(HttpToolsProtocol):
         self._taken_at = self._framework.seconds
 
     def _release(self) -> None:
-        """Drop what refers to this lane, which would otherwise keep it and the request's bytes in memory."""
+        """Drop what refers to this protocol, which would otherwise keep it and the request's bytes in memory."""
         self._unset_keepalive_if_required()  # a connection that was reset still has its timer
         self._problem = None
         self.pipeline.clear()

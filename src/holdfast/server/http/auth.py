@@ -1,10 +1,7 @@
-"""Who may do what: bearer tokens with roles.
+"""Bearer tokens and their roles.
 
-Owns: the order of the roles, how a token is recognised, and who counts as one client. Does not own: which route asks
-for which role (the route table), TLS (``run``), nor where tokens come from (``settings``).
-
-Failure model: pure. Without configured tokens everybody has every role. A token is compared by its SHA-256 digest in a
-table, so neither its length nor a common beginning shows in the time a refusal takes, and no token is kept in memory.
+Without configured tokens every caller has every role. Tokens are compared by their SHA-256 digests in a table, so the
+time of a refusal does not reveal how much of a token was right, and no token is kept in memory.
 """
 
 from __future__ import annotations

@@ -1,27 +1,17 @@
-"""The protocol of every accepted connection: a short way for the few hot routes, and the door to the framework.
+"""The protocol of every accepted connection. It serves the fast routes, and hands over to the framework.
 
-Owns: the bytes of a connection while it carries only ``POST /v1/commit``, ``GET /v1/version``, ``GET /livez`` and the
-hot routes of the message stores (``stores.hot_routes``) with plain bodies: framing, bounds, pipelining, the order of
-answers, and back-pressure on one connection. Does not own: every other request. The first one that is anything else
-(another route, a query, a chunked body, an upgrade, ``Expect``, HTTP/1.0) moves the whole connection, with its unread
-bytes, to ``framework_lane`` for good. The framework serves the hot routes too, by the same functions, so the move is a
-matter of cost and never of meaning.
+The first request that is not a plain fast one (another route, a query, a chunked body, an upgrade, ``Expect``,
+HTTP/1.0) moves the connection to the framework permanently.
 
-How a request is read: its head is found by us (so that a request can be handed over untouched) and then parsed by
-httptools, whose word on ``Content-Length`` and ``Transfer-Encoding`` is the one that counts; the body is given to the
-same parser, which must agree that the request ends where we think. If it ever disagreed the connection would be closed:
-two readers that frame differently are how one request is smuggled inside another. A head that is byte for byte that of
-the request before on its connection is not parsed again: the parser has had its word on it.
+Framing: the end of a head is found here, so that a request can be handed over untouched, and the head is then parsed by
+httptools, whose ``Content-Length`` and ``Transfer-Encoding`` count. The same parser gets the body and must agree on
+where the request ends; otherwise the connection is closed, because two readers that frame differently allow request
+smuggling. A head that equals the previous one byte for byte is not parsed again.
 
-Failure model: a peer may send any bytes in any pieces, stop in the middle, close one or both directions, or never read.
-Nothing of that raises out of a reply: an answer to a connection that is gone is dropped, and the commit it is about
-stands. Bounds: a head of ``HEAD_BYTES_MAX``, a body of ``request_bytes_max``, ``UNANSWERED_MAX`` unanswered requests
-(then reading stops), the transport's high-water mark for unsent answers (then reading stops too), and
-``DISCARD_BYTES_MAX`` of an oversized request read away so that its sender sees the answer before the close. A peer that
-has ended its direction gets the answers still due, but waits no longer than ``HALF_CLOSED_SECONDS_MAX`` for versions,
-and a long poll no more at all: most of these peers have gone, and what came for them would count as delivered.
-
-Long, because the framing of requests, their bounds and the order of answers share the state of one connection.
+Bounds: ``HEAD_BYTES_MAX``, the route's body size, ``UNANSWERED_MAX`` requests without a response and the transport's
+high-water mark (then reading stops), and ``DISCARD_BYTES_MAX`` of a refused request, read so that its sender sees the
+response. A peer that has closed its direction gets its responses, but waits at most ``HALF_CLOSED_SECONDS_MAX`` for
+versions, and not for long polls: most of these peers are gone, and their messages would count as delivered.
 """
 
 from __future__ import annotations
@@ -29,31 +19,23 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final, cast
 
 import httptools
 
-from holdfast.commit.format.json_request import decode_json
-from holdfast.commit.format.transaction import Committed
-from holdfast.commit.stages.events import CommitEntry
 from holdfast.errors import Code, HoldfastError, InvalidRequest, LimitExceeded
-from holdfast.server.gateway import Gateway
-from holdfast.server.http.auth import Role
-from holdfast.server.http.requests import problem_with, problem_with_host
-from holdfast.server.http.responses import STATUS_OF, error_answer, without_traceback
-from holdfast.server.stores.hot_routes import HOT_PREFIXES, LINE_BYTES_MAX, HotRequest, HotStores
-from holdfast.server.stores.operations import PendingPoll
-from holdfast.wire.formats import encode
-from holdfast.wire.log import Liveness, VersionAnswer
+from holdfast.server.http.requests import problem_with_host
+from holdfast.server.http.responses import STATUS_OF, error_answer
+from holdfast.server.http.state import JSON, FastMatcher, FastRequest, HttpState, LongPoll, PendingResponse
 
 __all__ = [
     "DISCARD_BYTES_MAX",
     "Connection",
     "HEAD_BYTES_MAX",
     "ConnectionContext",
+    "FastResponse",
     "UNANSWERED_MAX",
-    "PendingResponse",
 ]
 
 HEAD_BYTES_MAX: Final = 65_536
@@ -65,11 +47,8 @@ HALF_CLOSED_SECONDS_MAX: Final = 1.0
 """How long nothing but versions may be due to a peer that sends no more: most of these peers have gone."""
 BYTES_PER_SECOND_MIN: Final = 500
 
-_COMMIT: Final = b"POST /v1/commit HTTP/1.1\r\n"
-_VERSION: Final = b"GET /v1/version HTTP/1.1\r\n"
-_LIVEZ: Final = b"GET /livez HTTP/1.1\r\n"
-_HOT: Final = (_COMMIT, _VERSION, _LIVEZ)
-_HOT_BYTES_MAX: Final = max(map(len, _HOT))
+LINE_BYTES_MAX: Final = 1_024
+"""A longer request line is the framework's."""
 _END_OF_HEAD: Final = b"\r\n\r\n"
 
 
@@ -127,51 +106,48 @@ class Connection(asyncio.Protocol):
     """One connection. See the module's text."""
 
     __slots__ = (
-        "_asking",
         "_closes",
         "_discard_left",
-        "_dirty",
-        "_eof",
-        "_front",
+        "dirty",
+        "eof",
+        "_state",
         "_head",
-        "_hot",
         "_known_head",
-        "_lanes",
+        "context",
         "_last_second",
         "_needed",
         "_partial_since",
         "_parser",
-        "_queue",
-        "_reading_paused",
+        "queue",
+        "reading_paused",
+        "_request",
         "_takes_no_more",
-        "_transport",
+        "transport",
         "_unread",
         "_unsent",
-        "_waiting_to_hand_over",
+        "waiting_to_hand_over",
         "_writing_paused",
     )
 
-    def __init__(self, lanes: ConnectionContext) -> None:
-        self._lanes = lanes
-        self._front = lanes.front
-        self._transport: asyncio.Transport | None = None
+    def __init__(self, context: ConnectionContext) -> None:
+        self.context = context
+        self._state = context.state
+        self.transport: asyncio.Transport | None = None
         self._head = _Head()
         """Of the request that is being read, or was read last."""
         self._parser = httptools.HttpRequestParser(self._head)
-        self._queue: deque[PendingResponse] = deque()
-        self._asking = 0
-        """How many of these are versions, which have to wait for a proof."""
+        self.queue: deque[FastResponse] = deque()
         self._unread = bytearray()
         self._needed = 0
         """How many unread bytes it takes before looking at them again makes sense."""
-        self._reading_paused = False
+        self.reading_paused = False
         self._writing_paused = False
-        self._waiting_to_hand_over = False
+        self.waiting_to_hand_over = False
         self._discard_left = -1
         """At or above zero: the connection is to be closed, and input is only read away."""
-        self._dirty = False
-        self._eof = False
-        self._last_second = lanes.seconds
+        self.dirty = False
+        self.eof = False
+        self._last_second = context.seconds
         self._partial_since: int | None = None
         """When the first byte of the request came that is not whole yet."""
         self._unsent = 0
@@ -179,33 +155,39 @@ class Connection(asyncio.Protocol):
         self._known_head = b""
         """The bytes of ``_head`` while what the parser said of them holds for the next request too."""
         self._closes = False
-        self._hot: HotRequest | None = None
+        self._request: FastRequest
+        """The handler of the request that is being read, or was read last."""
+
+    @property
+    def peer(self) -> object:
+        """The address of the other end, as sockets give it."""
+        return None if self.transport is None else self.transport.get_extra_info("peername")
 
     # The transport's side
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """A connection was accepted."""
-        self._transport = cast(asyncio.Transport, transport)
-        lanes = self._lanes
-        lanes.connections += 1
-        lanes.open.add(self)
-        if lanes.connections > lanes.connections_max:
-            self._front.counters.refused_connections += 1
+        self.transport = cast(asyncio.Transport, transport)
+        context = self.context
+        context.connections += 1
+        context.open.add(self)
+        if context.connections > context.connections_max:
+            self._state.counters.refused_connections += 1
             error = LimitExceeded("too many connections", code=Code.OVERLOADED, retry_after_ms=1000)
-            self._refuse(lanes.error_response(error, closes=True))
+            self._refuse(context.error_response(error, closes=True))
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection is gone; answers that are still due are dropped, their commits stand."""
         del exc
-        self._transport = None
+        self.transport = None
         self._forget()
 
     def _forget(self) -> None:
-        self._lanes.connection_ended()
-        self._lanes.open.discard(self)
+        self.context.connection_ended()
+        self.context.open.discard(self)
         self._unread.clear()
-        abandoned = [due for due in self._queue if due.poll is not None]
-        self._queue.clear()
+        abandoned = [due for due in self.queue if due.poll is not None]
+        self.queue.clear()
         for due in abandoned:
             poll, due.poll = due.poll, None  # the poll refers to its request too, until it has its answer
             if poll is not None:
@@ -214,17 +196,17 @@ class Connection(asyncio.Protocol):
     def eof_received(self) -> bool:
         """The peer sends no more. True keeps our direction open."""
         # A peer that has sent its last request may still be waiting for answers.
-        self._eof = True
-        transport = self._transport
-        for poll in [due.poll for due in self._queue if due.poll is not None]:
+        self.eof = True
+        transport = self.transport
+        for poll in [due.poll for due in self.queue if due.poll is not None]:
             poll.hurry()
-        if self._asking:
-            self._front.loop.call_later(HALF_CLOSED_SECONDS_MAX, self._close_if_only_asking)
-        return bool(self._queue) and transport is not None and transport.get_extra_info("sslcontext") is None
+        if any(due.asks_store for due in self.queue):
+            self._state.loop.call_later(HALF_CLOSED_SECONDS_MAX, self._close_if_only_asking)
+        return bool(self.queue) and transport is not None and transport.get_extra_info("sslcontext") is None
 
     def _close_if_only_asking(self) -> None:
         # While the store is silent these would be waited for long, and each would take a connection from the living.
-        if self._queue and len(self._queue) == self._asking and not self._unread:
+        if self.queue and all(due.asks_store for due in self.queue) and not self._unread:
             self._close()
 
     def pause_writing(self) -> None:
@@ -247,7 +229,7 @@ class Connection(asyncio.Protocol):
             return
         unread = self._unread
         if not unread or self._needed:  # not for a piece of a head: one that trickles in has no end
-            self._last_second = self._lanes.seconds
+            self._last_second = self.context.seconds
         if unread:
             unread += data
             if len(unread) < self._needed:
@@ -263,259 +245,152 @@ class Connection(asyncio.Protocol):
         self._needed = 0
         size = len(data)
         position = 0
-        while position < size and not (self._reading_paused or self._takes_no_more) and self._discard_left < 0:
+        while position < size and not (self.reading_paused or self._takes_no_more) and self._discard_left < 0:
             taken = self._take(data, position)
             if taken == 0:
                 break
             position += taken
         if position:
-            self._last_second = self._lanes.seconds
-        if self._transport is None or self._discard_left >= 0:
+            self._last_second = self.context.seconds
+        if self.transport is None or self._discard_left >= 0:
             return
         if position == size:
             self._partial_since = None
         else:
             if position or self._partial_since is None:
-                self._partial_since = self._lanes.seconds
+                self._partial_since = self.context.seconds
             self._unread += memoryview(data)[position:] if position else data
-            if self._waiting_to_hand_over:
+            if self.waiting_to_hand_over:
                 self._hand_over_when_answered()
 
     def _take(self, data: bytes, start: int) -> int:
-        """Take one request at ``start``. Returns its size, or 0 when it is not whole yet or not for this lane."""
+        """Take one request at ``start``. Returns its size, or 0 when it is not whole yet or the framework's."""
         known = self._known_head
         if known and data.startswith(known, start):
             head_end = start + len(known)
             end = head_end + self._head.length
             if end <= len(data):
-                self._dispatch(data, start, head_end, end)
+                self._dispatch(data[head_end:end])
                 return end - start
         self._known_head = b""
-        hot: HotRequest | None = None
-        if not data.startswith(_HOT, start):
-            hot = self._hot_for_stores(data, start)
-            if hot is None:
+        request: FastRequest | None = None
+        for line, fast in self.context.lines:
+            if data.startswith(line, start):
+                request = fast
+                break
+        if request is None:
+            request = self._match(data, start)
+            if request is None:
                 return 0
-        self._hot = hot
+        self._request = request
         head_end = data.find(_END_OF_HEAD, start, start + HEAD_BYTES_MAX)
         if head_end < 0:
             if len(data) - start >= HEAD_BYTES_MAX:
                 error = LimitExceeded("the head of the request is too large", bytes_max=HEAD_BYTES_MAX)
-                self._refuse(self._lanes.error_response(error, closes=True, status=431))
+                self._refuse(self.context.error_response(error, closes=True, status=431))
             return 0
         head_end += 4
         head = self._head
         head.reset()
-        bytes_max = self._front.limits.request_bytes_max if hot is None else hot.request_bytes_max
         try:
             self._parser.feed_data(data[start:head_end])
             self._closes = head.closes
             if head.unusual:
-                self._waiting_to_hand_over = True
+                self.waiting_to_hand_over = True
                 return 0
             problem = problem_with_host(head.hosts)
             if problem is not None:
-                self._refuse(self._lanes.error_response(problem, closes=True))
+                self._refuse(self.context.error_response(problem, closes=True))
                 return 0
             end = head_end + head.length
             if head.length:
-                if head.length > bytes_max:
-                    self._refuse_body(bytes_max)
-                    return 0
-                if end > len(data):
-                    if not self._refused_unread(data, start):
-                        self._await_body(end - start)
+                if head.length > request.request_bytes_max or end > len(data):
+                    self._refuse_or_await_body(request, end - start)
                     return 0
                 self._parser.feed_data(data[head_end:end])
             if not head.complete:
                 raise httptools.HttpParserError("the request does not end where its length says")
         except httptools.HttpParserUpgrade:
-            self._waiting_to_hand_over = True
+            self.waiting_to_hand_over = True
             return 0
         except httptools.HttpParserError as error:
             problem = InvalidRequest(f"not an HTTP request: {error}")
-            self._refuse(self._lanes.error_response(problem, closes=True))
+            self._refuse(self.context.error_response(problem, closes=True))
             return 0
         if head_end - start <= KNOWN_HEAD_BYTES_MAX and not self._closes:
             self._known_head = data[start:head_end]
-        self._dispatch(data, start, head_end, end)
+        self._dispatch(data[head_end:end])
         return end - start
 
-    def _hot_for_stores(self, data: bytes, start: int) -> HotRequest | None:
-        """The request at ``start`` if it is a hot one of the stores; otherwise it waits for its line, or goes on."""
+    def _match(self, data: bytes, start: int) -> FastRequest | None:
+        """The fast request at ``start`` by its matcher. None: its line is not whole, or it is the framework's."""
         self._needed = 0
-        stores = self._lanes.stores
-        if stores is not None and data.startswith(HOT_PREFIXES, start):
+        matcher = self.context.matcher
+        if matcher is not None and data.startswith(matcher.prefixes, start):
             line_end = data.find(b"\r\n", start, start + LINE_BYTES_MAX)
             if line_end < 0 and len(data) - start < LINE_BYTES_MAX:
                 return None
-            hot = stores.match(data[start:line_end]) if line_end >= 0 else None
-            self._waiting_to_hand_over = hot is None
-            return hot
-        line = data[start : start + _HOT_BYTES_MAX]
-        prefixes = _HOT if stores is None else (*_HOT, *HOT_PREFIXES)
-        if not any(hot.startswith(line) for hot in prefixes):
-            self._waiting_to_hand_over = True
+            request = matcher.match(data[start:line_end]) if line_end >= 0 else None
+            self.waiting_to_hand_over = request is None
+            return request
+        begun = data[start : start + LINE_BYTES_MAX]
+        if not any(beginning.startswith(begun) for beginning in self.context.beginnings):
+            self.waiting_to_hand_over = True
         return None
 
-    def _await_body(self, needed: int) -> None:
+    def _refuse_or_await_body(self, request: FastRequest, needed: int) -> None:
+        length, bytes_max = self._head.length, request.request_bytes_max
+        problem: HoldfastError | None
+        if length > bytes_max:
+            problem = LimitExceeded("the request is too large", bytes=length, bytes_max=bytes_max)
+        else:
+            problem = request.problem_with(self._head.authorization)
+        if problem is not None:
+            self._state.counters.answers[request.route, STATUS_OF[problem.code]] += 1
+            self._refuse(self.context.error_response(problem, closes=True))
+            return
         # The head will be parsed again with its body, so the parser that saw it half-way is of no use any more.
         self._needed = needed
         self._parser = httptools.HttpRequestParser(self._head)
 
     # Answering
 
-    def _dispatch(self, data: bytes, start: int, head_end: int, end: int) -> None:
-        front = self._front
-        if self._hot is not None:
-            self._store_request(self._hot, data[head_end:end])
-        elif data.startswith(_COMMIT, start):
-            self._commit(data[head_end:end], end - head_end)
-        elif data.startswith(_LIVEZ, start):
-            own = front.own
-            body = encode(Liveness(own.leader_id, front.service is not None, own.address))
-            front.counters.answers["/livez", 200] += 1
-            self._answer_now(200, {}, body)
-        else:
-            self._version()
+    def _dispatch(self, body: bytes) -> None:
+        request = self._request
+        due = FastResponse(self, request, self._closes)
+        self.queue.append(due)
+        poll = request.serve(body, self._head, due)
+        if poll is not None:
+            due.poll = poll
         if self._closes:
             # Nothing that follows is a request (RFC 9112, section 9.6).
             self._takes_no_more = True
-            if not self._queue or self._queue[-1].poll is None:
+            if not self.queue or self.queue[-1].poll is None:
                 self._pause_reading()
             # Else it is a long poll, and who waits for it may go.
-        elif len(self._queue) >= UNANSWERED_MAX:
+        elif len(self.queue) >= UNANSWERED_MAX:
             self._pause_reading()
-
-    def _commit(self, body: bytes, size: int) -> None:
-        front = self._front
-        problem: HoldfastError | None = None
-        if front.authenticator.required:
-            problem = front.authenticator.problem_with(self._head.authorization, Role.WRITE)
-        if problem is None:
-            problem = front.admission()
-        if problem is None and front.client_rates is not None:
-            problem = front.over_rate(self._client())
-        if problem is None:
-            try:
-                txn = decode_json(body)
-            except InvalidRequest as error:
-                problem = without_traceback(error)
-            else:
-                limits = front.limits
-                problem = problem_with(
-                    txn,
-                    leader_id=front.own.leader_id,
-                    log_id=front.log_id,
-                    request_id_length_min=limits.request_id_length_min,
-                    operations_max=limits.operations_max,
-                    preconditions_max=limits.preconditions_max,
-                )
-                if problem is None:
-                    due = PendingResponse(self, size, self._closes)
-                    self._queue.append(due)
-                    entry = CommitEntry(txn, self._lanes.reply, due, size)
-                    due.size = entry.size
-                    front.submit(entry, entry.size)
-                    return
-        status, headers, answer = error_answer(problem, front.leader)
-        front.counters.answers["/v1/commit", status] += 1
-        self._answer_now(status, headers, answer)
-
-    def _store_request(self, hot: HotRequest, body: bytes) -> None:
-        due = PendingResponse(self, 0, self._closes)
-        self._queue.append(due)
-        lanes = self._lanes
-        route, counters = hot.route, self._front.counters.answers
-
-        def answer(status: int, headers: dict[str, str], body: bytes, media_type: str) -> None:
-            due.poll = None
-            counters[route, status] += 1
-            if status == 200 and not due.closes:
-                head = lanes.head_200 if media_type == "application/json" else lanes.head_200_msgpack
-                response = b"%b%d\r\n\r\n%b" % (head, len(body), body)
-            else:
-                response = lanes.response(status, headers, body, closes=due.closes, media_type=media_type)
-            self.settle(due, response)
-
-        asked = self._head
-        transport = self._transport
-        peer: object = transport.get_extra_info("peername") if transport is not None and hot.poll is not None else None
-        poll = hot.serve(body, asked.content_type, asked.accept, asked.authorization, answer, peer)
-        if poll is not None:
-            due.poll = poll
-
-    def _client(self) -> bytes | str:
-        transport = self._transport
-        assert transport is not None, "requests are read from live connections"
-        return self._front.authenticator.client_of(self._head.authorization, transport.get_extra_info("peername"))
-
-    def _version(self) -> None:
-        front = self._front
-        problem = front.authenticator.problem_with(self._head.authorization, Role.READ)
-        if problem is not None:
-            status, headers, body = error_answer(problem, front.leader)
-            front.counters.answers["/v1/version", status] += 1
-            self._answer_now(status, headers, body)
-            return
-        due = PendingResponse(self, 0, self._closes)
-        self._queue.append(due)
-        self._asking += 1
-
-        def told(version: int | HoldfastError) -> None:
-            self._asking -= 1
-            if isinstance(version, HoldfastError):
-                status, headers, body = error_answer(version, front.leader)
-            else:
-                status, headers, body = 200, {}, encode(VersionAnswer(version, front.own.leader_id, front.log_id))
-            front.counters.answers["/v1/version", status] += 1
-            self.settle(due, self._lanes.response(status, headers, body, closes=due.closes))
-
-        front.ask_version(told)
-
-    def _answer_now(self, status: int, headers: dict[str, str], body: bytes) -> None:
-        due = PendingResponse(self, 0, self._closes)
-        self._queue.append(due)
-        self.settle(due, self._lanes.response(status, headers, body, closes=self._closes))
-
-    def settle(self, due: PendingResponse, response: bytes) -> None:
-        """The answer to one request is known. It is written when all requests before it have theirs. Never raises."""
-        queue = self._queue
-        if not queue:
-            return  # the connection is gone, or belongs to the framework
-        if len(queue) == 1 and not due.closes and not self._waiting_to_hand_over and not self._reading_paused:
-            queue.popleft()
-            transport = self._transport
-            if transport is not None and not transport.is_closing():
-                transport.write(response)
-                if self._eof:
-                    transport.close()
-            return
-        due.answer = response
-        if queue[0] is due and not self._dirty:
-            self._dirty = True
-            self._lanes.flush_later(self)
 
     def flush(self) -> None:
         """Write the answers that are ready and in order, in one piece."""
-        self._dirty = False
-        queue = self._queue
+        self.dirty = False
+        queue = self.queue
         ready: list[bytes] = []
         closes = False
         while queue and not closes and (answer := queue[0].answer) is not None:
             ready.append(answer)
             closes = queue.popleft().closes
-        transport = self._transport
+        transport = self.transport
         if transport is None or transport.is_closing():
             return
         if ready:
             transport.write(ready[0] if len(ready) == 1 else b"".join(ready))
-        if closes or (self._eof and not queue):
+        if closes or (self.eof and not queue):
             transport.close()
         elif self._discard_left >= 0:
             if not queue and transport.can_write_eof():
                 transport.write_eof()
-        elif self._waiting_to_hand_over:
+        elif self.waiting_to_hand_over:
             self._hand_over_when_answered()
         else:
             self._resume_reading()
@@ -523,45 +398,23 @@ class Connection(asyncio.Protocol):
     # Bounds
 
     def _pause_reading(self) -> None:
-        if not self._reading_paused and self._transport is not None:
-            self._reading_paused = True
-            self._transport.pause_reading()
+        if not self.reading_paused and self.transport is not None:
+            self.reading_paused = True
+            self.transport.pause_reading()
 
     def _resume_reading(self) -> None:
-        if not self._reading_paused or self._writing_paused or len(self._queue) > UNANSWERED_MAX // 2:
+        if not self.reading_paused or self._writing_paused or len(self.queue) > UNANSWERED_MAX // 2:
             return
-        transport = self._transport
+        transport = self.transport
         if transport is None or transport.is_closing() or self._takes_no_more:
             return
-        self._reading_paused = False
-        self._last_second = self._lanes.seconds
+        self.reading_paused = False
+        self._last_second = self.context.seconds
         transport.resume_reading()
         if self._unread:
             data = bytes(self._unread)
             self._unread.clear()
             self._read(data)
-
-    def _refuse_body(self, bytes_max: int) -> None:
-        error = LimitExceeded("the request is too large", bytes=self._head.length, bytes_max=bytes_max)
-        self._front.counters.answers["/v1/commit" if self._hot is None else self._hot.route, 413] += 1
-        self._refuse(self._lanes.error_response(error, closes=True))
-
-    def _refused_unread(self, data: bytes, start: int) -> bool:
-        """Whether the sender has not the right to be read; it is told so before its body is waited for."""
-        hot_commit = data.startswith(_COMMIT, start)
-        if self._hot is not None:
-            route = self._hot.route
-            problem = self._hot.problem_with(self._head.authorization)
-        elif hot_commit or data.startswith(_VERSION, start):
-            role, route = (Role.WRITE, "/v1/commit") if hot_commit else (Role.READ, "/v1/version")
-            problem = self._front.authenticator.problem_with(self._head.authorization, role)
-        else:
-            return False
-        if problem is None:
-            return False
-        self._front.counters.answers[route, STATUS_OF[problem.code]] += 1
-        self._refuse(self._lanes.error_response(problem, closes=True))
-        return True
 
     def _refuse(self, response: bytes) -> None:
         """Answer in turn, end our direction, and read away what the peer still sends until it ends, within bounds.
@@ -570,12 +423,12 @@ class Connection(asyncio.Protocol):
         """
         self._unread.clear()
         self._discard_left = DISCARD_BYTES_MAX
-        due = PendingResponse(self, 0, closes=False)
+        due = FastResponse(self, None, closes=False)
         due.answer = response
-        self._queue.append(due)
-        if self._queue[0] is due:
+        self.queue.append(due)
+        if self.queue[0] is due:
             self.flush()
-        self._front.loop.call_later(DISCARD_SECONDS_MAX, self._close)
+        self._state.loop.call_later(DISCARD_SECONDS_MAX, self._close)
 
     def _discard(self, size: int) -> None:
         self._discard_left = max(0, self._discard_left - size)
@@ -583,13 +436,13 @@ class Connection(asyncio.Protocol):
             self._close()
 
     def _close(self) -> None:
-        if self._transport is not None:
-            self._transport.close()
+        if self.transport is not None:
+            self.transport.close()
 
     def close_if_stalled(self, now: int, partial_seconds_max: int, idle_seconds_max: int) -> None:
         """Close this connection when it has waited too long: for the rest of a request, for any request, or for the
         peer to take what it asked for."""
-        transport = self._transport
+        transport = self.transport
         if self._writing_paused and transport is not None:
             unsent = transport.get_write_buffer_size()
             if unsent != self._unsent:
@@ -597,7 +450,7 @@ class Connection(asyncio.Protocol):
             elif now - self._last_second > partial_seconds_max:
                 transport.abort()
             return
-        if self._queue:
+        if self.queue:
             return
         since = self._partial_since
         if now - self._last_second > (partial_seconds_max if self._unread else idle_seconds_max) or (
@@ -609,40 +462,40 @@ class Connection(asyncio.Protocol):
         """Take no more requests; close once every request taken is answered."""
         self._closes = self._takes_no_more = True
         self._pause_reading()
-        if self._queue:
-            self._eof = True
+        if self.queue:
+            self.eof = True
         else:
             self._close()
 
     def abort(self) -> None:
         """Close at once."""
-        if self._transport is not None:
-            self._transport.abort()
+        if self.transport is not None:
+            self.transport.abort()
 
     # Handing over
 
     def _hand_over_when_answered(self) -> None:
         """Give the connection to the framework once every request before this one is answered."""
-        if self._queue:
+        if self.queue:
             self._pause_reading()
             return
-        transport = self._transport
+        transport = self.transport
         assert transport is not None, "only a live connection is handed over"
         unread = bytes(self._unread)
-        lanes = self._lanes
-        lanes.open.discard(self)
-        lanes.front.counters.handed_over_connections += 1
+        context = self.context
+        context.open.discard(self)
+        context.state.counters.handed_over_connections += 1
         self._unread.clear()
-        self._transport = None
-        framework = lanes.framework(transport, lanes.connection_ended)
+        self.transport = None
+        framework = context.framework(transport, context.connection_ended)
         transport.set_protocol(framework)
         framework.connection_made(transport)
-        if self._reading_paused:
+        if self.reading_paused:
             transport.resume_reading()
         if self._writing_paused:
             framework.pause_writing()
         framework.data_received(unread)
-        if self._eof:
+        if self.eof:
             framework.eof_received()
 
 
@@ -664,40 +517,84 @@ _REASON: Final = {
 }
 
 
-class PendingResponse:
-    """One request whose answer is due, in the order of its connection."""
+class FastResponse(PendingResponse):
+    """The response to one request, in the order of its connection."""
 
-    __slots__ = ("answer", "closes", "lane", "poll", "size")
+    __slots__ = ("_connection", "_request", "answer", "closes", "poll")
 
-    def __init__(self, lane: Connection, size: int, closes: bool) -> None:
-        self.lane = lane
-        self.size = size
+    def __init__(self, connection: Connection, request: FastRequest | None, closes: bool) -> None:
+        """``request``: None for a response that is known already."""
+        self._connection = connection
+        self._request = request
         self.closes = closes
         self.answer: bytes | None = None
-        self.poll: PendingPoll | None = None
-        """The long poll that it is, which is told when its connection is lost before the answer, or half closed."""
+        """The whole response, while an earlier one is not given."""
+        self.poll: LongPoll | None = None
+
+    @property
+    def asks_store(self) -> bool:
+        """Whether it waits for the object store."""
+        return self._request is not None and self._request.asks_store
+
+    @property
+    def peer(self) -> object:
+        """See ``PendingResponse``."""
+        return self._connection.peer
+
+    def respond(self, status: int, headers: Mapping[str, str] | None, body: bytes, media_type: str = JSON) -> None:
+        """See ``PendingResponse``. It is written when all requests before it have theirs."""
+        connection, request = self._connection, self._request
+        assert request is not None, "only the handler of a request responds"
+        context = connection.context
+        context.counters.answers[request.counted_200 if status == 200 else (request.route, status)] += 1
+        self.poll = None
+        queue = connection.queue
+        if not queue:
+            return  # the connection is gone, or belongs to the framework
+        closes = self.closes
+        if status == 200 and not closes and not headers:
+            head = context.head_200 if media_type == JSON else context.head_200_msgpack
+            response = b"%b%d\r\n\r\n%b" % (head, len(body), body)
+        else:
+            response = context.response(status, headers, body, closes=closes, media_type=media_type)
+        if len(queue) == 1 and not closes and not connection.waiting_to_hand_over and not connection.reading_paused:
+            queue.popleft()
+            transport = connection.transport
+            if transport is not None and not transport.is_closing():
+                transport.write(response)
+                if connection.eof:
+                    transport.close()
+            return
+        self.answer = response
+        if queue[0] is self and not connection.dirty:
+            connection.dirty = True
+            context.flush_later(connection)
 
 
 class ConnectionContext:
-    """What the fast lanes of one server share beside the front: prepared bytes, and the connections themselves."""
+    """What the connections of one server share: fast routes, prepared bytes, and the connections themselves."""
 
     def __init__(
         self,
-        front: Gateway,
+        state: HttpState,
         framework: Callable[[asyncio.Transport, Callable[[], None]], asyncio.Protocol],
-        stores: HotStores | None = None,
+        lines: Mapping[bytes, FastRequest],
+        matcher: FastMatcher | None,
     ) -> None:
         """``framework`` makes the protocol a connection is handed to, which calls its second argument at its end.
 
-        ``stores`` serves the hot routes of the message stores, where this process hosts some.
+        ``lines``: the fast requests by their whole lines. ``matcher`` finds those with other lines.
         """
-        self.front = front
+        self.state = state
+        self.counters = state.counters
         self.framework = framework
-        self.stores = stores
+        self.lines = tuple(lines.items())
+        self.matcher = matcher
+        self.beginnings = (*lines, *(() if matcher is None else matcher.prefixes))
         self.connections = 0
         self.ended = 0
         """How many connections have ended since the start."""
-        self.connections_max = front.limits.connections_max or sys.maxsize
+        self.connections_max = state.limits.connections_max or sys.maxsize
         self.open: set[Connection] = set()
         self.seconds = 0
         """Counts ticks; the age of a connection's last progress is told in them, so no request reads a clock."""
@@ -705,7 +602,6 @@ class ConnectionContext:
         self.head_200 = b""
         self.head_200_msgpack = b""
         self.tell_date(b"")
-        self.reply = self._reply
         self._dirty: list[Connection] = []
         self._all_closed: asyncio.Future[None] | None = None
 
@@ -719,14 +615,14 @@ class ConnectionContext:
     def response(
         self,
         status: int,
-        headers: dict[str, str],
+        headers: Mapping[str, str] | None,
         body: bytes,
         *,
         closes: bool = False,
-        media_type: str = "application/json",
+        media_type: str = JSON,
     ) -> bytes:
         """A whole response."""
-        extra = "".join(f"{name}: {value}\r\n" for name, value in headers.items()).encode()
+        extra = "".join(f"{name}: {value}\r\n" for name, value in (headers or {}).items()).encode()
         return b"HTTP/1.1 %d %b\r\n%b%b%bContent-Type: %b\r\nContent-Length: %d\r\n\r\n%b" % (
             status,
             _REASON.get(status, b"Error"),
@@ -740,28 +636,11 @@ class ConnectionContext:
 
     def error_response(self, error: HoldfastError, *, closes: bool = False, status: int | None = None) -> bytes:
         """A whole response that tells an error."""
-        usual_status, headers, body = error_answer(error, self.front.leader)
+        usual_status, headers, body = error_answer(error, self.state.leader)
         return self.response(status or usual_status, headers, body, closes=closes)
 
-    def _reply(self, entry: CommitEntry) -> None:
-        due = cast(PendingResponse, entry.ticket)
-        front = self.front
-        front.settled(1, due.size)
-        outcome = entry.outcome
-        if type(outcome) is Committed and not due.closes:
-            body = front.answers.committed_json(outcome.version, entry.txn.request_id)
-            front.counters.answers["/v1/commit", 200] += 1
-            due.lane.settle(due, b"%b%d\r\n\r\n%b" % (self.head_200, len(body), body))
-            return
-        assert outcome is not None, "an entry is replied with its outcome"
-        status, headers, body = front.answers.response(
-            outcome, durable_version=entry.durable_version, request_id=entry.txn.request_id
-        )
-        front.counters.answers["/v1/commit", status] += 1
-        due.lane.settle(due, self.response(status, headers, body, closes=due.closes))
-
     def connection_ended(self) -> None:
-        """One connection fewer, whichever lane it ended on."""
+        """One connection fewer, whichever kind it ended on."""
         self.connections -= 1
         self.ended += 1
         if self.connections == 0 and self._all_closed is not None and not self._all_closed.done():
@@ -770,21 +649,21 @@ class ConnectionContext:
     async def all_closed(self) -> None:
         """Return when no connection is open."""
         if self.connections:
-            self._all_closed = self.front.loop.create_future()
+            self._all_closed = self.state.loop.create_future()
             await self._all_closed
 
-    def flush_later(self, lane: Connection) -> None:
-        """Write what is ready on ``lane`` once at the end of this turn of the loop."""
+    def flush_later(self, connection: Connection) -> None:
+        """Write what is ready on ``connection`` once at the end of this turn of the loop."""
         if not self._dirty:
-            self.front.loop.call_soon(self._flush)
-        self._dirty.append(lane)
+            self.state.loop.call_soon(self._flush)
+        self._dirty.append(connection)
 
     def _flush(self) -> None:
         dirty, self._dirty = self._dirty, []
-        for lane in dirty:
-            lane.flush()
+        for connection in dirty:
+            connection.flush()
 
     def close_stalled(self, *, partial_seconds_max: int, idle_seconds_max: int) -> None:
         """Close connections that stopped in the middle of a request, or that nobody has used for long."""
-        for lane in list(self.open):
-            lane.close_if_stalled(self.seconds, partial_seconds_max, idle_seconds_max)
+        for connection in list(self.open):
+            connection.close_if_stalled(self.seconds, partial_seconds_max, idle_seconds_max)

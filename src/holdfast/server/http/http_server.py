@@ -1,13 +1,8 @@
-"""Listening sockets and everything that hangs on them.
+"""The HTTP server of a process: listening sockets, one tick per second, and the end of all connections.
 
-Owns: binding, how many connections there may be, the one tick per second (the ``Date`` header, stalled connections),
-and the end of all connections. Does not own: accepting (``listener``), what is served (``front``, ``app``), when to
-start and stop (``run``).
-
-Failure model: an address that cannot be bound is a mistake of the configuration and is named. A Unix socket left behind
-by a crash is removed when nobody answers on it; one that is answered is somebody else's and is left alone.
-Connections never take the descriptors of the object store, nor ``DESCRIPTORS_KEPT`` beside them: without one the log
-could not be written, and a crowd of idle clients would end a leader.
+An address that cannot be bound is a configuration error and is named. A Unix socket left by a crash is removed when no
+process answers on it. Connections never take the file descriptors that the object store needs, nor
+``DESCRIPTORS_KEPT`` more, so a crowd of idle clients cannot end a leader.
 """
 
 from __future__ import annotations
@@ -24,7 +19,6 @@ import ssl
 import stat
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from email.utils import formatdate
 from functools import partial
 from typing import Final
@@ -39,14 +33,11 @@ from starlette.routing import Route as FrameworkRoute
 from starlette.types import Receive, Scope, Send
 
 from holdfast.errors import Code, HoldfastError, InternalError, InvalidRequest, NotFound
-from holdfast.server.gateway import Gateway
-from holdfast.server.http.asgi_connection import Framework
+from holdfast.server.http.asgi_connection import Framework, MakeSocket
 from holdfast.server.http.connection import Connection, ConnectionContext
 from holdfast.server.http.responses import error_answer
 from holdfast.server.http.routes import Endpoint, Route
-from holdfast.server.stores.hosting import StoreHost
-from holdfast.server.stores.hot_routes import HotStores
-from holdfast.server.stores.socket import SubscribeSocket
+from holdfast.server.http.state import FastMatcher, HttpState
 
 __all__ = [
     "BACKLOG",
@@ -70,46 +61,38 @@ UNIX: Final = "unix:"
 
 
 class HttpServer:
-    """The HTTP side of one process: several listeners, one front."""
+    """The HTTP side of one process: several listeners, one table of routes."""
 
     def __init__(
         self,
-        front: Gateway,
+        state: HttpState,
         routes: Sequence[Route],
         *,
         tls: ssl.SSLContext | None = None,
-        stores: StoreHost | None = None,
+        matcher: FastMatcher | None = None,
+        socket: MakeSocket | None = None,
         store_connections: int = 0,
     ) -> None:
-        """``stores``: where the message stores of this process are, for their hot routes and their WebSockets.
+        """``matcher``: the fast requests whose lines have parameters. ``socket``: the protocol of WebSockets.
 
         ``store_connections``: how many descriptors the object store may want.
         """
-        self.front = front
-
-        def socket(ended: Callable[[], None]) -> asyncio.Protocol:
-            assert stores is not None, "sockets are made only where stores are hosted"
-            return SubscribeSocket(front, stores, ended)
-
-        self.framework = Framework(
-            make_app(front, routes),
-            error_response=self._error_response,
-            socket=None if stores is None else socket,
-        )
-        self.lanes = ConnectionContext(
-            front, self.framework.protocol, None if stores is None else HotStores(front, stores)
-        )
+        self.state = state
+        self.framework = Framework(make_app(state, routes), error_response=self._error_response, socket=socket)
+        fast = {route.line: route.fast for route in routes if route.fast is not None}
+        self.context = ConnectionContext(state, self.framework.protocol, fast, matcher)
         self.addresses: list[str] = []
         self._tls = tls
         self._store_connections = store_connections
         self._listeners: list[Listener] = []
-        self._unix_sockets: list[_UnixSocket] = []
+        self._unix_sockets: list[tuple[str, int]] = []
+        """Path and inode of each."""
         self._freed = FreedMemory()
         self._ticking: asyncio.TimerHandle | None = None
 
     def _error_response(self, error: HoldfastError) -> bytes:
         status = 431 if error.code is Code.TOO_LARGE else None
-        return self.lanes.error_response(error, closes=True, status=status)
+        return self.context.error_response(error, closes=True, status=status)
 
     async def listen(self, addresses: Sequence[str]) -> list[str]:
         """Bind every address and start to accept. Returns them with the ports that were really taken.
@@ -135,13 +118,13 @@ class HttpServer:
         for address, opened in bound:
             tls = None if address.startswith(UNIX) else self._tls
             has_room = partial(self._has_room, 0 if tls is not None else REFUSALS_MAX)
-            self._listeners.append(Listener(self.front.loop, opened, self._connection, tls, has_room, self._not_tls))
+            self._listeners.append(Listener(self.state.loop, opened, self._connection, tls, has_room, self._not_tls))
             self.addresses.append(address)
         return self.addresses
 
     def _connection(self) -> Connection:
         """The protocol of one accepted connection."""
-        return Connection(self.lanes)
+        return Connection(self.context)
 
     def _not_tls(self) -> bytes:
         return self._error_response(InvalidRequest("this port speaks TLS, and the request does not: use https://"))
@@ -153,17 +136,17 @@ class HttpServer:
             if limit != resource.RLIM_INFINITY
             else sys.maxsize
         )
-        if room < self.lanes.connections_max:
-            wanted = self.front.limits.connections_max
-            self.lanes.connections_max = room
+        if room < self.context.connections_max:
+            wanted = self.state.limits.connections_max
+            self.context.connections_max = room
             _log.info("connections_limited", connections_max=room, max_connections=wanted, descriptors=limit)
 
     def _has_room(self, refusals: int) -> bool:
         """Whether a connection may begin, be it one of ``refusals`` that are told that there are too many."""
         handshakes = sum(listener.handshakes for listener in self._listeners)
-        if self.lanes.connections + handshakes < self.lanes.connections_max + refusals:
+        if self.context.connections + handshakes < self.context.connections_max + refusals:
             return True
-        self.front.counters.refused_connections += 1
+        self.state.counters.refused_connections += 1
         return False
 
     async def _bind(self, address: str) -> tuple[str, socket.socket]:
@@ -171,10 +154,10 @@ class HttpServer:
             path = address.removeprefix(UNIX)
             _remove_if_left_behind(path)
             opened = _bound(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), path)
-            self._unix_sockets.append(_UnixSocket(path, os.stat(path).st_ino))
+            self._unix_sockets.append((path, os.stat(path).st_ino))
             return address, opened
         host, _, port = address.rpartition(":")
-        found = await self.front.loop.getaddrinfo(
+        found = await self.state.loop.getaddrinfo(
             host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
         family, kind, protocol, _, place = found[0]
@@ -186,17 +169,17 @@ class HttpServer:
     def _tick(self) -> None:
         """Once a second. Everything that only needs a rough clock hangs on this, so that no request costs a timer."""
         date = formatdate(usegmt=True).encode()
-        lanes, framework = self.lanes, self.framework
-        lanes.tell_date(date)
+        context, framework = self.context, self.framework
+        context.tell_date(date)
         framework.tell_date(date)
-        lanes.seconds += 1
+        context.seconds += 1
         framework.seconds += 1
-        if lanes.seconds % STALLED_EVERY_SECONDS == 0:
+        if context.seconds % STALLED_EVERY_SECONDS == 0:
             bounds = {"partial_seconds_max": PARTIAL_SECONDS_MAX, "idle_seconds_max": IDLE_SECONDS_MAX}
-            lanes.close_stalled(**bounds)
+            context.close_stalled(**bounds)
             framework.close_stalled(**bounds)
-        self._freed.look(ended=lanes.ended, opened=lanes.connections, in_flight=self.front.in_flight_commits)
-        self._ticking = self.front.loop.call_later(1.0, self._tick)
+        self._freed.look(ended=context.ended, opened=context.connections, in_flight=self.state.in_flight_commits)
+        self._ticking = self.state.loop.call_later(1.0, self._tick)
 
     def stop_accepting(self) -> None:
         """Close the listeners. Connections that are open go on."""
@@ -206,39 +189,33 @@ class HttpServer:
         self._unlink_sockets()
 
     def _unlink_sockets(self) -> None:
-        for own in self._unix_sockets:
+        for path, inode in self._unix_sockets:
             with contextlib.suppress(FileNotFoundError):
-                if os.stat(own.path).st_ino == own.inode:  # not what somebody else has put there since
-                    os.unlink(own.path)
+                if os.stat(path).st_ino == inode:  # not what another process has put there since
+                    os.unlink(path)
         self._unix_sockets.clear()
 
     async def finish(self, grace_seconds: float) -> None:
         """Let every request under way be answered, then close; after ``grace_seconds`` close everything anyway."""
         self.stop_accepting()
-        lanes, framework = self.lanes, self.framework
-        for lane in list(lanes.open):
-            lane.close_when_answered()
+        context, framework = self.context, self.framework
+        for connection in list(context.open):
+            connection.close_when_answered()
         framework.shut_down()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(grace_seconds):
-                await lanes.all_closed()
-        for lane in list(lanes.open):
-            lane.abort()
+                await context.all_closed()
+        for connection in list(context.open):
+            connection.abort()
         # First the connections, then the requests: a cancelled request would otherwise be answered with a plain 500.
-        for framework_lane in list(framework.open):
-            framework_lane.transport.abort()
+        for served in list(framework.open):
+            served.transport.abort()
         for request in list(framework.state.tasks):
             request.cancel()
         if framework.state.tasks:
             await asyncio.wait(list(framework.state.tasks), timeout=1.0)
         if self._ticking is not None:
             self._ticking.cancel()
-
-
-@dataclass(frozen=True, slots=True)
-class _UnixSocket:
-    path: str
-    inode: int
 
 
 def _bound(opened: socket.socket, place: object) -> socket.socket:
@@ -461,12 +438,12 @@ class _ByMethod:
         await self._endpoints[method](scope, receive, send)
 
 
-def make_app(front: Gateway, routes: Sequence[Route]) -> Starlette:
+def make_app(state: HttpState, routes: Sequence[Route]) -> Starlette:
     """The ASGI application that serves ``routes``."""
 
     def refuse(error: HoldfastError) -> Response:
-        status, headers, body = error_answer(error, front.leader)
-        front.counters.answers["unknown", status] += 1
+        status, headers, body = error_answer(error, state.leader)
+        state.counters.answers["unknown", status] += 1
         return Response(body, status, headers, "application/json")
 
     async def no_such_route(_: Request, exception: Exception) -> Response:
@@ -487,7 +464,7 @@ def make_app(front: Gateway, routes: Sequence[Route]) -> Starlette:
 
     by_path: dict[str, dict[str, Endpoint]] = {}
     for row in routes:
-        by_path.setdefault(row.path, {})[row.method] = Endpoint(front, row)
+        by_path.setdefault(row.path, {})[row.method] = Endpoint(state, row)
     app = Starlette(
         routes=[
             FrameworkRoute(path, _ByMethod(endpoints), methods=list(endpoints)) for path, endpoints in by_path.items()

@@ -1,17 +1,10 @@
-"""Commit requests as bytes, decoded and checked.
-
-Owns: which bytes are a commit request, and the code that each way of being wrong gets. Does not own: whether the
-transaction may commit (``commit``), how big a body may be (the lanes bound it before it comes here).
-
-Failure model: pure. Any bytes whatever end in a ``Transaction`` or in one ``InvalidRequest``, ``LimitExceeded`` or
-``Fenced`` with a code; nothing else can escape, whatever the nesting, the encoding or the size. A refused request
-changed nothing.
+"""Commit requests as bytes, decoded and checked. Pure; a refused request changed nothing.
 
 Rules, in the order they are checked:
 
     malformed              not JSON (or msgpack) of the documented shape; unknown fields count as wrong
-    bad_base64             a key, value or bound in JSON that is not canonical base64 (``commit.json_request``)
-    no_operations          an empty list of operations
+    bad_base64             a key, value or bound in JSON is not canonical base64 (``commit.format.json_request``)
+    no_operations          the list of operations is empty
     bad_request_id         not between the configured minimum and 255 printable characters
     too_large              more operations or preconditions than a commit may have, or a request id whose bytes, times
                            the operations and preconditions, exceed 16 MiB

@@ -1,11 +1,4 @@
-"""Answers as bytes: every success and error body, and the HTTP status that each code travels with.
-
-Owns: the shapes of the answers (the API description is generated from them) and the table from codes to statuses. Does
-not own: when an answer may be given (``commit``), nor writing it to a connection (the lanes).
-
-Failure model: pure. Every ``HoldfastError`` has a status here; the table is complete over ``Code``, which a test
-checks.
-"""
+"""Responses as bytes, and the HTTP status of each code. Pure; a test checks that every ``Code`` has a status."""
 
 from __future__ import annotations
 

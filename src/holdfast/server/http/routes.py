@@ -1,16 +1,12 @@
-"""The shape of a route, and what every route does alike: rights, errors, counting.
+"""A route, a request in its handler's hands, and what all routes do alike: rights, errors, counting.
 
-Owns: the table row (path, method, role, how it is described), reading parameters strictly, and turning whatever a
-handler raises into a coded answer. Does not own: the handlers (``routes_log``, ``routes_view``, ``routes_health``,
-``commit_stream``, ``sse``), the description itself (``openapi``).
-
-Failure model: a ``HoldfastError`` becomes its answer. Any other exception is a bug of ours: it is logged with its trace
-and answered ``internal``, and the connection and the process go on. After a stream has begun its status cannot change,
-so an error there ends the connection, which its reader must take as "unknown from here".
+A ``HoldfastError`` becomes its error response. Any other exception is a bug: it is logged with its trace and answered
+``internal``. Once a stream has begun its status cannot change, so an error there ends the connection.
 """
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -24,10 +20,10 @@ from starlette.types import Receive, Scope, Send
 
 from holdfast.commit.format.transaction import VERSION_MAX, prefix_end
 from holdfast.errors import Code, HoldfastError, InternalError, InvalidRequest, LimitExceeded
-from holdfast.server.gateway import Gateway
 from holdfast.server.http.asgi_connection import ConnectionView
 from holdfast.server.http.auth import Role
 from holdfast.server.http.responses import error_answer, without_traceback
+from holdfast.server.http.state import JSON, FastRequest, HttpState, PendingResponse
 from holdfast.values import LogPosition, parse_position
 from holdfast.wire.formats import encode
 
@@ -69,7 +65,7 @@ class Answer:
     body: bytes
     status: int = 200
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
-    media_type: str = "application/json"
+    media_type: str = JSON
 
 
 def json_answer(body: msgspec.Struct, status: int = 200) -> Answer:
@@ -77,13 +73,14 @@ def json_answer(body: msgspec.Struct, status: int = 200) -> Answer:
     return Answer(encode(body), status)
 
 
-class Call:
-    """One request in a handler's hands."""
+class Call(PendingResponse):
+    """One request in a handler's hands. It is also its own response where the handler is that of a fast route."""
 
-    __slots__ = ("_body_ended", "front", "receive", "request", "send", "started")
+    __slots__ = ("_body_ended", "_responded", "state", "receive", "request", "send", "started")
 
-    def __init__(self, front: Gateway, scope: Scope, receive: Receive, send: Send) -> None:
-        self.front = front
+    def __init__(self, state: HttpState, scope: Scope, receive: Receive, send: Send) -> None:
+        self.state = state
+        self._responded: asyncio.Future[Answer] | None = None
         self.request = Request(scope, receive)
         self.receive = receive
         self.send = send
@@ -102,9 +99,45 @@ class Call:
         return None if given is None else given.encode("latin-1")
 
     @property
+    def content_type(self) -> str | None:
+        """The header, None when there was none."""
+        return self.request.headers.get("content-type")
+
+    @property
+    def accept(self) -> str | None:
+        """The header, None when there was none."""
+        return self.request.headers.get("accept")
+
+    @property
+    def peer(self) -> object:
+        """See ``PendingResponse``."""
+        return self.connection.peer
+
+    @property
     def client(self) -> bytes | str:
         """Whose request this is, as limits count it."""
-        return self.front.authenticator.client_of(self.authorization, self.connection.peer)
+        return self.state.authenticator.client_of(self.authorization, self.peer)
+
+    def respond(self, status: int, headers: Mapping[str, str] | None, body: bytes, media_type: str = JSON) -> None:
+        """See ``PendingResponse``."""
+        assert self._responded is not None, "only a fast request responds this way"
+        if not self._responded.done():
+            self._responded.set_result(Answer(body, status, headers or {}, media_type))
+
+    async def serve(self, request: FastRequest, body: bytes = b"") -> Answer:
+        """The response of the handler that connections of both kinds share. A cancelled poll is abandoned."""
+        responded: asyncio.Future[Answer] = self.state.loop.create_future()
+        self._responded = responded
+        poll = request.serve(body, self, self)
+        if poll is None:
+            return await responded
+        self.connection.on_end = poll.abandon
+        try:
+            return await responded
+        finally:
+            self.connection.on_end = None
+            if not responded.done() or responded.cancelled():
+                poll.abandon()
 
     def path_text(self, name: str) -> str:
         """A part of the path, percent-decoded."""
@@ -202,7 +235,7 @@ class Call:
 
         ``bytes_max`` is the bound of a route that has one of its own.
         """
-        bytes_max = self.front.limits.request_bytes_max if bytes_max is None else bytes_max
+        bytes_max = self.state.limits.request_bytes_max if bytes_max is None else bytes_max
         told = self.request.headers.get("content-length", "")
         if told.isascii() and told.isdigit() and int(told) > bytes_max:
             raise LimitExceeded("the request is too large", bytes=int(told), bytes_max=bytes_max)
@@ -263,7 +296,10 @@ class Route:
     """The right on a store that the handler asks for by itself; its role is ``OPEN`` then."""
     summary: str
     handler: Handler | None = None
+    """Not needed for a ``fast`` route without parameters."""
     stream: StreamHandler | None = None
+    fast: FastRequest | None = None
+    """The handler of requests whose line is the bare method and path, on both kinds of connection."""
     parameters: Sequence[Parameter] = ()
     body: Mapping[str, object] | None = None
     """Media type -> the type that decodes it."""
@@ -281,6 +317,11 @@ class Route:
         return self.path.replace(":any}", "}").replace(":name}", "}")
 
     @property
+    def line(self) -> bytes:
+        """The whole line of its requests without parameters."""
+        return f"{self.method} {self.path} HTTP/1.1\r\n".encode()
+
+    @property
     def query_names(self) -> frozenset[str]:
         """The query parameters that it has."""
         return frozenset(parameter.name for parameter in self.parameters if parameter.place == "query")
@@ -289,19 +330,19 @@ class Route:
 class Endpoint:
     """A route as an ASGI application."""
 
-    def __init__(self, front: Gateway, route: Route) -> None:
-        assert (route.handler is None) != (route.stream is None), "a route answers whole or streams"
-        self._front = front
+    def __init__(self, state: HttpState, route: Route) -> None:
+        assert (route.handler is None and route.fast is None) != (route.stream is None), "a route answers or streams"
+        self._state = state
         self._route = route
         self._query_names = route.query_names
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
-        front, route = self._front, self._route
-        call = Call(front, scope, receive, send)
+        state, route = self._state, self._route
+        call = Call(state, scope, receive, send)
         status = 200
         try:
-            problem = front.authenticator.problem_with(call.authorization, route.role)
+            problem = state.authenticator.problem_with(call.authorization, route.role)
             if problem is not None:
                 raise problem
             if not route.filters:
@@ -309,8 +350,7 @@ class Endpoint:
             if route.stream is not None:
                 await route.stream(call)
             else:
-                assert route.handler is not None, "a route that does not stream answers whole"
-                answer = await route.handler(call)
+                answer = await self._answer(call)
                 status = answer.status
                 await call.answer(answer)
         except HoldfastError as error:
@@ -321,16 +361,24 @@ class Endpoint:
             _log.exception("request failed", route=route.name, method=scope["method"])
             status = await self._refuse(call, InternalError("a bug of ours; it is logged", cause=type(error).__name__))
         finally:
-            front.counters.answers[route.name, status] += 1
+            state.counters.answers[route.name, status] += 1
+
+    async def _answer(self, call: Call) -> Answer:
+        route = self._route
+        if route.handler is not None:
+            return await route.handler(call)
+        assert route.fast is not None, "a route that does not stream has a handler"
+        body = b"" if route.body is None else await call.body(route.fast.request_bytes_max)
+        return await call.serve(route.fast, body)
 
     async def _refuse(self, call: Call, error: HoldfastError) -> int:
         if call.started:
             # The head has promised a stream; only ending the connection says that it is not whole.
             call.connection.close()
             return STATUS_CUT_SHORT
-        status, headers, body = error_answer(error, self._front.leader)
+        status, headers, body = error_answer(error, self._state.leader)
         if error.code is Code.TOO_LARGE:
-            headers["ConnectionView"] = "close"  # the rest of the body is not wanted
+            headers["Connection"] = "close"  # the rest of the body is not wanted
         await call.answer(Answer(body, status, headers))
         call.connection.end_unless_whole(UNWANTED_SECONDS_MAX)
         return status

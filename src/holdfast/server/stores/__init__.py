@@ -1,11 +1,13 @@
-"""The message stores over HTTP and WebSocket: routes, connected subscribers, permissions and metrics.
+"""The message stores over HTTP and WebSocket.
 
-hosting         what is open, and for whom             opening             from settings to open stores
-service_port    what is asked of the service behind    wire                bodies of requests and answers
-access          who may do what in which store         deliveries          who is connected, who gets the next
-routes_*        one module for each kind of thing      operations          the hot ones, for both lanes
-hot_routes      the hot ones on the fast lane          socket              one WebSocket for each subscriber
-in_force        looking definitions up                 definition_edits    changes of a part, as of the whole
-figures         counts as documents                    definition_history  the definitions that were in force
-store_metrics   counts as metrics                      filtering           ``?attribute=value``
+Read in this order:
+
+1. ``hosting``: ``StoreHost`` has the stores that are open in this process, as ``OpenStores``; ``opening`` opens them.
+2. ``operations``: publish, acknowledge, poll and browse, from a decoded request to the bytes of its response.
+3. ``deliveries``: the connected subscribers (``Subscriber``, ``Poller``) and the turn among them.
+4. ``hot_routes``: the fast requests, one handler for both kinds of connection.
+5. ``store_call``, ``routes_messages``, ``routes_administration``: every other route.
+6. ``socket``: one WebSocket for each subscriber; ``map_watch`` is the watch of a map on it.
+
+``access`` says who may do what in which store. ``figures`` has counts as documents, ``store_metrics`` as metrics.
 """

@@ -1,14 +1,9 @@
-"""Who may do what in which store.
+"""Who may do what in which store: from the ``Authorization`` header to yes or a named refusal. Pure.
 
-Owns: from the ``Authorization`` header to yes or a named refusal. Does not own: users, roles and rights as they are
-defined (``stores.permissions``), tokens of the log (``server.auth``).
-
-Two regimes. Without permissions in the definition the roles of ``server.tokens`` count: ``read`` may browse, ``write``
-may publish and subscribe, ``admin`` may do everything, and without tokens everybody may. With permissions on, every
-right must be granted to the user by one of its roles; the role ``admin`` of ``server.tokens`` keeps all rights, so that
-whoever runs the service is never locked out.
-
-Failure model: pure. A refusal is immediate and says which right on which store is missing; nothing was changed.
+Without permissions in the definition the roles of ``server.tokens`` count: ``read`` may browse, ``write`` may publish
+and subscribe, ``admin`` may do everything; without tokens every caller may. With permissions on, one of the user's
+roles must grant each right. The role ``admin`` of ``server.tokens`` keeps all rights, so that the operator is never
+locked out.
 """
 
 from __future__ import annotations

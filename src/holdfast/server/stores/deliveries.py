@@ -1,24 +1,17 @@
-"""Who is connected to which durable, and who is given the next messages.
+"""The connected subscribers of every durable, and the turn among them.
 
-Owns: the connected subscribers of every durable, the turn among them, reading for them what they hold. Does not own:
-which messages those are (the state machine), what one may be asked for and long polls (``subscribers``), sockets
-(``socket``), when a command is durable.
+    a subscriber has room, the durable a message    Deliver is submitted before the group of the publish is closed, so
+                                                    that one sync serves both
+    Delivered is durable                            the messages are read and written to the subscriber
+    a subscriber leaves                             Detach: what it held is delivered to other subscribers, counted
 
-    somebody has room, and the durable has something    Deliver is submitted, before the group of the publish that
-                                                        brought it about is closed, so that one sync serves both
-    Delivered is durable                                the messages are read and written to the subscriber
-    a subscriber leaves                                 Detach: what it held is delivered to others, counted
+Subscribers of one durable that take more stand in a queue and go to its end when they were served. Each gets at most
+``SHARE_MAX`` messages at a time, and no more than an even share of what waits. Messages are read in pieces of
+``PIECE_BYTES`` (or one larger message), the next piece when the connection takes something.
 
-Turns: those of one durable that take more stand in a queue, and go to its end when they were served: each gets at most
-``SHARE_MAX`` messages at a time, and no more than an even part of what waits where several have room.
-
-Failure model: a subscriber may vanish at any time. What was given to it before ``Detach`` is the state machine's to
-deliver again; what was read for it is dropped. One that polls is gone when it has shown nothing for its time-out and
-holds nothing. What was started is reported to the state machine just before messages come back; a process that is
-killed before that forgets it, and a start of the service counts no delivery.
-Bounds: a subscriber holds at most its room and the durable's prefetch; on its way are at most two portions of
-``SHARE_MAX`` messages, as numbers. They are read and written in pieces of ``PIECE_BYTES``, or of one message that is
-larger, and the next piece waits until the connection takes something: it buffers no more than one beyond its limit.
+A subscriber may vanish at any time. What it held before ``Detach`` is delivered again; what was read for it is dropped.
+A poller is gone when it was silent for its timeout and holds nothing. Reports of started messages reach the state
+machine just before messages come back; a killed process forgets them, and a start of the service counts no delivery.
 """
 
 from __future__ import annotations
@@ -26,19 +19,24 @@ from __future__ import annotations
 import asyncio
 import time
 from abc import ABC, abstractmethod
+from bisect import bisect_left
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Final, Protocol, cast
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final, cast
 
 import structlog
+from msgspec.structs import replace
 
 from holdfast.errors import Code, Conflict, HoldfastError
-from holdfast.stores.values.commands import Acknowledge, Attach, Attached, Command, Deliver, Delivered, Detach, Result
+from holdfast.stores.durables.consumption import Consumption
+from holdfast.stores.durables.leases import Holder
+from holdfast.stores.machine.state import State
+from holdfast.stores.service import StoreService
+from holdfast.stores.values.commands import Acknowledge, Attach, Attached, Deliver, Delivered, Detach, Result
 from holdfast.stores.values.messages import Delivery
 from holdfast.stores.values.sequence_set import SequenceSet
 
 __all__ = [
-    "Answered",
     "Backlog",
     "Deliveries",
     "PIECE_BYTES",
@@ -47,7 +45,6 @@ __all__ = [
     "Problem",
     "Run",
     "SHARE_MAX",
-    "StoreServicePort",
     "Subscriber",
     "address_of",
     "wall_ms",
@@ -65,48 +62,80 @@ DurableName = tuple[str, str]
 Joined = Callable[[Attached | HoldfastError], None]
 
 
-class Backlog(Protocol):
-    """What the turn among subscribers needs to know of a durable."""
+class Backlog:
+    """What the turn among subscribers needs to know of the state."""
 
-    def ready(self, store: str, durable: str) -> bool:
-        """Whether some subscriber could be given a message now."""
-        ...
+    __slots__ = ("_state", "ready", "ready_for")
 
-    def ready_for(self, store: str, durable: str, subscriber: str) -> bool:
-        """Whether a delivery to this subscriber would get on: give it something, or look further for it."""
-        ...
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self.ready = state.ready
+        self.ready_for = state.ready_for
+
+    def _consumption(self, store: str, durable: str) -> Consumption | None:
+        stores = self._state.stores
+        found = stores[store].durables.get(durable) if store in stores else None
+        return found if isinstance(found, Consumption) else None
+
+    def _holding(self, store: str, durable: str, subscriber: str) -> Holder | None:
+        found = self._consumption(store, durable)
+        return None if found is None else found.leases.of.get(subscriber)
 
     def waiting(self, store: str, durable: str) -> tuple[int, int]:
-        """About how many messages the durable has that nobody holds, and the bytes of one on average. O(1)."""
-        ...
+        """About how many messages no subscriber holds, and the bytes of one on average. O(1)."""
+        found = self._consumption(store, durable)
+        if found is not None:
+            return found.pending - found.leases.held, found.pending_bytes // (found.pending or 1)
+        return (1, 0) if store in self._state.stores else (0, 0)
 
     def size(self, store: str, first: int, last: int) -> int:
         """The bytes of these messages together."""
-        ...
+        found = self._state.stores.get(store)
+        return 0 if found is None else found.counts.size(first, last)
 
     def still_held(self, store: str, durable: str, subscriber: str, run: Run) -> list[Run]:
         """What the subscriber holds of a run that was delivered to it, and not again since."""
-        ...
+        if self._consumption(store, durable) is None:
+            # Of a last value nothing is held back: the newest is sent in any case.
+            return [run] if store in self._state.stores else []
+        holding = self._holding(store, durable, subscriber)
+        runs = holding.runs if holding is not None else []
+        first, last, deliveries = run
+        found: list[Run] = []
+        for index in range(max(0, bisect_left(runs, (first,)) - 1), len(runs)):
+            low, high, count, _ = runs[index]
+            if low > last:
+                break
+            if high >= first and count == abs(deliveries):
+                found.append((max(first, low), min(last, high), deliveries))
+        return found
 
     def with_replayed(self, store: str, durable: str, messages: list[Delivery]) -> list[Delivery]:
         """The messages, those marked that are delivered because the durable was rewound."""
-        ...
+        found = self._consumption(store, durable)
+        if found is None or not found.replayed:
+            return messages
+        return [replace(one, replayed=True) if one.seq in found.replayed else one for one in messages]
 
     def held_of(self, store: str, durable: str, subscriber: str, first: int, last: int) -> list[tuple[int, int]]:
         """What the subscriber holds of ``first..last``."""
-        ...
+        holding = self._holding(store, durable, subscriber)
+        return [] if holding is None else holding.held_of(first, last)
 
     def holds(self, store: str, durable: str, subscriber: str) -> bool:
         """Whether the subscriber holds anything."""
-        ...
+        holding = self._holding(store, durable, subscriber)
+        return holding is not None and holding.held > 0
 
     def lapses_ms(self, store: str, durable: str) -> int | None:
         """When the next held message of the durable lapses. O(1)."""
-        ...
+        found = self._consumption(store, durable)
+        return None if found is None else found.leases.next_ms()
 
     def displaces(self, store: str, durable: str) -> bool:
         """Whether a new subscriber of the durable takes the place of every other."""
-        ...
+        found = self._consumption(store, durable)
+        return found is not None and found.exclusive
 
 
 class _Ring:
@@ -123,10 +152,10 @@ class _Ring:
 class Deliveries:
     """Every connected subscriber of one service."""
 
-    def __init__(self, service: StoreServicePort, backlog: Backlog, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, service: StoreService, backlog: Backlog, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self._service = service
-        self._backlog = backlog
+        self.backlog = backlog
         self._rings: dict[DurableName, _Ring] = {}
         self.unreadable: dict[DurableName, int] = {}
         """How often a delivery ended because a message could not be read."""
@@ -146,7 +175,7 @@ class Deliveries:
         """
         name = (subscriber.store, subscriber.durable, subscriber.name)
         self._attaching[name] = subscriber
-        everybody = self._backlog.displaces(subscriber.store, subscriber.durable)
+        everybody = self.backlog.displaces(subscriber.store, subscriber.durable)
         for older in self.connected(subscriber.store, subscriber.durable) if everybody else [self.find(*name)]:
             if older is not None:
                 self._report(older)
@@ -282,7 +311,7 @@ class Deliveries:
     def _started_of(self, subscriber: Subscriber, started: SequenceSet) -> list[tuple[int, int]]:
         """What the subscriber holds of what it started."""
         name = subscriber.store, subscriber.durable, subscriber.name
-        return [held for first, last in started.runs() for held in self._backlog.held_of(*name, first, last)]
+        return [held for first, last in started.runs() for held in self.backlog.held_of(*name, first, last)]
 
     def _report(self, subscriber: Subscriber) -> None:
         """Tell the state machine what the subscriber started, because what it holds is about to come back."""
@@ -297,7 +326,7 @@ class Deliveries:
     def before_lapse(self, now_ms: int) -> None:
         """Messages that subscribers hold are about to come back because their ``ack_wait`` has ended."""
         for subscriber in list(self._reporting):
-            lapses_ms = self._backlog.lapses_ms(subscriber.store, subscriber.durable)
+            lapses_ms = self.backlog.lapses_ms(subscriber.store, subscriber.durable)
             if subscriber.gone:
                 self._reporting.discard(subscriber)
             elif lapses_ms is not None and lapses_ms <= now_ms:
@@ -317,7 +346,7 @@ class Deliveries:
 
     def _serve(self, store: str, durable: str, ring: _Ring) -> None:
         """Give everybody who wants some a portion, as long as there is something to give; each has one turn."""
-        wanting, backlog = ring.wanting, self._backlog
+        wanting, backlog = ring.wanting, self.backlog
         for left in range(len(wanting), 0, -1):
             if not backlog.ready(store, durable):
                 return
@@ -400,11 +429,11 @@ class Deliveries:
             subscriber.room += _count(piece) - len(messages)
             if messages:
                 subscriber.delivered_ms = wall_ms()
-                messages = self._backlog.with_replayed(subscriber.store, subscriber.durable, messages)
+                messages = self.backlog.with_replayed(subscriber.store, subscriber.durable, messages)
             subscriber.give(messages)
 
     def _still_held(self, subscriber: Subscriber, run: Run) -> list[Run]:
-        return self._backlog.still_held(subscriber.store, subscriber.durable, subscriber.name, run)
+        return self.backlog.still_held(subscriber.store, subscriber.durable, subscriber.name, run)
 
     def _piece(self, subscriber: Subscriber) -> list[Run]:
         """Take from what is to be read at least one message, and at most ``PIECE_BYTES``."""
@@ -414,10 +443,10 @@ class Deliveries:
         while unread and room > 0:
             first, last, deliveries = unread[0]
             end = min(last, first + room - 1)
-            size = self._backlog.size(store, first, end)
+            size = self.backlog.size(store, first, end)
             while size > left and end > first:
                 end = (first + end) // 2
-                size = self._backlog.size(store, first, end)
+                size = self.backlog.size(store, first, end)
             if size > left and piece:
                 break
             piece.append((first, end, deliveries))
@@ -481,7 +510,7 @@ class Deliveries:
             if isinstance(subscriber, Poller)
             and not subscriber.asking
             and now - subscriber.seen_seconds > subscriber.timeout_seconds
-            and not (subscriber.keeps and self._backlog.holds(subscriber.store, subscriber.durable, subscriber.name))
+            and not (subscriber.keeps and self.backlog.holds(subscriber.store, subscriber.durable, subscriber.name))
         ]
         for subscriber in silent:
             self.leave(subscriber, "timeout")
@@ -721,37 +750,3 @@ def address_of(peer: object) -> str:
         return ""
     host, port = cast("tuple[object, ...]", peer)[:2]
     return f"{host}:{port}"
-
-
-Answered = Callable[[Result | HoldfastError], None]
-"""Called once on the loop, when what the command did is as durable as its store promises. Never raises."""
-
-
-class StoreServicePort(Protocol):
-    """Commands in, durable results out. One event loop, no locks."""
-
-    def submit_nowait(self, command: Command, done: Answered) -> None:
-        """Apply a command now, and tell its result when it is durable, never before this returns.
-
-        The service sets ``at_ms``.
-        """
-        ...
-
-    def submit(self, command: Command) -> Awaitable[Result]:
-        """The same, awaited. Raises: what the command is refused with."""
-        ...
-
-    def when_safe(self, store: str, done: Callable[[], None]) -> None:
-        """Call back when everything of the store that was applied until now is safe and was told; never where it fails.
-
-        Whatever is applied later is told later.
-        """
-        ...
-
-    async def settled(self) -> None:
-        """Return when everything that was applied until now is safe. Raises: what ended the service."""
-        ...
-
-    def messages(self, store: str, runs: Iterable[tuple[int, int, int]]) -> list[Delivery]:
-        """The messages of runs (first, last, delivery count) that were just delivered, in that order."""
-        ...

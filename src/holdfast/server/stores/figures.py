@@ -1,10 +1,6 @@
-"""What stores, durables and templates look like to those who ask: parameters in force, counts, subscribers.
+"""The counts of stores and durables, for documents, metrics and log lines.
 
-Owns: the documents of the routes and of the statistics. Does not own: the numbers (the state machine keeps them exact),
-metrics (``store_metrics``).
-
-Failure model: pure reading of the state in memory. A figure is as of now, and may be ahead of what is durable by what
-waits for its sync.
+They are read from the state in memory, and may be ahead of what is durable by what waits for its sync.
 """
 
 from __future__ import annotations
@@ -12,82 +8,52 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_left
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass, field
+from typing import Final
 
 import structlog
-from msgspec.structs import replace
 
-from holdfast.server.stores.deliveries import Subscriber
-from holdfast.stores.definitions.cluster import TemplateDefinition
 from holdfast.stores.durables.consumption import Consumption
 from holdfast.stores.durables.keyed import LastValue
 from holdfast.stores.machine.state import State
-from holdfast.stores.machine.store import Durable, Store
+from holdfast.stores.machine.store import Durable
 from holdfast.stores.service import StoreService
 from holdfast.stores.storage.disk_limit import disk_use
-from holdfast.stores.values.messages import Delivery
-
-if TYPE_CHECKING:
-    from holdfast.server.stores.hosting import OpenStores
 
 __all__ = [
     "DurableFigures",
     "LATENCY_BOUNDS_SECONDS",
-    "Latencies",
     "Latency",
     "Statistics",
     "attached_names",
-    "durable_document",
     "figures_of",
-    "still_held",
-    "store_document",
-    "template_document",
-    "waiting",
-    "with_replayed",
 ]
 
 Json = dict[str, object]
 
 
+@dataclass(slots=True)
 class DurableFigures:
     """The counts of one durable. ``oldest_ms`` is when its oldest message that is not acknowledged was published.
 
     Of a last_value durable or a map it is a lower bound: when a value was published that may be replaced by now.
     """
 
-    __slots__ = (
-        "acknowledged",
-        "backlog",
-        "bytes",
-        "causes",
-        "dead_letters",
-        "delivered",
-        "dying",
-        "lapsed",
-        "messages",
-        "oldest_ms",
-        "parked",
-        "redelivered",
-        "subscribers",
-        "unacknowledged",
-    )
-
-    def __init__(self, messages: int, size: int) -> None:
-        self.messages = messages
-        self.bytes = size
-        self.backlog = messages
-        self.unacknowledged = 0
-        self.dying = 0
-        self.parked = 0
-        self.delivered = 0
-        self.redelivered = 0
-        self.acknowledged = 0
-        self.lapsed = 0
-        self.dead_letters = 0
-        self.oldest_ms = 0
-        self.subscribers = 0
-        self.causes: Mapping[str, int] = {}
-        """How many messages were lost to what: ttl, own_ttl, limit_old, limit_new, max_delivery, ..."""
+    messages: int
+    bytes: int
+    backlog: int
+    unacknowledged: int = 0
+    dying: int = 0
+    parked: int = 0
+    delivered: int = 0
+    redelivered: int = 0
+    acknowledged: int = 0
+    lapsed: int = 0
+    dead_letters: int = 0
+    oldest_ms: int = 0
+    subscribers: int = 0
+    causes: Mapping[str, int] = field(default_factory=dict[str, int])
+    """How many messages were lost to what: ttl, own_ttl, limit_old, limit_new, max_delivery, ..."""
 
     def document(self) -> Json:
         """As JSON."""
@@ -111,82 +77,32 @@ class DurableFigures:
 def figures_of(durable: Durable) -> DurableFigures:
     """The counts of a durable. O(1) but for its subscribers."""
     if isinstance(durable, Consumption):
-        found = DurableFigures(durable.pending, durable.pending_bytes)
-        tally = durable.tally
-        found.backlog = durable.pending - durable.leases.held - len(durable.dying)
-        found.unacknowledged = durable.leases.held
-        if durable.parks:
-            found.parked = len(durable.dying)
-        else:
-            found.dying = len(durable.dying)
-        found.delivered, found.redelivered = tally.delivered, tally.redelivered
-        found.acknowledged, found.lapsed, found.dead_letters = tally.acknowledged, tally.lapsed, tally.dead_letters
-        found.subscribers = len(durable.leases.of)
-        found.causes = durable.causes
-        found.oldest_ms = durable.oldest_ms()
-        return found
-    found = DurableFigures(durable.keyed.messages, durable.keyed.bytes)
-    found.causes = durable.keyed.causes
-    found.oldest_ms = durable.keyed.oldest_ms if durable.keyed.messages else 0
-    found.subscribers = len(durable.subscribers()) if isinstance(durable, LastValue) else 0
-    return found
-
-
-def store_document(opened: OpenStores, name: str) -> Json:
-    """A store: what is in force, and what it holds. Raises: NotFound."""
-    definition = opened.definitions.store(name)
-    store = opened.state.stores[name]
-    return {
-        "name": name,
-        **definition.document(),
-        "counts": {
-            "messages": store.counts.live,
-            "bytes": store.counts.live_bytes,
-            "durables": len(store.durables),
-            "dynamic_durables": sum(1 for durable in store.durables.values() if durable.definition.dynamic),
-            "publishers": len(store.publishers),
-            "unmatched": store.unmatched,
-            "next_seq": store.counts.next_seq,
-        },
-    }
-
-
-def durable_document(opened: OpenStores, store: str, name: str) -> Json:
-    """A durable: what is in force, its counts, who is attached. Raises: NotFound."""
-    definition = opened.definitions.durable(store, name)
-    durable = opened.state.stores[store].durables[name]
-    return {
-        "name": name,
-        "store": store,
-        "dynamic": definition.dynamic,
-        "template": definition.template,
-        **definition.document(),
-        "counts": figures_of(durable).document(),
-        "subscribers": _subscribers(opened, store, name, durable),
-    }
-
-
-def _subscribers(opened: OpenStores, store: str, name: str, durable: Durable) -> list[Json]:
-    connected = {subscriber.name: subscriber for subscriber in opened.deliveries.connected(store, name)}
-    held = dict.fromkeys(attached_names(durable), 0)
-    if isinstance(durable, Consumption):
-        held = {subscriber: holding.held for subscriber, holding in durable.leases.of.items()}
-    return [_subscriber(subscriber, count, connected.get(subscriber)) for subscriber, count in held.items()]
-
-
-def _subscriber(name: str, held: int, connected: Subscriber | None) -> Json:
-    """One subscriber. Times are milliseconds since 1970, null for never; the service forgets them when it ends."""
-    found: Json = {"name": name, "connected": connected is not None, "unacknowledged": held}
-    if connected is None:
-        return {**found, "room": 0, "address": "", "since_ms": None, "delivered_ms": None, "acknowledged_ms": None}
-    return {
-        **found,
-        "room": connected.room,
-        "address": connected.address,
-        "since_ms": connected.since_ms or None,
-        "delivered_ms": connected.delivered_ms or None,
-        "acknowledged_ms": connected.acknowledged_ms or None,
-    }
+        tally, dying, held = durable.tally, len(durable.dying), durable.leases.held
+        return DurableFigures(
+            durable.pending,
+            durable.pending_bytes,
+            durable.pending - held - dying,
+            unacknowledged=held,
+            dying=0 if durable.parks else dying,
+            parked=dying if durable.parks else 0,
+            delivered=tally.delivered,
+            redelivered=tally.redelivered,
+            acknowledged=tally.acknowledged,
+            lapsed=tally.lapsed,
+            dead_letters=tally.dead_letters,
+            oldest_ms=durable.oldest_ms(),
+            subscribers=len(durable.leases.of),
+            causes=durable.causes,
+        )
+    keyed = durable.keyed
+    return DurableFigures(
+        keyed.messages,
+        keyed.bytes,
+        keyed.messages,
+        oldest_ms=keyed.oldest_ms if keyed.messages else 0,
+        subscribers=len(durable.subscribers()) if isinstance(durable, LastValue) else 0,
+        causes=keyed.causes,
+    )
 
 
 def attached_names(durable: Durable) -> list[str]:
@@ -194,45 +110,6 @@ def attached_names(durable: Durable) -> list[str]:
     if isinstance(durable, Consumption):
         return list(durable.leases.of)
     return [subscriber for subscriber, _ in durable.subscribers()] if isinstance(durable, LastValue) else []
-
-
-def template_document(template: TemplateDefinition) -> Json:
-    """A template: what is in force."""
-    return {"name": template.name, **template.pattern.document()}
-
-
-def waiting(store: Store, name: str) -> tuple[int, int]:
-    """How many messages of a durable nobody holds, and the bytes of one on average."""
-    durable = store.durables.get(name)
-    if isinstance(durable, Consumption):
-        return durable.pending - durable.leases.held, durable.pending_bytes // (durable.pending or 1)
-    return 1, 0
-
-
-def with_replayed(store: Store, name: str, messages: list[Delivery]) -> list[Delivery]:
-    """The messages of a durable, those marked that are delivered because it was rewound."""
-    durable = store.durables.get(name)
-    if not isinstance(durable, Consumption) or not durable.replayed:
-        return messages
-    return [replace(one, replayed=True) if one.seq in durable.replayed else one for one in messages]
-
-
-def still_held(store: Store, name: str, subscriber: str, run: tuple[int, int, int]) -> list[tuple[int, int, int]]:
-    """What a subscriber holds of a run (first, last, deliveries) as it was delivered to it."""
-    durable = store.durables.get(name)
-    if not isinstance(durable, Consumption):
-        return [run]  # of a last value nothing is held back: the newest is told in any case
-    holding = durable.leases.of.get(subscriber)
-    runs = holding.runs if holding is not None else []
-    first, last, deliveries = run
-    found: list[tuple[int, int, int]] = []
-    for place in range(max(0, bisect_left(runs, (first,)) - 1), len(runs)):
-        low, high, count, _ = runs[place]
-        if low > last:
-            break
-        if high >= first and count == abs(deliveries):
-            found.append((max(first, low), min(last, high), deliveries))
-    return found
 
 
 STORES_MAX: Final = 50
@@ -330,37 +207,19 @@ LATENCY_BOUNDS_SECONDS: Final = (
 )  # fmt: skip
 
 
+@dataclass(slots=True)
 class Latency:
     """Publishes of one store. ``counts`` has one item more than bounds, above the last."""
 
-    __slots__ = ("counts", "messages", "refused", "seconds")
-
-    def __init__(self) -> None:
-        self.counts = [0] * (len(LATENCY_BOUNDS_SECONDS) + 1)
-        self.seconds = 0.0
-        self.messages = 0
-        """Messages confirmed, duplicates included."""
-        self.refused = 0
-        """Publishes that were refused."""
+    counts: list[int] = field(default_factory=lambda: [0] * (len(LATENCY_BOUNDS_SECONDS) + 1))
+    seconds: float = 0.0
+    messages: int = 0
+    """Messages confirmed, duplicates included."""
+    refused: int = 0
+    """Publishes that were refused."""
 
     def confirmed(self, seconds: float, messages: int) -> None:
-        """A publish was confirmed after so long."""
+        """A publish was confirmed after this time."""
         self.counts[bisect_left(LATENCY_BOUNDS_SECONDS, seconds)] += 1
         self.seconds += seconds
         self.messages += messages
-
-
-class Latencies:
-    """One ``Latency`` for each store that was published to."""
-
-    __slots__ = ("by_store",)
-
-    def __init__(self) -> None:
-        self.by_store: dict[str, Latency] = {}
-
-    def of(self, store: str) -> Latency:
-        """The histogram of a store, made when it is first asked for."""
-        found = self.by_store.get(store)
-        if found is None:
-            found = self.by_store[store] = Latency()
-        return found

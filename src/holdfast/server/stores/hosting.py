@@ -1,12 +1,8 @@
 """The stores of one process: open while it leads, closed when it does not.
 
-Owns: opening and closing, what the routes find while the stores are open, admission, letting go of silent pollers, and
-carrying effects to who is connected. Does not own: the service and its disk (``stores.service``), routes, sockets'
-bytes, when the process leads (``server.run``).
-
-Failure model: while nothing is open every request is answered ``not_leader``. A service whose log failed can go on no
-more: it is told to ``failed``, and the process ends with a named code. Bounds: ``IN_FLIGHT_BYTES_MAX`` of publishes
-that are not answered, then ``overloaded``.
+While nothing is open, requests are answered ``not_leader``. A service whose log failed cannot continue: ``failed`` is
+set, and the process ends with a named code. At most ``IN_FLIGHT_BYTES_MAX`` of publishes wait for their response; above
+that they are answered ``overloaded``.
 """
 
 from __future__ import annotations
@@ -15,7 +11,7 @@ import asyncio
 import os
 import sqlite3
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
 import structlog
 
@@ -24,21 +20,14 @@ from holdfast.private_files import make_private_directory
 from holdfast.server.gateway import OVERLOADED_RETRY_AFTER_MS, Gateway
 from holdfast.server.http.responses import not_leading
 from holdfast.server.stores.access import StoreAccess
-from holdfast.server.stores.deliveries import Deliveries, Run
-from holdfast.server.stores.figures import Statistics, still_held, waiting, with_replayed
+from holdfast.server.stores.deliveries import Backlog, Deliveries
+from holdfast.server.stores.figures import Statistics
 from holdfast.server.stores.operations import InForce, StoreOperations
 from holdfast.stores.definitions.permissions import Right
 from holdfast.stores.durables.consumption import Consumption
 from holdfast.stores.durables.pending import SET_APART_MAX
-from holdfast.stores.machine.state import State
 from holdfast.stores.service import StoreService
 from holdfast.stores.values.effects import Advise, Changed, Effect
-from holdfast.stores.values.messages import Delivery
-
-if TYPE_CHECKING:
-    from holdfast.server.stores.socket import SubscribeSocket
-    from holdfast.stores.durables.leases import Holder
-    from holdfast.stores.machine.state import State
 
 __all__ = [
     "LINE_EVERY_SECONDS",
@@ -54,97 +43,43 @@ SILENT_EVERY_SECONDS: Final = 1.0
 _log = structlog.get_logger("holdfast.stores")
 
 
+class Socket(Protocol):
+    """The WebSocket of one subscriber, as far as its host ends it."""
+
+    def fail(self, error: HoldfastError) -> None:
+        """End the connection because of an error."""
+        ...
+
+    def shut_down(self) -> None:
+        """End the connection because the service stops."""
+        ...
+
+
 class OpenStores:
     """What there is while the stores are open."""
 
     __slots__ = ("access", "definitions", "deliveries", "operations", "service", "state")
 
-    def __init__(self, front: Gateway, service: StoreService) -> None:
+    def __init__(self, gateway: Gateway, service: StoreService) -> None:
         state = service.state
         self.service = service
         self.state = state
         self.definitions = InForce(state)
-        self.access = StoreAccess(front.authenticator, lambda: state.definition.permissions)
-        self.deliveries = Deliveries(service, _StateBacklog(state), front.loop)
+        self.access = StoreAccess(gateway.authenticator, lambda: state.definition.permissions)
+        self.deliveries = Deliveries(service, Backlog(state), gateway.loop)
         self.operations = StoreOperations(service, state, self.deliveries, self.definitions)
-
-
-class _StateBacklog:
-    """What the turn among subscribers asks of the state."""
-
-    __slots__ = ("_state",)
-
-    def __init__(self, state: State) -> None:
-        self._state = state
-
-    def ready(self, store: str, durable: str) -> bool:
-        """See ``Backlog``."""
-        return self._state.ready(store, durable)
-
-    def ready_for(self, store: str, durable: str, subscriber: str) -> bool:
-        """See ``Backlog``."""
-        return self._state.ready_for(store, durable, subscriber)
-
-    def waiting(self, store: str, durable: str) -> tuple[int, int]:
-        """See ``Backlog``."""
-        found = self._state.stores.get(store)
-        return (0, 0) if found is None else waiting(found, durable)
-
-    def size(self, store: str, first: int, last: int) -> int:
-        """See ``Backlog``."""
-        found = self._state.stores.get(store)
-        return 0 if found is None else found.counts.size(first, last)
-
-    def still_held(self, store: str, durable: str, subscriber: str, run: Run) -> list[Run]:
-        """See ``Backlog``."""
-        found = self._state.stores.get(store)
-        return [] if found is None else still_held(found, durable, subscriber, run)
-
-    def with_replayed(self, store: str, durable: str, messages: list[Delivery]) -> list[Delivery]:
-        """See ``Backlog``."""
-        found = self._state.stores.get(store)
-        return messages if found is None else with_replayed(found, durable, messages)
-
-    def held_of(self, store: str, durable: str, subscriber: str, first: int, last: int) -> list[tuple[int, int]]:
-        """See ``Backlog``."""
-        holding = self._holding(store, durable, subscriber)
-        return [] if holding is None else holding.held_of(first, last)
-
-    def holds(self, store: str, durable: str, subscriber: str) -> bool:
-        """See ``Backlog``."""
-        holding = self._holding(store, durable, subscriber)
-        return holding is not None and holding.held > 0
-
-    def lapses_ms(self, store: str, durable: str) -> int | None:
-        """See ``Backlog``."""
-        found = self._consumption(store, durable)
-        return None if found is None else found.leases.next_ms()
-
-    def displaces(self, store: str, durable: str) -> bool:
-        """See ``Backlog``."""
-        found = self._consumption(store, durable)
-        return found is not None and found.exclusive
-
-    def _holding(self, store: str, durable: str, subscriber: str) -> Holder | None:
-        found = self._consumption(store, durable)
-        return None if found is None else found.leases.of.get(subscriber)
-
-    def _consumption(self, store: str, durable: str) -> Consumption | None:
-        stores = self._state.stores
-        found = stores[store].durables.get(durable) if store in stores else None
-        return found if isinstance(found, Consumption) else None
 
 
 class StoreHost:
     """The stores of one process, and who asks for them."""
 
-    def __init__(self, front: Gateway, directory: str, *, request_bytes_max: int) -> None:
+    def __init__(self, gateway: Gateway, directory: str, *, request_bytes_max: int) -> None:
         self.directory = directory
         self.request_bytes_max = request_bytes_max
-        self.sockets: set[SubscribeSocket] = set()
-        self.failed: asyncio.Future[HoldfastError] = front.loop.create_future()
+        self.sockets: set[Socket] = set()
+        self.failed: asyncio.Future[HoldfastError] = gateway.loop.create_future()
         """Done when the open service's log failed."""
-        self._front = front
+        self.gateway = gateway
         self._opened: OpenStores | None = None
         self._parking = ParkingLog()
         self._in_flight = 0
@@ -159,7 +94,7 @@ class StoreHost:
         Raises: Fenced (not_leader), Unavailable while it stops (overloaded) or is suspended (no_quorum).
         """
         opened = self._opened
-        if opened is None and self._front.service is not None:
+        if opened is None and self.gateway.service is not None:
             raise Unavailable(
                 "the stores are not open yet",
                 code=Code.OVERLOADED,
@@ -167,8 +102,8 @@ class StoreHost:
                 hint="another process may have them open: they are served here when it lets them go",
             )
         if opened is None:
-            raise not_leading(self._front.leader)
-        if self._front.draining:
+            raise not_leading(self.gateway.leader)
+        if self.gateway.draining:
             raise Unavailable("the service is stopping", code=Code.OVERLOADED, retry_after_ms=OVERLOADED_RETRY_AFTER_MS)
         if self.suspended and not cluster:
             raise Unavailable("the cluster is suspended", code=Code.NO_QUORUM, retry_after_ms=OVERLOADED_RETRY_AFTER_MS)
@@ -180,7 +115,7 @@ class StoreHost:
         Where the service itself asks for tokens, these decide.
         """
         opened = self._opened
-        if opened is None or self._front.authenticator.required or not opened.state.definition.permissions.enabled:
+        if opened is None or self.gateway.authenticator.required or not opened.state.definition.permissions.enabled:
             return None
         return opened.access.problem_with(authorization, Right.BROWSE)
 
@@ -196,7 +131,7 @@ class StoreHost:
 
     def open(self, service: StoreService) -> OpenStores:
         """Serve the stores of this service from now on."""
-        opened = self._opened = OpenStores(self._front, service)
+        opened = self._opened = OpenStores(self.gateway, service)
         service.on_ready(opened.deliveries.ready)
         service.on_lapse(opened.deliveries.before_lapse)
         service.on_effect(self._carry_out)
@@ -224,14 +159,14 @@ class StoreHost:
         """Write statistics into the log lines from now on; 0 writes none."""
         if self._opened is None or not every_seconds:
             return
-        statistics = Statistics(self._front.loop.time())
+        statistics = Statistics(self.gateway.loop.time())
 
         def tell() -> None:
             if self._opened is not None:
-                statistics.tell(self._opened.service, self._front.loop.time())
-                self._telling = self._front.loop.call_later(every_seconds, tell)
+                statistics.tell(self._opened.service, self.gateway.loop.time())
+                self._telling = self.gateway.loop.call_later(every_seconds, tell)
 
-        self._telling = self._front.loop.call_later(every_seconds, tell)
+        self._telling = self.gateway.loop.call_later(every_seconds, tell)
 
     async def close(self) -> None:
         """Tell every subscriber, then answer what is under way and close the service."""
@@ -291,7 +226,7 @@ class StoreHost:
             deliveries = opened.deliveries
             deliveries.advise(effect.store, effect.durable, effect.subscriber, effect.kind, dict(effect.facts))
             if effect.kind == "messages_parked":
-                self._parking.note(effect.store, effect.durable, dict(effect.facts), self._front.loop.time())
+                self._parking.note(effect.store, effect.durable, dict(effect.facts), self.gateway.loop.time())
             if effect.kind == "durable_deleted":
                 gone = NotFound("the durable was deleted", store=effect.store, durable=effect.durable)
                 deliveries.dropped(effect.store, effect.durable, gone)
@@ -312,7 +247,7 @@ class StoreHost:
         silent = opened.deliveries.detach_silent()
         if silent:
             _log.info("subscribers_timed_out", subscribers=silent)
-        self._timer = self._front.loop.call_later(SILENT_EVERY_SECONDS, self._let_go_of_silent)
+        self._timer = self.gateway.loop.call_later(SILENT_EVERY_SECONDS, self._let_go_of_silent)
 
 
 def _place_for_backup(directory: str, name: str) -> str:

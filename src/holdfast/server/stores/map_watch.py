@@ -1,23 +1,15 @@
 """One watch of a map: first every key that is there, then every change, as far as the watcher keeps up.
 
-Owns: the order in which the two are told, what is told to a watcher that is slow, the bounds. Does not own: the
-connection (``socket``), frames (``socket_frames``), which changes there are (the state machine).
+Keys are read in pages while the map changes, from a state that is ahead of what is safe. One rule orders both:
 
-Keys are read in pages while the map goes on changing, and the state that they are read from is ahead of what is safe.
-One rule keeps both in one order:
+1. a page is read: it is what the map is at this moment
+2. it waits until every change from before is safe and was sent to the watch
+3. its keys join the changes that are still to be sent; a key that is among them already has the same value
+4. changes from after the page come after it
 
-1. a page is read; it is what the map is at this moment
-2. it waits for the turn of everything applied so far: then each change from before is safe, and was told to the watch
-3. its keys join the changes that are still to be told; where a key is among them already, that is the same value
-4. changes from after the page come after it, because their turns do
-
-So a watcher that takes the last word on every key has what is in the map, and never what a crash can take back.
-
-What is to be told is one change for each key, the newest: a watcher that reads slowly is told less, not late. A value
-that was replaced before it could be read is passed over, for its successor is on its way.
-
-Failure model: more to be told than ``PENDING_BYTES_MAX`` of keys ends the watch with ``lagging``, and the watcher
-begins anew. A value that cannot be read ends it with that error.
+So the last word on every key is what is in the map, and never what a crash can take back. One change is kept for each
+key, the newest: a slow watcher gets fewer changes, not late ones. Above ``PENDING_BYTES_MAX`` of keys the watch ends
+with ``lagging`` and starts again. A value that cannot be read ends it with that error.
 """
 
 from __future__ import annotations
@@ -28,12 +20,12 @@ from itertools import islice
 from typing import Final, Protocol
 
 from holdfast.errors import Code, HoldfastError, InvalidRequest, Unavailable
-from holdfast.server.stores.deliveries import StoreServicePort
 from holdfast.stores.durables.map import Map
 from holdfast.stores.machine.state import State
+from holdfast.stores.service import StoreService
 from holdfast.wire.stores import ChangesFrame, CurrentFrame, KeyChange
 
-__all__ = ["MapWatch", "Watched", "Watcher", "WatchedMap"]
+__all__ = ["MapWatch", "Watcher", "WatchedMap"]
 
 PAGE_KEYS: Final = 1_000
 PORTION_KEYS: Final = 256
@@ -62,37 +54,13 @@ class Watcher(Protocol):
         ...
 
 
-class Watched(Protocol):
-    """The map, as far as a watch asks."""
-
-    def wants(self, key: str) -> bool:
-        """Whether the watch is about this key."""
-        ...
-
-    def page(self, after: str, count: int) -> list[tuple[str, int]]:
-        """The first ``count`` keys of the watch above ``after``, in order, with their revisions."""
-        ...
-
-    def size(self, revision: int) -> int:
-        """The bytes of a value."""
-        ...
-
-    def values(self, revisions: Iterable[int]) -> dict[int, bytes]:
-        """Values by revision; those that are no more are left out."""
-        ...
-
-    def when_safe(self, done: Callable[[], None]) -> None:
-        """Call back when everything applied until now is safe and was told."""
-        ...
-
-
 class WatchedMap:
-    """``Watched`` of a map in the state, for one key, or for those that begin with a text."""
+    """One key of a map in the state, or the keys that begin with a text."""
 
     __slots__ = ("_key", "_name", "_prefix", "_service", "_state", "_store")
 
     def __init__(
-        self, service: StoreServicePort, state: State, store: str, name: str, *, prefix: str, key: str | None
+        self, service: StoreService, state: State, store: str, name: str, *, prefix: str, key: str | None
     ) -> None:
         """Raises: InvalidRequest where both are given."""
         if prefix and key is not None:
@@ -105,11 +73,14 @@ class WatchedMap:
         self._key = key
 
     def wants(self, key: str) -> bool:
-        """See ``Watched``."""
+        """Whether the watch is about this key."""
         return key.startswith(self._prefix) if self._key is None else key == self._key
 
     def page(self, after: str, count: int) -> list[tuple[str, int]]:
-        """See ``Watched``. Raises: NotFound, InvalidRequest."""
+        """The first ``count`` keys of the watch above ``after``, in order, with their revisions.
+
+        Raises: NotFound, InvalidRequest.
+        """
         found = self._state.store(self._store).durable(self._name)
         if not isinstance(found, Map):
             raise InvalidRequest("this durable is not a map", code=Code.TYPE_MISMATCH, durable=self._name)
@@ -127,16 +98,16 @@ class WatchedMap:
         return keys
 
     def size(self, revision: int) -> int:
-        """See ``Watched``. Raises: NotFound."""
+        """The bytes of a value. Raises: NotFound."""
         return self._state.store(self._store).counts.size(revision, revision)
 
     def values(self, revisions: Iterable[int]) -> dict[int, bytes]:
-        """See ``Watched``. Raises: CorruptData."""
+        """Values by revision; replaced ones are left out. Raises: CorruptData."""
         runs = [(revision, revision, 1) for revision in sorted(revisions)]
         return {one.seq: one.body for one in self._service.messages(self._store, runs)}
 
     def when_safe(self, done: Callable[[], None]) -> None:
-        """See ``Watched``."""
+        """Call back when everything applied until now is safe and was sent."""
         self._service.when_safe(self._store, done)
 
 
@@ -159,7 +130,7 @@ class MapWatch:
         "_watcher",
     )
 
-    def __init__(self, watched: Watched, watcher: Watcher, soon: Callable[[Callable[[], None]], object]) -> None:
+    def __init__(self, watched: WatchedMap, watcher: Watcher, soon: Callable[[Callable[[], None]], object]) -> None:
         """``soon`` calls a function in a further turn of the loop."""
         self._watched = watched
         self._watcher = watcher

@@ -1,10 +1,7 @@
-"""From settings to open stores.
+"""From settings to open stores: the definitions file, the service, and the file's definition in force.
 
-Owns: reading the definitions file, opening the service, putting the file's definition in force. Does not own: what a
-definition may say (``stores.definitions``), when the process leads (``server.run``).
-
-Failure model: a definitions file that is wrong, that would change what cannot be changed or that would delete messages
-keeps the service from starting and names every problem; nothing was changed.
+A definitions file that is wrong, changes what cannot change or would delete messages keeps the service from starting.
+Every problem is named, and nothing was changed.
 """
 
 from __future__ import annotations

@@ -1,15 +1,13 @@
-"""What the hot store routes do, by the same functions on both lanes: publish, acknowledge, poll.
+"""The hot store operations (publish, acknowledge, poll) and browsing, from a decoded request to its response's bytes.
 
-Owns: from a decoded request to the bytes of its answer. Does not own: connections, rights (``access``), who is given
-what (``deliveries``), routes that are not hot (``routes_*``).
-
-Failure model: an answer is given exactly once, and not before what it says is durable as its store promises. A client
-that goes away takes no publish and no acknowledgement back; messages on their way to its poll are for the next poll of
-its name, and for others when none comes in its time-out.
+A response is given exactly once, and not before what it says is as durable as its store promises. A client that goes
+away takes no publish and no acknowledgement back. Messages on their way to its poll are for the next poll of its name,
+or for other subscribers when none comes within its timeout.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from heapq import nsmallest
 from itertools import islice
@@ -18,8 +16,8 @@ from typing import Any, Final, TypeVar, cast
 import msgspec
 
 from holdfast.errors import Code, HoldfastError, InternalError, InvalidRequest, LimitExceeded, NotFound
-from holdfast.server.stores.deliveries import Deliveries, Polled, Poller, Problem, StoreServicePort, wall_ms
-from holdfast.server.stores.figures import Latencies, with_replayed
+from holdfast.server.stores.deliveries import Deliveries, Polled, Poller, Problem, wall_ms
+from holdfast.server.stores.figures import Latency
 from holdfast.stores.definitions.cluster import (
     ClusterDefinition,
     DurableDefinition,
@@ -33,6 +31,7 @@ from holdfast.stores.durables.pending import Browsed
 from holdfast.stores.machine.state import State
 from holdfast.stores.machine.store import Durable
 from holdfast.stores.matching import Matcher
+from holdfast.stores.service import StoreService
 from holdfast.stores.values.commands import (
     Acknowledge,
     Acknowledged,
@@ -114,12 +113,12 @@ class PendingPoll:
 class StoreOperations:
     """The operations of one open service."""
 
-    def __init__(self, service: StoreServicePort, state: State, deliveries: Deliveries, definitions: InForce) -> None:
+    def __init__(self, service: StoreService, state: State, deliveries: Deliveries, definitions: InForce) -> None:
         self._service = service
         self._state = state
         self._deliveries = deliveries
         self._definitions = definitions
-        self.latencies = Latencies()
+        self.latencies: defaultdict[str, Latency] = defaultdict(Latency)
         self._unheard_bytes = 0
 
     def publish(self, store: str, request: PublishRequest, wire_format: WireFormat, done: Done) -> None:
@@ -134,7 +133,7 @@ class StoreOperations:
             self._publish_unheard(command, published_bytes(Published(0, 0, 0, 0), wire_format), done)
             return
 
-        latency, loop = self.latencies.of(store), self._deliveries.loop
+        latency, loop = self.latencies[store], self._deliveries.loop
         began = loop.time()
 
         def published(result: Result | HoldfastError) -> None:
@@ -257,7 +256,7 @@ class StoreOperations:
             else:
                 page, reached, looks = _numbers(found, reached, min(count, reads), looks)
             read = self._service.messages(store, [(seq, seq, deliveries) for seq, deliveries in page])
-            read = with_replayed(self._state.store(store), durable, read)
+            read = self._deliveries.backlog.with_replayed(store, durable, read)
             messages += [one for one in read if matcher is None or matcher.matches(one.fields)]
             reads -= len(page)
         if len(messages) > count:

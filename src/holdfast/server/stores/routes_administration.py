@@ -1,10 +1,7 @@
-"""Requests that change parts of the definition, as the parts that they put in or take away.
+"""The routes for definitions, stores, durables, templates and the cluster.
 
-Owns: what the routes for parts make of a request. Does not own: reading and checking parts (``definition_parts``),
-which changes a running cluster allows (the state machine).
-
-Failure model: pure. Raises ``InvalidRequest`` naming what is wrong, ``NotFound`` for what is not there. Cost: what the
-request names; ``with_store`` also the names of what the store has.
+A change of the definition is a list of parts to put in or take away (``with_store`` and its like, pure). Raises
+``InvalidRequest`` naming what is wrong, ``NotFound`` for a part that is not there.
 """
 
 from __future__ import annotations
@@ -20,22 +17,25 @@ import msgspec
 
 from holdfast.errors import Code, Conflict, InvalidRequest, NotFound, Unavailable
 from holdfast.server.http.routes import Answer, Route
-from holdfast.server.stores.figures import durable_document, store_document, template_document
-from holdfast.server.stores.hosting import StoreHost
+from holdfast.server.stores.deliveries import Subscriber
+from holdfast.server.stores.figures import attached_names, figures_of
+from holdfast.server.stores.hosting import OpenStores, StoreHost
 from holdfast.server.stores.routes_messages import flag, map_routes, message_routes, subscribe_routes
 from holdfast.server.stores.store_call import DOCUMENT, StoreCall, parameter, store_route
 from holdfast.stores.definitions.cluster import (
     ClusterDefinition,
     DurableType,
     StoreDefinition,
+    TemplateDefinition,
     definition_of,
     with_known_prefetch,
 )
 from holdfast.stores.definitions.parts import DURABLES, TEMPLATES, durable_at, full_parts, parts_between
 from holdfast.stores.definitions.permissions import Right, permissions_document
 from holdfast.stores.definitions.reader import Reader, raise_problems
+from holdfast.stores.durables.consumption import Consumption
 from holdfast.stores.machine.redefine import definition_at
-from holdfast.stores.machine.store import Revision
+from holdfast.stores.machine.store import Durable, Revision
 from holdfast.stores.storage.disk_limit import disk_use
 from holdfast.stores.values.commands import Attach, Attached, Detach, Done, Part, Redefine, Unsubscribe
 from holdfast.wire.stores import BackupRequest, NothingMore, QuorumResponse, Rollback
@@ -294,11 +294,75 @@ async def define(
     return revision
 
 
+# Documents
+
+
+def store_document(opened: OpenStores, name: str) -> Json:
+    """A store: what is in force, and what it holds. Raises: NotFound."""
+    definition = opened.definitions.store(name)
+    store = opened.state.stores[name]
+    return {
+        "name": name,
+        **definition.document(),
+        "counts": {
+            "messages": store.counts.live,
+            "bytes": store.counts.live_bytes,
+            "durables": len(store.durables),
+            "dynamic_durables": sum(1 for durable in store.durables.values() if durable.definition.dynamic),
+            "publishers": len(store.publishers),
+            "unmatched": store.unmatched,
+            "next_seq": store.counts.next_seq,
+        },
+    }
+
+
+def durable_document(opened: OpenStores, store: str, name: str) -> Json:
+    """A durable: what is in force, its counts, who is attached. Raises: NotFound."""
+    definition = opened.definitions.durable(store, name)
+    durable = opened.state.stores[store].durables[name]
+    return {
+        "name": name,
+        "store": store,
+        "dynamic": definition.dynamic,
+        "template": definition.template,
+        **definition.document(),
+        "counts": figures_of(durable).document(),
+        "subscribers": _subscribers(opened, store, name, durable),
+    }
+
+
+def _subscribers(opened: OpenStores, store: str, name: str, durable: Durable) -> list[Json]:
+    connected = {subscriber.name: subscriber for subscriber in opened.deliveries.connected(store, name)}
+    held = dict.fromkeys(attached_names(durable), 0)
+    if isinstance(durable, Consumption):
+        held = {subscriber: holding.held for subscriber, holding in durable.leases.of.items()}
+    return [_subscriber(subscriber, count, connected.get(subscriber)) for subscriber, count in held.items()]
+
+
+def _subscriber(name: str, held: int, connected: Subscriber | None) -> Json:
+    """One subscriber. Times are milliseconds since 1970, null for never; the service forgets them when it ends."""
+    found: Json = {"name": name, "connected": connected is not None, "unacknowledged": held}
+    if connected is None:
+        return {**found, "room": 0, "address": "", "since_ms": None, "delivered_ms": None, "acknowledged_ms": None}
+    return {
+        **found,
+        "room": connected.room,
+        "address": connected.address,
+        "since_ms": connected.since_ms or None,
+        "delivered_ms": connected.delivered_ms or None,
+        "acknowledged_ms": connected.acknowledged_ms or None,
+    }
+
+
+def template_document(template: TemplateDefinition) -> Json:
+    """A template: what is in force."""
+    return {"name": template.name, **template.pattern.document()}
+
+
 # Stores
 
 
-async def list_stores(call: StoreCall) -> Answer:
-    """``GET /v1/stores``."""
+async def _list_stores(call: StoreCall) -> Answer:
     opened, authorization = call.opened, call.call.authorization
     problem = opened.access.problem_with(authorization, Right.BROWSE)
     if problem is not None and problem.code == Code.UNAUTHENTICATED:
@@ -311,28 +375,24 @@ async def list_stores(call: StoreCall) -> Answer:
     return call.answer({"stores": filtered(visible, call.call.request.query_params.multi_items())})
 
 
-async def get_store(call: StoreCall) -> Answer:
-    """``GET /v1/stores/{store}``."""
+async def _get_store(call: StoreCall) -> Answer:
     call.opened.definitions.store(call.store)
     return call.answer(store_document(call.opened, call.store))
 
 
-async def put_store(call: StoreCall) -> Answer:
-    """``PUT /v1/stores/{store}``."""
+async def _put_store(call: StoreCall) -> Answer:
     parameters = await call.document()
     await define(call, lambda definition: with_store(definition, call.store, parameters))
     return call.answer(store_document(call.opened, call.store))
 
 
-async def patch_store(call: StoreCall) -> Answer:
-    """``PATCH /v1/stores/{store}``."""
+async def _patch_store(call: StoreCall) -> Answer:
     parameters = await call.document()
     await define(call, lambda definition: patched_store(definition, call.store, parameters))
     return call.answer(store_document(call.opened, call.store))
 
 
-async def delete_store(call: StoreCall) -> Answer:
-    """``DELETE /v1/stores/{store}``."""
+async def _delete_store(call: StoreCall) -> Answer:
     await define(call, lambda definition: without_store(definition, call.store), delete=True)
     return call.answer(NothingMore())
 
@@ -340,15 +400,13 @@ async def delete_store(call: StoreCall) -> Answer:
 # Durables
 
 
-async def list_durables(call: StoreCall) -> Answer:
-    """``GET .../durables``."""
+async def _list_durables(call: StoreCall) -> Answer:
     opened = call.opened
     items = [durable_document(opened, call.store, name) for name in sorted(opened.definitions.durables(call.store))]
     return call.answer({"durables": filtered(items, call.call.request.query_params.multi_items())})
 
 
-async def get_durable(call: StoreCall) -> Answer:
-    """``GET .../durables/{durable}``."""
+async def _get_durable(call: StoreCall) -> Answer:
     return call.answer(durable_document(call.opened, call.store, call.durable))
 
 
@@ -419,39 +477,34 @@ def _template_of(call: StoreCall) -> str:
     return call.call.path_text("template")
 
 
-async def list_templates(call: StoreCall) -> Answer:
-    """``GET .../templates``."""
+async def _list_templates(call: StoreCall) -> Answer:
     store = call.opened.definitions.store(call.store)
     items = [template_document(template) for template in store.templates.values()]
     return call.answer({"templates": filtered(items, call.call.request.query_params.multi_items())})
 
 
-async def get_template(call: StoreCall) -> Answer:
-    """``GET .../templates/{template}``."""
+async def _get_template(call: StoreCall) -> Answer:
     found = call.opened.definitions.store(call.store).template(_template_of(call))
     if found is None:
         raise NotFound("there is no such template", store=call.store, template=_template_of(call))
     return call.answer(template_document(found))
 
 
-async def put_template(call: StoreCall) -> Answer:
-    """``PUT .../templates/{template}``."""
+async def _put_template(call: StoreCall) -> Answer:
     parameters = await call.document()
     name = _template_of(call)
     await define(call, lambda definition: with_part(definition, call.store, "templates", name, parameters))
-    return await get_template(call)
+    return await _get_template(call)
 
 
-async def patch_template(call: StoreCall) -> Answer:
-    """``PATCH .../templates/{template}``."""
+async def _patch_template(call: StoreCall) -> Answer:
     parameters = await call.document()
     name = _template_of(call)
     await define(call, lambda definition: patched_part(definition, call.store, "templates", name, parameters))
-    return await get_template(call)
+    return await _get_template(call)
 
 
-async def delete_template(call: StoreCall) -> Answer:
-    """``DELETE .../templates/{template}``."""
+async def _delete_template(call: StoreCall) -> Answer:
     name = _template_of(call)
     await define(call, lambda definition: without_part(definition, call.store, "templates", name))
     return call.answer(NothingMore())
@@ -465,8 +518,7 @@ def _whole(call: StoreCall, revision: int, definition: Json) -> Answer:
     return call.answer(body, headers={"ETag": f'"{revision}"'})
 
 
-async def get_definition(call: StoreCall) -> Answer:
-    """``GET /v1/cluster/definition``."""
+async def _get_definition(call: StoreCall) -> Answer:
     in_force = call.opened.definitions
     return _whole(call, in_force.revision, in_force.cluster.document())
 
@@ -475,18 +527,16 @@ def _replaced(before: ClusterDefinition, wanted: ClusterDefinition) -> list[Part
     return parts_between(before, with_known_prefetch(before, wanted))
 
 
-async def put_definition(call: StoreCall) -> Answer:
-    """``PUT /v1/cluster/definition``."""
+async def _put_definition(call: StoreCall) -> Answer:
     document = await call.document()
     await define(call, lambda definition: _replaced(definition, definition_of(document)))
-    return await get_definition(call)
+    return await _get_definition(call)
 
 
-async def patch_definition(call: StoreCall) -> Answer:
-    """``PATCH /v1/cluster/definition``."""
+async def _patch_definition(call: StoreCall) -> Answer:
     document = await call.document()
     await define(call, lambda definition: patched(definition, document))
-    return await get_definition(call)
+    return await _get_definition(call)
 
 
 async def check_definition(call: StoreCall) -> Answer:
@@ -495,8 +545,7 @@ async def check_definition(call: StoreCall) -> Answer:
     return _whole(call, call.opened.definitions.revision + 1, definition_of(document).document())
 
 
-async def list_history(call: StoreCall) -> Answer:
-    """``GET /v1/cluster/history``."""
+async def _list_history(call: StoreCall) -> Answer:
     kept = call.opened.state.history
     return call.answer(
         {"history": [{"revision": one.revision, "at_ms": one.at_ms, "author": one.author} for one in kept]}
@@ -511,8 +560,7 @@ def _kept(call: StoreCall, revision: int) -> tuple[Revision, ClusterDefinition]:
     raise NotFound("this revision is not in the history", revision=revision)
 
 
-async def get_history(call: StoreCall) -> Answer:
-    """``GET /v1/cluster/history/{revision}``."""
+async def _get_history(call: StoreCall) -> Answer:
     text = call.call.path_text("revision")
     if not (text.isascii() and text.isdigit() and len(text) <= 10):
         raise InvalidRequest("a revision is a whole number")
@@ -521,12 +569,11 @@ async def get_history(call: StoreCall) -> Answer:
     return call.answer({"revision": kept.revision, "at_ms": kept.at_ms, "author": kept.author, "definition": document})
 
 
-async def rollback(call: StoreCall) -> Answer:
-    """``POST /v1/cluster/rollback``."""
+async def _rollback(call: StoreCall) -> Answer:
     asked = await call.body(Rollback)
     _, wanted = _kept(call, asked.revision)
     await define(call, lambda definition: parts_between(definition, wanted))
-    return await get_definition(call)
+    return await _get_definition(call)
 
 
 def definition_routes(host: StoreHost) -> tuple[Route, ...]:
@@ -540,23 +587,23 @@ def _part_routes(host: StoreHost) -> tuple[Route, ...]:
     templates, template = f"{store}/templates", f"{store}/templates/{{template}}"
     browse, administer, subscribe = Right.BROWSE, Right.ADMINISTER, Right.SUBSCRIBE
     return (
-        store_route(host, "GET", stores, None, "Every store", list_stores, answer=DOCUMENT, filters=True),
-        store_route(host, "GET", store, browse, "A store: parameters in force and counts", get_store, answer=DOCUMENT),
+        store_route(host, "GET", stores, None, "Every store", _list_stores, answer=DOCUMENT, filters=True),
+        store_route(host, "GET", store, browse, "A store: parameters in force and counts", _get_store, answer=DOCUMENT),
         store_route(
-            host, "PUT", store, administer, "Define a store", put_store,
+            host, "PUT", store, administer, "Define a store", _put_store,
             body=DOCUMENT, answer=DOCUMENT, codes=DEFINE_CODES, parameters=DELETE,
         ),
         store_route(
-            host, "PATCH", store, administer, "Change the parameters of a store that are named", patch_store,
+            host, "PATCH", store, administer, "Change the parameters of a store that are named", _patch_store,
             body=DOCUMENT, answer=DOCUMENT, codes=DEFINE_CODES, parameters=DELETE,
         ),
         store_route(
-            host, "DELETE", store, administer, "Delete a store and its messages", delete_store,
+            host, "DELETE", store, administer, "Delete a store and its messages", _delete_store,
             answer=NothingMore, codes=DEFINE_CODES,
         ),
-        store_route(host, "GET", durables, browse, "Every durable", list_durables, answer=DOCUMENT, filters=True),
+        store_route(host, "GET", durables, browse, "Every durable", _list_durables, answer=DOCUMENT, filters=True),
         store_route(
-            host, "GET", durable, browse, "A durable: parameters, counts, subscribers", get_durable, answer=DOCUMENT
+            host, "GET", durable, browse, "A durable: parameters, counts, subscribers", _get_durable, answer=DOCUMENT
         ),
         store_route(
             host, "PUT", durable, administer, "Define a durable; with a template a dynamic one is made", put_durable,
@@ -571,18 +618,18 @@ def _part_routes(host: StoreHost) -> tuple[Route, ...]:
             host, "DELETE", durable, subscribe, "Delete a durable and what it keeps", delete_durable,
             answer=NothingMore, codes=DEFINE_CODES,
         ),
-        store_route(host, "GET", templates, browse, "Every template", list_templates, answer=DOCUMENT, filters=True),
-        store_route(host, "GET", template, browse, "A template", get_template, answer=DOCUMENT),
+        store_route(host, "GET", templates, browse, "Every template", _list_templates, answer=DOCUMENT, filters=True),
+        store_route(host, "GET", template, browse, "A template", _get_template, answer=DOCUMENT),
         store_route(
-            host, "PUT", template, administer, "Define a template", put_template,
+            host, "PUT", template, administer, "Define a template", _put_template,
             body=DOCUMENT, answer=DOCUMENT, codes=DEFINE_CODES, parameters=DELETE,
         ),
         store_route(
-            host, "PATCH", template, administer, "Change the parameters of a template that are named", patch_template,
+            host, "PATCH", template, administer, "Change the parameters of a template that are named", _patch_template,
             body=DOCUMENT, answer=DOCUMENT, codes=DEFINE_CODES, parameters=DELETE,
         ),
         store_route(
-            host, "DELETE", template, administer, "Delete a template", delete_template,
+            host, "DELETE", template, administer, "Delete a template", _delete_template,
             answer=NothingMore, codes=DEFINE_CODES,
         ),
     )  # fmt: skip
@@ -593,25 +640,25 @@ def _whole_routes(host: StoreHost) -> tuple[Route, ...]:
     browse, administer = Right.BROWSE, Right.ADMINISTER
     return (
         store_route(
-            host, "GET", definition, browse, "The whole definition in force, and its revision", get_definition,
+            host, "GET", definition, browse, "The whole definition in force, and its revision", _get_definition,
             answer=DOCUMENT,
         ),
         store_route(
-            host, "PUT", definition, administer, "Replace the whole definition", put_definition,
+            host, "PUT", definition, administer, "Replace the whole definition", _put_definition,
             body=DOCUMENT, answer=DOCUMENT, codes=DEFINE_CODES, parameters=DELETE,
         ),
         store_route(
-            host, "PATCH", definition, administer, "Change what a part of a definition names", patch_definition,
+            host, "PATCH", definition, administer, "Change what a part of a definition names", _patch_definition,
             body=DOCUMENT, answer=DOCUMENT, codes=DEFINE_CODES, parameters=DELETE,
         ),
         store_route(
             host, "POST", f"{definition}/check", administer, "Check a whole definition without applying it",
             check_definition, body=DOCUMENT, answer=DOCUMENT, codes=(Code.BAD_CONFIGURATION,),
         ),
-        store_route(host, "GET", history, browse, "The definitions that were in force", list_history, answer=DOCUMENT),
-        store_route(host, "GET", f"{history}/{{revision}}", browse, "One of them", get_history, answer=DOCUMENT),
+        store_route(host, "GET", history, browse, "The definitions that were in force", _list_history, answer=DOCUMENT),
+        store_route(host, "GET", f"{history}/{{revision}}", browse, "One of them", _get_history, answer=DOCUMENT),
         store_route(
-            host, "POST", "/v1/cluster/rollback", administer, "Put an earlier definition in force again", rollback,
+            host, "POST", "/v1/cluster/rollback", administer, "Put an earlier definition in force again", _rollback,
             body=Rollback, answer=DOCUMENT, codes=DEFINE_CODES, parameters=DELETE,
         ),
     )  # fmt: skip
@@ -650,8 +697,7 @@ def _quorum(call: StoreCall) -> QuorumResponse:
     )
 
 
-async def cluster(call: StoreCall) -> Answer:
-    """``GET /v1/cluster``."""
+async def _cluster(call: StoreCall) -> Answer:
     opened = call.opened
     definition = opened.definitions.cluster
     stores = opened.state.stores.values()
@@ -678,8 +724,7 @@ async def cluster(call: StoreCall) -> Answer:
     return call.answer(body)
 
 
-async def quorum(call: StoreCall) -> Answer:
-    """``GET /v1/cluster/quorum``."""
+async def _get_quorum(call: StoreCall) -> Answer:
     return call.answer(_quorum(call))
 
 
@@ -690,8 +735,7 @@ async def force_quorum(call: StoreCall) -> Answer:
     return call.answer(_quorum(call))
 
 
-async def suspend(call: StoreCall) -> Answer:
-    """``POST /v1/cluster/suspend``."""
+async def _suspend(call: StoreCall) -> Answer:
     call.host.suspend()
     with _disk_named():
         await call.opened.service.checkpoint()
@@ -705,8 +749,7 @@ async def save(call: StoreCall) -> Answer:
     return call.answer(NothingMore())
 
 
-async def compact(call: StoreCall) -> Answer:
-    """``POST /v1/cluster/compact``."""
+async def _compact(call: StoreCall) -> Answer:
     before = call.opened.service.space()
     with _disk_named():
         await call.opened.service.compact()
@@ -714,8 +757,7 @@ async def compact(call: StoreCall) -> Answer:
     return call.answer({"allocated_before": before.allocated, "allocated": after.allocated, "in_use": after.in_use})
 
 
-async def backup(call: StoreCall) -> Answer:
-    """``POST /v1/cluster/backup``."""
+async def _backup(call: StoreCall) -> Answer:
     asked = await call.body(BackupRequest)
     with _disk_named():
         path = await call.host.back_up(asked.name)
@@ -730,14 +772,14 @@ def cluster_routes(host: StoreHost) -> tuple[Route, ...]:
         return store_route(host, method, f"/v1/cluster{path}", *arguments, cluster=True, **more)  # type: ignore[arg-type]
 
     return (
-        row("GET", "", browse, "The cluster: what is in force, what it holds, its disk", cluster, answer=DOCUMENT),
-        row("GET", "/quorum", browse, "Who of the cluster's services is there", quorum, answer=QuorumResponse),
+        row("GET", "", browse, "The cluster: what is in force, what it holds, its disk", _cluster, answer=DOCUMENT),
+        row("GET", "/quorum", browse, "Who of the cluster's services is there", _get_quorum, answer=QuorumResponse),
         row(
             "POST", "/force-quorum", administer, "Form a quorum of the services that are there", force_quorum,
             answer=QuorumResponse, codes=(Code.NO_QUORUM,),
         ),
         row(
-            "POST", "/suspend", administer, "Serve nothing more until a restart", suspend,
+            "POST", "/suspend", administer, "Serve nothing more until a restart", _suspend,
             answer=QuorumResponse, codes=(Code.STORE_UNAVAILABLE,),
         ),
         row(
@@ -745,11 +787,11 @@ def cluster_routes(host: StoreHost) -> tuple[Route, ...]:
             answer=NothingMore, codes=(Code.STORE_UNAVAILABLE,),
         ),
         row(
-            "POST", "/compact", administer, "Give back the space of what is no longer kept", compact,
+            "POST", "/compact", administer, "Give back the space of what is no longer kept", _compact,
             answer=DOCUMENT, codes=(Code.STORE_UNAVAILABLE,),
         ),
         row(
-            "POST", "/backup", administer, "Copy everything, while clients work", backup,
+            "POST", "/backup", administer, "Copy everything, while clients work", _backup,
             body=BackupRequest, answer=DOCUMENT, codes=(Code.ALREADY_OPEN, Code.STORE_UNAVAILABLE),
         ),
     )  # fmt: skip

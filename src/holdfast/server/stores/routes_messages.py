@@ -1,8 +1,4 @@
-"""The routes that publish, deliver, acknowledge, browse and forget messages.
-
-Owns: their rows and what they read of a request. Does not own: what they do (``operations``, the service), the same
-publish, poll and acknowledge on the fast lane (``hot_routes``).
-"""
+"""The routes that publish, deliver, acknowledge, browse and forget messages, and those of maps."""
 
 from __future__ import annotations
 
@@ -74,7 +70,6 @@ __all__ = [
     "flag",
     "map_routes",
     "message_routes",
-    "redeliver",
     "subscribe_routes",
 ]
 
@@ -92,13 +87,11 @@ PUBLISH_CODES: Final = (
 )
 
 
-async def publish(call: StoreCall) -> Answer:
-    """``POST .../messages``."""
+async def _publish(call: StoreCall) -> Answer:
     return await call.hot(PUBLISH_ROUTE, Right.PUBLISH, await call.raw_body())
 
 
-async def poll(call: StoreCall) -> Answer:
-    """``GET .../messages``."""
+async def _poll(call: StoreCall) -> Answer:
     query = call.call
     asked = PollRequest(
         call.store,
@@ -112,13 +105,11 @@ async def poll(call: StoreCall) -> Answer:
     return await call.hot(POLL_ROUTE, Right.SUBSCRIBE, durable=call.durable, poll=asked)
 
 
-async def acknowledge(call: StoreCall) -> Answer:
-    """``POST .../acks``."""
+async def _acknowledge(call: StoreCall) -> Answer:
     return await call.hot(ACKS_ROUTE, Right.SUBSCRIBE, await call.raw_body(), durable=call.durable)
 
 
-async def browse(call: StoreCall) -> Answer:
-    """``GET .../browse``."""
+async def _browse(call: StoreCall) -> Answer:
     query = call.call
     found, next_after = call.opened.operations.browse(
         call.store,
@@ -141,14 +132,12 @@ def flag(name: str, text: str | None) -> bool:
     return text == "true"
 
 
-async def purge(call: StoreCall) -> Answer:
-    """``POST .../purge``."""
+async def _purge(call: StoreCall) -> Answer:
     result = await call.submit(call.opened.service.submit(Purge(0, call.store, call.durable)), Purged)
     return call.answer(wire.Purged(result.messages, result.bytes))
 
 
-async def rewind(call: StoreCall) -> Answer:
-    """``POST .../rewind``."""
+async def _rewind(call: StoreCall) -> Answer:
     asked = await call.body(RewindRequest)
     if sum(one is not None for one in (asked.to, asked.seq, asked.time_ms)) != 1:
         raise InvalidRequest('a rewind names one of {"to": "start"}, {"seq": n} and {"time_ms": t}')
@@ -165,15 +154,13 @@ def _number(call: StoreCall) -> int:
     return int(text)
 
 
-async def explain_message(call: StoreCall) -> Answer:
-    """``GET .../messages/{seq}/explain``."""
+async def _explain_message(call: StoreCall) -> Answer:
     found = explain(call.opened.state, call.store, _number(call))
     await call.opened.service.settled()
     return call.answer(found)
 
 
-async def drop(call: StoreCall) -> Answer:
-    """``DELETE .../messages/{seq}``."""
+async def _drop(call: StoreCall) -> Answer:
     await call.submit(call.opened.service.submit(Drop(0, call.store, call.durable, _number(call))), Done)
     return call.answer(NothingMore())
 
@@ -183,12 +170,12 @@ def message_routes(host: StoreHost) -> tuple[Route, ...]:
     store, durable = "/v1/stores/{store}", "/v1/stores/{store}/durables/{durable}"
     return (
         store_route(
-            host, "POST", f"{store}/messages", Right.PUBLISH, "Publish a batch: all of it or nothing", publish,
+            host, "POST", f"{store}/messages", Right.PUBLISH, "Publish a batch: all of it or nothing", _publish,
             body=PublishRequest, answer=Receipt, codes=PUBLISH_CODES,
         ),
         store_route(
-            host, "GET", f"{durable}/messages", Right.SUBSCRIBE, "The next messages for a subscriber (long poll)", poll,
-            answer=DeliveredResponse,
+            host, "GET", f"{durable}/messages", Right.SUBSCRIBE, "The next messages for a subscriber (long poll)",
+            _poll, answer=DeliveredResponse,
             codes=(Code.MATCHER_MISMATCH, Code.TYPE_MISMATCH, Code.DURABLE_COLLISION, Code.TOO_MANY_DURABLES),
             parameters=(
                 parameter("subscriber", "string", "Whose; attached by its first poll", minLength=1, maxLength=256),
@@ -200,11 +187,11 @@ def message_routes(host: StoreHost) -> tuple[Route, ...]:
             ),
         ),
         store_route(
-            host, "POST", f"{durable}/acks", Right.SUBSCRIBE, "Acknowledge, give back, reject or extend", acknowledge,
+            host, "POST", f"{durable}/acks", Right.SUBSCRIBE, "Acknowledge, give back, reject or extend", _acknowledge,
             body=AckRequest, answer=AckedResponse, codes=(Code.TYPE_MISMATCH,),
         ),
         store_route(
-            host, "GET", f"{durable}/browse", Right.BROWSE, "Look at messages without consuming them", browse,
+            host, "GET", f"{durable}/browse", Right.BROWSE, "Look at messages without consuming them", _browse,
             answer=Page, codes=(Code.TYPE_MISMATCH,),
             parameters=(
                 parameter("after", "integer", "Above this number", minimum=0, default=0),
@@ -216,23 +203,23 @@ def message_routes(host: StoreHost) -> tuple[Route, ...]:
         ),
         store_route(
             host, "GET", f"{store}/messages/{{seq}}/explain", Right.BROWSE, "What became of a message in every durable",
-            explain_message, answer=DOCUMENT,
+            _explain_message, answer=DOCUMENT,
         ),
         store_route(
-            host, "POST", f"{durable}/purge", Right.ADMINISTER, "Forget every message that the durable keeps", purge,
+            host, "POST", f"{durable}/purge", Right.ADMINISTER, "Forget every message that the durable keeps", _purge,
             answer=wire.Purged,
         ),
         store_route(
             host, "POST", f"{durable}/redeliver", Right.ADMINISTER,
-            "Put parked messages back, and dead letters to where they came from", redeliver,
+            "Put parked messages back, and dead letters to where they came from", _redeliver,
             body=RedeliverRequest, answer=RedeliveredResponse, codes=(Code.TYPE_MISMATCH,),
         ),
         store_route(
-            host, "POST", f"{durable}/rewind", Right.SUBSCRIBE, "Deliver again what is retained", rewind,
+            host, "POST", f"{durable}/rewind", Right.SUBSCRIBE, "Deliver again what is retained", _rewind,
             body=RewindRequest, answer=NothingMore, codes=(Code.TYPE_MISMATCH,),
         ),
         store_route(
-            host, "DELETE", f"{durable}/messages/{{seq}}", Right.ADMINISTER, "Delete one message of a durable", drop,
+            host, "DELETE", f"{durable}/messages/{{seq}}", Right.ADMINISTER, "Delete one message of a durable", _drop,
             answer=NothingMore, codes=(Code.TYPE_MISMATCH,),
         ),
     )  # fmt: skip
@@ -243,8 +230,7 @@ PAGES_MAX: Final = 20
 """Pages that one request searches; with a ``match`` a page may be empty, and takes some 100 ms."""
 
 
-async def redeliver(call: StoreCall) -> Answer:
-    """The route."""
+async def _redeliver(call: StoreCall) -> Answer:
     asked = await call.body(RedeliverRequest)
     for first, last in asked.messages:
         if first > last:
@@ -338,8 +324,7 @@ ENTRIES_MAX: Final = 1_000
 _REVISION: Final = re.compile(r'"?(\d{1,16})"?', re.ASCII)
 
 
-async def get_entry(call: StoreCall) -> Answer:
-    """``GET .../maps/{map}/{key}``."""
+async def _get_entry(call: StoreCall) -> Answer:
     key = call.call.path_text("key")
     found = call.opened.operations.entries(call.store, call.durable, keys=[key])
     await call.opened.service.settled()
@@ -349,8 +334,7 @@ async def get_entry(call: StoreCall) -> Answer:
     return call.answer(Entry(key, value, revision), headers={"ETag": f'"{revision}"'})
 
 
-async def list_entries(call: StoreCall) -> Answer:
-    """``GET .../maps/{map}``."""
+async def _list_entries(call: StoreCall) -> Answer:
     query = call.call
     count = query.number("max", low=1, high=ENTRIES_MAX) or ENTRIES_DEFAULT
     found = call.opened.operations.entries(call.store, call.durable, after=query.text("after") or "", count=count + 1)
@@ -359,14 +343,12 @@ async def list_entries(call: StoreCall) -> Answer:
     return call.answer(EntriesResponse(items, len(found) > count))
 
 
-async def put_entry(call: StoreCall) -> Answer:
-    """``PUT .../maps/{map}/{key}``."""
+async def _put_entry(call: StoreCall) -> Answer:
     asked = await call.body(SetRequest)
     return await _change_one(call, asked.value)
 
 
-async def delete_entry(call: StoreCall) -> Answer:
-    """``DELETE .../maps/{map}/{key}``."""
+async def _delete_entry(call: StoreCall) -> Answer:
     return await _change_one(call, None)
 
 
@@ -375,8 +357,7 @@ async def _change_one(call: StoreCall, value: bytes | None) -> Answer:
     return await _change(call, MapChange(0, call.store, call.durable, [change], call.call.number("fence") or 0))
 
 
-async def change_entries(call: StoreCall) -> Answer:
-    """``POST .../maps/{map}``."""
+async def _change_entries(call: StoreCall) -> Answer:
     asked = await call.body(ChangesRequest)
     changes = [(one.key, one.value, one.if_revision) for one in asked.changes]
     return await _change(call, MapChange(0, call.store, call.durable, changes, asked.fence, asked.remove_all))
@@ -403,16 +384,14 @@ def _condition(call: StoreCall) -> int | None:
     return int(found[1])
 
 
-async def lock(call: StoreCall) -> Answer:
-    """``POST .../maps/{map}/lock``."""
+async def _lock(call: StoreCall) -> Answer:
     asked = await call.body(LockRequest)
     command = MapLock(0, call.store, call.durable, asked.key, asked.owner, asked.ttl_ms, asked.steal)
     result = await call.submit(call.opened.service.submit(command), MapLocked)
     return call.answer(LockedResponse(result.fence, result.until_ms))
 
 
-async def unlock(call: StoreCall) -> Answer:
-    """``POST .../maps/{map}/unlock``."""
+async def _unlock(call: StoreCall) -> Answer:
     asked = await call.body(UnlockRequest)
     command = MapUnlock(0, call.store, call.durable, asked.key, asked.owner, asked.fence)
     await call.submit(call.opened.service.submit(command), Done)
@@ -436,15 +415,15 @@ def map_routes(host: StoreHost) -> tuple[Route, ...]:
     )  # fmt: skip
     return (
         store_route(
-            host, "POST", f"{whole}/lock", Right.PUBLISH, "Take, extend or steal a lock", lock,
+            host, "POST", f"{whole}/lock", Right.PUBLISH, "Take, extend or steal a lock", _lock,
             body=LockRequest, answer=LockedResponse, codes=(Code.LOCK_HELD, Code.TYPE_MISMATCH),
         ),
         store_route(
-            host, "POST", f"{whole}/unlock", Right.PUBLISH, "Give a lock back", unlock,
+            host, "POST", f"{whole}/unlock", Right.PUBLISH, "Give a lock back", _unlock,
             body=UnlockRequest, answer=NothingMore, codes=(Code.NOT_HOLDER, Code.TYPE_MISMATCH),
         ),
         store_route(
-            host, "GET", whole, Right.SUBSCRIBE, "Keys and values, in the order of keys", list_entries,
+            host, "GET", whole, Right.SUBSCRIBE, "Keys and values, in the order of keys", _list_entries,
             answer=EntriesResponse, codes=(Code.TYPE_MISMATCH,),
             parameters=(
                 parameter("after", "string", "Above this key"),
@@ -452,19 +431,19 @@ def map_routes(host: StoreHost) -> tuple[Route, ...]:
             ),
         ),
         store_route(
-            host, "POST", whole, Right.PUBLISH, "Change several keys: all or nothing", change_entries,
+            host, "POST", whole, Right.PUBLISH, "Change several keys: all or nothing", _change_entries,
             body=ChangesRequest, answer=ChangedResponse, codes=change_codes,
         ),
         store_route(
-            host, "GET", one, Right.SUBSCRIBE, "A key's value and revision", get_entry,
+            host, "GET", one, Right.SUBSCRIBE, "A key's value and revision", _get_entry,
             answer=Entry, codes=(Code.TYPE_MISMATCH, Code.NO_SUCH_KEY),
         ),
         store_route(
-            host, "PUT", one, Right.PUBLISH, "Set a key", put_entry,
+            host, "PUT", one, Right.PUBLISH, "Set a key", _put_entry,
             body=SetRequest, answer=ChangedResponse, codes=change_codes, parameters=_CONDITIONS,
         ),
         store_route(
-            host, "DELETE", one, Right.PUBLISH, "Remove a key", delete_entry,
+            host, "DELETE", one, Right.PUBLISH, "Remove a key", _delete_entry,
             answer=ChangedResponse, codes=change_codes, parameters=_CONDITIONS,
         ),
     )  # fmt: skip

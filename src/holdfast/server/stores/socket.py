@@ -1,23 +1,16 @@
 """``GET .../subscribe``: one WebSocket for each subscriber.
 
-Owns: the handshake, frames both ways, ping and silence, what is written when the peer reads slowly. Does not own:
-WebSocket framing (the ``websockets`` library's sans-I/O server), who is given which message (``deliveries``), rights
-(``access``).
-
-    handshake    rights, names and the durable are checked first, and the attachment is made durable: what is wrong is
-                 an HTTP answer with the API's error body, and nobody is half connected
+    handshake    rights, names and the durable are checked and the attachment is made durable first: an error is an
+                 HTTP response with the API's error body, and no subscriber is half connected
     then         {"type": "attached", ...}; messages come as far as credit was given
-    client       credit, ack, nack, reject, extend, started, close; with an "id" each acknowledgement is answered when
+    client       credit, ack, nack, reject, extend, started, close; an acknowledgement with an "id" gets its reply when
                  it is durable
     server       attached, messages, answer, error, advisory; of a map changes and current (``map_watch``)
     end          close code 4000 + the HTTP status of the error, its code as the reason; 1000 when the client asked
 
-Failure model: a peer may send anything, stop reading, or vanish. A frame that is wrong ends the connection with
-``malformed``; a refused acknowledgement with an id is answered and the connection goes on. While the peer reads too
-slowly (``UNSENT_BYTES_MAX``) nothing more is asked for it; one that goes on asking and reads no answer
-(``UNREAD_BYTES_MAX``) is ``lagging``. Whoever loses the right to subscribe is told so with the next frame or ping. A
-peer that is silent for the durable's subscriber time-out, pings unanswered, is detached. What it held is delivered to
-others in every case.
+A wrong frame ends the connection with ``malformed``. While the peer reads too slowly (``UNSENT_BYTES_MAX``) nothing
+more is delivered to it; a peer that sends on and reads no reply (``UNREAD_BYTES_MAX``) is ``lagging``. A peer that is
+silent for the durable's subscriber timeout, pings unanswered, is detached. What it held is delivered to others.
 """
 
 from __future__ import annotations
@@ -89,8 +82,8 @@ PINGS_PER_TIMEOUT: Final = 3
 class SubscribeSocket(asyncio.Protocol):
     """One connection after its upgrade. See the module's text."""
 
-    def __init__(self, front: Gateway, host: StoreHost, ended: Callable[[], None]) -> None:
-        self._front = front
+    def __init__(self, gateway: Gateway, host: StoreHost, ended: Callable[[], None]) -> None:
+        self._gateway = gateway
         self._host = host
         self._ended = ended
         self._protocol = ServerProtocol(
@@ -158,7 +151,7 @@ class SubscribeSocket(asyncio.Protocol):
             return  # refused; the rest is read away until the close
         protocol = self._protocol
         protocol.receive_data(data)
-        self._heard_seconds = self._front.loop.time()
+        self._heard_seconds = self._gateway.loop.time()
         for event in protocol.events_received():
             if isinstance(event, Request):
                 self._handshake(event)
@@ -209,7 +202,7 @@ class SubscribeSocket(asyncio.Protocol):
                 self._subscriber = None
                 self._refuse(result)
                 return
-            self._front.counters.answers[ROUTE, 101] += 1
+            self._gateway.counters.answers[ROUTE, 101] += 1
             self._open = True
             self._protocol.send_response(response)
             now = opened.definitions.terms(asked.store, asked.durable, asked.template)
@@ -226,7 +219,7 @@ class SubscribeSocket(asyncio.Protocol):
             )
             self._watch()
             if watched is not None:
-                self._map_watch = MapWatch(watched, self, self._front.loop.call_soon)
+                self._map_watch = MapWatch(watched, self, self._gateway.loop.call_soon)
                 self._map_watch.begin()
 
         opened.deliveries.attach(subscriber, attach, attached)
@@ -248,8 +241,8 @@ class SubscribeSocket(asyncio.Protocol):
     def _refuse(self, error: HoldfastError) -> None:
         """Answer the handshake with an error, as any other request, and close."""
         self._closing = True
-        status, headers, body = error_answer(error, self._front.leader)
-        self._front.counters.answers[ROUTE, status] += 1
+        status, headers, body = error_answer(error, self._gateway.leader)
+        self._gateway.counters.answers[ROUTE, status] += 1
         fields = Headers(
             {
                 **headers,
@@ -393,7 +386,7 @@ class SubscribeSocket(asyncio.Protocol):
 
     def _watch(self) -> None:
         """Ping, and let go of a peer that has been silent for its time-out."""
-        loop = self._front.loop
+        loop = self._gateway.loop
         if self._transport is None or not self._talks():
             return
         if self._is_silent():
@@ -415,7 +408,7 @@ class SubscribeSocket(asyncio.Protocol):
             self._transport.abort()
 
     def _is_silent(self) -> bool:
-        return self._front.loop.time() - self._heard_seconds > self._timeout_seconds
+        return self._gateway.loop.time() - self._heard_seconds > self._timeout_seconds
 
     def fail(self, error: HoldfastError) -> None:
         """End the connection: close code 4000 and the status, the code as the reason."""
@@ -435,7 +428,7 @@ class SubscribeSocket(asyncio.Protocol):
         if self._open and self._transport is not None and self._protocol.state is State.OPEN:
             self._protocol.send_close(code, reason)
             self._flush()
-            self._front.loop.call_later(CLOSE_SECONDS_MAX, self._finish)
+            self._gateway.loop.call_later(CLOSE_SECONDS_MAX, self._finish)
         else:
             self._finish()
 
@@ -456,7 +449,7 @@ class SubscribeSocket(asyncio.Protocol):
         self._leave("disconnected")
         if self._transport is not None:
             self._transport.close()
-            self._front.loop.call_later(LAST_WORDS_SECONDS_MAX, self._abort)
+            self._gateway.loop.call_later(LAST_WORDS_SECONDS_MAX, self._abort)
 
     def _abort(self) -> None:
         """A peer that reads nothing would keep its connection, and what was written for it, for ever."""

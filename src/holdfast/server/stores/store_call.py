@@ -1,7 +1,4 @@
-"""What the handlers of store routes share: rights, formats, names in paths, and how their rows are made.
-
-Owns: those few functions. Does not own: any route.
-"""
+"""What the handlers of store routes share: rights, formats, names in paths, and how their rows are made."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from holdfast.errors import Code, InvalidRequest
 from holdfast.server.http.auth import Role
 from holdfast.server.http.routes import Answer, Call, Parameter, Route
 from holdfast.server.stores.hosting import OpenStores, StoreHost
-from holdfast.server.stores.hot_routes import HotRequest, HotStores
+from holdfast.server.stores.hot_routes import HotRequest
 from holdfast.server.stores.operations import PollRequest, decode
 from holdfast.stores.definitions.permissions import CLUSTER, Right
 from holdfast.wire.formats import MSGPACK, WireFormat, encode, format_of
@@ -106,27 +103,8 @@ class StoreCall:
     async def hot(
         self, route: str, right: Right, body: bytes = b"", *, durable: str = "", poll: PollRequest | None = None
     ) -> Answer:
-        """Serve a hot route by the handler of both kinds of connection. A cancelled poll is abandoned."""
-        call = self.call
-        answered = call.front.loop.create_future()
-
-        def respond(status: int, headers: dict[str, str], body: bytes, media_type: str) -> None:
-            if not answered.done():
-                answered.set_result(Answer(body, status, headers, media_type))
-
-        request = HotRequest(HotStores(call.front, self.host), route, right, self.store, durable, poll)
-        given, wanted = call.request.headers.get("content-type"), call.request.headers.get("accept")
-        pending = request.serve(body, given, wanted, call.authorization, respond)
-        if pending is not None:
-            call.connection.on_end = pending.abandon
-        try:
-            response: Answer = await answered
-        finally:
-            if pending is not None:
-                call.connection.on_end = None
-                if not answered.done() or answered.cancelled():
-                    pending.abandon()
-        return response
+        """Serve a hot route by the handler of both kinds of connection."""
+        return await self.call.serve(HotRequest(self.host, route, right, self.store, durable, poll), body)
 
     async def submit(self, submitted: Awaitable[object], kind: type[Result]) -> Result:
         """The result of a command, of the type that it has."""

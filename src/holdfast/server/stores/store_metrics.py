@@ -1,9 +1,7 @@
 """Metrics of every store and durable, read at scrape time from the state in memory.
 
-Owns: their names and units. Does not own: the numbers (``figures``), the exposition as a whole (``server.metrics``).
-
-Failure model: a scrape never waits and works whether or not stores are open. Bounds: ``DURABLES_MAX`` durables have
-lines of their own, the first in the order of names; ``holdfast_durables_without_metrics`` counts the others.
+``DURABLES_MAX`` durables have lines of their own, the first in the order of names;
+``holdfast_durables_without_metrics`` counts the others.
 """
 
 from __future__ import annotations
@@ -40,35 +38,51 @@ def store_metrics(host: StoreHost) -> Iterator[Metric]:
     yield from _durables(opened)
 
 
+Family = type[GaugeMetricFamily] | type[CounterMetricFamily]
+GAUGE: Final = GaugeMetricFamily
+COUNTER: Final = CounterMetricFamily
+
+_OF_A_STORE: Final[tuple[tuple[Family, str, str, Callable[[Store], float]], ...]] = (
+    (GAUGE, "messages", "Messages kept", lambda one: one.counts.live),
+    (GAUGE, "bytes", "Bytes of keys, fields and bodies kept", lambda one: one.counts.live_bytes),
+    (GAUGE, "durables", "Durables", lambda one: len(one.durables)),
+    (GAUGE, "publishers", "Publishers remembered", lambda one: len(one.publishers)),
+    (COUNTER, "published", "Messages accepted", lambda one: one.counts.next_seq - 1),
+    (COUNTER, "unmatched", "Messages that no durable wanted", lambda one: one.unmatched),
+)
+
+_OF_A_DURABLE: Final[tuple[tuple[Family, str, str, Callable[[DurableFigures], float]], ...]] = (
+    (GAUGE, "messages", "Messages kept that are not acknowledged", lambda one: one.messages),
+    (GAUGE, "bytes", "Their bytes", lambda one: one.bytes),
+    (GAUGE, "backlog", "Messages that nobody holds", lambda one: one.backlog),
+    (GAUGE, "unacknowledged", "Messages that subscribers hold", lambda one: one.unacknowledged),
+    (GAUGE, "parked", "Messages that were delivered too often and wait to be put back", lambda one: one.parked),
+    (GAUGE, "subscribers", "Subscribers attached", lambda one: one.subscribers),
+    (
+        GAUGE,
+        "oldest_timestamp_seconds",
+        "When the oldest waiting message was published; 0 for none",
+        lambda one: one.oldest_ms / 1000,
+    ),
+    (COUNTER, "delivered", "Messages delivered, again ones too", lambda one: one.delivered),
+    (COUNTER, "redelivered", "Messages delivered again", lambda one: one.redelivered),
+    (COUNTER, "acknowledged", "Messages acknowledged", lambda one: one.acknowledged),
+    (
+        COUNTER,
+        "ack_wait_lapsed",
+        "Messages taken back because nobody acknowledged them in time",
+        lambda one: one.lapsed,
+    ),
+    (COUNTER, "dead_letters", "Messages moved to the dead-letter store", lambda one: one.dead_letters),
+)
+
+
 def _stores(opened: OpenStores) -> Iterator[Metric]:
     stores = opened.state.stores
-    label = ["store"]
-    families: tuple[tuple[GaugeMetricFamily | CounterMetricFamily, Callable[[Store], float]], ...] = (
-        (
-            GaugeMetricFamily("holdfast_message_store_messages", "Messages kept", labels=label),
-            lambda one: one.counts.live,
-        ),
-        (
-            GaugeMetricFamily("holdfast_message_store_bytes", "Bytes of keys, fields and bodies kept", labels=label),
-            lambda one: one.counts.live_bytes,
-        ),
-        (GaugeMetricFamily("holdfast_message_store_durables", "Durables", labels=label), lambda one: len(one.durables)),
-        (
-            GaugeMetricFamily("holdfast_message_store_publishers", "Publishers remembered", labels=label),
-            lambda one: len(one.publishers),
-        ),
-        (
-            CounterMetricFamily("holdfast_message_store_published", "Messages accepted", labels=label),
-            lambda one: one.counts.next_seq - 1,
-        ),
-        (
-            CounterMetricFamily("holdfast_message_store_unmatched", "Messages that no durable wanted", labels=label),
-            lambda one: one.unmatched,
-        ),
-    )
-    for family, value in families:
-        for name, store in stores.items():
-            family.add_metric([name], value(store))
+    for kind, name, text, value in _OF_A_STORE:
+        family = kind(f"holdfast_message_store_{name}", text, labels=["store"])
+        for store_name, store in stores.items():
+            family.add_metric([store_name], value(store))
         yield family
     yield from _swapped(opened)
     yield from _publishes(opened)
@@ -107,7 +121,7 @@ def _publishes(opened: OpenStores) -> Iterator[Metric]:
         "holdfast_message_store_confirmed", "Messages confirmed to publishers", labels=label
     )
     refused = CounterMetricFamily("holdfast_message_store_publishes_refused", "Publishes refused", labels=label)
-    for name, latency in opened.operations.latencies.by_store.items():
+    for name, latency in opened.operations.latencies.items():
         if name not in opened.state.stores:
             continue
         waits.add_metric([name], cumulative_buckets(LATENCY_BOUNDS_SECONDS, latency.counts), latency.seconds)
@@ -144,63 +158,12 @@ def _cluster(host: StoreHost, opened: OpenStores) -> Iterator[Metric]:
     )
 
 
-class _DurableFamilies:
-    """One family for each figure of a durable."""
-
-    def __init__(self) -> None:
-        label = ["store", "durable"]
-
-        def gauge(name: str, text: str) -> GaugeMetricFamily:
-            return GaugeMetricFamily(f"holdfast_durable_{name}", text, labels=label)
-
-        def counter(name: str, text: str) -> CounterMetricFamily:
-            return CounterMetricFamily(f"holdfast_durable_{name}", text, labels=label)
-
-        self.messages = gauge("messages", "Messages kept that are not acknowledged")
-        self.bytes = gauge("bytes", "Their bytes")
-        self.backlog = gauge("backlog", "Messages that nobody holds")
-        self.unacknowledged = gauge("unacknowledged", "Messages that subscribers hold")
-        self.parked = gauge("parked", "Messages that were delivered too often and wait to be put back")
-        self.subscribers = gauge("subscribers", "Subscribers attached")
-        self.oldest = gauge("oldest_timestamp_seconds", "When the oldest waiting message was published; 0 for none")
-        self.delivered = counter("delivered", "Messages delivered, again ones too")
-        self.redelivered = counter("redelivered", "Messages delivered again")
-        self.acknowledged = counter("acknowledged", "Messages acknowledged")
-        self.lapsed = counter("ack_wait_lapsed", "Messages taken back because nobody acknowledged them in time")
-        self.dead_letters = counter("dead_letters", "Messages moved to the dead-letter store")
-        self.expired = CounterMetricFamily(
-            "holdfast_durable_expired", "Messages lost, by cause", labels=[*label, "cause"]
-        )
-
-    def add(self, place: list[str], figures: DurableFigures) -> None:
-        """One durable."""
-        for family, value in (
-            (self.messages, figures.messages),
-            (self.bytes, figures.bytes),
-            (self.backlog, figures.backlog),
-            (self.unacknowledged, figures.unacknowledged),
-            (self.parked, figures.parked),
-            (self.subscribers, figures.subscribers),
-            (self.oldest, figures.oldest_ms / 1000),
-            (self.delivered, figures.delivered),
-            (self.redelivered, figures.redelivered),
-            (self.acknowledged, figures.acknowledged),
-            (self.lapsed, figures.lapsed),
-            (self.dead_letters, figures.dead_letters),
-        ):
-            family.add_metric(place, value)
-        for cause, count in sorted(figures.causes.items()):
-            self.expired.add_metric([*place, cause], count)
-
-    def all(self) -> Iterator[Metric]:
-        """In a fixed order."""
-        yield from (self.messages, self.bytes, self.backlog, self.unacknowledged, self.parked)
-        yield from (self.subscribers, self.oldest)
-        yield from (self.delivered, self.redelivered, self.acknowledged, self.lapsed, self.dead_letters, self.expired)
-
-
 def _durables(opened: OpenStores) -> Iterator[Metric]:
-    families = _DurableFamilies()
+    label = ["store", "durable"]
+    families = [
+        (kind(f"holdfast_durable_{name}", text, labels=label), value) for kind, name, text, value in _OF_A_DURABLE
+    ]
+    expired = CounterMetricFamily("holdfast_durable_expired", "Messages lost, by cause", labels=[*label, "cause"])
     shown = left_out = 0
     for store_name, store in opened.state.stores.items():
         for name in sorted(store.durables):
@@ -208,8 +171,13 @@ def _durables(opened: OpenStores) -> Iterator[Metric]:
                 left_out += 1
                 continue
             shown += 1
-            families.add([store_name, name], figures_of(store.durables[name]))
-    yield from families.all()
+            figures = figures_of(store.durables[name])
+            for family, value in families:
+                family.add_metric([store_name, name], value(figures))
+            for cause, count in sorted(figures.causes.items()):
+                expired.add_metric([store_name, name, cause], count)
+    yield from (family for family, _ in families)
+    yield expired
     yield _unreadable(opened)
     yield GaugeMetricFamily("holdfast_durables_without_metrics", "Durables without lines of their own", left_out)
 

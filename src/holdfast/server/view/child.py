@@ -1,16 +1,11 @@
-"""The server's side of its view process: starting it, telling it what is durable, reading the file it keeps.
+"""The server's side of its view process: starting it, announcing what is durable, reading the file it keeps.
 
-Owns: the process and its end, announcements, who waits for which version, the read-only connections. Does not own: what
-the process does (``view_process``), the file's format (``view.sqlite_file``).
+A process, because the view would take 5 microseconds a commit from the leader's interpreter, thread or not. The leader
+pays for one announcement per round trip, and at most one every ``PACE_SECONDS`` while no reader waits.
 
-Why a process: what a view costs (5 microseconds a commit) would be taken from the leader's interpreter, thread or not.
-The leader pays for one announcement a round trip of the process, and at most one every ``PACE_SECONDS`` while nobody
-waits, however many commits there are: the newest stands for all.
-
-Failure model: a process that ends, or reports what cannot be read, is started again, after a pause that grows while it
-keeps ending; meanwhile nothing can be read and whoever asks waits. A report is sent after the file's transaction, so a
-read that begins after it sees at least that version. Damage of the log ends the following, not the reading: whoever
-asks for what is behind it is told of it at once. A SQLite error of a read is ``view_behind`` to the one who asked.
+A process that ends, or sends a report that cannot be read, is started again after a growing pause; readers wait
+meanwhile. A report follows the file's transaction, so a read that begins after it sees at least that version. After
+damage of the log the file stays readable, and a reader of a later version gets the damage at once.
 """
 
 from __future__ import annotations

@@ -1,14 +1,8 @@
 """The view that a leader keeps of its own log, for ``/v1/keys`` and ``/v1/range``.
 
-Owns: where the view is kept, how long a reader waits for it, and what a reader is told that waits in vain. Does not
-own: keeping it (``view_child`` in a process of its own, ``view_in_process`` for ``memory:``), the routes
-(``routes_view``).
-
-Where: a ``file:`` log keeps it in its own directory (``view/LOG_ID.sqlite``), so a restart goes on where it was; a
-``memory:`` log in memory; other logs in a temporary directory, rebuilt by every leader.
-
-Failure model: a convenience, on which nothing of the log depends. It shows durable transactions only. Over a damaged
-log it stops before the damage; commits go on.
+A ``file:`` log keeps it in its own directory (``view/LOG_ID.sqlite``), so a restart continues it; a ``memory:`` log in
+memory; other logs in a temporary directory, rebuilt by every leader. The log never depends on it. It shows durable
+transactions only. In a damaged log it stops before the damage; commits go on.
 """
 
 from __future__ import annotations
@@ -18,7 +12,7 @@ import contextlib
 import sqlite3
 import tempfile
 from collections.abc import AsyncIterator, Callable, Generator
-from typing import Final, Protocol
+from typing import Final
 from urllib.parse import urlsplit
 
 import msgspec
@@ -28,7 +22,7 @@ from holdfast.commit.leadership.log_remains import view_directory
 from holdfast.commit.reading.feed import EventBatch
 from holdfast.commit.service import CommitService
 from holdfast.errors import Closed, Code, CorruptData, Fenced, HoldfastError, InvalidRequest, NotFound, Unavailable
-from holdfast.server.view.child import ViewChild
+from holdfast.server.view.child import ViewChild, ViewFile
 from holdfast.server.view.messages import Damage, ViewStart
 from holdfast.view import View
 from holdfast.view.storage import Row, Stored
@@ -38,22 +32,9 @@ __all__ = [
     "MemoryReads",
     "Subscribe",
     "ViewInProcess",
-    "ViewReads",
 ]
 
 CATCH_UP_SECONDS_MAX: Final = 5.0
-
-
-class ViewReads(Protocol):
-    """A view that has come far enough."""
-
-    async def get(self, key: bytes) -> Stored | None:
-        """The key's value and the version that wrote it, or None."""
-        ...
-
-    async def read_range(self, begin: bytes, end: bytes | None, limit: int) -> tuple[list[Row], int]:
-        """At most ``limit`` keys of ``[begin, end)``, and the version at which they are the whole truth."""
-        ...
 
 
 class EmbeddedView:
@@ -87,7 +68,7 @@ class EmbeddedView:
         with self._told_as_behind(at):
             return await reads.read_range(begin, end, limit)
 
-    async def _at(self, version: int) -> ViewReads:
+    async def _at(self, version: int) -> ViewFile | MemoryReads:
         if not self.enabled:
             raise InvalidRequest(
                 "this service keeps no view",

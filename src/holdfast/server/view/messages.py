@@ -1,7 +1,4 @@
-"""What a server and its view process say to each other: JSON objects, one per line.
-
-Owns: the messages. Does not own: when they are sent (``view_child``, ``view_process``).
-"""
+"""The messages between a server and its view process: JSON objects, one per line."""
 
 from __future__ import annotations
 

@@ -1,20 +1,15 @@
 """The process that keeps the embedded view's file: ``python -m holdfast.server.view.process DESCRIPTOR START``.
 
-Owns: where in the log the file stands, reading on up to what the server announced, when the file is written. Does not
-own: what the objects amount to (``view_builder``), who started the process and why it is one (``view_child``).
+What is read waits in memory until ``FLUSH_BYTES`` or ``FLUSH_SECONDS`` are reached or a reader waits, because small
+transactions would write the same pages again and again. One process at a time writes the file of a directory (a lock),
+so that a deposed leader cannot write older values over newer ones; without the lock the file is in a temporary
+directory.
 
-What is read waits in memory until ``FLUSH_BYTES`` of it do, ``FLUSH_SECONDS`` have passed, or the server says that a
-reader waits: small transactions would write the same pages again and again.
-
-One process at a time writes the file of a directory (a lock): a deposed leader that has not noticed yet could otherwise
-write older values over newer ones. Whoever does not get the lock keeps its file in a temporary directory.
-
-Failure model: a convenience, on which nothing of the log depends. Killed at any point, it leaves the file at a position
-it had, and the next process goes on from there. A file that does not fit the log is removed and the process ends; the
-next one begins anew. Damage that is the log's own (an object that is broken in itself, or a rule that breaks for a file
-begun anew too) would be met again and again: it is logged and told to the server once, and what was before it stays
-readable. A store that does not answer is asked again. The end of the socket is the end of the server, and
-ends the process; signals do not, because a terminal sends them to the whole group while the server still drains.
+The log never depends on this process. Killed at any point, it leaves the file at a position that it had, and the next
+process continues there. A file that does not fit the log is removed, and the process ends. Damage of the log itself is
+logged and reported once; what was before it stays readable. A store that does not answer is asked again. The process
+ends when the server closes the socket; it ignores signals, because a terminal sends them to the whole group while the
+server still drains.
 """
 
 from __future__ import annotations

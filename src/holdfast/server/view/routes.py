@@ -1,11 +1,8 @@
-"""The routes that read the embedded view.
+"""The routes that read the embedded view, ``/v1/keys`` and ``/v1/range``.
 
-Owns: ``/v1/keys`` and ``/v1/range``: which version they wait for and how much they return. Does not own: the view.
-
-Failure model: a read is never older than ``at``, and without ``at`` never older than the newest version this process
-knew to be durable when it was asked, so whoever committed here reads their own writes. A view that does not come that
-far in time answers ``view_behind``; one that never will, because the log is damaged before that version, answers the
-damage (``corrupt_batch``, ``corrupt_log``) with its slot and rule.
+A read is never older than ``at``, and without ``at`` never older than the newest version known to be durable here when
+it was asked, so clients read their own writes. A view that does not come that far in time answers ``view_behind``; one
+that never will, because the log is damaged before that version, answers the damage with its slot and rule.
 """
 
 from __future__ import annotations
@@ -13,6 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 from holdfast.errors import Code, NotFound
+from holdfast.server.gateway import Gateway
 from holdfast.server.http.auth import Role
 from holdfast.server.http.routes import (
     POSITION_SCHEMA,
@@ -69,12 +67,12 @@ def _text_of(data: bytes) -> str | None:
         return None
 
 
-def view_routes(embedded: EmbeddedView) -> tuple[Route, ...]:
+def view_routes(gateway: Gateway, embedded: EmbeddedView) -> tuple[Route, ...]:
     """The rows of the route table."""
 
     def asked_version(call: Call) -> int:
         at = call.position("at")
-        return call.front.leading().local_version() if at is None else call.front.version_of(at)
+        return gateway.leading().local_version() if at is None else gateway.version_of(at)
 
     async def read_key(call: Call) -> Answer:
         path, text = call.path_text("key"), call.switch("text", default=False)

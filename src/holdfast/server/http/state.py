@@ -1,0 +1,157 @@
+"""What the HTTP layer needs from the rest of the server, and what a handler of a fast route gets.
+
+The layers above pass these in: ``Gateway`` is the ``HttpState`` of a server, and a ``FastRequest`` is the one handler
+of a route that both kinds of connection serve.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+from holdfast.errors import HoldfastError
+from holdfast.server.http.auth import Authenticator
+from holdfast.server.http.responses import LeaderHint
+
+__all__ = [
+    "FastMatcher",
+    "FastRequest",
+    "HttpLimits",
+    "HttpState",
+    "JSON",
+    "LongPoll",
+    "PendingResponse",
+    "RequestCounters",
+    "RequestFields",
+]
+
+JSON: Final = "application/json"
+
+
+@dataclass(frozen=True, slots=True)
+class HttpLimits:
+    """The bounds of every request. ``request_bytes_max`` counts a body as it came."""
+
+    request_bytes_max: int = 1_048_576
+    connections_max: int = 50_000
+
+
+@dataclass(slots=True)
+class RequestCounters:
+    """Plain numbers, read when metrics are scraped."""
+
+    answers: Counter[tuple[str, int]] = field(default_factory=Counter)
+    """By route and status, of both kinds of connection."""
+    refused_connections: int = 0
+    handed_over_connections: int = 0
+    stream_items: int = 0
+    rate_limited_commits: int = 0
+    """Refused because their client is over its own limit."""
+    rate_slowed_items: int = 0
+    """Items of streams that waited for the same reason."""
+
+
+class HttpState:
+    """What all connections and routes of one server share."""
+
+    def __init__(self, limits: HttpLimits, authenticator: Authenticator, loop: asyncio.AbstractEventLoop) -> None:
+        self.limits = limits
+        self.authenticator = authenticator
+        self.loop = loop
+        self.counters = RequestCounters()
+        self.leader = LeaderHint()
+        """Who leads as far as this process knows."""
+        self.in_flight_commits = 0
+
+
+class RequestFields(Protocol):
+    """The header fields that handlers of fast routes read. None where the request has none."""
+
+    @property
+    def authorization(self) -> bytes | None:
+        """``Authorization``."""
+        ...
+
+    @property
+    def content_type(self) -> bytes | str | None:
+        """``Content-Type``."""
+        ...
+
+    @property
+    def accept(self) -> bytes | str | None:
+        """``Accept``."""
+        ...
+
+
+class PendingResponse(ABC):
+    """The response of one request, which its handler gives once: before ``serve`` returns, or later."""
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def peer(self) -> object:
+        """The address of the connection's other end, as sockets give it."""
+
+    @abstractmethod
+    def respond(self, status: int, headers: Mapping[str, str] | None, body: bytes, media_type: str = JSON) -> None:
+        """Give the response. It is dropped where the connection is gone. Never raises."""
+
+
+class LongPoll(Protocol):
+    """A request that waits for its response, for the connection under it."""
+
+    def abandon(self) -> None:
+        """Nobody waits for the response any more."""
+        ...
+
+    def hurry(self) -> None:
+        """The peer sends no more, so the response must not wait."""
+        ...
+
+
+class FastRequest(ABC):
+    """A request that both kinds of connection serve, by its one handler.
+
+    The same object serves every request with the same request line, so it has no state of one request.
+    """
+
+    __slots__ = ("counted_200", "request_bytes_max", "route")
+
+    asks_store = False
+    """Whether the response waits until the object store has proved something."""
+
+    def __init__(self, route: str, request_bytes_max: int) -> None:
+        self.route = route
+        """The path as metrics name it."""
+        self.counted_200 = (route, 200)
+        """The counter of its usual responses, made once."""
+        self.request_bytes_max = request_bytes_max
+
+    @abstractmethod
+    def problem_with(self, authorization: bytes | None) -> HoldfastError | None:
+        """Why this caller's body is not even read, or None."""
+
+    @abstractmethod
+    def serve(self, body: bytes, fields: RequestFields, response: PendingResponse) -> LongPoll | None:
+        """Carry the request out; its rights are checked here. Returns what a lost connection has to abandon.
+
+        ``fields`` are those of this request only until this returns.
+        """
+
+
+class FastMatcher(Protocol):
+    """Finds the fast requests whose lines are not always the same."""
+
+    @property
+    def prefixes(self) -> tuple[bytes, ...]:
+        """How their lines begin."""
+        ...
+
+    def match(self, line: bytes) -> FastRequest | None:
+        """The request of a line without its end; None: the framework serves it."""
+        ...
