@@ -3,8 +3,7 @@
 Each name is loaded when it is first used: ``Queue`` and ``persist`` need the standard library alone, all others
 ``holdfastdb[client]``.
 
-Owns: the names of the asynchronous surface. Does not own: anything behind them (``client.asynchronous``,
-``queue.asynchronous``, ``client.stores.asynchronous``).
+Owns: the names of the asynchronous surface. Does not own: anything behind them (``client.aio``, ``queue.aio``).
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from holdfast.client.aio.client import AsyncTransaction, Client, Subscription
     from holdfast.client.aio.stores import StoreClient
     from holdfast.client.protocol.options import ClientOptions
-    from holdfast.client.protocol.shell import Transacted
+    from holdfast.client.protocol.transaction import Transacted
     from holdfast.queue.aio.persist import persist
     from holdfast.queue.aio.queue import Queue
 
@@ -42,7 +41,7 @@ _HOME: Final = {
     "Queue": "holdfast.queue.aio.queue",
     "StoreClient": "holdfast.client.aio.stores",
     "Subscription": "holdfast.client.aio.client",
-    "Transacted": "holdfast.client.protocol.shell",
+    "Transacted": "holdfast.client.protocol.transaction",
     "persist": "holdfast.queue.aio.persist",
 }
 

@@ -26,7 +26,7 @@ from holdfast.cli.service import STREAM_SECONDS, WaitNotice, following
 from holdfast.cli.transactions import LOCAL
 
 if TYPE_CHECKING:
-    from holdfast.client.protocol.events import Event
+    from holdfast.client.protocol.effects import Event
 
 __all__ = ["subscribe"]
 
@@ -74,7 +74,7 @@ def subscribe(
 def event_fields(event: Event) -> dict[str, object]:
     """An event as the HTTP API writes it, with its kind."""
     from holdfast.cli.operations import operation_fields
-    from holdfast.client.protocol.events import Checkpoint, RolledBack, TransactionEvent
+    from holdfast.client.protocol.effects import Checkpoint, RolledBack, TransactionEvent
 
     match event:
         case TransactionEvent():
@@ -110,7 +110,7 @@ def event_fields(event: Event) -> dict[str, object]:
 def event_text(event: Event) -> str:
     """An event on one line, or a line for each operation."""
     from holdfast.cli.operations import operation_text
-    from holdfast.client.protocol.events import Checkpoint, RolledBack, TransactionEvent
+    from holdfast.client.protocol.effects import Checkpoint, RolledBack, TransactionEvent
 
     match event:
         case TransactionEvent():

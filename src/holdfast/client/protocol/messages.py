@@ -1,7 +1,7 @@
 """Requests and answers of the HTTP API as the client speaks them.
 
 Owns: the request for each route, and the meaning of each answer's bytes. Does not own: when to send, repeat or ask
-(``core``, ``stream``).
+(``log_operations``, ``stream``).
 
 Failure model: bytes that are not what the API describes are never guessed at. An error is trusted as *refused before it
 was accepted* only when its body carries one of our codes: a proxy's own 502 or 503 says nothing about the commit.
@@ -17,7 +17,7 @@ from urllib.parse import quote, urlencode
 
 import msgspec
 
-from holdfast.client.protocol.effects import Reply, Request
+from holdfast.client.protocol.effects import Request, Response
 from holdfast.commit.format.transaction import FailedPrecondition, RejectedBecause, Transaction
 from holdfast.errors import (
     Backpressure,
@@ -43,7 +43,7 @@ __all__ = [
     "FoundRange",
     "ItemError",
     "NotCommitted",
-    "Place",
+    "PositionLike",
     "REFUSED_BEFORE_ACCEPTANCE",
     "ServiceError",
     "StatusAnswer",
@@ -64,7 +64,7 @@ __all__ = [
     "version_request",
 ]
 
-Place = int | str | LogPosition
+PositionLike = int | str | LogPosition
 """A version as a caller names it: a number, ``VERSION@LOGID``, or a position that something else returned."""
 
 JSON_TYPE: Final = "application/json"
@@ -195,7 +195,7 @@ def commits_request(txns: list[Transaction]) -> Request:
     return Request("POST", "/v1/commits", body, headers, accepted_in_parts=True)
 
 
-def position_of(place: Place) -> LogPosition:
+def position_of(place: PositionLike) -> LogPosition:
     """The position that a caller names. Raises: InvalidRequest."""
     match place:
         case LogPosition():
@@ -235,12 +235,12 @@ def range_request(begin: bytes, end: bytes | None, limit: int, at: LogPosition |
     return Request("GET", f"/v1/range?{urlencode(query)}")
 
 
-def decode_body(reply: Reply, shape: type[Shape]) -> Shape:
+def decode_body(response: Response, shape: type[Shape]) -> Shape:
     """The body of a successful answer. Raises: CorruptData."""
     try:
-        return msgspec.json.decode(reply.body, type=shape)
+        return msgspec.json.decode(response.body, type=shape)
     except _UNREADABLE as error:
-        raise CorruptData("the service answered something the API does not describe", status=reply.status) from error
+        raise CorruptData("the service answered something the API does not describe", status=response.status) from error
 
 
 def decode_commit(body: bytes) -> CommitReceipt | NotCommitted | None:
@@ -270,10 +270,10 @@ def decode_items(body: bytes) -> list[CommitReceipt | NotCommitted | ServiceErro
     return results
 
 
-def service_error(reply: Reply) -> ServiceError | None:
+def service_error(response: Response) -> ServiceError | None:
     """The coded error in an answer, or None when it carries none."""
     try:
-        error = _ERROR.decode(reply.body).error
+        error = _ERROR.decode(response.body).error
         Code(error.code)
     except (*_UNREADABLE, ValueError):
         return None

@@ -15,7 +15,7 @@ import urllib.request
 from typing import Final
 
 from holdfast.client.protocol.endpoint import parse_endpoint
-from holdfast.client.protocol.shell import token_of
+from holdfast.client.protocol.http1 import token_of
 from holdfast.errors import InvalidRequest
 
 __all__ = ["ask_to_step_down"]

@@ -17,13 +17,13 @@ from urllib.parse import quote, urlencode
 
 import msgspec
 
-from holdfast.client.protocol.effects import Reply, Request
+from holdfast.client.protocol.effects import Request, Response
 from holdfast.client.protocol.messages import ServiceError, error_of
 from holdfast.errors import Code, CorruptData, HoldfastError, InvalidRequest, LimitExceeded, Unavailable
 from holdfast.stores.values.messages import Delivery, Message
 
 __all__ = [
-    "SUBPROTOCOL",
+    "Advisory",
     "AdvisoryFrame",
     "AnswerFrame",
     "AttachedFrame",
@@ -32,7 +32,10 @@ __all__ = [
     "ErrorFrame",
     "KeyChange",
     "MessagesFrame",
+    "PASSING_CODES",
+    "RETRIED_CODES",
     "Receipt",
+    "SUBPROTOCOL",
     "ServerFrame",
     "ack_frame",
     "close_frame",
@@ -44,6 +47,7 @@ __all__ = [
     "decode_receipt",
     "durable_path",
     "frame_too_large",
+    "is_unclear",
     "map_path",
     "named_error",
     "publish_request",
@@ -108,6 +112,13 @@ class AdvisoryFrame(msgspec.Struct, frozen=True, tag_field="type", tag="advisory
 
     kind: str
     facts: dict[str, str | int | float | bool | None] = {}
+
+
+class Advisory(msgspec.Struct, frozen=True):
+    """Something happened that no message tells, for example ``store_unavailable`` or ``durable_collision``."""
+
+    kind: str
+    facts: Mapping[str, object]
 
 
 class KeyChange(msgspec.Struct, frozen=True):
@@ -263,24 +274,24 @@ def decode_frame(payload: bytes) -> ServerFrame:
     return frame
 
 
-def decode(reply: Reply, shape: type[Shape]) -> Shape:
+def decode(response: Response, shape: type[Shape]) -> Shape:
     """The body of a successful answer. Raises: CorruptData."""
     try:
-        if MSGPACK_TYPE in reply.headers.get("content-type", ""):
-            return msgspec.msgpack.decode(reply.body, type=shape)
-        return msgspec.json.decode(reply.body, type=shape)
+        if MSGPACK_TYPE in response.headers.get("content-type", ""):
+            return msgspec.msgpack.decode(response.body, type=shape)
+        return msgspec.json.decode(response.body, type=shape)
     except _UNREADABLE as error:
-        raise CorruptData("the service answered something the API does not describe", status=reply.status) from error
+        raise CorruptData("the service answered something the API does not describe", status=response.status) from error
 
 
-def decode_receipt(reply: Reply) -> Receipt:
+def decode_receipt(response: Response) -> Receipt:
     """What the store says of a batch. Raises: CorruptData."""
-    if reply.headers.get("content-type") != MSGPACK_TYPE:
-        return decode(reply, Receipt)
+    if response.headers.get("content-type") != MSGPACK_TYPE:
+        return decode(response, Receipt)
     try:
-        return _RECEIPT.decode(reply.body)
+        return _RECEIPT.decode(response.body)
     except _UNREADABLE as error:
-        raise CorruptData("the service answered something the API does not describe", status=reply.status) from error
+        raise CorruptData("the service answered something the API does not describe", status=response.status) from error
 
 
 def coded_error(status: int, headers: Mapping[str, str], body: bytes) -> HoldfastError | None:
@@ -316,3 +327,42 @@ def frame_too_large(bytes_max: int) -> LimitExceeded:
         hint="raise event_bytes_max of the ClientOptions",
         event_bytes_max=bytes_max,
     )
+
+
+RETRIED_CODES: Final = frozenset(
+    {
+        Code.STORE_FULL,
+        Code.CLUSTER_FULL,
+        Code.DISK_LIMIT,
+        Code.NO_QUORUM,
+        Code.OVERLOADED,
+        Code.RATE_LIMITED,
+        Code.NOT_LEADER,
+        Code.CLOSED,
+    }
+)
+"""Nothing was done, and the same may be done later."""
+
+_UNCLEAR_CODES: Final = frozenset(
+    {
+        Code.OUTCOME_UNKNOWN,
+        Code.INTERNAL,
+        Code.LEADER_CHANGED,
+        Code.STORE_UNAVAILABLE,
+        Code.SYNC_FAILED,
+        Code.DISK_FULL,
+    }
+)
+
+PASSING_CODES: Final = RETRIED_CODES | _UNCLEAR_CODES
+"""Whatever became of the request, asking again later may be answered otherwise."""
+
+
+def is_unclear(error: HoldfastError, status: int) -> bool:
+    """Whether what was asked may have been done, though this is the answer.
+
+    >>> from holdfast.errors import Backpressure, Closed
+    >>> is_unclear(Closed("", code=Code.SYNC_FAILED), 500), is_unclear(Backpressure("", code=Code.DISK_LIMIT), 507)
+    (True, False)
+    """
+    return error.code in _UNCLEAR_CODES or (status >= 500 and error.code not in RETRIED_CODES)
