@@ -75,7 +75,7 @@ main(int(sys.argv[2]), sys.argv[3], sys.argv[4])
 
 def worker_command(root: str, token: str, descriptor: int) -> list[str]:
     """The command of a worker on an inherited socket. It imports its modules without running the packages' own code."""
-    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    package = os.path.abspath(os.path.join(os.path.dirname(__file__), os.pardir, os.pardir))
     return [sys.executable, "-S", "-E", "-s", "-c", _START, package, str(descriptor), root, token]
 
 
