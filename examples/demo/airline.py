@@ -19,8 +19,8 @@ from typing import Final
 import msgspec
 from examples.demo.flights import Flight
 
+from holdfast import PointRead, RangeRead, Transaction, Write
 from holdfast.aio import AsyncTransaction
-from holdfast.commit.format.transaction import PointRead, RangeRead, Transaction, Write
 
 __all__ = ["PASSENGER_CENTS", "Booking", "FlightRecord", "book", "cancel", "enter", "entering", "passenger_key", "swap"]
 

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from examples.demo.airline import PASSENGER_CENTS, enter, entering, passenger_key
 from examples.demo.flights import Flight
 
+from holdfast import Transaction, Write
 from holdfast.aio import AsyncTransaction, Client
 from holdfast.client import CommitReceipt
-from holdfast.commit.format.transaction import Transaction, Write
 
 __all__ = ["Loaded", "load"]
 
