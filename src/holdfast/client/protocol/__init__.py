@@ -1,7 +1,8 @@
 """What the clients send, when they retry and what an outcome proves, without I/O.
 
 A procedure is a generator: it yields an effect and is sent the reply (``effects``). It reads no clock and draws no
-random number, so both clients run the same procedure. Read ``log_operations`` first: its table has the rules of a commit.
+random number, so both clients run the same procedure. Read ``log_operations`` first: its
+table has the rules of a commit.
 
     ``effects``         effects, replies and the events of a subscription
     ``endpoint``        addresses, and which one is asked next
