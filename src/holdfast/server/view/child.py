@@ -212,7 +212,7 @@ class ViewChild:
             process.wait(KILLED_SECONDS)
 
     def _spawn(self, theirs: socket.socket) -> subprocess.Popen[bytes]:
-        package = str(Path(__file__).parent.parent.parent)
+        package = str(Path(__file__).parents[3])
         environment = dict(os.environ)
         if package != sysconfig.get_path("purelib"):
             environment["PYTHONPATH"] = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
