@@ -36,7 +36,7 @@ from holdfast.client.protocol.messages import (
     Found,
     FoundRange,
     NotCommitted,
-    PositionLike,
+    Place,
     StatusAnswer,
     VersionAnswer,
     position_of,
@@ -209,11 +209,11 @@ class Client:
         """A version at least as new as every commit known when this was called; ``local``: without asking for proof."""
         return await self.run(log_operations.version(self._session, now_ms(), local=local))
 
-    async def status(self, request_id: str, min_version: PositionLike) -> StatusAnswer:
+    async def status(self, request_id: str, min_version: Place) -> StatusAnswer:
         """The final outcome of an attempt. Asking closes it: if it has not committed, it never will."""
         return await self.run(log_operations.ask_status(self._session, request_id, min_version, now_ms()))
 
-    async def get(self, key: bytes, at: PositionLike | None = None) -> Found | None:
+    async def get(self, key: bytes, at: Place | None = None) -> Found | None:
         """A key's value in the service's view, never older than ``at``."""
         return await self.run(log_operations.get(self._session, key, at, now_ms()))
 
@@ -224,7 +224,7 @@ class Client:
         *,
         prefix: bytes | None = None,
         limit: int = 1000,
-        at: PositionLike | None = None,
+        at: Place | None = None,
     ) -> FoundRange:
         """Keys of ``[begin, end)``, or all that start with ``prefix``, in byte order, never older than ``at``.
 
@@ -236,7 +236,7 @@ class Client:
 
     def subscribe(
         self,
-        after: PositionLike = 0,
+        after: Place = 0,
         *,
         durable: bool = True,
         begin: bytes | None = None,

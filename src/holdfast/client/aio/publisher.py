@@ -72,7 +72,7 @@ class Publisher:
         message = Message(body, dict(fields) if fields else {}, key, 0, ttl_ms, deliver_at_ms)
         if not self._machine.has_room:
             await self._driver.room()
-        return await self._driver.confirmation(self._driver.add(message, now_ms(), awaited=True), 1)
+        return await self._driver.confirmation(self._driver.add(message, now_ms(), told=True), 1)
 
     async def publish_batch(self, messages: Sequence[Message]) -> Receipt:
         """Send messages that are kept all together or not at all, and wait as ``publish`` does."""

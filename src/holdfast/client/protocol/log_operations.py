@@ -35,7 +35,7 @@ from holdfast.client.protocol.messages import (
     Found,
     FoundRange,
     NotCommitted,
-    PositionLike,
+    Place,
     ServiceError,
     StatusAnswer,
     VersionAnswer,
@@ -157,7 +157,7 @@ def version(session: Session, now_ms: float, *, local: bool) -> Procedure[Versio
     return reply
 
 
-def get(session: Session, key: bytes, at: PositionLike | None, now_ms: float) -> Procedure[Found | None]:
+def get(session: Session, key: bytes, at: Place | None, now_ms: float) -> Procedure[Found | None]:
     """The value of a key in the service's view, never older than ``at``. Raises: as ``version``, InvalidRequest."""
     try:
         response = yield from _request(
@@ -182,7 +182,7 @@ def bounds_of(begin: bytes | None, end: bytes | None, prefix: bytes | None) -> t
 
 
 def read_range(
-    session: Session, begin: bytes, end: bytes | None, limit: int, at: PositionLike | None, now_ms: float
+    session: Session, begin: bytes, end: bytes | None, limit: int, at: Place | None, now_ms: float
 ) -> Procedure[FoundRange]:
     """Keys of ``[begin, end)`` in the service's view, not older than ``at``. Raises: as ``version``, InvalidRequest."""
     request = range_request(begin, end, limit, _position(session, at))
@@ -190,11 +190,11 @@ def read_range(
     return decode_body(response, FoundRange)
 
 
-def _position(session: Session, place: PositionLike | None) -> LogPosition | None:
+def _position(session: Session, place: Place | None) -> LogPosition | None:
     return None if place is None else session.resolve_position(place)
 
 
-def ask_status(session: Session, request_id: str, min_version: PositionLike, now_ms: float) -> Procedure[StatusAnswer]:
+def ask_status(session: Session, request_id: str, min_version: Place, now_ms: float) -> Procedure[StatusAnswer]:
     """The final outcome of an attempt. Asking closes it: an attempt that has not committed never will.
 
     Raises: OutcomeUnknown when nobody could say within ``resolve_within_ms``; InvalidRequest; PermissionDenied.

@@ -43,7 +43,7 @@ __all__ = [
     "FoundRange",
     "ItemError",
     "NotCommitted",
-    "PositionLike",
+    "Place",
     "REFUSED_BEFORE_ACCEPTANCE",
     "ServiceError",
     "StatusAnswer",
@@ -64,7 +64,7 @@ __all__ = [
     "version_request",
 ]
 
-PositionLike = int | str | LogPosition
+Place = int | str | LogPosition
 """A version as a caller names it: a number, ``VERSION@LOGID``, or a position that something else returned."""
 
 JSON_TYPE: Final = "application/json"
@@ -195,7 +195,7 @@ def commits_request(txns: list[Transaction]) -> Request:
     return Request("POST", "/v1/commits", body, headers, accepted_in_parts=True)
 
 
-def position_of(place: PositionLike) -> LogPosition:
+def position_of(place: Place) -> LogPosition:
     """The position that a caller names. Raises: InvalidRequest."""
     match place:
         case LogPosition():

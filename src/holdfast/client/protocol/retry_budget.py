@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from holdfast.client.protocol.effects import Failed, Procedure, Response, Wait, Woken
 from holdfast.client.protocol.endpoint import Endpoint, Route, UnusableEndpoints
 from holdfast.client.protocol.messages import (
-    PositionLike,
+    Place,
     ServiceError,
     error_of,
     position_of,
@@ -53,7 +53,7 @@ class Session:
         elif version > newest.version:
             self.newest = LogPosition(version, newest.log_id)
 
-    def resolve_position(self, place: PositionLike) -> LogPosition:
+    def resolve_position(self, place: Place) -> LogPosition:
         """A place that a caller named; a number alone belongs to the log last heard of. Raises: InvalidRequest."""
         position = position_of(place)
         return position if position.log_id is not None else position._replace(log_id=self.log_id)

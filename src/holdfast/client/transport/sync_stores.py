@@ -90,10 +90,10 @@ class PublisherDriver:
         """Whether a message that was added needs a ``wake``."""
         return not self._driving or self._thread is None
 
-    def add(self, message: Message, at_ms: float, *, awaited: bool = False) -> Sent:
+    def add(self, message: Message, at_ms: float, *, told: bool = False) -> Sent:
         """See ``PublisherMachine``."""
         with self._changed:
-            return self._machine.add(message, at_ms, awaited=awaited)
+            return self._machine.add(message, at_ms, told=told)
 
     def add_batch(self, messages: Sequence[Message], at_ms: float) -> list[Sent]:
         """See ``PublisherMachine``."""

@@ -57,14 +57,14 @@ class Sent:
     ``done`` is set with either ``seq`` or ``error``; then ``on_done`` is called, once.
     """
 
-    __slots__ = ("done", "error", "message", "on_done", "receipt", "seq", "size", "awaited")
+    __slots__ = ("done", "error", "message", "on_done", "receipt", "seq", "size", "told")
 
-    def __init__(self, message: Message, *, awaited: bool) -> None:
+    def __init__(self, message: Message, *, told: bool) -> None:
         self.message = message
         self.size = len(message.body) + 64  # the rest of a message is small, and is bounded by the service
         self.seq = 0
         self.done = False
-        self.awaited = awaited
+        self.told = told
         """Whether somebody waits for this very message, and hears of its failure without ``take_failures``."""
         self.receipt: Receipt | None = None
         self.error: HoldfastError | None = None
@@ -233,10 +233,10 @@ class PublisherMachine:
             self.unconfirmed == 0 or self.unconfirmed_bytes < options.window_bytes
         )
 
-    def add(self, message: Message, now_ms: float, *, awaited: bool = False) -> Sent:
-        """A message to send, in the order of the calls. ``awaited``: see ``Sent``. Raises: Closed."""
+    def add(self, message: Message, now_ms: float, *, told: bool = False) -> Sent:
+        """A message to send, in the order of the calls. ``told``: see ``Sent``. Raises: Closed."""
         self._require_usable()
-        sent = Sent(message, awaited=awaited)
+        sent = Sent(message, told=told)
         tail = self._queue[-1] if self._queue else None
         if (
             tail is None
@@ -266,7 +266,7 @@ class PublisherMachine:
                 messages=len(messages),
                 batch_messages=self._options.batch_messages,
             )
-        items = [Sent(message, awaited=True) for message in messages]
+        items = [Sent(message, told=True) for message in messages]
         size = sum(item.size for item in items)
         self._queue.append(_Batch(items, divisible=False, since_ms=now_ms, size=size))
         self.unconfirmed += len(items)
@@ -526,7 +526,7 @@ class PublisherMachine:
             )
             unknown.__cause__ = error
             error = unknown
-        failures = [Failure(item.message, error) for item in head.items if not item.awaited]
+        failures = [Failure(item.message, error) for item in head.items if not item.told]
         if failures:
             self.failed += len(failures)
             self.first_error = self.first_error or error
