@@ -1,17 +1,12 @@
-"""HTTP/1.1 from the client's side, without I/O: one request out, one answer in.
+"""HTTP/1.1 from the client's side, without I/O, and which failures of a connection are permanent.
 
-Owns: the bytes of a request, and following an answer as its bytes arrive (framing by httptools, the parser the server
-uses too). Does not own: sockets, pooling, time.
+Framing is by httptools. Measured on one core with a 200-byte commit, blocking http.client costs 97 microseconds of CPU
+a request, urllib3 264, niquests 442, aiohttp 82; this costs 38 blocking and 18 on asyncio. Also, only code that writes
+the bytes itself knows whether the last one was handed over, which separates *not accepted* from *unknown*.
 
-Why not a whole HTTP library: measured on one core with a 200-byte commit, blocking http.client costs 97 microseconds
-of CPU a request, urllib3 264, niquests 442, aiohttp 82; this costs 38 blocking and 18 on asyncio. And only who writes
-the bytes knows whether the last one was handed over, on which the difference between *not accepted* and *unknown*
-rests.
-
-A kept connection carries one kind of answer again and again, so its head is the same for a while, byte for byte. The
-parser's word on a head is kept with the head (``KnownHead``), and the same bytes are not parsed again.
-
-Failure model: bytes that are not an HTTP answer raise ``BadResponse``; the connection is then of no further use.
+Two failures are permanent: the certificate of the other side does not verify, or its first bytes are of the other
+protocol. Both come before anything was read. OpenSSL has the same words for TLS that breaks later, when a request may
+have been accepted, so a transport lets no ``ssl`` error of an established connection out.
 """
 
 from __future__ import annotations

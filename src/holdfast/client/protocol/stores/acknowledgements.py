@@ -1,10 +1,10 @@
-"""Acknowledgements of one subscriber on their way: which wait for company, which were sent and not answered.
+"""What one subscriber acknowledges, reports as started, and may receive. Pure.
 
-Owns: merging numbers into ranges, numbering frames, matching answers to who waits for them, what is sent again on the
-next connection. Does not own: when something is sent (``consuming``), the frames' bytes (``wire``).
-
-Failure model: pure. An acknowledgement is forgotten when the service has answered it, and not before; one that is sent
-again after it was carried out is stale, and changes nothing.
+An acknowledgement is kept until the service has replied to it. One that is sent again after it was carried out is stale
+and changes nothing. A ``started`` report is exact where it matters: it is sent before the message is handed out for the
+first ``EXACT_MESSAGES`` of a connection and for every redelivered message; after that one report goes out each
+``INTERVAL_MS``. Without a window of its own, a subscriber gets credit back half a window at a time as messages are
+taken; with one, as messages are acknowledged.
 """
 
 from __future__ import annotations

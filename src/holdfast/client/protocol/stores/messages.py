@@ -1,11 +1,12 @@
-"""The messages API on the wire, as a client speaks it: paths, bodies and frames.
+"""Requests, responses and frames of the message stores' API, and what an error code says about its request.
 
-Owns: the request for each route, the frames of a subscription, and the meaning of each answer's bytes. Does not own:
-when to send or repeat (``publishing``, ``consuming``, ``administration``), WebSocket framing (``web_socket``).
+Bodies are msgpack (bytes as bytes); errors are JSON or msgpack by content type. Bytes that the API does not describe
+raise ``CorruptData``; unknown fields are ignored, so that a newer service can add some. An unknown code becomes
+``Unavailable`` (5xx) or ``InvalidRequest``.
 
-Bodies are msgpack (bytes as bytes), errors are whatever the service sends, which is JSON or msgpack by content type.
-Failure model: bytes that are not what the API describes raise ``CorruptData``; unknown fields are ignored, so that a
-newer service can add some. A code that this version does not know becomes ``Unavailable`` (5xx) or ``InvalidRequest``.
+A code means "nothing was done" where the service gives it before or instead of the work: every response below 500, and
+of those above ``RETRIED_CODES``. Every other response of 500 and above leaves open what became of the request: the log
+may have it although writing or syncing it failed, or a newer service speaks.
 """
 
 from __future__ import annotations

@@ -1,7 +1,41 @@
-"""What a publisher was given to send, and what became of it.
+"""The machine of a publisher, without I/O: window, batches, numbers, retries and the result of each message.
 
-Owns: the shape of both. Does not own: what is sent when (``publishing``), who is told how (the shells).
-Failure model: pure.
+One request is in flight at a time, which keeps a publisher's order; messages that come meanwhile make the next one.
+Each request carries the publisher's id and a number for each message, so the store confirms a message that it already
+has with its first number instead of keeping it twice. The rule for every response:
+
+    the response                                 what is known   what happens
+    200                                          kept            the batch is confirmed
+    200 with duplicates of numbers that were     unknown         it is no confirmation: the batch fails with
+      never sent before                                          ``OutcomeUnknown``, the rest goes on under a new id
+    nothing, a broken connection, an uncoded     unknown         the same bytes again, until ``retry_duration`` is over;
+      5xx (some proxy), and every 5xx code but                   not after damage (corrupt_queue, ...), which no
+      those of the next row: outcome_unknown,                    repeating mends
+      internal, sync_failed, disk_full,
+      store_unavailable, ...
+    store_full, cluster_full, disk_limit,        not kept        again, until ``retry_duration`` is over; a batch that
+      no_quorum, overloaded, rate_limited,                       this publisher grouped is halved where the store is
+      not_leader, closed                                         full, as half may fit
+    message_too_large, malformed                 not kept        a grouped batch is halved until the culprit is alone;
+                                                                 it fails, the others go on in their order
+    unknown_publisher, sequence_gap              not kept now    the store has forgotten this publisher: it goes on
+                                                                 under a new id; what may have been kept fails
+    permission_denied, not_found, others         not kept        the batch fails
+    none: no place can be talked to at all       not kept        the batch fails
+
+    ``retry_duration`` is over                   not kept        the batch fails with the last error
+                                                 unknown         it fails with ``OutcomeUnknown``; the rest goes on
+                                                                 under a new id, as the next number is not known
+
+The codes that mean "not kept" are a positive list (``RETRIED_CODES``, ``is_unclear``): after any other the message may
+have been kept. A batch that
+was divided or renumbered has not been tried: it has the time of a request, even where ``retry_duration`` is over or 0.
+
+A batch that the application made (``add_batch``) is never divided: all of it or nothing. A publisher that the
+application numbers (``publisher_id`` and ``next_seq``) keeps its id and its numbers: after one failure everything
+after it fails too, because the store would refuse the gap.
+
+Failure model: the window bounds what is unconfirmed; nothing is dropped without an error in ``store_confirm_send``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,33 @@
-"""What the machine of a subscriber asks of its shell, and what it tells the application beside messages.
+"""The machines of a subscriber and of a watch, without I/O: credit, deliveries, acknowledgements, reconnecting.
 
-Owns: the shape of each step. Does not own: when which is asked for (``consuming``), carrying it out (the shells).
-Failure model: pure.
+    state         what happens                                  what ends it
+    connecting    a WebSocket is to be opened                   ``Connect`` was asked for -> opening
+    opening       the driver opens it                           opened -> attaching; refused for good -> ended; lost
+                                                                or ``timeout_ms`` over -> waiting; no endpoint is
+                                                                usable as configured -> ended
+    attaching     open, the service has not said ``attached``   attached -> attached; lost or silent -> waiting
+    attached      credit out, messages in, acknowledgements     lost or silent for ``timeout_ms`` -> waiting
+                  out, each frame answered by its id            a frame above ``event_bytes_max`` -> ended
+    waiting       a jittered pause that doubles, until a        connecting; ``retry_duration`` over -> ended
+                  connection brings more than ``attached``
+    ended         ``failure`` says why, None after a close      -
+
+A service is silent while no byte of it arrives; a long frame on a slow line is not silence.
+
+Coming back. A connection that breaks is replaced under the same subscriber name. What was received and not handed out
+is dropped, as the service delivers it again. Acknowledgements without a response go out again, first of all: the
+service lists those that come too late as stale, and they change nothing.
+
+Credit. Without ``prefetch`` the service bounds what a subscriber holds by the durable's own number, and credit comes
+back as messages are taken. With it, credit comes back after their acknowledgement: the subscriber never holds
+more. A message that is never acknowledged keeps its place until it comes back or the connection is replaced.
+
+Failure model: messages arrive at least once; ``redelivered`` is set on what may have been seen. Memory is bounded by
+the credit, which is never above the prefetch, and by ``advisories_max``.
+
+A watch is a subscriber of a map. Each connection begins with everything that is in the map, so a watch that comes back
+delivers what differs: a key with another revision as ``present``, a missing key as ``removed`` with the revision that
+its value had. Memory: the keys of the map with their revisions, and one change for each key that was not taken yet.
 """
 
 from __future__ import annotations
