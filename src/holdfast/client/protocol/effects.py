@@ -1,18 +1,13 @@
-"""What a client procedure asks of its shell, and what the shell answers.
+"""Effects that a client procedure asks for, the replies to them, and the events of a subscription.
 
-Owns: the closed list of effects and answers, and the type of a procedure. Does not own: sockets, clocks, randomness
-(the shells), or what to ask for next (``log_operations``, ``stream``).
+A procedure is a generator: it yields one effect at a time and is sent the reply. Time arrives in every reply as
+``now_ms`` of a clock that never steps back.
 
-A procedure is a generator: it yields one effect at a time and is sent that effect's answer. It never blocks, reads no
-clock and draws no random number, so the blocking and the asyncio client run the very same procedure. Time arrives in
-every answer as ``now_ms`` of a clock that never steps back.
+A request has three results. ``Response``: the whole response arrived. ``Failed(perhaps_accepted=False)``: the request
+cannot have been accepted, because its last byte was never handed over (no byte at all, where the service accepts it in
+parts). ``Failed(perhaps_accepted=True)``: unknown; in doubt a transport reports this.
 
-Failure model: a request has three answers. ``Response``: the whole answer arrived. ``Failed(perhaps_accepted=False)``:
-the request cannot have been accepted, because its last byte was never handed over (no byte at all, where the service
-accepts it in parts). ``Failed(perhaps_accepted=True)``:
-unknown. A shell in doubt says unknown.
-
-They are structs and not dataclasses because each request makes several: a frozen dataclass costs seven times as much.
+Effects are structs because each request makes several: a frozen dataclass costs seven times as much.
 """
 
 from __future__ import annotations

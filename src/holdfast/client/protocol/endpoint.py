@@ -1,7 +1,5 @@
 """Where a service listens, and which of several places is believed to lead.
 
-Owns: the text forms of an address, and the choice of the next place to ask. Does not own: connecting to it.
-
 Text forms: ``http://host:port``, ``https://host:port``, ``unix:/path``, and ``host:port`` as leaders advertise it
 (plain or TLS as the configured places are). Failure model: a leader's word about another leader is a hint. It changes
 where the next request goes, never what an answer means; one operation follows such hints once, so two servers that

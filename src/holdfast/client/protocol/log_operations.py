@@ -1,11 +1,8 @@
 """The protocol of one client operation, as procedures without I/O.
 
-Owns: when to send, when to repeat, when to ask, whom to ask, when to stop. Does not own: bytes (``messages``), sockets,
-clocks and random numbers (the shells), streams of events (``stream``).
+The rules for a commit, in the order in which they are tried on each reply:
 
-The rules for a commit, in the order they are tried on each answer:
-
-    the answer                                   what is known   what happens
+    the reply                                    what is known   what happens
     200 committed / not_committed                the outcome     it is returned
     coded 503 overloaded, not_leader, 429        not accepted    wait (Retry-After, jitter), the same attempt again
     not sent: no connection, last byte not out   not accepted    wait with jitter, the same attempt again

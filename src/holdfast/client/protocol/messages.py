@@ -1,8 +1,5 @@
 """Requests and answers of the HTTP API as the client speaks them.
 
-Owns: the request for each route, and the meaning of each answer's bytes. Does not own: when to send, repeat or ask
-(``log_operations``, ``stream``).
-
 Failure model: bytes that are not what the API describes are never guessed at. An error is trusted as *refused before it
 was accepted* only when its body carries one of our codes: a proxy's own 502 or 503 says nothing about the commit.
 Unknown fields in answers are ignored, so that a newer service can add some.

@@ -1,15 +1,12 @@
 """Following the change stream: decoding, proving that nothing is missing, and coming back.
 
-Owns: the text of server-sent events, the continuity proof, the resume point, the reconnecting procedure. Does not own:
-sockets and clocks (the shells), what a reader does with events (``holdfast.view``).
-
 The proof. Every transaction event names the version of the committed transaction before it in the log. On an unfiltered
 stream that must be the last one delivered; at the start, when that is not known, it must not be above the start point.
 Anything else raises ``CorruptData`` naming the versions: this reader stops rather than skip. A filtered stream leaves
 transactions out by design, so there only the order is checked and ``proves_completeness`` is False.
 
-Coming back. After a break the stream is opened again behind the last thing that was delivered (``Last-Event-ID``), with
-jittered waits that double and start anew whenever something arrives. Events that arrive twice are dropped.
+Coming back. After a break the stream is opened again after the last event that was delivered (``Last-Event-ID``), with
+jittered waits that double and start again whenever something arrives. Events that arrive twice are dropped.
 
 The log. A start point without a log id belongs to the log that answers first. From then on every start point carries
 the id that the last event had, and only the service judges it: another log refuses it, which ends the stream

@@ -1,9 +1,5 @@
 """A transaction being built: reads through the service or a view, writes collected, what was read remembered.
 
-Owns: which preconditions a read leaves behind, what a read sees of the transaction's own writes, and the loop that
-makes the transaction anew on a conflict. Does not own: carrying out reads and waits (the shells), one commit's
-retries (``log_operations``).
-
 What a read promises. The source may be newer than the transaction's read version, never older. A key that was found
 with version v is recorded as unchanged after max(v, read version); an absent one as unchanged after the read version;
 a range as unchanged after the version its answer vouches for. If every precondition holds at the commit, every value

@@ -1,10 +1,7 @@
 """Connections of the asyncio client: transports, their pool, one exchange on one of them.
 
-Owns: transports, their bounds, and that none outlives its client. Does not own: what is sent or what a failure means
-(``log_operations``).
-
-Failure model: once a request was given to the transport it may have been accepted; only a connection that could not be
-made was certainly not. A cancelled exchange drops its connection.
+Once a request was given to the transport it may have been accepted; only a connection that could not be made was
+certainly not. A cancelled exchange drops its connection. No transport outlives its client.
 """
 
 from __future__ import annotations

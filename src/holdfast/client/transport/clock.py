@@ -1,7 +1,4 @@
-"""What both shells need of the world: the clock, a drawn wait, and how results are handed out.
-
-Owns: reading the clock and drawing waits for procedures. Does not own: sockets (``sockets``, ``transports``).
-"""
+"""The clock, and waits drawn at random: the only place where the clients read either."""
 
 from __future__ import annotations
 

@@ -1,9 +1,7 @@
 """Connections of the blocking client: sockets, their pool, one exchange on one of them.
 
-Owns: sockets and their bounds. Does not own: what is sent or what a failure means (``log_operations``).
-
-Failure model: a request whose last byte was not handed to the kernel was not accepted, unless the service accepts it in
-parts; any later failure is unknown. An error of ``ssl`` is of the handshake: TLS that breaks later is a broken
+A request whose last byte was not handed to the kernel was not accepted, unless the service accepts it in parts; after
+any later failure the outcome is unknown. An ``ssl`` error is of the handshake: TLS that breaks later is a broken
 connection.
 """
 
@@ -127,7 +125,7 @@ class Connection:
 
 
 def _broken(error: ssl.SSLError) -> ConnectionError:
-    """What is told of TLS that breaks behind its handshake: ``unusable`` takes an error of ``ssl`` for one of that."""
+    """The error for TLS that breaks after its handshake; an ``ssl`` error would mean the handshake itself failed."""
     return ConnectionError(f"the connection broke: {error}")
 
 

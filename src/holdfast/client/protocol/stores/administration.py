@@ -1,9 +1,6 @@
-"""Questions to the message stores with one answer each, as procedures without I/O.
+"""Requests to the message stores with one response each, as procedures without I/O.
 
-Owns: definitions, purge, rewind, browsing, keys and locks of maps: the request, when it is repeated, what its answer
-means. Does not own: publishing and subscribing (``publishing``, ``consuming``), sockets (the shells).
-
-Failure model: what may be repeated harmlessly is repeated for ``within_ms``. A change that depends on what is there (a
+A request that may be repeated harmlessly is repeated for ``within_ms``. A change that depends on the current state (a
 compare-and-set, a lock) is sent again only while it was certainly not accepted; otherwise ``OutcomeUnknown`` is raised.
 """
 

@@ -28,8 +28,8 @@ has with its first number instead of keeping it twice. The rule for every respon
                                                                  under a new id, as the next number is not known
 
 The codes that mean "not kept" are a positive list (``RETRIED_CODES``, ``is_unclear``): after any other the message may
-have been kept. A batch that
-was divided or renumbered has not been tried: it has the time of a request, even where ``retry_duration`` is over or 0.
+have been kept. A batch that was divided or renumbered has not been tried: it has the time of a request, even where
+``retry_duration`` is over or 0.
 
 A batch that the application made (``add_batch``) is never divided: all of it or nothing. A publisher that the
 application numbers (``publisher_id`` and ``next_seq``) keeps its id and its numbers: after one failure everything
@@ -202,7 +202,7 @@ class _Batch:
 
 
 class PublisherMachine:
-    """The machine. Its shell calls ``next_step``, carries the step out, tells the answer, and repeats.
+    """The machine. Its driver calls ``next_step``, carries the step out, reports the reply, and repeats.
 
     ``entropy`` makes the ids of a publisher that numbers its own messages. Threads must not call it at the same time.
     """
@@ -250,7 +250,7 @@ class PublisherMachine:
         """How many messages failed since ``take_failures``, those no longer kept included."""
         self.first_error: HoldfastError | None = None
 
-    # what the application does
+    # called by the application
 
     @property
     def publisher_id(self) -> str:
@@ -329,7 +329,7 @@ class PublisherMachine:
         while self._queue:
             self._fail_head(error)
 
-    # what the shell does
+    # called by the driver
 
     def next_step(self, now_ms: float) -> Send | Wait | None:
         """Next: send, then ``on_response``; wait, then ``waited``; or None until something is added.

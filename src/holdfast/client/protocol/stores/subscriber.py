@@ -190,7 +190,7 @@ _CONNECTED: Final = frozenset({_State.OPENING, _State.ATTACHING, _State.ATTACHED
 
 
 class SubscriberMachine:
-    """The machine. Its shell calls ``next_step``, carries it out, tells what came, and repeats.
+    """The machine. Its driver calls ``next_step``, carries the step out, reports what arrived, and repeats.
 
     Threads must not call it at the same time.
     """
@@ -243,7 +243,7 @@ class SubscriberMachine:
         self.on_advisory: Callable[[Advisory], None] | None = None
         self.failure: HoldfastError | None = None
 
-    # what the application does
+    # called by the application
 
     @property
     def has_ended(self) -> bool:
@@ -381,7 +381,7 @@ class SubscriberMachine:
         self._ready.clear()
         self._acks.fail(failure if failure is not None else Closed("the subscriber was closed before the answer came"))
 
-    # what the shell does
+    # called by the driver
 
     def next_step(self, now_ms: float) -> Step:
         """What to do now."""
@@ -517,7 +517,7 @@ class SubscriberMachine:
     # the rules
 
     def watched(self, frame: ChangesFrame | CurrentFrame) -> None:
-        """What is told of a map: for ``watching``, who else subscribes to one listens to advisories alone."""
+        """Changes of a map, for ``WatchMachine``; other subscribers of a map get advisories only."""
 
     def attached(self) -> None:
         """A connection begins."""
@@ -613,7 +613,7 @@ class SubscriberMachine:
 
     @property
     def has_outgoing(self) -> bool:
-        """Whether the shell should be woken to send."""
+        """Whether the driver should be woken to send."""
         return bool(self._outgoing)
 
     def _require_usable(self) -> None:

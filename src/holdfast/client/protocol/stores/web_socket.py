@@ -1,9 +1,6 @@
-"""A WebSocket from the client's side, without I/O: bytes in, what they mean out.
+"""A WebSocket from the client's side, without I/O: bytes in, events out; framing by the library websockets.
 
-Owns: the handshake and the framing, by the library websockets. Does not own: sockets and time (the shells), the meaning
-of payloads (``wire``).
-
-Failure model: whatever is not a WebSocket ends in ``Disconnected`` with the reason; it never raises. A payload above
+Anything that is not a WebSocket ends in ``Disconnected`` with the reason; nothing is raised. A payload above
 ``payload_bytes_max`` ends the connection with ``TooLarge``.
 """
 
