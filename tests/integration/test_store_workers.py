@@ -16,8 +16,8 @@ import pytest
 from tests.integration.test_store_client import NAMES, Service, wait_until
 
 from holdfast.aio import StoreClient as AsyncStoreClient
+from holdfast.client.protocol.stores.publisher import Blockage
 from holdfast.client.stores import Advisory, Delivery, Message, PublisherOptions, StoreClient, SubscriberOptions
-from holdfast.client.stores.blockage import Blockage
 
 WORK = {"type": "shared", "max_delivery": 5}
 """The definition of the README."""

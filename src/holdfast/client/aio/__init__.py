@@ -1,1 +1,5 @@
-"""The asyncio clients: one class per client of the log or of a store, and the connections that they use."""
+"""The asyncio clients, written by hand: they carry out effects with ``client.transport.aio``.
+
+``client`` is the client of the log; ``stores`` is the client of the message stores, which makes publishers, subscribers
+and watches. The blocking clients are generated from these files.
+"""

@@ -1,10 +1,7 @@
-"""The asyncio client of the message stores: administration, maps, browsers; where publishers and subscribers begin.
+"""The asyncio client of the message stores: administration, maps, browsers; it makes publishers and subscribers.
 
-Owns: the public classes and the ends of their lives. Does not own: connections (``client.transports``), publishers and
-subscribers (``asynchronous_publisher``, ``asynchronous_subscriber``), any decision about repeating (the machines and
-procedures). A client belongs to the loop it is first used on; any number of tasks may share it.
-
-Failure model: as the procedures say; a cancelled operation may have been carried out.
+A client belongs to the event loop that it is first used on; any number of tasks may share it. A cancelled operation
+may have been carried out.
 """
 
 from __future__ import annotations
@@ -18,17 +15,16 @@ from typing import Self
 from holdfast.client.aio.client import Client
 from holdfast.client.aio.publisher import Publisher
 from holdfast.client.aio.subscriber import Subscriber
-from holdfast.client.aio.transports import Pool
 from holdfast.client.aio.watch import Watch
-from holdfast.client.protocol.options import ClientOptions
-from holdfast.client.protocol.shell import now_ms, token_of
-from holdfast.client.stores import administration
-from holdfast.client.stores.administration import ClusterCommand, Definition, Lock, Redelivered
-from holdfast.client.stores.consuming import Consuming
-from holdfast.client.stores.options import FOR_EVER, PublisherOptions, SubscriberOptions, within_ms
-from holdfast.client.stores.publishing import Publishing
-from holdfast.client.stores.watching import Watching
-from holdfast.client.stores.wire import durable_path, query_of, store_path, template_path
+from holdfast.client.protocol.http1 import token_of
+from holdfast.client.protocol.options import FOR_EVER, ClientOptions, PublisherOptions, SubscriberOptions, within_ms
+from holdfast.client.protocol.stores import administration
+from holdfast.client.protocol.stores.administration import ClusterCommand, Definition, Lock, Redelivered
+from holdfast.client.protocol.stores.messages import durable_path, query_of, store_path, template_path
+from holdfast.client.protocol.stores.publisher import PublisherMachine
+from holdfast.client.protocol.stores.subscriber import SubscriberMachine, WatchMachine
+from holdfast.client.transport import aio as transport
+from holdfast.client.transport.clock import now_ms
 from holdfast.stores.values.messages import Delivery
 from holdfast.wire.stores import Entry, Purged
 
@@ -43,7 +39,11 @@ def _deleting(delete: bool) -> str:
 
 
 class StoreClient:
-    """An asyncio client of the message stores; arguments as for ``holdfast.client.stores.StoreClient``."""
+    """An asyncio client of the message stores.
+
+    ``url``: ``http://host:port``, ``https://host:port``, ``unix:/path``, or several of them for one service and its
+    standbys. ``token``: bearer token. ``tls``: how servers are verified (default: the system's authorities).
+    """
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class StoreClient:
         self._client = Client(url, token=token, tls=tls, options=options)
         self._token = token_of(token)
         # Of their own: a service that once served a rarer request on a connection keeps to its slower lane there.
-        self._publishing = Pool(self._client.session.options, self._token, tls)
+        self._publishing = transport.Pool(self._client.session.options, self._token, tls)
         self._tls = tls
 
     async def __aenter__(self) -> Self:
@@ -69,8 +69,7 @@ class StoreClient:
 
     async def aclose(self) -> None:
         """Close every connection of requests. Publishers and subscribers are closed by themselves, before this."""
-        self._publishing.close()
-        await self._publishing.departed()
+        await self._publishing.aclose()
         await self._client.aclose()
 
     # who sends and who receives
@@ -85,7 +84,7 @@ class StoreClient:
     ) -> Publisher:
         """Somebody who sends to a store. ``publisher_id`` and ``next_seq``: the application numbers its messages."""
         options = options if options is not None else PublisherOptions()
-        machine = Publishing(
+        machine = PublisherMachine(
             self._client.session,
             store,
             options,
@@ -113,7 +112,7 @@ class StoreClient:
         """
         options = options if options is not None else SubscriberOptions()
         name = subscriber if subscriber is not None else f"subscriber-{secrets.token_hex(8)}"
-        machine = Consuming(
+        machine = SubscriberMachine(
             self._client.session, store, durable, name, options, template=template, matcher=matcher, key=key
         )
         payload_bytes_max = self._client.session.options.event_bytes_max
@@ -124,7 +123,7 @@ class StoreClient:
     ) -> Watch:
         options = options if options is not None else SubscriberOptions()
         watcher = owner if owner is not None else f"watch-{secrets.token_hex(8)}"
-        machine = Watching(self._client.session, store, name, watcher, options, key=key, prefix=prefix)
+        machine = WatchMachine(self._client.session, store, name, watcher, options, key=key, prefix=prefix)
         payload_bytes_max = self._client.session.options.event_bytes_max
         subscriber = Subscriber(machine, options, token=self._token, tls=self._tls, payload_bytes_max=payload_bytes_max)
         return Watch(machine, subscriber)

@@ -1,51 +1,91 @@
-"""What a client procedure asks of its shell, and what the shell answers.
+"""Effects that a client procedure asks for, the replies to them, and the events of a subscription.
 
-Owns: the closed list of effects and answers, and the type of a procedure. Does not own: sockets, clocks, randomness
-(the shells), or what to ask for next (``core``, ``stream``).
+A procedure is a generator: it yields one effect at a time and is sent the reply. Time arrives in every reply as
+``now_ms`` of a clock that never steps back.
 
-A procedure is a generator: it yields one effect at a time and is sent that effect's answer. It never blocks, reads no
-clock and draws no random number, so the blocking and the asyncio client run the very same procedure. Time arrives in
-every answer as ``now_ms`` of a clock that never steps back.
+A request has three results. ``Response``: the whole response arrived. ``Failed(perhaps_accepted=False)``: the request
+cannot have been accepted, because its last byte was never handed over (no byte at all, where the service accepts it in
+parts). ``Failed(perhaps_accepted=True)``: unknown; in doubt a transport reports this.
 
-Failure model: a request has three answers. ``Reply``: the whole answer arrived. ``Failed(perhaps_accepted=False)``:
-the request cannot have been accepted, because its last byte was never handed over (no byte at all, where the service
-accepts it in parts). ``Failed(perhaps_accepted=True)``:
-unknown. A shell in doubt says unknown.
-
-They are structs and not dataclasses because each request makes several: a frozen dataclass costs seven times as much.
+Effects are structs because each request makes several: a frozen dataclass costs seven times as much.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-if TYPE_CHECKING:
-    from holdfast.client.protocol.endpoint import Endpoint
-    from holdfast.client.protocol.events import Event
-    from holdfast.client.protocol.transaction import TransactionBuilder
-    from holdfast.errors import HoldfastError
+from holdfast.commit.format.transaction import Operation
 
 __all__ = [
-    "Answer",
+    "Reply",
     "AwaitVersion",
+    "Checkpoint",
     "Chunk",
     "Decide",
     "Deliver",
     "Effect",
+    "Event",
     "Failed",
     "Open",
     "Opened",
     "Procedure",
     "Receive",
-    "Reply",
+    "Response",
     "Request",
+    "RolledBack",
     "Send",
+    "TransactionEvent",
     "Wait",
     "Woken",
 ]
+
+if TYPE_CHECKING:
+    from holdfast.client.protocol.endpoint import Endpoint
+    from holdfast.errors import HoldfastError
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionEvent:
+    """One committed transaction (``durable``), or one that was resolved and is not durable yet.
+
+    ``prev_version`` is the version of the committed transaction before it in the log, filtered or not. ``log_id`` names
+    the log, here and in the other events; None from a service before log ids.
+    ``operations`` are in order: later ones win. A filtered stream carries the operations that the filter lets through.
+    """
+
+    version: int
+    prev_version: int
+    request_id: str | None
+    leader_id: str
+    time_ms: int
+    operations: tuple[Operation, ...]
+    durable: bool = True
+    log_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """Everything at or below ``committed_version`` is durable and, in a durable stream, was delivered before this."""
+
+    committed_version: int
+    leader_id: str
+    log_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RolledBack:
+    """Forget every transaction above ``to``: it never became durable. Only in streams with ``durable=False``."""
+
+    to: int
+    leader_id: str
+    log_id: str | None = None
+
+
+Event = TransactionEvent | Checkpoint | RolledBack
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -62,7 +102,7 @@ class Request(msgspec.Struct, frozen=True):
 
 
 class Send(msgspec.Struct, frozen=True):
-    """Send the request once and collect the whole answer. Answered by ``Reply`` or ``Failed``."""
+    """Send the request once and collect the whole answer. Answered by ``Response`` or ``Failed``."""
 
     endpoint: Endpoint
     request: Request
@@ -78,9 +118,7 @@ class Wait(msgspec.Struct, frozen=True):
 
 
 class Decide(msgspec.Struct, frozen=True):
-    """Let the caller's function read and write through the builder. Answered by ``Woken``; its exceptions end all."""
-
-    builder: TransactionBuilder
+    """Call the caller's function with the transaction's builder. The reply is ``Woken``; an exception ends it all."""
 
 
 class AwaitVersion(msgspec.Struct, frozen=True):
@@ -91,7 +129,7 @@ class AwaitVersion(msgspec.Struct, frozen=True):
 
 
 class Open(msgspec.Struct, frozen=True):
-    """Close the open stream, if any, and open this one. Answered by ``Opened``, ``Reply`` (refused) or ``Failed``."""
+    """Close the open stream and open this one. The reply is ``Opened``, ``Response`` (refused) or ``Failed``."""
 
     endpoint: Endpoint
     request: Request
@@ -113,7 +151,7 @@ class Deliver(msgspec.Struct, frozen=True):
 Effect = Send | Wait | Decide | AwaitVersion | Open | Receive | Deliver
 
 
-class Reply(msgspec.Struct, frozen=True):
+class Response(msgspec.Struct, frozen=True):
     """The whole answer. Header names are lowercase."""
 
     now_ms: float
@@ -164,7 +202,7 @@ class Chunk(msgspec.Struct, frozen=True):
     data: bytes
 
 
-Answer = Reply | Failed | Woken | Opened | Chunk
+Reply = Response | Failed | Woken | Opened | Chunk
 
 Result = TypeVar("Result")
-Procedure = Generator[Effect, Answer, Result]
+Procedure = Generator[Effect, Reply, Result]

@@ -1,7 +1,5 @@
 """Where a service listens, and which of several places is believed to lead.
 
-Owns: the text forms of an address, and the choice of the next place to ask. Does not own: connecting to it.
-
 Text forms: ``http://host:port``, ``https://host:port``, ``unix:/path``, and ``host:port`` as leaders advertise it
 (plain or TLS as the configured places are). Failure model: a leader's word about another leader is a hint. It changes
 where the next request goes, never what an answer means; one operation follows such hints once, so two servers that
@@ -10,13 +8,14 @@ name each other cannot send a client round for ever.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from urllib.parse import urlsplit
 
 import msgspec
 
 from holdfast.errors import HoldfastError, InvalidRequest
 
-__all__ = ["Endpoint", "Route", "Unusable", "parse_endpoint"]
+__all__ = ["Endpoint", "Route", "UnusableEndpoints", "parse_endpoint", "routes_of"]
 
 
 class Endpoint(msgspec.Struct, frozen=True, cache_hash=True):
@@ -117,7 +116,7 @@ class Route:
         return True
 
 
-class Unusable:
+class UnusableEndpoints:
     """Places that cannot be talked to before somebody mends a configuration, as one operation has met them."""
 
     def __init__(self, route: Route) -> None:
@@ -140,3 +139,9 @@ class Unusable:
     def elsewhere(self, asked: Endpoint) -> str | None:
         """The problem of another place than ``asked``, if there is one, for people."""
         return next((problem.statement() for place, problem in self._problems.items() if place != asked), None)
+
+
+def routes_of(url: str | Sequence[str]) -> Route:
+    """The places a client was configured with. Raises: InvalidRequest."""
+    texts = [url] if isinstance(url, str) else list(url)
+    return Route(tuple(parse_endpoint(text) for text in texts))

@@ -1,8 +1,5 @@
 """Requests and answers of the HTTP API as the client speaks them.
 
-Owns: the request for each route, and the meaning of each answer's bytes. Does not own: when to send, repeat or ask
-(``core``, ``stream``).
-
 Failure model: bytes that are not what the API describes are never guessed at. An error is trusted as *refused before it
 was accepted* only when its body carries one of our codes: a proxy's own 502 or 503 says nothing about the commit.
 Unknown fields in answers are ignored, so that a newer service can add some.
@@ -17,7 +14,7 @@ from urllib.parse import quote, urlencode
 
 import msgspec
 
-from holdfast.client.protocol.effects import Reply, Request
+from holdfast.client.protocol.effects import Request, Response
 from holdfast.commit.format.transaction import Transaction
 from holdfast.errors import (
     Backpressure,
@@ -146,12 +143,12 @@ def range_request(begin: bytes, end: bytes | None, limit: int, at: LogPosition |
     return Request("GET", f"/v1/range?{urlencode(query)}")
 
 
-def decode_body(reply: Reply, shape: type[Shape]) -> Shape:
+def decode_body(response: Response, shape: type[Shape]) -> Shape:
     """The body of a successful answer. Raises: CorruptData."""
     try:
-        return msgspec.json.decode(reply.body, type=shape)
+        return msgspec.json.decode(response.body, type=shape)
     except UNDECODABLE as error:
-        raise CorruptData("the service answered something the API does not describe", status=reply.status) from error
+        raise CorruptData("the service answered something the API does not describe", status=response.status) from error
 
 
 def decode_commit(body: bytes) -> CommitReceipt | NotCommitted | None:
@@ -181,10 +178,10 @@ def decode_items(body: bytes) -> list[CommitReceipt | NotCommitted | ErrorBody]:
     return results
 
 
-def service_error(reply: Reply) -> ErrorBody | None:
+def service_error(response: Response) -> ErrorBody | None:
     """The coded error in an answer, or None when it carries none."""
     try:
-        error = _ERROR.decode(reply.body).error
+        error = _ERROR.decode(response.body).error
         Code(error.code)
     except (*UNDECODABLE, ValueError):
         return None

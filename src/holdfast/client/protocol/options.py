@@ -1,15 +1,24 @@
-"""How patient a client is.
+"""The bounds of clients, publishers and subscribers: every wait, retry and buffer.
 
-Owns: the bounds of every wait, retry and buffer. Does not own: when they apply (``core``, ``stream``, the shells).
+A value that cannot be meant raises ``InvalidRequest`` before anything is sent.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import Final, Literal
 
 from holdfast.errors import Code, InvalidRequest
 
-__all__ = ["ClientOptions"]
+__all__ = [
+    "ClientOptions",
+    "FOR_EVER",
+    "PublisherMode",
+    "PublisherOptions",
+    "SubscriberOptions",
+    "within_ms",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,3 +56,121 @@ class ClientOptions:
                 )
         if self.retry_base_ms > self.retry_max_ms:
             raise InvalidRequest("retry_base_ms is above retry_max_ms", code=Code.BAD_CONFIGURATION)
+
+
+PublisherMode = Literal["store_confirm_send", "store_send_noconfirm"]
+
+FOR_EVER: Final = -1.0
+"""A ``retry_duration`` without an end."""
+
+
+@dataclass(frozen=True, slots=True)
+class PublisherOptions:
+    """Every bound of a publisher.
+
+    ``mode``: ``store_confirm_send`` waits for the store's word on every message; ``store_send_noconfirm`` sends once,
+    hears of no failure and loses what does not arrive. ``window_messages`` and ``window_bytes``: how much may be
+    unconfirmed before sending waits. ``batch_messages`` and ``batch_bytes``: the most that one request carries.
+    ``linger_ms``: how long the first message of a request waits for company while nothing is under way; a message
+    that comes while a request is under way waits for its answer in any case, so 0 already makes batches under load.
+    ``retry_duration``: for how many seconds a batch is tried again after no quorum, a lost connection, a full store or
+    a full disk; 0 not at all, -1 for ever. ``close_linger``: for how many seconds closing waits for confirmations.
+    ``failures_max``: how many failures are kept for ``take_failures``; of further ones only the number.
+    """
+
+    mode: PublisherMode = "store_confirm_send"
+    window_messages: int = 1_024
+    window_bytes: int = 16 << 20
+    batch_messages: int = 1_000
+    batch_bytes: int = 1 << 20
+    linger_ms: float = 0
+    retry_duration: float = FOR_EVER
+    close_linger: float = 5.0
+    failures_max: int = 10_000
+
+    def __post_init__(self) -> None:
+        _require_positive(self, "window_messages", "window_bytes", "batch_messages", "batch_bytes", "failures_max")
+        _require_not_negative(self, "linger_ms", "close_linger")
+        _require_retry_duration(self.retry_duration)
+        if self.mode not in ("store_confirm_send", "store_send_noconfirm"):
+            raise InvalidRequest("there is no such mode", code=Code.BAD_CONFIGURATION, mode=self.mode)
+
+    @property
+    def confirms(self) -> bool:
+        """Whether the store's word is waited for."""
+        return self.mode == "store_confirm_send"
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriberOptions:
+    """Every bound of a subscriber.
+
+    ``explicit_ack``: False acknowledges a message when the next one is asked for, or the callback returned; what is
+    worked on when the subscriber is left comes again.
+    ``prefetch``: how many messages it holds unacknowledged at most, None for the durable's own number.
+    ``ack_batch_count`` and ``ack_batch_time``: acknowledgements go out together, after so many or so many seconds;
+    None for what the durable says. ``retry_duration``: for how many seconds a service that was lost is looked for; 0
+    not at all, -1 for ever. ``heartbeat_ms``: how often an idle connection is probed; ``timeout_ms``: for how long a
+    service may be silent before it counts as lost. ``advisories_max``: older ones that nobody took are forgotten.
+    """
+
+    explicit_ack: bool = False
+    prefetch: int | None = None
+    ack_batch_count: int | None = None
+    ack_batch_time: float | None = None
+    retry_duration: float = FOR_EVER
+    heartbeat_ms: float = 2_000
+    timeout_ms: float = 5_000
+    close_linger: float = 5.0
+    advisories_max: int = 1_000
+
+    def __post_init__(self) -> None:
+        _require_positive(self, "heartbeat_ms", "timeout_ms", "advisories_max")
+        _require_not_negative(self, "close_linger")
+        _require_retry_duration(self.retry_duration)
+        if self.prefetch is not None:
+            _require_positive(self, "prefetch")
+        if self.ack_batch_count is not None:
+            _require_positive(self, "ack_batch_count")
+        if self.ack_batch_time is not None:
+            _require_not_negative(self, "ack_batch_time")
+        if self.heartbeat_ms >= self.timeout_ms:
+            raise InvalidRequest(
+                "a heartbeat must be shorter than the time-out, or every idle connection counts as lost",
+                code=Code.BAD_CONFIGURATION,
+                heartbeat_ms=self.heartbeat_ms,
+                timeout_ms=self.timeout_ms,
+            )
+
+
+def _require_positive(options: PublisherOptions | SubscriberOptions, *names: str) -> None:
+    for name in names:
+        value: float = getattr(options, name)
+        if not value > 0:
+            raise InvalidRequest("a bound must be above zero", code=Code.BAD_CONFIGURATION, option=name, value=value)
+
+
+def _require_not_negative(options: PublisherOptions | SubscriberOptions, *names: str) -> None:
+    for name in names:
+        value: float = getattr(options, name)
+        if not value >= 0 or math.isinf(value):
+            raise InvalidRequest("a time must be zero or more", code=Code.BAD_CONFIGURATION, option=name, value=value)
+
+
+def _require_retry_duration(seconds: float) -> None:
+    if math.isnan(seconds) or (seconds < 0 and seconds != FOR_EVER):
+        raise InvalidRequest(
+            "retry_duration is 0 for none, -1 for ever, or a number of seconds",
+            code=Code.BAD_CONFIGURATION,
+            retry_duration=seconds,
+        )
+
+
+def within_ms(retry_duration: float) -> float:
+    """A ``retry_duration`` in milliseconds. Raises: InvalidRequest.
+
+    >>> within_ms(1.5), within_ms(FOR_EVER)
+    (1500.0, inf)
+    """
+    _require_retry_duration(retry_duration)
+    return math.inf if retry_duration == FOR_EVER else retry_duration * 1000

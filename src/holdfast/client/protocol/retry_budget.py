@@ -1,24 +1,21 @@
-"""How long one operation goes on, and whom it asks next.
+"""How long one operation retries, and which endpoint it asks next.
 
-Owns: the waits between tries and their bound, following a leader that was named, giving up where waiting is of no use.
-Does not own: what an answer means (``core``, ``stream``), the places themselves (``endpoint``), waiting (the shells).
-
-Failure model: as ``endpoint`` says of a leader's word. Every wait is within the operation's bound.
+Every wait is within the operation's bound. A leader named by a response is a hint (see ``endpoint``).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from holdfast.client.protocol.effects import Failed, Procedure, Reply, Wait, Woken
-from holdfast.client.protocol.endpoint import Endpoint, Route, Unusable
+from holdfast.client.protocol.effects import Failed, Procedure, Response, Wait, Woken
+from holdfast.client.protocol.endpoint import Endpoint, Route, UnusableEndpoints
 from holdfast.client.protocol.messages import Place, error_of, position_of, retry_after_ms, service_error
 from holdfast.client.protocol.options import ClientOptions
 from holdfast.errors import Code, HoldfastError, Unavailable
 from holdfast.values import LogPosition
 from holdfast.wire.log import ErrorBody
 
-__all__ = ["COORDINATION_CODES", "Patience", "Session", "pause"]
+__all__ = ["COORDINATION_CODES", "RetryBudget", "Session", "pause"]
 
 COORDINATION_CODES = frozenset({Code.NOT_LEADER, Code.LEADER_CHANGED, Code.LEADER_ALIVE, Code.DEPOSED})
 """Errors that say: ask the leader instead."""
@@ -50,7 +47,7 @@ class Session:
         elif version > newest.version:
             self.newest = LogPosition(version, newest.log_id)
 
-    def placed(self, place: Place) -> LogPosition:
+    def resolve_position(self, place: Place) -> LogPosition:
         """A place that a caller named; a number alone belongs to the log last heard of. Raises: InvalidRequest."""
         position = position_of(place)
         return position if position.log_id is not None else position._replace(log_id=self.log_id)
@@ -62,7 +59,7 @@ class Session:
         return error_of(error, status)
 
 
-class Patience:
+class RetryBudget:
     """How long one operation has waited and how long it waits next: full jitter under a doubling ceiling."""
 
     def __init__(self, session: Session, now_ms: float, within_ms: float) -> None:
@@ -74,16 +71,16 @@ class Patience:
         """When it was last answered: what comes after it begins then, whatever it ended with."""
         self.sent_by: Endpoint | None = None
         """Who named the leader that is asked now."""
-        self._unusable: Unusable | None = None
+        self._unusable: UnusableEndpoints | None = None
 
     @property
-    def unusable(self) -> Unusable:
+    def unusable(self) -> UnusableEndpoints:
         """What places it has met that cannot be talked to. Most operations meet none, and never ask."""
         if self._unusable is None:
-            self._unusable = Unusable(self._route)
+            self._unusable = UnusableEndpoints(self._route)
         return self._unusable
 
-    def spent(self, now_ms: float) -> bool:
+    def exhausted(self, now_ms: float) -> bool:
         """No more tries."""
         return now_ms >= self._end_ms
 
@@ -99,39 +96,39 @@ class Patience:
         """Time until this operation gives up, at least one millisecond."""
         return max(1.0, self._end_ms - now_ms)
 
-    def missed(self, asked: Endpoint, answer: Failed) -> None:
+    def missed(self, asked: Endpoint, reply: Failed) -> None:
         """``asked`` has not answered: the next request goes elsewhere, unless it was not asked at all.
 
         Raises: InvalidRequest (bad_configuration) when no configured place can be talked to, nor a leader it named.
         """
-        if answer.asked:
+        if reply.asked:
             self._route.failed(asked)
-        if answer.problem is not None and self.unusable.met(answer.problem, asked, self.sent_by):
-            raise answer.problem
+        if reply.problem is not None and self.unusable.met(reply.problem, asked, self.sent_by):
+            raise reply.problem
 
-    def unreachable(self, what: str, asked: Endpoint, answer: Failed, after: int | None = None) -> Unavailable:
+    def unreachable(self, what: str, asked: Endpoint, reply: Failed, after: int | None = None) -> Unavailable:
         """The error when time is up."""
         elsewhere = self.unusable.elsewhere(asked)
-        return Unavailable(f"{what}: {answer.reason}", endpoint=asked, elsewhere=elsewhere, after=after)
+        return Unavailable(f"{what}: {reply.reason}", endpoint=asked, elsewhere=elsewhere, after=after)
 
 
-def pause(session: Session, patience: Patience, asked: Endpoint, answer: Reply | Failed) -> Procedure[float]:
+def pause(session: Session, budget: RetryBudget, asked: Endpoint, reply: Response | Failed) -> Procedure[float]:
     """Wait as the answer asks, or not at all when it names another leader that was not followed yet."""
     at_least = 0.0
-    reason = answer.reason if isinstance(answer, Failed) else f"HTTP status {answer.status}"
-    if isinstance(answer, Reply):
-        patience.unusable.heard(asked)
-        error = service_error(answer)
+    reason = reply.reason if isinstance(reply, Failed) else f"HTTP status {reply.status}"
+    if isinstance(reply, Response):
+        budget.unusable.heard(asked)
+        error = service_error(reply)
         reason = reason if error is None else str(error.code)
         if error is not None and error.code in COORDINATION_CODES and session.options.follow_leader:
-            if patience.sent_by is None and session.route.follow(asked, error.leader_address):
-                patience.sent_by = asked
-                return answer.now_ms
-            if patience.sent_by is not None or not error.leader_address:
+            if budget.sent_by is None and session.route.follow(asked, error.leader_address):
+                budget.sent_by = asked
+                return reply.now_ms
+            if budget.sent_by is not None or not error.leader_address:
                 session.route.failed(asked)
-        at_least = float(retry_after_ms(error, answer.headers) or 0)
-    woken = yield patience.next_wait(answer.now_ms, at_least, reason)
+        at_least = float(retry_after_ms(error, reply.headers) or 0)
+    woken = yield budget.next_wait(reply.now_ms, at_least, reason)
     assert isinstance(woken, Woken), "a Wait is answered by Woken"
-    patience.now_ms = woken.now_ms
-    patience.sent_by = None
+    budget.now_ms = woken.now_ms
+    budget.sent_by = None
     return woken.now_ms

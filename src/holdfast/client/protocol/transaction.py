@@ -1,9 +1,5 @@
 """A transaction being built: reads through the service or a view, writes collected, what was read remembered.
 
-Owns: which preconditions a read leaves behind, what a read sees of the transaction's own writes, and the loop that
-makes the transaction anew on a conflict. Does not own: carrying out reads and waits (the shells), one commit's
-retries (``core``).
-
 What a read promises. The source may be newer than the transaction's read version, never older. A key that was found
 with version v is recorded as unchanged after max(v, read version); an absent one as unchanged after the read version;
 a range as unchanged after the version its answer vouches for. If every precondition holds at the commit, every value
@@ -20,10 +16,12 @@ Failure model: the function may run several times; it must have no effect but th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, Protocol
+from dataclasses import dataclass
+from typing import Final, Generic, Protocol, TypeVar
 
-from holdfast.client.protocol import core
+from holdfast.client.protocol import log_operations
 from holdfast.client.protocol.effects import AwaitVersion, Decide, Failed, Procedure, Woken
+from holdfast.client.protocol.retry_budget import RetryBudget, Session
 from holdfast.commit.format.transaction import (
     Delete,
     Operation,
@@ -38,9 +36,19 @@ from holdfast.errors import Conflict, InvalidRequest, Unavailable
 from holdfast.values import LogPosition
 from holdfast.wire.log import CommitReceipt, Found, FoundRange
 
-__all__ = ["ReadableView", "ServiceSource", "SnapshotMoved", "Source", "TransactionBuilder", "ViewSource", "transact"]
+__all__ = [
+    "ReadableView",
+    "ServiceSource",
+    "SnapshotMoved",
+    "Source",
+    "Transacted",
+    "TransactionBuilder",
+    "ViewSource",
+    "TransactionAttempts",
+]
 
 
+Result = TypeVar("Result")
 RANGE_PAGE: Final = 1_000
 """Keys asked for at once."""
 
@@ -69,7 +77,7 @@ class Source(Protocol):
 class ServiceSource:
     """Reads through ``/v1/keys`` and ``/v1/range``."""
 
-    def __init__(self, session: core.Session) -> None:
+    def __init__(self, session: Session) -> None:
         self._session = session
         self._log_id: str | None = None
 
@@ -80,20 +88,24 @@ class ServiceSource:
 
     def get(self, key: bytes, at: int, now_ms: float) -> Procedure[tuple[bytes, int] | None]:
         """See ``Source``."""
-        found = yield from core.get(self._session, key, LogPosition(at, self._log_id), now_ms)
+        found = yield from log_operations.get(self._session, key, LogPosition(at, self._log_id), now_ms)
         return None if found is None else (found.value, found.version)
 
     def range(self, begin: bytes, end: bytes | None, limit: int, at: int, now_ms: float) -> Procedure[FoundRange]:
         """See ``Source``."""
-        return (yield from core.read_range(self._session, begin, end, limit, LogPosition(at, self._log_id), now_ms))
+        return (
+            yield from log_operations.read_range(
+                self._session, begin, end, limit, LogPosition(at, self._log_id), now_ms
+            )
+        )
 
     def begin_version(self, newer_than: int | None, now_ms: float) -> Procedure[int]:
         """See ``Source``. The preconditions make the outcome right, so any durable version does: no quorum is asked."""
         if newer_than is not None:
             return newer_than
-        answer = yield from core.version(self._session, now_ms, local=True)
-        self._log_id = answer.log_id
-        return answer.version
+        reply = yield from log_operations.version(self._session, now_ms, local=True)
+        self._log_id = reply.log_id
+        return reply.version
 
 
 class ReadableView(Protocol):
@@ -121,7 +133,7 @@ class ReadableView(Protocol):
 class ViewSource:
     """Reads the caller's own view."""
 
-    def __init__(self, session: core.Session, view: ReadableView) -> None:
+    def __init__(self, session: Session, view: ReadableView) -> None:
         self._session = session
         self._view = view
 
@@ -156,9 +168,9 @@ class ViewSource:
         """See ``Source``: the view's version, once it has caught up with ``newer_than``."""
         if newer_than is not None and self._view.version < newer_than:
             options = self._session.options
-            answer = yield AwaitVersion(newer_than, options.give_up_after_ms)
-            assert isinstance(answer, Woken | Failed), "an AwaitVersion is answered by Woken or Failed"
-            if isinstance(answer, Failed):
+            reply = yield AwaitVersion(newer_than, options.give_up_after_ms)
+            assert isinstance(reply, Woken | Failed), "an AwaitVersion is answered by Woken or Failed"
+            if isinstance(reply, Failed):
                 raise Unavailable("the view does not catch up", view_version=self._view.version, version=newer_than)
         return self._view.version
 
@@ -234,12 +246,12 @@ class TransactionBuilder:
         cursor = begin
         while True:
             page = min(limit, RANGE_PAGE)
-            answer = yield from self._source.range(cursor, end, page, self.read_version, now_ms)
-            bound = answer.items[-1].key + b"\0" if answer.more and answer.items else end
-            self._saw(max((item.version for item in answer.items), default=0))
-            self._ranges.append(RangeRead(cursor, bound, max(self.read_version, answer.version)))
-            rows.extend(self._with_own_writes(answer.items, cursor, bound))
-            if len(rows) >= limit or not (answer.more and answer.items):
+            reply = yield from self._source.range(cursor, end, page, self.read_version, now_ms)
+            bound = reply.items[-1].key + b"\0" if reply.more and reply.items else end
+            self._saw(max((item.version for item in reply.items), default=0))
+            self._ranges.append(RangeRead(cursor, bound, max(self.read_version, reply.version)))
+            rows.extend(self._with_own_writes(reply.items, cursor, bound))
+            if len(rows) >= limit or not (reply.more and reply.items):
                 return rows[:limit]
             assert bound is not None, "a range that was cut ends at its last key"
             cursor = bound
@@ -272,43 +284,63 @@ def _inside(key: bytes, begin: bytes, end: bytes | None) -> bool:
     return key >= begin and (end is None or key < end)
 
 
-def transact(session: core.Session, source: Source, entropy: str, now_ms: float) -> Procedure[CommitReceipt | None]:
-    """Decide and commit until it holds; None when the function wrote nothing.
+class TransactionAttempts:
+    """Decides and commits until a commit holds. ``builder`` is the attempt that the caller's function fills."""
 
-    Raises: Conflict (the last one) after ``attempts_max`` attempts or ``give_up_after_ms``; what reads and commits
-    raise.
-    """
-    patience = core.Patience(session, now_ms, session.options.give_up_after_ms)
-    newer_than: int | None = None
-    number = 0
-    while True:
-        builder = TransactionBuilder(source, (yield from source.begin_version(newer_than, now_ms)))
-        decided = yield Decide(builder)
-        assert isinstance(decided, Woken), "a Decide is answered by Woken"
-        if builder.moved_to is not None:
+    builder: TransactionBuilder
+
+    def __init__(self, session: Session, source: Source, entropy: str) -> None:
+        self._session = session
+        self._source = source
+        self._entropy = entropy
+
+    def run(self, now_ms: float) -> Procedure[CommitReceipt | None]:
+        """The receipt of the attempt that committed; None when the function wrote nothing.
+
+        Raises: Conflict (the last one) after ``attempts_max`` attempts or ``give_up_after_ms``; what reads and commits
+        raise.
+        """
+        options = self._session.options
+        budget = RetryBudget(self._session, now_ms, options.give_up_after_ms)
+        newer_than: int | None = None
+        number = 0
+        while True:
+            version = yield from self._source.begin_version(newer_than, now_ms)
+            builder = self.builder = TransactionBuilder(self._source, version)
+            decided = yield Decide()
+            assert isinstance(decided, Woken), "the reply to Decide is Woken"
+            if builder.moved_to is not None:
+                number += 1
+                now_ms, newer_than = decided.now_ms, builder.moved_to
+                if number >= options.attempts_max or budget.exhausted(now_ms):
+                    raise Conflict("the data moves faster than it is read", version=newer_than)
+                continue
+            if not builder.operations:
+                return None
+            txn = Transaction(
+                operations=builder.operations,
+                preconditions=builder.preconditions,
+                request_id=f"{self._entropy}-{number}",
+                read_version=builder.read_version,
+                log_id=self._source.log_id,
+            )
+            verdict = yield from log_operations.attempt(self._session, txn, decided.now_ms)
+            if isinstance(verdict, CommitReceipt):
+                return verdict
             number += 1
-            now_ms, newer_than = decided.now_ms, builder.moved_to
-            if number >= session.options.attempts_max or patience.spent(now_ms):
-                raise Conflict("the data moves faster than it is read", version=newer_than)
-            continue
-        if not builder.operations:
-            return None
-        txn = Transaction(
-            operations=builder.operations,
-            preconditions=builder.preconditions,
-            request_id=f"{entropy}-{number}",
-            read_version=builder.read_version,
-            log_id=source.log_id,
-        )
-        verdict = yield from core.attempt(session, txn, decided.now_ms)
-        if isinstance(verdict, CommitReceipt):
-            return verdict
-        number += 1
-        if number >= session.options.attempts_max:
-            raise verdict.error()
-        woken = yield patience.next_wait(decided.now_ms)
-        assert isinstance(woken, Woken), "a Wait is answered by Woken"
-        now_ms = woken.now_ms
-        if patience.spent(now_ms):
-            raise verdict.error()
-        newer_than = verdict.version if verdict.version > builder.read_version else None
+            if number >= options.attempts_max:
+                raise verdict.error()
+            woken = yield budget.next_wait(decided.now_ms)
+            assert isinstance(woken, Woken), "the reply to Wait is Woken"
+            now_ms = woken.now_ms
+            if budget.exhausted(now_ms):
+                raise verdict.error()
+            newer_than = verdict.version if verdict.version > builder.read_version else None
+
+
+@dataclass(frozen=True, slots=True)
+class Transacted(Generic[Result]):
+    """What the function returned, and where its transaction committed (None when it wrote nothing)."""
+
+    value: Result
+    version: int | None

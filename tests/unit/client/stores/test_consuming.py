@@ -7,12 +7,11 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from holdfast.client.protocol.core import Session
 from holdfast.client.protocol.effects import Wait
 from holdfast.client.protocol.endpoint import Route, parse_endpoint
-from holdfast.client.stores.consuming import Consuming
-from holdfast.client.stores.options import SubscriberOptions
-from holdfast.client.stores.steps import Connect, Ended, Talk
+from holdfast.client.protocol.options import SubscriberOptions
+from holdfast.client.protocol.retry_budget import Session
+from holdfast.client.protocol.stores.subscriber import Connect, Ended, SubscriberMachine, Talk
 from holdfast.errors import (
     Closed,
     Code,
@@ -37,7 +36,7 @@ class Service:
     def __init__(self, **options: object) -> None:
         self.options = SubscriberOptions(**options)  # type: ignore[arg-type]
         session = Session(Route((parse_endpoint("http://store:1"),)))
-        self.machine = Consuming(session, "s", "d", "me", self.options)
+        self.machine = SubscriberMachine(session, "s", "d", "me", self.options)
         self.now_ms = 0.0
         self.said: list[Frame] = []
         self.probes = 0
@@ -116,7 +115,7 @@ class Answers:
 
 def test_the_target_names_everything_that_the_subscriber_asks_for() -> None:
     session = Session(Route((parse_endpoint("http://store:1"),)))
-    machine = Consuming(
+    machine = SubscriberMachine(
         session, "a b", "d/1", "me", SubscriberOptions(prefetch=5), template="t", matcher={"x": [1]}, key="k"
     )
     step = machine.next_step(0)
@@ -177,14 +176,14 @@ def test_more_ranges_than_a_frame_takes_go_out_in_several() -> None:
     service.hears()
     for seq in range(1, 24_002, 2):
         service.machine.acknowledge(seq, seq, 0)
-    answers = Answers()
-    service.machine.acknowledge(30_000, 30_000, 0, answers)
+    replies = Answers()
+    service.machine.acknowledge(30_000, 30_000, 0, replies)
     frames = service.hears()
     assert [len(frame["ranges"]) for frame in frames] == [10_000, 2_002]  # type: ignore[arg-type]
     service.says({"type": "answer", "id": 1, "acknowledged": 9_998, "stale": [1, [3, 3]]})
-    assert answers.stale is None
+    assert replies.stale is None
     service.says({"type": "answer", "id": 2, "acknowledged": 2_001, "stale": [30_000]})
-    assert answers.stale == [1, 3, 30_000] and service.machine.unconfirmed == 0
+    assert replies.stale == [1, 3, 30_000] and service.machine.unconfirmed == 0
 
 
 def test_a_lone_acknowledgement_goes_out_when_its_time_is_over() -> None:
@@ -203,11 +202,11 @@ def test_who_waits_for_the_answer_sends_at_once_and_hears_what_was_stale() -> No
     service = Service()
     service.attaches()
     service.hears()
-    answers = Answers()
-    service.machine.acknowledge(5, 7, 0, answers)
+    replies = Answers()
+    service.machine.acknowledge(5, 7, 0, replies)
     assert [frame["type"] for frame in service.hears()] == ["ack"]
     service.says({"type": "answer", "id": 1, "acknowledged": 1, "stale": [[6, 7]]})
-    assert answers.stale == [6, 7] and service.machine.stale == 2
+    assert replies.stale == [6, 7] and service.machine.stale == 2
     assert [advisory.kind for advisory in service.machine.take_advisories()] == ["stale_acknowledgement"]
 
 
@@ -216,24 +215,24 @@ def test_who_acknowledges_several_hears_of_every_one_that_was_stale(mode: str) -
     service = Service()
     service.attaches(ack_mode=mode, ack_batch_count=2)
     service.hears()
-    answers = Answers()
-    service.machine.acknowledge_all([(seq, seq) for seq in (1, 3, 4, 5, 7, 7)], 0, answers)
+    replies = Answers()
+    service.machine.acknowledge_all([(seq, seq) for seq in (1, 3, 4, 5, 7, 7)], 0, replies)
     (frame,) = service.hears()
     assert frame["ranges"] == [[1, 1], [3, 5], [7, 7], [7, 7]]
     service.says({"type": "answer", "id": 1, "acknowledged": 3, "stale": [1, [4, 5]]})
-    assert answers.stale == [1, 4, 5]
+    assert replies.stale == [1, 4, 5]
 
 
 def test_one_error_is_told_of_several_frames_and_no_answer_behind_it() -> None:
     service = Service()
     service.attaches(prefetch=65_536)
-    told: list[HoldfastError | None] = []
+    awaited: list[HoldfastError | None] = []
     numbers = [(seq, seq) for seq in range(1, 24_002, 2)]
-    service.machine.acknowledge_all(numbers, 0, lambda _stale, error: told.append(error))
+    service.machine.acknowledge_all(numbers, 0, lambda _stale, error: awaited.append(error))
     assert len([frame for frame in service.hears() if frame["type"] == "ack"]) == 2
     service.says({"type": "error", "id": 1, "code": "permission_denied", "message": "no"})
     service.says({"type": "answer", "id": 2, "acknowledged": 2_001, "stale": []})
-    assert [error.code for error in told if error is not None] == [Code.PERMISSION_DENIED] and len(told) == 1
+    assert [error.code for error in awaited if error is not None] == [Code.PERMISSION_DENIED] and len(awaited) == 1
     assert not service.machine.has_ended
 
 
@@ -283,14 +282,14 @@ def test_a_lost_connection_is_replaced_and_unanswered_acknowledgements_go_out_fi
 def test_an_answer_that_was_asked_for_comes_through_a_lost_connection() -> None:
     service = Service()
     service.attaches()
-    answers = Answers()
-    service.machine.acknowledge(1, 1, 0, answers)
+    replies = Answers()
+    service.machine.acknowledge(1, 1, 0, replies)
     service.loses()
     service.waits()
     service.attaches()
     frame = next(frame for frame in service.hears() if frame["type"] == "ack" and frame["id"] != 1)
     service.says({"type": "answer", "id": frame["id"], "acknowledged": 0, "stale": [[1, 1]]})
-    assert answers.stale == [1]
+    assert replies.stale == [1]
 
 
 def test_a_silent_service_is_probed_and_then_lost() -> None:
@@ -311,7 +310,7 @@ def test_a_frame_that_takes_long_on_its_way_is_no_silence_and_probes_go_on_meanw
     service.attaches()
     for now_ms in range(1_000, 30_001, 1_000):
         service.now_ms = now_ms
-        service.machine.stirred(now_ms)
+        service.machine.bytes_arrived(now_ms)
         assert isinstance(service.step(), Talk)
     assert service.probes == 15, "the service hears that somebody is there"
     service.delivers(1)
@@ -455,24 +454,24 @@ def test_a_service_whose_log_failed_is_connected_to_again_with_what_it_left_open
     service.waits()
     service.attaches()
     service.hears()
-    answers = Answers()
-    service.machine.acknowledge(1, 1, 0, answers)
+    replies = Answers()
+    service.machine.acknowledge(1, 1, 0, replies)
     service.hears()
     service.says({"type": "error", "id": 1, "code": code, "message": "no"})
     service.waits()
     service.attaches()
     assert [(frame["type"], frame.get("ranges")) for frame in service.hears()] == [("ack", [[1, 1]]), ("credit", None)]
     service.says({"type": "answer", "id": 2, "acknowledged": 1, "stale": []})
-    assert answers.stale == [] and answers.error is None
+    assert replies.stale == [] and replies.error is None
 
 
 def test_a_refused_acknowledgement_is_told_to_who_waits_for_it() -> None:
     service = Service()
     service.attaches()
-    answers = Answers()
-    service.machine.acknowledge(1, 1, 0, answers)
+    replies = Answers()
+    service.machine.acknowledge(1, 1, 0, replies)
     service.says({"type": "error", "id": 1, "code": "permission_denied", "message": "no"})
-    assert answers.error is not None and answers.error.code is Code.PERMISSION_DENIED
+    assert replies.error is not None and replies.error.code is Code.PERMISSION_DENIED
     assert not service.machine.has_ended
 
 

@@ -1,13 +1,10 @@
-"""The protocol of a subscriber, as a machine without I/O: credit, deliveries, acknowledgements, coming back.
-
-Owns: when to connect and to try again, how many messages may be on their way, when acknowledgements go out, advisories.
-Does not own: sockets and clocks (the shells), WebSocket framing (``web_socket``), frames (``wire``, ``acknowledging``).
+"""The machines of a subscriber and of a watch, without I/O: credit, deliveries, acknowledgements, reconnecting.
 
     state         what happens                                  what ends it
     connecting    a WebSocket is to be opened                   ``Connect`` was asked for -> opening
-    opening       the shell opens it                            opened -> attaching; refused for good -> ended; lost
-                                                                or ``timeout_ms`` over -> waiting; no place can be
-                                                                talked to as configured -> ended
+    opening       the driver opens it                           opened -> attaching; refused for good -> ended; lost
+                                                                or ``timeout_ms`` over -> waiting; no endpoint is
+                                                                usable as configured -> ended
     attaching     open, the service has not said ``attached``   attached -> attached; lost or silent -> waiting
     attached      credit out, messages in, acknowledgements     lost or silent for ``timeout_ms`` -> waiting
                   out, each frame answered by its id            a frame above ``event_bytes_max`` -> ended
@@ -15,39 +12,43 @@ Does not own: sockets and clocks (the shells), WebSocket framing (``web_socket``
                   connection brings more than ``attached``
     ended         ``failure`` says why, None after a close      -
 
-A service is silent while no byte of it arrives: a frame that takes longer than ``timeout_ms`` on a slow line is none.
+A service is silent while no byte of it arrives; a long frame on a slow line is not silence.
 
 Coming back. A connection that breaks is replaced under the same subscriber name. What was received and not handed out
-is dropped, as the service delivers it again. Acknowledgements without an answer go out again, first of all: those that
-count no more are listed as stale by the service and change nothing.
+is dropped, as the service delivers it again. Acknowledgements without a response go out again, first of all: the
+service lists those that come too late as stale, and they change nothing.
 
 Credit. Without ``prefetch`` the service bounds what a subscriber holds by the durable's own number, and credit comes
-back as messages are taken. With it, credit comes back as they are settled, behind the acknowledgement itself: the
-subscriber never holds more. A message that is never settled keeps its place until it comes back or the connection is
-replaced.
+back as messages are taken. With it, credit comes back after their acknowledgement: the subscriber never holds
+more. A message that is never acknowledged keeps its place until it comes back or the connection is replaced.
 
 Failure model: messages arrive at least once; ``redelivered`` is set on what may have been seen. Memory is bounded by
 the credit, which is never above the prefetch, and by ``advisories_max``.
+
+A watch is a subscriber of a map. Each connection begins with everything that is in the map, so a watch that comes back
+delivers what differs: a key with another revision as ``present``, a missing key as ``removed`` with the revision that
+its value had. Memory: the keys of the map with their revisions, and one change for each key that was not taken yet.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import Final
 
-from holdfast.client.protocol.core import Session
+import msgspec
+
 from holdfast.client.protocol.effects import Wait
-from holdfast.client.protocol.endpoint import Endpoint, Unusable
-from holdfast.client.stores.acknowledging import Acknowledging, OnAnswer
-from holdfast.client.stores.answer_codes import PASSING_CODES
-from holdfast.client.stores.options import FOR_EVER, SubscriberOptions
-from holdfast.client.stores.started import StartedReports
-from holdfast.client.stores.steps import Advisory, Connect, Ended, Step, Talk
-from holdfast.client.stores.window import Window
-from holdfast.client.stores.wire import (
+from holdfast.client.protocol.endpoint import Endpoint, UnusableEndpoints
+from holdfast.client.protocol.options import FOR_EVER, SubscriberOptions
+from holdfast.client.protocol.retry_budget import Session
+from holdfast.client.protocol.stores.acknowledgements import AckBatcher, OnReply, StartedReports, Window
+from holdfast.client.protocol.stores.messages import (
+    PASSING_CODES,
+    Advisory,
     close_frame,
     closing_error,
     coded_error,
@@ -58,7 +59,7 @@ from holdfast.client.stores.wire import (
     started_frame,
     subscribe_target,
 )
-from holdfast.errors import Closed, Code, CorruptData, HoldfastError, Unavailable
+from holdfast.errors import Closed, Code, CorruptData, HoldfastError, InvalidRequest, Unavailable
 from holdfast.stores.values.messages import Delivery
 from holdfast.wire.log import ErrorBody
 from holdfast.wire.stores import (
@@ -67,11 +68,109 @@ from holdfast.wire.stores import (
     ChangesFrame,
     CurrentFrame,
     ErrorFrame,
+    KeyChange,
     MessagesFrame,
     ReplyFrame,
 )
 
-__all__ = ["Consuming"]
+__all__ = [
+    "Connect",
+    "SubscriberMachine",
+    "Ended",
+    "HandlerFailures",
+    "OnError",
+    "RETRY_DELAY",
+    "RETRY_DELAY_MAX",
+    "Step",
+    "Talk",
+    "WatchMachine",
+    "handler_count",
+]
+
+
+class Connect(msgspec.Struct, frozen=True):
+    """Drop the connection, if any, and open a WebSocket; then ``opened``, ``refused`` or ``lost``."""
+
+    endpoint: Endpoint
+    target: str
+    timeout_ms: float
+
+
+class Talk(msgspec.Struct, frozen=True):
+    """Send ``outgoing`` (and a ping when ``probes``), then pass on what arrives, for at most ``timeout_ms``.
+
+    Payloads go to ``received``; then, or when nothing came in time or something was added, ``next_step`` again.
+    Until the WebSocket is open, nothing is to be sent.
+    """
+
+    outgoing: tuple[bytes, ...]
+    probes: bool
+    timeout_ms: float
+
+
+class Ended(msgspec.Struct, frozen=True):
+    """There is no more to do. ``outgoing`` are last words for an open connection."""
+
+    outgoing: tuple[bytes, ...] = ()
+
+
+Step = Connect | Talk | Wait | Ended
+
+
+RETRY_DELAY: Final = 0.1
+RETRY_DELAY_MAX: Final = 60.0
+OnError = Callable[[Delivery, Exception], None]
+"""Called with the message and what its handler raised."""
+_logger = logging.getLogger("holdfast.subscriber")
+
+
+class HandlerFailures:
+    """The exceptions of one handler, one after the other."""
+
+    def __init__(self, retry_delay: float, on_error: OnError | None, *, stop_on_error: bool) -> None:
+        if not _is_delay(retry_delay):
+            raise InvalidRequest(
+                f"retry_delay is a number of seconds from 0 to {RETRY_DELAY_MAX:g}",
+                code=Code.BAD_CONFIGURATION,
+                retry_delay=repr(retry_delay)[:80],
+            )
+        self._first = self._next = retry_delay
+        self._on_error = on_error
+        self._stops = stop_on_error
+
+    def met(self, message: Delivery, error: Exception) -> float:
+        """The handler raised. Returns how many seconds to pause. Raises: the error, where it is to end the handler."""
+        if self._on_error is not None:
+            self._on_error(message, error)
+        if self._stops:
+            raise error
+        delay, self._next = self._next, min(self._next * 2, RETRY_DELAY_MAX)
+        _logger.error(
+            "a handler failed seq=%d delivery_count=%d pause_seconds=%g",
+            message.seq,
+            message.delivery_count,
+            delay,
+            exc_info=error,
+        )
+        return delay
+
+    def forget(self) -> None:
+        """The handler succeeded."""
+        self._next = self._first
+
+
+def handler_count(handlers: object) -> int:
+    """How many handlers. Raises: InvalidRequest."""
+    if isinstance(handlers, bool) or not isinstance(handlers, int) or handlers < 1:
+        raise InvalidRequest(
+            "handlers is a whole number of at least 1", code=Code.BAD_CONFIGURATION, handlers=repr(handlers)[:80]
+        )
+    return handlers
+
+
+def _is_delay(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= RETRY_DELAY_MAX
+
 
 _RECONNECTED_CODES: Final = PASSING_CODES | {Code.LAGGING}
 """Why a service may end a subscription without refusing it: connect again."""
@@ -92,8 +191,8 @@ _WORKING_FRAMES: Final = (MessagesFrame, ReplyFrame, ChangesFrame, CurrentFrame)
 _CONNECTED: Final = frozenset({_State.OPENING, _State.ATTACHING, _State.ATTACHED})
 
 
-class Consuming:
-    """The machine. Its shell calls ``next_step``, carries it out, tells what came, and repeats.
+class SubscriberMachine:
+    """The machine. Its driver calls ``next_step``, carries the step out, reports what arrived, and repeats.
 
     Threads must not call it at the same time.
     """
@@ -117,7 +216,7 @@ class Consuming:
         self._target = where if options.prefetch is None else f"{where}&prefetch={options.prefetch}"
         self._state = _State.CONNECTING
         self._asked_endpoint: Endpoint | None = None
-        self._unusable = Unusable(session.route)
+        self._unusable = UnusableEndpoints(session.route)
         self._pause: Wait | None = None
         self._ceiling_ms = session.options.retry_base_ms
         self._lost_since_ms: float | None = None
@@ -126,7 +225,7 @@ class Consuming:
         self._away_since_ms: float | None = None
         """Since when it is not attached; what advisories tell."""
         self._was_attached = False
-        self._stirred_ms = 0.0
+        self._bytes_ms = 0.0
         """When bytes came last, of whatever: the service is there. Also when a connection was begun."""
         self._heard_ms = 0.0
         """When something whole came last: no probe is under way behind it."""
@@ -135,7 +234,7 @@ class Consuming:
         self._ready: deque[Delivery] = deque()
         self._window = Window(options.prefetch)
         self._outgoing: list[bytes] = []
-        self._acks = Acknowledging()
+        self._acks = AckBatcher()
         self._started = StartedReports()
         self.reports_first = False
         """Whether what is outgoing has to be sent before the application gets the message that was taken last."""
@@ -146,7 +245,7 @@ class Consuming:
         self.on_advisory: Callable[[Advisory], None] | None = None
         self.failure: HoldfastError | None = None
 
-    # what the application does
+    # called by the application
 
     @property
     def has_ended(self) -> bool:
@@ -174,7 +273,7 @@ class Consuming:
         return bool(self._ready)
 
     @property
-    def say_due_ms(self) -> float:
+    def send_due_ms(self) -> float:
         """When the acknowledgements and reports that wait for company go out."""
         acks_ms = self._acks.since_ms + self._batch_time_ms() if self._acks.pending else math.inf
         return min(acks_ms, self._started.due_ms)
@@ -219,38 +318,38 @@ class Consuming:
         if self._state is _State.ATTACHED and (frame := self._started.take_frame()) is not None:
             self._outgoing.append(frame)
 
-    def acknowledge(self, first: int, last: int, now_ms: float, on_answer: OnAnswer | None = None) -> None:
+    def acknowledge(self, first: int, last: int, now_ms: float, on_reply: OnReply | None = None) -> None:
         """These are consumed. They go out with others, at once where somebody waits for the answer."""
-        self.acknowledge_all([(first, last)], now_ms, on_answer)
+        self.acknowledge_all([(first, last)], now_ms, on_reply)
 
     def acknowledge_all(
-        self, ranges: Sequence[tuple[int, int]], now_ms: float, on_answer: OnAnswer | None = None
+        self, ranges: Sequence[tuple[int, int]], now_ms: float, on_reply: OnReply | None = None
     ) -> None:
         """The same for several, whose one answer is about all of them."""
         self._require_usable()
         for first, last in ranges:
             self._acks.add(first, last, now_ms)
             self._window.settled(first, last)
-        if on_answer is not None:
-            self._acks.tell(on_answer)
-        if on_answer is not None or self._acks.pending >= self._batch_count() or self.acknowledges_at_once:
+        if on_reply is not None:
+            self._acks.notify(on_reply)
+        if on_reply is not None or self._acks.pending >= self._batch_count() or self.acknowledges_at_once:
             self.flush()
 
-    def put_back(self, seq: int, delay_ms: int, on_answer: OnAnswer | None = None) -> None:
+    def put_back(self, seq: int, delay_ms: int, on_reply: OnReply | None = None) -> None:
         """Deliver this again, to anybody, ``delay_ms`` later."""
-        self._ask("nack", [(seq, delay_ms)], 1, on_answer)
+        self._ask("nack", [(seq, delay_ms)], 1, on_reply)
         self._window.settled(seq, seq)
         self._give_credit()
 
-    def reject(self, seq: int, on_answer: OnAnswer | None = None) -> None:
+    def reject(self, seq: int, on_reply: OnReply | None = None) -> None:
         """Deliver this never again: it goes to the dead letters."""
-        self._ask("reject", [seq], 1, on_answer)
+        self._ask("reject", [seq], 1, on_reply)
         self._window.settled(seq, seq)
         self._give_credit()
 
-    def extend(self, seq: int, on_answer: OnAnswer | None = None) -> None:
+    def extend(self, seq: int, on_reply: OnReply | None = None) -> None:
         """Start the acknowledgement time of this anew."""
-        self._ask("extend", [seq], 1, on_answer)
+        self._ask("extend", [seq], 1, on_reply)
 
     def flush(self) -> None:
         """Send the acknowledgements and reports that wait for company."""
@@ -284,11 +383,11 @@ class Consuming:
         self._ready.clear()
         self._acks.fail(failure if failure is not None else Closed("the subscriber was closed before the answer came"))
 
-    # what the shell does
+    # called by the driver
 
     def next_step(self, now_ms: float) -> Step:
         """What to do now."""
-        if self._state in _CONNECTED and now_ms - self._stirred_ms >= self._options.timeout_ms:
+        if self._state in _CONNECTED and now_ms - self._bytes_ms >= self._options.timeout_ms:
             self.lost(now_ms, f"nothing was heard for {self._options.timeout_ms:g} ms")
         match self._state:
             case _State.ENDED:
@@ -301,16 +400,16 @@ class Consuming:
                 return self._pause
             case _State.CONNECTING:
                 self._asked_endpoint = self._session.route.current
-                self._stirred_ms = now_ms
+                self._bytes_ms = now_ms
                 self._state = _State.OPENING
                 return Connect(self._asked_endpoint, self._target, self._options.timeout_ms)
             case _State.OPENING | _State.ATTACHING:
-                return Talk((), False, self._stirred_ms + self._options.timeout_ms - now_ms)
+                return Talk((), False, self._bytes_ms + self._options.timeout_ms - now_ms)
             case _State.ATTACHED:
                 return self._talk(now_ms)
 
     def _talk(self, now_ms: float) -> Step:
-        if now_ms >= self.say_due_ms:
+        if now_ms >= self.send_due_ms:
             self.flush()
         if self._closing and not self.unconfirmed:
             last_words = (*self._take_outgoing(), close_frame())
@@ -321,7 +420,7 @@ class Consuming:
         if probes:
             self._probed_ms = now_ms
         probe_due_ms = max(self._heard_ms, self._probed_ms) + options.heartbeat_ms
-        due_ms = min(self._stirred_ms + options.timeout_ms, probe_due_ms, self.say_due_ms)
+        due_ms = min(self._bytes_ms + options.timeout_ms, probe_due_ms, self.send_due_ms)
         return Talk(self._take_outgoing(), probes, max(0.0, due_ms - now_ms))
 
     def waited(self) -> None:
@@ -332,7 +431,7 @@ class Consuming:
 
     def opened(self, now_ms: float) -> None:
         """The WebSocket is open. The service speaks first: ``attached``."""
-        self._stirred_ms = self._heard_ms = self._probed_ms = now_ms
+        self._bytes_ms = self._heard_ms = self._probed_ms = now_ms
         if self._state is _State.OPENING:
             self._state = _State.ATTACHING
             self._unusable.forget()
@@ -350,18 +449,18 @@ class Consuming:
         else:
             self.end(error)
 
-    def stirred(self, now_ms: float) -> None:
+    def bytes_arrived(self, now_ms: float) -> None:
         """Bytes came: perhaps a part of a frame that takes long on its way. Call it before what they mean, if anything.
 
         While nothing is whole, probes go out still: they tell the service that somebody is there.
         """
-        self._stirred_ms = now_ms
+        self._bytes_ms = now_ms
 
     def heard(self, now_ms: float) -> None:
         """A pong came."""
-        self._stirred_ms = self._heard_ms = now_ms
+        self._bytes_ms = self._heard_ms = now_ms
         if self._state is _State.ATTACHED:
-            self._found()
+            self._made_progress()
 
     def too_large(self) -> None:
         """A frame is larger than this client takes. It would be on every connection."""
@@ -370,7 +469,7 @@ class Consuming:
 
     def received(self, payload: bytes, now_ms: float) -> None:
         """A frame came. Raises: nothing; a frame that the API does not describe ends the subscription."""
-        self._stirred_ms = self._heard_ms = now_ms
+        self._bytes_ms = self._heard_ms = now_ms
         if self._state not in (_State.ATTACHING, _State.ATTACHED):
             return
         try:
@@ -379,13 +478,13 @@ class Consuming:
             self.end(error)
             return
         if isinstance(frame, _WORKING_FRAMES):
-            self._found()
+            self._made_progress()
         match frame:
             case MessagesFrame(messages=messages):
                 self._window.arrived(messages)
                 self._ready.extend(messages)
             case ReplyFrame():
-                self._answered(frame)
+                self._on_response(frame)
             case AttachedFrame():
                 self._attached(frame, now_ms)
             case AdvisoryFrame(kind=kind, facts=facts):
@@ -420,7 +519,7 @@ class Consuming:
     # the rules
 
     def watched(self, frame: ChangesFrame | CurrentFrame) -> None:
-        """What is told of a map: for ``watching``, who else subscribes to one listens to advisories alone."""
+        """Changes of a map, for ``WatchMachine``; other subscribers of a map get advisories only."""
 
     def attached(self) -> None:
         """A connection begins."""
@@ -442,7 +541,7 @@ class Consuming:
         if not self._closing:
             self._outgoing.append(credit_frame(credit))
 
-    def _found(self) -> None:
+    def _made_progress(self) -> None:
         """A connection brought something, and the next loss is another one. To be attached is not enough for that: what
         ends each connection would be met again at once, and for ever."""
         self._ceiling_ms = self._session.options.retry_base_ms
@@ -472,8 +571,8 @@ class Consuming:
         self._ceiling_ms = min(self._ceiling_ms * 2, self._session.options.retry_max_ms)
         self._state = _State.WAITING
 
-    def _answered(self, frame: ReplyFrame) -> None:
-        stale = self._acks.answered(frame)
+    def _on_response(self, frame: ReplyFrame) -> None:
+        stale = self._acks.on_response(frame)
         if stale:
             self._advise(Advisory("stale_acknowledgement", {"messages": len(stale), "first_seq": stale[0]}))
 
@@ -484,9 +583,9 @@ class Consuming:
         elif not self._acks.refused(frame.id, error):
             self.end(error)
 
-    def _ask(self, kind: str, what: Sequence[object], numbers: int, on_answer: OnAnswer | None) -> None:
+    def _ask(self, kind: str, what: Sequence[object], numbers: int, on_reply: OnReply | None) -> None:
         self._require_usable()
-        frame = self._acks.ask(kind, what, numbers, [] if on_answer is None else [on_answer])
+        frame = self._acks.ask(kind, what, numbers, [] if on_reply is None else [on_reply])
         if self._state is _State.ATTACHED:
             self._outgoing.append(frame)
 
@@ -516,7 +615,7 @@ class Consuming:
 
     @property
     def has_outgoing(self) -> bool:
-        """Whether the shell should be woken to send."""
+        """Whether the driver should be woken to send."""
         return bool(self._outgoing)
 
     def _require_usable(self) -> None:
@@ -531,3 +630,84 @@ class Consuming:
         assert (self._state is _State.WAITING) == (self._pause is not None), "only waiting has a pause"
         assert not (self._ready and self._state is not _State.ATTACHED), "only who is attached has messages"
         assert not (self._outgoing and self._state is not _State.ATTACHED), "nothing is said to nobody"
+
+
+_THERE: Final = frozenset({"present", "set"})
+
+
+class WatchMachine(SubscriberMachine):
+    """The machine. ``take_change`` beside what ``SubscriberMachine`` has; it has no messages."""
+
+    def __init__(
+        self,
+        session: Session,
+        store: str,
+        name: str,
+        subscriber: str,
+        options: SubscriberOptions,
+        *,
+        key: str | None,
+        prefix: str,
+    ) -> None:
+        super().__init__(session, store, name, subscriber, options, key=key, prefix=prefix)
+        self._known: dict[str, int] = {}
+        """The keys that the application has been told, or will be, and their revisions."""
+        self._changes: dict[str, KeyChange] = {}
+        """What it has not taken yet, one for each key, in the order of the newest."""
+        self._met: set[str] | None = set()
+        """Keys that were told on this connection, until it is current."""
+
+    @property
+    def has_ready(self) -> bool:
+        """Whether ``take_change`` has something."""
+        return bool(self._changes)
+
+    @property
+    def is_current(self) -> bool:
+        """Whether all that was in the map when the connection began has been taken."""
+        return self._met is None and not self._changes
+
+    def take_change(self) -> KeyChange | None:
+        """The next change, or None."""
+        if not self._changes:
+            return None
+        return self._changes.pop(next(iter(self._changes)))
+
+    def attached(self) -> None:
+        """A connection begins, with everything that is there."""
+        self._met = set()
+
+    def watched(self, frame: ChangesFrame | CurrentFrame) -> None:
+        """Something was told."""
+        if isinstance(frame, ChangesFrame):
+            self._changed(frame.changes)
+            return
+        met, self._met = self._met, None
+        for key in [key for key in self._known if met is not None and key not in met]:
+            self._gone(KeyChange(key, self._known[key], "removed"))
+
+    def _changed(self, changes: Sequence[KeyChange]) -> None:
+        for change in changes:
+            if change.cause not in _THERE:
+                self._gone(change)
+                continue
+            if self._met is not None:
+                self._met.add(change.key)
+            if self._known.get(change.key) != change.revision:
+                self._known[change.key] = change.revision
+                self._put(change)
+
+    def _gone(self, change: KeyChange) -> None:
+        if self._known.pop(change.key, None) is not None:
+            self._put(change)
+
+    def _put(self, change: KeyChange) -> None:
+        self._changes.pop(change.key, None)
+        self._changes[change.key] = change
+
+    def check(self) -> None:
+        """Assert every law of the state; for tests."""
+        super().check()
+        for key, change in self._changes.items():
+            known = self._known.get(key)
+            assert known == (change.revision if change.cause in _THERE else None), "a change is the key's last word"

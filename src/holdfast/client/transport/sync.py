@@ -1,9 +1,7 @@
 """Connections of the blocking client: sockets, their pool, one exchange on one of them.
 
-Owns: sockets and their bounds. Does not own: what is sent or what a failure means (``core``).
-
-Failure model: a request whose last byte was not handed to the kernel was not accepted, unless the service accepts it in
-parts; any later failure is unknown. An error of ``ssl`` is of the handshake: TLS that breaks later is a broken
+A request whose last byte was not handed to the kernel was not accepted, unless the service accepts it in parts; after
+any later failure the outcome is unknown. An ``ssl`` error is of the handshake: TLS that breaks later is a broken
 connection.
 """
 
@@ -14,20 +12,40 @@ import select
 import socket
 import ssl
 import threading
+from typing import TYPE_CHECKING
 
-from holdfast.client.protocol.effects import Failed, Reply, Request, Send
+from holdfast.client.protocol.effects import Chunk, Failed, Open, Response, Send
 from holdfast.client.protocol.endpoint import Endpoint
-from holdfast.client.protocol.http1 import AnswerReader, AnswerTooLarge, BadAnswer, KnownHead, RequestEncoder
+from holdfast.client.protocol.http1 import (
+    BadResponse,
+    KnownHead,
+    RequestEncoder,
+    ResponseReader,
+    ResponseTooLarge,
+    problem_with,
+    reason_of,
+)
 from holdfast.client.protocol.options import ClientOptions
-from holdfast.client.protocol.shell import now_ms
-from holdfast.client.protocol.unusable import problem_with, reason_of
+from holdfast.client.transport.clock import now_ms
 from holdfast.errors import Closed
 
-__all__ = ["Connection", "Pool", "left_s"]
+if TYPE_CHECKING:
+    from holdfast.view import View
+
+__all__ = ["Cancelled", "Connection", "Event", "Lock", "Pool", "Stream", "each", "left_s", "view_reaches"]
 
 RECEIVE_BYTES = 1 << 16
 """Room for what a read may bring. For twice as much the allocator goes to the system, each time anew."""
 BUSY = "every connection of this client is busy"
+
+
+Event = threading.Event
+Lock = threading.RLock  # a signal handler may close what its own thread is in the middle of
+each = iter
+
+
+class Cancelled(BaseException):
+    """Never raised: an interrupt of a thread may come in the middle of anything, so the connection is dropped."""
 
 
 class Connection:
@@ -47,7 +65,7 @@ class Connection:
         self.socket = plain
         self.known_head = KnownHead()
         self.perhaps_tls = not endpoint.secure
-        """See ``AnswerReader``."""
+        """See ``ResponseReader``."""
         self.idle_since_ms = 0.0
 
     def send(self, data: bytes, timeout_s: float) -> None:
@@ -58,7 +76,7 @@ class Connection:
         except ssl.SSLError as error:
             raise _broken(error) from error
 
-    def send_unless_answered(self, data: bytes, timeout_s: float, reader: AnswerReader) -> bool:
+    def send_until_response(self, data: bytes, timeout_s: float, reader: ResponseReader) -> bool:
         """Hand over all of it (then True) or stop where the other side does, if it has answered. Raises: OSError,
         BadAnswer.
 
@@ -76,7 +94,7 @@ class Connection:
             return False
         return True
 
-    def receive(self, reader: AnswerReader, timeout_s: float) -> None:
+    def receive(self, reader: ResponseReader, timeout_s: float) -> None:
         """Wait for some bytes. Raises: OSError, BadAnswer."""
         self.socket.settimeout(max(timeout_s, 0.001))
         try:
@@ -107,7 +125,7 @@ class Connection:
 
 
 def _broken(error: ssl.SSLError) -> ConnectionError:
-    """What is told of TLS that breaks behind its handshake: ``unusable`` takes an error of ``ssl`` for one of that."""
+    """The error for TLS that breaks after its handshake; an ``ssl`` error would mean the handshake itself failed."""
     return ConnectionError(f"the connection broke: {error}")
 
 
@@ -156,58 +174,65 @@ class Pool:
         self._streams: set[Connection] = set()
         self.closed = False
 
-    def exchange(self, effect: Send) -> Reply | Failed:
+    def exchange(self, effect: Send) -> Response | Failed:
         """Send one request and collect its answer."""
         end_ms = now_ms() + effect.timeout_ms
         if not self._slots.acquire(timeout=effect.timeout_ms / 1000):
             return Failed(now_ms(), False, BUSY, asked=False)
         connection: Connection | None = None
-        reader = AnswerReader(self._options.response_bytes_max)
+        reader = ResponseReader(self._options.response_bytes_max)
         sent = False
         try:
             connection = self._take(effect.endpoint) or self._connect(effect.endpoint, end_ms)
             data, time_left_s = self._requests.encode(effect.request, effect.endpoint), left_s(end_ms)
             reader.known, reader.perhaps_tls = connection.known_head, connection.perhaps_tls
             sent = effect.request.accepted_in_parts
-            whole = connection.send_unless_answered(data, time_left_s, reader)
+            whole = connection.send_until_response(data, time_left_s, reader)
             sent = True
             while not reader.complete:
                 connection.receive(reader, left_s(end_ms))
             if whole and reader.reusable:
                 self.give_back(effect.endpoint, connection)
                 connection = None
-            return Reply(now_ms(), reader.status, reader.headers, reader.take())
-        except (OSError, UnicodeError, BadAnswer) as error:
+            return Response(now_ms(), reader.status, reader.headers, reader.take())
+        except (OSError, UnicodeError, BadResponse) as error:
             problem = problem_with(effect.endpoint, error)
             partial = reader.take() if reader.status == 200 else b""
             accepted = sent and problem is None
-            too_large = isinstance(error, AnswerTooLarge)
+            too_large = isinstance(error, ResponseTooLarge)
             return Failed(now_ms(), accepted, reason_of(error), partial, reader.headers, problem, too_large)
         finally:
             if connection is not None:
                 connection.close()
             self._slots.release()
 
-    def open(self, endpoint: Endpoint, request: Request, timeout_ms: float) -> tuple[Connection, AnswerReader]:
-        """A connection of its own for a stream, its head read. Raises: OSError, BadAnswer, Closed."""
+    def open(self, effect: Open) -> Stream | Response | Failed:
+        """Open a stream on a connection of its own; a ``Response`` refuses it. Raises: Closed."""
         self._require_open()
-        end_ms = now_ms() + timeout_ms
-        connection = self._connect(endpoint, end_ms)
+        connection: Connection | None = None
+        stream: Stream | None = None
+        end_ms = now_ms() + effect.timeout_ms
         try:
-            connection.send(self._requests.encode(request, endpoint), left_s(end_ms))
-            reader = AnswerReader(self._options.event_bytes_max, perhaps_tls=connection.perhaps_tls)
+            connection = self._connect(effect.endpoint, end_ms)
+            connection.send(self._requests.encode(effect.request, effect.endpoint), left_s(end_ms))
+            reader = ResponseReader(self._options.event_bytes_max, perhaps_tls=connection.perhaps_tls)
             while not reader.status or (reader.status != 200 and not reader.complete):
                 connection.receive(reader, left_s(end_ms))
+            if reader.status != 200:
+                return Response(now_ms(), reader.status, reader.headers, reader.take())
             with self._lock:
                 self._require_open()  # ``close`` does not see what is not in the set yet
                 self._streams.add(connection)
-        except BaseException:
-            connection.close()
-            raise
-        return connection, reader
+            stream = Stream(self, connection, reader)
+            return stream
+        except (OSError, UnicodeError, BadResponse) as error:
+            return Failed(now_ms(), False, reason_of(error), problem=problem_with(effect.endpoint, error))
+        finally:
+            if stream is None and connection is not None:
+                self.drop(connection)
 
-    def hang_up(self, connection: Connection) -> None:
-        """The stream on this connection is over."""
+    def drop(self, connection: Connection) -> None:
+        """Close the connection of a stream."""
         with self._lock:
             self._streams.discard(connection)
         connection.close()
@@ -267,6 +292,44 @@ class Pool:
             self._idle.clear()
         for connection in idle:
             connection.close()
+
+    def wait_closed(self) -> None:
+        """Sockets close at once."""
+
+
+class Stream:
+    """An open response whose body arrives in pieces."""
+
+    def __init__(self, pool: Pool, connection: Connection, reader: ResponseReader) -> None:
+        self._pool = pool
+        self._connection = connection
+        self._reader = reader
+
+    def receive(self, timeout_ms: float) -> Chunk | Failed:
+        """The next piece of the body."""
+        reader = self._reader
+        end_ms = now_ms() + timeout_ms
+        try:
+            while not reader.buffered:
+                if reader.complete:
+                    return Failed(now_ms(), False, "the service ended the stream")
+                self._connection.receive(reader, left_s(end_ms))
+        except (OSError, BadResponse) as error:
+            return Failed(now_ms(), False, reason_of(error))
+        return Chunk(now_ms(), reader.take())
+
+    def cut_off(self) -> None:
+        """End a ``receive`` that waits in another thread. That thread closes the stream."""
+        self._connection.cut_off()
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._pool.drop(self._connection)
+
+
+def view_reaches(view: View, version: int, timeout_s: float) -> bool:
+    """Whether the view holds everything up to ``version`` in time."""
+    return view.wait_for(version, timeout_s)
 
 
 def left_s(end_ms: float) -> float:

@@ -1,13 +1,10 @@
-"""The protocol of a publisher, as a machine without I/O: what is sent when, again when, and what each message came to.
+"""The machine of a publisher, without I/O: window, batches, numbers, retries and the result of each message.
 
-Owns: the window, the grouping of messages into requests, numbering, repeating, and the report of each message. Does not
-own: sockets, clocks and random numbers (the shells), bodies (``wire``).
+One request is in flight at a time, which keeps a publisher's order; messages that come meanwhile make the next one.
+Each request carries the publisher's id and a number for each message, so the store confirms a message that it already
+has with its first number instead of keeping it twice. The rule for every response:
 
-One request is under way at a time, which is what keeps a publisher's order; messages that come meanwhile make the next
-one. Each request carries the publisher's id and a number for each message, so the store confirms what it has already
-with its first number instead of keeping it twice. Hence the rule for every answer:
-
-    the answer                                   what is known   what happens
+    the response                                 what is known   what happens
     200                                          kept            the batch is confirmed
     200 with duplicates of numbers that were     unknown         it is no confirmation: the batch fails with
       never sent before                                          ``OutcomeUnknown``, the rest goes on under a new id
@@ -26,38 +23,43 @@ with its first number instead of keeping it twice. Hence the rule for every answ
     permission_denied, not_found, others         not kept        the batch fails
     none: no place can be talked to at all       not kept        the batch fails
 
-    ``retry_duration`` is over                   not kept        the batch fails with the last answer's error
+    ``retry_duration`` is over                   not kept        the batch fails with the last error
                                                  unknown         it fails with ``OutcomeUnknown``; the rest goes on
-                                                                 under a new id: who knows which number comes next?
+                                                                 under a new id, as the next number is not known
 
-Which codes mean "not kept" is a positive list (``answer_codes``): what is not on it may have been kept. A batch that
-was divided or renumbered has not been tried: it has the time of a request, even where ``retry_duration`` is over or 0.
+The codes that mean "not kept" are a positive list (``RETRIED_CODES``, ``is_unclear``): after any other the message may
+have been kept. A batch that was divided or renumbered has not been tried: it has the time of a request, even where
+``retry_duration`` is over or 0.
 
 A batch that the application made (``add_batch``) is never divided: all of it or nothing. A publisher that the
 application numbers (``publisher_id`` and ``next_seq``) keeps its id and its numbers: after one failure everything
-behind it fails too, because the store would refuse the gap.
+after it fails too, because the store would refuse the gap.
 
-Failure model: the window bounds what is unsettled; nothing is dropped without an error in ``store_confirm_send``.
+Failure model: the window bounds what is unconfirmed; nothing is dropped without an error in ``store_confirm_send``.
 """
 
 from __future__ import annotations
 
+import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
-from holdfast.client.protocol.core import Session
-from holdfast.client.protocol.effects import Failed, Reply, Request, Send, Wait
-from holdfast.client.protocol.endpoint import Endpoint, Unusable
+from holdfast.client.protocol.effects import Failed, Request, Response, Send, Wait
+from holdfast.client.protocol.endpoint import Endpoint, UnusableEndpoints
 from holdfast.client.protocol.messages import retry_after_ms
-from holdfast.client.protocol.retry_budget import COORDINATION_CODES
-from holdfast.client.stores.answer_codes import RETRIED_CODES, is_unclear
-from holdfast.client.stores.blockage import WARN_AFTER_MS, Blockage, kind_of
-from holdfast.client.stores.options import FOR_EVER, PublisherOptions
-from holdfast.client.stores.sent import Failure, Sent
-from holdfast.client.stores.wire import coded_error, decode_receipt, publish_request
+from holdfast.client.protocol.options import FOR_EVER, PublisherOptions
+from holdfast.client.protocol.retry_budget import COORDINATION_CODES, Session
+from holdfast.client.protocol.stores.messages import (
+    RETRIED_CODES,
+    Advisory,
+    coded_error,
+    decode_receipt,
+    is_unclear,
+    publish_request,
+)
 from holdfast.errors import (
     Closed,
     Code,
@@ -70,7 +72,113 @@ from holdfast.errors import (
 from holdfast.stores.values.messages import Message
 from holdfast.wire.stores import Receipt
 
-__all__ = ["LINGER", "Publishing"]
+__all__ = [
+    "Blockage",
+    "Failure",
+    "LINGER",
+    "LOOK_EVERY_MS",
+    "PublisherMachine",
+    "Sent",
+    "WARN_AFTER_MS",
+    "WARN_EVERY_MS",
+    "kind_of",
+]
+
+
+class Sent:
+    """One message on its way. ``seq`` is its number in the store once it is confirmed, 0 where that is not known.
+
+    ``done`` is set with either ``seq`` or ``error``; then ``on_done`` is called, once.
+    """
+
+    __slots__ = ("done", "error", "message", "on_done", "receipt", "seq", "size", "told")
+
+    def __init__(self, message: Message, *, told: bool) -> None:
+        self.message = message
+        self.size = len(message.body) + 64  # the rest of a message is small, and is bounded by the service
+        self.seq = 0
+        self.done = False
+        self.told = told
+        """Whether somebody waits for this very message, and hears of its failure without ``take_failures``."""
+        self.receipt: Receipt | None = None
+        self.error: HoldfastError | None = None
+        self.on_done: Callable[[Sent], None] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A message that is not known to be kept, and why."""
+
+    message: Message
+    error: HoldfastError
+
+
+WARN_AFTER_MS: Final = 5_000.0
+WARN_EVERY_MS: Final = 60_000.0
+LOOK_EVERY_MS: Final = 1_000.0
+ADVISORIES_MAX: Final = 1_000
+_OWN_KINDS: Final = frozenset({Code.STORE_FULL, Code.CLUSTER_FULL, Code.DISK_LIMIT, Code.NO_QUORUM})
+_logger = logging.getLogger("holdfast.publisher")
+
+
+def kind_of(error: HoldfastError) -> str:
+    """The advisory of an error: that of a limit by its code, everything else as ``store_unavailable``."""
+    return str(error.code) if error.code in _OWN_KINDS else "store_unavailable"
+
+
+class Blockage:
+    """Since when, and by what, one publisher is blocked."""
+
+    def __init__(self, store: str) -> None:
+        self._store = store
+        self._kind = ""
+        self._reason = ""
+        self._since_ms = self._warn_ms = 0.0
+        self._advisories: deque[Advisory] = deque(maxlen=ADVISORIES_MAX)
+        self.on_advisory: Callable[[Advisory], None] | None = None
+
+    def met(self, kind: str, reason: str, since_ms: float) -> None:
+        """A request was not confirmed, for a reason that may pass."""
+        if not self._kind:
+            self._since_ms, self._warn_ms = since_ms, since_ms + WARN_AFTER_MS
+        self._reason = reason
+        if kind != self._kind:
+            self._kind = kind
+            self._advise(Advisory(kind, {"store": self._store, "reason": reason}))
+
+    def over(self, now_ms: float) -> None:
+        """The store confirmed something."""
+        if self._kind:
+            self._kind = ""
+            self._advise(
+                Advisory("store_available", {"store": self._store, "blocked_ms": round(now_ms - self._since_ms)})
+            )
+
+    def look(self, now_ms: float, unconfirmed: int) -> None:
+        """Write the warning that is due, if any."""
+        if not self._kind or now_ms < self._warn_ms:
+            return
+        self._warn_ms = now_ms + WARN_EVERY_MS
+        _logger.warning(
+            "a publisher is blocked store=%s kind=%s seconds=%.0f unconfirmed=%d reason=%s",
+            self._store,
+            self._kind,
+            (now_ms - self._since_ms) / 1000,
+            unconfirmed,
+            self._reason,
+        )
+
+    def take_advisories(self) -> list[Advisory]:
+        """What was advised since the last call, oldest first; older than the last 1,000 are forgotten."""
+        advisories = list(self._advisories)
+        self._advisories.clear()
+        return advisories
+
+    def _advise(self, advisory: Advisory) -> None:
+        self._advisories.append(advisory)
+        if self.on_advisory is not None:
+            self.on_advisory(advisory)
+
 
 _DIVIDED_WHEN_FULL: Final = frozenset({Code.STORE_FULL, Code.CLUSTER_FULL})
 _DIVIDED_TO_FIND_THE_CULPRIT: Final = frozenset({Code.MESSAGE_TOO_LARGE, Code.TOO_LARGE, Code.MALFORMED})
@@ -93,8 +201,8 @@ class _Batch:
     perhaps_kept: bool = False
 
 
-class Publishing:
-    """The machine. Its shell calls ``next_step``, carries the step out, tells the answer, and repeats.
+class PublisherMachine:
+    """The machine. Its driver calls ``next_step``, carries the step out, reports the reply, and repeats.
 
     ``entropy`` makes the ids of a publisher that numbers its own messages. Threads must not call it at the same time.
     """
@@ -127,7 +235,7 @@ class Publishing:
         self._queue: deque[_Batch] = deque()
         self._under_way: _Batch | None = None
         self._asked: Endpoint | None = None
-        self._unusable = Unusable(session.route)
+        self._unusable = UnusableEndpoints(session.route)
         self._pause: Wait | None = None
         self._ceiling_ms = session.options.retry_base_ms
         self._batch_messages = options.batch_messages  # halved by a full store, doubled by success
@@ -136,13 +244,13 @@ class Publishing:
         self._sent_ms = 0.0
         self.blockage = Blockage(store)
         self._failures: deque[Failure] = deque(maxlen=options.failures_max)
-        self.unsettled = 0
-        self.unsettled_bytes = 0
+        self.unconfirmed = 0
+        self.unconfirmed_bytes = 0
         self.failed = 0
         """How many messages failed since ``take_failures``, those no longer kept included."""
         self.first_error: HoldfastError | None = None
 
-    # what the application does
+    # called by the application
 
     @property
     def publisher_id(self) -> str:
@@ -155,8 +263,8 @@ class Publishing:
         if self._ended is not None:
             return True  # the next ``add`` says why
         options = self._options
-        return self.unsettled < options.window_messages and (
-            self.unsettled == 0 or self.unsettled_bytes < options.window_bytes
+        return self.unconfirmed < options.window_messages and (
+            self.unconfirmed == 0 or self.unconfirmed_bytes < options.window_bytes
         )
 
     def add(self, message: Message, now_ms: float, *, told: bool = False) -> Sent:
@@ -176,8 +284,8 @@ class Publishing:
             self._queue.append(tail)
         tail.items.append(sent)
         tail.size += sent.size
-        self.unsettled += 1
-        self.unsettled_bytes += sent.size
+        self.unconfirmed += 1
+        self.unconfirmed_bytes += sent.size
         return sent
 
     def add_batch(self, messages: Sequence[Message], now_ms: float) -> list[Sent]:
@@ -195,8 +303,8 @@ class Publishing:
         items = [Sent(message, told=True) for message in messages]
         size = sum(item.size for item in items)
         self._queue.append(_Batch(items, divisible=False, since_ms=now_ms, size=size))
-        self.unsettled += len(items)
-        self.unsettled_bytes += size
+        self.unconfirmed += len(items)
+        self.unconfirmed_bytes += size
         return items
 
     def flush(self) -> None:
@@ -221,10 +329,10 @@ class Publishing:
         while self._queue:
             self._fail_head(error)
 
-    # what the shell does
+    # called by the driver
 
     def next_step(self, now_ms: float) -> Send | Wait | None:
-        """What to do next: send and then ``answered``, wait and then ``waited``, or nothing until something is added.
+        """Next: send, then ``on_response``; wait, then ``waited``; or None until something is added.
 
         A ``Wait`` with the reason ``linger`` ends early when something is added or flushed.
         """
@@ -256,13 +364,13 @@ class Publishing:
         """Tell of a request that has no answer for long. Call it about once a second while one is under way."""
         if self._under_way is not None and self._options.confirms and now_ms - self._sent_ms >= WARN_AFTER_MS:
             self.blockage.met("store_unavailable", "the request has no answer", self._sent_ms)
-        self.blockage.look(now_ms, self.unsettled)
+        self.blockage.look(now_ms, self.unconfirmed)
 
     def waited(self) -> None:
         """The wait that ``next_step`` asked for is over."""
         self._pause = None
 
-    def answered(self, answer: Reply | Failed) -> None:
+    def on_response(self, reply: Response | Failed) -> None:
         """What came of the request. Settles messages, or sets a wait before the next try."""
         head, self._under_way = self._under_way, None
         if head is None:  # ended meanwhile
@@ -270,43 +378,43 @@ class Publishing:
         if not self._options.confirms:
             self._confirm(head, None)
             return
-        if isinstance(answer, Failed):
+        if isinstance(reply, Failed):
             assert self._asked is not None, "an answer follows a request"
-            if answer.asked:
+            if reply.asked:
                 self._session.route.failed(self._asked)
-            head.perhaps_kept = head.perhaps_kept or answer.perhaps_accepted
-            if answer.problem is not None and self._unusable.met(answer.problem, self._asked):
+            head.perhaps_kept = head.perhaps_kept or reply.perhaps_accepted
+            if reply.problem is not None and self._unusable.met(reply.problem, self._asked):
                 self._unusable.forget()
-                self._give_up(head, answer.problem)
+                self._give_up(head, reply.problem)
                 return
-            unreached = Unavailable(f"the service cannot be reached: {answer.reason}", endpoint=self._asked)
-            self._again_or_fail(head, unreached, answer)
+            unreached = Unavailable(f"the service cannot be reached: {reply.reason}", endpoint=self._asked)
+            self._again_or_fail(head, unreached, reply)
             return
         self._unusable.forget()
-        if answer.status == 200:
+        if reply.status == 200:
             try:
-                receipt = decode_receipt(answer)
+                receipt = decode_receipt(reply)
             except CorruptData as error:
                 head.perhaps_kept = True
-                self._again_or_fail(head, error, answer)
+                self._again_or_fail(head, error, reply)
             else:
                 if receipt.duplicates and not head.perhaps_kept and not self._numbered_by_application:
                     self._mistaken(head, receipt)
                 else:
-                    self.blockage.over(answer.now_ms)
+                    self.blockage.over(reply.now_ms)
                     self._confirm(head, receipt)
         else:
-            self._refused(head, answer)
+            self._refused(head, reply)
 
     # the rules
 
-    def _refused(self, head: _Batch, answer: Reply) -> None:
-        error = coded_error(answer.status, answer.headers, answer.body)
+    def _refused(self, head: _Batch, reply: Response) -> None:
+        error = coded_error(reply.status, reply.headers, reply.body)
         if error is None:
-            head.perhaps_kept = head.perhaps_kept or answer.status >= 500
-            unclear = Unavailable("something before the service answered with an error", status=answer.status)
-            if answer.status >= 500 or answer.status in (408, 429):
-                self._again_or_fail(head, unclear, answer)
+            head.perhaps_kept = head.perhaps_kept or reply.status >= 500
+            unclear = Unavailable("something before the service answered with an error", status=reply.status)
+            if reply.status >= 500 or reply.status in (408, 429):
+                self._again_or_fail(head, unclear, reply)
             else:
                 self._give_up(head, unclear)
         elif error.code in RETRIED_CODES:
@@ -314,17 +422,17 @@ class Publishing:
                 self._session.route.failed(self._asked)
             if error.code in _DIVIDED_WHEN_FULL and head.divisible and len(head.items) > 1:
                 self._divide(head)
-            self._again_or_fail(self._queue[0], error, answer)
+            self._again_or_fail(self._queue[0], error, reply)
         elif error.code in _DIVIDED_TO_FIND_THE_CULPRIT and head.divisible and len(head.items) > 1:
             self._divide(head)
         elif error.code in _FORGOTTEN and not self._numbered_by_application:
             self._go_on_under_a_new_id(head, error)
-        elif is_unclear(error, answer.status):
+        elif is_unclear(error, reply.status):
             head.perhaps_kept = True
             if isinstance(error, CorruptData):
                 self._give_up(head, error)
             else:
-                self._again_or_fail(head, error, answer)
+                self._again_or_fail(head, error, reply)
         else:
             self._give_up(head, error)
 
@@ -341,21 +449,21 @@ class Publishing:
         )
         self._give_up(head, mistaken)
 
-    def _again_or_fail(self, head: _Batch, error: HoldfastError, answer: Reply | Failed) -> None:
-        left_ms = self._left_ms(head, answer.now_ms)
+    def _again_or_fail(self, head: _Batch, error: HoldfastError, reply: Response | Failed) -> None:
+        left_ms = self._left_ms(head, reply.now_ms)
         if left_ms is not None and left_ms <= 0:
             if head.tries:  # a half that was not tried is sent at once
                 self._give_up(head, error)
             return
         self.blockage.met(kind_of(error), error.statement(), self._sent_ms)
-        self.blockage.look(answer.now_ms, self.unsettled)
+        self.blockage.look(reply.now_ms, self.unconfirmed)
         at_least = 0.0
-        if isinstance(answer, Reply):
-            at_least = float(error.retry_after_ms or retry_after_ms(None, answer.headers) or 0)
+        if isinstance(reply, Response):
+            at_least = float(error.retry_after_ms or retry_after_ms(None, reply.headers) or 0)
         ceiling_ms = max(self._ceiling_ms, at_least / 4)
         self._ceiling_ms = min(self._ceiling_ms * 2, self._session.options.retry_max_ms)
         longest = at_least + ceiling_ms if left_ms is None else min(at_least + ceiling_ms, left_ms)
-        reason = answer.reason if isinstance(answer, Failed) else str(error.code)
+        reason = reply.reason if isinstance(reply, Failed) else str(error.code)
         self._pause = Wait(min(at_least, longest), longest, reason)
 
     def _left_ms(self, head: _Batch, now_ms: float) -> float | None:
@@ -461,9 +569,9 @@ class Publishing:
         return error
 
     def _settle(self, items: list[Sent], seq: int, receipt: Receipt | None, error: HoldfastError | None) -> None:
-        self.unsettled -= len(items)
+        self.unconfirmed -= len(items)
         for item in items:
-            self.unsettled_bytes -= item.size
+            self.unconfirmed_bytes -= item.size
             item.error = error
             item.receipt = receipt
             item.seq = seq
@@ -482,8 +590,8 @@ class Publishing:
     def check(self) -> None:
         """Assert every law of the state; for tests, O(messages)."""
         items = [item for batch in self._queue for item in batch.items]
-        assert self.unsettled == len(items), "what is unsettled is queued"
-        assert self.unsettled_bytes == sum(item.size for item in items), "bytes are counted as they are queued"
+        assert self.unconfirmed == len(items), "what is unsettled is queued"
+        assert self.unconfirmed_bytes == sum(item.size for item in items), "bytes are counted as they are queued"
         assert not any(item.done for item in items), "a settled message is not queued"
         assert self._under_way is None or self._under_way is self._queue[0], "only the head is under way"
         assert all(batch.items for batch in self._queue), "no batch is empty"

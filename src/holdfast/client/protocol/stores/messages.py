@@ -1,11 +1,12 @@
-"""The messages API on the wire, as a client speaks it: paths, bodies and frames.
+"""Requests, responses and frames of the message stores' API, and what an error code says about its request.
 
-Owns: the request for each route, the frames of a subscription, and the meaning of each answer's bytes. Does not own:
-when to send or repeat (``publishing``, ``consuming``, ``administration``), WebSocket framing (``web_socket``).
+Bodies are msgpack (bytes as bytes); errors are JSON or msgpack by content type. Bytes that the API does not describe
+raise ``CorruptData``; unknown fields are ignored, so that a newer service can add some. An unknown code becomes
+``Unavailable`` (5xx) or ``InvalidRequest``.
 
-Bodies are msgpack (bytes as bytes), errors are whatever the service sends, which is JSON or msgpack by content type.
-Failure model: bytes that are not what the API describes raise ``CorruptData``; unknown fields are ignored, so that a
-newer service can add some. A code that this version does not know becomes ``Unavailable`` (5xx) or ``InvalidRequest``.
+A code means "nothing was done" where the service gives it before or instead of the work: every response below 500, and
+of those above ``RETRIED_CODES``. Every other response of 500 and above leaves open what became of the request: the log
+may have it although writing or syncing it failed, or a newer service speaks.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from urllib.parse import quote, urlencode
 
 import msgspec
 
-from holdfast.client.protocol.effects import Reply, Request
+from holdfast.client.protocol.effects import Request, Response
 from holdfast.client.protocol.messages import error_of
 from holdfast.errors import Code, CorruptData, HoldfastError, InvalidRequest, LimitExceeded, Unavailable
 from holdfast.stores.values.messages import Message
@@ -26,6 +27,9 @@ from holdfast.wire.log import ErrorBody, ErrorResponse
 from holdfast.wire.stores import AdvisoryFrame, PublishedMessage, PublishRequest, Receipt, ServerFrame
 
 __all__ = [
+    "Advisory",
+    "PASSING_CODES",
+    "RETRIED_CODES",
     "SUBPROTOCOL",
     "ack_frame",
     "close_frame",
@@ -37,11 +41,13 @@ __all__ = [
     "decode_receipt",
     "durable_path",
     "frame_too_large",
+    "is_unclear",
     "map_path",
     "named_error",
     "publish_request",
     "query_of",
     "request_of",
+    "started_frame",
     "store_path",
     "subscribe_target",
     "template_path",
@@ -57,6 +63,13 @@ Shape = TypeVar("Shape")
 
 
 _RECEIPT: Final = msgspec.msgpack.Decoder(Receipt)
+
+
+class Advisory(msgspec.Struct, frozen=True):
+    """Something happened that no message tells, for example ``store_unavailable`` or ``durable_collision``."""
+
+    kind: str
+    facts: Mapping[str, object]
 
 
 _FRAMES: Final = msgspec.msgpack.Decoder(ServerFrame)
@@ -169,24 +182,24 @@ def decode_frame(payload: bytes) -> ServerFrame:
     return frame
 
 
-def decode(reply: Reply, shape: type[Shape]) -> Shape:
+def decode(response: Response, shape: type[Shape]) -> Shape:
     """The body of a successful answer. Raises: CorruptData."""
     try:
-        if MSGPACK in reply.headers.get("content-type", ""):
-            return msgspec.msgpack.decode(reply.body, type=shape)
-        return msgspec.json.decode(reply.body, type=shape)
+        if MSGPACK in response.headers.get("content-type", ""):
+            return msgspec.msgpack.decode(response.body, type=shape)
+        return msgspec.json.decode(response.body, type=shape)
     except UNDECODABLE as error:
-        raise CorruptData("the service answered something the API does not describe", status=reply.status) from error
+        raise CorruptData("the service answered something the API does not describe", status=response.status) from error
 
 
-def decode_receipt(reply: Reply) -> Receipt:
+def decode_receipt(response: Response) -> Receipt:
     """What the store says of a batch. Raises: CorruptData."""
-    if reply.headers.get("content-type") != MSGPACK:
-        return decode(reply, Receipt)
+    if response.headers.get("content-type") != MSGPACK:
+        return decode(response, Receipt)
     try:
-        return _RECEIPT.decode(reply.body)
+        return _RECEIPT.decode(response.body)
     except UNDECODABLE as error:
-        raise CorruptData("the service answered something the API does not describe", status=reply.status) from error
+        raise CorruptData("the service answered something the API does not describe", status=response.status) from error
 
 
 def coded_error(status: int, headers: Mapping[str, str], body: bytes) -> HoldfastError | None:
@@ -222,3 +235,42 @@ def frame_too_large(bytes_max: int) -> LimitExceeded:
         hint="raise event_bytes_max of the ClientOptions",
         event_bytes_max=bytes_max,
     )
+
+
+RETRIED_CODES: Final = frozenset(
+    {
+        Code.STORE_FULL,
+        Code.CLUSTER_FULL,
+        Code.DISK_LIMIT,
+        Code.NO_QUORUM,
+        Code.OVERLOADED,
+        Code.RATE_LIMITED,
+        Code.NOT_LEADER,
+        Code.CLOSED,
+    }
+)
+"""Nothing was done, and the same may be done later."""
+
+_UNCLEAR_CODES: Final = frozenset(
+    {
+        Code.OUTCOME_UNKNOWN,
+        Code.INTERNAL,
+        Code.LEADER_CHANGED,
+        Code.STORE_UNAVAILABLE,
+        Code.SYNC_FAILED,
+        Code.DISK_FULL,
+    }
+)
+
+PASSING_CODES: Final = RETRIED_CODES | _UNCLEAR_CODES
+"""Whatever became of the request, asking again later may be answered otherwise."""
+
+
+def is_unclear(error: HoldfastError, status: int) -> bool:
+    """Whether what was asked may have been done, though this is the answer.
+
+    >>> from holdfast.errors import Backpressure, Closed
+    >>> is_unclear(Closed("", code=Code.SYNC_FAILED), 500), is_unclear(Backpressure("", code=Code.DISK_LIMIT), 507)
+    (True, False)
+    """
+    return error.code in _UNCLEAR_CODES or (status >= 500 and error.code not in RETRIED_CODES)

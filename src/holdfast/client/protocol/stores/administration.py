@@ -1,9 +1,6 @@
-"""Questions to the message stores with one answer each, as procedures without I/O.
+"""Requests to the message stores with one response each, as procedures without I/O.
 
-Owns: definitions, purge, rewind, browsing, keys and locks of maps: the request, when it is repeated, what its answer
-means. Does not own: publishing and subscribing (``publishing``, ``consuming``), sockets (the shells).
-
-Failure model: what may be repeated harmlessly is repeated for ``within_ms``. A change that depends on what is there (a
+A request that may be repeated harmlessly is repeated for ``within_ms``. A change that depends on the current state (a
 compare-and-set, a lock) is sent again only while it was certainly not accepted; otherwise ``OutcomeUnknown`` is raised.
 """
 
@@ -15,12 +12,20 @@ from typing import Literal
 
 import msgspec
 
-from holdfast.client.protocol.core import Patience, Session, answer_too_large
-from holdfast.client.protocol.effects import Failed, Procedure, Reply, Request, Send, Woken
+from holdfast.client.protocol.effects import Failed, Procedure, Request, Response, Send, Woken
+from holdfast.client.protocol.log_operations import response_too_large
 from holdfast.client.protocol.messages import retry_after_ms
-from holdfast.client.protocol.retry_budget import COORDINATION_CODES
-from holdfast.client.stores.answer_codes import PASSING_CODES, is_unclear
-from holdfast.client.stores.wire import coded_error, decode, durable_path, map_path, query_of, request_of
+from holdfast.client.protocol.retry_budget import COORDINATION_CODES, RetryBudget, Session
+from holdfast.client.protocol.stores.messages import (
+    PASSING_CODES,
+    coded_error,
+    decode,
+    durable_path,
+    is_unclear,
+    map_path,
+    query_of,
+    request_of,
+)
 from holdfast.errors import Code, HoldfastError, InvalidRequest, NotFound, OutcomeUnknown, Unavailable
 from holdfast.wire.stores import (
     REDELIVER_MAX,
@@ -82,71 +87,71 @@ class Lock(msgspec.Struct, frozen=True):
 
 def ask(
     session: Session, request: Request, now_ms: float, within_ms: float, *, repeatable: bool = True
-) -> Procedure[Reply]:
+) -> Procedure[Response]:
     """The answer to one question. Raises: what the service refuses with; Unavailable; OutcomeUnknown."""
-    patience = Patience(session, now_ms, within_ms)
+    budget = RetryBudget(session, now_ms, within_ms)
     while True:
         asked = session.route.current
         timeout_ms = session.options.request_timeout_ms
         if within_ms > 0:  # not to try again is not to have no time for the first try
-            timeout_ms = min(timeout_ms, patience.left_ms(now_ms))
-        answer = yield Send(asked, request, timeout_ms)
-        assert isinstance(answer, Reply | Failed), "a Send is answered by Reply or Failed"
-        if isinstance(answer, Reply) and answer.status < 300:
-            return answer
-        error, again, is_unclear = _meaning(answer)
-        if isinstance(answer, Failed) and answer.too_large:
-            error, again = answer_too_large(session.options), False
-        if isinstance(answer, Failed):
-            patience.missed(asked, answer)
+            timeout_ms = min(timeout_ms, budget.left_ms(now_ms))
+        reply = yield Send(asked, request, timeout_ms)
+        assert isinstance(reply, Response | Failed), "a Send is answered by Reply or Failed"
+        if isinstance(reply, Response) and reply.status < 300:
+            return reply
+        error, again, is_unclear = _meaning(reply)
+        if isinstance(reply, Failed) and reply.too_large:
+            error, again = response_too_large(session.options), False
+        if isinstance(reply, Failed):
+            budget.missed(asked, reply)
         else:
-            patience.unusable.heard(asked)
+            budget.unusable.heard(asked)
             if error.code in COORDINATION_CODES:
                 session.route.failed(asked)
         if is_unclear and not repeatable:
             raise OutcomeUnknown("whether this was done is not known", target=request.target) from error
-        if not again or patience.spent(answer.now_ms):
+        if not again or budget.exhausted(reply.now_ms):
             raise error
         at_least = float(error.retry_after_ms or 0)
-        if isinstance(answer, Reply):
-            at_least = float(retry_after_ms(None, answer.headers) or at_least)
-        woken = yield patience.next_wait(answer.now_ms, at_least, error.statement())
+        if isinstance(reply, Response):
+            at_least = float(retry_after_ms(None, reply.headers) or at_least)
+        woken = yield budget.next_wait(reply.now_ms, at_least, error.statement())
         assert isinstance(woken, Woken), "a Wait is answered by Woken"
         now_ms = woken.now_ms
-        if patience.spent(now_ms):  # another try would have no time, and its failure would say less
+        if budget.exhausted(now_ms):  # another try would have no time, and its failure would say less
             raise error
 
 
-def _meaning(answer: Reply | Failed) -> tuple[HoldfastError, bool, bool]:
+def _meaning(reply: Response | Failed) -> tuple[HoldfastError, bool, bool]:
     """The error, whether it may pass with time, and whether the request may have been carried out."""
-    if isinstance(answer, Failed):
-        unreached = Unavailable(f"the service cannot be reached: {answer.reason}")
-        return unreached, True, answer.perhaps_accepted
-    error = coded_error(answer.status, answer.headers, answer.body)
+    if isinstance(reply, Failed):
+        unreached = Unavailable(f"the service cannot be reached: {reply.reason}")
+        return unreached, True, reply.perhaps_accepted
+    error = coded_error(reply.status, reply.headers, reply.body)
     if error is None:
-        unclear = Unavailable("something before the service answered with an error", status=answer.status)
-        return unclear, answer.status >= 500 or answer.status == 429, answer.status >= 500
-    return error, error.code in PASSING_CODES, is_unclear(error, answer.status)
+        unclear = Unavailable("something before the service answered with an error", status=reply.status)
+        return unclear, reply.status >= 500 or reply.status == 429, reply.status >= 500
+    return error, error.code in PASSING_CODES, is_unclear(error, reply.status)
 
 
 def describe(session: Session, path: str, now_ms: float) -> Procedure[Definition]:
     """``GET`` of a store, durable, template or collection."""
-    reply = yield from ask(session, request_of("GET", path), now_ms, session.options.give_up_after_ms)
-    return decode(reply, Definition)
+    response = yield from ask(session, request_of("GET", path), now_ms, session.options.give_up_after_ms)
+    return decode(response, Definition)
 
 
 def define(session: Session, path: str, parameters: Mapping[str, object], now_ms: float) -> Procedure[Definition]:
     """``PUT`` of a store, durable or template: harmless to repeat."""
     request = request_of("PUT", path, dict(parameters))
-    reply = yield from ask(session, request, now_ms, session.options.give_up_after_ms)
-    return decode(reply, Definition) if reply.body else {}
+    response = yield from ask(session, request, now_ms, session.options.give_up_after_ms)
+    return decode(response, Definition) if response.body else {}
 
 
 def edit(session: Session, path: str, parameters: Mapping[str, object], now_ms: float) -> Procedure[Definition]:
     """``PATCH`` of a store, durable, template or the whole: harmless to repeat."""
     request = request_of("PATCH", path, dict(parameters))
-    reply = yield from ask(session, request, now_ms, session.options.give_up_after_ms)
-    return decode(reply, Definition) if reply.body else {}
+    response = yield from ask(session, request, now_ms, session.options.give_up_after_ms)
+    return decode(response, Definition) if response.body else {}
 
 
 def command(
@@ -154,8 +159,8 @@ def command(
 ) -> Procedure[Definition]:
     """``POST`` of something for the whole cluster."""
     request = request_of("POST", path, dict(parameters))
-    reply = yield from ask(session, request, now_ms, session.options.give_up_after_ms, repeatable=repeatable)
-    return decode(reply, Definition) if reply.body else {}
+    response = yield from ask(session, request, now_ms, session.options.give_up_after_ms, repeatable=repeatable)
+    return decode(response, Definition) if response.body else {}
 
 
 def delete(session: Session, path: str, now_ms: float) -> Procedure[None]:
@@ -166,8 +171,8 @@ def delete(session: Session, path: str, now_ms: float) -> Procedure[None]:
 def purge(session: Session, store: str, durable: str, now_ms: float) -> Procedure[Purged]:
     """Forget every message that a durable keeps."""
     request = request_of("POST", f"{durable_path(store, durable)}/purge", {})
-    reply = yield from ask(session, request, now_ms, session.options.give_up_after_ms)
-    return decode(reply, Purged)
+    response = yield from ask(session, request, now_ms, session.options.give_up_after_ms)
+    return decode(response, Purged)
 
 
 def rewind(session: Session, store: str, durable: str, to: Mapping[str, object], now_ms: float) -> Procedure[None]:
@@ -207,11 +212,11 @@ def redeliver(
         if limit is not None:
             body["max"] = min(limit - total, REDELIVER_MAX)
         request = request_of("POST", f"{durable_path(store, durable)}/redeliver", body)
-        reply = yield from ask(session, request, now_ms, session.options.give_up_after_ms)
-        page = decode(reply, RedeliveredResponse)
+        response = yield from ask(session, request, now_ms, session.options.give_up_after_ms)
+        page = decode(response, RedeliveredResponse)
         total += page.redelivered
         left.update(page.left)
-        following, now_ms = page.next_after, reply.now_ms
+        following, now_ms = page.next_after, response.now_ms
     return Redelivered(total, dict(left))
 
 
@@ -231,8 +236,8 @@ def browse(
     text = None if match is None else msgspec.json.encode(match).decode()
     query = query_of(after=after, max=count, match=text, parked="true" if parked else None)
     target = f"{durable_path(store, durable)}/browse{query}"
-    reply = yield from ask(session, request_of("GET", target), now_ms, within_ms)
-    return decode(reply, Page)
+    response = yield from ask(session, request_of("GET", target), now_ms, within_ms)
+    return decode(response, Page)
 
 
 def drop(session: Session, store: str, durable: str, seq: int, now_ms: float, within_ms: float) -> Procedure[None]:
@@ -246,12 +251,12 @@ def entry(
 ) -> Procedure[Entry | None]:
     """A key of a map, None where there is none. Raises: NotFound where there is no such map or store."""
     try:
-        reply = yield from ask(session, request_of("GET", map_path(store, name, key)), now_ms, within_ms)
+        response = yield from ask(session, request_of("GET", map_path(store, name, key)), now_ms, within_ms)
     except NotFound as error:
         if error.code is not Code.NO_SUCH_KEY:
             raise
         return None
-    return decode(reply, Entry)
+    return decode(response, Entry)
 
 
 def entries(
@@ -259,8 +264,8 @@ def entries(
 ) -> Procedure[EntriesResponse]:
     """Keys of a map above ``after``, in their order."""
     target = f"{map_path(store, name)}{query_of(after=after or None, max=count)}"
-    reply = yield from ask(session, request_of("GET", target), now_ms, within_ms)
-    return decode(reply, EntriesResponse)
+    response = yield from ask(session, request_of("GET", target), now_ms, within_ms)
+    return decode(response, EntriesResponse)
 
 
 def set_entry(
@@ -277,8 +282,8 @@ def set_entry(
     """Set a key; see ``change_map`` for ``if_revision`` and ``fence``."""
     target = f"{map_path(store, name, key)}{query_of(fence=fence or None)}"
     request = request_of("PUT", target, {"value": value}, _condition(if_revision))
-    reply = yield from ask(session, request, now_ms, within_ms, repeatable=if_revision is None)
-    return decode(reply, ChangedResponse)
+    response = yield from ask(session, request, now_ms, within_ms, repeatable=if_revision is None)
+    return decode(response, ChangedResponse)
 
 
 def remove_entry(
@@ -294,8 +299,8 @@ def remove_entry(
     """Remove a key."""
     target = f"{map_path(store, name, key)}{query_of(fence=fence or None)}"
     request = request_of("DELETE", target, None, _condition(if_revision))
-    reply = yield from ask(session, request, now_ms, within_ms, repeatable=if_revision is None)
-    return decode(reply, ChangedResponse)
+    response = yield from ask(session, request, now_ms, within_ms, repeatable=if_revision is None)
+    return decode(response, ChangedResponse)
 
 
 def change_map(
@@ -317,8 +322,8 @@ def change_map(
     }
     repeatable = all(revision is None for _, _, revision in changes)
     request = request_of("POST", map_path(store, name), body)
-    reply = yield from ask(session, request, now_ms, within_ms, repeatable=repeatable)
-    return decode(reply, ChangedResponse)
+    response = yield from ask(session, request, now_ms, within_ms, repeatable=repeatable)
+    return decode(response, ChangedResponse)
 
 
 def lock(

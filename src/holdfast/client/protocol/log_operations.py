@@ -1,11 +1,8 @@
 """The protocol of one client operation, as procedures without I/O.
 
-Owns: when to send, when to repeat, when to ask, whom to ask, when to stop. Does not own: bytes (``messages``), sockets,
-clocks and random numbers (the shells), streams of events (``stream``).
+The rules for a commit, in the order in which they are tried on each reply:
 
-The rules for a commit, in the order they are tried on each answer:
-
-    the answer                                   what is known   what happens
+    the reply                                    what is known   what happens
     200 committed / not_committed                the outcome     it is returned
     coded 503 overloaded, not_leader, 429        not accepted    wait (Retry-After, jitter), the same attempt again
     not sent: no connection, last byte not out   not accepted    wait with jitter, the same attempt again
@@ -27,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from holdfast.client.protocol.effects import Failed, Procedure, Reply, Request, Send
+from holdfast.client.protocol.effects import Failed, Procedure, Request, Response, Send
 from holdfast.client.protocol.endpoint import Endpoint
 from holdfast.client.protocol.messages import (
     REFUSED_BEFORE_ACCEPTANCE,
@@ -44,7 +41,7 @@ from holdfast.client.protocol.messages import (
     version_request,
 )
 from holdfast.client.protocol.options import ClientOptions
-from holdfast.client.protocol.retry_budget import COORDINATION_CODES, Patience, Session, pause
+from holdfast.client.protocol.retry_budget import COORDINATION_CODES, RetryBudget, Session, pause
 from holdfast.commit.format.transaction import Operation, Precondition, RangeDelete, Transaction, prefix_end
 from holdfast.errors import (
     Code,
@@ -62,17 +59,14 @@ from holdfast.wire.log import CommitReceipt, ErrorBody, Found, FoundRange, NotCo
 __all__ = [
     "Grouping",
     "ItemResult",
-    "Patience",
-    "Session",
-    "answer_too_large",
     "ask_status",
     "attempt",
     "bounds_of",
     "commit",
     "commit_group",
     "get",
-    "pause",
     "read_range",
+    "response_too_large",
     "version",
 ]
 
@@ -95,51 +89,49 @@ REPEATABLE_CODES = (
 
 
 def _exchange(
-    session: Session, patience: Patience, request: Request, timeout_ms: float
-) -> Procedure[tuple[Endpoint, Reply | Failed]]:
+    session: Session, budget: RetryBudget, request: Request, timeout_ms: float
+) -> Procedure[tuple[Endpoint, Response | Failed]]:
     """Send once to the place believed to lead, and say which place that was. Raises: as ``Patience.missed``."""
     asked = session.route.current
-    answer = yield Send(asked, request, timeout_ms)
-    assert isinstance(answer, Reply | Failed), "a Send is answered by Reply or Failed"
-    patience.now_ms = answer.now_ms
-    if isinstance(answer, Failed):
-        patience.missed(asked, answer)
-    return asked, answer
+    reply = yield Send(asked, request, timeout_ms)
+    assert isinstance(reply, Response | Failed), "a Send is answered by Reply or Failed"
+    budget.now_ms = reply.now_ms
+    if isinstance(reply, Failed):
+        budget.missed(asked, reply)
+    return asked, reply
 
 
-def _harmless(session: Session, request: Request, now_ms: float, within_ms: float) -> Procedure[Reply]:
+def _request(session: Session, request: Request, now_ms: float, within_ms: float) -> Procedure[Response]:
     """A request that may be repeated: until it succeeds, is refused for good, or time is up."""
-    return (yield from _patiently(session, request, Patience(session, now_ms, within_ms)))
+    return (yield from _request_within(session, request, RetryBudget(session, now_ms, within_ms)))
 
 
-def _patiently(session: Session, request: Request, patience: Patience) -> Procedure[Reply]:
+def _request_within(session: Session, request: Request, budget: RetryBudget) -> Procedure[Response]:
     """The same with a patience of the caller's, which knows afterwards what time it is."""
-    now_ms = patience.now_ms
+    now_ms = budget.now_ms
     while True:
-        timeout_ms = min(session.options.request_timeout_ms, patience.left_ms(now_ms))
-        asked, answer = yield from _exchange(session, patience, request, timeout_ms)
+        timeout_ms = min(session.options.request_timeout_ms, budget.left_ms(now_ms))
+        asked, reply = yield from _exchange(session, budget, request, timeout_ms)
         failure: HoldfastError
-        if isinstance(answer, Reply):
-            if answer.status == 200:
-                return answer
-            error = service_error(answer)
-            repeat = (
-                error.code in REPEATABLE_CODES if error is not None else answer.status >= 500 or answer.status == 429
-            )
-            failure = session.refused(error, answer.status)
+        if isinstance(reply, Response):
+            if reply.status == 200:
+                return reply
+            error = service_error(reply)
+            repeat = error.code in REPEATABLE_CODES if error is not None else reply.status >= 500 or reply.status == 429
+            failure = session.refused(error, reply.status)
         else:
-            repeat = not answer.too_large
-            failure = patience.unreachable("the service cannot be reached", asked, answer)
-            if answer.too_large:
-                failure = answer_too_large(session.options)
-        if not repeat or patience.spent(answer.now_ms):
+            repeat = not reply.too_large
+            failure = budget.unreachable("the service cannot be reached", asked, reply)
+            if reply.too_large:
+                failure = response_too_large(session.options)
+        if not repeat or budget.exhausted(reply.now_ms):
             raise failure
-        now_ms = yield from pause(session, patience, asked, answer)
-        if patience.spent(now_ms):  # another try would have no time, and its failure would say less
+        now_ms = yield from pause(session, budget, asked, reply)
+        if budget.exhausted(now_ms):  # another try would have no time, and its failure would say less
             raise failure
 
 
-def answer_too_large(options: ClientOptions) -> LimitExceeded:
+def response_too_large(options: ClientOptions) -> LimitExceeded:
     """The error for an answer above the client's own bound."""
     return LimitExceeded(
         "the answer is larger than this client takes",
@@ -150,21 +142,21 @@ def answer_too_large(options: ClientOptions) -> LimitExceeded:
 
 def version(session: Session, now_ms: float, *, local: bool) -> Procedure[VersionAnswer]:
     """The service's version. Raises: Unavailable, PermissionDenied, Fenced, CorruptData, Backpressure."""
-    reply = yield from _harmless(session, version_request(local=local), now_ms, session.options.give_up_after_ms)
-    answer = decode_body(reply, VersionAnswer)
-    session.saw(answer.version, answer.log_id)
-    return answer
+    response = yield from _request(session, version_request(local=local), now_ms, session.options.give_up_after_ms)
+    reply = decode_body(response, VersionAnswer)
+    session.saw(reply.version, reply.log_id)
+    return reply
 
 
 def get(session: Session, key: bytes, at: Place | None, now_ms: float) -> Procedure[Found | None]:
     """The value of a key in the service's view, never older than ``at``. Raises: as ``version``, InvalidRequest."""
     try:
-        reply = yield from _harmless(
-            session, key_request(key, _placed(session, at)), now_ms, session.options.give_up_after_ms
+        response = yield from _request(
+            session, key_request(key, _position(session, at)), now_ms, session.options.give_up_after_ms
         )
     except NotFound:
         return None
-    return decode_body(reply, Found)
+    return decode_body(response, Found)
 
 
 def bounds_of(begin: bytes | None, end: bytes | None, prefix: bytes | None) -> tuple[bytes, bytes | None]:
@@ -184,13 +176,13 @@ def read_range(
     session: Session, begin: bytes, end: bytes | None, limit: int, at: Place | None, now_ms: float
 ) -> Procedure[FoundRange]:
     """Keys of ``[begin, end)`` in the service's view, not older than ``at``. Raises: as ``version``, InvalidRequest."""
-    request = range_request(begin, end, limit, _placed(session, at))
-    reply = yield from _harmless(session, request, now_ms, session.options.give_up_after_ms)
-    return decode_body(reply, FoundRange)
+    request = range_request(begin, end, limit, _position(session, at))
+    response = yield from _request(session, request, now_ms, session.options.give_up_after_ms)
+    return decode_body(response, FoundRange)
 
 
-def _placed(session: Session, place: Place | None) -> LogPosition | None:
-    return None if place is None else session.placed(place)
+def _position(session: Session, place: Place | None) -> LogPosition | None:
+    return None if place is None else session.resolve_position(place)
 
 
 def ask_status(session: Session, request_id: str, min_version: Place, now_ms: float) -> Procedure[StatusAnswer]:
@@ -198,26 +190,26 @@ def ask_status(session: Session, request_id: str, min_version: Place, now_ms: fl
 
     Raises: OutcomeUnknown when nobody could say within ``resolve_within_ms``; InvalidRequest; PermissionDenied.
     """
-    patience = Patience(session, now_ms, session.options.resolve_within_ms)
-    return (yield from _ask_status(session, request_id, session.placed(min_version), patience))
+    budget = RetryBudget(session, now_ms, session.options.resolve_within_ms)
+    return (yield from _ask_status(session, request_id, session.resolve_position(min_version), budget))
 
 
 def _ask_status(
-    session: Session, request_id: str, min_version: LogPosition, patience: Patience
+    session: Session, request_id: str, min_version: LogPosition, budget: RetryBudget
 ) -> Procedure[StatusAnswer]:
     request = status_request(request_id, min_version)
     try:
-        reply = yield from _patiently(session, request, patience)
+        response = yield from _request_within(session, request, budget)
     except (InvalidRequest, PermissionDenied):
         raise
     except HoldfastError as error:
         raise _unknown(request_id, min_version.version, Code.OUTCOME_UNKNOWN) from error
-    answer = decode_body(reply, StatusAnswer)
-    if answer.status == "committed":
-        if answer.version is None:
+    reply = decode_body(response, StatusAnswer)
+    if reply.status == "committed":
+        if reply.version is None:
             raise CorruptData("a committed status names no version", request_id=request_id)
-        session.saw(answer.version, min_version.log_id)
-    return answer
+        session.saw(reply.version, min_version.log_id)
+    return reply
 
 
 def _unknown(request_id: str | None, min_version: int | None, code: Code) -> OutcomeUnknown:
@@ -232,22 +224,22 @@ def _unknown(request_id: str | None, min_version: int | None, code: Code) -> Out
 
 def _settle(session: Session, txn: Transaction, now_ms: float) -> Procedure[CommitReceipt | NotCommitted]:
     """After an unknown outcome: ask until it is final."""
-    return (yield from _settle_with(session, txn, Patience(session, now_ms, session.options.resolve_within_ms)))
+    return (yield from _resolve_within(session, txn, RetryBudget(session, now_ms, session.options.resolve_within_ms)))
 
 
-def _settle_with(session: Session, txn: Transaction, patience: Patience) -> Procedure[CommitReceipt | NotCommitted]:
+def _resolve_within(session: Session, txn: Transaction, budget: RetryBudget) -> Procedure[CommitReceipt | NotCommitted]:
     assert txn.request_id is not None, "an attempt has an id"
     assert txn.read_version is not None, "an attempt has a read version"
     try:
         asked = LogPosition(txn.read_version, txn.log_id)
-        answer = yield from _ask_status(session, txn.request_id, asked, patience)
+        reply = yield from _ask_status(session, txn.request_id, asked, budget)
     except OutcomeUnknown:
         raise
     except HoldfastError as error:
         raise _unknown(txn.request_id, txn.read_version, Code.OUTCOME_UNKNOWN) from error
-    if answer.status == "committed" and answer.version is not None:
-        return CommitReceipt(answer.version, "", txn.request_id)
-    if answer.status == "not_committed":
+    if reply.status == "committed" and reply.version is not None:
+        return CommitReceipt(reply.version, "", txn.request_id)
+    if reply.status == "not_committed":
         return NotCommitted("banned", (), txn.read_version, "", txn.request_id)
     raise _unknown(txn.request_id, txn.read_version, Code.LOG_TRUNCATED)
 
@@ -258,34 +250,34 @@ def attempt(session: Session, txn: Transaction, now_ms: float) -> Procedure[Comm
     Raises: OutcomeUnknown; Unavailable or Backpressure when it was never accepted in time; what the service refuses
     with.
     """
-    patience = Patience(session, now_ms, session.options.give_up_after_ms)
+    budget = RetryBudget(session, now_ms, session.options.give_up_after_ms)
     request = commit_request(txn)
     while True:
-        asked, answer = yield from _exchange(session, patience, request, session.options.request_timeout_ms)
-        if isinstance(answer, Failed):
-            if answer.perhaps_accepted:
-                return (yield from _settle(session, txn, answer.now_ms))
-            if patience.spent(answer.now_ms):
-                raise patience.unreachable("the service cannot be reached", asked, answer)
-        elif answer.status == 200:
-            verdict = decode_commit(answer.body)
+        asked, reply = yield from _exchange(session, budget, request, session.options.request_timeout_ms)
+        if isinstance(reply, Failed):
+            if reply.perhaps_accepted:
+                return (yield from _settle(session, txn, reply.now_ms))
+            if budget.exhausted(reply.now_ms):
+                raise budget.unreachable("the service cannot be reached", asked, reply)
+        elif reply.status == 200:
+            verdict = decode_commit(reply.body)
             if verdict is None:
-                return (yield from _settle(session, txn, answer.now_ms))
+                return (yield from _settle(session, txn, reply.now_ms))
             session.saw(verdict.version, txn.log_id)
             return verdict
         else:
-            error = service_error(answer)
-            if _is_unknown(error, answer.status):
+            error = service_error(reply)
+            if _is_unknown(error, reply.status):
                 if error is not None and error.code in COORDINATION_CODES and session.options.follow_leader:
                     session.route.follow(asked, error.leader_address)
-                verdict = yield from _settle(session, txn, answer.now_ms)
+                verdict = yield from _settle(session, txn, reply.now_ms)
                 named_another = error is not None and error.code in COORDINATION_CODES and txn.leader_id is not None
                 if isinstance(verdict, NotCommitted) and named_another:
-                    raise session.refused(error, answer.status)
+                    raise session.refused(error, reply.status)
                 return verdict
-            if error is None or error.code not in REFUSED_BEFORE_ACCEPTANCE or patience.spent(answer.now_ms):
-                raise session.refused(error, answer.status)
-        yield from pause(session, patience, asked, answer)
+            if error is None or error.code not in REFUSED_BEFORE_ACCEPTANCE or budget.exhausted(reply.now_ms):
+                raise session.refused(error, reply.status)
+        yield from pause(session, budget, asked, reply)
 
 
 def _is_unknown(error: ErrorBody | None, status: int) -> bool:
@@ -382,27 +374,27 @@ def commit_group(session: Session, txns: list[Transaction], now_ms: float) -> Pr
     each is then committed, or closed as ``NotCommitted("banned")`` and safe to submit anew. ``resolve_within_ms``
     bounds the asking about all of them: an item that it does not reach is ``OutcomeUnknown``, and not asked about.
     """
-    patience = Patience(session, now_ms, session.options.give_up_after_ms)
+    budget = RetryBudget(session, now_ms, session.options.give_up_after_ms)
     request = commits_request(txns)
     while True:
-        asked, answer = yield from _exchange(session, patience, request, session.options.request_timeout_ms)
-        if isinstance(answer, Failed):
-            if answer.perhaps_accepted:
-                return (yield from _settle_items(session, txns, decode_items(answer.partial), answer.now_ms))
-            if patience.spent(answer.now_ms):
-                raise patience.unreachable("the service cannot be reached", asked, answer)
-        elif answer.status == 200:
-            return (yield from _settle_items(session, txns, decode_items(answer.body), answer.now_ms))
+        asked, reply = yield from _exchange(session, budget, request, session.options.request_timeout_ms)
+        if isinstance(reply, Failed):
+            if reply.perhaps_accepted:
+                return (yield from _resolve_items(session, txns, decode_items(reply.partial), reply.now_ms))
+            if budget.exhausted(reply.now_ms):
+                raise budget.unreachable("the service cannot be reached", asked, reply)
+        elif reply.status == 200:
+            return (yield from _resolve_items(session, txns, decode_items(reply.body), reply.now_ms))
         else:
-            error = service_error(answer)
-            if _is_unknown(error, answer.status):
-                return (yield from _settle_items(session, txns, [], answer.now_ms))
-            if error is None or error.code not in REFUSED_BEFORE_ACCEPTANCE or patience.spent(answer.now_ms):
-                raise session.refused(error, answer.status)
-        yield from pause(session, patience, asked, answer)
+            error = service_error(reply)
+            if _is_unknown(error, reply.status):
+                return (yield from _resolve_items(session, txns, [], reply.now_ms))
+            if error is None or error.code not in REFUSED_BEFORE_ACCEPTANCE or budget.exhausted(reply.now_ms):
+                raise session.refused(error, reply.status)
+        yield from pause(session, budget, asked, reply)
 
 
-def _settle_items(
+def _resolve_items(
     session: Session,
     txns: list[Transaction],
     lines: list[CommitReceipt | NotCommitted | ErrorBody],
@@ -423,12 +415,12 @@ def _settle_items(
             results.append(_unknown(txn.request_id, txn.read_version, Code.OUTCOME_UNKNOWN))
         else:
             # One bound for all, but waits of its own for each: an answer about one item tells of the service again.
-            patience = Patience(session, now_ms, end_ms - now_ms)
+            budget = RetryBudget(session, now_ms, end_ms - now_ms)
             try:
-                results.append((yield from _settle_with(session, txn, patience)))
+                results.append((yield from _resolve_within(session, txn, budget)))
             except OutcomeUnknown as error:
                 results.append(error)
-            now_ms = patience.now_ms
+            now_ms = budget.now_ms
     return results
 
 

@@ -1,9 +1,6 @@
-"""A WebSocket from the client's side, without I/O: bytes in, what they mean out.
+"""A WebSocket from the client's side, without I/O: bytes in, events out; framing by the library websockets.
 
-Owns: the handshake and the framing, by the library websockets. Does not own: sockets and time (the shells), the meaning
-of payloads (``wire``).
-
-Failure model: whatever is not a WebSocket ends in ``Hung`` with the reason; it never raises. A payload above
+Anything that is not a WebSocket ends in ``Disconnected`` with the reason; nothing is raised. A payload above
 ``payload_bytes_max`` ends the connection with ``TooLarge``.
 """
 
@@ -21,9 +18,9 @@ from websockets.typing import Subprotocol
 from websockets.uri import WebSocketURI
 
 from holdfast.client.protocol.endpoint import Endpoint
-from holdfast.client.stores.wire import SUBPROTOCOL
+from holdfast.client.protocol.stores.messages import SUBPROTOCOL
 
-__all__ = ["Happening", "Hung", "Opened", "Payload", "Pong", "Refused", "TooLarge", "WebSocket"]
+__all__ = ["SocketEvent", "Disconnected", "Opened", "Payload", "Pong", "Refused", "TooLarge", "WebSocket"]
 
 
 class Opened(msgspec.Struct, frozen=True):
@@ -48,7 +45,7 @@ class Pong(msgspec.Struct, frozen=True):
     """The other side is alive."""
 
 
-class Hung(msgspec.Struct, frozen=True):
+class Disconnected(msgspec.Struct, frozen=True):
     """The connection is over. ``code`` and ``name`` are those of a close frame, 1006 and empty without one."""
 
     reason: str
@@ -60,7 +57,7 @@ class TooLarge(msgspec.Struct, frozen=True):
     """The connection is over, because a payload is above ``payload_bytes_max``."""
 
 
-Happening = Opened | Refused | Payload | Pong | Hung | TooLarge
+SocketEvent = Opened | Refused | Payload | Pong | Disconnected | TooLarge
 
 
 class WebSocket:
@@ -78,7 +75,7 @@ class WebSocket:
         self._is_open = False
         self._is_over = False
 
-    def feed(self, data: bytes) -> list[Happening]:
+    def feed(self, data: bytes) -> list[SocketEvent]:
         """What these bytes mean; none at all is the end of the connection."""
         if self._is_over:
             return []
@@ -86,23 +83,23 @@ class WebSocket:
             self._protocol.receive_data(data)
         else:
             self._protocol.receive_eof()
-        happenings: list[Happening] = []
+        events: list[SocketEvent] = []
         for event in self._protocol.events_received():
-            happenings.extend(self._meaning(event))
+            events.extend(self._meaning(event))
         if not self._is_open and self._protocol.handshake_exc is not None and not self._is_over:
             self._is_over = True
-            happenings.append(Hung(str(self._protocol.handshake_exc), 1006, ""))
+            events.append(Disconnected(str(self._protocol.handshake_exc), 1006, ""))
         if not self._is_over and (not data or self._protocol.parser_exc is not None):
             self._is_over = True
             reason = self._protocol.parser_exc
             if isinstance(reason, PayloadTooBig):
-                return [*happenings, TooLarge()]
-            happenings.append(Hung("the connection ended" if reason is None or not data else str(reason), 1006, ""))
-        return happenings
+                return [*events, TooLarge()]
+            events.append(Disconnected("the connection ended" if reason is None or not data else str(reason), 1006, ""))
+        return events
 
-    def _meaning(self, event: Response | object) -> list[Happening]:
+    def _meaning(self, event: Response | object) -> list[SocketEvent]:
         if isinstance(event, Response):
-            return self._answered(event)
+            return self._on_response(event)
         assert isinstance(event, Frame), "a connection brings a response or frames"
         match event.opcode:
             case Opcode.BINARY | Opcode.TEXT | Opcode.CONT:
@@ -115,16 +112,20 @@ class WebSocket:
             case Opcode.CLOSE:
                 close = Close.parse(event.data)
                 self._is_over = True
-                return [Hung(f"the service closed it: {close.code} {close.reason}".rstrip(), close.code, close.reason)]
+                return [
+                    Disconnected(
+                        f"the service closed it: {close.code} {close.reason}".rstrip(), close.code, close.reason
+                    )
+                ]
             case _:
                 return [Pong()]
 
-    def _answered(self, response: Response) -> list[Happening]:
+    def _on_response(self, response: Response) -> list[SocketEvent]:
         if self._protocol.handshake_exc is None:
             self._is_open = True
             if self._protocol.subprotocol != SUBPROTOCOL:
                 self._is_over = True
-                return [Hung(f"the service does not speak {SUBPROTOCOL}", 1006, "")]
+                return [Disconnected(f"the service does not speak {SUBPROTOCOL}", 1006, "")]
             return [Opened()]
         if not isinstance(self._protocol.handshake_exc, InvalidStatus):
             return []
