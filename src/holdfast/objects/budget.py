@@ -26,11 +26,6 @@ from typing import Final, TypeVar, assert_never
 from holdfast.errors import NotFound, Unavailable
 from holdfast.objects.port import CreateAnswer, Created, Listed, ObjectStore, Refused, Unknown
 
-__all__ = [
-    "BudgetedStore", "LATENCY_BOUNDS_MS", "RequestCounts", "RetryPolicy", "StoreMetrics", "TimeLimited", "timed_out",
-]  # fmt: skip
-
-
 PAGE: Final = 1000
 """A listing sends one request for each this many keys."""
 

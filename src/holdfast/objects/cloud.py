@@ -27,8 +27,6 @@ from holdfast.objects.port import CREATED, CreateAnswer, Listed, Refused, Unknow
 if TYPE_CHECKING:
     from obstore.store import AzureConfig, ClientConfig, RetryConfig, S3Config
 
-__all__ = ["CloudStore", "answer_of_failed_create"]
-
 SETTINGS: Final[Mapping[str, frozenset[str]]] = {
     "s3": frozenset({"region", "endpoint", "virtual_hosted_style"}),
     "gs": frozenset(),

@@ -15,8 +15,6 @@ from urllib.parse import urlsplit
 
 from holdfast.errors import Code, InvalidRequest
 
-__all__ = ["METADATA_SECONDS_MAX", "require_credentials"]
-
 METADATA_SECONDS_MAX: Final = 0.5
 """For both requests together. The metadata service is on the same host and answers within milliseconds."""
 METADATA_ENDPOINT: Final = "http://169.254.169.254"

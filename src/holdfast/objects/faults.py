@@ -22,8 +22,6 @@ from holdfast.errors import Unavailable
 from holdfast.objects.memory import MemoryObjects
 from holdfast.objects.port import CREATED, CreateAnswer, Listed, Refused, Unknown, require_key
 
-__all__ = ["NO_FAULTS", "Fault", "FaultRates", "FaultyObjects", "FaultyStore", "LateCreate"]
-
 SLOW_DOWN_MS: Final = 50
 PAGE: Final = 1000
 

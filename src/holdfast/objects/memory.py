@@ -11,8 +11,6 @@ from bisect import bisect_left, bisect_right, insort
 from holdfast.errors import NotFound
 from holdfast.objects.port import CREATED, CreateAnswer, Listed, Refused, require_key
 
-__all__ = ["MemoryObjects", "MemoryStore"]
-
 
 class MemoryObjects:
     """Named immutable byte strings on plain dicts: every method is one atomic step.

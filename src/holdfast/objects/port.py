@@ -14,11 +14,6 @@ from typing import Final, Protocol
 
 from holdfast.errors import InvalidRequest
 
-__all__ = [
-    "CREATED", "KEY_LENGTH_MAX", "CreateAnswer", "Created", "Listed", "ObjectReader", "ObjectStore", "Refused",
-    "Unknown", "require_key",
-]  # fmt: skip
-
 KEY_LENGTH_MAX: Final = 512
 _KEY: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*(?:/[A-Za-z0-9_-][A-Za-z0-9._-]*)*")
 

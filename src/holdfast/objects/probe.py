@@ -16,8 +16,6 @@ from typing import Final, NoReturn
 from holdfast.errors import Code, InvalidRequest, NotFound, Unavailable
 from holdfast.objects.port import Created, ObjectStore, Refused, Unknown
 
-__all__ = ["PREFIX", "clean_up", "probe"]
-
 PREFIX: Final = "probe/"
 ATTEMPTS_MAX: Final = 5
 FIRST: Final = b"one of two bodies"

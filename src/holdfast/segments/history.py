@@ -34,8 +34,6 @@ from holdfast.objects.port import ObjectReader
 from holdfast.segments.index import Segment, SegmentIndex, read_segment_index
 from holdfast.segments.table_location import open_table_store, table_location
 
-__all__ = ["SegmentHistory"]
-
 log = structlog.get_logger("holdfast.segments")
 
 REFRESH_SECONDS: Final = 10.0

@@ -36,8 +36,6 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from holdfast.errors import Code, InvalidRequest, NotFound, Unavailable
 
-__all__ = ["APPLICATION", "Segment", "SegmentIndex", "read_segment_index"]
-
 APPLICATION: Final = "holdfast/segments"
 
 

@@ -19,8 +19,6 @@ from holdfast.objects.directory.store import DirectoryStore
 from holdfast.objects.open import open_store
 from holdfast.objects.port import ObjectStore
 
-__all__ = ["TableLocation", "open_table_store", "table_location"]
-
 UPLOAD_TIMEOUT_MS: Final = 120_000
 """A table's file is up to a few hundred megabytes, in one request: only a whole file may ever be seen."""
 CONNECTIONS_MAX: Final = 8

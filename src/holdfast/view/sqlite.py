@@ -30,8 +30,6 @@ from holdfast.errors import Code, CorruptData, Unavailable
 from holdfast.private_files import make_private, restrict_to_owner
 from holdfast.view.storage import Layer, Position, Row, Stored
 
-__all__ = ["SqliteStorage", "connect", "open_for_readers", "open_for_writer", "write_layer"]
-
 APPLICATION_ID: Final = 0x484F4C44
 FORMAT: Final = 2
 FORMATS_READ: Final = (0, 1, FORMAT)

@@ -14,8 +14,6 @@ from typing import Final, NamedTuple, Protocol
 
 from holdfast.commit.format.transaction import Delete, Operation, RangeDelete, Write
 
-__all__ = ["Layer", "MemoryStorage", "OrderedKeys", "Position", "Row", "Stored", "ViewStorage"]
-
 Stored = tuple[bytes, int]
 """A value and the version that wrote it."""
 

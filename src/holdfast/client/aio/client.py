@@ -52,8 +52,6 @@ from holdfast.wire.log import CommitReceipt, Found, FoundRange, NotCommitted, St
 if TYPE_CHECKING:
     from holdfast.view import View
 
-__all__ = ["AsyncTransaction", "Client", "Subscription"]
-
 Result = TypeVar("Result")
 
 

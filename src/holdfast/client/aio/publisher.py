@@ -18,8 +18,6 @@ from holdfast.errors import Closed, HoldfastError
 from holdfast.stores.values.messages import FieldValue, Message
 from holdfast.wire.stores import Receipt
 
-__all__ = ["Publisher"]
-
 _NO_FIELDS: Mapping[str, FieldValue] = {}
 
 

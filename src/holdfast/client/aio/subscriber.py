@@ -27,8 +27,6 @@ from holdfast.client.transport.clock import now_ms
 from holdfast.errors import Closed
 from holdfast.stores.values.messages import Delivery
 
-__all__ = ["Subscriber"]
-
 Item = TypeVar("Item")
 
 

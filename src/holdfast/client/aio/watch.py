@@ -13,8 +13,6 @@ from holdfast.client.protocol.stores.subscriber import WatchMachine
 from holdfast.client.transport.clock import now_ms
 from holdfast.wire.stores import KeyChange
 
-__all__ = ["Watch"]
-
 
 class Watch:
     """The changes of one map, as they happen. Made by ``Map.watch``.

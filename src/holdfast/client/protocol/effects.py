@@ -20,29 +20,6 @@ import msgspec
 
 from holdfast.commit.format.transaction import Operation
 
-__all__ = [
-    "Reply",
-    "AwaitVersion",
-    "Checkpoint",
-    "Chunk",
-    "Decide",
-    "Deliver",
-    "Effect",
-    "Event",
-    "Failed",
-    "Open",
-    "Opened",
-    "Procedure",
-    "Receive",
-    "Response",
-    "Request",
-    "RolledBack",
-    "Send",
-    "TransactionEvent",
-    "Wait",
-    "Woken",
-]
-
 if TYPE_CHECKING:
     from holdfast.client.protocol.endpoint import Endpoint
     from holdfast.errors import HoldfastError

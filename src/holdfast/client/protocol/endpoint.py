@@ -15,8 +15,6 @@ import msgspec
 
 from holdfast.errors import HoldfastError, InvalidRequest
 
-__all__ = ["Endpoint", "Route", "UnusableEndpoints", "parse_endpoint", "routes_of"]
-
 
 class Endpoint(msgspec.Struct, frozen=True, cache_hash=True):
     """One listening address. ``unix_path`` is set for a Unix socket; otherwise ``host`` and ``port`` count."""

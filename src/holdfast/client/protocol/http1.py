@@ -20,18 +20,6 @@ from holdfast.client.protocol.effects import Request
 from holdfast.client.protocol.endpoint import Endpoint
 from holdfast.errors import Code, InvalidRequest
 
-__all__ = [
-    "ResponseReader",
-    "ResponseTooLarge",
-    "BadResponse",
-    "KnownHead",
-    "RequestEncoder",
-    "SpeaksTls",
-    "problem_with",
-    "reason_of",
-    "token_of",
-]
-
 HEADS_KEPT_MAX: Final = 64
 KNOWN_HEAD_BYTES_MAX: Final = 4_096
 _END_OF_HEAD: Final = b"\r\n\r\n"

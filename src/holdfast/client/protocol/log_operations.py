@@ -56,20 +56,6 @@ from holdfast.errors import (
 from holdfast.values import LogPosition
 from holdfast.wire.log import CommitReceipt, ErrorBody, Found, FoundRange, NotCommitted, StatusAnswer, VersionAnswer
 
-__all__ = [
-    "Grouping",
-    "ItemResult",
-    "ask_status",
-    "attempt",
-    "bounds_of",
-    "commit",
-    "commit_group",
-    "get",
-    "read_range",
-    "response_too_large",
-    "version",
-]
-
 COMMIT_ATTEMPTS_MAX = 8
 """How many attempts one ``commit`` makes on its own when asking closed the ones before."""
 

@@ -46,25 +46,6 @@ from holdfast.wire.log import (
     VersionAnswer,
 )
 
-__all__ = [
-    "Place",
-    "REFUSED_BEFORE_ACCEPTANCE",
-    "base64url",
-    "commit_request",
-    "commits_request",
-    "decode_body",
-    "decode_commit",
-    "decode_items",
-    "error_of",
-    "key_request",
-    "position_of",
-    "range_request",
-    "retry_after_ms",
-    "service_error",
-    "status_request",
-    "version_request",
-]
-
 Place = int | str | LogPosition
 """A version as a caller names it: a number, ``VERSION@LOGID``, or a position that something else returned."""
 

@@ -11,15 +11,6 @@ from typing import Final, Literal
 
 from holdfast.errors import Code, InvalidRequest
 
-__all__ = [
-    "ClientOptions",
-    "FOR_EVER",
-    "PublisherMode",
-    "PublisherOptions",
-    "SubscriberOptions",
-    "within_ms",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class ClientOptions:

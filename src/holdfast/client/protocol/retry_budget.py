@@ -15,8 +15,6 @@ from holdfast.errors import Code, HoldfastError, Unavailable
 from holdfast.values import LogPosition
 from holdfast.wire.log import ErrorBody
 
-__all__ = ["COORDINATION_CODES", "RetryBudget", "Session", "pause"]
-
 COORDINATION_CODES = frozenset({Code.NOT_LEADER, Code.LEADER_CHANGED, Code.LEADER_ALIVE, Code.DEPOSED})
 """Errors that say: ask the leader instead."""
 

@@ -49,8 +49,6 @@ from holdfast.errors import CorruptData, InvalidRequest
 from holdfast.values import LogPosition
 from holdfast.wire.log import CheckpointData, LeaderChangeData, LogData, TransactionData
 
-__all__ = ["Continuity", "Delivery", "Filter", "ServerSentEvents", "follow"]
-
 REMEMBERED_VERSIONS_MAX: Final = 1 << 20
 REPEATABLE_STATUSES: Final = frozenset({408, 429, 500, 502, 503, 504})
 

@@ -36,18 +36,6 @@ from holdfast.errors import Conflict, InvalidRequest, Unavailable
 from holdfast.values import LogPosition
 from holdfast.wire.log import CommitReceipt, Found, FoundRange
 
-__all__ = [
-    "ReadableView",
-    "ServiceSource",
-    "SnapshotMoved",
-    "Source",
-    "Transacted",
-    "TransactionBuilder",
-    "ViewSource",
-    "TransactionAttempts",
-]
-
-
 Result = TypeVar("Result")
 RANGE_PAGE: Final = 1_000
 """Keys asked for at once."""

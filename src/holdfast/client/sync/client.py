@@ -53,8 +53,6 @@ from holdfast.wire.log import CommitReceipt, Found, FoundRange, NotCommitted, St
 if TYPE_CHECKING:
     from holdfast.view import View
 
-__all__ = ["BlockingTransaction", "Client", "Subscription"]
-
 Result = TypeVar("Result")
 
 

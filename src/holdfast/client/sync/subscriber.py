@@ -28,8 +28,6 @@ from holdfast.client.transport.sync_stores import Event, SubscriberDriver, run_e
 from holdfast.errors import Closed
 from holdfast.stores.values.messages import Delivery
 
-__all__ = ["Subscriber"]
-
 Item = TypeVar("Item")
 
 

@@ -14,8 +14,6 @@ from holdfast.client.sync.subscriber import Subscriber
 from holdfast.client.transport.clock import now_ms
 from holdfast.wire.stores import KeyChange
 
-__all__ = ["Watch"]
-
 
 class Watch:
     """The changes of one map, as they happen. Made by ``Map.watch``.

@@ -33,20 +33,6 @@ from holdfast.errors import Closed
 if TYPE_CHECKING:
     from holdfast.view import View
 
-__all__ = [
-    "Cancelled",
-    "ClosingConnections",
-    "Connection",
-    "Event",
-    "Incoming",
-    "Lock",
-    "Pool",
-    "Stream",
-    "connected",
-    "each",
-    "view_reaches",
-]
-
 PAUSE_READING_BYTES = 1 << 20
 RECEIVE_BYTES = 1 << 16
 GOODBYE_S_MAX = 1.0

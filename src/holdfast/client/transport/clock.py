@@ -7,8 +7,6 @@ import time
 
 from holdfast.client.protocol.effects import Wait
 
-__all__ = ["draw_wait_ms", "now_ms"]
-
 
 def now_ms() -> float:
     """Milliseconds of a clock that never steps back."""

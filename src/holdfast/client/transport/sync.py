@@ -32,8 +32,6 @@ from holdfast.errors import Closed
 if TYPE_CHECKING:
     from holdfast.view import View
 
-__all__ = ["Cancelled", "Connection", "Event", "Lock", "Pool", "Stream", "each", "left_s", "view_reaches"]
-
 RECEIVE_BYTES = 1 << 16
 """Room for what a read may bring. For twice as much the allocator goes to the system, each time anew."""
 BUSY = "every connection of this client is busy"

@@ -14,8 +14,6 @@ from typing import Protocol
 
 from holdfast.private_files import DIRECTORY_MODE, FILE_MODE
 
-__all__ = ["NOT_HERE", "Files", "PosixFiles"]
-
 NOT_HERE = frozenset({errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EINVAL, errno.EISDIR, errno.ENOENT})
 """How systems say that they cannot do this kind of thing here."""
 RENAME_NOREPLACE = 1

@@ -32,11 +32,6 @@ from typing import Final
 
 from holdfast.objects.directory.files import NOT_HERE, Files
 
-__all__ = [
-    "CLAIM_BYTES", "COUNTDOWN_DIRECTORY", "DirectoryObjects", "GAP_MAX", "Naming", "Poisoned", "SLOT_MAX", "SlotSize",
-    "Unfit", "find_naming", "slot_of_name", "slots_from", "slots_newest_first",
-]  # fmt: skip
-
 SLOT_MAX = 2**64 - 1
 GAP_MAX = 2_000
 CLAIM_BYTES = 512

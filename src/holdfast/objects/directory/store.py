@@ -35,8 +35,6 @@ from holdfast.objects.directory import worker
 from holdfast.objects.port import CREATED, CreateAnswer, Listed, Refused, Unknown, require_key
 from holdfast.private_files import DIRECTORY_MODE
 
-__all__ = ["DirectoryStore", "DurableDirectory"]
-
 
 class DurableDirectory:
     """An ``ObjectReader`` for a process to which the writer reports which objects are durable."""

@@ -14,8 +14,6 @@ import ctypes
 import os
 import struct
 
-__all__ = ["BACKGROUND_NS", "COMPUTING_NS", "WAITING_NS", "ask_for_time_slice", "time_slice"]
-
 BACKGROUND_NS = 100_000_000
 COMPUTING_NS = 20_000_000
 WAITING_NS = 100_000

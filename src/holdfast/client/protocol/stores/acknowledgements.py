@@ -19,17 +19,6 @@ from holdfast.errors import HoldfastError
 from holdfast.stores.values.messages import Delivery
 from holdfast.wire.stores import AttachedFrame, ReplyFrame
 
-__all__ = [
-    "AckBatcher",
-    "EXACT_MESSAGES",
-    "INTERVAL_MS",
-    "OnReply",
-    "ranges_of",
-    "RANGES_MAX",
-    "StartedReports",
-    "Window",
-]
-
 RANGES_MAX: Final = 10_000
 """Ranges of one frame; the service takes no more."""
 

@@ -38,31 +38,6 @@ from holdfast.wire.stores import (
     RedeliveredResponse,
 )
 
-__all__ = [
-    "ClusterCommand",
-    "Definition",
-    "Lock",
-    "ask",
-    "browse",
-    "change_map",
-    "command",
-    "define",
-    "delete",
-    "describe",
-    "drop",
-    "edit",
-    "entries",
-    "entry",
-    "lock",
-    "purge",
-    "redeliver",
-    "remove_entry",
-    "rewind",
-    "rewind_target",
-    "set_entry",
-    "unlock",
-]
-
 Definition = dict[str, object]
 """The parameters of a store, durable or template, with what is in force and what it counts."""
 

@@ -26,33 +26,6 @@ from holdfast.wire.formats import MSGPACK, UNDECODABLE
 from holdfast.wire.log import ErrorBody, ErrorResponse
 from holdfast.wire.stores import AdvisoryFrame, PublishedMessage, PublishRequest, Receipt, ServerFrame
 
-__all__ = [
-    "Advisory",
-    "PASSING_CODES",
-    "RETRIED_CODES",
-    "SUBPROTOCOL",
-    "ack_frame",
-    "close_frame",
-    "closing_error",
-    "coded_error",
-    "credit_frame",
-    "decode",
-    "decode_frame",
-    "decode_receipt",
-    "durable_path",
-    "frame_too_large",
-    "is_unclear",
-    "map_path",
-    "named_error",
-    "publish_request",
-    "query_of",
-    "request_of",
-    "started_frame",
-    "store_path",
-    "subscribe_target",
-    "template_path",
-]
-
 SUBPROTOCOL: Final = "holdfast.stores.v1+msgpack"
 _HEADERS: Final = (("content-type", MSGPACK), ("accept", MSGPACK))
 _ACCEPT: Final = (("accept", MSGPACK),)

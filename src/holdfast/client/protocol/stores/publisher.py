@@ -72,18 +72,6 @@ from holdfast.errors import (
 from holdfast.stores.values.messages import Message
 from holdfast.wire.stores import Receipt
 
-__all__ = [
-    "Blockage",
-    "Failure",
-    "LINGER",
-    "LOOK_EVERY_MS",
-    "PublisherMachine",
-    "Sent",
-    "WARN_AFTER_MS",
-    "WARN_EVERY_MS",
-    "kind_of",
-]
-
 
 class Sent:
     """One message on its way. ``seq`` is its number in the store once it is confirmed, 0 where that is not known.

@@ -73,20 +73,6 @@ from holdfast.wire.stores import (
     ReplyFrame,
 )
 
-__all__ = [
-    "Connect",
-    "SubscriberMachine",
-    "Ended",
-    "HandlerFailures",
-    "OnError",
-    "RETRY_DELAY",
-    "RETRY_DELAY_MAX",
-    "Step",
-    "Talk",
-    "WatchMachine",
-    "handler_count",
-]
-
 
 class Connect(msgspec.Struct, frozen=True):
     """Drop the connection, if any, and open a WebSocket; then ``opened``, ``refused`` or ``lost``."""

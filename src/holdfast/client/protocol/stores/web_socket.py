@@ -20,8 +20,6 @@ from websockets.uri import WebSocketURI
 from holdfast.client.protocol.endpoint import Endpoint
 from holdfast.client.protocol.stores.messages import SUBPROTOCOL
 
-__all__ = ["SocketEvent", "Disconnected", "Opened", "Payload", "Pong", "Refused", "TooLarge", "WebSocket"]
-
 
 class Opened(msgspec.Struct, frozen=True):
     """The handshake is done."""
