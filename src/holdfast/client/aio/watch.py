@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import AsyncIterator
-from types import TracebackType
 from typing import Self
 
 from holdfast.client.aio.subscriber import Subscriber
@@ -30,9 +29,7 @@ class Watch:
         await self._subscriber.__aenter__()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
     def __aiter__(self) -> AsyncIterator[KeyChange]:

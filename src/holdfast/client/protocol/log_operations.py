@@ -74,30 +74,20 @@ REPEATABLE_CODES = (
 """Errors after which a harmless request (one that reads, or asks for an outcome) is repeated."""
 
 
-def _exchange(
-    session: Session, budget: RetryBudget, request: Request, timeout_ms: float
-) -> Procedure[tuple[Endpoint, Response | Failed]]:
-    """Send once to the place believed to lead, and say which place that was. Raises: as ``Patience.missed``."""
-    asked = session.route.current
-    reply = yield Send(asked, request, timeout_ms)
-    assert isinstance(reply, Response | Failed), "a Send is answered by Reply or Failed"
-    budget.now_ms = reply.now_ms
-    if isinstance(reply, Failed):
-        budget.missed(asked, reply)
-    return asked, reply
-
-
-def _request(session: Session, request: Request, now_ms: float, within_ms: float) -> Procedure[Response]:
-    """A request that may be repeated: until it succeeds, is refused for good, or time is up."""
-    return (yield from _request_within(session, request, RetryBudget(session, now_ms, within_ms)))
+def _request(session: Session, request: Request, now_ms: float) -> Procedure[Response]:
+    """A request that may be repeated: until it succeeds, is refused, or ``give_up_after_ms`` is over."""
+    budget = RetryBudget(session, now_ms, session.options.give_up_after_ms)
+    return (yield from _request_within(session, request, budget))
 
 
 def _request_within(session: Session, request: Request, budget: RetryBudget) -> Procedure[Response]:
-    """The same with a patience of the caller's, which knows afterwards what time it is."""
     now_ms = budget.now_ms
     while True:
         timeout_ms = min(session.options.request_timeout_ms, budget.left_ms(now_ms))
-        asked, reply = yield from _exchange(session, budget, request, timeout_ms)
+        asked = session.route.current
+        reply = yield Send(asked, request, timeout_ms)
+        assert isinstance(reply, Response | Failed), "a Send is answered by Response or Failed"
+        budget.now_ms = reply.now_ms
         failure: HoldfastError
         if isinstance(reply, Response):
             if reply.status == 200:
@@ -106,6 +96,7 @@ def _request_within(session: Session, request: Request, budget: RetryBudget) -> 
             repeat = error.code in REPEATABLE_CODES if error is not None else reply.status >= 500 or reply.status == 429
             failure = session.refused(error, reply.status)
         else:
+            budget.missed(asked, reply)
             repeat = not reply.too_large
             failure = budget.unreachable("the service cannot be reached", asked, reply)
             if reply.too_large:
@@ -115,6 +106,36 @@ def _request_within(session: Session, request: Request, budget: RetryBudget) -> 
         now_ms = yield from pause(session, budget, asked, reply)
         if budget.exhausted(now_ms):  # another try would have no time, and its failure would say less
             raise failure
+
+
+def _submit(
+    session: Session, request: Request, now_ms: float
+) -> Procedure[tuple[Endpoint, Response | Failed, ErrorBody | None]]:
+    """Send a request that commits until it may have been accepted; the endpoint, its reply and the error in it.
+
+    The reply has status 200, or leaves the outcome open. Raises: what the service refuses with; Unavailable or
+    Backpressure when the request was not accepted within ``give_up_after_ms``.
+    """
+    budget = RetryBudget(session, now_ms, session.options.give_up_after_ms)
+    while True:
+        asked = session.route.current
+        reply = yield Send(asked, request, session.options.request_timeout_ms)
+        assert isinstance(reply, Response | Failed), "a Send is answered by Response or Failed"
+        if isinstance(reply, Failed):
+            budget.missed(asked, reply)
+            if reply.perhaps_accepted:
+                return asked, reply, None
+            if budget.exhausted(reply.now_ms):
+                raise budget.unreachable("the service cannot be reached", asked, reply)
+        elif reply.status == 200:
+            return asked, reply, None
+        else:
+            error = service_error(reply)
+            if _is_unknown(error, reply.status):
+                return asked, reply, error
+            if error is None or error.code not in REFUSED_BEFORE_ACCEPTANCE or budget.exhausted(reply.now_ms):
+                raise session.refused(error, reply.status)
+        yield from pause(session, budget, asked, reply)
 
 
 def response_too_large(options: ClientOptions) -> LimitExceeded:
@@ -128,21 +149,18 @@ def response_too_large(options: ClientOptions) -> LimitExceeded:
 
 def version(session: Session, now_ms: float, *, local: bool) -> Procedure[VersionAnswer]:
     """The service's version. Raises: Unavailable, PermissionDenied, Fenced, CorruptData, Backpressure."""
-    response = yield from _request(session, version_request(local=local), now_ms, session.options.give_up_after_ms)
-    reply = decode_body(response, VersionAnswer)
+    reply = decode_body((yield from _request(session, version_request(local=local), now_ms)), VersionAnswer)
     session.saw(reply.version, reply.log_id)
     return reply
 
 
 def get(session: Session, key: bytes, at: Place | None, now_ms: float) -> Procedure[Found | None]:
     """The value of a key in the service's view, never older than ``at``. Raises: as ``version``, InvalidRequest."""
+    request = key_request(key, _position(session, at))
     try:
-        response = yield from _request(
-            session, key_request(key, _position(session, at)), now_ms, session.options.give_up_after_ms
-        )
+        return decode_body((yield from _request(session, request, now_ms)), Found)
     except NotFound:
         return None
-    return decode_body(response, Found)
 
 
 def bounds_of(begin: bytes | None, end: bytes | None, prefix: bytes | None) -> tuple[bytes, bytes | None]:
@@ -163,8 +181,7 @@ def read_range(
 ) -> Procedure[FoundRange]:
     """Keys of ``[begin, end)`` in the service's view, not older than ``at``. Raises: as ``version``, InvalidRequest."""
     request = range_request(begin, end, limit, _position(session, at))
-    response = yield from _request(session, request, now_ms, session.options.give_up_after_ms)
-    return decode_body(response, FoundRange)
+    return decode_body((yield from _request(session, request, now_ms)), FoundRange)
 
 
 def _position(session: Session, place: Place | None) -> LogPosition | None:
@@ -208,12 +225,8 @@ def _unknown(request_id: str | None, min_version: int | None, code: Code) -> Out
     )
 
 
-def _settle(session: Session, txn: Transaction, now_ms: float) -> Procedure[CommitReceipt | NotCommitted]:
-    """After an unknown outcome: ask until it is final."""
-    return (yield from _resolve_within(session, txn, RetryBudget(session, now_ms, session.options.resolve_within_ms)))
-
-
-def _resolve_within(session: Session, txn: Transaction, budget: RetryBudget) -> Procedure[CommitReceipt | NotCommitted]:
+def _resolve(session: Session, txn: Transaction, budget: RetryBudget) -> Procedure[CommitReceipt | NotCommitted]:
+    """After an unknown outcome: ask status until it is final."""
     assert txn.request_id is not None, "an attempt has an id"
     assert txn.read_version is not None, "an attempt has a read version"
     try:
@@ -236,34 +249,18 @@ def attempt(session: Session, txn: Transaction, now_ms: float) -> Procedure[Comm
     Raises: OutcomeUnknown; Unavailable or Backpressure when it was never accepted in time; what the service refuses
     with.
     """
-    budget = RetryBudget(session, now_ms, session.options.give_up_after_ms)
-    request = commit_request(txn)
-    while True:
-        asked, reply = yield from _exchange(session, budget, request, session.options.request_timeout_ms)
-        if isinstance(reply, Failed):
-            if reply.perhaps_accepted:
-                return (yield from _settle(session, txn, reply.now_ms))
-            if budget.exhausted(reply.now_ms):
-                raise budget.unreachable("the service cannot be reached", asked, reply)
-        elif reply.status == 200:
-            verdict = decode_commit(reply.body)
-            if verdict is None:
-                return (yield from _settle(session, txn, reply.now_ms))
-            session.saw(verdict.version, txn.log_id)
-            return verdict
-        else:
-            error = service_error(reply)
-            if _is_unknown(error, reply.status):
-                if error is not None and error.code in COORDINATION_CODES and session.options.follow_leader:
-                    session.route.follow(asked, error.leader_address)
-                verdict = yield from _settle(session, txn, reply.now_ms)
-                named_another = error is not None and error.code in COORDINATION_CODES and txn.leader_id is not None
-                if isinstance(verdict, NotCommitted) and named_another:
-                    raise session.refused(error, reply.status)
-                return verdict
-            if error is None or error.code not in REFUSED_BEFORE_ACCEPTANCE or budget.exhausted(reply.now_ms):
-                raise session.refused(error, reply.status)
-        yield from pause(session, budget, asked, reply)
+    asked, reply, error = yield from _submit(session, commit_request(txn), now_ms)
+    if isinstance(reply, Response) and reply.status == 200 and (verdict := decode_commit(reply.body)) is not None:
+        session.saw(verdict.version, txn.log_id)
+        return verdict
+    names_leader = error is not None and error.code in COORDINATION_CODES
+    if error is not None and names_leader and session.options.follow_leader:
+        session.route.follow(asked, error.leader_address)
+    budget = RetryBudget(session, reply.now_ms, session.options.resolve_within_ms)
+    verdict = yield from _resolve(session, txn, budget)
+    if isinstance(reply, Response) and names_leader and txn.leader_id is not None and isinstance(verdict, NotCommitted):
+        raise session.refused(error, reply.status)
+    return verdict
 
 
 def _is_unknown(error: ErrorBody | None, status: int) -> bool:
@@ -360,24 +357,12 @@ def commit_group(session: Session, txns: list[Transaction], now_ms: float) -> Pr
     each is then committed, or closed as ``NotCommitted("banned")`` and safe to submit anew. ``resolve_within_ms``
     bounds the asking about all of them: an item that it does not reach is ``OutcomeUnknown``, and not asked about.
     """
-    budget = RetryBudget(session, now_ms, session.options.give_up_after_ms)
-    request = commits_request(txns)
-    while True:
-        asked, reply = yield from _exchange(session, budget, request, session.options.request_timeout_ms)
-        if isinstance(reply, Failed):
-            if reply.perhaps_accepted:
-                return (yield from _resolve_items(session, txns, decode_items(reply.partial), reply.now_ms))
-            if budget.exhausted(reply.now_ms):
-                raise budget.unreachable("the service cannot be reached", asked, reply)
-        elif reply.status == 200:
-            return (yield from _resolve_items(session, txns, decode_items(reply.body), reply.now_ms))
-        else:
-            error = service_error(reply)
-            if _is_unknown(error, reply.status):
-                return (yield from _resolve_items(session, txns, [], reply.now_ms))
-            if error is None or error.code not in REFUSED_BEFORE_ACCEPTANCE or budget.exhausted(reply.now_ms):
-                raise session.refused(error, reply.status)
-        yield from pause(session, budget, asked, reply)
+    _, reply, _ = yield from _submit(session, commits_request(txns), now_ms)
+    if isinstance(reply, Failed):
+        lines = decode_items(reply.partial)
+    else:
+        lines = decode_items(reply.body) if reply.status == 200 else []
+    return (yield from _resolve_items(session, txns, lines, reply.now_ms))
 
 
 def _resolve_items(
@@ -403,7 +388,7 @@ def _resolve_items(
             # One bound for all, but waits of its own for each: an answer about one item tells of the service again.
             budget = RetryBudget(session, now_ms, end_ms - now_ms)
             try:
-                results.append((yield from _resolve_within(session, txn, budget)))
+                results.append((yield from _resolve(session, txn, budget)))
             except OutcomeUnknown as error:
                 results.append(error)
             now_ms = budget.now_ms

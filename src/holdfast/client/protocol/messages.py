@@ -177,63 +177,28 @@ def retry_after_ms(error: ErrorBody | None, headers: Mapping[str, str]) -> int |
     return int(text) * 1000 if text.isascii() and text.isdigit() and len(text) <= 6 else None
 
 
-_KINDS: Final[Mapping[Code, type[HoldfastError]]] = {
-    Code.MALFORMED: InvalidRequest,
-    Code.NO_OPERATIONS: InvalidRequest,
-    Code.FUTURE_VERSION: InvalidRequest,
-    Code.BAD_BASE64: InvalidRequest,
-    Code.BAD_RANGE: InvalidRequest,
-    Code.BAD_REQUEST_ID: InvalidRequest,
-    Code.READ_VERSION_REQUIRED: InvalidRequest,
-    Code.BAD_CONFIGURATION: InvalidRequest,
-    Code.REQUEST_ID_REUSED: InvalidRequest,
-    Code.METHOD_NOT_ALLOWED: InvalidRequest,
-    Code.ROLLED_BACK: InvalidRequest,
-    Code.LOG_MISMATCH: InvalidRequest,
-    Code.VIEW_DISABLED: InvalidRequest,
-    Code.TOO_LARGE: LimitExceeded,
-    Code.CONFLICT: Conflict,
-    Code.TOO_OLD: Conflict,
-    Code.BANNED: Conflict,
-    Code.OUTCOME_UNKNOWN: OutcomeUnknown,
-    Code.NOT_LEADER: Unavailable,
-    Code.LEADER_CHANGED: Fenced,
-    Code.LEADER_ALIVE: Fenced,
-    Code.DEPOSED: Fenced,
-    Code.NOT_FOUND: NotFound,
-    Code.LOG_EMPTY: NotFound,
-    Code.LOG_TRUNCATED: NotFound,
-    Code.CORRUPT_LOG: CorruptData,
-    Code.CORRUPT_BATCH: CorruptData,
-    Code.CORRUPT_QUEUE: CorruptData,
-    Code.STORE_UNAVAILABLE: Unavailable,
-    Code.STORE_UNFIT: CorruptData,
-    Code.OVERLOADED: Backpressure,
-    Code.RATE_LIMITED: Backpressure,
-    Code.LAGGING: Unavailable,
-    Code.VIEW_BEHIND: Unavailable,
-    Code.CLOSED: Closed,
-    Code.UNAUTHENTICATED: PermissionDenied,
-    Code.PERMISSION_DENIED: PermissionDenied,
-    Code.INTERNAL: InternalError,
-    Code.STORE_FULL: Backpressure,
-    Code.CLUSTER_FULL: Backpressure,
-    Code.MESSAGE_TOO_LARGE: LimitExceeded,
-    Code.DISK_LIMIT: Backpressure,
-    Code.NO_QUORUM: Unavailable,
-    Code.DURABLE_COLLISION: Fenced,
-    Code.MATCHER_MISMATCH: InvalidRequest,
-    Code.TYPE_MISMATCH: InvalidRequest,
-    Code.TOO_MANY_DURABLES: LimitExceeded,
-    Code.SEQUENCE_GAP: Conflict,
-    Code.UNKNOWN_PUBLISHER: Conflict,
-    Code.REVISION_MISMATCH: Conflict,
-    Code.DELETES_MESSAGES: Conflict,
-    Code.LOCK_HELD: Conflict,
-    Code.NOT_HOLDER: Conflict,
-    Code.NO_SUCH_KEY: NotFound,
-    Code.ALREADY_OPEN: Conflict,
+_CODES_OF: Final[Mapping[type[HoldfastError], str]] = {
+    InvalidRequest: (
+        "malformed no_operations future_version bad_base64 bad_range bad_request_id read_version_required "
+        "bad_configuration request_id_reused method_not_allowed rolled_back log_mismatch view_disabled "
+        "matcher_mismatch type_mismatch"
+    ),
+    LimitExceeded: "too_large message_too_large too_many_durables",
+    Conflict: (
+        "conflict too_old banned sequence_gap unknown_publisher revision_mismatch deletes_messages lock_held "
+        "not_holder already_open"
+    ),
+    OutcomeUnknown: "outcome_unknown",
+    Unavailable: "not_leader store_unavailable lagging view_behind no_quorum",
+    Fenced: "leader_changed leader_alive deposed durable_collision",
+    NotFound: "not_found log_empty log_truncated no_such_key",
+    CorruptData: "corrupt_log corrupt_batch corrupt_queue store_unfit",
+    Backpressure: "overloaded rate_limited store_full cluster_full disk_limit",
+    Closed: "closed",
+    PermissionDenied: "unauthenticated permission_denied",
+    InternalError: "internal",
 }
+_KINDS: Final = {Code(code): kind for kind, codes in _CODES_OF.items() for code in codes.split()}
 
 
 def error_of(error: ErrorBody | None, status: int) -> HoldfastError:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import secrets
 import ssl
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar
 
 from holdfast.client.protocol import log_operations
@@ -103,9 +102,7 @@ class Client:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -316,9 +313,7 @@ class Subscription:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @property

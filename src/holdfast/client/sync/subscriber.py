@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import math
-import ssl
 from collections.abc import Callable, Iterator, Sequence
-from types import TracebackType
 from typing import Self, TypeVar
 
-from holdfast.client.protocol.options import SubscriberOptions
 from holdfast.client.protocol.stores.acknowledgements import OnReply, ranges_of
 from holdfast.client.protocol.stores.messages import Advisory
 from holdfast.client.protocol.stores.subscriber import (
@@ -43,18 +40,10 @@ class Subscriber:
     ``event_bytes_max``), Unavailable (after ``retry_duration``).
     """
 
-    def __init__(
-        self,
-        machine: SubscriberMachine,
-        options: SubscriberOptions,
-        *,
-        token: str | None,
-        tls: ssl.SSLContext | None,
-        payload_bytes_max: int,
-    ) -> None:
+    def __init__(self, machine: SubscriberMachine, driver: SubscriberDriver, *, is_implicit: bool) -> None:
         self._machine = machine
-        self._is_implicit = not options.explicit_ack
-        self._driver = SubscriberDriver(machine, options, token=token, tls=tls, payload_bytes_max=payload_bytes_max)
+        self._driver = driver
+        self._is_implicit = is_implicit
         self._lock = self._driver.lock
         self._unacknowledged: dict[int, None] = {}  # numbers, in the order in which the application got them
 
@@ -75,9 +64,7 @@ class Subscriber:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # receiving

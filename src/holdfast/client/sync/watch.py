@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from types import TracebackType
 from typing import Self
 
 from holdfast.client.protocol.stores.messages import Advisory
@@ -31,9 +30,7 @@ class Watch:
         self._subscriber.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __iter__(self) -> Iterator[KeyChange]:

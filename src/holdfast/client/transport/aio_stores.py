@@ -20,7 +20,7 @@ from holdfast.client.protocol.options import SubscriberOptions
 from holdfast.client.protocol.stores.acknowledgements import OnReply
 from holdfast.client.protocol.stores.publisher import LINGER, LOOK_EVERY_MS, WARN_AFTER_MS, PublisherMachine, Sent
 from holdfast.client.protocol.stores.subscriber import Connect, Ended, SubscriberMachine, Talk
-from holdfast.client.protocol.stores.web_socket import Disconnected, Opened, Payload, Pong, Refused, TooLarge, WebSocket
+from holdfast.client.protocol.stores.web_socket import Disconnected, Payload, Refused, WebSocket
 from holdfast.client.transport.aio import ClosingConnections, Event, Incoming, Lock, Pool, connected
 from holdfast.client.transport.clock import draw_wait_ms, now_ms
 from holdfast.errors import Closed, HoldfastError, InternalError
@@ -442,21 +442,12 @@ class SubscriberDriver:
         if data:
             self._machine.bytes_arrived(now)
         for event in line.socket.feed(data):
-            match event:
-                case Payload(data=payload):
-                    self._machine.received(payload, now)
-                case Opened():
-                    self._machine.opened(now)
-                case Pong():
-                    self._machine.heard(now)
-                case Refused(status=status, headers=headers, body=body):
-                    self._hang_up()
-                    self._machine.refused(now, status, headers, body)
-                case Disconnected(reason=reason, code=code, name=name):
-                    self._hang_up()
-                    self._machine.lost(now, reason, code, name)
-                case TooLarge():
-                    self._machine.too_large()
+            if isinstance(event, Payload):
+                self._machine.received(event.data, now)
+                continue
+            if isinstance(event, Refused | Disconnected):
+                self._hang_up()
+            self._machine.on_event(event, now)
         line.write()  # pongs, and the answer to a close
         self._pump()
 

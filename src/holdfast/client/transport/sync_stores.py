@@ -24,16 +24,7 @@ from holdfast.client.protocol.options import SubscriberOptions
 from holdfast.client.protocol.stores.acknowledgements import OnReply
 from holdfast.client.protocol.stores.publisher import LINGER, LOOK_EVERY_MS, PublisherMachine, Sent
 from holdfast.client.protocol.stores.subscriber import Connect, Ended, SubscriberMachine, Talk
-from holdfast.client.protocol.stores.web_socket import (
-    Disconnected,
-    Opened,
-    Payload,
-    Pong,
-    Refused,
-    SocketEvent,
-    TooLarge,
-    WebSocket,
-)
+from holdfast.client.protocol.stores.web_socket import Payload, SocketEvent, WebSocket
 from holdfast.client.transport.clock import draw_wait_ms, now_ms
 from holdfast.client.transport.sync import RECEIVE_BYTES, Connection, Event, Pool
 from holdfast.errors import Closed, HoldfastError, InternalError
@@ -374,19 +365,10 @@ class SubscriberDriver:
             if readable:
                 self._machine.bytes_arrived(now)
             for event in events:
-                match event:
-                    case Payload(data=payload):
-                        self._machine.received(payload, now)
-                    case Opened():
-                        self._machine.opened(now)
-                    case Pong():
-                        self._machine.heard(now)
-                    case Refused(status=status, headers=headers, body=body):
-                        self._machine.refused(now, status, headers, body)
-                    case Disconnected(reason=reason, code=code, name=name):
-                        self._machine.lost(now, reason, code, name)
-                    case TooLarge():
-                        self._machine.too_large()
+                if isinstance(event, Payload):
+                    self._machine.received(event.data, now)
+                else:
+                    self._machine.on_event(event, now)
             if events:
                 self._changed.notify_all()
         return line

@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from holdfast.client.protocol.effects import Procedure, Reply, Response, Send, Wait, Woken
+from holdfast.client.protocol.effects import Procedure, Reply, Request, Response, Send, Wait, Woken
 from holdfast.client.protocol.endpoint import Route, parse_endpoint
 from holdfast.client.protocol.retry_budget import Session
-from holdfast.client.protocol.stores.administration import browse, set_entry
+from holdfast.client.protocol.stores.administration import MapOperations, ask
 from holdfast.errors import CorruptData, OutcomeUnknown
 from holdfast.wire.stores import ChangedResponse
 
@@ -23,7 +23,7 @@ def refusal(status: int, code: str) -> Response:
 
 def change(if_revision: int | None) -> Procedure[ChangedResponse]:
     session = Session(Route((parse_endpoint("http://store:1"),)))
-    return set_entry(session, "s", "m", "k", b"v", if_revision, 0, 0, 10_000)
+    return MapOperations(session, "s", "m", 10_000).change("k", b"v", if_revision, 0, 0)
 
 
 def awaited(procedure: Procedure[object], *replies: Response) -> tuple[object, int]:
@@ -60,7 +60,7 @@ def test_a_conditional_change_that_was_certainly_not_made_is_sent_again(status: 
 def test_a_process_that_does_not_lead_is_left_for_the_next_address() -> None:
     standby, store = parse_endpoint("http://standby:1"), parse_endpoint("http://store:1")
     session = Session(Route((standby, store)))
-    procedure = set_entry(session, "s", "m", "k", b"v", None, 0, 0, 10_000)
+    procedure = MapOperations(session, "s", "m", 10_000).change("k", b"v", None, 0, 0)
     first = next(procedure)
     assert isinstance(first, Send) and first.endpoint == standby
     assert isinstance(procedure.send(refusal(409, "not_leader")), Wait)
@@ -71,4 +71,4 @@ def test_a_process_that_does_not_lead_is_left_for_the_next_address() -> None:
 def test_damage_is_told_at_once() -> None:
     session = Session(Route((parse_endpoint("http://store:1"),)))
     with pytest.raises(CorruptData):
-        awaited(browse(session, "s", "d", 0, 10, None, 0, 10_000), refusal(500, "corrupt_queue"))
+        awaited(ask(session, Request("GET", "/v1/stores/s"), 0, 10_000), refusal(500, "corrupt_queue"))

@@ -6,6 +6,7 @@ compare-and-set, a lock) is sent again only while it was certainly not accepted;
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Literal
@@ -33,8 +34,6 @@ from holdfast.wire.stores import (
     EntriesResponse,
     Entry,
     LockedResponse,
-    Page,
-    Purged,
     RedeliveredResponse,
 )
 
@@ -109,53 +108,6 @@ def _meaning(reply: Response | Failed) -> tuple[HoldfastError, bool, bool]:
     return error, error.code in PASSING_CODES, is_unclear(error, reply.status)
 
 
-def describe(session: Session, path: str, now_ms: float) -> Procedure[Definition]:
-    """``GET`` of a store, durable, template or collection."""
-    response = yield from ask(session, request_of("GET", path), now_ms, session.options.give_up_after_ms)
-    return decode(response, Definition)
-
-
-def define(session: Session, path: str, parameters: Mapping[str, object], now_ms: float) -> Procedure[Definition]:
-    """``PUT`` of a store, durable or template: harmless to repeat."""
-    request = request_of("PUT", path, dict(parameters))
-    response = yield from ask(session, request, now_ms, session.options.give_up_after_ms)
-    return decode(response, Definition) if response.body else {}
-
-
-def edit(session: Session, path: str, parameters: Mapping[str, object], now_ms: float) -> Procedure[Definition]:
-    """``PATCH`` of a store, durable, template or the whole: harmless to repeat."""
-    request = request_of("PATCH", path, dict(parameters))
-    response = yield from ask(session, request, now_ms, session.options.give_up_after_ms)
-    return decode(response, Definition) if response.body else {}
-
-
-def command(
-    session: Session, path: str, parameters: Mapping[str, object], now_ms: float, *, repeatable: bool = True
-) -> Procedure[Definition]:
-    """``POST`` of something for the whole cluster."""
-    request = request_of("POST", path, dict(parameters))
-    response = yield from ask(session, request, now_ms, session.options.give_up_after_ms, repeatable=repeatable)
-    return decode(response, Definition) if response.body else {}
-
-
-def delete(session: Session, path: str, now_ms: float) -> Procedure[None]:
-    """``DELETE`` of a store, durable or template."""
-    yield from ask(session, request_of("DELETE", path), now_ms, session.options.give_up_after_ms)
-
-
-def purge(session: Session, store: str, durable: str, now_ms: float) -> Procedure[Purged]:
-    """Forget every message that a durable keeps."""
-    request = request_of("POST", f"{durable_path(store, durable)}/purge", {})
-    response = yield from ask(session, request, now_ms, session.options.give_up_after_ms)
-    return decode(response, Purged)
-
-
-def rewind(session: Session, store: str, durable: str, to: Mapping[str, object], now_ms: float) -> Procedure[None]:
-    """Deliver again what is retained."""
-    request = request_of("POST", f"{durable_path(store, durable)}/rewind", dict(to))
-    yield from ask(session, request, now_ms, session.options.give_up_after_ms)
-
-
 def rewind_target(seq: int | None, time_ms: int | None) -> Mapping[str, object]:
     """Where to rewind to, as the API takes it.
 
@@ -195,138 +147,70 @@ def redeliver(
     return Redelivered(total, dict(left))
 
 
-def browse(
-    session: Session,
-    store: str,
-    durable: str,
-    after: int,
-    count: int,
-    match: Mapping[str, object] | None,
-    now_ms: float,
-    within_ms: float,
-    *,
-    parked: bool = False,
-) -> Procedure[Page]:
-    """The next ``count`` messages above number ``after`` that match, at most."""
+def browse_target(path: str, after: int, count: int, match: Mapping[str, object] | None, parked: bool) -> str:
+    """The next ``count`` messages above number ``after`` that match, at most, of the durable at ``path``."""
     text = None if match is None else msgspec.json.encode(match).decode()
-    query = query_of(after=after, max=count, match=text, parked="true" if parked else None)
-    target = f"{durable_path(store, durable)}/browse{query}"
-    response = yield from ask(session, request_of("GET", target), now_ms, within_ms)
-    return decode(response, Page)
+    return f"{path}/browse{query_of(after=after, max=count, match=text, parked='true' if parked else None)}"
 
 
-def drop(session: Session, store: str, durable: str, seq: int, now_ms: float, within_ms: float) -> Procedure[None]:
-    """Delete one message of one durable."""
-    target = f"{durable_path(store, durable)}/messages/{seq}"
-    yield from ask(session, request_of("DELETE", target), now_ms, within_ms)
+class MapOperations:
+    """The operations on one map. ``within_ms`` bounds the repeats of each.
 
-
-def entry(
-    session: Session, store: str, name: str, key: str, now_ms: float, within_ms: float
-) -> Procedure[Entry | None]:
-    """A key of a map, None where there is none. Raises: NotFound where there is no such map or store."""
-    try:
-        response = yield from ask(session, request_of("GET", map_path(store, name, key)), now_ms, within_ms)
-    except NotFound as error:
-        if error.code is not Code.NO_SUCH_KEY:
-            raise
-        return None
-    return decode(response, Entry)
-
-
-def entries(
-    session: Session, store: str, name: str, after: str, count: int, now_ms: float, within_ms: float
-) -> Procedure[EntriesResponse]:
-    """Keys of a map above ``after``, in their order."""
-    target = f"{map_path(store, name)}{query_of(after=after or None, max=count)}"
-    response = yield from ask(session, request_of("GET", target), now_ms, within_ms)
-    return decode(response, EntriesResponse)
-
-
-def set_entry(
-    session: Session,
-    store: str,
-    name: str,
-    key: str,
-    value: bytes,
-    if_revision: int | None,
-    fence: int,
-    now_ms: float,
-    within_ms: float,
-) -> Procedure[ChangedResponse]:
-    """Set a key; see ``change_map`` for ``if_revision`` and ``fence``."""
-    target = f"{map_path(store, name, key)}{query_of(fence=fence or None)}"
-    request = request_of("PUT", target, {"value": value}, _condition(if_revision))
-    response = yield from ask(session, request, now_ms, within_ms, repeatable=if_revision is None)
-    return decode(response, ChangedResponse)
-
-
-def remove_entry(
-    session: Session,
-    store: str,
-    name: str,
-    key: str,
-    if_revision: int | None,
-    fence: int,
-    now_ms: float,
-    within_ms: float,
-) -> Procedure[ChangedResponse]:
-    """Remove a key."""
-    target = f"{map_path(store, name, key)}{query_of(fence=fence or None)}"
-    request = request_of("DELETE", target, None, _condition(if_revision))
-    response = yield from ask(session, request, now_ms, within_ms, repeatable=if_revision is None)
-    return decode(response, ChangedResponse)
-
-
-def change_map(
-    session: Session,
-    store: str,
-    name: str,
-    changes: Sequence[tuple[str, bytes | None, int | None]],
-    fence: int,
-    now_ms: float,
-    within_ms: float,
-) -> Procedure[ChangedResponse]:
-    """Set and remove keys, all or nothing: triples of key, value (None removes) and the revision it must have.
-
-    A revision of 0 asks for no such key, None for nothing. ``fence``: the token of a lock that must be held still.
+    ``if_revision``: the revision that the key must have, 0 for no such key. ``fence``: the token of a lock that must be
+    held still.
     """
-    body = {
-        "changes": [{"key": key, "value": value, "if_revision": revision} for key, value, revision in changes],
-        "fence": fence,
-    }
-    repeatable = all(revision is None for _, _, revision in changes)
-    request = request_of("POST", map_path(store, name), body)
-    response = yield from ask(session, request, now_ms, within_ms, repeatable=repeatable)
-    return decode(response, ChangedResponse)
 
+    def __init__(self, session: Session, store: str, name: str, within_ms: float) -> None:
+        self._session = session
+        self._path = map_path(store, name)
+        self._key_path = functools.partial(map_path, store, name)
+        self._within_ms = within_ms
 
-def lock(
-    session: Session,
-    store: str,
-    name: str,
-    key: str,
-    owner: str,
-    ttl_ms: int,
-    now_ms: float,
-    within_ms: float,
-    *,
-    steal: bool,
-) -> Procedure[Lock]:
-    """Take or extend a lock: the same owner may ask again, so it is harmless to repeat."""
-    body = {"key": key, "owner": owner, "ttl_ms": ttl_ms, "steal": steal}
-    request = request_of("POST", f"{map_path(store, name)}/lock", body)
-    held = decode((yield from ask(session, request, now_ms, within_ms)), LockedResponse)
-    return Lock(key, owner, held.fence, held.until_ms)
+    def _ask(self, request: Request, now_ms: float, *, repeatable: bool = True) -> Procedure[Response]:
+        return ask(self._session, request, now_ms, self._within_ms, repeatable=repeatable)
 
+    def get(self, key: str, now_ms: float) -> Procedure[Entry | None]:
+        """A key, None where there is none. Raises: NotFound where there is no such map or store."""
+        try:
+            response = yield from self._ask(request_of("GET", self._key_path(key)), now_ms)
+        except NotFound as error:
+            if error.code is not Code.NO_SUCH_KEY:
+                raise
+            return None
+        return decode(response, Entry)
 
-def unlock(session: Session, store: str, name: str, held: Lock, now_ms: float, within_ms: float) -> Procedure[None]:
-    """Give a lock back. Raises: Conflict (``not_holder``) where somebody else has it."""
-    body = {"key": held.key, "owner": held.owner, "fence": held.fence}
-    yield from ask(session, request_of("POST", f"{map_path(store, name)}/unlock", body), now_ms, within_ms)
+    def entries(self, after: str, count: int, now_ms: float) -> Procedure[EntriesResponse]:
+        """Keys above ``after``, in their order."""
+        target = f"{self._path}{query_of(after=after or None, max=count)}"
+        return decode((yield from self._ask(request_of("GET", target), now_ms)), EntriesResponse)
 
+    def change(
+        self, key: str, value: bytes | None, if_revision: int | None, fence: int, now_ms: float
+    ) -> Procedure[ChangedResponse]:
+        """Set a key, or remove it where ``value`` is None."""
+        target = f"{self._key_path(key)}{query_of(fence=fence or None)}"
+        headers: tuple[tuple[str, str], ...] = ()
+        if if_revision is not None:
+            headers = (("if-none-match", "*"),) if if_revision == 0 else (("if-match", f'"{if_revision}"'),)
+        body = None if value is None else {"value": value}
+        request = request_of("DELETE" if value is None else "PUT", target, body, headers)
+        response = yield from self._ask(request, now_ms, repeatable=if_revision is None)
+        return decode(response, ChangedResponse)
 
-def _condition(if_revision: int | None) -> tuple[tuple[str, str], ...]:
-    if if_revision is None:
-        return ()
-    return (("if-none-match", "*"),) if if_revision == 0 else (("if-match", f'"{if_revision}"'),)
+    def change_many(self, values: Mapping[str, bytes | None], fence: int, now_ms: float) -> Procedure[ChangedResponse]:
+        """Set keys, and remove those with None: all or nothing."""
+        changes = [{"key": key, "value": value, "if_revision": None} for key, value in values.items()]
+        request = request_of("POST", self._path, {"changes": changes, "fence": fence})
+        return decode((yield from self._ask(request, now_ms)), ChangedResponse)
+
+    def lock(self, key: str, owner: str, ttl_ms: int, now_ms: float, *, steal: bool) -> Procedure[Lock]:
+        """Take or extend a lock: the same owner may ask again, so a repeat is harmless."""
+        body = {"key": key, "owner": owner, "ttl_ms": ttl_ms, "steal": steal}
+        response = yield from self._ask(request_of("POST", f"{self._path}/lock", body), now_ms)
+        held = decode(response, LockedResponse)
+        return Lock(key, owner, held.fence, held.until_ms)
+
+    def unlock(self, held: Lock, now_ms: float) -> Procedure[None]:
+        """Give a lock back. Raises: Conflict (``not_holder``) where another owner has it."""
+        body = {"key": held.key, "owner": held.owner, "fence": held.fence}
+        yield from self._ask(request_of("POST", f"{self._path}/unlock", body), now_ms)

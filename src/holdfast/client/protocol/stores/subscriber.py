@@ -59,6 +59,7 @@ from holdfast.client.protocol.stores.messages import (
     started_frame,
     subscribe_target,
 )
+from holdfast.client.protocol.stores.web_socket import Disconnected, Opened, Pong, Refused, TooLarge
 from holdfast.errors import Closed, Code, CorruptData, HoldfastError, InvalidRequest, Unavailable
 from holdfast.stores.values.messages import Delivery
 from holdfast.wire.log import ErrorBody
@@ -434,6 +435,20 @@ class SubscriberMachine:
             self._again_or_end(now_ms, error)
         else:
             self.end(error)
+
+    def on_event(self, event: Opened | Refused | Pong | Disconnected | TooLarge, now_ms: float) -> None:
+        """The WebSocket reported something other than a frame. Call ``bytes_arrived`` first."""
+        match event:
+            case Opened():
+                self.opened(now_ms)
+            case Pong():
+                self.heard(now_ms)
+            case Refused(status=status, headers=headers, body=body):
+                self.refused(now_ms, status, headers, body)
+            case Disconnected(reason=reason, code=code, name=name):
+                self.lost(now_ms, reason, code, name)
+            case TooLarge():
+                self.too_large()
 
     def bytes_arrived(self, now_ms: float) -> None:
         """Bytes came: perhaps a part of a frame that takes long on its way. Call it before what they mean, if anything.
