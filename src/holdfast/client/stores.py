@@ -1,7 +1,6 @@
 """Publishers, subscribers, maps and browsers of the message stores, for blocking programs.
 
-The asyncio clients are ``holdfast.aio.StoreClient`` and what it returns. The machines behind both are in
-``client.protocol.stores``.
+The asyncio clients are ``holdfast.aio.StoreClient`` and the objects that it returns.
 """
 
 from __future__ import annotations

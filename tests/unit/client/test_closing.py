@@ -17,6 +17,7 @@ from tests.unit.client.scripted_server import Reply, ScriptedServer, Stream
 
 from holdfast import aio
 from holdfast.client import Client
+from holdfast.client.transport import aio as transport
 from holdfast.client.transport.sync import Stream as OpenStream
 from holdfast.commit.format.transaction import Write
 from holdfast.errors import Closed
@@ -89,19 +90,20 @@ def test_closing_ends_a_connect_whose_peer_is_silent_and_gives_its_socket_back(u
 
 @LOOPS
 @USES
-def test_a_connection_made_in_the_moment_of_closing_carries_nothing(use: Use, loop: Any) -> None:
+def test_a_connection_made_in_the_moment_of_closing_carries_nothing(
+    use: Use, loop: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def scenario() -> None:
         with ScriptedServer() as server:
             client = aio.Client(server.url, options=PATIENT)
-            pool: Any = client.pool
-            connected = pool._connected
+            connected = transport.connected
 
             async def closed_meanwhile(*asked: Any) -> Any:
                 connection = await connected(*asked)
-                pool.close()
+                client.pool.close()
                 return connection
 
-            pool._connected = closed_meanwhile
+            monkeypatch.setattr(transport, "connected", closed_meanwhile)
             with pytest.raises(Closed):
                 await use(client)
             await client.aclose()

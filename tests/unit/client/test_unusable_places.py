@@ -216,7 +216,7 @@ def test_a_publisher_fails_what_it_has_at_once_and_goes_on_when_it_is_mended() -
 
 
 def test_a_subscriber_ends_at_once() -> None:
-    machine = SubscriberMachine(session(A, B), "orders", "work", "me", SubscriberOptions())
+    machine = SubscriberMachine(session(A, B), "/v1/stores/orders/durables/work/subscribe", SubscriberOptions())
     step = machine.next_step(0)
     assert isinstance(step, Connect)
     assert step.endpoint == A

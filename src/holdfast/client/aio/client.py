@@ -94,8 +94,9 @@ class Client:
         tls: ssl.SSLContext | None = None,
         options: ClientOptions | None = None,
     ) -> None:
-        self._session = Session(routes_of(url), options if options is not None else ClientOptions())
-        self._pool = transport.Pool(self._session.options, token_of(token), tls)
+        self.session = Session(routes_of(url), options if options is not None else ClientOptions())
+        """The state that the operations of this client share."""
+        self.pool = transport.Pool(self.session.options, token_of(token), tls)
         self._closing = transport.Event()
 
     async def __aenter__(self) -> Self:
@@ -110,7 +111,7 @@ class Client:
         Operations in progress end with ``Closed``; the service may have accepted what they sent.
         """
         self._closing.set()
-        await self._pool.aclose()
+        await self.pool.aclose()
 
     async def commit(
         self,
@@ -133,7 +134,7 @@ class Client:
         """
         verdict = await self.run(
             log_operations.commit(
-                self._session,
+                self.session,
                 operations,
                 preconditions,
                 read_version=read_version,
@@ -158,8 +159,8 @@ class Client:
         be submitted again. Raises: as ``commit``; InvalidRequest also for an invalid item, and then the items before
         it that have no result yet are not sent.
         """
-        newest = await self.run(log_operations.version(self._session, now_ms(), local=True))
-        grouping = log_operations.Grouping(self._session, newest.position, secrets.token_hex(16))
+        newest = await self.run(log_operations.version(self.session, now_ms(), local=True))
+        grouping = log_operations.Grouping(self.session, newest.position, secrets.token_hex(16))
         async for txn in transport.each(txns):
             for result in await self._commit_group(grouping.add(txn)):
                 yield result
@@ -167,7 +168,7 @@ class Client:
             yield result
 
     async def _commit_group(self, group: list[Transaction]) -> list[log_operations.ItemResult]:
-        return await self.run(log_operations.commit_group(self._session, group, now_ms())) if group else []
+        return await self.run(log_operations.commit_group(self.session, group, now_ms())) if group else []
 
     async def transact(
         self, function: Callable[[AsyncTransaction], Awaitable[Result]], *, view: View | None = None
@@ -177,8 +178,8 @@ class Client:
         Reads go to ``view``, or to the service's. The function may run several times.
         Raises: Conflict after the last attempt; what ``commit`` raises; what the function raises.
         """
-        source = ViewSource(self._session, view) if view is not None else ServiceSource(self._session)
-        attempts = TransactionAttempts(self._session, source, secrets.token_hex(16))
+        source = ViewSource(self.session, view) if view is not None else ServiceSource(self.session)
+        attempts = TransactionAttempts(self.session, source, secrets.token_hex(16))
         values: list[Result] = []
 
         async def decide() -> None:
@@ -194,15 +195,15 @@ class Client:
 
     async def version(self, *, local: bool = False) -> VersionAnswer:
         """A version at least as new as every commit known when this was called; ``local``: without asking for proof."""
-        return await self.run(log_operations.version(self._session, now_ms(), local=local))
+        return await self.run(log_operations.version(self.session, now_ms(), local=local))
 
     async def status(self, request_id: str, min_version: Place) -> StatusAnswer:
         """The final outcome of an attempt. Asking closes it: if it has not committed, it never will."""
-        return await self.run(log_operations.ask_status(self._session, request_id, min_version, now_ms()))
+        return await self.run(log_operations.ask_status(self.session, request_id, min_version, now_ms()))
 
     async def get(self, key: bytes, at: Place | None = None) -> Found | None:
         """A key's value in the service's view, never older than ``at``."""
-        return await self.run(log_operations.get(self._session, key, at, now_ms()))
+        return await self.run(log_operations.get(self.session, key, at, now_ms()))
 
     async def range(
         self,
@@ -218,7 +219,7 @@ class Client:
         *Raises*: as ``get``; ``InvalidRequest`` (malformed) for a prefix together with a bound.
         """
         return await self.run(
-            log_operations.read_range(self._session, *log_operations.bounds_of(begin, end, prefix), limit, at, now_ms())
+            log_operations.read_range(self.session, *log_operations.bounds_of(begin, end, prefix), limit, at, now_ms())
         )
 
     def subscribe(
@@ -260,7 +261,7 @@ class Client:
     ) -> Reply:
         match effect:
             case Send():
-                return await self._pool.exchange(effect)
+                return await self.pool.exchange(effect)
             case Wait():
                 return await self.sleep(effect)
             case Decide():
@@ -279,16 +280,6 @@ class Client:
         if await self._closing.wait(draw_wait_ms(wait) / 1000):
             raise Closed("this client is closed")
         return Woken(now_ms())
-
-    @property
-    def session(self) -> Session:
-        """The state that the operations of this client share."""
-        return self._session
-
-    @property
-    def pool(self) -> transport.Pool:
-        """Its connections."""
-        return self._pool
 
 
 class Subscription:

@@ -1,7 +1,4 @@
-"""The asyncio publisher of a store.
-
-A cancelled ``publish`` says nothing about its message, which may still be sent.
-"""
+"""The asyncio publisher of a store. A cancelled ``publish`` may still send its message."""
 
 from __future__ import annotations
 
@@ -109,11 +106,11 @@ class Publisher:
     def take_advisories(self) -> list[Advisory]:
         """The advisories since the last call: why the store takes nothing, and that it does again."""
         with self._driver.lock:
-            return self._machine.blockage.take_advisories()
+            return self._machine.blockage.advisories.take()
 
     def on_advisory(self, function: Callable[[Advisory], None] | None) -> None:
         """Call this with each advisory as it comes, on the event loop."""
-        self._machine.blockage.on_advisory = function
+        self._machine.blockage.advisories.on_advisory = function
 
     def take_failures(self) -> list[Failure]:
         """The messages given to ``send`` that failed since the last call, each with its error."""

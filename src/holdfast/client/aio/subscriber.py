@@ -1,7 +1,4 @@
-"""The asyncio subscriber of a durable.
-
-A lost connection is replaced in the background. A cancelled wait for the next message loses none.
-"""
+"""The asyncio subscriber of a durable. A cancelled wait for the next message loses none."""
 
 from __future__ import annotations
 
@@ -162,10 +159,10 @@ class Subscriber:
         self._forget_handed_out(messages)
         with self._lock:
             if not (confirmed or self._machine.acknowledges_at_once):
-                self._machine.acknowledge_all(numbers, now_ms())
+                self._machine.acknowledge(numbers, now_ms())
                 self._driver.schedule()
                 return ()
-        return await self._driver.ask(lambda done: self._machine.acknowledge_all(numbers, now_ms(), done))
+        return await self._driver.ask(lambda done: self._machine.acknowledge(numbers, now_ms(), done))
 
     async def put_back(self, message: Delivery, *, delay: float = 0.0, confirmed: bool = False) -> None:
         """Deliver this again to any subscriber, ``delay`` seconds later; it counts as one more delivery."""
@@ -197,11 +194,11 @@ class Subscriber:
     def take_advisories(self) -> list[Advisory]:
         """The advisories since the last call."""
         with self._lock:
-            return self._machine.take_advisories()
+            return self._machine.advisories.take()
 
     def on_advisory(self, function: Callable[[Advisory], None] | None) -> None:
         """Call this with each advisory as it comes, on the event loop."""
-        self._machine.on_advisory = function
+        self._machine.advisories.on_advisory = function
 
     async def aclose(self) -> None:
         """Send what is acknowledged, wait up to ``close_linger`` for the replies, and disconnect; the durable stays.
@@ -257,7 +254,7 @@ class Subscriber:
         handed_out, self._unacknowledged = self._unacknowledged, {}
         if self._machine.has_ended:
             return
-        self._machine.acknowledge_all(ranges_of(handed_out), now_ms())
+        self._machine.acknowledge(ranges_of(handed_out), now_ms())
         self._driver.schedule()
 
     def _forget_handed_out(self, messages: Sequence[Delivery]) -> None:

@@ -16,9 +16,9 @@ from holdfast.wire.stores import KeyChange
 class Watch:
     """The changes of one map, as they happen. Made by ``Map.watch``.
 
-    It begins with everything that is in the map (``cause`` ``present``); then comes each change. The last change of
-    each key gives the content of the map, also after a lost connection: then the differences are delivered. Values that
-    came and went meanwhile, or faster than they were taken, are not. Raises while iterating: as ``Subscriber``.
+    First the content of the map (``cause`` ``present``), then each change; after a lost connection the differences. The
+    last change of each key gives the content of the map; values that were replaced before they were taken are not
+    delivered. Raises while iterating: as ``Subscriber``.
     """
 
     def __init__(self, machine: WatchMachine, subscriber: Subscriber) -> None:

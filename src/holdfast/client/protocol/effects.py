@@ -1,13 +1,9 @@
 """Effects that a client procedure asks for, the replies to them, and the events of a subscription.
 
-A procedure is a generator: it yields one effect at a time and is sent the reply. Time arrives in every reply as
-``now_ms`` of a clock that never steps back.
-
-A request has three results. ``Response``: the whole response arrived. ``Failed(perhaps_accepted=False)``: the request
-cannot have been accepted, because its last byte was never handed over (no byte at all, where the service accepts it in
-parts). ``Failed(perhaps_accepted=True)``: unknown; in doubt a transport reports this.
-
-Effects are structs because each request makes several: a frozen dataclass costs seven times as much.
+A procedure is a generator: it yields one effect at a time and is sent the reply. Every reply carries ``now_ms`` of a
+monotonic clock. A request has three results: ``Response`` (all of it arrived); ``Failed(perhaps_accepted=False)`` (its
+last byte was not handed over; no byte at all, where the service accepts it in parts); ``Failed(perhaps_accepted=True)``
+(unknown, also when in doubt). Effects are structs: a frozen dataclass costs seven times as much.
 """
 
 from __future__ import annotations
@@ -79,7 +75,7 @@ class Request(msgspec.Struct, frozen=True):
 
 
 class Send(msgspec.Struct, frozen=True):
-    """Send the request once and collect the whole answer. Answered by ``Response`` or ``Failed``."""
+    """Send the request once and collect the whole response. The reply is ``Response`` or ``Failed``."""
 
     endpoint: Endpoint
     request: Request
@@ -87,7 +83,7 @@ class Send(msgspec.Struct, frozen=True):
 
 
 class Wait(msgspec.Struct, frozen=True):
-    """Sleep for a time drawn evenly from the two bounds. Answered by ``Woken``. ``reason`` is for people."""
+    """Sleep for a time drawn evenly from the two bounds. The reply is ``Woken``. ``reason`` is for people."""
 
     at_least_ms: float
     at_most_ms: float
@@ -99,7 +95,7 @@ class Decide(msgspec.Struct, frozen=True):
 
 
 class AwaitVersion(msgspec.Struct, frozen=True):
-    """Wait until the transaction's view holds everything up to ``version``. Answered by ``Woken`` or ``Failed``."""
+    """Wait until the transaction's view holds everything up to ``version``. The reply is ``Woken`` or ``Failed``."""
 
     version: int
     timeout_ms: float
@@ -114,13 +110,13 @@ class Open(msgspec.Struct, frozen=True):
 
 
 class Receive(msgspec.Struct, frozen=True):
-    """Wait for more bytes of the open stream. Answered by ``Chunk`` or ``Failed`` (it ended, broke or fell silent)."""
+    """Wait for more bytes of the open stream. The reply is ``Chunk`` or ``Failed`` (it ended, broke or is silent)."""
 
     timeout_ms: float
 
 
 class Deliver(msgspec.Struct, frozen=True):
-    """Hand these events to the caller; the answer, ``Woken``, comes when the caller asks for more."""
+    """Hand these events to the caller; the reply, ``Woken``, comes when the caller asks for more."""
 
     events: tuple[Event, ...]
 
@@ -129,7 +125,7 @@ Effect = Send | Wait | Decide | AwaitVersion | Open | Receive | Deliver
 
 
 class Response(msgspec.Struct, frozen=True):
-    """The whole answer. Header names are lowercase."""
+    """The whole response. Header names are lowercase."""
 
     now_ms: float
     status: int
@@ -138,12 +134,11 @@ class Response(msgspec.Struct, frozen=True):
 
 
 class Failed(msgspec.Struct, frozen=True):
-    """No whole answer. ``partial`` is what arrived of its body.
+    """No whole response. ``partial`` is the part of its body that arrived.
 
-    ``problem``: why that place cannot be talked to before somebody mends a configuration. It ends an operation and says
-    that nothing was accepted, so what was perhaps accepted has none. ``too_large``: the answer exceeds what this client
-    takes, so asking the same again is of no use. ``asked``: False where this client had no connection free, which tells
-    nothing of the place.
+    ``problem``: why the endpoint is unusable until a configuration is changed; nothing was accepted. ``too_large``: the
+    response exceeds the client's bound, and a retry would too. ``asked``: False where this client had no free
+    connection, so the endpoint was not asked.
     """
 
     now_ms: float
@@ -156,8 +151,8 @@ class Failed(msgspec.Struct, frozen=True):
     asked: bool = True
 
     def __post_init__(self) -> None:
-        if self.perhaps_accepted and self.problem is not None:  # no assert: an optimised run must not lose a commit
-            raise AssertionError("what was perhaps accepted has no problem that ends an operation")
+        if self.perhaps_accepted and self.problem is not None:  # not asserted: an optimised run must not lose a commit
+            raise AssertionError("a request that was perhaps accepted has no problem that ends an operation")
 
 
 class Woken(msgspec.Struct, frozen=True):

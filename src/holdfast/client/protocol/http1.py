@@ -4,9 +4,8 @@ Framing is by httptools. Measured on one core with a 200-byte commit, blocking h
 a request, urllib3 264, niquests 442, aiohttp 82; this costs 38 blocking and 18 on asyncio. Also, only code that writes
 the bytes itself knows whether the last one was handed over, which separates *not accepted* from *unknown*.
 
-Two failures are permanent: the certificate of the other side does not verify, or its first bytes are of the other
-protocol. Both come before anything was read. OpenSSL has the same words for TLS that breaks later, when a request may
-have been accepted, so a transport lets no ``ssl`` error of an established connection out.
+Two failures are permanent: the certificate does not verify, or the first bytes are of the other protocol. OpenSSL uses
+the same words for TLS that breaks later, so transports raise no ``ssl`` error of an established connection.
 """
 
 from __future__ import annotations
@@ -27,22 +26,22 @@ _TLS_ALERT: Final = b"\x15\x03"
 
 
 class BadResponse(Exception):
-    """What arrived is not the answer to an HTTP request, or exceeds a bound."""
+    """The bytes are not the response to an HTTP request, or exceed a bound."""
 
 
 class ResponseTooLarge(BadResponse):
-    """The answer exceeds the client's bound, and will the next time."""
+    """The response exceeds the client's bound, and would again."""
 
 
 class SpeaksTls(BadResponse):
-    """An alert of TLS is all that came: to the other side the first request was no handshake, so it was not read."""
+    """Only a TLS alert arrived: the other side expected a handshake and has not read the request."""
 
 
 class RequestEncoder:
-    """Requests as the bytes of a kept connection. Threads may share it.
+    """Requests as bytes of a kept-alive connection. Threads may share it.
 
-    What carries a body goes to a few places, again and again: the head up to the length is kept for the next one. It
-    belongs to one client, and goes with it, because the token is in it.
+    The head of a request with a body is kept for the next one to the same target. It contains the token, so an encoder
+    belongs to one client.
     """
 
     __slots__ = ("_heads", "_token")
@@ -74,7 +73,7 @@ class RequestEncoder:
 
 
 class KnownHead:
-    """The head of an earlier answer of one connection, and what the parser said of it."""
+    """The head of an earlier response of one connection, as parsed."""
 
     __slots__ = ("body_bytes", "bytes", "headers")
 
@@ -85,18 +84,18 @@ class KnownHead:
 
 
 class ResponseReader:
-    """One answer. ``complete`` once its last byte is in; the body is taken with ``take``.
+    """One response. ``complete`` once its last byte is in; the body is taken with ``take``.
 
-    ``known`` belongs to the connection: a head that is known is not parsed again. ``perhaps_tls``: the connection is
-    plain and nothing was answered on it before, so whoever took it may speak TLS. Both are given before the first byte.
+    ``known`` belongs to the connection: a known head is not parsed again. ``perhaps_tls``: the connection is plain and
+    had no response yet, so the other side may speak TLS. Both are set before the first byte.
     """
 
     __slots__ = (
         "_body",
-        "_bounded",
-        "_buffered",
         "_body_bytes_max",
+        "_bounded",
         "_parser",
+        "buffered",
         "complete",
         "headers",
         "heard",
@@ -110,7 +109,8 @@ class ResponseReader:
         self.perhaps_tls = perhaps_tls
         self._parser: httptools.HttpResponseParser | None = None
         self._body: list[bytes] = []
-        self._buffered = 0
+        self.buffered = 0
+        """Bytes of body not taken yet."""
         self._body_bytes_max = body_bytes_max
         self._bounded = False
         self.headers: dict[str, str] = {}
@@ -119,13 +119,13 @@ class ResponseReader:
         self.complete = False
 
     def feed(self, data: bytes) -> None:
-        """Take bytes from the connection. Raises: BadAnswer."""
+        """Take bytes from the connection. Raises: BadResponse."""
         if self.complete:
             raise BadResponse("bytes after the answer")
         known = self.known
         if known is not None and not self.heard:
             head = known.bytes
-            # The same head, then as many bytes as it speaks of and no more: the same answer but for its body.
+            # The same head and length: only the body differs.
             if head and len(data) == len(head) + known.body_bytes and data.startswith(head):
                 self.status, self.headers, self._bounded = 200, known.headers, True
                 self.on_body(data[len(head) :])
@@ -135,13 +135,13 @@ class ResponseReader:
                 self._learn(known, data)
         else:
             self._parse(data)
-        if self._buffered > self._body_bytes_max:
-            self.complete = False  # whoever looks at this first must not take it
+        if self.buffered > self._body_bytes_max:
+            self.complete = False  # so that it is not taken as a response
             raise ResponseTooLarge(f"the answer exceeds {self._body_bytes_max} bytes")
 
     def _parse(self, data: bytes) -> None:
         if self.perhaps_tls and not self.heard and data.startswith(_TLS_ALERT):
-            raise SpeaksTls("an alert of TLS came in place of an answer")
+            raise SpeaksTls("a TLS alert arrived instead of a response")
         self.heard = True
         parser = self._parser
         if parser is None:
@@ -152,20 +152,20 @@ class ResponseReader:
             raise BadResponse(str(error)) from error
 
     def _learn(self, known: KnownHead, data: bytes) -> None:
-        """Keep the head of an answer that arrived whole, if nothing but its length says where it ends."""
-        size = len(data) - self._buffered
+        """Keep the head of a response that arrived whole, if only its length marks its end."""
+        size = len(data) - self.buffered
         if (
             self.complete
             and self.status == 200
             and size <= KNOWN_HEAD_BYTES_MAX
-            and data.find(_END_OF_HEAD) == size - len(_END_OF_HEAD)  # and no interim answer before it
+            and data.find(_END_OF_HEAD) == size - len(_END_OF_HEAD)  # and no interim response before it
             and "transfer-encoding" not in self.headers
-            and self.headers.get("content-length") == str(self._buffered)
+            and self.headers.get("content-length") == str(self.buffered)
         ):
-            known.bytes, known.headers, known.body_bytes = data[:size], self.headers, self._buffered
+            known.bytes, known.headers, known.body_bytes = data[:size], self.headers, self.buffered
 
     def end_of_input(self) -> None:
-        """The peer closed: complete when the answer's end was the end of the connection. Raises: BadAnswer."""
+        """The peer closed: complete where that marks the end of the response. Raises: BadResponse."""
         if not self.complete:
             if not self.status or self._bounded:
                 raise BadResponse("the connection ended before the answer did")
@@ -175,23 +175,18 @@ class ResponseReader:
         """The body's bytes that arrived since the last call."""
         data = self._body[0] if len(self._body) == 1 else b"".join(self._body)
         self._body.clear()
-        self._buffered = 0
+        self.buffered = 0
         return data
-
-    @property
-    def buffered(self) -> int:
-        """Bytes of body not taken yet."""
-        return self._buffered
 
     @property
     def reusable(self) -> bool:
         """Whether the connection may carry another request."""
         return self.complete and self._bounded and self.headers.get("connection", "").lower() != "close"
 
-    # what httptools calls
+    # called by httptools
 
     def on_message_begin(self) -> None:
-        """An answer begins. One more in the same bytes is nobody's, and must not change the one that is complete."""
+        """A response begins. A second one in the same bytes must not change the complete one."""
         if self.complete:
             raise BadResponse("bytes after the answer")
 
@@ -203,7 +198,7 @@ class ResponseReader:
         """The head is whole."""
         assert self._parser is not None, "the parser calls this"
         status: int = self._parser.get_status_code()
-        if status < 200:  # an interim answer: the real one follows
+        if status < 200:  # an interim response: the final one follows
             self.headers.clear()
             return
         self.status = status
@@ -212,7 +207,7 @@ class ResponseReader:
     def on_body(self, body: bytes) -> None:
         """Some of the body."""
         self._body.append(body)
-        self._buffered += len(body)
+        self.buffered += len(body)
 
     def on_message_complete(self) -> None:
         """The last byte is in."""
@@ -221,14 +216,11 @@ class ResponseReader:
 
 
 _NOT_TLS: Final = "WRONG_VERSION_NUMBER"
-"""What OpenSSL says of a first record that is none of TLS."""
+"""OpenSSL's reason for a first record that is not TLS."""
 
 
 def problem_with(endpoint: Endpoint, error: BaseException) -> InvalidRequest | None:
-    """Why ``endpoint`` cannot be talked to however often it is tried; None when trying again may help.
-
-    An answer other than None says that nothing was accepted. ``error`` of ``ssl`` is of making the connection.
-    """
+    """Why ``endpoint`` is unusable as configured, and accepted nothing; None when a retry may help."""
     match error:
         case ssl.SSLCertVerificationError():
             return InvalidRequest(
@@ -253,7 +245,7 @@ def problem_with(endpoint: Endpoint, error: BaseException) -> InvalidRequest | N
 
 
 def reason_of(error: BaseException) -> str:
-    """For people. A time-out of asyncio has no text of its own."""
+    """The error for people. A time-out of asyncio has no text of its own."""
     return f"{type(error).__name__}: {error}" if str(error) else f"{type(error).__name__}: no answer in time"
 
 

@@ -1,4 +1,4 @@
-"""The protocol of one client operation, as procedures without I/O.
+"""The operations on the log, as procedures without I/O.
 
 The rules for a commit, in the order in which they are tried on each reply:
 
@@ -12,12 +12,10 @@ The rules for a commit, in the order in which they are tried on each reply:
     sent, then silence or a broken connection    unknown         ask status until it is final
     any other coded error                        refused         it is raised
 
-An *attempt* is (request_id, read_version). The same attempt is sent again only while every earlier sending of it is
-known not to have been accepted. Asking status closes an attempt for good, so after ``not_committed`` a new attempt
-(new request id) may be made without ever committing twice.
-
-Failure model: every loop has a bound in time or count. An operation that runs out while its outcome is unknown raises
-``OutcomeUnknown`` with the request id and ``min_version``, all that is needed to ask later.
+An *attempt* is (request_id, read_version). It is sent again only while every earlier sending is known not to have been
+accepted. Asking status closes an attempt permanently, so after ``not_committed`` a new attempt (new request id) never
+commits twice. Every loop has a bound. An operation that runs out of time while its outcome is unknown raises
+``OutcomeUnknown`` with the request id and ``min_version``, with which status can be asked later.
 """
 
 from __future__ import annotations
@@ -62,14 +60,7 @@ COMMIT_ATTEMPTS_MAX = 8
 REPEATABLE_CODES = (
     REFUSED_BEFORE_ACCEPTANCE
     | COORDINATION_CODES
-    | {
-        Code.STORE_UNAVAILABLE,
-        Code.VIEW_BEHIND,
-        Code.LAGGING,
-        Code.CLOSED,
-        Code.OUTCOME_UNKNOWN,
-        Code.INTERNAL,
-    }
+    | {Code.STORE_UNAVAILABLE, Code.VIEW_BEHIND, Code.LAGGING, Code.CLOSED, Code.OUTCOME_UNKNOWN, Code.INTERNAL}
 )
 """Errors after which a harmless request (one that reads, or asks for an outcome) is repeated."""
 
@@ -139,9 +130,9 @@ def _submit(
 
 
 def response_too_large(options: ClientOptions) -> LimitExceeded:
-    """The error for an answer above the client's own bound."""
+    """The error for a response above the client's own bound."""
     return LimitExceeded(
-        "the answer is larger than this client takes",
+        "the response is larger than this client takes",
         hint="ask for less, or raise response_bytes_max",
         response_bytes_max=options.response_bytes_max,
     )
@@ -164,7 +155,7 @@ def get(session: Session, key: bytes, at: Place | None, now_ms: float) -> Proced
 
 
 def bounds_of(begin: bytes | None, end: bytes | None, prefix: bytes | None) -> tuple[bytes, bytes | None]:
-    """The range that was asked for, by its bounds or by a prefix. Raises: InvalidRequest (malformed).
+    """The range of two bounds or of a prefix. Raises: InvalidRequest (malformed).
 
     >>> bounds_of(None, None, b"seat/"), bounds_of(b"a", None, None)
     ((b'seat/', b'seat0'), (b'a', None))
@@ -191,7 +182,7 @@ def _position(session: Session, place: Place | None) -> LogPosition | None:
 def ask_status(session: Session, request_id: str, min_version: Place, now_ms: float) -> Procedure[StatusAnswer]:
     """The final outcome of an attempt. Asking closes it: an attempt that has not committed never will.
 
-    Raises: OutcomeUnknown when nobody could say within ``resolve_within_ms``; InvalidRequest; PermissionDenied.
+    Raises: OutcomeUnknown without a final status within ``resolve_within_ms``; InvalidRequest; PermissionDenied.
     """
     budget = RetryBudget(session, now_ms, session.options.resolve_within_ms)
     return (yield from _ask_status(session, request_id, session.resolve_position(min_version), budget))
@@ -264,7 +255,7 @@ def attempt(session: Session, txn: Transaction, now_ms: float) -> Procedure[Comm
 
 
 def _is_unknown(error: ErrorBody | None, status: int) -> bool:
-    """Whether an error answer to a commit leaves its outcome open."""
+    """Whether an error response to a commit leaves its outcome open."""
     if error is None:  # not from the service: a proxy may have sent the request on before it failed
         return status >= 500 or status in (408, 429) or status < 400
     if error.code in REFUSED_BEFORE_ACCEPTANCE:
@@ -286,10 +277,9 @@ def commit(
 ) -> Procedure[CommitReceipt | NotCommitted]:
     """A commit until its outcome is final.
 
-    What the caller left open is chosen here: the read version (the newest one known, or the service's) and the request
-    id (from ``entropy``, a fresh one for every attempt). An attempt of our own choosing that ended without a verdict on
-    its content, closed by asking or too old from the start, is made anew; one with the caller's id is not. The log is
-    the one that the versions belong to: the caller's, or the one last heard of.
+    Defaults: the read version is the newest one known, or the service's; the request id is made from ``entropy``, a new
+    one for every attempt. An attempt with defaults that ended without a verdict on its content (closed by asking, or
+    too old from the start) is repeated; one with the caller's id is not. The default log is that of ``newest``.
     """
     check_transaction(operations, preconditions, read_version)
     chosen = read_version is None
@@ -316,14 +306,13 @@ def commit(
             of_another_log = error.code in (Code.FUTURE_VERSION, Code.LOG_MISMATCH)
             if not of_another_log or not chosen or number > 0 or log_id is not None or preconditions:
                 raise
-            session.newest = None  # another log answers at this address now, and nothing was read from the one before
+            session.newest = None  # another log is at this address now, and nothing was read from the one before
             number += 1
             continue
         if isinstance(verdict, CommitReceipt):
             return verdict
         closed_by_us = verdict.reason == "banned" and request_id is None
-        # Also a second time: after a change of leader every version from before is too old, that of an attempt made
-        # anew among them. The answer told a newer one.
+        # Also repeatedly: after a change of leader every earlier version is too old, and the response has a newer one.
         stale_choice = verdict.reason == "too_old" and chosen and request_id is None
         number += 1
         if not (closed_by_us or stale_choice) or number >= COMMIT_ATTEMPTS_MAX:
@@ -353,9 +342,9 @@ ItemResult = CommitReceipt | NotCommitted | HoldfastError
 def commit_group(session: Session, txns: list[Transaction], now_ms: float) -> Procedure[list[ItemResult]]:
     """One request of a stream of commits; one result per item, in order.
 
-    Every item has a request id and a read version. Items whose line never came are settled by asking, one by one:
-    each is then committed, or closed as ``NotCommitted("banned")`` and safe to submit anew. ``resolve_within_ms``
-    bounds the asking about all of them: an item that it does not reach is ``OutcomeUnknown``, and not asked about.
+    Every item has a request id and a read version. The status of each item without a result line is asked: it is
+    committed, or closed as ``NotCommitted("banned")`` and safe to submit again. ``resolve_within_ms`` bounds the asking
+    about all of them; an item that it does not reach is ``OutcomeUnknown``.
     """
     _, reply, _ = yield from _submit(session, commits_request(txns), now_ms)
     if isinstance(reply, Failed):
@@ -385,7 +374,7 @@ def _resolve_items(
         elif now_ms >= end_ms:
             results.append(_unknown(txn.request_id, txn.read_version, Code.OUTCOME_UNKNOWN))
         else:
-            # One bound for all, but waits of its own for each: an answer about one item tells of the service again.
+            # One bound for all items, but each starts with short waits again.
             budget = RetryBudget(session, now_ms, end_ms - now_ms)
             try:
                 results.append((yield from _resolve(session, txn, budget)))
@@ -396,13 +385,13 @@ def _resolve_items(
 
 
 def _item_status(error: ErrorBody) -> int:
-    """A line carries no HTTP status; only whether the code leaves the outcome open matters."""
+    """A status for a result line, which has none: 500 where the code leaves the outcome open."""
     open_codes = (Code.OUTCOME_UNKNOWN, Code.INTERNAL, Code.CLOSED, Code.STORE_UNAVAILABLE, Code.CORRUPT_LOG)
     return 500 if error.code in open_codes else 400
 
 
 class Grouping:
-    """Cuts a stream of transactions into requests, and gives each item what names its attempt."""
+    """Cuts a stream of transactions into requests, and gives each item a request id and a read version."""
 
     def __init__(self, session: Session, start: LogPosition, entropy: str) -> None:
         self._session = session
@@ -414,7 +403,7 @@ class Grouping:
         self._size = 0
 
     def add(self, txn: Transaction) -> list[Transaction]:
-        """Take one; the group that is full with it, or nothing. Raises: InvalidRequest."""
+        """Add one; returns the group that it completes, or an empty list. Raises: InvalidRequest."""
         check_transaction(txn.operations, txn.preconditions, txn.read_version)
         newest = self._session.newest  # long streams outlive the conflict window of their start
         if newest is not None and newest.log_id == self._log_id:
@@ -437,7 +426,7 @@ class Grouping:
         return self.rest() if full else []
 
     def rest(self) -> list[Transaction]:
-        """What waits for a request."""
+        """The incomplete group."""
         group, self._group, self._size = self._group, [], 0
         return group
 

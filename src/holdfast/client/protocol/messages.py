@@ -1,8 +1,7 @@
-"""Requests and answers of the HTTP API as the client speaks them.
+"""Requests and responses of the log's HTTP API.
 
-Failure model: bytes that are not what the API describes are never guessed at. An error is trusted as *refused before it
-was accepted* only when its body carries one of our codes: a proxy's own 502 or 503 says nothing about the commit.
-Unknown fields in answers are ignored, so that a newer service can add some.
+Bytes that the API does not describe are never guessed at. An error means *refused before it was accepted* only when its
+body carries one of our codes: a proxy's own 502 or 503 says nothing about the commit. Unknown fields are ignored.
 """
 
 from __future__ import annotations
@@ -47,14 +46,14 @@ from holdfast.wire.log import (
 )
 
 Place = int | str | LogPosition
-"""A version as a caller names it: a number, ``VERSION@LOGID``, or a position that something else returned."""
+"""A version as a caller names it: a number, ``VERSION@LOGID``, or a ``LogPosition``."""
 
 JSON_TYPE: Final = "application/json"
 NDJSON_TYPE: Final = "application/x-ndjson"
 
 
 REFUSED_BEFORE_ACCEPTANCE: Final = frozenset({Code.OVERLOADED, Code.RATE_LIMITED, Code.NOT_LEADER})
-"""A commit answered with one of these was not accepted: the same attempt may be sent again."""
+"""A commit refused with one of these was not accepted: the same attempt may be sent again."""
 
 REPLACED_HINT: Final = "the log was replaced, or this is another service: read it again from its start"
 
@@ -68,7 +67,7 @@ Shape = TypeVar("Shape", StatusAnswer, VersionAnswer, Found, FoundRange)
 
 
 def base64url(data: bytes) -> str:
-    """How keys travel in paths and queries."""
+    """Keys as they are written in paths and queries."""
     return base64.urlsafe_b64encode(data).decode("ascii").rstrip("=")
 
 
@@ -125,7 +124,7 @@ def range_request(begin: bytes, end: bytes | None, limit: int, at: LogPosition |
 
 
 def decode_body(response: Response, shape: type[Shape]) -> Shape:
-    """The body of a successful answer. Raises: CorruptData."""
+    """The body of a successful response. Raises: CorruptData."""
     try:
         return msgspec.json.decode(response.body, type=shape)
     except UNDECODABLE as error:
@@ -133,7 +132,7 @@ def decode_body(response: Response, shape: type[Shape]) -> Shape:
 
 
 def decode_commit(body: bytes) -> CommitReceipt | NotCommitted | None:
-    """The verdict in a commit's answer, or None when it is unreadable."""
+    """The verdict in a commit's response, or None when it is unreadable."""
     try:
         verdict: CommitReceipt | NotCommitted = _COMMIT.decode(body)
     except UNDECODABLE:
@@ -145,13 +144,13 @@ def decode_items(body: bytes) -> list[CommitReceipt | NotCommitted | ErrorBody]:
     """The result lines of a stream of commits. An incomplete or unreadable line ends them: what follows is unknown."""
     results: list[CommitReceipt | NotCommitted | ErrorBody] = []
     lines = body.split(b"\n")
-    for line in lines[:-1]:  # what follows the last line end is an incomplete line
+    for line in lines[:-1]:  # the rest is an incomplete line
         verdict = decode_commit(line)
         if verdict is None:
             try:
                 error = _ITEM_ERROR.decode(line).error
                 Code(error.code)
-            except (*UNDECODABLE, ValueError):  # a code that we have never heard of says nothing about the item
+            except (*UNDECODABLE, ValueError):  # an unknown code says nothing about the item
                 break
             results.append(error)
         else:
@@ -160,7 +159,7 @@ def decode_items(body: bytes) -> list[CommitReceipt | NotCommitted | ErrorBody]:
 
 
 def service_error(response: Response) -> ErrorBody | None:
-    """The coded error in an answer, or None when it carries none."""
+    """The coded error in a response, or None."""
     try:
         error = _ERROR.decode(response.body).error
         Code(error.code)
@@ -170,7 +169,7 @@ def service_error(response: Response) -> ErrorBody | None:
 
 
 def retry_after_ms(error: ErrorBody | None, headers: Mapping[str, str]) -> int | None:
-    """How long to wait at least: the body's milliseconds, else the header's seconds."""
+    """The shortest wait that the service asks for: the body's milliseconds, else the header's seconds."""
     if error is not None and error.retry_after_ms is not None:
         return max(0, error.retry_after_ms)
     text = headers.get("retry-after", "")
@@ -202,7 +201,7 @@ _KINDS: Final = {Code(code): kind for kind, codes in _CODES_OF.items() for code 
 
 
 def error_of(error: ErrorBody | None, status: int) -> HoldfastError:
-    """The exception for an error answer; one without a code of ours is named by its status."""
+    """The exception for an error response; its kind is by the code, else by the status."""
     if error is None:
         if status >= 500:
             return Unavailable("something before the service answered with an error", status=status)

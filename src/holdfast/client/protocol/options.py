@@ -1,6 +1,6 @@
 """The bounds of clients, publishers and subscribers: every wait, retry and buffer.
 
-A value that cannot be meant raises ``InvalidRequest`` before anything is sent.
+An invalid value raises ``InvalidRequest`` before anything is sent.
 """
 
 from __future__ import annotations
@@ -39,12 +39,7 @@ class ClientOptions:
     follow_leader: bool = True
 
     def __post_init__(self) -> None:
-        for name in self.__dataclass_fields__:
-            value: object = getattr(self, name)
-            if isinstance(value, int | float) and not isinstance(value, bool) and value <= 0:
-                raise InvalidRequest(
-                    "a bound must be above zero", code=Code.BAD_CONFIGURATION, option=name, value=value
-                )
+        _require_positive(self, *(name for name in self.__dataclass_fields__ if name != "follow_leader"))
         if self.retry_base_ms > self.retry_max_ms:
             raise InvalidRequest("retry_base_ms is above retry_max_ms", code=Code.BAD_CONFIGURATION)
 
@@ -59,14 +54,14 @@ FOR_EVER: Final = -1.0
 class PublisherOptions:
     """Every bound of a publisher.
 
-    ``mode``: ``store_confirm_send`` waits for the store's word on every message; ``store_send_noconfirm`` sends once,
-    hears of no failure and loses what does not arrive. ``window_messages`` and ``window_bytes``: how much may be
-    unconfirmed before sending waits. ``batch_messages`` and ``batch_bytes``: the most that one request carries.
-    ``linger_ms``: how long the first message of a request waits for company while nothing is under way; a message
-    that comes while a request is under way waits for its answer in any case, so 0 already makes batches under load.
-    ``retry_duration``: for how many seconds a batch is tried again after no quorum, a lost connection, a full store or
-    a full disk; 0 not at all, -1 for ever. ``close_linger``: for how many seconds closing waits for confirmations.
-    ``failures_max``: how many failures are kept for ``take_failures``; of further ones only the number.
+    ``mode``: ``store_confirm_send`` waits for the store's confirmation of every message; ``store_send_noconfirm`` sends
+    once, notices no failure and loses messages that do not arrive. ``window_messages`` and ``window_bytes``: how much
+    may be unconfirmed before sending waits. ``batch_messages`` and ``batch_bytes``: bounds of one request.
+    ``linger_ms``: how long the first message of a request waits for more while no request is in flight; messages that
+    come meanwhile form the next request, so 0 already makes batches under load.
+    ``retry_duration``: for how many seconds a batch is retried after no quorum, a lost connection, a full store or a
+    full disk; 0 for no retry, -1 without end. ``close_linger``: for how many seconds closing waits for confirmations.
+    ``failures_max``: how many failures are kept for ``take_failures``; further ones are only counted.
     """
 
     mode: PublisherMode = "store_confirm_send"
@@ -88,7 +83,7 @@ class PublisherOptions:
 
     @property
     def confirms(self) -> bool:
-        """Whether the store's word is waited for."""
+        """Whether the store confirms messages."""
         return self.mode == "store_confirm_send"
 
 
@@ -96,13 +91,12 @@ class PublisherOptions:
 class SubscriberOptions:
     """Every bound of a subscriber.
 
-    ``explicit_ack``: False acknowledges a message when the next one is asked for, or the callback returned; what is
-    worked on when the subscriber is left comes again.
-    ``prefetch``: how many messages it holds unacknowledged at most, None for the durable's own number.
-    ``ack_batch_count`` and ``ack_batch_time``: acknowledgements go out together, after so many or so many seconds;
-    None for what the durable says. ``retry_duration``: for how many seconds a service that was lost is looked for; 0
-    not at all, -1 for ever. ``heartbeat_ms``: how often an idle connection is probed; ``timeout_ms``: for how long a
-    service may be silent before it counts as lost. ``advisories_max``: older ones that nobody took are forgotten.
+    ``explicit_ack``: False acknowledges a message when the next one is asked for, or the callback returned; the message
+    in work when the subscriber is left comes again. ``prefetch``: the most unacknowledged messages that it holds, None
+    for the durable's number. ``ack_batch_count`` and ``ack_batch_time``: acknowledgements are sent together, after this
+    many or this many seconds; None for the durable's values. ``retry_duration``: for how many seconds a lost connection
+    is retried; 0 for no retry, -1 without end. ``heartbeat_ms``: how often an idle connection is probed.
+    ``timeout_ms``: a service that is silent for this long counts as lost. ``advisories_max``: older ones are dropped.
     """
 
     explicit_ack: bool = False
@@ -116,15 +110,9 @@ class SubscriberOptions:
     advisories_max: int = 1_000
 
     def __post_init__(self) -> None:
-        _require_positive(self, "heartbeat_ms", "timeout_ms", "advisories_max")
-        _require_not_negative(self, "close_linger")
+        _require_positive(self, "heartbeat_ms", "timeout_ms", "advisories_max", "prefetch", "ack_batch_count")
+        _require_not_negative(self, "close_linger", "ack_batch_time")
         _require_retry_duration(self.retry_duration)
-        if self.prefetch is not None:
-            _require_positive(self, "prefetch")
-        if self.ack_batch_count is not None:
-            _require_positive(self, "ack_batch_count")
-        if self.ack_batch_time is not None:
-            _require_not_negative(self, "ack_batch_time")
         if self.heartbeat_ms >= self.timeout_ms:
             raise InvalidRequest(
                 "a heartbeat must be shorter than the time-out, or every idle connection counts as lost",
@@ -134,17 +122,17 @@ class SubscriberOptions:
             )
 
 
-def _require_positive(options: PublisherOptions | SubscriberOptions, *names: str) -> None:
+def _require_positive(options: ClientOptions | PublisherOptions | SubscriberOptions, *names: str) -> None:
     for name in names:
-        value: float = getattr(options, name)
-        if not value > 0:
+        value: float | None = getattr(options, name)
+        if value is not None and not value > 0:
             raise InvalidRequest("a bound must be above zero", code=Code.BAD_CONFIGURATION, option=name, value=value)
 
 
 def _require_not_negative(options: PublisherOptions | SubscriberOptions, *names: str) -> None:
     for name in names:
-        value: float = getattr(options, name)
-        if not value >= 0 or math.isinf(value):
+        value: float | None = getattr(options, name)
+        if value is not None and (not value >= 0 or math.isinf(value)):
             raise InvalidRequest("a time must be zero or more", code=Code.BAD_CONFIGURATION, option=name, value=value)
 
 

@@ -1,7 +1,4 @@
-"""How long one operation retries, and which endpoint it asks next.
-
-Every wait is within the operation's bound. A leader named by a response is a hint (see ``endpoint``).
-"""
+"""How long one operation retries, and which endpoint it asks next. Every wait is within the operation's bound."""
 
 from __future__ import annotations
 
@@ -16,16 +13,15 @@ from holdfast.values import LogPosition
 from holdfast.wire.log import ErrorBody
 
 COORDINATION_CODES = frozenset({Code.NOT_LEADER, Code.LEADER_CHANGED, Code.LEADER_ALIVE, Code.DEPOSED})
-"""Errors that say: ask the leader instead."""
+"""After these errors the leader is asked instead."""
 
 
 @dataclass(slots=True)
 class Session:
-    """What the operations of one client share: where to ask, and the newest position any answer named.
+    """The state that the operations of one client share: the route, and the newest position of any response.
 
-    ``newest`` chooses the read version of commits that have none; a stale one costs a ``too_old`` and one more request,
-    never a wrong outcome. Its log is the one that this client last heard of, to which a number without a log belongs.
-    Threads may share it: each update is one assignment.
+    ``newest`` is the read version of commits that have none; a stale one costs one more request, never a wrong outcome.
+    A number without a log belongs to the log of ``newest``. Threads may share it: each update is one assignment.
     """
 
     route: Route
@@ -34,11 +30,11 @@ class Session:
 
     @property
     def log_id(self) -> str | None:
-        """The log that this client last heard of."""
+        """The log of the newest position."""
         return None if self.newest is None else self.newest.log_id
 
     def saw(self, version: int, log_id: str | None) -> None:
-        """An answer named this durable version of this log; None when it is not known which."""
+        """A response named this durable version of this log; None when the log is not known."""
         newest = self.newest
         if newest is None or log_id not in (None, newest.log_id):
             self.newest = LogPosition(version, log_id)
@@ -46,7 +42,7 @@ class Session:
             self.newest = LogPosition(version, newest.log_id)
 
     def resolve_position(self, place: Place) -> LogPosition:
-        """A place that a caller named; a number alone belongs to the log last heard of. Raises: InvalidRequest."""
+        """A position that a caller named; a number alone belongs to the log of ``newest``. Raises: InvalidRequest."""
         position = position_of(place)
         return position if position.log_id is not None else position._replace(log_id=self.log_id)
 
@@ -66,25 +62,24 @@ class RetryBudget:
         self._ceiling_ms = self._options.retry_base_ms
         self._end_ms = now_ms + within_ms
         self.now_ms = now_ms
-        """When it was last answered: what comes after it begins then, whatever it ended with."""
+        """When the last reply arrived: the time at which the next operation begins."""
         self.sent_by: Endpoint | None = None
-        """Who named the leader that is asked now."""
+        """The endpoint that named the leader that is asked now."""
         self._unusable: UnusableEndpoints | None = None
 
     @property
     def unusable(self) -> UnusableEndpoints:
-        """What places it has met that cannot be talked to. Most operations meet none, and never ask."""
+        """The unusable endpoints that it has met; made on first use, as most operations meet none."""
         if self._unusable is None:
             self._unusable = UnusableEndpoints(self._route)
         return self._unusable
 
     def exhausted(self, now_ms: float) -> bool:
-        """No more tries."""
+        """Whether no time is left for a retry."""
         return now_ms >= self._end_ms
 
     def next_wait(self, now_ms: float, at_least_ms: float = 0.0, reason: str = "") -> Wait:
-        """The next wait: not before ``at_least_ms``, spread so that a crowd does not return as one, and never beyond
-        the operation's own bound, whatever a service asks for."""
+        """The next wait: at least ``at_least_ms``, with jitter, and never beyond the operation's own bound."""
         spread = max(self._ceiling_ms, at_least_ms / 4)
         self._ceiling_ms = min(self._ceiling_ms * 2, self._options.retry_max_ms)
         left_ms = self.left_ms(now_ms)
@@ -95,9 +90,9 @@ class RetryBudget:
         return max(1.0, self._end_ms - now_ms)
 
     def missed(self, asked: Endpoint, reply: Failed) -> None:
-        """``asked`` has not answered: the next request goes elsewhere, unless it was not asked at all.
+        """``asked`` has not responded: the next request goes to another endpoint, unless it was not asked at all.
 
-        Raises: InvalidRequest (bad_configuration) when no configured place can be talked to, nor a leader it named.
+        Raises: InvalidRequest (bad_configuration) when no configured endpoint is usable, nor a leader it named.
         """
         if reply.asked:
             self._route.failed(asked)
@@ -111,7 +106,7 @@ class RetryBudget:
 
 
 def pause(session: Session, budget: RetryBudget, asked: Endpoint, reply: Response | Failed) -> Procedure[float]:
-    """Wait as the answer asks, or not at all when it names another leader that was not followed yet."""
+    """Wait as the response asks, or not at all when it names a leader that was not followed yet."""
     at_least = 0.0
     reason = reply.reason if isinstance(reply, Failed) else f"HTTP status {reply.status}"
     if isinstance(reply, Response):

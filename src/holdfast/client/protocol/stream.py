@@ -1,20 +1,13 @@
-"""Following the change stream: decoding, proving that nothing is missing, and coming back.
+"""Following the change stream: decoding, proof that no event is missing, reconnecting.
 
-The proof. Every transaction event names the version of the committed transaction before it in the log. On an unfiltered
-stream that must be the last one delivered; at the start, when that is not known, it must not be above the start point.
-Anything else raises ``CorruptData`` naming the versions: this reader stops rather than skip. A filtered stream leaves
-transactions out by design, so there only the order is checked and ``proves_completeness`` is False.
+The proof: every transaction event names the version of the committed transaction before it. On an unfiltered stream
+that must be the last one delivered; at the start, it must not be above the start point. Otherwise the reader stops with
+``CorruptData``, which names the versions. A filtered stream leaves transactions out, so only the order is checked.
 
-Coming back. After a break the stream is opened again after the last event that was delivered (``Last-Event-ID``), with
-jittered waits that double and start again whenever something arrives. Events that arrive twice are dropped.
-
-The log. A start point without a log id belongs to the log that answers first. From then on every start point carries
-the id that the last event had, and only the service judges it: another log refuses it, which ends the stream
-(``log_mismatch``).
-
-Failure model: a broken, silent, lagging or refused connection costs time, never an event. With ``durable=False`` what
-was delivered may be taken back: ``RolledBack(to)`` says so, and the proof goes on from the newest transaction that is
-left.
+After a break the stream is opened again after the last event delivered (``Last-Event-ID``), with jittered waits that
+double until something arrives; duplicates are dropped. The first response names the log; from then on every start point
+carries its id, and another log refuses it (``log_mismatch``). With ``durable=False`` delivered events may be taken
+back: after ``RolledBack(to)`` the proof continues from the newest transaction that is left.
 """
 
 from __future__ import annotations
@@ -135,11 +128,10 @@ class ServerSentEvents:
 
 
 class Continuity:
-    """What was delivered, and whether the next event follows it.
+    """The progress of a stream, and whether the next event follows it.
 
-    ``position``: everything at or below was delivered (or was left out by the filter). ``log_id``: the log that it
-    belongs to, None while that is not known. ``last_transaction``: the newest transaction delivered and not taken back,
-    when known.
+    ``position``: everything at or below was delivered or filtered out. ``log_id``: its log, None while not known.
+    ``last_transaction``: the newest transaction delivered and not taken back, when known.
     """
 
     def __init__(self, after: int, *, durable: bool, filtered: bool, log_id: str | None = None) -> None:
@@ -184,7 +176,7 @@ class Continuity:
         if isinstance(event, TransactionEvent):
             self.last_id = event_id.decode("latin-1")
         elif event is not None:
-            # Behind a checkpoint or a rollback the position says more than the last transaction's id does.
+            # After a checkpoint or a rollback the position is newer than the last transaction's id.
             self.last_id = "" if self.position != self.last_transaction else self.last_id
         return event
 
@@ -261,7 +253,7 @@ class Continuity:
 
 
 class Delivery:
-    """Events between the procedure and the caller, so that stopping in the middle of a batch loses none of the rest."""
+    """Events between the procedure and the caller, so that an iteration that stops within a batch loses no event."""
 
     def __init__(self, continuity: Continuity) -> None:
         self._continuity = continuity
@@ -275,7 +267,7 @@ class Delivery:
         return self._position if self._waiting else LogPosition(continuity.position, continuity.log_id)
 
     def offer(self, events: tuple[Event, ...]) -> None:
-        """These were proved to come next."""
+        """Events that were proved to come next."""
         self._waiting.extend(events)
 
     def take_one(self, *, checkpoints: bool) -> Event | None:
@@ -308,10 +300,10 @@ def _stream_request(continuity: Continuity, keys: Filter, *, durable: bool) -> R
 
 
 def follow(session: Session, continuity: Continuity, keys: Filter, *, durable: bool, now_ms: float) -> Procedure[None]:
-    """Deliver events for ever. ``continuity`` is where it stands, readable between two deliveries.
+    """Deliver events without an end. ``continuity`` is the progress, readable between two deliveries.
 
     Raises: CorruptData (a gap, an unreadable event); NotFound (log_truncated); InvalidRequest (rolled_back,
-    log_mismatch and others, bad_configuration where no place can be talked to); PermissionDenied; Unavailable when
+    log_mismatch and others, bad_configuration where no endpoint is usable); PermissionDenied; Unavailable when
     nothing arrived for ``stream_give_up_after_ms``.
     """
     options = session.options
@@ -323,7 +315,7 @@ def follow(session: Session, continuity: Continuity, keys: Filter, *, durable: b
             heard, reply = yield from _read(session, continuity)
             if heard:
                 budget = RetryBudget(session, reply.now_ms, options.stream_give_up_after_ms)
-        assert isinstance(reply, Response | Failed), "an Open is answered by Opened, Reply or Failed"
+        assert isinstance(reply, Response | Failed), "an Open is answered by Opened, Response or Failed"
         if isinstance(reply, Response):
             error = service_error(reply)
             repeat = error.code in REPEATABLE_CODES if error is not None else reply.status in REPEATABLE_STATUSES
@@ -357,7 +349,7 @@ def _read(session: Session, continuity: Continuity) -> Procedure[tuple[bool, Fai
                 if event is not None:
                     events.append(event)
         except CorruptData:
-            if events:  # what was proved before the damage is delivered before the damage is told
+            if events:  # events proved before the damage are delivered before the error
                 yield Deliver(tuple(events))
             raise
         if events:

@@ -1,16 +1,13 @@
-"""A transaction being built: reads through the service or a view, writes collected, what was read remembered.
+"""A transaction: reads through the service or a view, collected writes, and the retries of ``Client.transact``.
 
-What a read promises. The source may be newer than the transaction's read version, never older. A key that was found
-with version v is recorded as unchanged after max(v, read version); an absent one as unchanged after the read version;
-a range as unchanged after the version its answer vouches for. If every precondition holds at the commit, every value
-read is the current one there, so committed transactions are strictly serializable.
+The source may be newer than the read version, never older. A key read with version v is recorded as unchanged after
+max(v, read version), an absent key as unchanged after the read version, a range as unchanged after the version of its
+response. If every precondition holds at the commit, every value read is current there, so committed transactions are
+strictly serializable.
 
-What the function sees before that. Every value it sees was current at one version: the first read may move the read
-version forward, and a later read that finds something newer ends the attempt (``SnapshotMoved``), which is made anew
-from there. One thing is not noticed until the commit refuses it: a key that was deleted after the read version reads
-as absent.
-
-Failure model: the function may run several times; it must have no effect but through the builder.
+Before that, every value that the function sees was current at one version: the first read may move the read version
+forward, and a later read that meets something newer ends the attempt (``SnapshotMoved``) and starts another from there.
+One exception is noticed only at the commit: a key deleted after the read version reads as absent.
 """
 
 from __future__ import annotations
@@ -41,58 +38,30 @@ RANGE_PAGE: Final = 1_000
 """Keys asked for at once."""
 
 
-class Source(Protocol):
-    """Where a transaction reads. Answers are never older than ``at``."""
-
-    @property
-    def log_id(self) -> str | None:
-        """The log that ``begin_version`` belongs to; None when it is not known."""
-        ...
-
-    def get(self, key: bytes, at: int, now_ms: float) -> Procedure[tuple[bytes, int] | None]:
-        """A key's value and version."""
-        ...
-
-    def range(self, begin: bytes, end: bytes | None, limit: int, at: int, now_ms: float) -> Procedure[FoundRange]:
-        """At most ``limit`` keys of ``[begin, end)`` in byte order."""
-        ...
-
-    def begin_version(self, newer_than: int | None, now_ms: float) -> Procedure[int]:
-        """A version to read at; at least ``newer_than``."""
-        ...
-
-
 class ServiceSource:
-    """Reads through ``/v1/keys`` and ``/v1/range``."""
+    """Reads through ``/v1/keys`` and ``/v1/range``. Results are never older than ``at``."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._log_id: str | None = None
-
-    @property
-    def log_id(self) -> str | None:
-        """See ``Source``."""
-        return self._log_id
+        self.log_id: str | None = None
+        """The log that ``begin_version`` belongs to; None when it is not known."""
 
     def get(self, key: bytes, at: int, now_ms: float) -> Procedure[tuple[bytes, int] | None]:
-        """See ``Source``."""
-        found = yield from log_operations.get(self._session, key, LogPosition(at, self._log_id), now_ms)
+        """A key's value and version."""
+        found = yield from log_operations.get(self._session, key, LogPosition(at, self.log_id), now_ms)
         return None if found is None else (found.value, found.version)
 
     def range(self, begin: bytes, end: bytes | None, limit: int, at: int, now_ms: float) -> Procedure[FoundRange]:
-        """See ``Source``."""
-        return (
-            yield from log_operations.read_range(
-                self._session, begin, end, limit, LogPosition(at, self._log_id), now_ms
-            )
-        )
+        """At most ``limit`` keys of ``[begin, end)`` in byte order."""
+        position = LogPosition(at, self.log_id)
+        return (yield from log_operations.read_range(self._session, begin, end, limit, position, now_ms))
 
     def begin_version(self, newer_than: int | None, now_ms: float) -> Procedure[int]:
-        """See ``Source``. The preconditions make the outcome right, so any durable version does: no quorum is asked."""
+        """A version to read at, at least ``newer_than``. The preconditions prove the outcome, so no quorum is asked."""
         if newer_than is not None:
             return newer_than
         reply = yield from log_operations.version(self._session, now_ms, local=True)
-        self._log_id = reply.log_id
+        self.log_id = reply.log_id
         return reply.version
 
 
@@ -119,7 +88,7 @@ class ReadableView(Protocol):
 
 
 class ViewSource:
-    """Reads the caller's own view."""
+    """Reads the caller's own view; see ``ServiceSource`` for the methods."""
 
     def __init__(self, session: Session, view: ReadableView) -> None:
         self._session = session
@@ -127,13 +96,13 @@ class ViewSource:
 
     @property
     def log_id(self) -> str | None:
-        """See ``Source``."""
+        """The log of the view."""
         return self._view.log_id
 
-    # A view on its own is at least as new as any version it gave out, and asks nobody: some arguments have no use.
+    # A view is at least as new as any version that it returned, and sends no request: some arguments are unused.
 
     def get(self, key: bytes, at: int, now_ms: float) -> Procedure[tuple[bytes, int] | None]:  # noqa: ARG002
-        """See ``Source``."""
+        """A key's value and version."""
         yield from ()
         return self._view.get(key)
 
@@ -145,7 +114,7 @@ class ViewSource:
         at: int,  # noqa: ARG002
         now_ms: float,  # noqa: ARG002
     ) -> Procedure[FoundRange]:
-        """See ``Source``. The view may move on while it is read: its version from before the read is vouched for."""
+        """The view may advance while it is read, so the range is of its version before the read."""
         yield from ()
         version = self._view.version
         rows = self._view.range(begin, end, limit + 1)
@@ -153,7 +122,7 @@ class ViewSource:
         return FoundRange(items, max([version, *(item.version for item in items)]), len(rows) > limit)
 
     def begin_version(self, newer_than: int | None, now_ms: float) -> Procedure[int]:  # noqa: ARG002
-        """See ``Source``: the view's version, once it has caught up with ``newer_than``."""
+        """The view's version, once it has caught up with ``newer_than``."""
         if newer_than is not None and self._view.version < newer_than:
             options = self._session.options
             reply = yield AwaitVersion(newer_than, options.give_up_after_ms)
@@ -163,12 +132,15 @@ class ViewSource:
         return self._view.version
 
 
+Source = ServiceSource | ViewSource
+
+
 class SnapshotMoved(Conflict):
-    """What is read now does not belong with what was read before. Let it pass: the transaction is made anew."""
+    """A read is newer than those before it. Do not catch it: the transaction runs again."""
 
 
 class TransactionBuilder:
-    """One attempt in the making. Later operations win over earlier ones, and reads see them."""
+    """One attempt. Later operations win over earlier ones, and reads see them."""
 
     def __init__(self, source: Source, read_version: int) -> None:
         self._source = source
@@ -182,7 +154,7 @@ class TransactionBuilder:
 
     @property
     def preconditions(self) -> list[Precondition]:
-        """What the reads so far demand."""
+        """The preconditions of the reads so far."""
         points: list[Precondition] = [PointRead(key, version) for key, version in self._points.items()]
         return points + list(self._ranges)
 
@@ -206,7 +178,7 @@ class TransactionBuilder:
             self._own[key] = None
 
     def require_unchanged(self, key: bytes, version: int | None = None) -> None:
-        """Demand that nobody changed ``key`` after ``version`` (default: the read version), without reading it."""
+        """Require that ``key`` is unchanged after ``version`` (default: the read version), without reading it."""
         wanted = self.read_version if version is None else version
         self._points[key] = min(wanted, self._points.get(key, wanted))
 
@@ -220,14 +192,14 @@ class TransactionBuilder:
         if found is not None:
             self._saw(found[1])
         version = self.read_version
-        # Two reads of one key at different versions: the older is the one that both have to agree with.
+        # Of two reads of one key at different versions, the older one must hold.
         self._points[key] = min(version, self._points.get(key, version))
         return None if found is None else found[0]
 
     def reading_range(
         self, begin: bytes, end: bytes | None, limit: int, now_ms: float
     ) -> Procedure[list[tuple[bytes, bytes]]]:
-        """Read at most ``limit`` keys of ``[begin, end)``; what is recorded ends where the reading ended."""
+        """Read at most ``limit`` keys of ``[begin, end)``; the recorded range ends where the reading ended."""
         if limit <= 0 or (end is not None and begin >= end):
             raise InvalidRequest("a range needs begin < end and a limit above zero")
         rows: list[tuple[bytes, bytes]] = []
@@ -241,11 +213,11 @@ class TransactionBuilder:
             rows.extend(self._with_own_writes(reply.items, cursor, bound))
             if len(rows) >= limit or not (reply.more and reply.items):
                 return rows[:limit]
-            assert bound is not None, "a range that was cut ends at its last key"
+            assert bound is not None, "a truncated range ends at its last key"
             cursor = bound
 
     def _saw(self, version: int) -> None:
-        """A read found something of this version. Raises: SnapshotMoved when earlier reads may be older than that."""
+        """A read returned this version. Raises: SnapshotMoved when earlier reads may be older."""
         if version <= self.read_version:
             return
         if self._points or self._ranges:
@@ -301,7 +273,7 @@ class TransactionAttempts:
                 number += 1
                 now_ms, newer_than = decided.now_ms, builder.moved_to
                 if number >= options.attempts_max or budget.exhausted(now_ms):
-                    raise Conflict("the data moves faster than it is read", version=newer_than)
+                    raise Conflict("the data changes faster than it is read", version=newer_than)
                 continue
             if not builder.operations:
                 return None

@@ -95,8 +95,9 @@ class Client:
         tls: ssl.SSLContext | None = None,
         options: ClientOptions | None = None,
     ) -> None:
-        self._session = Session(routes_of(url), options if options is not None else ClientOptions())
-        self._pool = transport.Pool(self._session.options, token_of(token), tls)
+        self.session = Session(routes_of(url), options if options is not None else ClientOptions())
+        """The state that the operations of this client share."""
+        self.pool = transport.Pool(self.session.options, token_of(token), tls)
         self._closing = transport.Event()
 
     def __enter__(self) -> Self:
@@ -111,7 +112,7 @@ class Client:
         Waits and streams in progress in other threads end with ``Closed``; a request already sent still completes.
         """
         self._closing.set()
-        self._pool.close()
+        self.pool.close()
 
     def commit(
         self,
@@ -134,7 +135,7 @@ class Client:
         """
         verdict = self.run(
             log_operations.commit(
-                self._session,
+                self.session,
                 operations,
                 preconditions,
                 read_version=read_version,
@@ -157,8 +158,8 @@ class Client:
         be submitted again. Raises: as ``commit``; InvalidRequest also for an invalid item, and then the items before
         it that have no result yet are not sent.
         """
-        newest = self.run(log_operations.version(self._session, now_ms(), local=True))
-        grouping = log_operations.Grouping(self._session, newest.position, secrets.token_hex(16))
+        newest = self.run(log_operations.version(self.session, now_ms(), local=True))
+        grouping = log_operations.Grouping(self.session, newest.position, secrets.token_hex(16))
         for txn in transport.each(txns):
             for result in self._commit_group(grouping.add(txn)):
                 yield result
@@ -166,7 +167,7 @@ class Client:
             yield result
 
     def _commit_group(self, group: list[Transaction]) -> list[log_operations.ItemResult]:
-        return self.run(log_operations.commit_group(self._session, group, now_ms())) if group else []
+        return self.run(log_operations.commit_group(self.session, group, now_ms())) if group else []
 
     def transact(
         self, function: Callable[[BlockingTransaction], Result], *, view: View | None = None
@@ -176,8 +177,8 @@ class Client:
         Reads go to ``view``, or to the service's. The function may run several times.
         Raises: Conflict after the last attempt; what ``commit`` raises; what the function raises.
         """
-        source = ViewSource(self._session, view) if view is not None else ServiceSource(self._session)
-        attempts = TransactionAttempts(self._session, source, secrets.token_hex(16))
+        source = ViewSource(self.session, view) if view is not None else ServiceSource(self.session)
+        attempts = TransactionAttempts(self.session, source, secrets.token_hex(16))
         values: list[Result] = []
 
         def decide() -> None:
@@ -193,15 +194,15 @@ class Client:
 
     def version(self, *, local: bool = False) -> VersionAnswer:
         """A version at least as new as every commit known when this was called; ``local``: without asking for proof."""
-        return self.run(log_operations.version(self._session, now_ms(), local=local))
+        return self.run(log_operations.version(self.session, now_ms(), local=local))
 
     def status(self, request_id: str, min_version: Place) -> StatusAnswer:
         """The final outcome of an attempt. Asking closes it: if it has not committed, it never will."""
-        return self.run(log_operations.ask_status(self._session, request_id, min_version, now_ms()))
+        return self.run(log_operations.ask_status(self.session, request_id, min_version, now_ms()))
 
     def get(self, key: bytes, at: Place | None = None) -> Found | None:
         """A key's value in the service's view, never older than ``at``."""
-        return self.run(log_operations.get(self._session, key, at, now_ms()))
+        return self.run(log_operations.get(self.session, key, at, now_ms()))
 
     def range(
         self,
@@ -217,7 +218,7 @@ class Client:
         *Raises*: as ``get``; ``InvalidRequest`` (malformed) for a prefix together with a bound.
         """
         return self.run(
-            log_operations.read_range(self._session, *log_operations.bounds_of(begin, end, prefix), limit, at, now_ms())
+            log_operations.read_range(self.session, *log_operations.bounds_of(begin, end, prefix), limit, at, now_ms())
         )
 
     def subscribe(
@@ -257,7 +258,7 @@ class Client:
     def _carry_out(self, effect: Effect, decide: Callable[[], None] | None, view: View | None) -> Reply:
         match effect:
             case Send():
-                return self._pool.exchange(effect)
+                return self.pool.exchange(effect)
             case Wait():
                 return self.sleep(effect)
             case Decide():
@@ -276,16 +277,6 @@ class Client:
         if self._closing.wait(draw_wait_ms(wait) / 1000):
             raise Closed("this client is closed")
         return Woken(now_ms())
-
-    @property
-    def session(self) -> Session:
-        """The state that the operations of this client share."""
-        return self._session
-
-    @property
-    def pool(self) -> transport.Pool:
-        """Its connections."""
-        return self._pool
 
 
 class Subscription:

@@ -23,6 +23,7 @@ from holdfast.client.protocol.stores.messages import (
     query_of,
     request_of,
     store_path,
+    subscribe_target,
     template_path,
 )
 from holdfast.client.protocol.stores.publisher import PublisherMachine
@@ -119,10 +120,10 @@ class StoreClient:
         """
         options = options if options is not None else SubscriberOptions()
         name = subscriber if subscriber is not None else f"subscriber-{secrets.token_hex(8)}"
-        machine = SubscriberMachine(
-            self._client.session, store, durable, name, options, template=template, matcher=matcher, key=key
+        target = subscribe_target(
+            store, durable, name, template=template, matcher=matcher, key=key, prefetch=options.prefetch
         )
-        return self._subscriber(machine, options)
+        return self._subscriber(SubscriberMachine(self._client.session, target, options), options)
 
     def map(self, store: str, name: str, *, retry_duration: float = FOR_EVER) -> Map:
         """Keys and values that a store keeps."""
@@ -130,15 +131,15 @@ class StoreClient:
         def watch(key: str | None, prefix: str, owner: str | None, options: SubscriberOptions | None) -> Watch:
             options = options if options is not None else SubscriberOptions()
             watcher = owner if owner is not None else f"watch-{secrets.token_hex(8)}"
-            machine = WatchMachine(self._client.session, store, name, watcher, options, key=key, prefix=prefix)
+            target = subscribe_target(store, name, watcher, key=key, prefix=prefix, prefetch=options.prefetch)
+            machine = WatchMachine(self._client.session, target, options)
             return Watch(machine, self._subscriber(machine, options))
 
         operations = MapOperations(self._client.session, store, name, within_ms(retry_duration))
         return Map(self._client, operations, watch)
 
     def _subscriber(self, machine: SubscriberMachine, options: SubscriberOptions) -> Subscriber:
-        bytes_max = self._client.session.options.event_bytes_max
-        driver = SubscriberDriver(machine, options, token=self._token, tls=self._tls, payload_bytes_max=bytes_max)
+        driver = SubscriberDriver(machine, options, self._token, self._tls)
         return Subscriber(machine, driver, is_implicit=not options.explicit_ack)
 
     def browser(

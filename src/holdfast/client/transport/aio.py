@@ -1,13 +1,14 @@
 """Connections of the asyncio client: transports, their pool, one exchange on one of them.
 
-Once a request was given to the transport it may have been accepted; only a connection that could not be made was
-certainly not. A cancelled exchange drops its connection. No transport outlives its client.
+Once a request was given to the transport it may have been accepted. A cancelled exchange drops its connection. No
+transport outlives its client.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import ipaddress
 import socket
 import ssl
@@ -46,7 +47,7 @@ Cancelled = asyncio.CancelledError
 """Interrupts a wait and leaves the connection intact."""
 
 Lock = contextlib.nullcontext
-"""The tasks of one loop need none; the blocking client's threads do."""
+"""The tasks of one loop need no lock; the threads of the blocking client do."""
 
 
 class Event:
@@ -94,10 +95,10 @@ async def view_reaches(view: View, version: int, timeout_s: float) -> bool:
 
 
 class ClosingConnections:
-    """Transports that were told to close and have not yet, and connects that were told to stop.
+    """Transports that are closing and connects that are stopping.
 
-    With TLS a close waits for the other side's. A loop that ends before it leaves the socket open, and uvloop's then
-    refuses to end at all, so whoever closes transports waits here before it says that it is closed.
+    With TLS a close waits for the other side. A loop that ends earlier leaves the socket open, and uvloop's loop then
+    refuses to end, so every close of a client waits here.
     """
 
     def __init__(self) -> None:
@@ -105,7 +106,7 @@ class ClosingConnections:
         self._over: asyncio.Future[None] | None = None
 
     def add(self, leaving: object, cut_off: Callable[[], object]) -> None:
-        """It was told to end, and whoever sees its end says ``remove``. ``cut_off`` ends it at once."""
+        """``leaving`` is closing; call ``remove`` at its end. ``cut_off`` ends it immediately."""
         self._leaving[leaving] = cut_off
 
     def stop(self, connecting: asyncio.Task[None]) -> None:
@@ -122,13 +123,13 @@ class ClosingConnections:
             self._over.set_result(None)
 
     async def over(self) -> None:
-        """Until all have closed. Who takes longer than ``GOODBYE_S_MAX`` is cut off."""
+        """Wait until all have closed. Those that take longer than ``GOODBYE_S_MAX`` are cut off."""
         await self._wait()
         if self._leaving:
             for cut_off in list(self._leaving.values()):
                 cut_off()
             await self._wait()
-        await asyncio.sleep(0)  # a transport gives its socket back after it has told its protocol
+        await asyncio.sleep(0)  # a transport closes its socket after ``connection_lost``
 
     async def _wait(self) -> None:
         if not self._leaving:
@@ -139,22 +140,21 @@ class ClosingConnections:
 
 
 class Incoming(asyncio.BufferedProtocol, ABC):
-    """A protocol whose bytes arrive in a buffer of its own, and come to ``data_received``.
+    """A protocol that receives into its own buffer.
 
-    Without one asyncio makes room for 256 KiB each time, which the allocator has from the system and gives back: that
-    cost more processor time than all that is done with a short answer.
+    Without one asyncio allocates 256 KiB each time, which costs more CPU than all work on a short response.
     """
 
     def __init__(self) -> None:
         self._incoming = memoryview(bytearray(RECEIVE_BYTES))
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Where the transport puts what comes next."""
+        """The buffer for the transport."""
         del sizehint
         return self._incoming
 
     def buffer_updated(self, nbytes: int) -> None:
-        """So many bytes came."""
+        """This many bytes arrived."""
         self.data_received(bytes(self._incoming[:nbytes]))
 
     @abstractmethod
@@ -163,10 +163,9 @@ class Incoming(asyncio.BufferedProtocol, ABC):
 
 
 class Connection(Incoming):
-    """One transport and the answer it is in the middle of.
+    """One transport and its response in progress.
 
-    The time of an exchange costs no timer of its own: one is set where none is, and when it is due it looks whether the
-    exchange of then is late, or waits on for it.
+    Exchanges share one timer: when it is due, it checks whether the current exchange is late, and is set again if not.
     """
 
     def __init__(self, departures: ClosingConnections) -> None:
@@ -191,9 +190,9 @@ class Connection(Incoming):
         self.transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        """More of the answer."""
+        """More of the response."""
         reader = self._reader
-        if reader is None:  # an idle connection that speaks out of turn is of no further use
+        if reader is None:  # unexpected bytes on an idle connection
             self.close()
             return
         try:
@@ -223,7 +222,7 @@ class Connection(Incoming):
         self._wake()
 
     def start(self, data: bytes, reader: ResponseReader, deadline: float | None = None) -> None:
-        """Send a request; its answer goes to ``reader``. ``changed`` raises TimeoutError at the loop's ``deadline``."""
+        """Send a request; its response goes to ``reader``. ``changed`` raises TimeoutError at ``deadline``."""
         self._reader = reader
         if deadline is not None:
             self._deadline = deadline
@@ -256,7 +255,7 @@ class Connection(Incoming):
             self._timer = None
 
     async def changed(self) -> None:
-        """Until more has arrived. Raises: BadAnswer when nothing more will; TimeoutError."""
+        """Wait until more has arrived. Raises: BadResponse when nothing more will; TimeoutError."""
         if self._failure is not None:
             raise self._failure
         if self._paused and self.transport is not None:
@@ -269,7 +268,7 @@ class Connection(Incoming):
             self._changed = None
 
     def finish(self, at_ms: float) -> None:
-        """The answer is complete; the connection is idle since then."""
+        """The response is complete; the connection is idle from now on."""
         self._reader = None
         self._deadline = None
         self.idle_since_ms = at_ms
@@ -279,7 +278,7 @@ class Connection(Incoming):
             self.transport.resume_reading()
 
     def close(self) -> None:
-        """Drop the connection, whatever it is in the middle of."""
+        """Drop the connection, also during an exchange."""
         self.lost = True
         self._forget_time()
         if self.transport is not None:
@@ -338,7 +337,7 @@ class Pool:
             return Response(at_ms, reader.status, reader.headers, reader.take())
         except (OSError, UnicodeError, BadResponse) as error:  # a timeout is an OSError too
             reason, problem = reason_of(error), problem_with(effect.endpoint, error)
-            if reader is None or problem is not None:  # nothing was sent, or to nobody who could read it
+            if reader is None or problem is not None:  # nothing was sent, or the other side could not read it
                 return Failed(now_ms(), False, reason, problem=problem)
             partial = reader.take() if reader.status == 200 else b""
             too_large = isinstance(error, ResponseTooLarge)
@@ -376,7 +375,10 @@ class Pool:
         try:
             async with bound:
                 self._making[bound] = None
-                connection = await self._connected(endpoint, deadline)
+                if endpoint.secure and self._tls is None:
+                    self._tls = ssl.create_default_context()  # once: it reads every authority of the system
+                made = functools.partial(Connection, self._closing_connections)
+                connection = await connected(made, endpoint, self._tls, deadline)
         except TimeoutError:
             self._require_open()
             raise
@@ -386,7 +388,7 @@ class Pool:
         self._everything.add(connection)
         connection.perhaps_tls = not endpoint.secure
         try:
-            self._require_open()  # ``close`` may have come since the last step of the connect: nothing is sent any more
+            self._require_open()  # ``close`` may have been called since: nothing is sent any more
         except Closed:
             self.drop(connection)
             raise
@@ -396,19 +398,11 @@ class Pool:
         if self.closed:
             raise Closed("this client is closed")
 
-    async def _connected(self, endpoint: Endpoint, deadline: float) -> Connection:
-        if endpoint.secure and self._tls is None:
-            self._tls = ssl.create_default_context()  # once: it reads every authority of the system
-        return await connected(self._made, endpoint, self._tls, deadline)
-
-    def _made(self) -> Connection:
-        return Connection(self._closing_connections)
-
     def give_back(self, endpoint: Endpoint, connection: Connection, at_ms: float) -> None:
-        """The answer was taken: the connection may carry another request. Those idle for too long are dropped."""
+        """The response was taken: the connection may carry another request. Those idle for too long are dropped."""
         connection.finish(at_ms)
         self._idle.setdefault(endpoint, []).append(connection)
-        # The last used goes first, so those that only a burst needed would never be looked at again.
+        # The last used is taken first, so connections that only a burst needed would never be checked again.
         for idle in self._idle.values():
             while idle and self._is_stale(idle[0], at_ms):
                 self.drop(idle.pop(0))
@@ -434,7 +428,7 @@ class Pool:
         self._everything.discard(connection)
 
     def close(self) -> None:
-        """Drop every connection, those too that are being made."""
+        """Drop every connection, also those being made."""
         self.closed = True
         self._idle.clear()
         making, self._making = self._making, {}
@@ -475,20 +469,17 @@ class Stream:
             return Failed(now_ms(), False, reason_of(error))
         return Chunk(now_ms(), reader.take())
 
-    def cut_off(self) -> None:
-        """End a ``receive`` that waits in another task. That task closes the stream."""
+    def close(self) -> None:
+        """Drop the connection. A ``receive`` that waits in another task ends."""
         self._pool.drop(self._connection)
 
-    def close(self) -> None:
-        """Drop the connection."""
-        self._pool.drop(self._connection)
+    cut_off = close
 
 
 async def connected(made: Callable[[], Made], endpoint: Endpoint, tls: ssl.SSLContext | None, deadline: float) -> Made:
-    """The protocol that ``made`` made, connected to the first address of ``endpoint`` that answers.
+    """The protocol that ``made`` made, connected to the first address of ``endpoint`` that accepts.
 
-    Each address has its share of the time to the loop's ``deadline``, so one that does not answer leaves some for the
-    others. Raises: OSError, UnicodeError.
+    Each address has its share of the time to the loop's ``deadline``. Raises: OSError, UnicodeError.
     """
     loop = asyncio.get_running_loop()
     if endpoint.unix_path is not None:
@@ -515,7 +506,7 @@ async def connected(made: Callable[[], Made], endpoint: Endpoint, tls: ssl.SSLCo
 
 
 async def _addresses_of(endpoint: Endpoint) -> list[tuple[str, int]]:
-    """The addresses of its name, without a look-up where it is one."""
+    """The addresses of its name, without a look-up where the name is an address."""
     try:
         ipaddress.ip_address(endpoint.host)
     except ValueError:

@@ -1,7 +1,7 @@
-"""How publishers and subscribers run on an event loop.
+"""The drivers of publishers and subscribers on an event loop; every decision is made by the machines.
 
-The drivers carry out what the machines of ``protocol.stores`` ask for; every decision is the machines'. A cancelled
-``confirmation`` says nothing about its message, which may still be sent. A cancelled wait for a message loses none.
+A cancelled ``confirmation`` says nothing about its message, which may still be sent. A cancelled wait for a message
+loses no message.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ async def run_each(
 class PublisherDriver:
     """Carries out the steps of one publisher's machine.
 
-    A task that publishes one message while nothing else is to be sent makes the request itself, without a change of
-    tasks. Everything else is sent by a background task. An error in that task fails every message that waits.
+    A task that publishes a single message sends the request itself. A background task sends everything else; an error
+    in it fails every waiting message.
     """
 
     def __init__(self, pool: Pool, machine: PublisherMachine) -> None:
@@ -126,7 +126,7 @@ class PublisherDriver:
         await future
 
     async def _exchange(self, step: Send) -> None:
-        """Carry out one request. Cancelled, its answer is unknown, and the task asks again."""
+        """Carry out one request. When cancelled, its outcome is unknown, and the task sends it again."""
         self._driving = True
         looking = asyncio.get_running_loop().call_later(WARN_AFTER_MS / 1000, self._look)
         reply: Response | Failed | None = None
@@ -151,7 +151,7 @@ class PublisherDriver:
         self._looking = asyncio.get_running_loop().call_later(LOOK_EVERY_MS / 1000, self._look)
 
     async def _change(self) -> None:
-        """Until some message was settled."""
+        """Wait until a message is confirmed or has failed."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append(future)
         await future
@@ -186,7 +186,7 @@ class PublisherDriver:
             raise
 
     async def _sleep(self, seconds: float | None) -> None:
-        """Until something is added or flushed."""
+        """Wait until a message is added or flushed."""
         self._idle = asyncio.get_running_loop().create_future()
         self.is_idle = True
         try:
@@ -199,7 +199,7 @@ class PublisherDriver:
 
 
 class _Line(Incoming):
-    """One connection. ``arrived`` is told of its bytes, none at its end, until it is dropped."""
+    """One connection. ``arrived`` gets its bytes, and no bytes at its end, until it is dropped."""
 
     def __init__(
         self, arrived: Callable[[_Line, bytes], None], socket: WebSocket, departures: ClosingConnections
@@ -211,7 +211,7 @@ class _Line(Incoming):
         self.transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Say the handshake."""
+        """Send the handshake."""
         self.transport = cast(asyncio.Transport, transport)  # uvloop's do not derive from asyncio's
         self.write()
 
@@ -236,13 +236,13 @@ class _Line(Incoming):
             self._arrived(self, b"")
 
     def write(self) -> None:
-        """Send what the socket wants to say."""
+        """Send the socket's outgoing bytes."""
         data = self.socket.take_bytes()
         if data and self.transport is not None and not self.transport.is_closing():
             self.transport.write(data)
 
     def drop(self) -> None:
-        """This line is of no further use."""
+        """Close this line; nothing arrives any more."""
         self._arrived = None
         self.socket.close()
         self.write()
@@ -252,26 +252,15 @@ class _Line(Incoming):
 
 
 class SubscriberDriver:
-    """Carries out the steps of one subscriber's machine in the callbacks of its transport.
-
-    No task stands between the service and the application: bytes become messages where they arrive, and frames are
-    written at once.
-    """
+    """Carries out the steps of one subscriber's machine in the callbacks of its transport, without a task between."""
 
     def __init__(
-        self,
-        machine: SubscriberMachine,
-        options: SubscriberOptions,
-        *,
-        token: str | None,
-        tls: ssl.SSLContext | None,
-        payload_bytes_max: int,
+        self, machine: SubscriberMachine, options: SubscriberOptions, token: str | None, tls: ssl.SSLContext | None
     ) -> None:
         self._machine = machine
         self._options = options
         self._token = token
         self._tls = tls
-        self._payload_bytes_max = payload_bytes_max
         self._closing_connections = ClosingConnections()
         self._line: _Line | None = None
         self._connecting: asyncio.Task[None] | None = None
@@ -318,7 +307,7 @@ class SubscriberDriver:
         return await future
 
     async def wait(self, timeout_s: float | None = None) -> None:
-        """Wait until something may have changed."""
+        """Wait until the state may have changed."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append(future)
         try:
@@ -370,7 +359,8 @@ class SubscriberDriver:
                 self._look_again(now + timeout_ms)
             case Connect():
                 self._hang_up()
-                line = self._line = _Line(self._arrived, self._web_socket(step), self._closing_connections)
+                socket = WebSocket(step.endpoint, step.target, self._token, step.payload_bytes_max)
+                line = self._line = _Line(self._arrived, socket, self._closing_connections)
                 self._connecting = asyncio.get_running_loop().create_task(self._connect(line, step))
                 self._look_again(now + step.timeout_ms)
             case Wait():
@@ -389,9 +379,6 @@ class SubscriberDriver:
             self._attachment_notified = machine.was_attached
             self.notify()
 
-    def _web_socket(self, step: Connect) -> WebSocket:
-        return WebSocket(step.endpoint, step.target, self._token, self._payload_bytes_max)
-
     def _waited(self) -> None:
         self._timer, self._timer_ms = None, math.inf
         self._machine.waited()
@@ -408,8 +395,7 @@ class SubscriberDriver:
         line.write()
 
     def _look_again(self, due_ms: float) -> None:
-        """Ask the machine again then, or sooner: a timer that is due before is left as it is. What is due moves on with
-        each message, and a timer for each would cost more than the rest of it."""
+        """Ask the machine again then, or sooner: an earlier timer is kept, as a timer for each message is expensive."""
         if self._timer is None or self._timer_ms > due_ms:
             self._at(due_ms, self._look)
 

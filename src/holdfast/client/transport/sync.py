@@ -1,8 +1,7 @@
 """Connections of the blocking client: sockets, their pool, one exchange on one of them.
 
 A request whose last byte was not handed to the kernel was not accepted, unless the service accepts it in parts; after
-any later failure the outcome is unknown. An ``ssl`` error is of the handshake: TLS that breaks later is a broken
-connection.
+any later failure the outcome is unknown. An ``ssl`` error is always of the handshake.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     from holdfast.view import View
 
 RECEIVE_BYTES = 1 << 16
-"""Room for what a read may bring. For twice as much the allocator goes to the system, each time anew."""
+"""Room for one read. For twice as much the allocator goes to the system each time."""
 BUSY = "every connection of this client is busy"
 
 
@@ -47,7 +46,7 @@ class Cancelled(BaseException):
 
 
 class Connection:
-    """One socket and the answer it is in the middle of. Making it ends within ``timeout_s``, but for the look-up."""
+    """One socket and its response in progress. Making it ends within ``timeout_s``, except for the name look-up."""
 
     def __init__(self, endpoint: Endpoint, tls: ssl.SSLContext | None, timeout_s: float) -> None:
         end_ms = now_ms() + timeout_s * 1000
@@ -75,16 +74,13 @@ class Connection:
             raise _broken(error) from error
 
     def send_until_response(self, data: bytes, timeout_s: float, reader: ResponseReader) -> bool:
-        """Hand over all of it (then True) or stop where the other side does, if it has answered. Raises: OSError,
-        BadAnswer.
-
-        Who refuses a request need not read it: the answer is there, and then nobody takes the rest.
-        """
+        """Hand over all of it (True), or stop where a service that has responded reads no more. Raises: OSError,
+        BadResponse."""
         try:
             self.send(data, timeout_s)
         except OSError:
             self.socket.settimeout(0)
-            with contextlib.suppress(OSError):  # that there is nothing more is one, too
+            with contextlib.suppress(OSError):  # also raised when no more bytes are there
                 while not reader.complete and (arrived := self.socket.recv(RECEIVE_BYTES)):
                     reader.feed(arrived)
             if not reader.complete:
@@ -93,7 +89,7 @@ class Connection:
         return True
 
     def receive(self, reader: ResponseReader, timeout_s: float) -> None:
-        """Wait for some bytes. Raises: OSError, BadAnswer."""
+        """Wait for some bytes. Raises: OSError, BadResponse."""
         self.socket.settimeout(max(timeout_s, 0.001))
         try:
             data = self.socket.recv(RECEIVE_BYTES)
@@ -105,15 +101,15 @@ class Connection:
             reader.end_of_input()
 
     def is_alive(self) -> bool:
-        """An idle connection that is readable was closed by the peer, or speaks out of turn."""
+        """Whether an idle connection is usable: a readable one was closed by the peer, or has unexpected bytes."""
         poll = select.poll()
         poll.register(self.socket, select.POLLIN)
         return not poll.poll(0)
 
     def cut_off(self) -> None:
-        """Wake whoever waits for it in another thread, who finds it at its end. That thread closes it."""
+        """End the wait of another thread, which then closes the connection."""
         with contextlib.suppress(OSError):
-            # Not by the method of a TLS socket, which would forget the TLS of what is still to be read.
+            # The method of a TLS socket would forget the TLS of unread bytes.
             socket.socket.shutdown(self.socket, socket.SHUT_RDWR)
 
     def close(self) -> None:
@@ -135,7 +131,7 @@ def _connected(endpoint: Endpoint, end_ms: float) -> socket.socket:
     failure: OSError | None = None
     for tried, (family, _, _, _, address) in enumerate(found):
         try:
-            # Each has its share of what is left, so one that does not answer leaves time for the others.
+            # Each address has its share of the time left, so an address without a response leaves time for the rest.
             plain = _connected_to(address, family, left_s(end_ms) / (len(found) - tried))
         except OSError as error:
             failure = error
@@ -261,7 +257,7 @@ class Pool:
             connection.close()
 
     def give_back(self, endpoint: Endpoint, connection: Connection) -> None:
-        """The answer was taken: the connection may carry another request. Those idle for too long are closed."""
+        """The response was taken: the connection may carry another request. Those idle for too long are closed."""
         connection.idle_since_ms = now_ms()
         connection.perhaps_tls = False
         unwanted: list[Connection] = []
@@ -270,7 +266,7 @@ class Pool:
                 unwanted.append(connection)
             else:
                 self._idle.setdefault(endpoint, []).append(connection)
-            # The last used goes first, so those that only a burst needed would never be looked at again.
+            # The last used is taken first, so connections that only a burst needed would never be checked again.
             for idle in self._idle.values():
                 while idle and self._is_stale(idle[0]):
                     unwanted.append(idle.pop(0))
@@ -281,7 +277,7 @@ class Pool:
         return now_ms() - connection.idle_since_ms >= self._options.idle_connection_ms
 
     def close(self) -> None:
-        """Close what is idle, and wake who waits for a stream."""
+        """Close idle connections, and end every wait for a stream."""
         with self._lock:
             self.closed = True
             for stream in self._streams:

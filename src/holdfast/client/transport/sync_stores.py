@@ -1,7 +1,7 @@
-"""How publishers and subscribers run in threads.
+"""The drivers of publishers and subscribers in threads; every decision is made by the machines.
 
-The drivers carry out what the machines of ``protocol.stores`` ask for; every decision is the machines'. An interrupt of
-a thread that waits for its message says nothing about the message, which may still be sent.
+An interrupt of a thread that waits for the confirmation of its message says nothing about the message, which may still
+be sent.
 """
 
 from __future__ import annotations
@@ -59,11 +59,10 @@ def run_each(function: Callable[[Item], None], items: Sequence[Item], stop: Call
 
 
 class PublisherDriver:
-    """Carries out the steps of one publisher's machine, in whichever thread waits for it.
+    """Carries out the steps of one publisher's machine, in a thread that waits for it.
 
-    One thread at a time drives: it sends the request that is due, without holding the lock, and notifies the others. A
-    thread that waits for its own message drives if no other does, so one message at a time costs no change of threads.
-    ``wake`` starts a thread that sends messages for which no thread waits.
+    One thread at a time drives: it sends the request that is due, without the lock, and notifies the others. So one
+    message at a time costs no change of threads. ``wake`` starts a thread for messages that no thread waits for.
     """
 
     def __init__(self, pool: Pool, machine: PublisherMachine) -> None:
@@ -126,7 +125,7 @@ class PublisherDriver:
             self._changed.notify_all()
 
     def _drive_until(self, is_done: Callable[[], bool], end_ms: float = math.inf) -> None:
-        """Return when ``is_done``, or at ``end_ms``; drive meanwhile whenever nobody else does."""
+        """Return when ``is_done``, or at ``end_ms``; drive meanwhile whenever no other thread does."""
         while True:
             with self._changed:
                 step = self._next(is_done, end_ms)
@@ -157,12 +156,12 @@ class PublisherDriver:
                     self._changed.notify_all()
 
     def _look(self) -> None:
-        """Tell of a request that has no answer for long."""
+        """Warn of a request that has no response for long."""
         with self._changed:
             self._machine.look(now_ms())
 
     def _next(self, is_done: Callable[[], bool], end_ms: float) -> Send | Wait | None:
-        """The step that this thread is to carry out, None when it may go. Waits while there is nothing for it to do."""
+        """The step for this thread, None when it may return. Waits while there is no step."""
         while True:
             left_ms = end_ms - now_ms()
             if is_done() or left_ms <= 0:
@@ -177,7 +176,7 @@ class PublisherDriver:
 
 
 class _Lookout:
-    """One thread of the process that looks at every publisher, because the thread that sends waits for its answer."""
+    """One thread of the process that watches every publisher, because its sending thread waits for a response."""
 
     def __init__(self) -> None:
         self._publishers: weakref.WeakSet[PublisherDriver] = weakref.WeakSet()
@@ -185,7 +184,7 @@ class _Lookout:
         self._thread: threading.Thread | None = None
 
     def add(self, publisher: PublisherDriver) -> None:
-        """Look at this one, too."""
+        """Watch this publisher, too."""
         with self._lock:
             self._publishers.add(publisher)
             if self._thread is None:
@@ -209,26 +208,18 @@ _lookout = _Lookout()
 
 
 class SubscriberDriver:
-    """Carries out the steps of one subscriber's machine in a thread of its own.
+    """Carries out the steps of one subscriber's machine in its own thread, also while the application is busy.
 
-    The thread reads, answers pings, sends acknowledgements when they are due and reconnects, also while the application
-    works on one message for long. An error in it ends the subscriber.
+    An error in the thread ends the subscriber.
     """
 
     def __init__(
-        self,
-        machine: SubscriberMachine,
-        options: SubscriberOptions,
-        *,
-        token: str | None,
-        tls: ssl.SSLContext | None,
-        payload_bytes_max: int,
+        self, machine: SubscriberMachine, options: SubscriberOptions, token: str | None, tls: ssl.SSLContext | None
     ) -> None:
         self._machine = machine
         self._options = options
         self._token = token
         self._tls = tls
-        self._payload_bytes_max = payload_bytes_max
         self._changed = threading.Condition(threading.RLock())
         self.lock = self._changed
         self.wait = self._changed.wait
@@ -338,7 +329,7 @@ class SubscriberDriver:
         if step is None:
             return None
         try:
-            return _Line(step, self._token, self._tls, self._payload_bytes_max)
+            return _Line(step, self._token, self._tls)
         except (OSError, UnicodeError) as error:
             with self._changed:
                 self._machine.unreached(now_ms(), reason_of(error), problem_with(step.endpoint, error))
@@ -374,7 +365,7 @@ class SubscriberDriver:
         return line
 
     def _sleep(self, line: _Line, timeout_ms: float) -> bool:
-        """Until the line is readable (then True), the application wakes us, or it is time."""
+        """Wait until the line is readable (True), the application wakes this thread, or time is up."""
         with self._changed:
             machine, now = self._machine, now_ms()
             if machine.has_outgoing:
@@ -393,7 +384,7 @@ class SubscriberDriver:
         self._wait([], ms)
 
     def _wait(self, numbers: list[int], ms: float) -> set[int]:
-        """Which of these descriptors are readable, or at an end, before it is time or the application wakes us."""
+        """The descriptors that are readable or at an end, before time is up or the application wakes this thread."""
         poll = select.poll()  # a program may have more files open than select can name
         own = self._woken_by.fileno()
         for number in (own, *numbers):
@@ -407,11 +398,11 @@ class SubscriberDriver:
 class _Line:
     """One connection and its WebSocket."""
 
-    def __init__(self, step: Connect, token: str | None, tls: ssl.SSLContext | None, payload_bytes_max: int) -> None:
+    def __init__(self, step: Connect, token: str | None, tls: ssl.SSLContext | None) -> None:
         """Raises: OSError."""
         self._timeout_s = step.timeout_ms / 1000
         self.connection = Connection(step.endpoint, tls, self._timeout_s)
-        self.socket = WebSocket(step.endpoint, step.target, token, payload_bytes_max)
+        self.socket = WebSocket(step.endpoint, step.target, token, step.payload_bytes_max)
         self._write()
 
     def say(self, outgoing: Sequence[bytes], *, probes: bool) -> None:
@@ -427,13 +418,13 @@ class _Line:
         raw = self.connection.socket
         raw.settimeout(self._timeout_s)
         events = self.socket.feed(raw.recv(RECEIVE_BYTES))
-        while isinstance(raw, ssl.SSLSocket) and raw.pending():  # decrypted already: select would not tell
+        while isinstance(raw, ssl.SSLSocket) and raw.pending():  # decrypted already, which poll does not report
             events += self.socket.feed(raw.recv(RECEIVE_BYTES))
         self._write()
         return events
 
     def close(self) -> None:
-        """Say good-bye and go."""
+        """Send a close frame and close the connection."""
         self.socket.close()
         with contextlib.suppress(OSError):
             self._write()

@@ -32,7 +32,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def attached_machine(options: SubscriberOptions) -> SubscriberMachine:
-    machine = SubscriberMachine(Session(Route((parse_endpoint("http://store:1"),))), "s", "d", "me", options)
+    machine = SubscriberMachine(
+        Session(Route((parse_endpoint("http://store:1"),))), "/v1/stores/s/durables/d/subscribe?subscriber=me", options
+    )
     assert isinstance(machine.next_step(0), Connect)
     machine.opened(0)
     machine.received(msgspec.msgpack.encode({"type": "attached", "created": False, "prefetch": 8}), 0)
@@ -67,7 +69,7 @@ class Halves:
 
 
 def shell_of(kind: Any, machine: SubscriberMachine, options: SubscriberOptions) -> Any:
-    return kind(machine, options, token=None, tls=None, payload_bytes_max=1_000)
+    return kind(machine, options, None, None)
 
 
 @pytest.mark.parametrize("is_blocking", [True, False])
@@ -104,7 +106,7 @@ def test_what_is_acknowledged_while_the_thread_goes_to_sleep_goes_out_when_it_is
         return set()
 
     def say(*_: object, **__: object) -> None:  # between the machine's step and the sleep, as another thread may
-        machine.acknowledge(DELIVERY.seq, DELIVERY.seq, clock.now_ms)
+        machine.acknowledge([(DELIVERY.seq, DELIVERY.seq)], clock.now_ms)
         shell.schedule()
 
     monkeypatch.setattr(shell, "_wait", wait)

@@ -11,6 +11,7 @@ from holdfast.client.protocol.effects import Wait
 from holdfast.client.protocol.endpoint import Route, parse_endpoint
 from holdfast.client.protocol.options import SubscriberOptions
 from holdfast.client.protocol.retry_budget import Session
+from holdfast.client.protocol.stores.messages import subscribe_target
 from holdfast.client.protocol.stores.subscriber import Connect, WatchMachine
 from holdfast.wire.stores import KeyChange
 
@@ -20,7 +21,7 @@ class Service:
 
     def __init__(self) -> None:
         session = Session(Route((parse_endpoint("http://store:1"),)))
-        self.machine = WatchMachine(session, "s", "m", "me", SubscriberOptions(), key=None, prefix=None)
+        self.machine = WatchMachine(session, subscribe_target("s", "m", "me"), SubscriberOptions())
         self.now_ms = 0.0
         self.view: dict[str, bytes] = {}
 
@@ -62,7 +63,7 @@ class Service:
 
 def test_a_watch_asks_for_its_keys() -> None:
     session = Session(Route((parse_endpoint("http://store:1"),)))
-    machine = WatchMachine(session, "s", "m", "me", SubscriberOptions(), key=None, prefix="a b")
+    machine = WatchMachine(session, subscribe_target("s", "m", "me", prefix="a b"), SubscriberOptions())
     step = machine.next_step(0.0)
     assert isinstance(step, Connect)
     assert step.target == "/v1/stores/s/durables/m/subscribe?subscriber=me&prefix=a+b"

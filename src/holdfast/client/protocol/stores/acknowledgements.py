@@ -1,10 +1,8 @@
-"""What one subscriber acknowledges, reports as started, and may receive. Pure.
+"""A subscriber's acknowledgements, its reports of started messages and its window, without I/O.
 
-An acknowledgement is kept until the service has replied to it. One that is sent again after it was carried out is stale
-and changes nothing. A ``started`` report is exact where it matters: it is sent before the message is handed out for the
-first ``EXACT_MESSAGES`` of a connection and for every redelivered message; after that one report goes out each
-``INTERVAL_MS``. Without a window of its own, a subscriber gets credit back half a window at a time as messages are
-taken; with one, as messages are acknowledged.
+An acknowledgement is kept until the service has replied; one that is sent again after it was carried out is stale and
+changes nothing. For the first ``EXACT_MESSAGES`` of a connection and every redelivered message, the ``started`` report
+is sent before the message is handed out; later one report is sent each ``INTERVAL_MS``.
 """
 
 from __future__ import annotations
@@ -45,7 +43,7 @@ def ranges_of(numbers: Iterable[int]) -> list[tuple[int, int]]:
 
 @dataclass(slots=True)
 class _Asked:
-    """A frame without an answer yet."""
+    """A frame without a reply yet."""
 
     kind: str
     what: Sequence[object]
@@ -54,14 +52,14 @@ class _Asked:
 
 
 def _of_all(frames: int, on_reply: Sequence[OnReply]) -> OnReply:
-    """Tell these once: what so many frames found stale when all are answered, or the first error."""
+    """Call ``on_reply`` once: with the stale numbers of all frames, or with the first error."""
     gathered: list[int] = []
     left = frames
 
     def on_response(stale: Sequence[int], error: HoldfastError | None) -> None:
         nonlocal left
         if left == 0:
-            return  # told already
+            return  # called already
         gathered.extend(stale)
         left = 0 if error is not None else left - 1
         if left == 0:
@@ -72,7 +70,7 @@ def _of_all(frames: int, on_reply: Sequence[OnReply]) -> OnReply:
 
 
 class AckBatcher:
-    """What one subscriber has acknowledged and the service has not confirmed."""
+    """Acknowledgements of one subscriber that the service has not confirmed."""
 
     def __init__(self) -> None:
         self._pairs: list[list[int]] = []
@@ -80,18 +78,18 @@ class AckBatcher:
         self._in_flight: dict[int, _Asked] = {}
         self._last_id = 0
         self.pending = 0
-        """How many numbers wait for company."""
+        """How many numbers wait to be sent."""
         self.since_ms = 0.0
         """Since when the first of them waits."""
         self.stale = 0
 
     @property
     def unconfirmed(self) -> int:
-        """How many numbers wait for company or for an answer."""
+        """How many numbers wait to be sent, or for a reply."""
         return self.pending + sum(asked.numbers for asked in self._in_flight.values())
 
     def add(self, first: int, last: int, now_ms: float) -> None:
-        """``first`` to ``last`` are consumed. Neighbours in order of delivery become one range at once."""
+        """``first`` to ``last`` are consumed. Adjacent ranges are joined."""
         if not self.pending:
             self.since_ms = now_ms
         self.pending += last - first + 1
@@ -101,11 +99,11 @@ class AckBatcher:
             self._pairs.append([first, last])
 
     def notify(self, on_reply: OnReply) -> None:
-        """Call this when everything that waits for company now has its answer."""
+        """Call this when everything that waits to be sent now has its reply."""
         self._answers.append(on_reply)
 
     def take_pending(self) -> list[bytes]:
-        """Frames of everything that waits for company. Who waits for an answer gets that of all of them."""
+        """Frames of everything that waits to be sent; ``on_reply`` functions get the reply to all of them."""
         pairs, replies = self._pairs, self._answers
         self._pairs, self._answers, self.pending = [], [], 0
         parts = [pairs[start : start + RANGES_MAX] for start in range(0, len(pairs), RANGES_MAX)]
@@ -114,18 +112,18 @@ class AckBatcher:
         return [self.ask("ack", part, sum(last - first + 1 for first, last in part), replies) for part in parts]
 
     def ask(self, kind: str, what: Sequence[object], numbers: int, on_reply: list[OnReply]) -> bytes:
-        """A frame that is to be answered."""
+        """A frame that gets a reply."""
         self._last_id += 1
         self._in_flight[self._last_id] = _Asked(kind, what, numbers, on_reply)
         return ack_frame(kind, self._last_id, what)
 
     def again(self) -> list[bytes]:
-        """Everything without an answer, in order, for a new connection."""
+        """Every frame without a reply, in order, for a new connection."""
         unanswered, self._in_flight = self._in_flight, {}
         return [self.ask(asked.kind, asked.what, asked.numbers, asked.on_reply) for asked in unanswered.values()]
 
     def on_response(self, frame: ReplyFrame) -> list[int]:
-        """The service has it. Answers which numbers were stale."""
+        """The service has carried out the frame. Returns the stale numbers."""
         asked = self._in_flight.pop(frame.id, None)
         if asked is None:
             return []
@@ -138,18 +136,18 @@ class AckBatcher:
         return stale
 
     def waits_for(self, frame_id: int) -> bool:
-        """Whether this frame has no answer yet."""
+        """Whether this frame has no reply yet."""
         return frame_id in self._in_flight
 
     def refused(self, frame_id: int, error: HoldfastError) -> bool:
-        """The service refused the frame. False where nobody waits to hear of it."""
+        """The service refused the frame. False where no caller waits for it."""
         asked = self._in_flight.pop(frame_id, None)
         for reply in asked.on_reply if asked is not None else ():
             reply((), error)
         return asked is not None and bool(asked.on_reply)
 
     def fail(self, error: HoldfastError) -> None:
-        """Nothing will be answered any more."""
+        """No reply will arrive any more."""
         waiting = [reply for asked in self._in_flight.values() for reply in asked.on_reply] + self._answers
         self._answers = []
         for asked in self._in_flight.values():
@@ -169,7 +167,7 @@ INTERVAL_MS: Final = 1.0
 
 
 class StartedReports:
-    """The reports of one subscriber."""
+    """The ``started`` reports of one subscriber."""
 
     def __init__(self) -> None:
         self._is_taken = False
@@ -177,21 +175,21 @@ class StartedReports:
         self._ranges: list[list[int]] = []
         self._since_ms = math.inf
         self.is_exact = False
-        """Whether what was taken last is to be reported before it is handed out."""
+        """Whether the message taken last must be reported before it is handed out."""
 
     @property
     def due_ms(self) -> float:
-        """When what waits has to be reported."""
+        """When the next report must be sent."""
         return self._since_ms if not self._ranges else (-math.inf if self.is_exact else self._since_ms + INTERVAL_MS)
 
     def begin(self, *, is_taken: bool) -> None:
-        """A connection begins. ``is_taken``: the service takes reports, and is told at once that they will come."""
+        """A connection begins. ``is_taken``: the service takes reports."""
         self._is_taken = is_taken
         self._exact_left = EXACT_MESSAGES
         self.lost()
 
     def lost(self) -> None:
-        """The connection is gone: what it delivered is delivered again."""
+        """The connection is lost: its messages are delivered again."""
         self._ranges, self._since_ms, self.is_exact = [], math.inf, False
 
     def took(self, messages: Sequence[Delivery], now_ms: float) -> None:
@@ -209,7 +207,7 @@ class StartedReports:
                 self._ranges.append([message.seq, message.seq])
 
     def take_frame(self) -> bytes | None:
-        """The report of everything that waits, None where nothing does."""
+        """The report of everything that waits, or None."""
         if not self._ranges:
             return None
         frame = started_frame(self._ranges)
@@ -218,23 +216,27 @@ class StartedReports:
 
 
 class Window:
-    """The window of one subscriber. ``asked`` is its own, None where the durable's is."""
+    """The window of one subscriber. ``asked`` is its own, None for the durable's.
+
+    With the durable's window, credit comes back half a window at a time as messages are taken; with its own, as they
+    are acknowledged, so the subscriber never holds more. A message that is never acknowledged keeps its place.
+    """
 
     def __init__(self, asked: int | None) -> None:
         self._asked = asked
         self._offered = AttachedFrame().prefetch
         self._owed = 0
         self._held: set[int] | None = set() if asked is not None else None
-        """What is not settled yet, where this subscriber has a window of its own."""
+        """Numbers not acknowledged yet, where this subscriber has its own window."""
 
     @property
     def is_own(self) -> bool:
-        """Whether what this subscriber holds is bounded by itself."""
+        """Whether the subscriber has its own window."""
         return self._held is not None
 
     @property
     def size(self) -> int:
-        """How many messages it is."""
+        """The window in messages."""
         return self._offered if self._asked is None else min(self._asked, self._offered)
 
     def begin(self, offered: int) -> int:
@@ -244,7 +246,7 @@ class Window:
         return self.size
 
     def lost(self) -> None:
-        """The connection is gone, and with it what was on its way or held."""
+        """The connection is lost: the subscriber holds no messages."""
         if self._held is not None:
             self._held.clear()
 
@@ -253,12 +255,12 @@ class Window:
         if self._held is None:
             return
         for message in messages:
-            if message.seq in self._held:  # its time to be acknowledged was over, and it came back to us
+            if message.seq in self._held:  # its acknowledgement time was over, and it came back to us
                 self._owed += 1
             self._held.add(message.seq)
 
     def took(self, count: int) -> bool:
-        """The application has so many more. Returns whether credit is due."""
+        """The application has this many more. Returns whether credit is due."""
         if self._held is not None:
             return False
         self._owed += count
@@ -273,6 +275,6 @@ class Window:
                     self._owed += 1
 
     def take_owed(self) -> int:
-        """The credit that is owed, which is given now."""
+        """The credit to give now."""
         owed, self._owed = self._owed, 0
         return owed

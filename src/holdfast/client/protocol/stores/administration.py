@@ -1,7 +1,7 @@
 """Requests to the message stores with one response each, as procedures without I/O.
 
-A request that may be repeated harmlessly is repeated for ``within_ms``. A change that depends on the current state (a
-compare-and-set, a lock) is sent again only while it was certainly not accepted; otherwise ``OutcomeUnknown`` is raised.
+A harmless request is repeated until ``within_ms`` is over. A change that depends on the current state (a
+compare-and-set) is sent again only while it was certainly not accepted; otherwise ``OutcomeUnknown`` is raised.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from holdfast.wire.stores import (
 )
 
 Definition = dict[str, object]
-"""The parameters of a store, durable or template, with what is in force and what it counts."""
+"""The parameters of a store, durable or template, with the values in force and its counts."""
 
 ClusterCommand = Literal["suspend", "save", "backup", "compact", "force-quorum"]
 
@@ -51,7 +51,7 @@ class Redelivered(msgspec.Struct, frozen=True):
 
 
 class Lock(msgspec.Struct, frozen=True):
-    """A lock that is held. ``fence`` rises with every holder: what it guards can refuse an older one's writes."""
+    """A lock that is held. ``fence`` rises with every holder, so a resource can refuse writes of an older one."""
 
     key: str
     owner: str
@@ -62,33 +62,35 @@ class Lock(msgspec.Struct, frozen=True):
 def ask(
     session: Session, request: Request, now_ms: float, within_ms: float, *, repeatable: bool = True
 ) -> Procedure[Response]:
-    """The answer to one question. Raises: what the service refuses with; Unavailable; OutcomeUnknown."""
+    """The response to one request. Raises: what the service refuses with; Unavailable; OutcomeUnknown."""
     budget = RetryBudget(session, now_ms, within_ms)
     while True:
         asked = session.route.current
         timeout_ms = session.options.request_timeout_ms
-        if within_ms > 0:  # not to try again is not to have no time for the first try
+        if within_ms > 0:  # without retries, the first try still has its time
             timeout_ms = min(timeout_ms, budget.left_ms(now_ms))
         reply = yield Send(asked, request, timeout_ms)
-        assert isinstance(reply, Response | Failed), "a Send is answered by Reply or Failed"
+        assert isinstance(reply, Response | Failed), "a Send is answered by Response or Failed"
         if isinstance(reply, Response) and reply.status < 300:
             return reply
-        error, again, is_unclear = _meaning(reply)
-        if isinstance(reply, Failed) and reply.too_large:
-            error, again = response_too_large(session.options), False
+        error: HoldfastError
+        at_least = 0.0
         if isinstance(reply, Failed):
+            error = Unavailable(f"the service cannot be reached: {reply.reason}")
+            if reply.too_large:
+                error = response_too_large(session.options)
+            again, is_open = not reply.too_large, reply.perhaps_accepted
             budget.missed(asked, reply)
         else:
+            error, again, is_open = _meaning(reply)
             budget.unusable.heard(asked)
             if error.code in COORDINATION_CODES:
                 session.route.failed(asked)
-        if is_unclear and not repeatable:
+            at_least = float(retry_after_ms(None, reply.headers) or error.retry_after_ms or 0)
+        if is_open and not repeatable:
             raise OutcomeUnknown("whether this was done is not known", target=request.target) from error
         if not again or budget.exhausted(reply.now_ms):
             raise error
-        at_least = float(error.retry_after_ms or 0)
-        if isinstance(reply, Response):
-            at_least = float(retry_after_ms(None, reply.headers) or at_least)
         woken = yield budget.next_wait(reply.now_ms, at_least, error.statement())
         assert isinstance(woken, Woken), "a Wait is answered by Woken"
         now_ms = woken.now_ms
@@ -96,11 +98,8 @@ def ask(
             raise error
 
 
-def _meaning(reply: Response | Failed) -> tuple[HoldfastError, bool, bool]:
-    """The error, whether it may pass with time, and whether the request may have been carried out."""
-    if isinstance(reply, Failed):
-        unreached = Unavailable(f"the service cannot be reached: {reply.reason}")
-        return unreached, True, reply.perhaps_accepted
+def _meaning(reply: Response) -> tuple[HoldfastError, bool, bool]:
+    """The error, whether a retry may help, and whether the request may have been carried out."""
     error = coded_error(reply.status, reply.headers, reply.body)
     if error is None:
         unclear = Unavailable("something before the service answered with an error", status=reply.status)
@@ -109,7 +108,7 @@ def _meaning(reply: Response | Failed) -> tuple[HoldfastError, bool, bool]:
 
 
 def rewind_target(seq: int | None, time_ms: int | None) -> Mapping[str, object]:
-    """Where to rewind to, as the API takes it.
+    """The body of a rewind request.
 
     >>> rewind_target(None, None), rewind_target(7, None)
     ({'to': 'start'}, {'seq': 7})
@@ -170,7 +169,7 @@ class MapOperations:
         return ask(self._session, request, now_ms, self._within_ms, repeatable=repeatable)
 
     def get(self, key: str, now_ms: float) -> Procedure[Entry | None]:
-        """A key, None where there is none. Raises: NotFound where there is no such map or store."""
+        """A key, None where there is none. Raises: NotFound for the map or the store."""
         try:
             response = yield from self._ask(request_of("GET", self._key_path(key)), now_ms)
         except NotFound as error:

@@ -1,17 +1,16 @@
 """Requests, responses and frames of the message stores' API, and what an error code says about its request.
 
-Bodies are msgpack (bytes as bytes); errors are JSON or msgpack by content type. Bytes that the API does not describe
-raise ``CorruptData``; unknown fields are ignored, so that a newer service can add some. An unknown code becomes
-``Unavailable`` (5xx) or ``InvalidRequest``.
+Bodies are msgpack; errors are JSON or msgpack by content type. Bytes that the API does not describe raise
+``CorruptData``; unknown fields are ignored. An unknown code becomes ``Unavailable`` (5xx) or ``InvalidRequest``.
 
-A code means "nothing was done" where the service gives it before or instead of the work: every response below 500, and
-of those above ``RETRIED_CODES``. Every other response of 500 and above leaves open what became of the request: the log
-may have it although writing or syncing it failed, or a newer service speaks.
+"Nothing was done" is certain for every response below 500 and for ``RETRIED_CODES``. Any other response of 500 and
+above leaves the outcome open: the log may have the request although writing or syncing it failed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Final, TypeVar, cast
 from urllib.parse import quote, urlencode
@@ -39,10 +38,31 @@ _RECEIPT: Final = msgspec.msgpack.Decoder(Receipt)
 
 
 class Advisory(msgspec.Struct, frozen=True):
-    """Something happened that no message tells, for example ``store_unavailable`` or ``durable_collision``."""
+    """A change of state that no message carries, for example ``store_unavailable`` or ``durable_collision``."""
 
     kind: str
     facts: Mapping[str, object]
+
+
+class Advisories:
+    """The newest ``count_max`` advisories that were not taken yet."""
+
+    def __init__(self, count_max: int) -> None:
+        self._waiting: deque[Advisory] = deque(maxlen=count_max)
+        self.on_advisory: Callable[[Advisory], None] | None = None
+
+    def add(self, kind: str, facts: Mapping[str, object]) -> None:
+        """Report a change of state."""
+        advisory = Advisory(kind, facts)
+        self._waiting.append(advisory)
+        if self.on_advisory is not None:
+            self.on_advisory(advisory)
+
+    def take(self) -> list[Advisory]:
+        """The advisories since the last call, oldest first."""
+        advisories = list(self._waiting)
+        self._waiting.clear()
+        return advisories
 
 
 _FRAMES: Final = msgspec.msgpack.Decoder(ServerFrame)
@@ -79,7 +99,7 @@ def map_path(store: str, name: str, key: str | None = None) -> str:
 
 
 def query_of(**values: str | int | bool | None) -> str:
-    """A query string with its question mark; what is None is left out.
+    """A query string with its question mark, without the values that are None.
 
     >>> query_of(after=7, match=None), query_of(match=None)
     ('?after=7', '')
@@ -127,7 +147,7 @@ def subscribe_target(
 
 
 def credit_frame(messages: int) -> bytes:
-    """The service may send so many messages more."""
+    """The service may send this many more messages."""
     return _ENCODER.encode({"type": "credit", "messages": messages})
 
 
@@ -137,12 +157,12 @@ def ack_frame(kind: str, frame_id: int, what: Sequence[object]) -> bytes:
 
 
 def started_frame(ranges: Sequence[Sequence[int]]) -> bytes:
-    """The application was handed these ranges; none says that reports will come."""
+    """The application was handed these ranges; no range announces that reports will come."""
     return _ENCODER.encode({"type": "started", "ranges": ranges})
 
 
 def close_frame() -> bytes:
-    """The subscriber goes: what it holds goes back at once."""
+    """The subscriber leaves: its messages go back at once."""
     return _ENCODER.encode({"type": "close"})
 
 
@@ -156,7 +176,7 @@ def decode_frame(payload: bytes) -> ServerFrame:
 
 
 def decode(response: Response, shape: type[Shape]) -> Shape:
-    """The body of a successful answer. Raises: CorruptData."""
+    """The body of a successful response. Raises: CorruptData."""
     try:
         if MSGPACK in response.headers.get("content-type", ""):
             return msgspec.msgpack.decode(response.body, type=shape)
@@ -166,7 +186,7 @@ def decode(response: Response, shape: type[Shape]) -> Shape:
 
 
 def decode_receipt(response: Response) -> Receipt:
-    """What the store says of a batch. Raises: CorruptData."""
+    """The receipt of a batch. Raises: CorruptData."""
     if response.headers.get("content-type") != MSGPACK:
         return decode(response, Receipt)
     try:
@@ -176,7 +196,7 @@ def decode_receipt(response: Response) -> Receipt:
 
 
 def coded_error(status: int, headers: Mapping[str, str], body: bytes) -> HoldfastError | None:
-    """The error in an answer, or None when it carries none of the API's: then some proxy spoke."""
+    """The error in a response, or None when it is not one of the API: then a proxy responded."""
     decoder = _MSGPACK_ERROR if MSGPACK in headers.get("content-type", "") else _JSON_ERROR
     try:
         error = decoder.decode(body).error
@@ -196,7 +216,7 @@ def named_error(error: ErrorBody, status: int) -> HoldfastError:
 
 
 def closing_error(code: str, said: AdvisoryFrame | None) -> HoldfastError:
-    """The exception for the code in a close frame, which has room for no more: what it is about was said before."""
+    """The exception for the code in a close frame, which has room for no more; the advisory before it has the facts."""
     facts = "".join(f" {key}={value}" for key, value in said.facts.items()) if said and said.kind == code else ""
     return named_error(ErrorBody(code, f"the service ended the subscription: {code}{facts}"), 500)
 
@@ -222,25 +242,18 @@ RETRIED_CODES: Final = frozenset(
         Code.CLOSED,
     }
 )
-"""Nothing was done, and the same may be done later."""
+"""Nothing was done, and a later try may succeed."""
 
 _UNCLEAR_CODES: Final = frozenset(
-    {
-        Code.OUTCOME_UNKNOWN,
-        Code.INTERNAL,
-        Code.LEADER_CHANGED,
-        Code.STORE_UNAVAILABLE,
-        Code.SYNC_FAILED,
-        Code.DISK_FULL,
-    }
+    {Code.OUTCOME_UNKNOWN, Code.INTERNAL, Code.LEADER_CHANGED, Code.STORE_UNAVAILABLE, Code.SYNC_FAILED, Code.DISK_FULL}
 )
 
 PASSING_CODES: Final = RETRIED_CODES | _UNCLEAR_CODES
-"""Whatever became of the request, asking again later may be answered otherwise."""
+"""A later try may succeed, whatever happened to this one."""
 
 
 def is_unclear(error: HoldfastError, status: int) -> bool:
-    """Whether what was asked may have been done, though this is the answer.
+    """Whether the request may have been carried out in spite of this error.
 
     >>> from holdfast.errors import Backpressure, Closed
     >>> is_unclear(Closed("", code=Code.SYNC_FAILED), 500), is_unclear(Backpressure("", code=Code.DISK_LIMIT), 507)

@@ -1,33 +1,23 @@
 """The machines of a subscriber and of a watch, without I/O: credit, deliveries, acknowledgements, reconnecting.
 
-    state         what happens                                  what ends it
-    connecting    a WebSocket is to be opened                   ``Connect`` was asked for -> opening
-    opening       the driver opens it                           opened -> attaching; refused for good -> ended; lost
-                                                                or ``timeout_ms`` over -> waiting; no endpoint is
-                                                                usable as configured -> ended
-    attaching     open, the service has not said ``attached``   attached -> attached; lost or silent -> waiting
-    attached      credit out, messages in, acknowledgements     lost or silent for ``timeout_ms`` -> waiting
-                  out, each frame answered by its id            a frame above ``event_bytes_max`` -> ended
+    state         what happens                                  how it ends
+    connecting    the driver is to open a WebSocket             ``Connect`` was returned -> opening
+    opening       the driver opens it                           opened -> attaching; refused for good, or no endpoint
+                                                                usable as configured -> ended; lost or ``timeout_ms``
+                                                                over -> waiting
+    attaching     open, the service has not sent ``attached``   attached -> attached; lost or silent -> waiting
+    attached      credit out, messages in, acknowledgements     lost or silent for ``timeout_ms`` -> waiting; a frame
+                  out, each frame with a reply to its id        above ``event_bytes_max`` -> ended
     waiting       a jittered pause that doubles, until a        connecting; ``retry_duration`` over -> ended
                   connection brings more than ``attached``
-    ended         ``failure`` says why, None after a close      -
+    ended         ``failure`` has the reason, None after close  -
 
-A service is silent while no byte of it arrives; a long frame on a slow line is not silence.
+A connection that breaks is replaced under the same subscriber name. Messages that were received and not handed out are
+dropped, as the service delivers them again. Acknowledgements without a reply are sent again first.
 
-Coming back. A connection that breaks is replaced under the same subscriber name. What was received and not handed out
-is dropped, as the service delivers it again. Acknowledgements without a response go out again, first of all: the
-service lists those that come too late as stale, and they change nothing.
-
-Credit. Without ``prefetch`` the service bounds what a subscriber holds by the durable's own number, and credit comes
-back as messages are taken. With it, credit comes back after their acknowledgement: the subscriber never holds
-more. A message that is never acknowledged keeps its place until it comes back or the connection is replaced.
-
-Failure model: messages arrive at least once; ``redelivered`` is set on what may have been seen. Memory is bounded by
-the credit, which is never above the prefetch, and by ``advisories_max``.
-
-A watch is a subscriber of a map. Each connection begins with everything that is in the map, so a watch that comes back
-delivers what differs: a key with another revision as ``present``, a missing key as ``removed`` with the revision that
-its value had. Memory: the keys of the map with their revisions, and one change for each key that was not taken yet.
+Messages arrive at least once; ``redelivered`` marks those that may have been seen. Memory is bounded by the credit,
+which is never above the prefetch, and by ``advisories_max``; in a watch by the keys of the map with their revisions and
+one change for each key.
 """
 
 from __future__ import annotations
@@ -48,7 +38,7 @@ from holdfast.client.protocol.retry_budget import Session
 from holdfast.client.protocol.stores.acknowledgements import AckBatcher, OnReply, StartedReports, Window
 from holdfast.client.protocol.stores.messages import (
     PASSING_CODES,
-    Advisory,
+    Advisories,
     close_frame,
     closing_error,
     coded_error,
@@ -57,7 +47,6 @@ from holdfast.client.protocol.stores.messages import (
     frame_too_large,
     named_error,
     started_frame,
-    subscribe_target,
 )
 from holdfast.client.protocol.stores.web_socket import Disconnected, Opened, Pong, Refused, TooLarge
 from holdfast.errors import Closed, Code, CorruptData, HoldfastError, InvalidRequest, Unavailable
@@ -81,13 +70,13 @@ class Connect(msgspec.Struct, frozen=True):
     endpoint: Endpoint
     target: str
     timeout_ms: float
+    payload_bytes_max: int
 
 
 class Talk(msgspec.Struct, frozen=True):
     """Send ``outgoing`` (and a ping when ``probes``), then pass on what arrives, for at most ``timeout_ms``.
 
-    Payloads go to ``received``; then, or when nothing came in time or something was added, ``next_step`` again.
-    Until the WebSocket is open, nothing is to be sent.
+    Payloads go to ``received``; then, at the time-out, or when something was added, call ``next_step`` again.
     """
 
     outgoing: tuple[bytes, ...]
@@ -96,7 +85,7 @@ class Talk(msgspec.Struct, frozen=True):
 
 
 class Ended(msgspec.Struct, frozen=True):
-    """There is no more to do. ``outgoing`` are last words for an open connection."""
+    """The machine has ended. ``outgoing`` are the last frames for an open connection."""
 
     outgoing: tuple[bytes, ...] = ()
 
@@ -112,7 +101,7 @@ _logger = logging.getLogger("holdfast.subscriber")
 
 
 class HandlerFailures:
-    """The exceptions of one handler, one after the other."""
+    """What one handler does after its exceptions."""
 
     def __init__(self, retry_delay: float, on_error: OnError | None, *, stop_on_error: bool) -> None:
         if not _is_delay(retry_delay):
@@ -126,7 +115,7 @@ class HandlerFailures:
         self._stops = stop_on_error
 
     def met(self, message: Delivery, error: Exception) -> float:
-        """The handler raised. Returns how many seconds to pause. Raises: the error, where it is to end the handler."""
+        """The handler raised. Returns the seconds to pause. Raises: the error, with ``stop_on_error``."""
         if self._on_error is not None:
             self._on_error(message, error)
         if self._stops:
@@ -146,8 +135,12 @@ class HandlerFailures:
         self._next = self._first
 
 
+def _is_delay(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= RETRY_DELAY_MAX
+
+
 def handler_count(handlers: object) -> int:
-    """How many handlers. Raises: InvalidRequest."""
+    """The checked number of handlers. Raises: InvalidRequest."""
     if isinstance(handlers, bool) or not isinstance(handlers, int) or handlers < 1:
         raise InvalidRequest(
             "handlers is a whole number of at least 1", code=Code.BAD_CONFIGURATION, handlers=repr(handlers)[:80]
@@ -155,12 +148,8 @@ def handler_count(handlers: object) -> int:
     return handlers
 
 
-def _is_delay(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= RETRY_DELAY_MAX
-
-
 _RECONNECTED_CODES: Final = PASSING_CODES | {Code.LAGGING}
-"""Why a service may end a subscription without refusing it: connect again."""
+"""After these codes the subscriber connects again."""
 
 _NORMAL_CLOSE: Final = frozenset({1000, 1001, 1005, 1006, 1011, 1012, 1013})
 
@@ -179,43 +168,30 @@ _CONNECTED: Final = frozenset({_State.OPENING, _State.ATTACHING, _State.ATTACHED
 
 
 class SubscriberMachine:
-    """The machine. Its driver calls ``next_step``, carries the step out, reports what arrived, and repeats.
+    """Its driver calls ``next_step``, carries the step out, reports events, and repeats. Not thread-safe.
 
-    Threads must not call it at the same time.
+    ``target``: see ``subscribe_target``.
     """
 
-    def __init__(
-        self,
-        session: Session,
-        store: str,
-        durable: str,
-        subscriber: str,
-        options: SubscriberOptions,
-        *,
-        template: str | None = None,
-        matcher: Mapping[str, object] | None = None,
-        key: str | None = None,
-        prefix: str | None = None,
-    ) -> None:
+    def __init__(self, session: Session, target: str, options: SubscriberOptions) -> None:
         self._session = session
+        self._target = target
         self._options = options
-        where = subscribe_target(store, durable, subscriber, template=template, matcher=matcher, key=key, prefix=prefix)
-        self._target = where if options.prefetch is None else f"{where}&prefetch={options.prefetch}"
         self._state = _State.CONNECTING
         self._asked_endpoint: Endpoint | None = None
         self._unusable = UnusableEndpoints(session.route)
         self._pause: Wait | None = None
         self._ceiling_ms = session.options.retry_base_ms
         self._lost_since_ms: float | None = None
-        """Since when there was no connection on which something was received. It stands while one is attached."""
+        """Since when no connection has received anything. The clock stops while one is attached."""
         self._attached_ms = 0.0
         self._away_since_ms: float | None = None
-        """Since when it is not attached; what advisories tell."""
+        """Since when it is not attached, for advisories."""
         self._was_attached = False
         self._bytes_ms = 0.0
-        """When bytes came last, of whatever: the service is there. Also when a connection was begun."""
+        """When the last bytes arrived, or a connection began."""
         self._heard_ms = 0.0
-        """When something whole came last: no probe is under way behind it."""
+        """When the last whole frame arrived: no probe is in flight after it."""
         self._probed_ms = 0.0
         self._terms = AttachedFrame()
         self._ready: deque[Delivery] = deque()
@@ -224,19 +200,18 @@ class SubscriberMachine:
         self._acks = AckBatcher()
         self._started = StartedReports()
         self.reports_first = False
-        """Whether what is outgoing has to be sent before the application gets the message that was taken last."""
-        self._advisories: deque[Advisory] = deque(maxlen=options.advisories_max)
+        """Whether outgoing frames must be sent before the application gets the message that was taken last."""
+        self.advisories = Advisories(options.advisories_max)
         self._last_said: AdvisoryFrame | None = None
-        """A close frame has room for a code alone; what it is about comes before it."""
+        """A close frame has room for a code only; this advisory before it has the facts."""
         self._closing = False
-        self.on_advisory: Callable[[Advisory], None] | None = None
         self.failure: HoldfastError | None = None
 
     # called by the application
 
     @property
     def has_ended(self) -> bool:
-        """Nothing will come any more; ``failure`` says why."""
+        """Whether nothing will arrive any more; ``failure`` has the reason."""
         return self._state is _State.ENDED
 
     @property
@@ -261,13 +236,13 @@ class SubscriberMachine:
 
     @property
     def send_due_ms(self) -> float:
-        """When the acknowledgements and reports that wait for company go out."""
+        """When waiting acknowledgements and reports are sent."""
         acks_ms = self._acks.since_ms + self._batch_time_ms() if self._acks.pending else math.inf
         return min(acks_ms, self._started.due_ms)
 
     @property
     def unconfirmed(self) -> int:
-        """How many acknowledgements the service has not answered yet."""
+        """How many acknowledgements have no reply yet."""
         return self._acks.unconfirmed
 
     @property
@@ -276,10 +251,8 @@ class SubscriberMachine:
         return self._acks.stale
 
     def take(self, now_ms: float) -> Delivery | None:
-        """The next message that arrived, or None. Taking is what gives the service new credit.
-
-        Where ``reports_first`` holds then, send what is outgoing before the application gets the message.
-        """
+        """The next message that arrived, or None. Where ``reports_first`` is set then, send the outgoing frames before
+        the application gets the message."""
         if not self._ready:
             return None
         message = self._ready.popleft()
@@ -305,14 +278,8 @@ class SubscriberMachine:
         if self._state is _State.ATTACHED and (frame := self._started.take_frame()) is not None:
             self._outgoing.append(frame)
 
-    def acknowledge(self, first: int, last: int, now_ms: float, on_reply: OnReply | None = None) -> None:
-        """These are consumed. They go out with others, at once where somebody waits for the answer."""
-        self.acknowledge_all([(first, last)], now_ms, on_reply)
-
-    def acknowledge_all(
-        self, ranges: Sequence[tuple[int, int]], now_ms: float, on_reply: OnReply | None = None
-    ) -> None:
-        """The same for several, whose one answer is about all of them."""
+    def acknowledge(self, ranges: Sequence[tuple[int, int]], now_ms: float, on_reply: OnReply | None = None) -> None:
+        """Acknowledge ranges. They are sent together with others, immediately with ``on_reply``."""
         self._require_usable()
         for first, last in ranges:
             self._acks.add(first, last, now_ms)
@@ -323,44 +290,38 @@ class SubscriberMachine:
             self.flush()
 
     def put_back(self, seq: int, delay_ms: int, on_reply: OnReply | None = None) -> None:
-        """Deliver this again, to anybody, ``delay_ms`` later."""
+        """Deliver this again to any subscriber, ``delay_ms`` later."""
         self._ask("nack", [(seq, delay_ms)], 1, on_reply)
         self._window.settled(seq, seq)
         self._give_credit()
 
     def reject(self, seq: int, on_reply: OnReply | None = None) -> None:
-        """Deliver this never again: it goes to the dead letters."""
+        """Move this to the dead letters."""
         self._ask("reject", [seq], 1, on_reply)
         self._window.settled(seq, seq)
         self._give_credit()
 
     def extend(self, seq: int, on_reply: OnReply | None = None) -> None:
-        """Start the acknowledgement time of this anew."""
+        """Restart the acknowledgement time of this."""
         self._ask("extend", [seq], 1, on_reply)
 
     def flush(self) -> None:
-        """Send the acknowledgements and reports that wait for company."""
+        """Send waiting acknowledgements and reports."""
         if self._state is not _State.ATTACHED:
             return
         self._report_started()
         if self._acks.pending:
             self._outgoing += self._acks.take_pending()
-            if self._window.is_own:  # behind the acknowledgement, so that the window is never exceeded
+            if self._window.is_own:  # after the acknowledgement, so that the window is never exceeded
                 self._give_credit()
 
-    def take_advisories(self) -> list[Advisory]:
-        """What was advised since the last call, oldest first."""
-        advisories = list(self._advisories)
-        self._advisories.clear()
-        return advisories
-
     def close(self) -> None:
-        """Send what is to be acknowledged, wait for the answers, then leave."""
+        """Send acknowledgements, wait for the replies, then disconnect."""
         self._closing = True
         self.flush()
 
     def end(self, failure: HoldfastError | None) -> None:
-        """No more. Who waits for an answer gets the failure, or ``Closed``."""
+        """End now. Every wait for a reply gets the failure, or ``Closed``."""
         if self._state is _State.ENDED:
             return
         self._state = _State.ENDED
@@ -373,7 +334,7 @@ class SubscriberMachine:
     # called by the driver
 
     def next_step(self, now_ms: float) -> Step:
-        """What to do now."""
+        """The next step."""
         if self._state in _CONNECTED and now_ms - self._bytes_ms >= self._options.timeout_ms:
             self.lost(now_ms, f"nothing was heard for {self._options.timeout_ms:g} ms")
         match self._state:
@@ -389,7 +350,8 @@ class SubscriberMachine:
                 self._asked_endpoint = self._session.route.current
                 self._bytes_ms = now_ms
                 self._state = _State.OPENING
-                return Connect(self._asked_endpoint, self._target, self._options.timeout_ms)
+                bytes_max = self._session.options.event_bytes_max
+                return Connect(self._asked_endpoint, self._target, self._options.timeout_ms, bytes_max)
             case _State.OPENING | _State.ATTACHING:
                 return Talk((), False, self._bytes_ms + self._options.timeout_ms - now_ms)
             case _State.ATTACHED:
@@ -424,7 +386,7 @@ class SubscriberMachine:
             self._unusable.forget()
 
     def refused(self, now_ms: float, status: int, headers: Mapping[str, str], body: bytes) -> None:
-        """An HTTP answer instead of a WebSocket."""
+        """An HTTP response instead of a WebSocket."""
         if self._state is not _State.OPENING:
             return
         error = coded_error(status, headers, body)
@@ -451,25 +413,22 @@ class SubscriberMachine:
                 self.too_large()
 
     def bytes_arrived(self, now_ms: float) -> None:
-        """Bytes came: perhaps a part of a frame that takes long on its way. Call it before what they mean, if anything.
-
-        While nothing is whole, probes go out still: they tell the service that somebody is there.
-        """
+        """Bytes arrived, perhaps a part of a frame: the service is not silent. Call this before their events."""
         self._bytes_ms = now_ms
 
     def heard(self, now_ms: float) -> None:
-        """A pong came."""
+        """A pong arrived."""
         self._bytes_ms = self._heard_ms = now_ms
         if self._state is _State.ATTACHED:
             self._made_progress()
 
     def too_large(self) -> None:
-        """A frame is larger than this client takes. It would be on every connection."""
+        """A frame is above the client's bound, as it would be on every connection."""
         if self._state in _CONNECTED:
             self.end(frame_too_large(self._session.options.event_bytes_max))
 
     def received(self, payload: bytes, now_ms: float) -> None:
-        """A frame came. Raises: nothing; a frame that the API does not describe ends the subscription."""
+        """A frame arrived. One that the API does not describe ends the subscription."""
         self._bytes_ms = self._heard_ms = now_ms
         if self._state not in (_State.ATTACHING, _State.ATTACHED):
             return
@@ -490,14 +449,14 @@ class SubscriberMachine:
                 self._attached(frame, now_ms)
             case AdvisoryFrame(kind=kind, facts=facts):
                 self._last_said = frame
-                self._advise(Advisory(kind, facts))
+                self.advisories.add(kind, facts)
             case ErrorFrame():
                 self._errored(frame, now_ms)
             case ChangesFrame() | CurrentFrame():
                 self.watched(frame)
 
     def lost(self, now_ms: float, reason: str, code: int = 1006, name: str = "") -> None:
-        """The connection is gone. ``code`` and ``name`` are those of a close frame: an error's code, or nothing."""
+        """The connection is lost. ``code`` and ``name`` (an error's code) are those of a close frame."""
         if self._state not in _CONNECTED:
             return
         error: HoldfastError = Unavailable(f"the connection to the service was lost: {reason}")
@@ -509,7 +468,7 @@ class SubscriberMachine:
         self._again_or_end(now_ms, error)
 
     def unreached(self, now_ms: float, reason: str, problem: HoldfastError | None) -> None:
-        """No connection was made. ``problem``: none will be before somebody mends a configuration."""
+        """No connection was made. ``problem``: none will be until a configuration is changed."""
         if self._state is not _State.OPENING:
             return
         if problem is not None and self._unusable.met(problem, self._asked_endpoint):
@@ -530,7 +489,7 @@ class SubscriberMachine:
         self._state, self._attached_ms = _State.ATTACHED, now_ms
         self.attached()
         if self._away_since_ms is not None and self._was_attached:
-            self._advise(Advisory("store_available", {"away_ms": round(now_ms - self._away_since_ms)}))
+            self.advisories.add("store_available", {"away_ms": round(now_ms - self._away_since_ms)})
         self._was_attached = True
         self._away_since_ms = None
         credit = self._window.begin(terms.prefetch)
@@ -543,8 +502,8 @@ class SubscriberMachine:
             self._outgoing.append(credit_frame(credit))
 
     def _made_progress(self) -> None:
-        """A connection brought something, and the next loss is another one. To be attached is not enough for that: what
-        ends each connection would be met again at once, and for ever."""
+        """The connection brought a message or reply, so the next loss starts a new retry budget. Being attached is not
+        enough: a cause that ends each connection would be retried without a bound."""
         self._ceiling_ms = self._session.options.retry_base_ms
         self._lost_since_ms = None
 
@@ -562,7 +521,7 @@ class SubscriberMachine:
         if self._away_since_ms is None:
             self._away_since_ms = now_ms
             if self._was_attached:
-                self._advise(Advisory("store_unavailable", {"reason": error.statement()}))
+                self.advisories.add("store_unavailable", {"reason": error.statement()})
         seconds = self._options.retry_duration
         if self._closing or (seconds != FOR_EVER and now_ms - self._lost_since_ms >= seconds * 1000):
             self.end(None if self._closing else error)
@@ -575,7 +534,7 @@ class SubscriberMachine:
     def _on_response(self, frame: ReplyFrame) -> None:
         stale = self._acks.on_response(frame)
         if stale:
-            self._advise(Advisory("stale_acknowledgement", {"messages": len(stale), "first_seq": stale[0]}))
+            self.advisories.add("stale_acknowledgement", {"messages": len(stale), "first_seq": stale[0]})
 
     def _errored(self, frame: ErrorFrame, now_ms: float) -> None:
         error = named_error(ErrorBody(frame.code, frame.message, hint=frame.hint), 500)
@@ -604,11 +563,6 @@ class SubscriberMachine:
         asked = self._options.ack_batch_time
         return self._terms.ack_batch_time_ms if asked is None else asked * 1000
 
-    def _advise(self, advisory: Advisory) -> None:
-        self._advisories.append(advisory)
-        if self.on_advisory is not None:
-            self.on_advisory(advisory)
-
     def _take_outgoing(self) -> tuple[bytes, ...]:
         outgoing = tuple(self._outgoing)
         self._outgoing.clear()
@@ -629,34 +583,30 @@ class SubscriberMachine:
         """Assert every law of the state; for tests."""
         self._acks.check()
         assert (self._state is _State.WAITING) == (self._pause is not None), "only waiting has a pause"
-        assert not (self._ready and self._state is not _State.ATTACHED), "only who is attached has messages"
-        assert not (self._outgoing and self._state is not _State.ATTACHED), "nothing is said to nobody"
+        assert not (self._ready and self._state is not _State.ATTACHED), "only an attached subscriber has messages"
+        assert not (self._outgoing and self._state is not _State.ATTACHED), (
+            "only an attached subscriber has frames to send"
+        )
 
 
 _THERE: Final = frozenset({"present", "set"})
 
 
 class WatchMachine(SubscriberMachine):
-    """The machine. ``take_change`` beside what ``SubscriberMachine`` has; it has no messages."""
+    """The subscriber of a map: ``take_change`` instead of messages.
 
-    def __init__(
-        self,
-        session: Session,
-        store: str,
-        name: str,
-        subscriber: str,
-        options: SubscriberOptions,
-        *,
-        key: str | None,
-        prefix: str,
-    ) -> None:
-        super().__init__(session, store, name, subscriber, options, key=key, prefix=prefix)
+    Each connection begins with the whole content of the map. After a reconnect only differences are delivered: a key
+    with another revision as ``present``, a missing key as ``removed`` with its last revision.
+    """
+
+    def __init__(self, session: Session, target: str, options: SubscriberOptions) -> None:
+        super().__init__(session, target, options)
         self._known: dict[str, int] = {}
-        """The keys that the application has been told, or will be, and their revisions."""
+        """The revision of each key after the changes delivered so far and those in ``_changes``."""
         self._changes: dict[str, KeyChange] = {}
-        """What it has not taken yet, one for each key, in the order of the newest."""
+        """Changes not taken yet, one for each key, in the order of the newest."""
         self._met: set[str] | None = set()
-        """Keys that were told on this connection, until it is current."""
+        """Keys received on this connection, until it is current."""
 
     @property
     def has_ready(self) -> bool:
@@ -665,21 +615,19 @@ class WatchMachine(SubscriberMachine):
 
     @property
     def is_current(self) -> bool:
-        """Whether all that was in the map when the connection began has been taken."""
+        """Whether the content of the map at the start of the connection has been taken."""
         return self._met is None and not self._changes
 
     def take_change(self) -> KeyChange | None:
         """The next change, or None."""
-        if not self._changes:
-            return None
-        return self._changes.pop(next(iter(self._changes)))
+        return self._changes.pop(next(iter(self._changes))) if self._changes else None
 
     def attached(self) -> None:
-        """A connection begins, with everything that is there."""
+        """A connection begins with the whole content."""
         self._met = set()
 
     def watched(self, frame: ChangesFrame | CurrentFrame) -> None:
-        """Something was told."""
+        """Changes arrived, or the initial content is complete."""
         if isinstance(frame, ChangesFrame):
             self._changed(frame.changes)
             return
@@ -711,4 +659,4 @@ class WatchMachine(SubscriberMachine):
         super().check()
         for key, change in self._changes.items():
             known = self._known.get(key)
-            assert known == (change.revision if change.cause in _THERE else None), "a change is the key's last word"
+            assert known == (change.revision if change.cause in _THERE else None), "a change is the newest of its key"

@@ -1,7 +1,6 @@
 """A WebSocket from the client's side, without I/O: bytes in, events out; framing by the library websockets.
 
-Anything that is not a WebSocket ends in ``Disconnected`` with the reason; nothing is raised. A payload above
-``payload_bytes_max`` ends the connection with ``TooLarge``.
+Nothing is raised: whatever is not a WebSocket ends in ``Disconnected`` with the reason.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ class Opened(msgspec.Struct, frozen=True):
 
 
 class Refused(msgspec.Struct, frozen=True):
-    """An HTTP answer instead of a WebSocket."""
+    """An HTTP response instead of a WebSocket."""
 
     status: int
     headers: Mapping[str, str]
@@ -52,14 +51,14 @@ class Disconnected(msgspec.Struct, frozen=True):
 
 
 class TooLarge(msgspec.Struct, frozen=True):
-    """The connection is over, because a payload is above ``payload_bytes_max``."""
+    """The connection is over: a payload is above ``payload_bytes_max``."""
 
 
 SocketEvent = Opened | Refused | Payload | Pong | Disconnected | TooLarge
 
 
 class WebSocket:
-    """One connection. What is to be written is taken with ``take_bytes`` after every call."""
+    """One connection. Write ``take_bytes`` after every call."""
 
     def __init__(self, endpoint: Endpoint, target: str, token: str | None, payload_bytes_max: int) -> None:
         parts = urlsplit(target)
@@ -74,7 +73,7 @@ class WebSocket:
         self._is_over = False
 
     def feed(self, data: bytes) -> list[SocketEvent]:
-        """What these bytes mean; none at all is the end of the connection."""
+        """The events in these bytes; no bytes are the end of the connection."""
         if self._is_over:
             return []
         if data:
@@ -110,11 +109,8 @@ class WebSocket:
             case Opcode.CLOSE:
                 close = Close.parse(event.data)
                 self._is_over = True
-                return [
-                    Disconnected(
-                        f"the service closed it: {close.code} {close.reason}".rstrip(), close.code, close.reason
-                    )
-                ]
+                reason = f"the service closed it: {close.code} {close.reason}".rstrip()
+                return [Disconnected(reason, close.code, close.reason)]
             case _:
                 return [Pong()]
 
@@ -140,11 +136,11 @@ class WebSocket:
         self._protocol.send_ping(b"")
 
     def close(self) -> None:
-        """Say good-bye. The other side ends the connection."""
+        """Send a close frame. The other side ends the connection."""
         if self._is_open and not self._is_over:
             self._is_over = True
             self._protocol.send_close(1000)
 
     def take_bytes(self) -> bytes:
-        """What is to be written now."""
+        """The bytes to write now."""
         return b"".join(self._protocol.data_to_send())
