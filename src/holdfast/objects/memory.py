@@ -1,7 +1,4 @@
-"""The object store in memory: a synchronous core that simulations drive, and the port on it.
-
-Objects live as long as the ``MemoryObjects`` that hold them; every call takes effect immediately and never fails.
-"""
+"""The object store in memory: a synchronous core that simulations drive, and the port on it. No call fails."""
 
 from __future__ import annotations
 
@@ -75,12 +72,7 @@ class MemoryStore:
 
     def __init__(self, objects: MemoryObjects | None = None, *, url: str = "memory:") -> None:
         self.objects = MemoryObjects() if objects is None else objects
-        self._url = url
-
-    @property
-    def url(self) -> str:
-        """Where this is."""
-        return self._url
+        self.url = url
 
     async def create(self, key: str, data: bytes) -> CreateAnswer:
         """As the port says."""

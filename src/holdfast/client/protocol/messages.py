@@ -51,7 +51,6 @@ Place = int | str | LogPosition
 JSON_TYPE: Final = "application/json"
 NDJSON_TYPE: Final = "application/x-ndjson"
 
-
 REFUSED_BEFORE_ACCEPTANCE: Final = frozenset({Code.OVERLOADED, Code.RATE_LIMITED, Code.NOT_LEADER})
 """A commit refused with one of these was not accepted: the same attempt may be sent again."""
 
@@ -61,7 +60,6 @@ _COMMIT: Final = msgspec.json.Decoder(CommitReceipt | NotCommitted)
 _ERROR: Final = msgspec.json.Decoder(ErrorResponse)
 _ITEM_ERROR: Final = msgspec.json.Decoder(ItemError)
 _JSON: Final = msgspec.json.Encoder()
-
 
 Shape = TypeVar("Shape", StatusAnswer, VersionAnswer, Found, FoundRange)
 

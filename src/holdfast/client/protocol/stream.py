@@ -45,7 +45,6 @@ from holdfast.wire.log import CheckpointData, LeaderChangeData, LogData, Transac
 REMEMBERED_VERSIONS_MAX: Final = 1 << 20
 REPEATABLE_STATUSES: Final = frozenset({408, 429, 500, 502, 503, 504})
 
-
 _TRANSACTION: Final = msgspec.json.Decoder(TransactionData)
 _CHECKPOINT: Final = msgspec.json.Decoder(CheckpointData)
 _LOG: Final = msgspec.json.Decoder(LogData)

@@ -31,10 +31,12 @@ _ACCEPT: Final = (("accept", MSGPACK),)
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _CODES: Final = frozenset(code.value for code in Code)
 
-Shape = TypeVar("Shape")
-
-
 _RECEIPT: Final = msgspec.msgpack.Decoder(Receipt)
+_FRAMES: Final = msgspec.msgpack.Decoder(ServerFrame)
+_JSON_ERROR: Final = msgspec.json.Decoder(ErrorResponse)
+_MSGPACK_ERROR: Final = msgspec.msgpack.Decoder(ErrorResponse)
+
+Shape = TypeVar("Shape")
 
 
 class Advisory(msgspec.Struct, frozen=True):
@@ -63,13 +65,6 @@ class Advisories:
         advisories = list(self._waiting)
         self._waiting.clear()
         return advisories
-
-
-_FRAMES: Final = msgspec.msgpack.Decoder(ServerFrame)
-
-
-_JSON_ERROR: Final = msgspec.json.Decoder(ErrorResponse)
-_MSGPACK_ERROR: Final = msgspec.msgpack.Decoder(ErrorResponse)
 
 
 @lru_cache(maxsize=256)
