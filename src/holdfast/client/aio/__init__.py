@@ -1,5 +1,6 @@
 """The asyncio clients, written by hand: they carry out effects with ``client.transport.aio``.
 
-``client`` is the client of the log; ``stores`` is the client of the message stores, which makes publishers, subscribers
-and watches. The blocking clients are generated from these files.
+Read ``client`` first: ``Client.run`` drives a procedure, ``Subscription`` follows the change stream. ``stores`` has
+``StoreClient``, which makes publishers (``publisher``), subscribers (``subscriber``), watches (``watch``), maps and
+browsers. The blocking clients are generated from these files.
 """

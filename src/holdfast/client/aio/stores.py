@@ -43,10 +43,6 @@ PAGE_MESSAGES = 100
 PAGE_ENTRIES = 1_000
 
 
-def _deleting(delete: bool) -> str:
-    return query_of(delete="true" if delete else None)
-
-
 class StoreClient:
     """An asyncio client of the message stores.
 
@@ -165,7 +161,7 @@ class StoreClient:
         self, store: str, parameters: Mapping[str, object] | None = None, *, delete: bool = False
     ) -> Definition:
         """Make a store, or change its parameters; validated whole, applied whole. Raises: as ``define``."""
-        return await self._change("PUT", f"{store_path(store)}{_deleting(delete)}", parameters)
+        return await self._change("PUT", store_path(store), parameters, delete=delete)
 
     async def describe_store(self, store: str) -> Definition:
         """A store's parameters, the values in force, counts and bytes. Raises: NotFound."""
@@ -179,7 +175,7 @@ class StoreClient:
         self, store: str, durable: str, parameters: Mapping[str, object], *, delete: bool = False
     ) -> Definition:
         """Make a static durable, or change it. Raises: as ``define``."""
-        return await self._change("PUT", f"{durable_path(store, durable)}{_deleting(delete)}", parameters)
+        return await self._change("PUT", durable_path(store, durable), parameters, delete=delete)
 
     async def describe_durable(self, store: str, durable: str) -> Definition:
         """A durable's parameters, backlog and subscribers. Raises: NotFound."""
@@ -193,7 +189,7 @@ class StoreClient:
         self, store: str, template: str, parameters: Mapping[str, object], *, delete: bool = False
     ) -> Definition:
         """Define how dynamic durables are made. Raises: as ``define``."""
-        return await self._change("PUT", f"{template_path(store, template)}{_deleting(delete)}", parameters)
+        return await self._change("PUT", template_path(store, template), parameters, delete=delete)
 
     async def durables(self, store: str, **attributes: str | int | bool) -> Definition:
         """Every durable of a store with its counts; ``attributes`` leave out those that differ."""
@@ -208,7 +204,7 @@ class StoreClient:
 
         Raises: Conflict (``deletes_messages``) where the change would delete messages, unless ``delete``.
         """
-        return await self._change("PUT", f"/v1/cluster/definition{_deleting(delete)}", definition)
+        return await self._change("PUT", "/v1/cluster/definition", definition, delete=delete)
 
     async def edit(
         self, place: str, parameters: Mapping[str, object], *, template: bool = False, delete: bool = False
@@ -217,7 +213,7 @@ class StoreClient:
         a ``template`` ("orders/jobs"). Raises: as ``define``."""
         store, _, name = place.partition("/")
         path = store_path(store) if not name else (template_path if template else durable_path)(store, name)
-        return await self._change("PATCH", f"{path}{_deleting(delete)}", parameters)
+        return await self._change("PATCH", path, parameters, delete=delete)
 
     async def history(self, revision: int | None = None) -> Definition:
         """The definitions that were in force, or the one of a ``revision``."""
@@ -225,8 +221,8 @@ class StoreClient:
 
     async def rollback(self, revision: int, *, delete: bool = False) -> Definition:
         """Put an earlier definition in force again; it gets a new number. Raises: as ``define``."""
-        path = f"/v1/cluster/rollback{_deleting(delete)}"
-        return await self._change("POST", path, {"revision": revision}, repeatable=False)
+        parameters = {"revision": revision}
+        return await self._change("POST", "/v1/cluster/rollback", parameters, delete=delete, repeatable=False)
 
     async def check_definition(self, definition: Mapping[str, object]) -> Definition:
         """The definition as it would be applied; changes nothing. Raises: InvalidRequest, naming every wrong value."""
@@ -277,9 +273,16 @@ class StoreClient:
         return decode(await self._ask("GET", path), Definition)
 
     async def _change(
-        self, method: str, path: str, parameters: Mapping[str, object] | None, *, repeatable: bool = True
+        self,
+        method: str,
+        path: str,
+        parameters: Mapping[str, object] | None,
+        *,
+        delete: bool = False,
+        repeatable: bool = True,
     ) -> Definition:
-        response = await self._ask(method, path, parameters or {}, repeatable=repeatable)
+        target = f"{path}{query_of(delete='true' if delete else None)}"
+        response = await self._ask(method, target, parameters or {}, repeatable=repeatable)
         return decode(response, Definition) if response.body else {}
 
     async def _ask(

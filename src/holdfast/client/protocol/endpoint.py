@@ -85,17 +85,15 @@ class Route:
     def __init__(self, configured: tuple[Endpoint, ...]) -> None:
         if not configured:
             raise InvalidRequest("at least one address is needed")
-        self._configured = configured
-        self.configured = frozenset(configured)
-        """The configured endpoints without their order."""
+        self.configured = configured
         self._turn = 0
         self.current = configured[0]
 
     def failed(self, endpoint: Endpoint) -> None:
         """``endpoint`` gave no usable response: the next operation asks the next configured endpoint."""
         if endpoint == self.current:
-            self._turn = (self._turn + 1) % len(self._configured)
-            self.current = self._configured[self._turn]
+            self._turn = (self._turn + 1) % len(self.configured)
+            self.current = self.configured[self._turn]
 
     def follow(self, asked: Endpoint, address: str | None) -> bool:
         """Follow the leader's address in a response. False when it is missing, unusable, or ``asked`` itself.
@@ -124,7 +122,7 @@ class UnusableEndpoints:
     def met(self, problem: HoldfastError, *places: Endpoint | None) -> bool:
         """These endpoints are unusable. True when no configured endpoint is left."""
         self._problems |= {place: problem for place in places if place is not None}
-        return self._route.configured <= self._problems.keys()
+        return self._problems.keys() >= set(self._route.configured)
 
     def heard(self, place: Endpoint) -> None:
         """It has responded, so it is usable."""

@@ -44,10 +44,6 @@ PAGE_MESSAGES = 100
 PAGE_ENTRIES = 1_000
 
 
-def _deleting(delete: bool) -> str:
-    return query_of(delete="true" if delete else None)
-
-
 class StoreClient:
     """A blocking client of the message stores.
 
@@ -166,7 +162,7 @@ class StoreClient:
         self, store: str, parameters: Mapping[str, object] | None = None, *, delete: bool = False
     ) -> Definition:
         """Make a store, or change its parameters; validated whole, applied whole. Raises: as ``define``."""
-        return self._change("PUT", f"{store_path(store)}{_deleting(delete)}", parameters)
+        return self._change("PUT", store_path(store), parameters, delete=delete)
 
     def describe_store(self, store: str) -> Definition:
         """A store's parameters, the values in force, counts and bytes. Raises: NotFound."""
@@ -180,7 +176,7 @@ class StoreClient:
         self, store: str, durable: str, parameters: Mapping[str, object], *, delete: bool = False
     ) -> Definition:
         """Make a static durable, or change it. Raises: as ``define``."""
-        return self._change("PUT", f"{durable_path(store, durable)}{_deleting(delete)}", parameters)
+        return self._change("PUT", durable_path(store, durable), parameters, delete=delete)
 
     def describe_durable(self, store: str, durable: str) -> Definition:
         """A durable's parameters, backlog and subscribers. Raises: NotFound."""
@@ -194,7 +190,7 @@ class StoreClient:
         self, store: str, template: str, parameters: Mapping[str, object], *, delete: bool = False
     ) -> Definition:
         """Define how dynamic durables are made. Raises: as ``define``."""
-        return self._change("PUT", f"{template_path(store, template)}{_deleting(delete)}", parameters)
+        return self._change("PUT", template_path(store, template), parameters, delete=delete)
 
     def durables(self, store: str, **attributes: str | int | bool) -> Definition:
         """Every durable of a store with its counts; ``attributes`` leave out those that differ."""
@@ -209,7 +205,7 @@ class StoreClient:
 
         Raises: Conflict (``deletes_messages``) where the change would delete messages, unless ``delete``.
         """
-        return self._change("PUT", f"/v1/cluster/definition{_deleting(delete)}", definition)
+        return self._change("PUT", "/v1/cluster/definition", definition, delete=delete)
 
     def edit(
         self, place: str, parameters: Mapping[str, object], *, template: bool = False, delete: bool = False
@@ -218,7 +214,7 @@ class StoreClient:
         a ``template`` ("orders/jobs"). Raises: as ``define``."""
         store, _, name = place.partition("/")
         path = store_path(store) if not name else (template_path if template else durable_path)(store, name)
-        return self._change("PATCH", f"{path}{_deleting(delete)}", parameters)
+        return self._change("PATCH", path, parameters, delete=delete)
 
     def history(self, revision: int | None = None) -> Definition:
         """The definitions that were in force, or the one of a ``revision``."""
@@ -226,8 +222,8 @@ class StoreClient:
 
     def rollback(self, revision: int, *, delete: bool = False) -> Definition:
         """Put an earlier definition in force again; it gets a new number. Raises: as ``define``."""
-        path = f"/v1/cluster/rollback{_deleting(delete)}"
-        return self._change("POST", path, {"revision": revision}, repeatable=False)
+        parameters = {"revision": revision}
+        return self._change("POST", "/v1/cluster/rollback", parameters, delete=delete, repeatable=False)
 
     def check_definition(self, definition: Mapping[str, object]) -> Definition:
         """The definition as it would be applied; changes nothing. Raises: InvalidRequest, naming every wrong value."""
@@ -278,9 +274,16 @@ class StoreClient:
         return decode(self._ask("GET", path), Definition)
 
     def _change(
-        self, method: str, path: str, parameters: Mapping[str, object] | None, *, repeatable: bool = True
+        self,
+        method: str,
+        path: str,
+        parameters: Mapping[str, object] | None,
+        *,
+        delete: bool = False,
+        repeatable: bool = True,
     ) -> Definition:
-        response = self._ask(method, path, parameters or {}, repeatable=repeatable)
+        target = f"{path}{query_of(delete='true' if delete else None)}"
+        response = self._ask(method, target, parameters or {}, repeatable=repeatable)
         return decode(response, Definition) if response.body else {}
 
     def _ask(

@@ -182,8 +182,6 @@ class DirectoryObjects:
         self._hinted = 0
         self._poison: str | None = None
 
-    # ---------------------------------------------------------------- create
-
     def create(self, key: str, data: bytes | memoryview) -> bool:
         """Create ``key`` durably; False when the name is taken. Raises: OSError, Poisoned, Unfit."""
         if self._poison is not None:
@@ -285,8 +283,6 @@ class DirectoryObjects:
         assert self._writing is not None, "only a prepared writer has its own folder"
         return self._writing
 
-    # ---------------------------------------------------------------- prepare and clean
-
     def _prepare_writing(self) -> None:
         """Make and lock this writer's own folder, remove those of dead writers, and choose the naming."""
         folder = f"{self._root}/{PRIVATE}/{WRITING}"
@@ -371,8 +367,6 @@ class DirectoryObjects:
             self._files.close(own)
         self._forget_private_folder()
 
-    # ---------------------------------------------------------------- directories and syncs
-
     def _directory_for_writing(self, folder: str) -> int:
         """An open directory, made with its parents if absent; a made one is durable in its parent on return."""
         if folder in self._durable_directories:
@@ -422,8 +416,6 @@ class DirectoryObjects:
     def _poisoned(self, what: str, error: OSError) -> None:
         self._poison = f"{what}, so what is durable is unknown until a restart: {error}"
         raise Poisoned(error.errno or errno.EIO, self._poison) from error
-
-    # ---------------------------------------------------------------- read, list, delete
 
     def read(self, key: str, start: int = 0, length: int | None = None) -> bytes | None:
         """The bytes of an object or a part of them, None when there is no such object. Raises: OSError, Poisoned."""
@@ -524,8 +516,6 @@ class DirectoryObjects:
             return
         self._synced.pop(key, None)
         self._sync_directory(directory)
-
-    # ---------------------------------------------------------------- the hint
 
     def _write_hint(self, slot: int) -> None:
         private = self._directory_for_writing(PRIVATE)

@@ -539,8 +539,14 @@ class PublisherMachine:
             self._flushing = False
 
     def _require_usable(self) -> None:
+        if isinstance(self._ended, Closed):
+            raise self._ended
         if self._ended is not None:
-            raise self._ended if isinstance(self._ended, Closed) else _ended_by(self._ended)
+            raise Closed(
+                "this publisher ended, because one of its numbered messages failed",
+                hint="open another with the number that comes next",
+                reason=self._ended.code,
+            ) from self._ended
 
     def check(self) -> None:
         """Assert every law of the state; for tests, O(messages)."""
@@ -556,13 +562,3 @@ class PublisherMachine:
         if numbered:
             last = numbered[-1]
             assert last.first_number + len(last.items) == self._next_number, "the next number is not in use"
-
-
-def _ended_by(error: HoldfastError) -> Closed:
-    closed = Closed(
-        "this publisher ended, because one of its numbered messages failed",
-        hint="open another with the number that comes next",
-        reason=error.code,
-    )
-    closed.__cause__ = error
-    return closed
