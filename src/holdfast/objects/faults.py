@@ -44,7 +44,7 @@ class Fault(StrEnum):
 class FaultRates:
     """The probability of each fault, per request of its kind. Those of one kind add up to at most 1.
 
-    Units: probabilities 0..1; ``late_requests_max`` counts requests of any kind that a late create may stay behind.
+    Units: probabilities 0..1; a late create lands at most ``late_requests_max`` requests later.
     """
 
     lost_request: float = 0.0

@@ -58,7 +58,7 @@ class MemoryObjects:
         return rows
 
     def delete(self, key: str) -> None:
-        """Remove an object; an absent one is no error."""
+        """Remove an object; an absent one is not an error."""
         if self._data.pop(key, None) is not None:
             del self._keys[bisect_left(self._keys, key)]
 

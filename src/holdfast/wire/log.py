@@ -86,7 +86,7 @@ class FoundRange(msgspec.Struct, frozen=True):
 
 
 class Liveness(msgspec.Struct, frozen=True):
-    """This process is alive. ``leading`` tells whether it owns the log."""
+    """This process is alive. ``leading``: whether it owns the log."""
 
     leader_id: str
     leading: bool

@@ -139,7 +139,7 @@ def _require_not_negative(options: PublisherOptions | SubscriberOptions, *names:
 def _require_retry_duration(seconds: float) -> None:
     if math.isnan(seconds) or (seconds < 0 and seconds != FOR_EVER):
         raise InvalidRequest(
-            "retry_duration is 0 for none, -1 for ever, or a number of seconds",
+            "retry_duration must be 0 for none, -1 for no end, or a number of seconds",
             code=Code.BAD_CONFIGURATION,
             retry_duration=seconds,
         )

@@ -268,7 +268,7 @@ class Client:
             case AwaitVersion(version=version, timeout_ms=timeout_ms):
                 assert view is not None, "only a transaction on a view waits for it"
                 reached = transport.view_reaches(view, version, timeout_ms / 1000)
-                return Woken(now_ms()) if reached else Failed(now_ms(), False, "the view is behind")
+                return Woken(now_ms()) if reached else Failed(now_ms(), False, "the view has not caught up")
             case Open() | Receive() | Deliver():
                 raise AssertionError("streams are driven by Subscription")
 

@@ -81,7 +81,7 @@ class PosixFiles:
 
     def give_name(self, file: int, target: int, target_name: str) -> None:
         """Give an unnamed file its name; FileExistsError when that is taken."""
-        # The link behind this name leads to the file itself, and ``os.link`` follows it.
+        # This name is a symbolic link to the file, which ``os.link`` follows.
         os.link(f"/proc/self/fd/{file}", target_name, dst_dir_fd=target)
 
     def rename(self, source: int, source_name: str, target: int, target_name: str) -> None:
