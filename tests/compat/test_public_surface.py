@@ -262,29 +262,27 @@ def test_the_frames_of_a_subscription_are_the_recorded_ones() -> None:
 
 def test_the_options_of_spark_are_the_recorded_ones() -> None:
     pytest.importorskip("pyspark")
-    from holdfast.spark.messages import queue_options, store_options
-    from holdfast.spark.sink import options as sink_options
-    from holdfast.spark.source import options, source
-    from holdfast.spark.source.shapes import Shape
+    from holdfast.spark import options
+    from holdfast.spark.columns import COLUMNS, Shape, spark_schema
     from pyspark_holdfast import DefaultSource
 
     lines = [f"data source {DefaultSource.name()}: {DefaultSource.__name__}"]
-    for name, (shapes, modes) in options._APPLIES.items():
+    for name, (shapes, modes) in options.LOG_OPTIONS.items():
         lines.append(f"option of a log {name}: shapes {', '.join(sorted(shapes))}; modes {', '.join(sorted(modes))}")
-    lines += [f"option of a queue {name}" for name in queue_options._NAMES]
-    lines += [f"option of a store {name}" for name in store_options._NAMES]
-    lines += [f"option of a batch write {name}" for name in sink_options._BATCH_NAMES]
-    lines += [f"option of a stream write {name}" for name in sink_options._STREAM_NAMES]
+    lines += [f"option of a queue {name}" for name in options.QUEUE_OPTIONS]
+    lines += [f"option of a store {name}" for name in options.STORE_OPTIONS]
+    for name, (_, modes) in options.WRITE_OPTIONS.items():
+        lines += [f"option of a {mode} write {name}" for mode in modes]
     sink = {"url": "http://127.0.0.1:8080", "application": "app"}
     defaults: list[tuple[str, Any]] = [
-        ("a queue", queue_options.parse_message_options({"queue": "/queue"})),
-        ("a store", store_options.parse_store_options({"stores": "/stores", "store": "orders"})),
-        ("a batch write", sink_options.parse_write_options(sink, options.Mode.BATCH)),
+        ("a queue", options.parse_message_options({"queue": "/queue"})),
+        ("a store", options.parse_store_options({"stores": "/stores", "store": "orders"})),
+        ("a batch write", options.parse_write_options(sink, options.Mode.BATCH)),
     ]
     for shape in Shape:
         parsed = options.parse_read_options({"url": "file:///log", "shape": shape.value})
         defaults.append((f"a log, shape {shape.value}", parsed))
-        for field in source.spark_schema(parsed).fields:
+        for field in spark_schema(COLUMNS[shape], parsed.columns).fields:
             lines.append(f"column of a log, shape {shape.value}, {field.name}: {field.dataType.simpleString()}")
     for what, parsed in defaults:
         for field in dataclasses.fields(parsed):

@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 
 from holdfast.stores.durables.consumption import Consumption
-from holdfast.stores.durables.last_value import LastValue
+from holdfast.stores.durables.keyed import LastValue
 from holdfast.stores.machine.state import State
 from holdfast.stores.service import StoreService
 from holdfast.stores.values import commands

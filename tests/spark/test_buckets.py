@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 
 from holdfast.spark.runtime.table_files import NewFile, file_rows
 from holdfast.spark.tables import buckets as bucket_module
-from holdfast.spark.tables.buckets import BucketPart, each_bucket, in_buckets
-from holdfast.spark.tables.latest import ROWS, merge_latest, newest_points
+from holdfast.spark.tables.buckets import LATEST_ROWS, BucketPart, each_bucket, in_buckets, merge_latest, newest_points
 
 Operation = dict[str, Any]
 State = dict[bytes, tuple[bytes, int]]
@@ -145,8 +144,8 @@ def test_what_a_task_leaves_out_changes_no_value(
 
     def rewrite(bucket: int, changes: pa.Table) -> pa.RecordBatch:
         own = sorted((key, *row) for key, row in held.items() if crc32(key) % buckets == bucket)
-        columns = [pa.array([row[place] for row in own], field.type) for place, field in enumerate(ROWS)]
-        (part,) = merge_latest(pa.Table.from_arrays(columns, schema=ROWS) if own else None, changes)
+        columns = [pa.array([row[place] for row in own], field.type) for place, field in enumerate(LATEST_ROWS)]
+        (part,) = merge_latest(pa.Table.from_arrays(columns, schema=LATEST_ROWS) if own else None, changes)
         check_sorted(part)
         for key, _, _ in own:
             del found[key]

@@ -35,10 +35,9 @@ from holdfast.errors import Conflict, Fenced, InvalidRequest
 from holdfast.objects.memory import MemoryObjects, MemoryStore
 from holdfast.spark.bulk.leadership import Leadership, LeadershipOptions, put_batch
 from holdfast.spark.bulk.load import BatchPlan, LeadershipPlan, LoadOptions, LoadReport, batch_object, load_requests
-from holdfast.spark.bulk.lookup import asked_changes, logged_changes
 from holdfast.spark.bulk.records import decode_progress
 from holdfast.spark.bulk.requests import ChunkPlace, Staged, chunk_key, pack, stage
-from holdfast.spark.bulk.resolve import resolve_requests
+from holdfast.spark.bulk.resolve import asked_changes, logged_changes, resolve_requests
 from holdfast.spark.bulk.sequencing import Fate, Windows
 from holdfast.spark.bulk.verdicts import write_verdicts
 from holdfast.spark.pipeline import audit

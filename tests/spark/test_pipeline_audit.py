@@ -7,7 +7,7 @@ that every border is crossed. The last tests run the pipeline itself.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from itertools import count
 from pathlib import Path
@@ -36,9 +36,8 @@ from holdfast.commit.format.transaction import PointRead, RangeDelete, Write
 from holdfast.errors import CorruptData
 from holdfast.objects import memory
 from holdfast.objects.open import open_store
-from holdfast.spark.log import verify as verify_module
-from holdfast.spark.log.audit import Finding, audit_piece, survey
-from holdfast.spark.log.verify import audit, heads_before
+from holdfast.spark.log import audit as audit_module
+from holdfast.spark.log.audit import Finding, audit, audit_piece, heads_before, survey
 from holdfast.spark.pipeline import Schedule, Verify, run_pipeline
 from holdfast.spark.runtime.store_thread import StoreThread
 from holdfast.spark.source.plan import Piece, cut
@@ -405,17 +404,12 @@ def a_write_behind(head: Header) -> LoggedTransaction:
 def audited_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pieces are audited by this process, without Spark."""
 
-    def told_here(spark: SparkSession, url: str, pieces: list[tuple[Piece, int | None]]) -> pa.Table:
+    def run_pieces_here(spark: SparkSession, url: str, pieces: list[tuple[Piece, int | None]]) -> pa.Table:
         found = [audit_piece(url, piece, before_head) for piece, before_head in pieces]
-        rows: list[dict[str, object]] = [
-            {"rule": f.rule, "slot": f.slot, "version": f.version, "detail": f.detail}
-            for each in found
-            for f in each.findings
-        ]
-        rows += [{name: getattr(each, name) for name in verify_module.Counts.__slots__} for each in found]
-        return pa.Table.from_pylist(rows, schema=verify_module._RESULT_SCHEMA)
+        rows = [asdict(one) for each in found for one in (*each.findings, each.counts)]
+        return pa.Table.from_pylist(rows, schema=audit_module._RESULT_SCHEMA)
 
-    monkeypatch.setattr(verify_module, "_told", told_here)
+    monkeypatch.setattr(audit_module, "_run_pieces", run_pieces_here)
 
 
 @pytest.mark.usefixtures("audited_here")

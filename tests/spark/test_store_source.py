@@ -289,7 +289,7 @@ def test_a_stream_hands_out_every_message_once_and_tells_what_it_missed(tmp_path
         ({"stores": "/s", "store": "o", "queue": "/q"}, "queue is unknown.*valid options: stores, store"),
         ({"stores": "/s", "store": "o", "columns": "payload"}, "has seq, time, key, fields, body"),
         ({"stores": "/s", "store": "o", "startingOffsets": '{"version": 1}'}, "read what comes after"),
-        ({"stores": "/s", "store": "o", "maxRowsPerTrigger": "0"}, "above 0"),
+        ({"stores": "/s", "store": "o", "maxRowsPerTrigger": "0"}, "at least 1"),
     ],
 )
 def test_what_is_no_read_of_a_store_is_refused_with_the_reason(options: dict[str, str], says: str) -> None:

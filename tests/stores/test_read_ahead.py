@@ -16,6 +16,7 @@ from holdfast.stores.durables import backlog as read_ahead
 from holdfast.stores.durables.backlog import ReadAhead
 from holdfast.stores.durables.consumption import Consumption
 from holdfast.stores.service import StoreService
+from holdfast.stores.storage.messages import StoredMessages
 from holdfast.stores.values.commands import (
     Acknowledge,
     Attach,
@@ -246,7 +247,7 @@ def test_damage_that_a_look_ahead_meets_refuses_the_rewind_and_changes_nothing(
             raise CorruptData("a kept message is not in the log")
 
         with monkeypatch.context() as damaged:
-            damaged.setattr(type(service.state.messages), "read", unreadable)
+            damaged.setattr(StoredMessages, "read", unreadable)
             with pytest.raises(CorruptData):
                 await service.rewind(Rewind(0, "s", "a", 0))
         assert service.state.snapshot() == before

@@ -107,7 +107,7 @@ def test_accepted_publication_keeps_its_number_although_a_limit_refuses_it_now(t
     write(directory, (batch, Published(4, 5, 0, 0)), (Deliver(5, "s", "work", "ann", 5), Delivered([(1, 5, 1)])))
     assert len(accept_recorded(str(directory), str(tmp_path / "backup"))) == 1
     storage = opened(directory)
-    assert [item.body for item in storage.all_messages.deliveries("s", [(4, 5, 1)])] == [b"1", b"2"]
+    assert [item.body for item in storage.messages_of("s").deliveries("s", [(4, 5, 1)])] == [b"1", b"2"]
     assert storage.state.stores["s"].publishers.seq_of("p", 2) == 5
     assert storage.state.stores["s"].definition.message_limit == 4
     storage.close()
@@ -122,8 +122,8 @@ def test_accepted_map_change_and_dead_letter_keep_their_numbers(tmp_path: Path) 
     )
     assert len(accept_recorded(str(directory), str(tmp_path / "backup"))) == 2
     storage = opened(directory)
-    assert storage.all_messages.deliveries("dead", [(1, 1, 1)])[0].body == b"letter"
-    assert storage.all_messages.deliveries("s", [(4, 4, 1)])[0].body == b"v"
+    assert storage.messages_of("dead").deliveries("dead", [(1, 1, 1)])[0].body == b"letter"
+    assert storage.messages_of("s").deliveries("s", [(4, 4, 1)])[0].body == b"v"
     storage.close()
 
 

@@ -16,7 +16,7 @@ import pytest
 from tests.worlds.stores.memory_ports import MemoryBlocks, MemoryEntries, MemoryMessages
 
 from holdfast.errors import HoldfastError
-from holdfast.stores.durables import backlog, residue
+from holdfast.stores.durables import backlog
 from holdfast.stores.durables.backlog import ReadAhead
 from holdfast.stores.machine.state import State
 from holdfast.stores.values import commands
@@ -264,7 +264,7 @@ def test_every_invariant_holds_after_every_command(seed: int, monkeypatch: pytes
         # Steps so small that looks and purges go on in further commands.
         monkeypatch.setattr(backlog, "SCAN_MAX", 8)
         monkeypatch.setattr(backlog, "CHUNK", 3)
-        monkeypatch.setattr(residue, "STEP_MESSAGES", 4)
+        monkeypatch.setattr(backlog, "STEP_MESSAGES", 4)
     world = World(seed)
     world.apply(world.redefine())
     assert set(world.state.stores) == {"main", "dead"}

@@ -6,7 +6,7 @@ import pytest
 from tests.stores.state_harness import Machine
 
 from holdfast.errors import Code, InvalidRequest
-from holdfast.stores.durables import aging, backlog, residue
+from holdfast.stores.durables import aging, backlog
 from holdfast.stores.values import commands
 from holdfast.stores.values.effects import Ready
 from holdfast.stores.values.messages import Message
@@ -306,7 +306,7 @@ def test_a_purge_of_much_that_is_retained_is_given_back_in_steps(
     before = machine.kept
     monkeypatch.setattr(backlog, "SCAN_MAX", 8)
     monkeypatch.setattr(backlog, "CHUNK", 4)
-    monkeypatch.setattr(residue, "STEP_MESSAGES", 8)
+    monkeypatch.setattr(backlog, "STEP_MESSAGES", 8)
     pending = machine.durable("a").pending
     assert machine.do(commands.Purge(machine.now_ms, "s", "a")).messages == pending
     assert before - machine.kept <= pending + 2 * 8, "the rest is for further commands"

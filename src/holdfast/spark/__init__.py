@@ -33,15 +33,14 @@ if TYPE_CHECKING:
     from holdfast.spark.bulk.resolve import resolve_requests
     from holdfast.spark.bulk.sequencing import Fate
     from holdfast.spark.data_source import HoldfastDataSource
+    from holdfast.spark.log.audit import Verify, audit
     from holdfast.spark.log.replay import Replay
     from holdfast.spark.log.runner import RunReport, Schedule, StepReport, run_pipeline
-    from holdfast.spark.log.verify import Verify, audit
     from holdfast.spark.runtime.doctor import diagnose
     from holdfast.spark.runtime.session import find_java, session
     from holdfast.spark.source.frames import read_log, with_decoded
+    from holdfast.spark.tables.buckets import History, Latest
     from holdfast.spark.tables.changes import Changes
-    from holdfast.spark.tables.history import History
-    from holdfast.spark.tables.latest import Latest
     from holdfast.spark.tables.segments import Segments, read_operations
     from holdfast.spark.tables.snapshot import Snapshot
     from holdfast.spark.tables.state import last_version, materialise_latest
@@ -80,36 +79,26 @@ __all__ = [
     "with_decoded",
 ]
 
-_HOMES = {
-    "Changes": "tables.changes",
-    "Fate": "bulk.sequencing",
-    "History": "tables.history",
-    "HoldfastDataSource": "data_source",
-    "Ingest": "bulk.ingest",
-    "Latest": "tables.latest",
-    "LoadOptions": "bulk.load",
-    "Replay": "log.replay",
-    "RequestFormat": "bulk.requests",
-    "RunReport": "log.runner",
-    "Schedule": "log.runner",
-    "Segments": "tables.segments",
-    "Snapshot": "tables.snapshot",
-    "StepReport": "log.runner",
-    "Verify": "log.verify",
-    "audit": "log.verify",
-    "diagnose": "runtime.doctor",
-    "find_java": "runtime.session",
-    "last_version": "tables.state",
-    "load_requests": "bulk.load",
-    "materialise_latest": "tables.state",
-    "read_log": "source.frames",
-    "read_operations": "tables.segments",
-    "resolve_requests": "bulk.resolve",
-    "run_pipeline": "log.runner",
-    "session": "runtime.session",
-    "stage": "bulk.requests",
-    "with_decoded": "source.frames",
+_NAMES_OF = {
+    "bulk.ingest": ("Ingest",),
+    "bulk.load": ("LoadOptions", "load_requests"),
+    "bulk.requests": ("RequestFormat", "stage"),
+    "bulk.resolve": ("resolve_requests",),
+    "bulk.sequencing": ("Fate",),
+    "data_source": ("HoldfastDataSource",),
+    "log.audit": ("Verify", "audit"),
+    "log.replay": ("Replay",),
+    "log.runner": ("RunReport", "Schedule", "StepReport", "run_pipeline"),
+    "runtime.doctor": ("diagnose",),
+    "runtime.session": ("find_java", "session"),
+    "source.frames": ("read_log", "with_decoded"),
+    "tables.buckets": ("History", "Latest"),
+    "tables.changes": ("Changes",),
+    "tables.segments": ("Segments", "read_operations"),
+    "tables.snapshot": ("Snapshot",),
+    "tables.state": ("last_version", "materialise_latest"),
 }
+_HOMES = {name: module for module, names in _NAMES_OF.items() for name in names}
 
 
 def __getattr__(name: str) -> object:

@@ -1,8 +1,5 @@
 """The columns of every shape that ``format("holdfast")`` reads, in Arrow's and in Spark's types."""
 
-# pyarrow ships no types; mypy checks the rest.
-# pyright: reportUnknownParameterType=false
-
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -39,12 +36,7 @@ class Shape(StrEnum):
 OPERATION_KINDS: Final = (ItemKind.WRITE, ItemKind.DELETE, ItemKind.RANGE_DELETE)
 TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
 OPERATION: Final = pa.struct(
-    [
-        pa.field("kind", pa.string()),
-        pa.field("key", pa.binary()),
-        pa.field("end", pa.binary()),
-        pa.field("value", pa.binary()),
-    ]
+    [("kind", pa.string()), ("key", pa.binary()), ("end", pa.binary()), ("value", pa.binary())]
 )
 
 COLUMNS: Final[Mapping[Shape, Mapping[str, pa.DataType]]] = {

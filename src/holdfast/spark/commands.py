@@ -24,21 +24,19 @@ from holdfast.segments.table_location import table_location
 from holdfast.spark.bulk.ingest import Ingest
 from holdfast.spark.bulk.leadership import LeadershipOptions
 from holdfast.spark.bulk.load import WAVE_DEFAULT, LoadOptions, load_requests
-from holdfast.spark.bulk.lookup import look_up
 from holdfast.spark.bulk.requests import RequestFormat, stage
-from holdfast.spark.bulk.resolve import Resolution, resolve_requests
+from holdfast.spark.bulk.resolve import Resolution, look_up, resolve_requests
 from holdfast.spark.bulk.sequencing import Fate, Windows
 from holdfast.spark.bulk.verdicts import write_verdicts
 from holdfast.spark.data_source import HoldfastDataSource
+from holdfast.spark.log.audit import Verify
 from holdfast.spark.log.replay import Replay
 from holdfast.spark.log.runner import STEP_BYTES_DEFAULT, Job, Schedule, run_pipeline
-from holdfast.spark.log.verify import Verify
 from holdfast.spark.runtime.doctor import Diagnosis, diagnose
 from holdfast.spark.runtime.session import session, task_errors
 from holdfast.spark.source.plan import log_head
+from holdfast.spark.tables.buckets import History, Latest
 from holdfast.spark.tables.changes import Changes
-from holdfast.spark.tables.history import History
-from holdfast.spark.tables.latest import Latest
 from holdfast.spark.tables.segments import SEGMENT_LOG_BYTES_MIN, Segments
 from holdfast.spark.tables.snapshot import Snapshot
 
@@ -179,18 +177,14 @@ class RequestSource:
         with task_errors():
             if self.format == "table":
                 return spark.table(self.path)
-            reader = spark.read.format(self.format)
-            if self.format == "csv":
-                reader = reader.option("header", "true")
+            reader = spark.read.format(self.format).option("header", "true")  # which only CSV has
             return self._in_types(reader.schema(self.schema).load(self.path) if self.schema else reader.load(self.path))
 
     def stream(self, spark: SparkSession, files_at_once: int | None) -> DataFrame:
         """The rows of files that appear in a folder, as a stream. Raises: InvalidRequest."""
         if self.format == "table":
             return spark.readStream.table(self.path)
-        reader = spark.readStream.format(self.format)
-        if self.format == "csv":
-            reader = reader.option("header", "true")
+        reader = spark.readStream.format(self.format).option("header", "true")
         if files_at_once is not None:
             reader = reader.option("maxFilesPerTrigger", str(files_at_once))
         schema = self.schema
@@ -248,7 +242,8 @@ class BulkCommand:
                 token=self.token,
             )
             loaded = load_requests(spark, self.source.read(spark), self._log(), self.to, options, step=step)
-            return JobResult({"pipeline": "load", "log": self._log().partition("?")[0], **_rounded(asdict(loaded))})
+            facts = {name: round(each, 3) if isinstance(each, float) else each for name, each in asdict(loaded).items()}
+            return JobResult({"pipeline": "load", "log": self._log().partition("?")[0], **facts})
 
         return self.spark.run("load", work)
 
@@ -342,10 +337,6 @@ class BulkCommand:
         finally:
             ingest.close()
         return JobResult({"pipeline": "ingest", "log": self._log().partition("?")[0], **asdict(ingest.counts)})
-
-
-def _rounded(fields: Mapping[str, object]) -> dict[str, object]:
-    return {name: round(value, 3) if isinstance(value, float) else value for name, value in fields.items()}
 
 
 def _resolved(resolution: Resolution, requests: int, items: int) -> dict[str, object]:

@@ -1,11 +1,8 @@
 """``format("holdfast")``: the entry point that Spark calls for every read and write.
 
-It checks the options and hands over to the reader or writer of the log, a queue or a message store. Each query starts
-two processes that import this module, so imports are inside the methods. Errors from planning or a task fail the query
-with their text: code, slot and rule are in it.
-
-Spark plans again for each query on a data frame: set ``endingVersion`` (or ``asOfVersion``) when several queries must
-see the same state of a growing log.
+Each query starts two processes that import this module, so imports are inside the methods. Spark plans again for each
+query on a data frame: set ``endingVersion`` (or ``asOfVersion``) when several queries must see the same state of a
+growing log.
 """
 
 from __future__ import annotations
@@ -16,20 +13,9 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.types import StructType
 
 from holdfast.errors import Code, InvalidRequest
+from holdfast.spark import options as spark_options
 from holdfast.spark.columns import COLUMNS, QUEUE_COLUMNS, STORE_COLUMNS, spark_schema
-from holdfast.spark.options import (
-    MessageOptions,
-    Mode,
-    ReadOptions,
-    StoreOptions,
-    WriteOptions,
-    is_read_of_messages,
-    is_read_of_store,
-    parse_message_options,
-    parse_read_options,
-    parse_store_options,
-    parse_write_options,
-)
+from holdfast.spark.options import MessageOptions, Mode, ReadOptions, StoreOptions, WriteOptions
 
 if TYPE_CHECKING:  # the client of a service, which a read does not need
     from holdfast.spark.sink.writer import HoldfastBatchWriter, HoldfastStreamWriter
@@ -96,14 +82,14 @@ class HoldfastDataSource(DataSource):
     ) -> tuple[ReadOptions | MessageOptions | StoreOptions, StructType]:
         """The options of a read and its columns, which must be the ``asked`` ones."""
         options: ReadOptions | MessageOptions | StoreOptions
-        if is_read_of_store(self.options):
-            options = parse_store_options(self.options, mode)
+        if spark_options.is_read_of_store(self.options):
+            options = spark_options.parse_store_options(self.options, mode)
             types = STORE_COLUMNS
-        elif is_read_of_messages(self.options):
-            options = parse_message_options(self.options, mode)
+        elif spark_options.is_read_of_messages(self.options):
+            options = spark_options.parse_message_options(self.options, mode)
             types = QUEUE_COLUMNS
         else:
-            options = parse_read_options(self.options, mode)
+            options = spark_options.parse_read_options(self.options, mode)
             types = COLUMNS[options.shape]
         schema = spark_schema(types, options.columns)
         if asked is not None and asked != schema:
@@ -122,6 +108,6 @@ class HoldfastDataSource(DataSource):
             raise InvalidRequest(
                 "a log only grows", code=Code.BAD_CONFIGURATION, hint='use mode("append") or outputMode("append")'
             )
-        options = parse_write_options(self.options, mode)
+        options = spark_options.parse_write_options(self.options, mode)
         check_schema(schema, options.transaction_key)
         return options

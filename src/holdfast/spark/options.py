@@ -5,9 +5,6 @@ Option names ignore case, as in Spark. No option carries a secret, because query
 store come from the environment or the machine's role, and a service's token from ``HOLDFAST_TOKEN``.
 """
 
-# pyarrow ships no types; mypy checks the rest.
-# pyright: reportUnknownParameterType=false
-
 from __future__ import annotations
 
 import base64
@@ -118,21 +115,13 @@ LOG_OPTIONS: Final[Table] = {
     "maxTriggerDelay": (_ROWS, _STREAM),
     "pollInterval": (_EVERY_SHAPE, _STREAM),
 }
-QUEUE_OPTIONS: Final[Table] = dict.fromkeys(
-    ("queue", "shape", "columns", "startingOffsets", "startingTimestamp", "failOnDataLoss", "targetPartitionBytes"),
-    (_EVERY_SHAPE, _BATCH),
-)
+_MESSAGE_OPTIONS: Final = (
+    "shape", "columns", "startingOffsets", "startingTimestamp", "failOnDataLoss", "targetPartitionBytes",
+)  # fmt: skip
+QUEUE_OPTIONS: Final[Table] = dict.fromkeys(("queue", *_MESSAGE_OPTIONS), (_EVERY_SHAPE, _BATCH))
 STORE_OPTIONS: Final[Table] = {
-    "stores": (_EVERY_SHAPE, _BOTH),
-    "store": (_EVERY_SHAPE, _BOTH),
-    "shape": (_EVERY_SHAPE, _BOTH),
-    "columns": (_EVERY_SHAPE, _BOTH),
-    "startingOffsets": (_EVERY_SHAPE, _BOTH),
-    "startingTimestamp": (_EVERY_SHAPE, _BOTH),
-    "failOnDataLoss": (_EVERY_SHAPE, _BOTH),
-    "targetPartitionBytes": (_EVERY_SHAPE, _BOTH),
-    "maxRowsPerTrigger": (_EVERY_SHAPE, _STREAM),
-    "pollInterval": (_EVERY_SHAPE, _STREAM),
+    **dict.fromkeys(("stores", "store", *_MESSAGE_OPTIONS), (_EVERY_SHAPE, _BOTH)),
+    **dict.fromkeys(("maxRowsPerTrigger", "pollInterval"), (_EVERY_SHAPE, _STREAM)),
 }
 WRITE_OPTIONS: Final[Table] = {
     "url": (_EVERY_SHAPE, _BOTH),

@@ -1,12 +1,10 @@
 """Checkpoints of the index and compaction of the log, while clients work.
 
-``Checkpoints`` writes one checkpoint at a time. One that fails (full disk) is retried after ``RETRY_S``; meanwhile
-nothing new is frozen, the log grows, and ``failure`` says why. When more than ``OVERDUE`` times the due bytes were
-written and the last checkpoint is still being written, commits pause, so that memory and recovery stay bounded.
+``Checkpoints`` writes one checkpoint at a time and retries a failed one after ``RETRY_S``; ``failure`` says why. If
+``OVERDUE`` times the due bytes were written meanwhile, commits pause, so that memory and recovery stay bounded.
 
-``Compaction`` frees pages, from the front of the log only. When less than ``min_disk_inuse_ratio`` of the log is kept,
-it appends the kept messages of the front again, about ``STEP_BYTES`` in one group. A move is a frame like any other and
-the checkpoint after it releases the old copy, so a crash loses only the work of moving.
+``Compaction`` frees pages from the front of the log: it appends their kept messages again. A move is a frame like any
+other and the next checkpoint releases the old copy, so a crash loses only the work of moving.
 """
 
 from __future__ import annotations
@@ -27,23 +25,18 @@ from holdfast.stores.storage.locations import Extent
 from holdfast.stores.storage.storage import Storage
 from holdfast.stores.values.ports import BLOCK_MESSAGES, Block
 
-LOG_BYTES: Final = 32 << 20
-"""A checkpoint is due when this much was written since the last one was begun."""
+LOG_BYTES: Final = 32 << 20  # a checkpoint is due when this much was written since the last one was begun
 OVERDUE: Final = 4
 BLOCKS: Final = 1_024
 ENTRIES: Final = 50_000
-INTERVAL_S: Final = 10.0
-"""Space comes back this soon after the last change, however little was written."""
+INTERVAL_S: Final = 10.0  # space comes back this soon after the last change, however little was written
 RETRY_S: Final = 1.0
 
 _logger = logging.getLogger(__name__)
 
 
 class Checkpoints:
-    """The checkpoints of one storage. Every method belongs on the event loop.
-
-    ``after`` is called when one was written.
-    """
+    """The checkpoints of one storage, on the event loop. ``after`` is called after each one."""
 
     def __init__(self, storage: Storage, groups: GroupCommit) -> None:
         self._storage = storage
@@ -54,9 +47,8 @@ class Checkpoints:
         self._waiting: list[asyncio.Future[None]] = []
         self._closed = False
         self._held = 0
-        self._writing = False
-        """The one that runs rests on nothing that is not in the log: it waits for no group any more."""
-        self.after: Callable[[], None] = _nothing
+        self._writing = False  # the log has every frame that the running checkpoint needs
+        self.after: Callable[[], None] = lambda: None
         self.failure: BaseException | None = None
         self.count = 0
         self.pages_removed = 0
@@ -114,7 +106,7 @@ class Checkpoints:
             self.after()
 
     async def _write_until_done(self, checkpoint: Checkpoint) -> bool:
-        """Write it, however often that takes; whether the index has it."""
+        """Retry until the index has it; False if the log failed or this is closed."""
         while True:
             try:
                 self.pages_removed += await asyncio.to_thread(self._storage.write_checkpoint, checkpoint)
@@ -146,8 +138,8 @@ class Checkpoints:
     async def now(self) -> None:
         """Return when everything applied so far is in the index.
 
-        *Raises*: ``Closed`` when the log has failed or while ``held``; what kept the index from being written, which is
-        tried again.
+        *Raises*: ``Closed`` when the log has failed or while ``held``; what kept the index from being written (it is
+        retried).
         """
         await self._settle()
         if self._held or self._groups.failure is not None:
@@ -159,10 +151,7 @@ class Checkpoints:
 
     @asynccontextmanager
     async def held(self) -> AsyncGenerator[None]:
-        """A checkpoint, and then no other while this is entered: the files stay as they are, but for what is appended.
-
-        Memory grows with what changes meanwhile.
-        """
+        """Write a checkpoint, then no other until exit: files only grow. Memory grows with what changes."""
         await self.now()
         self._held += 1
         try:
@@ -171,7 +160,7 @@ class Checkpoints:
             self._held -= 1
 
     async def _settle(self) -> None:
-        """Return when none is being written. *Raises*: what kept it from that, at the first try that failed."""
+        """Wait for the running checkpoint. *Raises*: the error of its first failed attempt."""
         while (running := self._running) is not None and not running.done():
             failed = self._loop.create_future()
             self._waiting.append(failed)
@@ -199,18 +188,10 @@ class Checkpoints:
             await asyncio.wait([self._running])
 
 
-def _nothing() -> None:
-    """The default: do nothing."""
-
-
 STEP_BYTES: Final = 1 << 20
-PASS_EXTENTS: Final = 1_024
-"""Extents moved before a checkpoint lets pages go: about 64 MiB of messages."""
-MESSAGE_LOG_BYTES: Final = 48
-"""About what a message takes in the log in addition to its bytes: its share of a frame, names of its fields."""
-PAGES_MIN: Final = 4
-"""Logs shorter than this are left alone."""
-_logger = logging.getLogger(__name__)
+PASS_EXTENTS: Final = 1_024  # extents moved before a checkpoint lets pages go: about 64 MiB of messages
+MESSAGE_LOG_BYTES: Final = 48  # about what a message takes in the log in addition to its bytes
+PAGES_MIN: Final = 4  # logs shorter than this are left alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +225,7 @@ class Compaction:
 
     @property
     def running(self) -> bool:
-        """Whether it is at work."""
+        """Whether messages are being moved."""
         return self._task is not None
 
     def space(self) -> SpaceUse:
@@ -262,7 +243,7 @@ class Compaction:
         return use.pages >= PAGES_MIN and use.ratio < self.ratio_min
 
     async def now(self) -> SpaceUse:
-        """Write all that is kept once more, at the end, and let the pages before it go; returns what is used then.
+        """Append all kept messages again and remove the pages before them. Returns the use after it.
 
         *Raises*: what a checkpoint raises; the failure of the log.
         """
@@ -310,7 +291,6 @@ class Compaction:
                 await self._groups.turn()
 
     def _move(self, extent: Extent) -> int:
-        """Write what is kept of an extent again. Returns its bytes."""
         storage = self._storage
         runs = [
             kept
@@ -333,7 +313,6 @@ class Compaction:
         return len(frame)
 
     def _kept(self, run: MessageRun, extent: Extent) -> list[MessageRun]:
-        """The parts of a run that are kept, in runs without holes."""
         found: list[MessageRun] = []
         block: Block | None = None
         number = first = -1
@@ -360,4 +339,4 @@ class Compaction:
 
 
 def _reported_elsewhere(_error: BaseException | None) -> None:
-    """The failure of a group is reported to every caller at once."""
+    """The failure of a group is reported to every caller."""

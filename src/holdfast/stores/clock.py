@@ -8,12 +8,10 @@
 | no anchor (older code) | the machine's if that is within ``TRUSTED_MS``, else the last of the log |
 | any, and the operator says ``wall`` | the machine's, or the above if that is later |
 
-Then a clock counts that includes suspend and that cannot be set. If the machine's clock differs by up to
-``TRUSTED_MS``, the stores' time approaches it by 1 part in ``2 ** PACE_BITS``; if by more, it is not followed.
-
-The anchor is the file ``clock.json``: ``{"store_ms": t, "boot": name, "counts_ms": [a, b], "aim_ms": d}``, replaced
-whole and synced. It holds the stores' time, the kernel's boot id, the boot's age by its clock and by its uptime, and
-the remaining correction. An unreadable anchor counts as one of another boot with the time 0.
+Then a clock counts that includes suspend and cannot be set. If the machine's clock differs by up to ``TRUSTED_MS``, the
+stores' time approaches it by 1 part in ``2 ** PACE_BITS``; otherwise it is not followed. The anchor is the file
+``clock.json``, replaced whole and synced: ``{"store_ms": t, "boot": name, "counts_ms": [a, b], "aim_ms": d}`` with the
+kernel's boot id, the boot's age by its clock and by its uptime, and the remaining correction.
 """
 
 from __future__ import annotations
@@ -44,7 +42,7 @@ class Anchor(msgspec.Struct, frozen=True):
 
 
 def read_anchor(directory: str) -> Anchor | None:
-    """None where there is none, as older code left it."""
+    """The anchor; None if there is none (older code). An unreadable one counts as one of another boot."""
     try:
         with open(os.path.join(directory, ANCHOR_NAME), "rb") as file:
             return msgspec.json.decode(file.read(SIZE_MAX), type=Anchor)
@@ -55,7 +53,7 @@ def read_anchor(directory: str) -> Anchor | None:
 
 
 def write_anchor(directory: str, anchor: Anchor) -> None:
-    """*Raises*: ``OSError``, and the old one is there. *Cost*: one sync."""
+    """Replace the anchor. *Raises*: ``OSError``, and the old one is there. *Cost*: one sync."""
     path = os.path.join(directory, ANCHOR_NAME)
     unfinished = path + ".new"
     with open(unfinished, "wb", opener=private) as file:
@@ -66,11 +64,9 @@ def write_anchor(directory: str, anchor: Anchor) -> None:
 
 
 MS_NS = 1_000_000
-TRUSTED_MS: Final = 86_400_000
-"""A machine's clock that differs by more is not followed."""
+TRUSTED_MS: Final = 86_400_000  # a machine's clock that differs by more is not followed
 PACE_BITS: Final = 6
-NOTICED_MS: Final = 1_000
-"""Clocks that differ by less count as equal where somebody gives a time of day."""
+NOTICED_MS: Final = 1_000  # clocks that differ by less count as equal where somebody gives a time of day
 
 
 class Boot(NamedTuple):
@@ -85,27 +81,20 @@ def _wall_ms() -> int:
 
 
 def _steady_ms() -> int:
-    return time.monotonic_ns() // MS_NS
+    return time.clock_gettime_ns(_STEADY) // MS_NS
 
 
-def _suspended_too_ms() -> int:
-    return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // MS_NS
-
-
-_STEADY: Final = _suspended_too_ms if hasattr(time, "CLOCK_BOOTTIME") else _steady_ms
+_STEADY: Final[int] = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # the former includes suspend
 
 
 def _this_boot() -> Boot | None:
-    """None if the system does not report it.
-
-    A container or a library may show another clock or another uptime than the kernel's; seldom both alike.
-    """
+    """None if unknown. A container may show another clock or uptime than the kernel's, but seldom both alike."""
     try:
         name = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         uptime_ms = int(float(Path("/proc/uptime").read_text().split()[0]) * 1000)
     except (OSError, ValueError, IndexError):
         return None
-    return Boot(name, (_STEADY(), uptime_ms))
+    return Boot(name, (_steady_ms(), uptime_ms))
 
 
 class StoreClock:
@@ -119,13 +108,11 @@ class StoreClock:
     9000
     """
 
-    __slots__ = ("_aim_ms", "_base_ms", "_base_steady_ms", "_boot", "_follows_wall", "_steady", "_wall")
-
     def __init__(
         self,
         *,
         wall: Callable[[], int] = _wall_ms,
-        steady: Callable[[], int] = _STEADY,
+        steady: Callable[[], int] = _steady_ms,
         boot: Callable[[], Boot | None] = _this_boot,
         follows_wall: bool = False,
     ) -> None:
@@ -138,7 +125,7 @@ class StoreClock:
         return self._base_ms + _paced(self._steady() - self._base_steady_ms, self._aim_ms)
 
     def start(self, last_ms: int, anchor: Anchor | None = None) -> None:
-        """Go on with stores whose newest record is of ``last_ms``, 0 for none."""
+        """Continue with stores whose newest record is of ``last_ms``, 0 for none."""
         wall_ms = self._wall()
         if not last_ms and (anchor is None or anchor.store_ms <= 0):
             now_ms = wall_ms
@@ -152,7 +139,6 @@ class StoreClock:
         self.look()
 
     def _since(self, anchor: Anchor) -> int:
-        """What has passed since the anchor was made, 0 if that is unknown."""
         boot = self._boot()
         if boot is None or boot.name != anchor.boot:
             return 0
@@ -161,7 +147,7 @@ class StoreClock:
         return max(0, min(passed))
 
     def look(self) -> int:
-        """Look at the machine's clock, and aim at it. Returns by how much the stores' time is behind it."""
+        """Read the machine's clock and approach it. Returns by how much the stores' time is behind it."""
         steady_ms = self._steady()
         self._base_ms += _paced(steady_ms - self._base_steady_ms, self._aim_ms)
         self._base_steady_ms = steady_ms
@@ -181,26 +167,25 @@ class StoreClock:
         return behind_ms if abs(behind_ms) >= NOTICED_MS else 0
 
     def anchor(self) -> Anchor:
-        """What the next start goes on from: one on this boot has the time that this clock would have."""
+        """What the next start continues from."""
         boot = self._boot() or Boot("", (0, 0))
         self.look()
         return Anchor(self._base_ms, boot.name, boot.counts_ms, self._aim_ms)
 
 
 def _paced(passed_ms: int, aim_ms: int) -> int:
-    """What the stores' time counts of real time, while it approaches a clock that is ``aim_ms`` ahead. Never falls."""
+    """The stores' time for ``passed_ms`` of real time, while it approaches a clock ``aim_ms`` ahead. Never falls."""
     step_ms = passed_ms >> PACE_BITS
     return passed_ms + (min(aim_ms, step_ms) if aim_ms > 0 else max(aim_ms, -step_ms))
 
 
-LOOK_S: Final = 3_600.0
-"""Between two looks at the machine's clock. After a reboot an idle service's time is behind by up to this."""
+LOOK_S: Final = 3_600.0  # between two looks; after a reboot an idle service's time is behind by up to this
 
 _logger = logging.getLogger(__name__)
 
 
 class ClockKeeper:
-    """Of the stores in one directory. ``start`` and ``close`` do file I/O and belong on a thread."""
+    """Keeps the clock and the anchor of one directory. ``start`` and ``close`` do file I/O: call them on a thread."""
 
     def __init__(self, clock: StoreClock, directory: str) -> None:
         self._clock = clock
@@ -211,22 +196,19 @@ class ClockKeeper:
     def start(self, last_ms: int) -> None:
         """Set the clock, and warn where it is far off."""
         self._clock.start(last_ms, read_anchor(self._directory))
-        self._write(self._look())
+        self._write(self._clock.anchor())
+        self._warn()
 
     def keep(self) -> None:
         """Look again from time to time. On the event loop."""
         self._timer = asyncio.get_running_loop().call_later(LOOK_S, self._keep)
 
     def _keep(self) -> None:
-        anchor = self._look()
+        anchor = self._clock.anchor()
+        self._warn()
         if self._writing is None or self._writing.done():
             self._writing = asyncio.create_task(asyncio.to_thread(self._write, anchor))
         self.keep()
-
-    def _look(self) -> Anchor:
-        anchor = self._clock.anchor()
-        self._warn()
-        return anchor
 
     def _write(self, anchor: Anchor) -> None:
         try:

@@ -1,17 +1,15 @@
 """Group commit: replies wait until the log has the frames of their commands.
 
-A reply is given once, in the order of the commands, and never before the log holds the command as the persistence
-demands. After a failed write or sync the content of the disk is unknown and memory is ahead of it: every waiting and
-later reply gets that error, and ``failed`` is called once. The same if ``closing`` or a reply raises.
+Each reply is given once, in the order of the commands, and never before the log holds the command as the persistence
+demands. After a failed write or sync (or if ``closing`` or a reply raises) every waiting and later reply gets that
+error, and ``failed`` is called once: the content of the disk is unknown and memory is ahead of it.
 
 Frames gather while the thread writes the previous group; then they are the next group: one write, one sync, one wake-up
-of the loop. So a reply waits for two syncs at most. While nothing is written, a group is taken in the loop's next turn,
-with everything that is ready in this turn.
+of the loop. So a reply waits for two syncs at most. While nothing is written, the next turn of the loop takes a group.
 
-Fast path: after ``SINGLE_GROUPS`` groups of one reply, with nothing waiting after them, a group is taken at once. After
-``FAST_GROUPS`` groups in a row that were synced and replied to within ``FAST_SECONDS``, the loop itself writes and
-syncs such a group, because waking the thread costs an eighth of its time. The first slower group, one without sync, and
-a checkpoint in progress give the work back to the thread. A disk that hangs then stops the process (decision 0027).
+Fast path: after ``SINGLE_GROUPS`` single-reply groups a group is taken at once. After ``FAST_GROUPS`` groups in a row
+within ``FAST_SECONDS``, the loop itself writes and syncs such a group, because waking the thread costs an eighth of its
+time. A slower group, one without sync, or a checkpoint returns the work to the thread (decision 0027).
 """
 
 from __future__ import annotations
@@ -24,24 +22,20 @@ from time import perf_counter
 from holdfast.stores.storage.log import MessageLog
 
 _Group = tuple[list[bytes], bool, list[Callable[[BaseException | None], None]], float]
+"""Frames, whether to sync, replies, when it was taken."""
 
-
-SINGLE_GROUPS = 4
-"""After this many groups of one reply with none after them, the next group is expected to be single, too."""
-FAST_SECONDS = 0.001
-"""From taking a group to its answers: where it is more, the loop is not to stand still for it."""
+SINGLE_GROUPS = 4  # after this many groups of one reply, the next one is expected to be single, too
+FAST_SECONDS = 0.001  # from taking a group to its replies
 FAST_GROUPS = 32
-"""So many in a row have to be quick before the loop writes one itself."""
 LOOP_BYTES_MAX = 64 << 10
-"""What the loop writes itself at most."""
 
 
 class GroupCommit:
     """One log, one thread, one event loop. Every method belongs on the loop.
 
-    ``closing`` is called before each group is taken, and may add to it; ``completed`` when its replies were given.
-    ``failed`` gets the error that ends it all. ``clock`` returns seconds.
-    With ``syncs`` a group counts when it is on the disk, else when the operating system has it.
+    ``closing`` is called before each group is taken and may add to it, ``completed`` after its replies; ``failed`` gets
+    the final error. ``clock`` returns seconds. With ``syncs`` a group counts when it is on the disk, else when the
+    operating system has it.
     """
 
     def __init__(
@@ -59,14 +53,12 @@ class GroupCommit:
         self._closing = closing
         self._completed = completed
         self._failed = failed
-        self.disk_is_busy = False
-        """While it is, the thread writes all groups: what others write may make a sync take long."""
+        self.disk_is_busy = False  # then the thread writes all groups, because a sync may take long
         self._syncs = True
         self._owes_sync = False
         self.failure: BaseException | None = None
         self.groups = 0
-        self.waiting_bytes = 0
-        """Of frames that are not written yet."""
+        self.waiting_bytes = 0  # of frames that are not written yet
         self._frames: list[bytes] = []
         self._replies: list[Callable[[BaseException | None], None]] = []
         self._busy = False
@@ -74,20 +66,15 @@ class GroupCommit:
         self._fast_groups = 0
         self._paused = self._parked = False
         self._idle: list[asyncio.Future[None]] = []
-        self._group: _Group | None = None
-        """What the thread is to write, whether it syncs, who waits for it and since when; None that it is to end. It
-        looks when ``_handed_over`` is released.
-
-        There is one group at a time, and a lock wakes a thread at less than a queue does.
-        """
-        self._handed_over = threading.Lock()
+        self._group: _Group | None = None  # for the thread to write; None: end
+        self._handed_over = threading.Lock()  # cheaper than a queue, and there is one group at a time
         self._handed_over.acquire()
         self._thread = threading.Thread(target=self._write_groups, name="holdfast-stores-log", daemon=True)
         self._thread.start()
 
     @property
     def syncs(self) -> bool:
-        """Whether a group is synced before its answers. What was added while it was, is."""
+        """Whether a group is synced before its replies."""
         return self._syncs
 
     @syncs.setter
@@ -96,11 +83,10 @@ class GroupCommit:
         self._syncs = syncs
 
     def add(self, frame: bytes | None, reply: Callable[[BaseException | None], None], *, at_once: bool = False) -> None:
-        """Write ``frame``, then call ``reply`` with None; with the error if it could not be written. Never before this
-        returns.
+        """Write ``frame``, then call ``reply`` with None or the error, never before this returns.
 
-        Without a frame the reply only waits its turn: it may rest on what was applied before it. ``at_once``: a group
-        may be taken before this returns, so ``closing`` may be called.
+        Without a frame the reply only waits its turn. ``at_once``: a group may be taken before this returns, so
+        ``closing`` may be called.
         """
         if frame is not None:
             self._frames.append(frame)
@@ -160,7 +146,6 @@ class GroupCommit:
             self._handed_over.release()
 
     def _may_write_on_loop(self, frames: list[bytes]) -> bool:
-        """Whether the loop may stand still for these."""
         return (
             self._single_groups > SINGLE_GROUPS
             and self._fast_groups >= FAST_GROUPS
@@ -169,18 +154,18 @@ class GroupCommit:
         )
 
     def pause(self) -> None:
-        """Take no more groups: everyone waits, until ``resume``."""
+        """Take no more groups until ``resume``."""
         self._paused = True
 
     def resume(self) -> None:
-        """Go on after ``pause``."""
+        """Take groups again after ``pause``."""
         self._paused = False
         if self._parked:
             self._parked = False
             self._loop.call_soon(self._take)
 
     def _write_groups(self) -> None:
-        """On the thread, until ``close``."""
+        """The thread's loop, until ``close``."""
         while True:
             self._handed_over.acquire()
             if self._group is None:
@@ -188,7 +173,7 @@ class GroupCommit:
             self._loop.call_soon_threadsafe(self._written, self._group, self._write(self._group, mark=True))
 
     def _write(self, group: _Group, *, mark: bool) -> BaseException | None:
-        """On the thread, or on the loop while the thread has nothing to do."""
+        """On the thread, or on the loop while the thread is idle."""
         frames, sync, _, _ = group
         try:
             self._log.append(frames)
@@ -233,28 +218,28 @@ class GroupCommit:
             self._failed(error)
 
     def poison(self, error: BaseException) -> None:
-        """Memory is not to be trusted any more: write nothing of it, and give every answer that waits this error."""
+        """Memory cannot be trusted any more: write nothing of it, and fail every waiting reply with this error."""
         self._frames = []
         self._fail(error)
         self.resume()
         self.wake()
 
     async def turn(self) -> None:
-        """Return when what was added until now has its answers, or the log has failed."""
+        """Return when everything added until now was replied to, or the log has failed."""
         waiting: asyncio.Future[None] = self._loop.create_future()
         # Who waited may have been cancelled meanwhile.
         self.add(None, lambda _error: None if waiting.done() else waiting.set_result(None))
         await waiting
 
     async def drain(self) -> None:
-        """Return when every answer has been given."""
+        """Return when every reply was given."""
         while self._busy:
             waiting: asyncio.Future[None] = self._loop.create_future()
             self._idle.append(waiting)
             await waiting
 
     async def close(self) -> None:
-        """Give every answer, then end the thread."""
+        """Give every reply, then end the thread."""
         await self.drain()
         self._group = None
         self._handed_over.release()

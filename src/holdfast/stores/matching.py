@@ -9,17 +9,16 @@
     {"paid": {"equals": true}}          a truth value, because a bare true asks for presence
     {}  or null                         every message
 
-Values are compared exactly and never converted: the text "1", the number 1 and the truth value true are three values.
-A list of values may hold any of the above. Matchers that say the same in another order are equal.
+Values are compared exactly and never converted: the text "1", the number 1 and the truth value true are three values. A
+list of values may hold any of the above. Matchers that differ only in order are equal.
 
-``MatcherIndex`` finds which of many matchers accept a message. Each alternative is filed under one of its fields: under
-its exact values if it has some, else under the field's presence. A message looks up its own fields and tests only the
-alternatives filed there. Alternatives that need no field are tested for every message.
+``MatcherIndex`` finds which of many matchers accept a message. It files each alternative under the exact values of one
+field, or under the presence of one; a message tests only the alternatives filed under its own fields.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Generic, TypeVar, cast
 
@@ -29,8 +28,7 @@ from holdfast.errors import InvalidRequest
 from holdfast.stores.values.messages import FIELD_BYTES_MAX, FIELDS_MAX, FieldValue
 
 ALTERNATIVES_MAX: Final = 256
-VALUES_MAX: Final = 1_024
-"""Values of one field in one list; a longer one is refused."""
+VALUES_MAX: Final = 1_024  # values of one field in one list; a longer one is refused
 MATCHER_BYTES_MAX: Final = 1 << 18
 
 Test = Callable[[Mapping[str, FieldValue]], bool]
@@ -87,9 +85,8 @@ Alternative = tuple[tuple[str, tuple[Condition, ...]], ...]
 class Matcher:
     """A matcher in normal form. ``matches(fields)`` says whether a message's fields match; it is compiled once.
 
-    Equal matchers accept the same messages. (The reverse does not hold for ranges that overlap.)
-
-    *Cost* of ``matches``: one look-up per field named, whatever the length of its list of exact values.
+    Equal matchers accept the same messages (not the reverse, for ranges that overlap). *Cost* of ``matches``: one
+    look-up per field named, whatever the length of its list of exact values.
 
     >>> matcher = Matcher.of({"kind": ["a", "b"], "test": False})
     >>> matcher.matches({"kind": "b"}), matcher.matches({"kind": "b", "test": "yes"})
@@ -98,16 +95,12 @@ class Matcher:
     True
     """
 
-    __slots__ = ("alternatives", "matches")
-
-    alternatives: tuple[Alternative, ...]
-    matches: Test
-
     def __init__(self, alternatives: tuple[Alternative, ...]) -> None:
         # One alternative that accepts everything makes the others idle.
         unique = ((),) if () in alternatives else tuple(sorted(set(alternatives), key=repr))
         self.alternatives = unique
-        self.matches = _compiled(unique)
+        tests = [_every([_field_test(name, conditions) for name, conditions in each]) for each in unique]
+        self.matches: Test = tests[0] if len(tests) == 1 else lambda fields: any(test(fields) for test in tests)
 
     @classmethod
     def parse(cls, data: bytes) -> Matcher:
@@ -149,10 +142,10 @@ class Matcher:
     def document(self) -> object:
         """Its JSON in normal form; ``Matcher.of`` of it is equal."""
         objects = [
-            {name: _conditions_document(conditions) for name, conditions in alternative}
+            {name: _one_or_list([_condition_document(each) for each in conditions]) for name, conditions in alternative}
             for alternative in self.alternatives
         ]
-        return objects[0] if len(objects) == 1 else objects
+        return _one_or_list(objects)
 
     def json(self) -> bytes:
         """The bytes of its normal form: alike for equal matchers."""
@@ -251,8 +244,7 @@ def _end(document: dict[object, object], names: set[object], path: str) -> str |
     return None
 
 
-def _conditions_document(conditions: tuple[Condition, ...]) -> object:
-    documents = [_condition_document(condition) for condition in conditions]
+def _one_or_list(documents: Sequence[object]) -> object:
     return documents[0] if len(documents) == 1 else documents
 
 
@@ -271,30 +263,15 @@ def _condition_document(condition: Condition) -> object:
             return low_end | ({} if high is None else {"<=" if high_included else "<": high})
 
 
-# ---- the compiled test ----------------------------------------------------------------------------------------------
-
-
-def _compiled(alternatives: tuple[Alternative, ...]) -> Test:
-    tests = [_every([_field_test(name, conditions) for name, conditions in item]) for item in alternatives]
-    if len(tests) == 1:
-        return tests[0]
-    return lambda fields: any(test(fields) for test in tests)
-
-
 def _every(tests: list[Test]) -> Test:
     if not tests:
-        return _anything
+        return lambda _fields: True
     if len(tests) == 1:
         return tests[0]
     if len(tests) == 2:
         first, second = tests
         return lambda fields: first(fields) and second(fields)
     return lambda fields: all(test(fields) for test in tests)
-
-
-def _anything(fields: Mapping[str, FieldValue]) -> bool:
-    del fields
-    return True
 
 
 def _field_test(name: str, conditions: tuple[Condition, ...]) -> Test:
@@ -332,17 +309,9 @@ def _other_test(name: str, condition: Present | Absent | Prefix | Range) -> Test
         case Absent():
             return lambda fields: name not in fields
         case Prefix(text):
-            return _prefix_test(name, text)
+            return lambda fields: isinstance(value := fields.get(name), str) and value.startswith(text)
         case Range():
             return _range_test(name, condition)
-
-
-def _prefix_test(name: str, text: str) -> Test:
-    def test(fields: Mapping[str, FieldValue]) -> bool:
-        value = fields.get(name)
-        return isinstance(value, str) and value.startswith(text)
-
-    return test
 
 
 def _range_test(name: str, wanted: Range) -> Test:
@@ -361,8 +330,7 @@ def _range_test(name: str, wanted: Range) -> Test:
     return test
 
 
-EVERYTHING: Final = Matcher(((),))
-"""Matches every message."""
+EVERYTHING: Final = Matcher(((),))  # matches every message
 
 
 Name = TypeVar("Name", bound=Hashable)
@@ -408,7 +376,7 @@ class MatcherIndex(Generic[Name]):
         return name in self._filed
 
     def add(self, name: Name, matcher: Matcher) -> None:
-        """File ``matcher`` under ``name``, which is new; names found are in the order in which they were added."""
+        """File ``matcher`` under a new ``name``; names found are in the order in which they were added."""
         assert name not in self._filed, f"a name is filed once: {name!r}"
         filed: list[_Filed[Name]] = []
         for alternative in matcher.alternatives:
@@ -475,10 +443,7 @@ class MatcherIndex(Generic[Name]):
         item.buckets.append((None, self._always))
 
     def _best_exact(self, alternative: Alternative) -> list[_Exact]:
-        """The exact values of that field under whose values the fewest others are filed so far.
-
-        Ten thousand durables that ask for region and customer are so filed under the customer, whatever comes first.
-        """
+        """The exact values of the field under whose values the fewest others are filed so far."""
         best: list[_Exact] = []
         best_load = -1
         for name, conditions in alternative:

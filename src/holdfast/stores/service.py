@@ -1,17 +1,15 @@
 """The stores of one service: it takes commands and replies when the log has them.
 
 A command is refused with nothing changed (``HoldfastError``), or applied in memory at once and replied to when its
-record is as safe as the cluster's ``persistence`` says. All on one event loop, with the writing mostly on a thread:
+record is as safe as the cluster's ``persistence`` says. All on one event loop; a thread does most of the writing:
 
 1. ``submit`` gives the command its time, which never goes back within one log, and applies it;
 2. its record waits for the group. Just before the group is taken, ``on_ready`` is called for each durable that can
    serve a subscriber; a ``Deliver`` submitted then joins the same group, so a message needs one sync to its subscriber;
-3. the group is written and synced;
-4. replies are given and ``on_effect`` is called, in the order of the commands.
+3. the group is written and synced; then replies are given and ``on_effect`` is called, in the order of the commands.
 
-After a failed write or sync, memory is ahead of the log. Waiting commands that were applied get ``outcome_unknown``,
-refusals that wait and all later commands get ``closed``, and ``on_failure`` is called so that the process can end.
-Commands of stores in memory are not logged; their replies come in the next turn of the loop.
+After a failed write or sync, waiting commands that were applied get ``outcome_unknown``, all others get ``closed``, and
+``on_failure`` is called so that the process can end. Commands of stores in memory are not logged.
 """
 
 from __future__ import annotations
@@ -36,35 +34,19 @@ from holdfast.stores.storage.disk_limit import DiskLimit
 from holdfast.stores.storage.frames import encode_record
 from holdfast.stores.storage.log import not_done, own_failure, perhaps_done
 from holdfast.stores.storage.storage import Storage
-from holdfast.stores.values.commands import (
-    RULES,
-    Command,
-    DeadLetter,
-    Define,
-    Expire,
-    MapChange,
-    Publish,
-    Published,
-    Record,
-    Redefine,
-    Resend,
-    Restarted,
-    Result,
-    Rewind,
-)
+from holdfast.stores.values import commands
+from holdfast.stores.values.commands import RULES, Command, Record, Result
 from holdfast.stores.values.deadlines import earlier
 from holdfast.stores.values.effects import DeadLettering, Effect, Ready, dead_letter_of
 from holdfast.stores.values.messages import Delivery
 from holdfast.stores.values.ports import ReadUnavailable
 
-WAIT_MS_MAX: Final = 60_000
-"""The clock is looked at again at least this often: in a suspended machine it goes on, and the timer does not."""
-
-_OF_ANY_STORE: Final = Expire, Define, Redefine, Restarted
+WAIT_MS_MAX: Final = 60_000  # a suspended machine stops the timer, not the clock: look again after this
+_OF_ANY_STORE: Final = commands.Expire, commands.Define, commands.Redefine, commands.Restarted
 
 
 class DeadlineTimer:
-    """``on_timer`` is called when something is due; ``now_ms`` gives the time by which it is. One event loop."""
+    """Calls ``on_timer`` when something is due by ``now_ms``. One event loop."""
 
     def __init__(self, state: State, *, now_ms: Callable[[], int], on_timer: Callable[[], None]) -> None:
         self._state = state
@@ -72,10 +54,8 @@ class DeadlineTimer:
         self._on_timer = on_timer
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
-        self._touched: dict[str, None] | None = None
-        """Stores of which something was applied since ``arm`` looked, None for any of them."""
-        self.due_ms: int | None = None
-        """When it fires, None for never."""
+        self._touched: dict[str, None] | None = None  # stores with commands since ``arm``; None: any of them
+        self.due_ms: int | None = None  # when it fires, None for never
 
     def touch(self, command: Command) -> None:
         """This command was applied."""
@@ -84,7 +64,7 @@ class DeadlineTimer:
             self._touched = None
             return
         touched[command.store] = None
-        if isinstance(command, DeadLetter | Resend):
+        if isinstance(command, commands.DeadLetter | commands.Resend):
             touched[command.to_store] = None
 
     def arm(self) -> None:
@@ -122,13 +102,13 @@ class DeadlineTimer:
 
 
 _logger = logging.getLogger(__name__)
-_GROWING: Final = (Publish, MapChange)
+_GROWING: Final = (commands.Publish, commands.MapChange)
 
 
 class StoreService:
     """All stores of one service. Make it with ``open``; every method belongs on the event loop that did.
 
-    ``state`` is for reading: definitions, counts, who holds what. It is ahead of the answers by what is not safe yet.
+    ``state`` is for reading: definitions, counts, leases. It is ahead of the replies by what is not safe yet.
     """
 
     def __init__(self, storage: Storage, *, clock: Callable[[], int]) -> None:
@@ -137,7 +117,6 @@ class StoreService:
         self._storage = storage
         self._clock = clock
         self.state: State = storage.state
-        self._messages = storage.all_messages
         self._volatile = storage.volatile_names
         self._last_ms = storage.last_ms
         self._keeper: ClockKeeper | None = None
@@ -152,8 +131,7 @@ class StoreService:
         self._failure_callbacks: list[Callable[[BaseException], None]] = []
         self._lapse_callbacks: list[Callable[[int], None]] = []
         self._timer = DeadlineTimer(storage.state, now_ms=self._time_ms, on_timer=self._expire)
-        self.written_bytes = 0
-        """Bytes of the records written to the log since the service was opened."""
+        self.written_bytes = 0  # bytes of the records written to the log since the service was opened
         self._at_once: list[Callable[[BaseException | None], None]] = []
         self._closed = False
         self._reported = ""  # the damage that was reported last
@@ -168,17 +146,14 @@ class StoreService:
         memory_bytes: int = 128 << 20,
         clock: Callable[[], int] | None = None,
     ) -> StoreService:
-        """Open the stores in ``directory``, which is made where it is missing.
+        """Open the stores in ``directory``, which is made if it is missing.
 
-        ``memory_bytes`` bounds what is held of messages and counts, whatever the backlog; what the state itself needs
-        (durables, what is delivered and not acknowledged, publishers) comes on top. A ``clock`` other than a
-        ``StoreClock`` is taken as it is, but stands still where it falls: for tests.
+        ``memory_bytes`` bounds what is held of messages and counts, whatever the backlog; the state itself (durables,
+        leases, publishers) comes on top. A ``clock`` other than a ``StoreClock`` is for tests: it is used as it is, but
+        never falls.
 
-        *Raises*: ``AlreadyOpen``; ``CorruptData``; ``OSError``. *Cost*: applies what the log holds behind the last
-        checkpoint, whatever the backlog.
+        *Raises*: ``AlreadyOpen``; ``CorruptData``; ``OSError``. *Cost*: applies the log after the last checkpoint.
         """
-        from holdfast.stores.storage.storage import Storage
-
         clock = clock if clock is not None else StoreClock()
         storage = await asyncio.to_thread(Storage.open, directory, page_bytes=page_bytes, memory_bytes=memory_bytes)
         if isinstance(clock, StoreClock):
@@ -190,7 +165,7 @@ class StoreService:
         else:
             service = cls(storage, clock=clock)
         if service.state.is_held():
-            service.submit_nowait(Restarted(0), _ignore)
+            service.submit_nowait(commands.Restarted(0), _ignore)
         for effect in storage.effects:
             service._carry_out(effect)
         service._arm()
@@ -199,10 +174,10 @@ class StoreService:
     # ---- commands ---------------------------------------------------------------------------------------------------
 
     def submit(self, command: Command) -> asyncio.Future[Result]:
-        """Apply a command; the answer comes when it is safe. ``at_ms`` of the command is set here.
+        """Apply a command; the future completes when it is safe. Sets ``at_ms`` of the command.
 
-        *Raises* (the answer): the state machine's refusal; ``Closed``, and it was not done; ``OutcomeUnknown`` where
-        the log failed meanwhile. *After a crash*: an answered command is there; one that was not answered may be.
+        *Raises* (the future): the state machine's refusal; ``Closed``, and it was not done; ``OutcomeUnknown`` if the
+        log failed meanwhile. *After a crash*: a command that was replied to is there; another may be.
         """
         answer: asyncio.Future[Result] = self._loop.create_future()
 
@@ -227,7 +202,7 @@ class StoreService:
         now_ms = self._clock()
         if now_ms > self._last_ms:
             self._last_ms = now_ms
-        if type(command) is Publish and self.clock_behind_ms:
+        if type(command) is commands.Publish and self.clock_behind_ms:
             self._convert_times(command)
         # The command is this call's: nobody has seen it, and copying it would copy its batch.
         force_setattr(command, "at_ms", self._last_ms)
@@ -252,18 +227,18 @@ class StoreService:
         effects = applied.effects
         if effects:
             effects = self._note_ready(effects)
-        if type(command) is Define or type(command) is Redefine:
+        if type(command) is commands.Define or type(command) is commands.Redefine:
             self._configure()
         self._answer(frame, _Answer(done, applied.result, effects, self), volatile=volatile)
 
     @property
     def clock_behind_ms(self) -> int:
-        """The time of day of the machine less the stores' time; 0 where they differ by less than a second."""
+        """The machine's time less the stores' time; 0 if they differ by less than a second."""
         clock = self._clock
         return clock.noticed_ms if isinstance(clock, StoreClock) else 0
 
-    def _convert_times(self, command: Publish) -> None:
-        """Publishers give times of day, and the stores' time differs from the machine's."""
+    def _convert_times(self, command: commands.Publish) -> None:
+        """Publishers give times of day; convert them to the stores' time."""
         behind_ms = self.clock_behind_ms
         messages = [
             replace(message, deliver_at_ms=max(1, message.deliver_at_ms - behind_ms))
@@ -273,10 +248,10 @@ class StoreService:
         ]
         force_setattr(command, "messages", messages)
 
-    async def rewind(self, command: Rewind) -> Result:
-        """``submit`` of a rewind for which nobody waits long: what it reads is read before it, a block at a time.
+    async def rewind(self, command: commands.Rewind) -> Result:
+        """``submit`` of a rewind that blocks others only shortly: its messages are read before it, a block at a time.
 
-        *Raises*: what ``submit`` answers with; CorruptData where what is retained cannot be read: nothing has changed.
+        *Raises*: what ``submit`` raises; ``CorruptData`` if a retained message cannot be read, and nothing has changed.
         """
         if command.time_ms and self.clock_behind_ms > 0:
             # Perhaps the messages are older than the difference of the clocks: more is delivered again, never less.
@@ -296,10 +271,7 @@ class StoreService:
         self._loop.call_soon(done, own_failure(error))
 
     def when_safe(self, store: str, done: Callable[[], None]) -> None:
-        """Call back when everything applied to the store so far is safe and reported; never after a failure.
-
-        Later changes are reported later.
-        """
+        """Call back when everything applied to the store so far is safe and reported; never after a failure."""
 
         def answer(error: BaseException | None) -> None:
             if error is None:
@@ -308,7 +280,7 @@ class StoreService:
         self._answer(None, answer, volatile=store in self._volatile)
 
     def _answer(self, frame: bytes | None, answer: Callable[[BaseException | None], None], *, volatile: bool) -> None:
-        """Answer when the log has the frame, and all before it; of a store in memory in the next turn of the loop."""
+        """Reply when the log has the frame and all before it; for a store in memory in the next turn of the loop."""
         if not volatile:
             # At once only if no deliveries are requested first: the caller may be about to give credit.
             self._groups.add(frame, answer, at_once=not self._ready)
@@ -339,9 +311,9 @@ class StoreService:
         self.compaction.automatic = definition.disk_compact
         self.compaction.ratio_min = definition.min_disk_inuse_ratio
 
-    def _check_disk(self, command: Publish | MapChange, now_ms: int) -> None:
+    def _check_disk(self, command: commands.Publish | commands.MapChange, now_ms: int) -> None:
         """Refuse what needs space while the disk is too full. Removing a key does not."""
-        if isinstance(command, Publish):
+        if isinstance(command, commands.Publish):
             size = sum([len(message.body) for message in command.messages])
         else:
             size = sum(len(body) for _, body, _ in command.changes if body is not None)
@@ -350,7 +322,7 @@ class StoreService:
         self.disk_limit.check(now_ms, size, self._groups.waiting_bytes)
 
     def _note_ready(self, effects: list[Effect]) -> list[Effect]:
-        """Those that wait for the log; the others are for ``_before_group``."""
+        """Return the effects that wait for the log; the others are for ``_before_group``."""
         waiting: list[Effect] = []
         for effect in effects:
             if type(effect) is Ready:
@@ -360,7 +332,7 @@ class StoreService:
         return waiting
 
     def _before_group(self) -> None:
-        """What could be delivered is asked for now, so that it is in the group with what made it so."""
+        """Request deliveries now, so that they are in the group with what made them possible."""
         self._ask_for_deliveries()
         self._checkpoints.consider()
 
@@ -371,13 +343,13 @@ class StoreService:
                 for callback in self._ready_callbacks:
                     callback(durable.store, durable.durable)
 
-    # ---- what others hear -------------------------------------------------------------------------------------------
+    # ---- callbacks --------------------------------------------------------------------------------------------------
 
     def on_ready(self, callback: Callable[[str, str], None]) -> None:
-        """Call back with a store and a durable from which somebody could be served: submit ``Deliver`` at once.
+        """Call back with a store and a durable that can serve a subscriber: submit ``Deliver`` at once.
 
-        Called before the group is taken; nothing but submitting commands may be done, because what made it ready is
-        not safe yet. Its answer is.
+        It is called before the group is taken and may only submit commands: what made the durable ready is not safe
+        yet.
         """
         self._ready_callbacks.append(callback)
 
@@ -386,7 +358,7 @@ class StoreService:
         self._effect_callbacks.append(callback)
 
     def on_failure(self, callback: Callable[[BaseException], None]) -> None:
-        """Call back once, when the log has failed: nothing more is accepted, and the process should end."""
+        """Call back once if the log fails: nothing more is accepted, and the process should end."""
         self._failure_callbacks.append(callback)
 
     @property
@@ -404,20 +376,20 @@ class StoreService:
         return Closed("the stores are closed") if failure is None else not_done(failure)
 
     def on_lapse(self, callback: Callable[[int], None]) -> None:
-        """Call back with the time just before deadlines are carried out: submit then what is to count for them."""
+        """Call back with the time just before deadlines are carried out: submit what must count first."""
         self._lapse_callbacks.append(callback)
 
     # ---- messages ---------------------------------------------------------------------------------------------------
 
     def messages(self, store: str, runs: Iterable[tuple[int, int, int]]) -> list[Delivery]:
-        """The messages of ``Delivered.runs``. What was deleted meanwhile and is gone is left out.
+        """The messages of ``Delivered.runs``, without those that were deleted meanwhile.
 
         *Raises*: ``CorruptData``. *Cost*: under a microsecond a message while they are new, else their part of the log.
         """
-        return self._messages.deliveries(store, runs)
+        return self._storage.messages_of(store).deliveries(store, runs)
 
     def swapped(self, store: str) -> tuple[int, int]:
-        """How many messages of a store that lives in memory are on disk for want of room, and their bytes."""
+        """How many messages of a store in memory are swapped to disk, and their bytes."""
         return self._storage.volatile.swapped(store)
 
     # ---- deadlines and dead letters ---------------------------------------------------------------------------------
@@ -436,7 +408,7 @@ class StoreService:
             if due_ms is not None and due_ms <= now_ms:
                 for callback in self._lapse_callbacks:
                     callback(now_ms)
-                self.submit_nowait(Expire(at_ms=0, volatile=volatile), _ignore)
+                self.submit_nowait(commands.Expire(at_ms=0, volatile=volatile), _ignore)
         self._arm()
 
     def carry_out(self, effects: Iterable[Effect]) -> None:
@@ -457,7 +429,7 @@ class StoreService:
     def _bury(self, dying: DeadLettering) -> None:
         """Move a message that could not be delivered to its dead-letter store."""
         try:
-            found = self._messages.message(dying.store, dying.seq)
+            found = self._storage.messages_of(dying.store).message(dying.store, dying.seq)
         except CorruptData as error:
             # It stays with the dying messages and is reported again; the rest continues, and an operator decides.
             self._report_unreadable(dying, error)
@@ -470,15 +442,17 @@ class StoreService:
             # One is in the log and the other is not, so it takes two commands: keep it there, then release it here.
             # If it is refused, or no durable wants it, the message stays with the dying ones and is reported again.
             def kept(outcome: Result | HoldfastError) -> None:
-                if isinstance(outcome, Published) and not outcome.unmatched:
-                    self.submit_nowait(DeadLetter(0, dying.store, dying.durable, dying.seq, letter, ""), _ignore)
+                if isinstance(outcome, commands.Published) and not outcome.unmatched:
+                    self.submit_nowait(
+                        commands.DeadLetter(0, dying.store, dying.durable, dying.seq, letter, ""), _ignore
+                    )
 
-            self.submit_nowait(Publish(0, to_store, "", [letter]), kept)
+            self.submit_nowait(commands.Publish(0, to_store, "", [letter]), kept)
             return
-        self.submit_nowait(DeadLetter(0, dying.store, dying.durable, dying.seq, letter, to_store), _ignore)
+        self.submit_nowait(commands.DeadLetter(0, dying.store, dying.durable, dying.seq, letter, to_store), _ignore)
 
     def _report_unreadable(self, dying: DeadLettering, error: CorruptData) -> None:
-        """Once for each damage: it may affect many messages, and each is retried."""
+        """Log each damage once: it may affect many messages, and each is retried."""
         if str(error) != self._reported:
             self._reported = str(error)
             _logger.error(
@@ -491,7 +465,7 @@ class StoreService:
             )
 
     async def settled(self) -> None:
-        """Return when all that was applied until now is as safe as its answers would say: for who read ``state``.
+        """Return when all that was applied until now is safe: for readers of ``state``.
 
         *Raises*: ``Closed``, which names what ended the service.
         """
@@ -502,30 +476,31 @@ class StoreService:
     async def checkpoint(self) -> None:
         """Bring the index up to the commands applied so far, and remove pages that are not needed.
 
-        *Raises*: ``Closed`` when the log has failed or a backup is being made; ``sqlite3.Error`` and ``OSError`` where
-        the index could not be written, which is tried again.
+        *Raises*: ``Closed`` when the log has failed or during a backup; ``sqlite3.Error`` and ``OSError`` if the index
+        could not be written (it is retried).
         """
         await self._checkpoints.now()
 
     async def compact(self) -> SpaceUse:
         """Free the space of messages that are not kept, while clients work. Returns the use after it.
 
-        *Raises*: as ``checkpoint``. *Cost*: what is kept is written once more.
+        *Raises*: as ``checkpoint``. *Cost*: writes what is kept once more.
         """
         return await self.compaction.now()
 
     async def backup(self, target: str) -> Manifest:
         """Copy everything into an empty or new directory, from which ``backup.restore`` makes stores again.
 
-        *After a crash*: a copy without its manifest, which counts for nothing. *Raises*: as ``checkpoint``;
-        ``InvalidRequest`` where there are files already.
+        *Raises*: as ``checkpoint``; ``InvalidRequest`` if there are files. *After a crash*: a copy without manifest, to
+        be ignored.
         """
-        # Its thread cannot be stopped: while it copies no page may go, whether somebody still waits for it or not.
-        return await asyncio.shield(self._loop.create_task(self._back_up(target)))
 
-    async def _back_up(self, target: str) -> Manifest:
-        async with self._checkpoints.held():
-            return await asyncio.to_thread(copy_stores, self._storage, target)
+        # Its thread cannot be stopped: while it copies, no page may be removed, even if the caller was cancelled.
+        async def copy() -> Manifest:
+            async with self._checkpoints.held():
+                return await asyncio.to_thread(copy_stores, self._storage, target)
+
+        return await asyncio.shield(self._loop.create_task(copy()))
 
     def space(self) -> SpaceUse:
         """How much the log takes on disk, and how much of it is kept. *Cost*: the size of each page."""
@@ -534,7 +509,7 @@ class StoreService:
     # ---- the end ----------------------------------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """Give every answer, make everything durable, close the files. Doing it twice is harmless."""
+        """Give every reply, make everything durable, close the files. Doing it twice is harmless."""
         if self._closed:
             return
         self._closed = True
@@ -552,8 +527,6 @@ class StoreService:
 
 
 class _Answer:
-    """What is reported when a command is safe."""
-
     __slots__ = ("_done", "_effects", "_outcome", "_service")
 
     def __init__(
@@ -579,12 +552,12 @@ class _Answer:
 
 def _is_volatile(command: Command, names: AbstractSet[str]) -> bool:
     """Whether a command is of stores in memory only, which are not in the log."""
-    if isinstance(command, Expire):
+    if isinstance(command, commands.Expire):
         return command.volatile
-    if isinstance(command, Resend):
+    if isinstance(command, commands.Resend):
         return (command.store or command.to_store) in names
-    return not isinstance(command, Define | Redefine | Restarted) and command.store in names
+    return not isinstance(command, commands.Define | commands.Redefine | commands.Restarted) and command.store in names
 
 
 def _ignore(_outcome: Result | HoldfastError) -> None:
-    """A command of the service's own: a refusal means that it is not needed any more."""
+    """Of a command of the service's own: a refusal means that it is not needed any more."""

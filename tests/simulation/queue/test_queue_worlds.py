@@ -1,17 +1,13 @@
-"""Whole worlds of the queue keep every promise over crashes at any moment, and a broken promise is noticed."""
+"""Worlds of the queue keep every promise over crashes at any moment, and every mutant is caught."""
 
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 
 import pytest
-from tests.worlds.queue.followers import FOLLOWER_KINDS, run_followers
-from tests.worlds.queue.mutants import EQUIVALENT, MUTANTS, SEEDS_MAX, catch
-from tests.worlds.queue.persisting import PERSIST_KINDS, run_persist
-from tests.worlds.queue.runner import Summary, coverage_table, run_seeds
+from tests.worlds.harness import run_seeds
+from tests.worlds.queue.mutants import MUTANTS, UNPROVED
 
 FIXED_WORLDS = 8
 FRESH_WORLDS = 8
@@ -24,38 +20,34 @@ PERSIST_STATES_PROVED = 10_000
 RecordProperty = Callable[[str, object], None]
 
 
-def assert_clean(summary: Summary) -> None:
-    assert not summary.failures, "\n".join(f"seed {seed}: {detail}" for seed, detail in summary.failures[:5])
-
-
 def test_fixed_worlds_keep_every_promise(record_property: RecordProperty) -> None:
-    summary = run_seeds(range(FIXED_WORLDS))
-    record_property("queue_crash_states", summary.states)
-    assert_clean(summary)
-    assert summary.states > 1_000
+    summary = run_seeds("queue", range(FIXED_WORLDS))
+    record_property("queue_crash_states", summary.count)
+    assert not summary.failures, summary.failed()
+    assert summary.count > 1_000
 
 
 @pytest.mark.timeout(3_600)
 def test_fresh_worlds_keep_every_promise(
     prove: bool, record_property: RecordProperty, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Seeds that nobody has seen before; a failure names its seed, which reproduces it.
+    """New seeds; a failure names its seed, which reproduces it.
 
     The proof goes on until 100,000 crash states were judged, and must meet every kind of event.
     """
     first = int.from_bytes(os.urandom(5), "little")
     if prove:
-        summary = run_seeds(range(first, first + 10_000), jobs=2, states_min=STATES_PROVED)
+        summary = run_seeds("queue", range(first, first + 10_000), jobs=2, count_min=STATES_PROVED)
         with capsys.disabled():
-            print("\n" + coverage_table(summary))
-            print(f"{summary.states} crash states in {summary.worlds} worlds from seed {first}")
-        assert summary.states >= STATES_PROVED or summary.failures
+            print("\n" + summary.table())
+            print(f"{summary.count} crash states in {summary.worlds} worlds from seed {first}")
+        assert summary.count >= STATES_PROVED or summary.failures
         assert summary.missing() == [] or summary.failures
     else:
-        summary = run_seeds(range(first, first + FRESH_WORLDS))
-    record_property("queue_crash_states", summary.states)
+        summary = run_seeds("queue", range(first, first + FRESH_WORLDS))
+    record_property("queue_crash_states", summary.count)
     record_property("queue_worlds", summary.worlds)
-    assert_clean(summary)
+    assert not summary.failures, summary.failed()
 
 
 @pytest.mark.timeout(3_600)
@@ -63,10 +55,10 @@ def test_consumers_and_work_queues_keep_every_promise(prove: bool, record_proper
     """Fixed seeds and fresh ones; a failure names its seed."""
     first = int.from_bytes(os.urandom(5), "little")
     seeds = [*range(FIXED_WORLDS), *range(first, first + (FOLLOWER_WORLDS_PROVED if prove else FRESH_WORLDS))]
-    summary = run_seeds(seeds, jobs=2 if prove else 1, world=run_followers)
-    record_property("queue_follower_states", summary.states)
-    assert_clean(summary)
-    assert not prove or summary.missing(FOLLOWER_KINDS) == []
+    summary = run_seeds("followers", seeds, jobs=2 if prove else 1)
+    record_property("queue_follower_states", summary.count)
+    assert not summary.failures, summary.failed()
+    assert not prove or summary.missing() == []
 
 
 @pytest.mark.timeout(3_600)
@@ -75,42 +67,27 @@ def test_persist_keeps_every_promise(prove: bool, record_property: RecordPropert
     first = int.from_bytes(os.urandom(5), "little")
     fresh = range(first, first + (1_000 if prove else PERSIST_WORLDS))
     summary = run_seeds(
+        "persist",
         [*range(PERSIST_WORLDS), *PERSIST_FOUND, *fresh],
         jobs=2 if prove else 1,
-        states_min=PERSIST_STATES_PROVED if prove else 0,
-        world=run_persist,
+        count_min=PERSIST_STATES_PROVED if prove else 0,
     )
-    record_property("persist_crash_states", summary.states)
-    assert_clean(summary)
-    assert summary.states > (PERSIST_STATES_PROVED if prove else 200)
-    assert not prove or summary.missing(PERSIST_KINDS) == []
+    record_property("persist_crash_states", summary.count)
+    assert not summary.failures, summary.failed()
+    assert summary.count > (PERSIST_STATES_PROVED if prove else 200)
+    assert not prove or summary.missing() == []
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", list(MUTANTS))
-def test_every_broken_rule_of_the_queue_is_noticed(name: str, record_property: RecordProperty) -> None:
-    found = catch(MUTANTS[name])
-    assert found.seed is not None, f"{MUTANTS[name].rule}: not caught in {SEEDS_MAX} seeds"
-    # The same world without the broken rule keeps every promise.
-    MUTANTS[name].world(found.seed)
+@pytest.mark.parametrize("name", MUTANTS)
+def test_every_mutant_of_the_queue_is_caught(name: str, record_property: RecordProperty) -> None:
+    found = MUTANTS.catch(name)
+    assert found.seed is not None, f"{MUTANTS[name].rule}: not caught in {MUTANTS.seeds_max} seeds"
+    # The same world without the mutant keeps every promise.
+    MUTANTS[name].play(found.seed)
     record_property("queue_mutants", 1)
 
 
 def test_rules_that_no_world_can_prove_are_named() -> None:
-    assert not set(EQUIVALENT) & set(MUTANTS)
-    assert all(EQUIVALENT.values())
-
-
-def test_one_seed_is_one_world_whatever_the_hash_seed() -> None:
-    program = "from tests.worlds.queue import run_world\nprint([(run_world(s).digest) for s in (1, 2, 3)])"
-    digests = {
-        subprocess.run(
-            [sys.executable, "-c", program],
-            env={**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": os.pathsep.join(sys.path)},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for hash_seed in ("0", "4711")
-    }
-    assert len(digests) == 1
+    assert not set(UNPROVED) & set(MUTANTS)
+    assert all(UNPROVED.values())

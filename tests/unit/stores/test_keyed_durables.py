@@ -12,7 +12,7 @@ from holdfast.errors import Backpressure, Code, Conflict, HoldfastError, Invalid
 from holdfast.stores.definitions.cluster import Discard, DurableDefinition, DurableType
 from holdfast.stores.durables import map as locks
 from holdfast.stores.durables.backlog import Shelf
-from holdfast.stores.durables.last_value import LastValue
+from holdfast.stores.durables.keyed import LastValue
 from holdfast.stores.durables.map import Change, Locks, Map
 from holdfast.stores.values.commands import MapChange
 from holdfast.stores.values.deadlines import Budget

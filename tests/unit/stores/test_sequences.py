@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.worlds.stores.memory_ports import MemoryBlocks
 
-from holdfast.stores.durables.leases import Holder, Leases
-from holdfast.stores.durables.redelivery import RedeliveryQueue
+from holdfast.stores.durables.leases import Holder, Leases, RedeliveryQueue
 from holdfast.stores.values.deadlines import Deadlines
 from holdfast.stores.values.ports import BLOCK_MESSAGES
 from holdfast.stores.values.reference_counts import ReferenceCounts

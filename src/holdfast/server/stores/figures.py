@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from holdfast.server.stores.deliveries import Subscriber
 from holdfast.stores.definitions.cluster import TemplateDefinition
 from holdfast.stores.durables.consumption import Consumption
-from holdfast.stores.durables.last_value import LastValue
+from holdfast.stores.durables.keyed import LastValue
 from holdfast.stores.machine.state import State
 from holdfast.stores.machine.store import Durable, Store
 from holdfast.stores.service import StoreService

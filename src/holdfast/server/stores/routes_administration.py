@@ -34,8 +34,8 @@ from holdfast.stores.definitions.cluster import (
 from holdfast.stores.definitions.parts import DURABLES, TEMPLATES, durable_at, full_parts, parts_between
 from holdfast.stores.definitions.permissions import Right, permissions_document
 from holdfast.stores.definitions.reader import Reader, raise_problems
-from holdfast.stores.machine.cluster import Revision
 from holdfast.stores.machine.redefine import definition_at
+from holdfast.stores.machine.store import Revision
 from holdfast.stores.storage.disk_limit import disk_use
 from holdfast.stores.values.commands import Attach, Attached, Detach, Done, Part, Redefine, Unsubscribe
 from holdfast.wire.stores import BackupRequest, NothingMore, QuorumResponse, Rollback

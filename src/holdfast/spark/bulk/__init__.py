@@ -7,6 +7,6 @@
 
 ``requests`` stages the input. ``sequencing`` gives ordinals (stage 1); ``resolve`` judges (stage 2) with ``problem``
 and the compiled loops of ``sweep``; ``load`` and ``ingest`` persist as a leader (``leadership``), keep ``records`` of
-their progress in the log and write ``verdicts``. ``lookup`` asks the log about attempts below the window. Verdicts
+their progress in the log and write ``verdicts``. Verdicts
 and batches are defined by ``holdfast.commit``; tests compare the two.
 """

@@ -1,26 +1,13 @@
 """``ingest``: the four commit stages on a stream of commit requests, micro-batch by micro-batch.
 
-    sequence, resolve   the requests in order; the conflict window continues with the next micro-batch
-    persist             one object per group of requests, in parallel, each with a record of its verdicts
-    release             one row per request in the table of verdicts, when all of them are durable
-
-Verdicts come from the service's own stages in ``commit``. Read versions are versions of the log. Tasks parse; the
-driver decides and writes. Use ``load`` for a complete input: its tasks write.
+Tasks parse; the driver decides with the service's own stages of ``commit``, writes one object per group of requests
+with a record of its verdicts, and adds one row per request to the table of verdicts when all groups are durable.
 
 Exactly once, by crash. (1) Before a group is durable: nothing was reported, and the replay of the micro-batch takes it
-again. (2) After: the record tells the replay the outcomes, and the requests are not offered again. (3) Between the log
-and the table: as 2; the table takes each micro-batch once, by its number. A run leads before it reads records, so an
-older run can add nothing after that. A crash costs the window: older read versions are then ``too_old``.
-
-The number of a micro-batch belongs to Spark's checkpoint, and so does the name: a stream that starts again from 0
-under a name whose log is further is refused. Where the number cannot tell, the digests of the finished requests do.
-
-Closed, Fenced, Unavailable and InvalidRequest end the stream; it can be started again. Memory: a micro-batch and the
-conflict window on the driver.
+again. (2) After: the record tells the replay the outcomes. (3) Between the log and the table: as 2; the table takes
+each micro-batch once, by its number. A run leads before it reads records, so an older run can add nothing after that.
+A crash costs the conflict window: older read versions are then ``too_old``.
 """
-
-# pyarrow ships no types; mypy checks the rest.
-# pyright: reportUnknownLambdaType=false, reportUnknownParameterType=false
 
 from __future__ import annotations
 
@@ -97,7 +84,9 @@ class IngestCounts:
 class Ingest:
     """Commits micro-batches to the log at ``log_url``; leads it from the first one until ``close``.
 
-    Give ``micro_batch`` to ``foreachBatch``. ``name`` names the stream for good, with its checkpoint.
+    Give ``micro_batch`` to ``foreachBatch``. ``name`` belongs to the stream and its checkpoint permanently: a stream
+    that starts again from 0 under a name whose log is further is refused. Read versions are versions of the log. Use
+    ``load_requests`` for a complete input. Memory: a micro-batch and the conflict window on the driver.
     """
 
     def __init__(
@@ -130,7 +119,8 @@ class Ingest:
     def micro_batch(self, frame: DataFrame, number: int) -> None:
         """Commit the requests of one micro-batch and add their verdicts to the table. Harmless when repeated.
 
-        Raises, and after a crash: see the module.
+        Raises: Closed, Fenced, Unavailable, InvalidRequest end the stream, which can be started again. After a crash:
+        the replay of the micro-batch commits the rest.
         """
         stages = self._stages or self._begin(frame.sparkSession)
         state = self._output.open(f"{stages.log_id}/{self._name}", {})
@@ -148,7 +138,7 @@ class Ingest:
         self.counts.found += len(outcomes)
         try:
             requests = self._requests(frame)
-            if not _begin_with(requests, records):
+            if not all(record.covers(requests) for record in records):
                 raise _behind(number, settled_batch)
             self._commit(stages, requests, outcomes, number)
             rows = [_row(place, request, outcomes[place]) for place, request in enumerate(requests)]
@@ -203,8 +193,8 @@ class Ingest:
 
     def _repeats(self, frame: DataFrame, records: Sequence[GroupRecord]) -> bool:
         """Whether the micro-batch holds exactly the requests of these records."""
-        requests = self._requests(frame)
-        return len(requests) == sum(len(record.outcomes) for record in records) and _begin_with(requests, records)
+        requests, count = self._requests(frame), sum(len(record.outcomes) for record in records)
+        return len(requests) == count and all(record.covers(requests) for record in records)
 
     def _commit(
         self, stages: _Stages, requests: Sequence[ParsedRequest], outcomes: list[RequestOutcome], number: int
@@ -238,10 +228,6 @@ def _group_end(requests: Sequence[ParsedRequest], first: int, count: int) -> int
         size += 0 if txn is None else request_bytes(txn)
         past += 1
     return past
-
-
-def _begin_with(requests: Sequence[ParsedRequest], records: Sequence[GroupRecord]) -> bool:
-    return all(record.covers(requests) for record in records)
 
 
 def _behind(number: int, settled: int) -> InvalidRequest:

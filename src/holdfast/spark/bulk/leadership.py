@@ -113,8 +113,7 @@ DRAIN_SECONDS_MAX: Final = 60.0
 
 
 async def ask_to_step_down(address: str, token: str | None) -> str | None:
-    """The leader id of the process at ``address`` if it continues to lead, empty when it has stepped down or
-    never led, None without an answer."""
+    """The leader id at ``address`` if it still leads, empty if it does not, None without an answer."""
     return await asyncio.to_thread(_ask, address, token)
 
 
@@ -223,11 +222,7 @@ class Leadership:
         """
         newest = self._thread.start(newest_slot).result()
         if has_successor(newest, oldest_free=Slot(last.slot - 1)):
-            raise Fenced(
-                "another leader has taken over the log",
-                code=Code.DEPOSED,
-                hint="run the load again: it goes on where the log ends",
-            )
+            raise _deposed(last)
         first = object_name(last.slot - 1)
         listed = self._thread.start(lambda store: store.list(PREFIX, after=first, limit=objects)).result()
         if [row.key for row in listed] != [object_name(slot) for slot in range(last.slot, last.slot + objects)]:

@@ -9,25 +9,12 @@
     resign      the last record: the next leader need not wait            only the verdicts are missing
     release     the table of verdicts                                     all of it or nothing
 
-Exactly once: every batch writes how many requests are finished, so the durable chain shows the progress after any
-crash. A run claims before it reads that, so an older run can add nothing after it. Verdicts follow from the requests
-and the first base alone and are equal in every run. Only when others wrote in between, older read versions are
-``too_old``, as after any change of leader. Of two concurrent loads one deposes the other; the deposed one is Fenced.
-
-The version of a committed request is base + ordinal. After a crash the later part has versions above the new base.
-
-The plan of a wave fixes everything that two attempts of a task could do differently: slot, prev, durable, time,
-versions, nonce. So both write the same bytes. A body holds the committed requests of a chunk with their preconditions,
-and the load's progress: one more write in the last of them, or its own transaction at the version of the chunk's last
-request when none is committed. The requests of the load must not see this record: a read of the record's key gets the
-version of the batch before, because between the two only the record changed. In the same way, a request that was read
-under an earlier leader of this load is written as read at the new base: nothing below it can be judged again.
-
-Closed, Fenced, Unavailable, InvalidRequest: after any of them another run with the same arguments may follow.
+Exactly once: every batch writes how many requests are finished, and a run claims before it reads that. Verdicts follow
+from the requests and the first base alone. The plan of a wave fixes all that two attempts of a task could do
+differently, so both write the same bytes. The progress record is one more write in the last committed request of a
+batch, or its own transaction. Requests must not see it: a read of the record's key gets the version of the batch
+before. A request that was read under an earlier leader of this load is written as read at the new base.
 """
-
-# pyarrow ships no types; mypy checks the rest.
-# pyright: reportAttributeAccessIssue=false, reportUnknownLambdaType=false, reportUnknownParameterType=false
 
 from __future__ import annotations
 
@@ -54,25 +41,24 @@ from pyspark.sql import functions as F  # noqa: N812  the name that every Spark 
 from holdfast.commit.format.batch import BODY_SCHEMA, SPAN_MAX, VERSION_JUMP, Header, ItemKind, encode_object
 from holdfast.errors import Code, InvalidRequest
 from holdfast.spark.bulk.leadership import Leadership, LeadershipOptions, put_batch
-from holdfast.spark.bulk.lookup import look_up
 from holdfast.spark.bulk.records import LoadProgress, decode_progress, newest_nearby, newest_of_log, progress_key
-from holdfast.spark.bulk.requests import AS_NAMED, ChunkPlace, RequestFormat, Staged, read_stream, require_judged, stage
-from holdfast.spark.bulk.resolve import Resolution, resolve_requests
+from holdfast.spark.bulk.requests import (
+    AS_NAMED,
+    ChunkPlace,
+    RequestFormat,
+    Staged,
+    read_stream,
+    require_judged,
+    stage,
+    stream,
+)
+from holdfast.spark.bulk.resolve import Resolution, look_up, resolve_requests
 from holdfast.spark.bulk.sequencing import BELOW, Fate, Windows, plain_numbers
 from holdfast.spark.bulk.verdicts import write_verdicts
 from holdfast.spark.runtime.session import task_errors
 from holdfast.spark.runtime.store_thread import StoreThread, is_directory
 
-__all__ = [
-    "BatchPlan",
-    "LoadOptions",
-    "LoadReport",
-    "LeadershipPlan",
-    "WaveResult",
-    "batch_object",
-    "load_requests",
-    "write_wave",
-]
+__all__ = ["LoadOptions", "LoadReport", "load_requests"]
 
 PUTS_IN_FLIGHT: Final = 4
 
@@ -133,7 +119,7 @@ def write_wave(
     planned = spark.createDataFrame(rows, "partition int, number int, plan binary")
 
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        done: list[tuple[int, int, bool]] = []
+        done: list[dict[str, object]] = []
         waiting: deque[tuple[int, int, Future[bool]]] = deque()
         with StoreThread(url) as thread:
             for batch in batches:
@@ -143,13 +129,10 @@ def write_wave(
                     waiting.append((plan.key, len(data), thread.start(partial(put_batch, header=header, data=data))))
                     while len(waiting) >= PUTS_IN_FLIGHT:
                         key, size, future = waiting.popleft()
-                        done.append((key, size, future.result()))
-            done += [(key, size, future.result()) for key, size, future in waiting]
-        if done:
-            columns = list(zip(*done, strict=True))
-            kinds = (pa.int64(), pa.int64(), pa.bool_())
-            arrays = [pa.array(column, kind) for column, kind in zip(columns, kinds, strict=True)]
-            yield pa.RecordBatch.from_arrays(arrays, ["key", "size", "created"])
+                        done.append({"key": key, "size": size, "created": future.result()})
+            done.extend({"key": key, "size": size, "created": future.result()} for key, size, future in waiting)
+        schema = pa.schema([("key", pa.int64()), ("size", pa.int64()), ("created", pa.bool_())])
+        yield pa.RecordBatch.from_pylist(done, schema=schema)
 
     wanted = staged.frame.select("partition", "number", "weighted", "asks", "item_rows", "values")
     joined = wanted.join(F.broadcast(planned), ["partition", "number"])
@@ -166,17 +149,9 @@ def batch_object(plan: BatchPlan, leadership: LeadershipPlan, chunk: Mapping[str
     Raises: InvalidRequest when the chunk is not the one that was judged.
     """
     require_judged(chunk, plan.weighted, plan.first)
-    body = _stream(_rows(plan, leadership, chunk))
+    body = stream(_rows(plan, leadership, chunk).combine_chunks())
     header = replace(plan.header, body_length=len(body), body_crc=zlib.crc32(body))
     return header, encode_object(header, body)
-
-
-def _stream(table: pa.Table) -> bytes:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, BODY_SCHEMA) as writer:
-        writer.write_table(table.combine_chunks())
-    data: bytes = sink.getvalue().to_pybytes()
-    return data
 
 
 def _rows(plan: BatchPlan, leadership: LeadershipPlan, chunk: Mapping[str, Any]) -> pa.Table:
@@ -188,7 +163,7 @@ def _rows(plan: BatchPlan, leadership: LeadershipPlan, chunk: Mapping[str, Any])
     versions = leadership.versions(leadership.ordinals_after(places + 1))
     accepted = fates == Fate.COMMITTED
     accepted[: plan.settled] = False
-    read_versions = _read_versions(asks, leadership)
+    read_versions = _translated(asks["read_index"], asks["read_version"], leadership)
     owners = np.repeat(np.arange(len(fates)), asks["items"].to_numpy())
     kept = np.flatnonzero(accepted[owners])
     owner, rows = pa.array(owners[kept]), pa.array(kept)
@@ -230,17 +205,13 @@ def _progress_row(plan: BatchPlan, leadership: LeadershipPlan, table: pa.Table) 
     return pa.Table.from_pylist([row], schema=BODY_SCHEMA)
 
 
-def _translated(indexes: Numbers, versions: Numbers, leadership: LeadershipPlan) -> pa.Array:
-    """Read versions as this leadership's log has them: null for none, and what no precondition can use as it was."""
-    ordinals = np.where(
-        indexes >= 0, leadership.ordinals_after(np.maximum(indexes, 0)), versions - leadership.origin_base
-    )
+def _translated(index: pa.ChunkedArray, version: pa.ChunkedArray, leadership: LeadershipPlan) -> pa.Array:
+    """Read versions as this leadership's log has them: null for none, and unchanged where no precondition uses it."""
+    indexes, versions = plain_numbers(index), plain_numbers(version)
+    after = leadership.ordinals_after(np.maximum(indexes, 0))
+    ordinals = np.where(indexes >= 0, after, versions - leadership.origin_base)
     found = np.where(ordinals <= BELOW, versions, leadership.versions(ordinals))
     return pa.array(found, pa.int64(), mask=(indexes < 0) & (versions < 0))
-
-
-def _read_versions(asks: pa.Table, leadership: LeadershipPlan) -> pa.Array:
-    return _translated(plain_numbers(asks["read_index"]), plain_numbers(asks["read_version"]), leadership)
 
 
 def _ats(
@@ -253,7 +224,7 @@ def _ats(
     defaults: pa.Array,
 ) -> pa.Array:
     """The versions of preconditions that have their own, or need one because they read the record's key."""
-    own = _translated(plain_numbers(items["at_index"]), plain_numbers(items["at_version"]), leadership)
+    own = _translated(items["at_index"], items["at_version"], leadership)
     key = pa.scalar(leadership.progress_key, pa.binary())
     reaches = pc.fill_null(pc.greater(ends, key), True)
     sees = np.where(
@@ -332,13 +303,15 @@ def load_requests(
 ) -> LoadReport:
     """Load ``requests`` into the log at ``log_url``, making it when there is none, and write the verdicts as a table.
 
-    ``step`` hears of each step as it is done. Raises, and after a crash: see the module.
+    ``step`` is called after each step. The version of a committed request is base + ordinal; after a crash the later
+    part is above a new base. Only when others wrote in between, older read versions are ``too_old``.
+
+    Raises: Closed, Fenced (another load deposed this one), Unavailable, InvalidRequest. After any of them, and after a
+    crash, a run with the same arguments loads the rest.
     """
-    return _Load(spark, log_url, verdicts_url, options or LoadOptions(), step or _ignore_step).run(requests)
-
-
-def _ignore_step(name: str, facts: Mapping[str, object]) -> None:
-    del name, facts
+    return _Load(spark, log_url, verdicts_url, options or LoadOptions(), step or (lambda _name, _facts: None)).run(
+        requests
+    )
 
 
 class _Load:

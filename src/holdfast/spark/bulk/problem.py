@@ -1,14 +1,8 @@
 """The problem that a sweep solves: requests with what they read and change, as flat arrays of numbers.
 
-The rank of a key is its index among all keys and range bounds of the problem. A key of rank r is the range ``[r, r +
-1)``; a range of keys is the range between the ranks of its bounds. Two ranges of keys overlap exactly when their ranks
-do, whether or not a key is in both.
-
-Pure memory; keys are compared as bytes. Cost: a hash per key, a sort of the distinct ones.
+The rank of a key is its index among all keys and range bounds of the problem; a key of rank r is the range ``[r, r +
+1)``. Two ranges of keys overlap exactly when their ranks do. Cost: a hash per key, a sort of the distinct ones.
 """
-
-# pyarrow ships no types; mypy checks the rest.
-# pyright: reportAttributeAccessIssue=false, reportUnknownParameterType=false
 
 from __future__ import annotations
 
@@ -23,19 +17,7 @@ import pyarrow.compute as pc
 from holdfast.commit.format.batch import ItemKind
 from holdfast.spark.bulk.sequencing import ordinals_of, plain_numbers
 
-__all__ = [
-    "CLEAR",
-    "COMMITTED",
-    "CONFLICT",
-    "REJECTED",
-    "UNKNOWN",
-    "Items",
-    "Ordinals",
-    "Problem",
-    "key_ranks",
-    "make_problem",
-    "select_items",
-]
+__all__ = ["CLEAR", "COMMITTED", "CONFLICT", "REJECTED", "UNKNOWN", "Items", "Problem", "make_problem", "select_items"]
 
 Numbers: TypeAlias = npt.NDArray[np.int64]
 Flags: TypeAlias = npt.NDArray[np.bool_]

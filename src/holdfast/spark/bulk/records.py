@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 from pyspark.sql import SparkSession
@@ -46,6 +46,8 @@ __all__ = [
     "requests_digest",
 ]
 
+T = TypeVar("T")
+
 LOAD_LOOK_BACK_OBJECTS: Final = 64
 
 
@@ -66,7 +68,12 @@ class LoadProgress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return msgspec.json.encode(self)
 
 
-_PROGRESS_DECODER: Final = msgspec.json.Decoder(LoadProgress)
+def _decoded(data: bytes, key: bytes, kind: type[T], job: str) -> T:
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        message = f"key holds something that no {job} wrote"
+        raise CorruptData(message, code=Code.CORRUPT_LOG, key=key.decode("utf-8", "replace")) from error
 
 
 def progress_key(name: str) -> bytes:
@@ -76,19 +83,13 @@ def progress_key(name: str) -> bytes:
 
 def decode_progress(data: bytes, key: bytes) -> LoadProgress:
     """Raises: CorruptData."""
-    try:
-        return _PROGRESS_DECODER.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise CorruptData(
-            "key holds something that no load wrote", code=Code.CORRUPT_LOG, key=key.decode("utf-8", "replace")
-        ) from error
+    return _decoded(data, key, LoadProgress, "load")
 
 
 async def newest_nearby(store: ObjectStore, claim: Header, key: bytes) -> tuple[bytes | None, bool, bool]:
-    """The newest value of ``key`` in objects before ``claim``, whether the search was far enough to know, and
-    whether others have committed since.
+    """The newest value of ``key`` before ``claim``, whether the search was complete, and whether others wrote since.
 
-    A load that was interrupted is among the last to have written, so a few objects are usually enough.
+    An interrupted load is among the last writers, so a few objects are usually enough.
     """
     header = claim
     others = False
@@ -148,15 +149,11 @@ class GroupRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return len(group) == len(self.outcomes) and self.digest in (None, requests_digest(group))
 
 
-_GROUP_DECODER: Final = msgspec.json.Decoder(GroupRecord)
 _encode: Final = msgspec.msgpack.Encoder().encode
 
 
 def requests_digest(requests: Sequence[ParsedRequest]) -> str:
-    """Names these requests in this order: their places, ids, read versions, reads and changes. Kept in logs.
-
-    Of one that is refused, whose changes were not parsed: its place, its id and why.
-    """
+    """A name for these requests in this order: their orders, ids, read versions, reads and changes, or refusals."""
     digest = blake2b(digest_size=16)
     for each in requests:
         txn = each.transaction
@@ -171,12 +168,7 @@ def record_key(name: str) -> bytes:
 
 
 def _decode_group(data: bytes, key: bytes) -> GroupRecord:
-    try:
-        return _GROUP_DECODER.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise CorruptData(
-            "key holds something that no ingest wrote", code=Code.CORRUPT_LOG, key=key.decode("utf-8", "replace")
-        ) from error
+    return _decoded(data, key, GroupRecord, "ingest")
 
 
 async def records_nearby(store: ObjectStore, claim: Header, key: bytes) -> tuple[list[GroupRecord], bool]:

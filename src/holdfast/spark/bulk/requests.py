@@ -1,19 +1,7 @@
 """Commit requests on Spark: rows in one form, sorted, checked, packed into chunks and kept by Spark ("staged").
 
-Columns of a request, one row each:
-
-    order           position in the total order: any type that sorts, no duplicates (the column's name is an option)
-    operations      array of structs: ``kind`` (or ``type``: write, delete, range_delete), ``key`` (or ``begin``),
-                    ``value``, ``end``; without a kind a null value deletes. Or the columns key, value, kind, end: one
-                    operation per row
-    preconditions   array of structs: ``kind`` (or ``type``: point_read, range_read), ``key`` (or ``begin``), ``end``,
-                    ``version``; without a kind, one with an end is a range read
-    read_version    a log version, or ``#k``: the log after the k-th request of this input, ``#0`` before all
-    request_id      names the attempt
-
-Keys and values are binary, or strings: UTF-8, or base64 as in the HTTP API. An array given as a string is JSON.
-
-A chunk holds consecutive requests of one partition in three Arrow streams, so that a stage reads only what it needs:
+``RequestFormat`` describes the rows. A chunk holds consecutive requests of one partition in three Arrow streams, so
+that a stage reads only what it needs:
 
     asks     one row per request: order, request_id, read_index and read_version (its read version: ``#k`` or a number),
              index_max and version_max (of all that it names, -1 for none), items, refusal (0, or a ``Refusal``),
@@ -22,16 +10,9 @@ A chunk holds consecutive requests of one partition in three Arrow streams, so t
              at_version
     values   one row per item: value
 
-A request with a refusal is never sequenced; the rules are those of the HTTP service. Columns, kinds, versions or nulls
-that cannot be read raise InvalidRequest. Spark finds invalid base64 when rows are first read: read within
-``frame_errors``.
-
-Staged requests are on the executors' disks for this session. A restart stages again. When an executor is lost, Spark
-computes its chunks again; a stage that uses a chunk compares its checksum with the judged one (``require_judged``).
+Staged requests are on the executors' disks for this session. When an executor is lost, Spark computes its chunks
+again; a stage that uses a chunk compares its checksum with the judged one (``require_judged``).
 """
-
-# pyarrow ships no types; mypy checks the rest.
-# pyright: reportAttributeAccessIssue=false, reportUnknownLambdaType=false, reportUnknownParameterType=false
 
 from __future__ import annotations
 
@@ -80,11 +61,8 @@ from holdfast.spark.runtime.session import task_errors
 
 __all__ = [
     "AS_NAMED",
-    "CHUNK_BYTES",
-    "Chunk",
     "ChunkPlace",
     "ParsedRequest",
-    "Refusal",
     "RequestFormat",
     "Staged",
     "chunk_key",
@@ -117,7 +95,20 @@ _AS_IT_IS: Final[Mapping[str, tuple[type[DataType], ...]]] = {
 
 @dataclass(frozen=True, slots=True)
 class RequestFormat:
-    """How rows are to be read as requests. ``text`` says how strings encode keys and values."""
+    """How rows are read as requests: one row each, with these columns.
+
+    order           position in the total order: any type that sorts, no duplicates (``order_by`` is the column's name)
+    operations      array of structs: ``kind`` (or ``type``: write, delete, range_delete), ``key`` (or ``begin``),
+                    ``value``, ``end``; without a kind a null value deletes. Or the columns key, value, kind, end: one
+                    operation per row
+    preconditions   array of structs: ``kind`` (or ``type``: point_read, range_read), ``key`` (or ``begin``), ``end``,
+                    ``version``; without a kind, one with an end is a range read
+    read_version    a log version, or ``#k``: the log after the k-th request of this input, ``#0`` before all
+    request_id      names the attempt
+
+    Keys and values are binary, or strings: UTF-8 or base64, as ``text`` says. An array given as a string is JSON. A
+    request that breaks a rule of the HTTP service is refused alone; rows that cannot be read raise InvalidRequest.
+    """
 
     order_by: str = "order"
     text: Literal["utf8", "base64"] = "utf8"
@@ -133,12 +124,10 @@ SHOWN_MAX: Final = 80
 
 
 def in_order(frame: DataFrame, request_format: RequestFormat, partitions: int) -> DataFrame:
-    """``frame`` in the one form, range-partitioned and sorted by its order.
+    """``frame`` in the one form, range-partitioned and sorted by its order. Raises: InvalidRequest.
 
-    Shape: ``order`` string; ``operations`` array of struct with the fields of the module's table, whose keys and values
-    are bytes, or strings, which mean their UTF-8; or the columns kind, key, end, value where each row is one
-    operation; ``reads`` likewise an array; ``read_version`` and ``request_id`` strings, each only where the frame has
-    it. Raises: InvalidRequest.
+    Shape: ``order`` string; ``operations`` and ``reads`` arrays of structs, or the columns kind, key, end, value;
+    ``read_version`` and ``request_id`` strings, each only where the frame has it.
     """
     types: Mapping[str, DataType] = {field.name: field.dataType for field in frame.schema}
     order = request_format.order_by
@@ -149,7 +138,8 @@ def in_order(frame: DataFrame, request_format: RequestFormat, partitions: int) -
         raise _misfit(f"columns {', '.join(extra)} would be lost")
     columns = _operations(types, request_format)
     if "preconditions" in types:
-        columns.append(_reads(types, request_format).alias("reads"))
+        reads = _each(types["preconditions"], "preconditions", _READ_JSON, _read, request_format)
+        columns.append(reads.alias("reads"))
     texts = [name for name in ("read_version", "request_id") if name in types]
     columns += [F.col(name).cast("string").alias(name) for name in texts]
     # Sorted as they come, and brought into form where they arrive: what is sampled and shuffled is as narrow as it was.
@@ -214,25 +204,22 @@ class _Fields:
             return F.lit(None).cast("binary")
         return found[0] if len(found) == 1 else F.coalesce(*found)
 
+    def kind_and_key(self, column: Column, absent: str, present: str) -> list[Column]:
+        """The kind, by default by whether ``column`` is null, and the key."""
+        kind = F.when(column.isNull(), F.lit(absent)).otherwise(F.lit(present))
+        if {"kind", "type"} & set(self.types):
+            kind = F.coalesce(self.text("kind", "type"), kind)
+        return [kind.alias("kind"), self.data("key", "begin").alias("key")]
+
 
 def _operation(fields: _Fields) -> list[Column]:
     value = fields.data("value")
-    by_value = F.when(value.isNull(), F.lit("delete")).otherwise(F.lit("write"))
-    kind = F.coalesce(fields.text("kind", "type"), by_value) if {"kind", "type"} & set(fields.types) else by_value
-    return [
-        kind.alias("kind"), fields.data("key", "begin").alias("key"), fields.data("end").alias("end"),
-        value.alias("value"),
-    ]  # fmt: skip
+    return [*fields.kind_and_key(value, "delete", "write"), fields.data("end").alias("end"), value.alias("value")]
 
 
 def _read(fields: _Fields) -> list[Column]:
-    end = fields.data("end")
-    by_end = F.when(end.isNull(), F.lit("point_read")).otherwise(F.lit("range_read"))
-    kind = F.coalesce(fields.text("kind", "type"), by_end) if {"kind", "type"} & set(fields.types) else by_end
-    return [
-        kind.alias("kind"), fields.data("key", "begin").alias("key"), end.alias("end"),
-        fields.text("version").alias("version"),
-    ]  # fmt: skip
+    end, version = fields.data("end"), fields.text("version")
+    return [*fields.kind_and_key(end, "point_read", "range_read"), end.alias("end"), version.alias("version")]
 
 
 def _operations(types: Mapping[str, DataType], request_format: RequestFormat) -> list[Column]:
@@ -244,10 +231,6 @@ def _operations(types: Mapping[str, DataType], request_format: RequestFormat) ->
     if "key" not in types or not ("value" in types or "kind" in types):
         raise _misfit("operations are needed, or key and value (or key and kind)")
     return _operation(_Fields(types, F.col, request_format))
-
-
-def _reads(types: Mapping[str, DataType], request_format: RequestFormat) -> Column:
-    return _each(types["preconditions"], "preconditions", _READ_JSON, _read, request_format)
 
 
 def _each(
@@ -657,10 +640,9 @@ def _checksums(items: _Items, ids: pa.Array, read_index: pa.Array, read_version:
 
 
 def _polynomials(data: npt.NDArray[np.uint8], bounds: Numbers) -> npt.NDArray[np.uint64]:
-    """For each stretch between two bounds the sum of (its byte i, and one) times (a prime to the power of i).
+    """For each stretch between two bounds the sum of (its byte i, plus one) times (a prime to the power of i).
 
-    Computed for all stretches at once, as if each began where the data does, and then moved back. In slabs, so that
-    memory is bounded and what is multiplied stays near the processor.
+    All stretches are computed at once, in slabs that fit the cache.
     """
     found: npt.NDArray[np.uint64] = np.zeros(len(bounds) - 1, np.uint64)
     held = np.flatnonzero(np.diff(bounds) > 0)

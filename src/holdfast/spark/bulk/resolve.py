@@ -1,39 +1,37 @@
 """Stage 2 for requests in bulk: the verdict of every request, equal to the one that a leader would give.
 
-The reference is a leader with base ``base``, an empty window and the given floors, that takes the requests in order
-(``commit.stages``). The result does not depend on partitions or tasks. A small problem runs in one task: with keys as
-numbers, one core judges faster than Spark shuffles. A larger one is cut into ranges of keys and judged in rounds.
-
-A request is committed when it is clear in every range that it reads from, and rejected when it conflicts in one. A
-round sends the known states to all ranges and collects new ones. A task depends only on its input, so repeating it
-changes nothing. Every round decides the first unknown request, so the rounds end; their number depends on the chains
-of dependent requests, not on the number of ranges.
-
-Memory on the driver: 3 bytes per request, 4 per range that a request reads from, a bit per range that it is in, 16 per
-failed precondition. In a task: about 100 bytes per item and its keys, or one range. A range travels in pieces, so
-Java's heap does not grow with its size.
+The reference is a leader with base ``base``, an empty window and the given floors, that takes the requests in order.
+A small problem runs in one task: with keys as numbers, one core judges faster than Spark shuffles. A larger one is cut
+into ranges of keys. A request is committed when it is clear in every range that it reads from, and rejected when it
+conflicts in one. A round sends the known states to all ranges and collects new ones; each decides the first unknown
+request, so the rounds end. Memory on the driver: 3 bytes per request, 4 per range that a request reads from, a bit per
+range that it is in, 16 per failed precondition. In a task: about 100 bytes per item and its keys, or one range.
 """
-
-# pyarrow ships no types; mypy checks the rest.
-# pyright: reportAttributeAccessIssue=false, reportUnknownLambdaType=false, reportUnknownParameterType=false
 
 from __future__ import annotations
 
 import pickle
 import time
 import zlib
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
+from hashlib import blake2b
 from typing import Final
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import StorageLevel
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  the name that every Spark program uses
 
+from holdfast.commit.format.batch import FIRST_SLOT, decode_body, decode_header, object_name
+from holdfast.commit.format.transaction import Operation, Write
+from holdfast.objects.port import ObjectReader
 from holdfast.spark.bulk.problem import (
     CLEAR,
     COMMITTED,
@@ -45,11 +43,21 @@ from holdfast.spark.bulk.problem import (
     make_problem,
     select_items,
 )
-from holdfast.spark.bulk.requests import Staged, chunk_key, read_stream, stream
+from holdfast.spark.bulk.records import progress_key
+from holdfast.spark.bulk.requests import (
+    ChunkPlace,
+    Staged,
+    chunk_key,
+    operations_at,
+    read_stream,
+    require_judged,
+    stream,
+)
 from holdfast.spark.bulk.sequencing import WHOLE_INPUT, Fate, Sequencing, Windows, sequence_requests
 from holdfast.spark.runtime.session import task_errors
+from holdfast.spark.runtime.store_thread import PlannedObjectsThread
 
-__all__ = ["Resolution", "Resolved", "resolve_in_rounds", "resolve_requests"]
+__all__ = ["Resolution", "look_up", "resolve_requests"]
 
 ITEMS_IN_A_RANGE: Final = 1_000_000
 """About 60 bytes each while a task has them."""
@@ -167,25 +175,19 @@ def _by_range(items: Items, splits: Sequence[bytes]) -> Iterator[tuple[int, byte
     for number in range(len(splits) + 1):
         begin, end = bounds[number], bounds[number + 1]
         assert begin is not None, "only the last range has no end"
-        at_or_above = pc.greater_equal(items.keys, pa.scalar(begin, pa.large_binary()))
-        below = True if end is None else pc.less(items.keys, pa.scalar(end, pa.large_binary()))
-        reaches = pc.or_kleene(pc.is_null(items.ends), pc.greater(items.ends, pa.scalar(begin, pa.large_binary())))
-        ranged = pa.array(items.is_range)
-        meets = pc.if_else(ranged, pc.fill_null(reaches, True), at_or_above)
-        mask = pc.and_(meets, below) if end is not None else meets
+        low, high = pa.scalar(begin, pa.large_binary()), pa.scalar(end, pa.large_binary())
+        reaches = pc.or_kleene(pc.is_null(items.ends), pc.greater(items.ends, low))
+        meets = pc.if_else(pa.array(items.is_range), pc.fill_null(reaches, True), pc.greater_equal(items.keys, low))
+        mask = pc.and_(meets, pc.less(items.keys, high)) if end is not None else meets
         which = mask.to_numpy(zero_copy_only=False)
         if not which.any():
             continue
         some = items.chosen(which)
-        keys = pc.if_else(
-            pc.less(some.keys, pa.scalar(begin, pa.large_binary())), pa.scalar(begin, pa.large_binary()), some.keys
-        )
+        keys = pc.if_else(pc.less(some.keys, low), low, some.keys)
         ends = some.ends
         if end is not None:
-            beyond = pc.and_(
-                pa.array(some.is_range), pc.fill_null(pc.greater(ends, pa.scalar(end, pa.large_binary())), True)
-            )
-            ends = pc.if_else(beyond, pa.scalar(end, pa.large_binary()), ends)
+            beyond = pc.and_(pa.array(some.is_range), pc.fill_null(pc.greater(ends, high), True))
+            ends = pc.if_else(beyond, high, ends)
         yield number, stream(
             pa.table(
                 {
@@ -255,11 +257,6 @@ def _unpacked(packed: bytes) -> npt.NDArray[np.uint8]:
     return np.frombuffer(zlib.decompress(packed), np.uint8)
 
 
-def _counts_of(packed: bytes) -> npt.NDArray[np.uint16]:
-    """For each request in how many ranges it is not clear yet."""
-    return np.frombuffer(zlib.decompress(packed), np.uint16)
-
-
 def _assigned(fates: npt.NDArray[np.uint8]) -> npt.NDArray[np.int32]:
     found: npt.NDArray[np.int32] = np.concatenate(([0], np.cumsum(fates == Fate.PENDING))).astype(np.int32)
     return found
@@ -319,7 +316,7 @@ class _Driver:
         clear = {number: zlib.compress(bits, 1) for number, bits in self._clear.items()}
 
         def judge(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            states, unclear = _unpacked(packed_states), _counts_of(packed_unclear)
+            states, unclear = _unpacked(packed_states), np.frombuffer(zlib.decompress(packed_unclear), np.uint16)
             for number, kept in _whole_ranges(batches):
                 yield _judge_range(number, kept, states, unclear, zlib.decompress(clear[number]))
 
@@ -426,11 +423,7 @@ def resolve_requests(
 
     Raises: what tasks raise. Cost: see the module; a pass over the keys of all requests.
     """
-    if not staged.requests:
-        empty = np.zeros(0, np.int64)
-        narrow = empty.astype(np.int32)
-        return Resolution(np.zeros(0, np.uint8), {}, empty, narrow, narrow, narrow, base, 0, (), 0.0)
-    if staged.plain:
+    if not staged.requests or staged.plain:
         return _all_committed(staged.requests, base)
     if partitions is None and staged.items <= ITEMS_IN_ONE_TASK:
         sequencing, resolved = _in_one_task(staged, base, windows, judge=True)
@@ -464,23 +457,6 @@ def _all_committed(requests: int, base: int) -> Resolution:
     return Resolution(fates, {}, none, narrow, narrow, ordinals, base, 0, (), 0.0)
 
 
-_ONE: Final = {
-    "fates": pa.binary(),
-    "duplicates": pa.binary(),
-    "originals": pa.binary(),
-    "states": pa.binary(),
-    "too_old": pa.binary(),
-    "places": pa.binary(),
-    "numbers": pa.binary(),
-    "ordinals": pa.binary(),
-    "seconds": pa.float64(),
-}
-_ONE_TYPE: Final = (
-    "fates binary, duplicates binary, originals binary, states binary, too_old binary, places binary, numbers binary, "
-    "ordinals binary, seconds double"
-)
-
-
 def _in_one_task(staged: Staged, base: int, windows: Windows, *, judge: bool) -> tuple[Sequencing, Resolved]:
     """Sequence all requests in one task and, with ``judge``, decide them there."""
     wanted = staged.frame.select("partition", "number", "asks", *(["item_rows"] if judge else []))
@@ -495,37 +471,13 @@ def _in_one_task(staged: Staged, base: int, windows: Windows, *, judge: bool) ->
         sequencing = sequence_requests(asks, base, windows)
         items = pa.concat_tables([read_stream(item) for _, _, item in rows]) if judge else None
         resolved = Resolved.empty() if items is None else _judge_all(asks, items, sequencing, base, windows)
-        duplicates, originals = list(sequencing.originals), list(sequencing.originals.values())
-        row = {
-            "fates": sequencing.fates.tobytes(),
-            "duplicates": np.array(duplicates, np.int64).tobytes(),
-            "originals": np.array(originals, np.int64).tobytes(),
-            "states": resolved.states.tobytes(),
-            "too_old": resolved.too_old.tobytes(),
-            "places": resolved.conflict_places.tobytes(),
-            "numbers": resolved.conflict_numbers.tobytes(),
-            "ordinals": resolved.conflict_ordinals.tobytes(),
-            "seconds": resolved.kernel_seconds,
-        }
-        yield pa.RecordBatch.from_pylist([row], schema=pa.schema(list(_ONE.items())))
+        result = pickle.dumps((sequencing.fates, sequencing.originals, resolved))
+        yield pa.RecordBatch.from_arrays([pa.array([result], pa.binary())], ["result"])
 
     with task_errors():
-        row = wanted.repartition(1).mapInArrow(work, _ONE_TYPE).select(*map(F.col, _ONE)).toArrow().to_pylist()[0]
-    fates = np.frombuffer(row["fates"], np.uint8)
-    duplicates = np.frombuffer(row["duplicates"], np.int64).tolist()
-    originals = np.frombuffer(row["originals"], np.int64).tolist()
-    assigned: npt.NDArray[np.int32] = np.concatenate(([0], np.cumsum(fates == Fate.PENDING))).astype(np.int32)
-    resolved = Resolved(
-        states=np.frombuffer(row["states"], np.uint8),
-        too_old=np.frombuffer(row["too_old"], np.int64),
-        conflict_places=np.frombuffer(row["places"], np.int64),
-        conflict_numbers=np.frombuffer(row["numbers"], np.int32),
-        conflict_ordinals=np.frombuffer(row["ordinals"], np.int32),
-        rounds=1,
-        residue=(0,),
-        kernel_seconds=row["seconds"],
-    )
-    return Sequencing(fates, assigned, dict(zip(duplicates, originals, strict=True))), resolved
+        (row,) = wanted.repartition(1).mapInArrow(work, "result binary").toArrow().to_pylist()
+    fates, originals, resolved = pickle.loads(row["result"])
+    return Sequencing(fates, _assigned(fates), originals), resolved
 
 
 def _judge_all(asks: pa.Table, rows: pa.Table, sequencing: Sequencing, base: int, windows: Windows) -> Resolved:
@@ -551,3 +503,127 @@ def _judge_all(asks: pa.Table, rows: pa.Table, sequencing: Sequencing, base: int
     states[places] = verdicts
     reads = np.flatnonzero(items.is_read)[failed]
     return Resolved(states, too_old, items.owners[reads], items.numbers[reads], broken[failed], 1, (0,), seconds)
+
+
+# -- attempts whose read version is below the window: only the log knows their outcome ---------------------------------
+
+_LOGGED: Final = pa.schema([("version", pa.int64()), ("whole", pa.binary()), ("without_record", pa.binary())])
+_ASKED: Final = pa.schema([("place", pa.int64()), ("changes", pa.binary())])
+
+_encode: Final = msgspec.msgpack.Encoder().encode
+
+
+def look_up(spark: SparkSession, url: str, staged: Staged, resolution: Resolution, through: int) -> Resolution:
+    """``resolution`` with the log's word on every attempt that waits for it; the log counts up to version ``through``.
+
+    An attempt that the log holds above its read version gets its original version; one that it does not hold is
+    TOO_OLD; an id that it holds with other changes is a reused request id. Only changes are compared: an earlier load
+    wrote read versions of its own leader, and its record as one more change in the last request of a batch.
+
+    Raises: what reading raises. Cost: where an attempt waits, a scan of the log by tasks, and the objects found.
+    """
+    waiting = np.flatnonzero(resolution.fates == Fate.LOOK_UP)
+    if not len(waiting):
+        return resolution
+    chunks = {chunk.key: chunk for chunk in staged.chunks}
+    fates = resolution.fates
+
+    def asked(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for row in batch.to_pylist():
+                chunk = chunks[chunk_key(row["partition"], row["number"])]
+                asks, first = read_stream(row["asks"]), chunk.first
+                require_judged(row, chunk.weighted, first)
+                places = np.flatnonzero(fates[first : first + asks.num_rows] == Fate.LOOK_UP)
+                if len(places):
+                    ids = asks["request_id"].take(pa.array(places)).combine_chunks()
+                    # A read version of this very input is above every version that the log held before it.
+                    versions = asks["read_version"].take(pa.array(places)).combine_chunks()
+                    yield pa.RecordBatch.from_arrays([pa.array(places + first), ids, versions], ["place", "id", "at"])
+
+    wanted = staged.frame.select("partition", "number", "weighted", "asks")
+    frame = wanted.mapInArrow(asked, "place long, id string, at long")
+    found: dict[int, tuple[int, int]] = {}
+    if through:
+        log = spark.read.format("holdfast").option("url", url).option("shape", "transactions")
+        known = log.option("columns", "version,seq,request_id").option("endingVersion", str(through)).load()
+        matches = known.join(F.broadcast(frame), known["request_id"] == frame["id"])
+        matches = matches.where(F.col("at").isNotNull() & (F.col("version") > F.col("at")))
+        with task_errors():
+            first = F.min(F.struct("version", "seq")).alias("first")
+            matches = matches.groupBy("place").agg(first).select("place", "first.version", "first.seq")
+            found = {row["place"]: (row["version"], row["seq"]) for row in matches.toArrow().to_pylist()}
+    reused = _with_other_changes(spark, url, staged, chunks, found) if found else []
+    decided = fates.copy()
+    decided[waiting] = Fate.TOO_OLD
+    decided[list(found)] = Fate.COMMITTED
+    decided[reused] = Fate.REQUEST_ID_REUSED
+    found_versions = {place: version for place, (version, _) in found.items() if decided[place] == Fate.COMMITTED}
+    return replace(resolution, fates=decided, found_versions=found_versions)
+
+
+def _with_other_changes(
+    spark: SparkSession,
+    url: str,
+    staged: Staged,
+    chunks: Mapping[int, ChunkPlace],
+    found: Mapping[int, tuple[int, int]],
+) -> list[int]:
+    """The places of those requests whose changes are not those that the log holds at the version and ``seq`` found."""
+    versions: dict[int, set[int]] = {}
+    for version, seq in found.values():
+        versions.setdefault(seq, set()).add(version)
+    objects = spark.createDataFrame(
+        [(seq, sorted(wanted)) for seq, wanted in versions.items()], "seq long, versions array<long>"
+    )
+    wanted = staged.frame.select("partition", "number", "weighted", "asks", "item_rows", "values")
+    with task_errors():
+        logged = objects.mapInArrow(partial(logged_changes, url), "version long, whole binary, without_record binary")
+        asked = wanted.mapInArrow(partial(asked_changes, chunks, sorted(found)), "place long, changes binary")
+        held = {row["version"]: (row["whole"], row["without_record"]) for row in logged.toArrow().to_pylist()}
+        return [
+            row["place"] for row in asked.toArrow().to_pylist() if row["changes"] not in held[found[row["place"]][0]]
+        ]
+
+
+def logged_changes(url: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Digests of what transactions of the log change, and of that without a load's record, for objects by ``seq``."""
+    with PlannedObjectsThread(url) as thread:
+        for batch in batches:
+            rows: list[dict[str, object]] = []
+            for seq, versions in zip(batch["seq"].to_pylist(), batch["versions"].to_pylist(), strict=True):
+                slot = FIRST_SLOT - seq
+                data = thread.start(partial(_read, slot=slot)).result()
+                for txn in decode_body(data, decode_header(data, slot=slot)):
+                    if txn.version in versions:
+                        last = txn.operations[-1]
+                        of_load = isinstance(last, Write) and last.key.startswith(progress_key(""))
+                        changes = txn.operations[:-1] if of_load else txn.operations
+                        digests = {"whole": _digest(txn.operations), "without_record": _digest(changes)}
+                        rows.append({"version": txn.version, **digests})
+            yield pa.RecordBatch.from_pylist(rows, schema=_LOGGED)
+
+
+def asked_changes(
+    chunks: Mapping[int, ChunkPlace], places: Sequence[int], batches: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """A digest of what each request at one of these ``places``, which rise, changes. Raises: InvalidRequest."""
+    for batch in batches:
+        for row in batch.to_pylist():
+            chunk = chunks[chunk_key(row["partition"], row["number"])]
+            asks, first = read_stream(row["asks"]), chunk.first
+            require_judged(row, chunk.weighted, first)
+            own = places[bisect_left(places, first) : bisect_left(places, first + asks.num_rows)]
+            if own:
+                items, values = read_stream(row["item_rows"]), read_stream(row["values"])
+                changes = operations_at(asks, items, values, [place - first for place in own])
+                rows = [{"place": place, "changes": _digest(each)} for place, each in zip(own, changes, strict=True)]
+                yield pa.RecordBatch.from_pylist(rows, schema=_ASKED)
+
+
+async def _read(store: ObjectReader, *, slot: int) -> bytes:
+    return await store.read(object_name(slot))
+
+
+def _digest(operations: Sequence[Operation]) -> bytes:
+    return blake2b(_encode(operations), digest_size=16).digest()

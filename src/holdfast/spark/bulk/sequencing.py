@@ -1,20 +1,13 @@
 """Stage 1 for requests in bulk: which requests get a version, and the fate of the others.
 
-The rules are those of ``commit.stages.sequence``, and tests compare the two. The reference is a leader that takes the
-requests in order and responds to each before the next. So the first attempt under a request id is the original,
-whatever its outcome; the same attempt again shares the outcome; another request under that id is
+The reference is a leader that takes the requests in order and responds to each before the next, so the first attempt
+under a request id is the original. The same attempt again shares its outcome; another request under that id is
 ``request_id_reused``. Duplicates get no version.
 
-An *ordinal* is a request's number among those that get a version, from 1: under a leader with base B its version is B
-+ ordinal. A read version ``#k`` is the ordinal of the k-th request, or of the last one before it that has one. A log
-version v is the ordinal v - B, below every floor when v < B.
-
+An *ordinal* is a request's number among those that get a version, from 1: its version is the leader's base + ordinal.
 Cost: O(requests) array work; a Python step for each request that shares its id or names a version above the base.
 Memory: about 60 bytes per request.
 """
-
-# pyarrow ships no types; mypy checks the rest.
-# pyright: reportAttributeAccessIssue=false, reportUnknownParameterType=false
 
 from __future__ import annotations
 
@@ -183,13 +176,9 @@ class _OneByOne:
         self._known: dict[int, int] = {}
         self._taken: list[int] = []
 
-    def _assigned(self, place: int) -> int:
-        """The ordinal handed out last before ``place``; places come in order, so all of ``_taken`` lie before."""
-        return int(self._assigned_without[place]) + len(self._taken)
-
     def take(self, place: int, read_index: int, read_version: int, index_max: int, floor_index: int) -> None:
-        assigned = self._assigned(place)
-        newest = self._base + assigned
+        # Places come in order, so all of ``_taken`` are before this one.
+        newest = self._base + int(self._assigned_without[place]) + len(self._taken)
         if read_index > place or read_version > newest:
             self._fates[place] = Fate.FUTURE_VERSION
             return

@@ -1,23 +1,17 @@
 """The kernel of bulk resolution: one pass over requests in order, in compiled loops, with three verdicts.
 
-A request conflicts when a request that is certainly committed changed something that it read, after it read it. It is
-clear when no request that may be committed did so. Otherwise it is unknown. Both verdicts rest only on certain facts,
-so they never change, and every pass decides the first unknown request. With all keys in one problem nothing is ever
-unknown, and one pass gives the verdicts of a leader. ``commit.stages.resolve`` defines the conflict; tests compare
-the two.
+A request conflicts when a certainly committed request changed something that it read, after it read it. It is clear
+when no request that may be committed did so. Otherwise it is unknown. Both verdicts rest on certain facts only.
 
 Changes are in a radix tree of ordinals in flat arrays. Level 0 has one entry per rank, each higher level one per
-``FAN`` entries of the level below; ``begins`` says where each level begins. ``inside`` holds the newest change
-anywhere below an entry, ``covers`` the newest change of everything below it, so a wide deletion touches few entries
-per level. A range is cut into entries that are wholly inside it and whose parents are not. A parent of any of them
-reaches across an end of the range, so what covers it is found from the two ends alone. Ordinals rise from one change
-to the next: the last change of an entry is its newest.
+``FAN`` entries below; ``begins`` says where each level begins. ``inside`` holds the newest change anywhere below an
+entry, ``covers`` the newest change of everything below it. A range is cut into entries that are wholly inside it and
+whose parents are not. A parent of any of them reaches across an end of the range, so the two ends alone find what
+covers it. Ordinals rise from one change to the next: the last change of an entry is its newest.
 
-Importing this module costs a second (numba); import it where a problem is solved. The first call of a process loads
-the loops, and the first on a machine compiles them for some seconds; numba caches them by the date and size of this
-file. Compiled code checks no bounds: ``Problem.check`` does. A read or change of one rank is done in the loop itself,
-because passing three arrays to a function costs several times as much. Cost: O(items x log(ranks)), at most 17 bytes
-per rank; measured by ``benchmarks/spark.py --only resolve``.
+Importing this module costs a second (numba). The first call on a machine compiles the loops; numba caches them by the
+date and size of this file. Compiled code checks no bounds: ``Problem.check`` does. Cost: O(items x log(ranks)), at most
+17 bytes per rank.
 """
 
 from __future__ import annotations
@@ -80,8 +74,7 @@ def record_one(begins: Numbers, inside: Ordinals, rank: int, ordinal: int) -> No
 
 @compiled
 def _whole_parents(low: int, high: int) -> tuple[int, int]:
-    """Where the parents begin and end that lie wholly within a range of places: before and after these, places are
-    taken one by one. The range's own end twice where there is no such parent's end.
+    """The parents that are wholly inside a range, as places ``(left, right)``; ``(high, high)`` where there are none.
 
     >>> _whole_parents(3, 200), _whole_parents(3, 5), _whole_parents(64, 128)
     ((64, 192), (5, 5), (64, 128))

@@ -4,13 +4,7 @@ Columns: ``position`` of the request in the total order, from 1; ``order`` as te
 ``committed``, ``not_committed`` or ``invalid``; ``code``, the reason for the last two, as in the HTTP API; ``version``
 of a committed request; ``conflicts``: each failed precondition by its index in the request, from 0, and the newest
 version that broke it.
-
-Writing the table again changes nothing. Requests that Spark has computed again with another result raise
-InvalidRequest: the log has what was judged.
 """
-
-# pyarrow ships no types; mypy checks the rest.
-# pyright: reportAttributeAccessIssue=false, reportUnknownLambdaType=false, reportUnknownParameterType=false
 
 from __future__ import annotations
 
@@ -43,20 +37,13 @@ __all__ = ["INVALID_CODES", "VERDICTS", "write_verdicts"]
 
 Numbers = npt.NDArray[np.int64]
 
+_CONFLICT: Final = pa.struct([("precondition", pa.int32()), ("version", pa.int64())])
 VERDICTS: Final = pa.schema(
     [
-        pa.field("position", pa.int64()),
-        pa.field("order", pa.string()),
-        pa.field("request_id", pa.string()),
-        pa.field("outcome", pa.string()),
-        pa.field("code", pa.string()),
-        pa.field("version", pa.int64()),
-        pa.field(
-            "conflicts",
-            pa.list_(
-                pa.field("element", pa.struct([pa.field("precondition", pa.int32()), pa.field("version", pa.int64())]))
-            ),
-        ),
+        ("position", pa.int64()),
+        *((name, pa.string()) for name in ("order", "request_id", "outcome", "code")),
+        ("version", pa.int64()),
+        ("conflicts", pa.list_(pa.field("element", _CONFLICT))),
     ]
 )
 ROWS_IN_A_FILE: Final = 1_000_000
@@ -154,7 +141,7 @@ def _verdicts(resolution: Resolution, chunk: ChunkPlace, version_of: Callable[[N
             pa.array(resolution.conflict_numbers[rows]),
             pa.array(version_of(resolution.conflict_ordinals[rows].astype(np.int64))),
         ],
-        fields=list(VERDICTS.field("conflicts").type.value_type),
+        fields=list(_CONFLICT),
     )
     outcomes, codes = _names()
     taken = pa.array(fates.astype(np.int32))

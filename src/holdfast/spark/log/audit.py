@@ -1,33 +1,26 @@
-"""The checks of an audit: a survey of the whole log, then every object, link and verdict of one piece.
+"""Audit a log: a survey of the whole chain, a check of every object, and ``verify``, which does so step by step.
 
-The survey lists the log and continues where planning a read would stop: an audit exists for damaged logs. Only a log
-without a readable object or claim raises CorruptData.
+Damage is a finding, and the audit continues: CorruptData is raised only when nothing can be read.
+``commit.format`` checks objects and links, and the leader's own second stage decides every transaction again. A claim's
+window floor is its base, so a piece is judged alone after the objects before it were read back to the floor of its
+first batch. A rejected transaction leaves no trace, so a wrong rejection is not found. One damage is one finding: a
+link from a damaged object is not judged, and an unreadable object writes nothing into the window.
 
-The audit of a piece has no rules of its own: ``commit.format`` checks objects and links, and the leader's own second
-stage, ``commit.stages.resolve``, decides every transaction again. It judges by the committed writes since the window
-floor in the batch's header. These belong to one leadership, because a claim's floor is its base, so a piece is judged
-alone after the objects before it were read back to the floor of its first batch.
-
-A rejected transaction leaves no trace, so a wrong rejection is not found. One damage is one finding: a link from a
-damaged object is not judged, and an unreadable object writes nothing into the window. That can hide a conflict and
-never invents one.
-
-Memory: 16 bytes per object on the driver; in a task the conflict window of the leader.
+Cost: the log is read once, plus one conflict window per task. Memory: 16 bytes per object on the driver.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
-from itertools import islice
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+from pyspark.sql import SparkSession
 
 from holdfast.commit.format.batch import (
     CLAIM_BYTES,
@@ -51,11 +44,18 @@ from holdfast.commit.stages.resolve import Resolve
 from holdfast.commit.window import RecentWrites
 from holdfast.errors import Code, CorruptData, NotFound
 from holdfast.objects.port import ObjectReader, ObjectStore
-from holdfast.spark.runtime.store_thread import PlannedObjectsThread
-from holdfast.spark.source.plan import Chain, Piece, read_header, walk
+from holdfast.spark.log.delta_output import DeltaJob
+from holdfast.spark.log.increments import Increment, first_above
+from holdfast.spark.log.runner import StepResult
+from holdfast.spark.runtime.session import task_errors
+from holdfast.spark.runtime.store_thread import PlannedObjectsThread, with_store
+from holdfast.spark.runtime.table_files import write_table
+from holdfast.spark.source.plan import Chain, LogHead, Piece, cut, empty_log, index_after, read_header, walk
+from holdfast.spark.source.scan import fetched
+from holdfast.spark.source.shapes import seq_of
 from holdfast.values import slot_text
 
-__all__ = ["Finding", "PieceAudit", "Survey", "audit_piece", "last_readable", "survey", "surveyed_log_id"]
+__all__ = ["Verify", "audit"]
 
 PAGE: Final = 50_000
 FOREIGN_KEYS_MAX: Final = 1_000
@@ -76,10 +76,9 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """The live chain as far as it can be made out, and what the listing alone shows to be wrong.
+    """The live chain as far as it can be read, and what the listing alone shows to be wrong.
 
-    Shape: ``holes`` are runs (first, last) of missing slots, in the order of writing; ``findings`` have no place in the
-    chain (foreign keys, a genesis that has gone).
+    Shape: ``holes`` are runs (first, last) of missing slots in the order of writing; ``findings`` have no place in it.
     """
 
     log_id: str
@@ -93,7 +92,7 @@ async def survey(store: ObjectStore) -> Survey:
     findings: list[Finding] = []
     slots, sizes = await _listing(store, findings)
     if not len(slots):
-        raise NotFound("log is empty: nothing is listed under batches/", code=Code.LOG_EMPTY, url=store.url)
+        raise empty_log(store)
     newest = await _first_readable(store, slots)
     is_claim = await _claims(store, slots, sizes)
     begin: int = FIRST_SLOT
@@ -114,7 +113,7 @@ async def surveyed_log_id(store: ObjectStore) -> str:
     """The id of the log, by the newest object that can be read. Raises: NotFound (``log_empty``), CorruptData."""
     slots = [slot for row in await store.list(PREFIX, limit=UNREADABLE_MAX) if (slot := slot_of(row.key)) is not None]
     if not slots:
-        raise NotFound("log is empty: nothing is listed under batches/", code=Code.LOG_EMPTY, url=store.url)
+        raise empty_log(store)
     return (await _first_readable(store, np.array(slots, dtype=np.uint64))).log_id.hex()
 
 
@@ -138,11 +137,7 @@ async def _listing(store: ObjectStore, findings: list[Finding]) -> tuple[npt.NDA
 async def _claims(
     store: ObjectStore, slots: npt.NDArray[np.uint64], sizes: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.bool_]:
-    """Which objects the walk follows as claims: those of a claim's size, but for copies, which name another slot, and
-    for what was cut to that size.
-
-    A jump from where nobody claimed would have the walk miss what was never there.
-    """
+    """Which objects the walk follows as claims: those of a claim's size, except copies and objects cut to that size."""
     is_claim: npt.NDArray[np.bool_] = sizes == CLAIM_BYTES
     places = np.flatnonzero(is_claim)
     for first in range(0, len(places), CLAIMS_AT_ONCE):
@@ -196,23 +191,32 @@ async def last_readable(store: ObjectStore, chain: Chain, first: int, last: int)
     return None
 
 
-ROUND_BYTES: Final = 8 * 2**20
-ROUND_OBJECTS_MAX: Final = 64
-ROUNDS_AHEAD: Final = 2
 UNBOUNDED: Final = 2**62
 """The window here ends at the floor of the header and nowhere else."""
 
 
 @dataclass(slots=True)
-class PieceAudit:
-    """What one piece holds, and what is wrong in it."""
+class Counts:
+    """How much an audit has read."""
 
-    findings: list[Finding]
     objects: int = 0
     object_bytes: int = 0
     transactions: int = 0
     operations: int = 0
     preconditions: int = 0
+
+
+def _add(counts: Counts, more: Counts) -> None:
+    for name, count in asdict(more).items():
+        setattr(counts, name, getattr(counts, name) + count)
+
+
+@dataclass(slots=True)
+class PieceAudit:
+    """The findings and counts of one piece."""
+
+    findings: list[Finding] = field(default_factory=list[Finding])
+    counts: Counts = field(default_factory=Counts)
 
 
 class Verdicts:
@@ -294,21 +298,19 @@ def _malformed(txn: LoggedTransaction) -> tuple[str, str] | None:
 
 def audit_piece(url: str, piece: Piece, before_head: int | None) -> PieceAudit:
     """Check every object of the piece; ``before_head`` is the live slot before ``piece.head``. Raises: Unavailable."""
-    audit = _Audit(piece, before_head)
+    checker = _PieceChecker(piece, before_head)
     with PlannedObjectsThread(url) as thread:
-        audit.start(thread)
-        slots = (slot for first, last in piece.runs for slot in range(first, last - 1, -1))
-        each = max(1, piece.object_bytes // piece.objects)
-        for slot, data in _fetched(thread, slots, each):
-            audit.take(thread, slot, data)
-    return audit.result
+        checker.start(thread)
+        for slot, data in fetched(thread, piece.slots(), max(1, piece.object_bytes // piece.objects), _read_all):
+            checker.take(thread, slot, data)
+    return checker.result
 
 
-class _Audit:
-    """The object before, its claim, and the verdicts' window; None where damage hides them."""
+class _PieceChecker:
+    """The state of a piece's audit: the object before, its claim, and the window; None where damage hides them."""
 
     def __init__(self, piece: Piece, before_head: int | None) -> None:
-        self.result = PieceAudit([])
+        self.result = PieceAudit()
         self._piece = piece
         self._before_head = before_head
         self._head: Header | None = None
@@ -330,11 +332,11 @@ class _Audit:
 
     def take(self, thread: PlannedObjectsThread, slot: int, data: bytes | None) -> None:
         """Check the next live object; None for one that went away after the survey."""
-        self.result.objects += 1
+        self.result.counts.objects += 1
         if data is None:
             self._damaged(Finding("an object of the live chain is missing", slot_text(slot)))
             return
-        self.result.object_bytes += len(data)
+        self.result.counts.object_bytes += len(data)
         try:
             header = decode_header(data, slot=slot)
         except CorruptData as error:
@@ -362,7 +364,12 @@ class _Audit:
         """Whether the object may follow here, as far as the audit can know; a finding if not."""
         head, claim = self._head, self._claim
         try:
-            if head is None and self._piece.head is None and self.result.objects == 1 and header.slot == FIRST_SLOT:
+            if (
+                head is None
+                and self._piece.head is None
+                and self.result.counts.objects == 1
+                and header.slot == FIRST_SLOT
+            ):
                 check_genesis(header)
             elif head is not None and claim is not None and next_slot(head) == header.slot:
                 check_link(head, claim, header)
@@ -378,10 +385,10 @@ class _Audit:
         return True
 
     def _judge(self, thread: PlannedObjectsThread, header: Header, transactions: Sequence[LoggedTransaction]) -> None:
-        self.result.transactions += len(transactions)
+        self.result.counts.transactions += len(transactions)
         for txn in transactions:
-            self.result.operations += len(txn.operations)
-            self.result.preconditions += len(txn.preconditions)
+            self.result.counts.operations += len(txn.operations)
+            self.result.counts.preconditions += len(txn.preconditions)
         if not transactions:
             return
         if self._verdicts is None:
@@ -419,12 +426,12 @@ def _claim_of(thread: PlannedObjectsThread, header: Header) -> Header:
 
 
 def _before(thread: PlannedObjectsThread, first: Header) -> list[LoggedTransaction]:
-    """What its leadership committed before ``first``, back to the floor of ``first``, in commit order.
+    """What this leadership committed before ``first``, back to its window floor, in commit order.
 
     Damaged and missing objects are left out: the piece that holds them reports them.
     """
     newest_first: list[list[LoggedTransaction]] = []
-    for slot, data in _fetched(thread, iter(range(first.slot + 1, jump(first.claim) + 1)), 2**18):
+    for slot, data in fetched(thread, iter(range(first.slot + 1, jump(first.claim) + 1)), 2**18, _read_all):
         if data is None:
             continue
         try:
@@ -443,21 +450,242 @@ def _joined(newest_first: list[list[LoggedTransaction]]) -> list[LoggedTransacti
     return [txn for batch in reversed(newest_first) for txn in batch]
 
 
-def _fetched(thread: PlannedObjectsThread, slots: Iterator[int], each_bytes: int) -> Iterator[tuple[int, bytes | None]]:
-    """The objects of these slots in order, None for a missing one, fetched in rounds, two rounds ahead."""
-    round_objects = max(1, min(ROUND_OBJECTS_MAX, ROUND_BYTES // each_bytes))
-    under_way: deque[tuple[Sequence[int], list[Future[bytes | None]]]] = deque()
-    while True:
-        while len(under_way) < ROUNDS_AHEAD and (wanted := tuple(islice(slots, round_objects))):
-            under_way.append((wanted, [thread.start(partial(_read, slot=slot, length=None)) for slot in wanted]))
-        if not under_way:
-            return
-        done, futures = under_way.popleft()
-        yield from zip(done, (future.result() for future in futures), strict=True)
+async def _read_all(slots: Sequence[int], store: ObjectReader) -> list[bytes | None]:
+    return await asyncio.gather(*(_read(store, slot) for slot in slots))
 
 
-async def _read(store: ObjectReader, *, slot: int, length: int | None) -> bytes | None:
+async def _read(store: ObjectReader, slot: int, length: int | None = None) -> bytes | None:
     try:
         return await store.read(object_name(slot), start=0, length=length)
     except NotFound:
         return None
+
+
+VERIFIED: Final = "verified up to"
+AUDITED: Final = "audited to"
+"""The mark with the ``seq`` of the last object that was looked at. Later objects, such as a resign record, may have no
+version above the one that was reached."""
+PIECE_BYTES: Final = 64 * 2**20
+WINDOWS_IN_A_PIECE: Final = 4
+FINDINGS_MAX: Final = 100_000
+"""Findings that one step keeps; a log with more is reported with these and a last one that says so."""
+SCHEMA: Final = pa.schema(
+    [
+        ("rule", pa.string()),
+        ("slot", pa.string()),
+        ("version", pa.int64()),
+        ("detail", pa.string()),
+        ("step", pa.int64()),
+    ]
+)
+_RESULT_SCHEMA: Final = pa.schema([*list(SCHEMA)[:4], *((each.name, pa.int64()) for each in fields(Counts))])
+_RESULT_TYPE: Final = "rule string, slot string, version long, detail string" + "".join(
+    f", {each.name} long" for each in fields(Counts)
+)
+
+
+@dataclass(slots=True)
+class Audit:
+    """The result of one audit: ``verified`` is the mark, a version; ``findings`` are in the order of the log."""
+
+    verified: int
+    counts: Counts = field(default_factory=Counts)
+    findings: list[Finding] = field(default_factory=list[Finding])
+
+
+@dataclass(frozen=True, slots=True)
+class _Share:
+    """The part of the chain that one step audits: places ``[first, past)``, from ``after`` up to ``through``."""
+
+    survey: Survey
+    head: Header
+    first: int
+    past: int
+    after: int
+    through: int
+    window_bytes: int
+
+    def increment(self) -> Increment:
+        sizes = self.survey.chain.sizes
+        return Increment(
+            LogHead(self.survey.log_id, self.head.last_version),
+            self.after,
+            self.through,
+            self.past - self.first,
+            int(sizes[self.first : self.past].sum()),
+            int(sizes[self.past :].sum()),
+        )
+
+
+def audit(spark: SparkSession, url: str) -> Audit:
+    """Audit the whole log at ``url`` now, without a table. Raises: NotFound, CorruptData, Unavailable."""
+    share = _look(url, 0, None, 2**63, audited=0)
+    with task_errors():
+        return _audit(spark, url, share, verified=0)
+
+
+class Verify(DeltaJob):
+    """The incremental audit of the log at ``log_url``, with its findings in the Delta table at ``output_url``.
+
+    Columns: the broken ``rule``, its ``slot`` (20 digits), ``version``, ``detail``, and ``step``, the version that the
+    step reached. Each step adds a row of rule ``verified up to``: everything up to its ``version`` is good. The first
+    damage stops that mark permanently; after a repair, start a new table. Foreign keys under ``batches/`` have no
+    position in the log: every step reports them, and they do not stop the mark. After a run ``audit`` holds the counts
+    and findings of that run.
+    """
+
+    name = "verify"
+
+    def __init__(self, spark: SparkSession, log_url: str, output_url: str) -> None:
+        super().__init__(spark, log_url, output_url, SCHEMA)
+        self.audit = Audit(0)
+
+    def log_id(self) -> str:
+        """As ``Job``, from the newest object that can be read."""
+        return with_store(self._log_url, surveyed_log_id)
+
+    def offset(self, log_id: str) -> int:
+        """As ``Job``."""
+        offset = super().offset(log_id)
+        self.audit.verified = self._mark()
+        return offset
+
+    def look(self, after: int, until: int | None, step_bytes: int) -> Increment:
+        """As ``Job``, on a log that may be damaged."""
+        return _look(self._log_url, after, until, step_bytes, audited=self._output.mark(AUDITED)).increment()
+
+    def advance(self, increment: Increment) -> StepResult:
+        """As ``Job``."""
+        state = self._open(increment)
+        share = _look(self._log_url, increment.after, increment.through, 2**63, audited=self._output.mark(AUDITED))
+        step = _audit(self._spark, self._log_url, share, verified=self._mark())
+        rows = _rows(step, increment.through)
+        written = write_table(self._output.location.url, rows, {}, ("version", "step"))
+        marks = {VERIFIED: step.verified, AUDITED: seq_of(int(share.survey.chain.slots[share.past - 1]))}
+        self._output.commit(state, increment.through, [written], (), marks=marks)
+        self.audit.verified = step.verified
+        self.audit.findings += step.findings
+        _add(self.audit.counts, step.counts)
+        return StepResult(rows=len(step.findings), files_added=1, bytes_written=written.size)
+
+    def is_good(self, version: int) -> bool:
+        """Whether all of the log up to ``version`` was found good, by this run and those before it."""
+        return not self.audit.findings and self.audit.verified >= version
+
+    def _mark(self) -> int:
+        return self._output.mark(VERIFIED)
+
+
+def _rows(step: Audit, through: int) -> pa.Table:
+    findings = [*step.findings, Finding(VERIFIED, version=step.verified)]
+    return pa.Table.from_pylist([{**asdict(each), "step": through} for each in findings], schema=SCHEMA)
+
+
+def _look(url: str, after: int, until: int | None, step_bytes: int, *, audited: int) -> _Share:
+    return with_store(url, lambda store: _choose(store, after, until, step_bytes, audited))
+
+
+async def _choose(store: ObjectStore, after: int, until: int | None, step_bytes: int, audited: int) -> _Share:
+    found = await survey(store)
+    chain = found.chain
+    readable = await last_readable(store, chain, 0, len(chain.slots) - 1)
+    if readable is None:
+        raise CorruptData("no header of the live chain can be read", code=Code.CORRUPT_LOG, url=store.url)
+    newest_place, head = readable
+    if head.last_version <= after or (until is not None and until <= after):
+        if newest_place < len(chain.slots) - 1:
+            raise CorruptData(
+                "the newest object of the log is damaged", code=Code.CORRUPT_LOG, slot=slot_text(int(chain.slots[-1]))
+            )
+        return _Share(found, head, 0, 0, after, after, 0)
+    above = await first_above(store, chain, after)
+    first = 0 if after == 0 else above
+    if audited:
+        first = min(first, index_after(chain, audited))
+    ends = np.cumsum(chain.sizes[first:])
+    # Even a small step reaches a version above the last one's: a step that does not is taken for the end.
+    past = max(first + int(np.searchsorted(ends, step_bytes, side="right")), above + 1)
+    # A step ends with an object that can be read, because only a header says which version was reached.
+    reached = await last_readable(store, chain, first, past - 1)
+    if past >= len(chain.slots) or reached is None or reached[1].last_version <= after:
+        reached, past = (newest_place, head), len(chain.slots)
+    else:
+        past = reached[0] + 1
+    through: int = reached[1].last_version
+    if until is not None and until < through:
+        through = until
+        past = await first_above(store, chain, until)
+        before = await last_readable(store, chain, first, past - 1) if past > first else None
+        # Inside an object: the whole of it is looked at, now and by the step that follows.
+        past += before is None or before[1].last_version < until
+    floor_place = 0 if head.window_floor == 0 else await first_above(store, chain, head.window_floor)
+    window_bytes = int(chain.sizes[floor_place:].sum())
+    return _Share(found, head, first, past, after, through, window_bytes)
+
+
+def _audit(spark: SparkSession, url: str, share: _Share, *, verified: int) -> Audit:
+    chain, survey_found = share.survey.chain, share.survey
+    pieces = cut(chain, share.first, share.past, max(PIECE_BYTES, WINDOWS_IN_A_PIECE * share.window_bytes))
+    result = Audit(verified)
+    findings = [*survey_found.findings, *_lost(share)]
+    with_heads = list(zip(pieces, heads_before(chain, share.first, pieces), strict=True))
+    for row in _run_pieces(spark, url, with_heads).to_pylist():
+        if row["rule"] is not None:
+            findings.append(Finding(row["rule"], row["slot"], row["version"], row["detail"]))
+            continue
+        _add(result.counts, Counts(**{each.name: row[each.name] for each in fields(Counts)}))
+    if len(findings) > FINDINGS_MAX:
+        more = Finding("there are more findings than are kept", detail=str(FINDINGS_MAX))
+        findings = [*findings[:FINDINGS_MAX], more]
+    # A larger slot is older: that is the order of the log.
+    result.findings = sorted(findings, key=lambda each: each.slot or "", reverse=True)
+    if verified == share.after:
+        result.verified = _mark(url, share, [each.slot for each in result.findings if each.slot is not None])
+    return result
+
+
+def _lost(share: _Share) -> Iterator[Finding]:
+    """The holes of the chain that lie in this step."""
+    slots = share.survey.chain.slots
+    newest = int(slots[share.past - 1]) if share.past < len(slots) else 0
+    oldest = int(slots[share.first - 1]) if share.first else 2**64
+    for first, last in share.survey.holes:
+        if newest < first < oldest:
+            through = "" if first == last else f"through={slot_text(last)}"
+            yield Finding("an acknowledged object is missing", slot_text(first), None, through)
+
+
+def heads_before(chain: Chain, first: int, pieces: Sequence[Piece]) -> Iterator[int | None]:
+    """For each of these pieces, which begin at the chain's place ``first``, the live slot before its head."""
+    place = first
+    for piece in pieces:
+        yield int(chain.slots[place - 2]) if place >= 2 else None
+        place += piece.objects
+
+
+def _run_pieces(spark: SparkSession, url: str, pieces: Sequence[tuple[Piece, int | None]]) -> pa.Table:
+    def check(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for index in batch["id"].to_pylist():
+                found = audit_piece(url, *pieces[index])
+                rows = [*map(asdict, found.findings), asdict(found.counts)]
+                yield pa.RecordBatch.from_pylist(rows, schema=_RESULT_SCHEMA)
+
+    if not pieces:
+        return _RESULT_SCHEMA.empty_table()
+    return spark.range(0, len(pieces), 1, len(pieces)).mapInArrow(check, _RESULT_TYPE).toArrow()
+
+
+def _mark(url: str, share: _Share, damaged: Sequence[str]) -> int:
+    """Up to which version all is good: the last one before the oldest damage of this step."""
+    if not damaged:
+        return share.through
+    oldest = max(int(slot) for slot in damaged)
+
+    async def before(store: ObjectStore) -> int:
+        chain = share.survey.chain
+        place = int(np.count_nonzero(chain.slots > np.uint64(oldest))) - 1
+        found = None if place < 0 else await last_readable(store, chain, 0, place)
+        return share.after if found is None else max(share.after, found[1].last_version)
+
+    return with_store(url, before)

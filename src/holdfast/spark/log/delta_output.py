@@ -1,21 +1,12 @@
 """A Delta table as the output of a job: one commit adds files, removes files and moves the offset.
 
-Exactly once, by crash. (1) Before the tasks finish: nothing happened. (2) All files written, no commit: no reader sees
-them; the step runs again. (3) After the commit: the offset says so; the step does not run again. (4) During the commit
-with its response lost: the offset, read again, decides between 2 and 3. Two runners of one step: Delta refuses the
-second commit of one application from the same offset, so one of them did nothing.
-
-A table belongs to one log and one job: the description holds the log id, the job's name and settings that never
-change. A table of another log or job is refused.
-
-In a local directory Delta does not fsync its log: a power cut may lose the newest commits. Their offset is lost with
-them, so the steps run again.
+Exactly once, by crash. (1) Before the commit: no reader sees the files; the step runs again. (2) After it: the offset
+says so. (3) During the commit with its response lost: the offset, read again, decides. Of two runners of one step Delta
+refuses the second commit. In a local directory Delta does not fsync its log: a power cut may lose the newest commits,
+and their offset with them, so the steps run again.
 
 Source: the Delta transaction protocol, "Transaction Identifiers"; PROTOCOL.md of the delta-io project.
 """
-
-# pyarrow ships no types; mypy checks the rest.
-# pyright: reportUnknownLambdaType=false, reportUnknownParameterType=false
 
 from __future__ import annotations
 
@@ -189,8 +180,7 @@ class DeltaOutput:
         *,
         marks: Mapping[str, int] | None = None,
     ) -> None:
-        """Bring the table from ``state`` to log version ``through``: these files more, those less, the offset and the
-        ``marks`` (further versions by name) with them, or nothing at all.
+        """Bring the table from ``state`` to log version ``through``: files, offset and ``marks`` (versions by name).
 
         Raises: Conflict when another runner has moved the table on from ``state`` first, Unavailable when the commit
         did not happen, InvalidRequest when the files are not where the table is. After a crash: all of it or nothing.

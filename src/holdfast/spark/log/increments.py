@@ -1,17 +1,8 @@
 """The next increment of the log for a job, and its operations as a data frame.
 
-An increment ends with an object, or at a requested version. An object of the live chain never leaves it, so what a
-step has read stays valid.
-
-The driver plans here instead of through ``spark.read``: a query on a Python source starts two more processes. Each
-task can process its rows directly: a row's way to Spark and back to Python costs as much as reading it. The first
-version after the offset is requested, so a log whose unread part was removed raises an error.
-
-Cost: the LIST pages and about log2(objects) headers. Memory: 16 bytes per listed object.
+The driver plans here instead of through ``spark.read``, which starts two more processes per query. Each task can
+process its rows directly: a row's way to Spark and back to Python costs as much as reading it.
 """
-
-# pyarrow ships no types; mypy checks the rest.
-# pyright: reportUnknownParameterType=false
 
 from __future__ import annotations
 
@@ -30,7 +21,7 @@ from holdfast.errors import Code, CorruptData, NotFound
 from holdfast.objects.port import ObjectStore
 from holdfast.spark.columns import COLUMNS, spark_schema
 from holdfast.spark.options import Mode, ReadOptions, parse_read_options
-from holdfast.spark.runtime.store_thread import StoreThread
+from holdfast.spark.runtime.store_thread import with_store
 from holdfast.spark.source.plan import Chain, LogHead, Plan, live_chain, plan_read, read_header
 from holdfast.spark.source.scan import scan
 
@@ -41,8 +32,8 @@ __all__ = ["Increment", "Work", "first_above", "map_increment", "next_increment"
 class Increment:
     """The versions ``(after, through]`` of one log, which is what one step reads.
 
-    Shape: ``objects`` and ``log_bytes`` are what these versions take in the log; ``behind_bytes`` what is left between
-    ``through`` and the head. Empty when ``through == after``: the log has nothing newer.
+    Shape: ``objects`` and ``log_bytes`` belong to these versions; ``behind_bytes`` is left between ``through`` and the
+    head. Empty when ``through == after``.
     """
 
     head: LogHead
@@ -68,8 +59,7 @@ def next_increment(url: str, after: int, *, until: int | None = None, step_bytes
 
     ``until`` bounds it (inclusive). Raises: NotFound (``log_empty``, ``log_truncated``), CorruptData, Unavailable.
     """
-    with StoreThread(url) as thread:
-        return thread.start(lambda store: _choose(store, after, until, step_bytes)).result()
+    return with_store(url, lambda store: _choose(store, after, until, step_bytes))
 
 
 async def _choose(store: ObjectStore, after: int, until: int | None, step_bytes: int) -> Increment:
@@ -102,9 +92,9 @@ async def _refuse_truncated(store: ObjectStore, chain: Chain, after: int) -> Non
 
 
 async def first_above(store: ObjectStore, chain: Chain, version: int) -> int:
-    """The first place in the chain whose object ends above ``version``; its last place when there is none.
+    """The first index in the chain whose object ends above ``version``; the last index when there is none.
 
-    A header that cannot be read is passed over to the next older one that can: an audit looks for places too.
+    An unreadable header is replaced by the next older readable one, because an audit searches too.
     """
     low, high = 0, len(chain.slots) - 1
     while low < high:
@@ -157,8 +147,7 @@ def _options(url: str, increment: Increment, columns: str, kinds: str) -> ReadOp
 
 
 def _mapped(spark: SparkSession, options: ReadOptions, schema: StructType | str, work: Work | None) -> DataFrame:
-    with StoreThread(options.url) as thread:
-        plan: Plan = thread.start(lambda store: plan_read(store, options)).result()
+    plan: Plan = with_store(options.url, lambda store: plan_read(store, options))
     if not plan.pieces:
         return spark.createDataFrame([], schema)
     # A range of as many partitions as numbers has one number in each: the piece of that task.

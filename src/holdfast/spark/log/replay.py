@@ -4,12 +4,9 @@ Each source transaction becomes one transaction with the same operations plus on
 key ``spark/replay/{source log id}``. This is the offset, inside the output's own commit. Request ids and preconditions
 are not copied: they were decided in the source.
 
-Exactly once, by crash. Batches are acknowledged in slot order, so a leader loses only the end of what it sent; the
-newest offset in the target is exact. A run claims the target before it reads that offset, so an older run can add
-nothing after it. While another process leads the target and responds or writes, the replay raises Closed.
-
-Order matters, so the driver commits and tasks only read. Memory: a bounded number of transactions in flight, and the
-rows that Spark prefetches.
+Exactly once: batches are acknowledged in slot order, so the newest offset in the target is exact after any crash. A run
+claims the target before it reads that offset, so an older run can add nothing after it. Memory: a bounded number of
+transactions in flight, and the rows that Spark prefetches.
 """
 
 from __future__ import annotations
@@ -87,7 +84,8 @@ class Replay:
         in_flight: deque[tuple[Future[int], int]] = deque()
         committed = 0
         try:
-            for chunk in _chunks(self._transactions(rows.toLocalIterator(prefetchPartitions=True))):
+            transactions = self._transactions(rows.toLocalIterator(prefetchPartitions=True))
+            while chunk := list(islice(transactions, CHUNK_TRANSACTIONS)):
                 in_flight.append((self._start(self._commit(chunk)), _source_version(chunk[-1])))
                 if len(in_flight) >= CHUNKS_IN_FLIGHT:
                     committed += self._settle(in_flight)
@@ -201,11 +199,6 @@ def _source_version(txn: Transaction) -> int:
     offset = txn.operations[-1]
     assert isinstance(offset, Write), "a replayed transaction ends with its offset"
     return int(offset.value)
-
-
-def _chunks(transactions: Iterator[Transaction]) -> Iterator[list[Transaction]]:
-    while chunk := list(islice(transactions, CHUNK_TRANSACTIONS)):
-        yield chunk
 
 
 def _operation(row: Row) -> Operation | None:

@@ -1,10 +1,8 @@
 """Run a job in steps: up to the log's head, up to a version, or until it is stopped.
 
 A step reads the versions ``(offset, through]`` and commits the result together with the new offset. So a runner has no
-state: it can be killed, run twice, or moved to another machine. See ``delta_output`` for the crashes.
-
-Conflict (another runner committed) is not an error: the offset is read again. Unavailable is retried with backoff,
-``RETRIES_MAX`` times in a row. Any other error ends the run; committed steps stay.
+state: it can be killed, run twice, or moved to another machine. Conflict (another runner committed) is not an error:
+the offset is read again. Unavailable is retried ``RETRIES_MAX`` times in a row with backoff.
 """
 
 from __future__ import annotations

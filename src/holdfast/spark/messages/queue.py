@@ -1,16 +1,8 @@
 """``shape=messages`` with ``queue``: an embedded queue as a batch source, its pages read in parallel.
 
-The queue is opened read-only, so its program may keep running, and a read-only mount is enough. The plan fixes the
-last message; later messages are not read. Every task must see the queue's directory under the same path.
-
-A damaged gap raises the queue's ``Gap``, messages that retention removed raise ``Trimmed``, and messages that vanished
-since planning raise NotFound. With ``failOnDataLoss`` off all of them are skipped.
-
-Cost: one header per page to plan, then each page is read once. Memory of a task: a few megabytes.
+The queue is opened read-only, so its program may keep running. The plan fixes the last message. Every task must see
+the queue's directory under the same path. Cost: one header per page to plan, then each page is read once.
 """
-
-# pyarrow ships no types; mypy checks the rest.
-# pyright: reportUnknownParameterType=false
 
 from __future__ import annotations
 

@@ -1,22 +1,13 @@
 """``shape=messages`` with ``store``: a message store as a batch source and as a stream.
 
 The stores are opened read-only, so their service may keep running. Every task must see their directory under the same
-path. Only durable messages are read.
+path. An offset is ``{"seq": 41, "backlog": 17}``: every message up to 41 has been returned. The stream began with what
+was left of the messages up to 17, so holes there are not losses. A message is lost when its number is above an explicit
+starting point and it no longer exists: NotFound, or skipped with ``failOnDataLoss`` off. A deleted store ends the
+stream with an error, even when a store of the same name exists again.
 
-An offset is ``{"seq": 41, "backlog": 17}``: every message up to 41 has been returned. The stream began with what was
-left of the messages up to 17, so holes there are not losses.
-
-A message is lost when its number is above an explicit starting point and it no longer exists: NotFound, or skipped
-with ``failOnDataLoss`` off. Without a starting point, holes are messages that every durable has consumed. The same two
-offsets always give the same rows, or that error. A deleted store ends the stream with an error, even when a store of
-the same name exists again.
-
-Cost: to plan, a query of the index and the log after its checkpoint; then each page is read once. Memory of a task: a
-few megabytes.
+Cost: a query of the index and the log after its checkpoint; then each page is read once.
 """
-
-# pyarrow ships no types; mypy checks the rest.
-# pyright: reportUnknownLambdaType=false, reportUnknownParameterType=false
 
 from __future__ import annotations
 
@@ -36,21 +27,12 @@ from holdfast.spark.options import StoreOptions
 from holdfast.stores.repair.reader import Placed, StoredMessage, StoreReader
 from holdfast.stores.storage.locations import Extent
 
-__all__ = [
-    "HoldfastStoreReader",
-    "HoldfastStoreStreamReader",
-    "StorePartition",
-    "pieces_of",
-    "plan_store",
-    "seq_before",
-    "store_rows",
-]
+__all__ = ["HoldfastStoreReader", "HoldfastStoreStreamReader"]
 
 
 @dataclass
 class StorePartition(InputPartition):
-    """Messages of a store by where they were when the read was planned, those published up to ``until_ms``, and of each
-    extent whether it is an error when not all of its messages are there."""
+    """Extents of a store as planned, each with whether missing messages are an error, published up to ``until_ms``."""
 
     extents: tuple[tuple[Extent, bool], ...]
     until_ms: int
@@ -75,15 +57,20 @@ EVERYTHING: Final = 2**63 - 1
 def plan_store(options: StoreOptions) -> list[StorePartition]:
     """The pieces of a store as it is now, in order. Raises: NotFound (no such store; data loss), CorruptData."""
     with StoreReader(options.directory, options.store) as reader:
-        placed = reader.place(options.after_seq)
-        after = options.after_seq
-        if options.from_latest:
-            after = placed.newest_seq
-        elif options.since is not None:
-            after = seq_before(reader, placed, int(options.since.timestamp() * 1000))
-    # What was consumed before a reader came is nothing that it has lost.
-    backlog = options.after_seq or placed.newest_seq
+        placed, after, backlog = _start(options, reader)
     return pieces_of(options, placed.extents, (after, placed.newest_seq), placed.until_ms, backlog)
+
+
+def _start(options: StoreOptions, reader: StoreReader) -> tuple[Placed, int, int]:
+    """The store as it is now, the last message not wanted, and the last one whose absence is not a loss."""
+    placed = reader.place(options.after_seq)
+    after = options.after_seq
+    if options.from_latest:
+        after = placed.newest_seq
+    elif options.since is not None:
+        after = seq_before(reader, placed, int(options.since.timestamp() * 1000))
+    # Messages that were consumed before this read began are not lost to it.
+    return placed, after, options.after_seq or placed.newest_seq
 
 
 def pieces_of(
@@ -219,14 +206,8 @@ class HoldfastStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailable
 
     def initialOffset(self) -> dict[str, int]:  # noqa: N802  Spark's name
         """Where a query without a checkpoint begins. Raises: NotFound, CorruptData, Unavailable."""
-        options, reader = self._options, self._opened()
-        placed = reader.place(options.after_seq)
-        after = options.after_seq
-        if options.from_latest:
-            after = placed.newest_seq
-        elif options.since is not None:
-            after = seq_before(reader, placed, int(options.since.timestamp() * 1000))
-        return _offset(after, after if options.after_seq else placed.newest_seq)
+        placed, after, _ = _start(self._options, self._opened())
+        return _offset(after, after if self._options.after_seq else placed.newest_seq)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802  Spark's name
         """Spark hands this back to ``latestOffset``; the bound itself is this source's option."""

@@ -18,13 +18,14 @@ from holdfast.errors import HoldfastError, InvalidRequest
 from holdfast.extras import install_command
 from holdfast.objects.port import Created, ObjectStore
 from holdfast.spark.runtime.session import find_java, require_pandas
-from holdfast.spark.runtime.store_thread import StoreThread
+from holdfast.spark.runtime.store_thread import with_store
 
 __all__ = ["Diagnosis", "diagnose"]
 
 PYTHON_MIN: Final = (3, 11)
 SPARK_MIN: Final = (4, 3)
 ARROW_MIN: Final = (21,)
+GRANT: Final = "grant the right to create and delete objects"
 Verdict = Literal["good", "warning", "bad"]
 
 
@@ -46,8 +47,14 @@ def diagnose(url: str | None = None, *, writes: bool = False) -> list[Diagnosis]
     >>> [each.check for each in diagnose()][:2]
     ['python', 'java']
     """
-    checks: list[Callable[[], Diagnosis]] = [_python, _java, _spark, _pandas, _arrow, _worker_python]
-    found = [check() for check in checks]
+    found = [
+        _python(),
+        _named("java", find_java),
+        _package("pyspark", SPARK_MIN, install_command("spark")),
+        _named("pandas", require_pandas),
+        _package("pyarrow", ARROW_MIN, 'pip install "pyarrow>=21"'),
+        _worker_python(),
+    ]
     if url is not None:
         found.append(_reads(url))
         if writes:
@@ -62,19 +69,11 @@ def _python() -> Diagnosis:
     return Diagnosis("python", "bad", text, "use Python 3.11 or newer")
 
 
-def _java() -> Diagnosis:
+def _named(check: str, find: Callable[[], object]) -> Diagnosis:
     try:
-        return Diagnosis("java", "good", str(find_java()))
+        return Diagnosis(check, "good", str(find()))
     except InvalidRequest as error:
-        return Diagnosis("java", "bad", error.statement(), error.hint)
-
-
-def _spark() -> Diagnosis:
-    return _package("pyspark", SPARK_MIN, install_command("spark"))
-
-
-def _arrow() -> Diagnosis:
-    return _package("pyarrow", ARROW_MIN, 'pip install "pyarrow>=21"')
+        return Diagnosis(check, "bad", error.statement(), error.hint)
 
 
 def _package(name: str, at_least: tuple[int, ...], mend: str) -> Diagnosis:
@@ -86,13 +85,6 @@ def _package(name: str, at_least: tuple[int, ...], mend: str) -> Diagnosis:
     if numbers < at_least:
         return Diagnosis(name, "bad", f"{version} is older than {'.'.join(map(str, at_least))}", mend)
     return Diagnosis(name, "good", version)
-
-
-def _pandas() -> Diagnosis:
-    try:
-        return Diagnosis("pandas", "good", require_pandas())
-    except InvalidRequest as error:
-        return Diagnosis("pandas", "bad", error.statement(), error.hint)
 
 
 def _worker_python() -> Diagnosis:
@@ -110,8 +102,7 @@ def _worker_python() -> Diagnosis:
 
 def _reads(url: str) -> Diagnosis:
     try:
-        with StoreThread(url) as thread:
-            rows = thread.start(lambda store: store.list("batches/", limit=1)).result()
+        rows = with_store(url, lambda store: store.list("batches/", limit=1))
     except HoldfastError as error:
         mend = error.hint or "check the URL, the network, and the credentials in the environment"
         return Diagnosis("read access", "bad", error.statement(), mend)
@@ -123,26 +114,18 @@ def _reads(url: str) -> Diagnosis:
 def _writes(url: str) -> Diagnosis:
     key = f"probe/{secrets.token_hex(8)}"
     try:
-        with StoreThread(url) as thread:
-            answer = thread.start(lambda store: _create_and_remove(store, key)).result()
+        return with_store(url, lambda store: _create_and_remove(store, key))
     except HoldfastError as error:
-        return Diagnosis(
-            "write access", "bad", error.statement(), error.hint or "grant the right to create and delete objects"
-        )
-    return answer
+        return Diagnosis("write access", "bad", error.statement(), error.hint or GRANT)
 
 
 async def _create_and_remove(store: ObjectStore, key: str) -> Diagnosis:
     first = await store.create(key, b"doctor")
     if not isinstance(first, Created):
-        return Diagnosis("write access", "bad", f"create: {first}", "grant the right to create and delete objects")
+        return Diagnosis("write access", "bad", f"create: {first}", GRANT)
     second = await store.create(key, b"doctor")
     await store.delete(key)
     if isinstance(second, Created):
-        return Diagnosis(
-            "write access",
-            "bad",
-            "the store overwrites what should be created only if absent",
-            "use a store that honours If-None-Match",
-        )
+        statement = "the store overwrites what should be created only if absent"
+        return Diagnosis("write access", "bad", statement, "use a store that honours If-None-Match")
     return Diagnosis("write access", "good", "creates only what is absent")

@@ -27,6 +27,7 @@ __all__ = ["find_java", "require_pandas", "session", "task_errors"]
 JAVA_MAJORS: Final = (17, 21)
 """The Javas that Spark 4 runs on, best first."""
 PANDAS_MAJOR_MAX: Final = 2
+PANDAS_HINT: Final = 'pip install "pandas>=2.2,<3"'
 SHUFFLE_PARTITIONS_MAX: Final = 64
 
 _EVERYWHERE: Final[dict[str, str]] = {
@@ -102,15 +103,11 @@ def require_pandas() -> str:
         version = importlib.metadata.version("pandas")
     except importlib.metadata.PackageNotFoundError:
         raise InvalidRequest(
-            "Spark's Arrow exchange needs pandas", code=Code.BAD_CONFIGURATION, hint='pip install "pandas>=2.2,<3"'
+            "Spark's Arrow exchange needs pandas", code=Code.BAD_CONFIGURATION, hint=PANDAS_HINT
         ) from None
     if int(version.split(".")[0]) > PANDAS_MAJOR_MAX:
-        raise InvalidRequest(
-            "Spark 4.3 does not support this pandas yet",
-            code=Code.BAD_CONFIGURATION,
-            hint='pip install "pandas>=2.2,<3"',
-            pandas=version,
-        )
+        message = "Spark 4.3 does not support this pandas yet"
+        raise InvalidRequest(message, code=Code.BAD_CONFIGURATION, hint=PANDAS_HINT, pandas=version)
     return version
 
 

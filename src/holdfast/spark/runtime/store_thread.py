@@ -37,7 +37,7 @@ from holdfast.objects.port import (
     require_key,
 )
 
-__all__ = ["DirectoryHere", "PlannedObjectsThread", "StoreThread", "is_directory", "set_imports_aside"]
+__all__ = ["PlannedObjectsThread", "StoreThread", "is_directory", "set_imports_aside", "with_store"]
 
 
 class DirectoryHere:
@@ -108,10 +108,9 @@ _done = False
 
 
 def set_imports_aside() -> None:
-    """Call when a task has imported whatever it needs. Only the first call in a worker does anything.
+    """Exclude the imported modules from garbage collection in a worker that Spark keeps; call it after a first task.
 
-    What is set aside is still freed when nothing refers to it; only cycles that are dropped later stay, and those among
-    modules and what a first task has left are few. A collection before leaves no old ones.
+    Only the first call does anything. Objects are still freed when nothing refers to them, but not in cycles.
     """
     global _done
     if _done:
@@ -199,13 +198,16 @@ class StoreThread(_LoopThread[ObjectStore]):
 
 
 class PlannedObjectsThread(_LoopThread[ObjectReader]):
-    """Reads only what a plan has seen, and so what is durable.
-
-    A directory is then read by name, without the syncs that an unproved name needs.
-    """
+    """Reads only planned, so durable, objects: a directory is read by name, without syncs."""
 
     def __init__(self, url: str) -> None:
         super().__init__(lambda: open_durable_reader(url) if is_directory(url) else _budgeted(url))
+
+
+def with_store(url: str, work: Callable[[ObjectStore], Coroutine[object, object, T]]) -> T:
+    """Open the store at ``url``, run ``work`` on it, and close it."""
+    with StoreThread(url) as thread:
+        return thread.start(work).result()
 
 
 def _budgeted(url: str) -> BudgetedStore:

@@ -6,9 +6,6 @@ A task that dies or runs twice leaves files that no reader looks at; ``vacuum`` 
 A store that does not respond raises Unavailable after a bounded number of attempts; then Spark runs the task again.
 """
 
-# pyarrow ships no types; mypy checks the rest.
-# pyright: reportUnknownLambdaType=false, reportUnknownParameterType=false
-
 from __future__ import annotations
 
 import asyncio
@@ -17,7 +14,7 @@ import random
 import uuid
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Final
 
 import pyarrow as pa
@@ -29,26 +26,11 @@ from holdfast.errors import Unavailable
 from holdfast.objects.port import Created, ObjectStore, Refused
 from holdfast.segments.table_location import open_table_store
 
-__all__ = [
-    "FILES_SCHEMA",
-    "FILES_TYPE",
-    "NewFile",
-    "new_files",
-    "read_files",
-    "read_objects",
-    "read_table",
-    "file_rows",
-    "write_table",
-]
+__all__ = ["FILES_TYPE", "NewFile", "file_rows", "new_files", "read_files", "read_objects", "tables_of", "write_table"]
 
+_TEXT: Final = pa.string()
 FILES_SCHEMA: Final = pa.schema(
-    [
-        pa.field("path", pa.string()),
-        pa.field("size", pa.int64()),
-        pa.field("rows", pa.int64()),
-        pa.field("partition", pa.string()),
-        pa.field("stats", pa.string()),
-    ]
+    [("path", _TEXT), ("size", pa.int64()), ("rows", pa.int64()), ("partition", _TEXT), ("stats", _TEXT)]
 )
 """A task's report of the files that it wrote. A row without a path names a partition that is now empty."""
 FILES_TYPE: Final = "path string, size long, rows long, partition string, stats string"
@@ -86,8 +68,7 @@ async def _opened(url: str) -> AsyncGenerator[ObjectStore]:
 def write_table(
     url: str, table: pa.Table, partition: Mapping[str, str], statistics: Sequence[str] = (), blooms: Sequence[str] = ()
 ) -> NewFile:
-    """Write ``table`` as one new file of the table at ``url``. ``statistics`` names the columns to give bounds of,
-    ``blooms`` those that get a bloom filter in each row group.
+    """Write ``table`` as one new file: bounds of the columns in ``statistics``, bloom filters for those in ``blooms``.
 
     Raises: Unavailable. After a crash: a file that no commit names.
     """
@@ -159,10 +140,7 @@ async def _read_one(store: ObjectStore, path: str) -> bytes:
 
 
 def read_files(spark: SparkSession, url: str, paths: Sequence[str], schema: str) -> DataFrame:
-    """The rows of these files of the table at ``url`` as a data frame with the columns of ``schema``.
-
-    Spark has no file system for object stores without further jars; the tasks read through ours.
-    """
+    """The rows of these files of the table at ``url``; tasks read them, because Spark lacks our stores."""
     if not paths:
         return spark.createDataFrame([], schema)
     names = spark.createDataFrame([(path,) for path in paths], "path string")
@@ -177,24 +155,26 @@ def read_files(spark: SparkSession, url: str, paths: Sequence[str], schema: str)
     return names.repartition(min(len(paths), TASKS_OF_A_READ_MAX)).mapInArrow(read, schema)
 
 
+def tables_of(batches: Iterable[pa.RecordBatch], bytes_min: int) -> Iterator[pa.Table]:
+    """The rows of these batches in their order, as tables of at least ``bytes_min``; only the last may be smaller."""
+    waiting: list[pa.RecordBatch] = []
+    size = 0
+    for batch in batches:
+        waiting.append(batch)
+        size += batch.nbytes
+        if size >= bytes_min:
+            yield pa.Table.from_batches(waiting)
+            waiting, size = [], 0
+    if waiting:
+        yield pa.Table.from_batches(waiting)
+
+
 def file_rows(files: Iterable[NewFile]) -> pa.RecordBatch:
     """The rows in which a task reports its files to the driver."""
-    rows = [
-        {
-            "path": each.path,
-            "size": each.size,
-            "rows": each.rows,
-            "partition": json.dumps(each.partition),
-            "stats": each.stats,
-        }
-        for each in files
-    ]
+    rows = [{**asdict(each), "partition": json.dumps(each.partition)} for each in files]
     return pa.RecordBatch.from_pylist(rows, schema=FILES_SCHEMA)
 
 
 def new_files(frame: DataFrame) -> list[NewFile]:
     """Run the tasks of ``frame``, whose rows are those of ``file_rows``. Memory: one row per file."""
-    return [
-        NewFile(row["path"], row["size"], row["rows"], json.loads(row["partition"]), row["stats"])
-        for row in frame.toArrow().to_pylist()
-    ]
+    return [NewFile(**{**row, "partition": json.loads(row["partition"])}) for row in frame.toArrow().to_pylist()]

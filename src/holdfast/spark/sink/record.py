@@ -1,26 +1,12 @@
 """The driver's part of a write, and the records that it keeps in the log.
 
-Steps of one write, and what a driver that dies after a step leaves to the next one:
-
-1. read the record under ``spark/{application}``
-2. commit an intent there, if the record has not changed      no row has been sent
-3. tasks send their transactions                              the next run with this token sends the rest, same ids
-4. commit done, if the record has not changed, and remove     a replay finds done and does nothing
-   the progress of the tasks
+1. Read the record under ``spark/{application}``.
+2. Commit an intent there, if the record has not changed. No row has been sent before.
+3. Tasks send their transactions. After a crash the next run with this token sends the rest, with the same ids.
+4. Commit done, if the record has not changed, and remove the progress of the tasks. A replay then does nothing.
 
 A driver whose application has moved on is Fenced at 2, in its tasks, or at 4. Two drivers with the same token help
-each other: they send the same transactions under the same ids. Readers may see part of a write before it is done.
-
-Keys::
-
-    spark/{application}                        the application's record
-    spark/{application}/{token}/{partition}    progress of one partition of the write ``token``, removed when done
-
-Values are JSON objects with ``"format": 1``. Record: ``state`` (``intent`` or ``done``), ``token`` (32 hexadecimal
-digits), ``read_version`` of the intent, ``name`` (the user's text), ``end`` (a stream: digest of its end offset),
-``recent`` (the tokens done before, newest first, at most ``RECENT_MAX``). Progress: ``chunk`` (the part of the
-partition's rows in flight), ``attempts`` (read versions that this chunk used up), ``digest`` (of every transaction up
-to the end of this chunk). Any other bytes under these keys raise CorruptData.
+each other. Readers may see part of a write before it is done.
 """
 
 from __future__ import annotations
@@ -28,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, TypeVar
 from urllib.parse import unquote, urlsplit
 
 import msgspec
@@ -41,17 +27,12 @@ from holdfast.spark.options import WriteOptions
 __all__ = [
     "Intent",
     "Progress",
-    "RECENT_MAX",
-    "Record",
-    "StreamRange",
     "Wanted",
     "begin",
     "decode_progress",
-    "decode_record",
     "encode",
     "finish",
     "progress_key",
-    "progress_range",
     "read_record",
     "record_key",
     "request_id",
@@ -59,12 +40,18 @@ __all__ = [
     "token_of",
 ]
 
+T = TypeVar("T")
+
 RECENT_MAX: Final = 64
 """How many tokens are remembered: a batch with an older one would be written again."""
 
 
 class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What an application has written, or is writing."""
+    """What an application has written, or is writing: JSON under the key ``spark/{application}``.
+
+    Shape: ``token`` is 32 hexadecimal digits, ``read_version`` the intent's, ``name`` the user's text, ``end`` the
+    digest of a stream's end offset, ``recent`` the tokens done before, newest first, at most ``RECENT_MAX``.
+    """
 
     state: Literal["intent", "done"]
     token: str
@@ -74,18 +61,22 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     recent: tuple[str, ...] = ()
     format: Literal[1] = 1
 
+    def has_done(self, token: str) -> bool:
+        """Whether the write of this token is done."""
+        return token in self.recent or (self.state == "done" and self.token == token)
+
 
 class Progress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How far a partition has come."""
+    """How far a partition has come: JSON under ``spark/{application}/{token}/{partition}``, removed when done.
+
+    Shape: ``chunk`` is the part of the partition's rows in flight, ``attempts`` the read versions that this chunk used
+    up, ``digest`` that of every transaction up to the end of this chunk.
+    """
 
     chunk: int
     digest: str
     attempts: tuple[int, ...] = ()
     format: Literal[1] = 1
-
-
-_RECORD: Final = msgspec.json.Decoder(Record)
-_PROGRESS: Final = msgspec.json.Decoder(Progress)
 
 
 def record_key(application: str) -> bytes:
@@ -120,24 +111,20 @@ def encode(value: Record | Progress) -> bytes:
 
 def decode_record(data: bytes, key: bytes) -> Record:
     """Raises: CorruptData."""
-    try:
-        return _RECORD.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise _foreign(key, error) from error
+    return _decoded(data, key, Record)
 
 
 def decode_progress(data: bytes, key: bytes) -> Progress:
     """Raises: CorruptData."""
+    return _decoded(data, key, Progress)
+
+
+def _decoded(data: bytes, key: bytes, kind: type[T]) -> T:
     try:
-        return _PROGRESS.decode(data)
+        return msgspec.json.decode(data, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise _foreign(key, error) from error
-
-
-def _foreign(key: bytes, error: Exception) -> CorruptData:
-    return CorruptData(
-        "key holds something that no sink wrote", code=Code.CORRUPT_LOG, key=key.decode("utf-8", "replace"), cause=error
-    )
+        message = "key holds something that no sink wrote"
+        raise CorruptData(message, code=Code.CORRUPT_LOG, key=key.decode("utf-8", "replace"), cause=error) from error
 
 
 def token_of(*parts: str) -> str:
@@ -166,11 +153,7 @@ class StreamRange(msgspec.Struct, frozen=True):
 
     @property
     def token(self) -> str:
-        """What names this range, whatever number Spark gives the micro-batch.
-
-        One without new offsets, which timers and watermarks make, may have rows all the same, and there may be many at
-        one place of the source: only their numbers distinguish them.
-        """
+        """The name of this range. Without new offsets (timers, watermarks) the micro-batch's number is part of it."""
         if self.start is not None and self.start == self.end:
             return token_of(self.start, self.end, str(self.number))
         return token_of(self.start or "", self.end)
@@ -272,7 +255,7 @@ def begin(client: Client, options: WriteOptions, wanted: Wanted) -> Intent:
     for _ in range(ROUNDS_MAX):
         record, read_version = read_record(client, options.application)
         if record is not None:
-            if wanted.token in record.recent or (record.state == "done" and record.token == wanted.token):
+            if record.has_done(wanted.token):
                 return Intent(wanted.token, None)
             if record.state == "intent" and record.token == wanted.token:
                 return Intent(wanted.token, read_version, client.session.log_id)
@@ -349,7 +332,7 @@ def finish(client: Client, options: WriteOptions, wanted: Wanted, partitions: in
         record, read_version = read_record(client, options.application)
         if record is None:
             break
-        if wanted.token in record.recent or (record.state == "done" and record.token == wanted.token):
+        if record.has_done(wanted.token):
             return
         if record.token != wanted.token:
             break

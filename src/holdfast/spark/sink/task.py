@@ -5,26 +5,18 @@ without it a null value deletes), ``end`` (for ``range_delete``; null means to t
 ``operations``, an array of structs of these: one transaction per row. The other columns of the source's shapes are
 ignored, so rows of one log can be written to another.
 
-Why chunks: an attempt is a request id and a read version, and every task that may send it must use the same two. A
-read version expires with the conflict window (a minute), so one for a whole write would end every long write. Rows are
-cut into chunks by number and size, and tasks agree on a read version per chunk.
+An attempt is a request id and a read version, and every task that may send it must use the same two. A read version
+expires with the conflict window, so rows are cut into chunks, and tasks agree on a read version per chunk.
 
 1. A row is sent only after the progress names its chunk. The version of that progress is its read version.
-2. The progress moves to the next chunk only when every transaction of this one is committed, and only if the progress
-   is unchanged. A task that loses this race reads again and skips what is done.
-3. For an attempt that the service calls too old, the task asks for the final outcome. If it is not committed, the
-   transaction is sent in the next attempt, whose read version is agreed in the same way. A task that joins there
-   first finishes the earlier attempts.
+2. The progress moves on, if unchanged, only when every transaction of the chunk is committed. A task that loses this
+   race reads again and skips what is done.
+3. For an attempt that is too old the task asks for the final outcome. If it is not committed, the transaction is sent
+   in the next attempt, whose read version is agreed in the same way, after the earlier attempts.
 4. No row may change the record or the progress: a range delete over everything would restart the write.
 5. The progress has a digest of every transaction up to the end of its chunk. A task with another digest got other
    rows or another order, and raises: skipping by number would lose rows.
-
-So retried, speculative, restarted and zombie tasks do the same. A task whose application has moved on is Fenced at its
-next chunk.
 """
-
-# pyarrow ships no types; mypy checks the rest.
-# pyright: reportUnknownParameterType=false
 
 from __future__ import annotations
 
@@ -91,11 +83,10 @@ def _misfit(reason: str) -> InvalidRequest:
 
 
 def transactions_of(batches: Iterable[pa.RecordBatch], transaction_key: str | None) -> Iterator[list[Operation]]:
-    """The operations of one transaction after the other, in the order of the rows.
+    """The operations of one transaction after the other, in the order of the rows. Raises: InvalidRequest.
 
-    With ``transaction_key`` consecutive rows of one value make a transaction. The rows must be sorted by it within the
-    partition, so that no transaction can come in two parts unnoticed; its values compare as Python compares them.
-    Raises: InvalidRequest.
+    With ``transaction_key`` consecutive rows of one value make a transaction; rows must be sorted by it within the
+    partition, so that no transaction is torn unnoticed.
     """
     if transaction_key is None:
         for batch in batches:
@@ -197,10 +188,7 @@ class _Chunk:
 
 @dataclass(frozen=True, slots=True)
 class _Note:
-    """The partition's progress in the log, and its version.
-
-    ``is_done`` when the whole write is: then nothing of the progress is left, and nothing is missing.
-    """
+    """The partition's progress in the log, and its version. ``is_done``: the whole write is done."""
 
     progress: Progress
     version: int
@@ -231,8 +219,7 @@ def send_partition(
 
 
 def _leaving_record(transactions: Iterable[list[Operation]], application: str) -> Iterator[list[Operation]]:
-    """The same transactions. Raises InvalidRequest for one that changes the application's record or its notes: what
-    was sent before would not be known any more, and would be sent again."""
+    """The same transactions. Raises InvalidRequest for one that changes the application's record or its progress."""
     record = record_key(application)
     notes, past = record + b"/", record + b"0"
     for operations in transactions:
@@ -370,7 +357,7 @@ class _Sender:
         """The note as it is now, after the record was seen to be this write's."""
         record, read_version = read_record(self._client, self._options.application)
         token = self._intent.token
-        if record is not None and (token in record.recent or (record.state == "done" and record.token == token)):
+        if record is not None and record.has_done(token):
             # Another driver with this token has finished: every transaction is committed.
             return _Note(Progress(0, ""), read_version, is_done=True)
         if record is None or record.token != token:

@@ -1,13 +1,9 @@
 """``write.format("holdfast")`` and ``writeStream``: the writers that Spark calls.
 
-Spark creates the writer on the driver when it plans a write or a micro-batch; that commits the intent. It pickles the
-writer into tasks, whose ``write`` sends, and calls ``commit`` on the driver after all tasks. A micro-batch that runs
-again gets a writer for the same offset range, finds done or its own intent, and sends only what is missing. ``abort``
-undoes nothing.
+Spark creates the writer on the driver; that commits the intent. It pickles the writer into tasks, whose ``write``
+sends, and calls ``commit`` on the driver after all tasks. ``abort`` undoes nothing: a write that runs again finds its
+own intent, or done, and sends only what is missing.
 """
-
-# pyarrow ships no types; mypy checks the rest.
-# pyright: reportUnknownParameterType=false
 
 from __future__ import annotations
 
@@ -70,8 +66,8 @@ class _Writer:
         with open_client(options) as client:
             self._intent: Intent = begin(client, options, wanted)
 
-    def send(self, iterator: Iterator[pa.RecordBatch]) -> Written:
-        """In a task: send what is missing of its partition."""
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+        """In a task: send the missing transactions of its partition. Raises: as ``send_partition``."""
         context = TaskContext.get()
         assert context is not None, "only tasks send"
         partition = context.partitionId()
@@ -81,8 +77,7 @@ class _Writer:
             sent = send_partition(client, self._options, self._intent, partition, iterator)
         return Written(self._intent.token, partition, sent)
 
-    def finish(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """On the driver, when every task is done."""
+    def _finish(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         for message in messages:
             if not isinstance(message, Written) or message.token != self._wanted.token:
                 raise InvalidRequest(
@@ -94,31 +89,23 @@ class _Writer:
             finish(client, self._options, self._wanted, len(messages))
 
 
-class HoldfastBatchWriter(DataSourceArrowWriter):
+class HoldfastBatchWriter(_Writer, DataSourceArrowWriter):
     """A batch write. Made on the driver, where it commits the intent."""
 
     def __init__(self, options: WriteOptions) -> None:
-        self._writer = _Writer(options, wanted_batch(options))
-
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
-        """In a task. Raises: as ``send_partition``."""
-        return self._writer.send(iterator)
+        super().__init__(options, wanted_batch(options))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """On the driver, when every task is done. Raises: Fenced; what the client raises."""
-        self._writer.finish(messages)
+        self._finish(messages)
 
 
-class HoldfastStreamWriter(DataSourceStreamArrowWriter):
+class HoldfastStreamWriter(_Writer, DataSourceStreamArrowWriter):
     """The write of one micro-batch. Made on the driver, where it commits the intent or finds it."""
 
     def __init__(self, options: WriteOptions) -> None:
-        self._writer = _Writer(options, wanted_stream(options))
-
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
-        """In a task. Raises: as ``send_partition``."""
-        return self._writer.send(iterator)
+        super().__init__(options, wanted_stream(options))
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803
         """On the driver, when every task is done. Raises: Fenced; what the client raises."""
-        self._writer.finish(messages)
+        self._finish(messages)

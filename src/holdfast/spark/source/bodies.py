@@ -1,17 +1,10 @@
-"""Decode the bodies of many objects into one table. This is the costly step of a read, so it works on groups of
-objects.
+"""Decode the bodies of many objects into one table: the costly step of a read.
 
 Three ways, fastest first. Small bodies in the layout that ``commit.format.body_stream`` writes are joined as bytes:
-their metadata becomes one array of numbers, every rule is one comparison of columns, and each buffer is one slice per
-body (8 us per body of fifty rows; an Arrow decoder needs 35). Bodies with the same schema message are joined into one
-Arrow stream. Other bodies are decoded one by one.
-
-No length, offset or count is used before it has been checked, so nothing outside a body is read. Damage raises
-CorruptData with the slot; nothing is skipped.
+every rule is one comparison of columns, and each buffer is one slice per body (8 us per body of fifty rows; an Arrow
+decoder needs 35). Bodies with the same schema message are joined into one Arrow stream. Others are decoded one by one.
+No length, offset or count is used before it has been checked. Damage raises CorruptData with the slot.
 """
-
-# pyarrow ships no types; mypy checks the rest.
-# pyright: reportUnknownParameterType=false
 
 from __future__ import annotations
 
@@ -59,10 +52,7 @@ def _model() -> Numbers:
 
 
 def join_bodies(bodies: Sequence[memoryview]) -> tuple[list[int], pa.Table] | None:
-    """The rows of each body and the table of them all, one chunk a column; None where one is not of the known layout.
-
-    Cost: a dozen slices a body, and numpy over all rows.
-    """
+    """The rows of each body and the table of them all, one chunk a column; None where a body has another layout."""
     start, past = len(_SCHEMA_BYTES), len(_SCHEMA_BYTES) + _HEAD_BYTES
     sizes = np.fromiter((len(body) for body in bodies), dtype=np.int64, count=len(bodies))
     if not len(bodies) or sizes.min() < past + len(END_OF_STREAM) or sizes.sum() > _TOTAL_BYTES_MAX:

@@ -1,13 +1,9 @@
 """Data frames of a log: with filters pushed down safely, and with values decoded into Spark's types.
 
-Spark 4.3 keeps the plan of a Python source with its data frame, including the pushed filters. A later query on the
-same frame without a filter, such as ``frame.count()``, then reads with the old filters and silently loses rows. So the
-option ``pushdown`` is off by default, and ``read_log`` adds a filter that every row passes: each query is planned
-again.
+Spark 4.3 keeps the pushed filters of a Python source with its data frame. A later query on the same frame without a
+filter, such as ``frame.count()``, then silently loses rows. So the option ``pushdown`` is off by default, and
+``read_log`` adds a filter that every row passes: each query is planned again.
 """
-
-# pyarrow ships no types; mypy checks the rest.
-# pyright: reportUnknownParameterType=false
 
 from __future__ import annotations
 

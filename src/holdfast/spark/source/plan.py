@@ -1,12 +1,9 @@
 """Plan a read: find the live objects in one listing, bound them by version, and cut them into pieces.
 
-A listing shows sizes, and a size tells claims from data. The chain goes from the genesis claim to its jump and down.
-The next live claim is the first claim at or below that jump, and every slot between them must exist. Under the newest
-claim the first missing slot ends the log. This needs no headers; the tasks check every header and every link that they
-read, also between pieces.
-
-A missing slot below an acknowledged object is data loss: CorruptData, unless retention removed it. The log changes
-during a listing, so only a hole that a second listing shows again counts.
+A listing shows sizes, and a size tells claims from data. The next live claim is the first claim at or below the jump of
+the one before, and every slot between them must exist. Under the newest claim the first missing slot ends the log. The
+tasks check every header and every link that they read, also between pieces. A missing slot below an acknowledged object
+is data loss, unless retention removed it; only a hole that a second listing shows again counts.
 
 Cost: the LIST pages (ranges of slots in parallel), one header, and about log2(objects) headers per version bound.
 Memory on the driver: 16 bytes per listed object.
@@ -15,7 +12,7 @@ Memory on the driver: 16 bytes per listed object.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final, TypeAlias
@@ -41,7 +38,7 @@ from holdfast.commit.reading.reader import find_frontier
 from holdfast.errors import Code, CorruptData, InvalidRequest, NotFound, Unavailable
 from holdfast.objects.port import ObjectReader, ObjectStore
 from holdfast.spark.options import Position, ReadOptions
-from holdfast.spark.runtime.store_thread import StoreThread
+from holdfast.spark.runtime.store_thread import with_store
 from holdfast.spark.source.shapes import RowFilter, seq_of
 from holdfast.values import slot_text
 
@@ -52,7 +49,9 @@ __all__ = [
     "Piece",
     "Plan",
     "SegmentPartition",
+    "claim_of",
     "cut",
+    "empty_log",
     "first_index",
     "first_place",
     "index_after",
@@ -108,6 +107,10 @@ class Piece:
     objects: int
     object_bytes: int
     log_id: str | None = None
+
+    def slots(self) -> Iterator[int]:
+        """The slots in the order of writing."""
+        return (slot for first, last in self.runs for slot in range(first, last - 1, -1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +205,16 @@ async def read_header(store: ObjectReader, slot: int) -> Header:
         raise lost("an object of the live chain is missing", slot) from None
 
 
+async def claim_of(store: ObjectReader, head: Header) -> Header:
+    """The claim of the leader that wrote ``head``. Raises: CorruptData, Unavailable."""
+    if head.kind is Kind.CLAIM:
+        return head
+    claim = await read_header(store, head.claim)
+    if (head.log_id, head.epoch, head.leader_id) != (claim.log_id, claim.epoch, claim.leader_id):
+        raise broken("object is not of the leader that claimed", head.slot, claim=slot_text(claim.slot))
+    return claim
+
+
 def require_log(log_id: str | None, expected: str | None) -> None:
     """Raise InvalidRequest (``log_mismatch``) unless the log is the one that an offset belongs to; None is any."""
     if log_id is not None and expected is not None and log_id != expected:
@@ -231,7 +244,7 @@ async def live_chain(store: ObjectStore) -> Chain:
     for _ in range(LISTINGS_MAX):
         newest_rows = await store.list(PREFIX, limit=1)
         if not newest_rows:
-            raise _empty(store)
+            raise empty_log(store)
         # Read before the rest is listed: what this header calls durable was acknowledged earlier, so the listing has
         # it.
         newest = await read_header(store, _slot(newest_rows[0].key))
@@ -255,8 +268,7 @@ async def live_chain(store: ObjectStore) -> Chain:
 
 
 async def _require_claim_at_end(store: ObjectStore, chain: Chain) -> None:
-    """Raise if the chain ends with an object that is no claim but has the size of one: it has been cut, and the walk
-    has jumped over what follows it. An object that is not at the end is found by the link after it."""
+    """Raise if the chain ends with an object of claim size that is not a claim: the walk jumped over later objects."""
     newest = int(chain.slots[-1])
     if chain.sizes[-1] == CLAIM_BYTES and (await read_header(store, newest)).kind is not Kind.CLAIM:
         raise broken("object of claim size is no claim", newest)
@@ -278,10 +290,7 @@ async def list_slots(store: ObjectStore, newest: int, oldest: int = FIRST_SLOT) 
     async def part(first: int, past: int) -> tuple[Slots, Sizes]:
         rows = await store.list(PREFIX, after=object_name(first - 1), limit=past - first)
         listed = [(slot, row.size) for row in rows if (slot := _slot(row.key)) < past]
-        return (
-            np.fromiter((slot for slot, _ in listed), dtype=np.uint64, count=len(listed)),
-            np.fromiter((size for _, size in listed), dtype=np.int64, count=len(listed)),
-        )
+        return np.array([slot for slot, _ in listed], np.uint64), np.array([size for _, size in listed], np.int64)
 
     parts = await asyncio.gather(*(part(a, b) for a, b in pairwise(starts)))
     slots = np.concatenate([part_slots for part_slots, _ in parts])
@@ -410,8 +419,7 @@ class LogPartition(InputPartition):
 
 @dataclass
 class SegmentPartition(InputPartition):
-    """One file of the table of segments at ``table_url``, the versions in it (both inclusive), and the rows wanted from
-    it, those since a time at most."""
+    """One segment file of the table at ``table_url``, its versions (both inclusive), and the rows wanted from it."""
 
     table_url: str
     path: str
@@ -432,12 +440,9 @@ class LogHead:
 def log_head(url: str) -> LogHead:
     """The id and version in the newest live object of the log. Cost: one LIST page, two rounds of headers.
 
-    The newest listed key may be another object: one that a deposed leader wrote into a dead slot.
-
     Raises: NotFound (``log_empty``), CorruptData, Unavailable.
     """
-    with StoreThread(url) as thread:
-        newest = thread.start(newest_header).result()
+    newest = with_store(url, newest_header)
     return LogHead(newest.log_id.hex(), newest.last_version)
 
 
@@ -445,9 +450,10 @@ async def newest_header(store: ObjectStore) -> Header:
     """The header of the newest live object. Raises: NotFound (``log_empty``), CorruptData, Unavailable."""
     frontier = await find_frontier(store)
     if frontier is None:
-        raise _empty(store)
+        raise empty_log(store)
     return frontier[0]
 
 
-def _empty(store: ObjectStore) -> NotFound:
+def empty_log(store: ObjectStore) -> NotFound:
+    """The error for a log without objects."""
     return NotFound("log is empty: nothing is listed under batches/", code=Code.LOG_EMPTY, url=store.url)

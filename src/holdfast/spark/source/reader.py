@@ -1,14 +1,9 @@
 """The batch reader of ``format("holdfast")``, and the meaning of the filters that Spark pushes down to it.
 
-Spark evaluates every pushed filter again, so a filter may only narrow what is read and must keep every row that
-passes. A filter that is not understood narrows nothing.
-
-Spark plans in a process without a session and pickles the reader into tasks, so it holds plain values. Two processes
-run per query, one for the columns and one for the plan; imports that only one of them needs are inside the methods.
+Spark evaluates every pushed filter again, so a filter may only narrow what is read; an unknown filter narrows nothing.
+Spark pickles the reader into tasks, so it holds plain values. Two processes run per query; imports that only one of
+them needs are inside the methods.
 """
-
-# pyarrow ships no types; mypy checks the rest.
-# pyright: reportUnknownLambdaType=false, reportUnknownParameterType=false
 
 from __future__ import annotations
 
@@ -119,10 +114,9 @@ def _texts(one: Filter, value: object) -> tuple[str, ...] | None:
 
 
 class _PushWhereItIsOn:
-    """``pushFilters`` of one reader. Spark calls it where filter push-down is on.
+    """``pushFilters`` of one reader, for sessions with filter push-down on and off.
 
-    Where it is off, which is Spark's default, Spark refuses a reader that has a ``pushFilters`` of its own, and tells
-    by ``__func__``. This one says that it is the inherited one, so the same reader serves both.
+    Where it is off, Spark refuses a reader that has a ``pushFilters`` of its own, and tests that by ``__func__``.
     """
 
     __func__ = DataSourceReader.pushFilters
@@ -156,11 +150,10 @@ class HoldfastBatchReader(DataSourceReader):
             from holdfast.spark.source.segments import plan_with_segments
 
             return plan_with_segments(options, pushed)
-        from holdfast.spark.runtime.store_thread import StoreThread
+        from holdfast.spark.runtime.store_thread import with_store
         from holdfast.spark.source.plan import LogPartition, plan_read
 
-        with StoreThread(options.url) as thread:
-            plan: Plan = thread.start(lambda store: plan_read(store, options, pushed)).result()
+        plan: Plan = with_store(options.url, lambda store: plan_read(store, options, pushed))
         return [LogPartition(piece, plan.wanted) for piece in plan.pieces]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

@@ -5,34 +5,33 @@ the border to the piece before is checked too. A store that does not respond rai
 task again.
 """
 
-# pyarrow ships no types; mypy checks the rest.
-# pyright: reportUnknownLambdaType=false, reportUnknownParameterType=false
-
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from functools import partial
 from itertools import islice
-from typing import Final, assert_never
+from typing import Final, TypeVar, assert_never
 
 import pyarrow as pa
 
-from holdfast.commit.format.batch import FIRST_SLOT, FLAG_LZ4, HEADER_BYTES, Header, Kind, decode_header, object_name
+from holdfast.commit.format.batch import FIRST_SLOT, FLAG_LZ4, HEADER_BYTES, Header, decode_header, object_name
 from holdfast.commit.format.chain import ChainWalker, broken
 from holdfast.errors import NotFound
 from holdfast.objects.port import ObjectReader
 from holdfast.spark.columns import Shape
 from holdfast.spark.options import ReadOptions
-from holdfast.spark.runtime.store_thread import PlannedObjectsThread, StoreThread, is_directory, set_imports_aside
+from holdfast.spark.runtime.store_thread import PlannedObjectsThread, is_directory, set_imports_aside
 from holdfast.spark.source.bodies import JOINED_BYTES_MAX, decode_bodies
-from holdfast.spark.source.plan import Piece, lost, read_header, require_log
+from holdfast.spark.source.plan import Piece, claim_of, lost, read_header, require_log
 from holdfast.spark.source.shapes import RowFilter, batch_rows, operation_rows, transaction_rows
 from holdfast.values import slot_text
 
-__all__ = ["StoreThread", "checked_objects", "scan"]
+__all__ = ["checked_objects", "fetched", "scan"]
+
+T = TypeVar("T")
 
 FETCH_BYTES: Final = 16 * 2**20
 """How many bytes one round of concurrent requests asks for; two rounds are under way at a time."""
@@ -84,10 +83,13 @@ def checked_objects(options: ReadOptions, piece: Piece) -> Iterator[tuple[Header
 
     The shape ``batches`` reads headers only: then the bytes end there.
     """
-    headers_only = options.shape is Shape.BATCHES
+    length = HEADER_BYTES if options.shape is Shape.BATCHES else None
+    # A file is read at once, in the thread of the loop: waiting for others would only cost.
+    read_round = partial(_read_in_turn if is_directory(options.url) else _read_together, length=length)
+    each_bytes = length or max(1, piece.object_bytes // piece.objects)
     with PlannedObjectsThread(options.url) as thread:
         walker = thread.start(lambda store: _walker_at(store, piece)).result()
-        for slot, data in _fetched(thread, options.url, piece, headers_only=headers_only):
+        for slot, data in fetched(thread, piece.slots(), each_bytes, read_round):
             header = decode_header(data, slot=slot)
             if walker.head is None or walker.head.slot != slot:
                 require_log(header.log_id.hex(), piece.log_id)
@@ -104,40 +106,35 @@ async def _walker_at(store: ObjectReader, piece: Piece) -> ChainWalker:
         return ChainWalker()
     head = await read_header(store, first if piece.head is None else piece.head)
     require_log(head.log_id.hex(), piece.log_id)
-    if head.kind is Kind.CLAIM:
-        return ChainWalker(head, head)
-    claim = await read_header(store, head.claim)
-    own = (head.log_id, head.epoch, head.leader_id)
-    if own != (claim.log_id, claim.epoch, claim.leader_id) or piece.claim not in (None, claim.slot):
+    claim = await claim_of(store, head)
+    if piece.claim not in (None, claim.slot):
         raise broken("object is not of the leader that claimed", head.slot, claim=slot_text(claim.slot))
     return ChainWalker(head, claim)
 
 
-def _fetched(
-    thread: PlannedObjectsThread, url: str, piece: Piece, *, headers_only: bool
-) -> Iterator[tuple[int, bytes]]:
-    """The objects of the piece in log order, fetched in rounds of concurrent requests, two rounds ahead."""
-    length = HEADER_BYTES if headers_only else None
-    each = HEADER_BYTES if headers_only else max(1, piece.object_bytes // piece.objects)
-    round_objects = max(1, min(FETCH_OBJECTS_MAX, FETCH_BYTES // each))
-    # A file is read at once, in the thread of the loop: waiting for others would only cost.
-    read_round = _read_in_turn if is_directory(url) else _read_together
-    slots = (slot for first, last in piece.runs for slot in range(first, last - 1, -1))
-    under_way: deque[tuple[Sequence[int], Future[list[bytes]]]] = deque()
+def fetched(
+    thread: PlannedObjectsThread,
+    slots: Iterator[int],
+    each_bytes: int,
+    read_round: Callable[[Sequence[int], ObjectReader], Coroutine[object, object, list[T]]],
+) -> Iterator[tuple[int, T]]:
+    """The objects of these slots in order, read in rounds of ``FETCH_BYTES``, two rounds ahead."""
+    round_objects = max(1, min(FETCH_OBJECTS_MAX, FETCH_BYTES // each_bytes))
+    under_way: deque[tuple[Sequence[int], Future[list[T]]]] = deque()
     while True:
         while len(under_way) < ROUNDS_AHEAD and (wanted := tuple(islice(slots, round_objects))):
-            under_way.append((wanted, thread.start(partial(read_round, slots=wanted, length=length))))
+            under_way.append((wanted, thread.start(partial(read_round, wanted))))
         if not under_way:
             return
         done, future = under_way.popleft()
         yield from zip(done, future.result(), strict=True)
 
 
-async def _read_in_turn(store: ObjectReader, *, slots: Sequence[int], length: int | None) -> list[bytes]:
+async def _read_in_turn(slots: Sequence[int], store: ObjectReader, *, length: int | None) -> list[bytes]:
     return [await _read(store, slot, length) for slot in slots]
 
 
-async def _read_together(store: ObjectReader, *, slots: Sequence[int], length: int | None) -> list[bytes]:
+async def _read_together(slots: Sequence[int], store: ObjectReader, *, length: int | None) -> list[bytes]:
     return await asyncio.gather(*(_read(store, slot, length) for slot in slots))
 
 

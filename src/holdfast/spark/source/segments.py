@@ -1,15 +1,9 @@
 """Read a log through its table of segments: rows up to the last segment come from segments, newer rows from the log.
 
-The result equals a read of the log alone, so a log from which retention removed what the segments hold is still read
-whole. The log stays the source of truth: a segment that is damaged or gone is read from the log instead, and raises
-CorruptData when its versions have left the log too. Segments of another log raise InvalidRequest.
-
-Cost: the Delta log of the segments in addition to a plan; one request per segment. Memory of a task: one segment,
-packed and as rows.
+The result equals a read of the log alone. A segment that is damaged or gone is read from the log instead, and raises
+CorruptData when its versions have left the log too. Segments of another log raise InvalidRequest. Memory of a task: one
+segment, packed and as rows.
 """
-
-# pyarrow ships no types; mypy checks the rest.
-# pyright: reportUnknownLambdaType=false, reportUnknownParameterType=false
 
 from __future__ import annotations
 
@@ -29,7 +23,7 @@ from holdfast.segments.index import Segment, SegmentIndex, read_segment_index
 from holdfast.segments.table_location import table_location
 from holdfast.spark.columns import COLUMNS, OPERATION_KINDS, Shape, arrow_schema
 from holdfast.spark.options import Position, ReadOptions
-from holdfast.spark.runtime.store_thread import StoreThread
+from holdfast.spark.runtime.store_thread import with_store
 from holdfast.spark.runtime.table_files import read_objects
 from holdfast.spark.source.plan import (
     LogHead,
@@ -47,14 +41,7 @@ from holdfast.spark.source.scan import scan
 from holdfast.spark.source.shapes import RowFilter
 from holdfast.spark.source.stream import LogTail, objects_between
 
-__all__ = [
-    "SEGMENT_SCHEMA",
-    "index_of_log",
-    "plan_with_segments",
-    "scan_segment",
-    "segment_rows",
-    "stream_with_segments",
-]
+__all__ = ["SEGMENT_SCHEMA", "index_of_log", "plan_with_segments", "scan_segment", "stream_with_segments"]
 
 SEGMENT_SCHEMA: Final = arrow_schema(Shape.OPERATIONS, list(COLUMNS[Shape.OPERATIONS]))
 
@@ -64,8 +51,7 @@ def segment_rows(
 ) -> Iterator[pa.RecordBatch]:
     """The wanted rows of one segment's bytes, in log order, with these ``columns`` of the shape ``operations``.
 
-    Units: ``since_ms`` is milliseconds since the Unix epoch, inclusive. Row groups without a wanted version are not
-    decoded.
+    Units: ``since_ms`` is milliseconds since the Unix epoch, inclusive.
     """
     file = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
     at = file.schema_arrow.get_field_index("version")
@@ -177,8 +163,7 @@ def plan_with_segments(options: ReadOptions, pushed: RowFilter | None) -> list[S
     if options.ending_version is not None and options.ending_version <= index.through:
         return pieces
     after = replace(options, starting_version=max(lowest, index.through + 1), starting_after=None, from_latest=False)
-    with StoreThread(options.url) as thread:
-        plan: Plan = thread.start(lambda store: plan_read(store, after, wanted)).result()
+    plan: Plan = with_store(options.url, lambda store: plan_read(store, after, wanted))
     return [*pieces, *(LogPartition(piece, plan.wanted) for piece in plan.pieces)]
 
 
@@ -201,12 +186,10 @@ def _partition(table_url: str, segment: Segment, wanted: RowFilter, since_ms: in
 async def stream_with_segments(
     store: ObjectStore, tail: LogTail, options: ReadOptions, start: Position, end: Position, wanted: RowFilter
 ) -> list[SegmentPartition | LogPartition]:
-    """The pieces of a micro-batch: segments that lie wholly in it, and the log before and after them.
+    """The pieces of a micro-batch: segments that are wholly in it, and the log before and after them.
 
-    Offsets name objects of the log, so those must be there, as without segments; what is saved is reading each of them.
-    A micro-batch of less than ``OBJECTS_MIN`` objects is read from the log alone.
-
-    Raises: as ``index_of_log`` and ``objects_between``. Cost: on top of that, some dozen headers.
+    A micro-batch of less than ``OBJECTS_MIN`` objects is read from the log alone. Raises: as ``index_of_log`` and
+    ``objects_between``. Cost: some dozen headers more.
     """
     assert options.segments_url is not None, "asked for with segments only"
     chain, first = await objects_between(store, tail, options, start, end)
@@ -261,8 +244,7 @@ def _rows_of_log(options: ReadOptions, partition: SegmentPartition, damage: Exce
         fail_on_data_loss=True,
     )
     try:
-        with StoreThread(options.url) as thread:
-            plan = thread.start(lambda store: plan_read(store, part, wanted)).result()
+        plan = with_store(options.url, lambda store: plan_read(store, part, wanted))
     except NotFound as gone:
         raise CorruptData(
             "a segment cannot be read, and its versions have left the log",

@@ -5,14 +5,12 @@ writing, 0 for genesis. Versions stay below 2^53 and are longs. Rows that contra
 with the slot.
 """
 
-# pyarrow ships no types; mypy checks the rest.
-# pyright: reportUnknownLambdaType=false, reportUnknownParameterType=false
-
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from operator import attrgetter
 from typing import Final
 
 import numpy as np
@@ -108,9 +106,6 @@ def operation_rows(bodies: Bodies, columns: Sequence[str], wanted: RowFilter) ->
             return pa.repeat(_kind_names()[int(numbers[0])], len(numbers))  # most objects hold writes alone
         return _kind_names().take(kinds)
 
-    def position_of_row() -> pa.Array:
-        return _filtered(_positions(table), selected)
-
     makers: Mapping[str, Callable[[], pa.Array]] = {
         "version": lambda: of_row("version").cast(pa.int64()),
         "seq": lambda: of_object(lambda header: seq_of(header.slot), pa.int64()),
@@ -120,7 +115,7 @@ def operation_rows(bodies: Bodies, columns: Sequence[str], wanted: RowFilter) ->
         "end": lambda: of_row("end"),
         "value": lambda: of_row("value").cast(pa.binary()),
         "timestamp": lambda: of_object(lambda header: header.time_ms * 1000, TIMESTAMP),
-        "position": position_of_row,
+        "position": lambda: _filtered(_positions(table), selected),
         "leader_id": lambda: of_object(lambda header: header.leader_id.hex(), pa.string()),
     }
     arrays = [makers[name]() for name in columns]
@@ -138,8 +133,10 @@ def transaction_rows(bodies: Bodies, columns: Sequence[str], wanted: RowFilter) 
     previous = np.concatenate(([0], own[:-1]))
     previous[starts] = [header.prev_version for header in bodies.headers]
     counts = np.diff(np.concatenate((starts, [len(own)])))
-    mask = pa.array(_wanted_transactions(bodies, firsts, own, counts, wanted))
     rows = pa.array(firsts)
+    kept: npt.NDArray[np.bool_] = np.ones(len(own), dtype=np.bool_)
+    _narrow(kept, wanted, own, bodies.headers, counts, lambda: _one(table["request_id"]).take(rows))
+    mask = pa.array(kept)
 
     def of_object(values: Callable[[Header], object], kind: pa.DataType) -> pa.Array:
         return _repeated([values(header) for header in bodies.headers], counts, kind)
@@ -158,24 +155,23 @@ def transaction_rows(bodies: Bodies, columns: Sequence[str], wanted: RowFilter) 
     return pa.RecordBatch.from_arrays(arrays, schema=arrow_schema(Shape.TRANSACTIONS, columns))
 
 
-def _wanted_transactions(
-    bodies: Bodies,
-    firsts: npt.NDArray[np.int64],
-    versions: npt.NDArray[np.int64],
-    counts: npt.NDArray[np.int64],
+def _narrow(
+    mask: npt.NDArray[np.bool_],
     wanted: RowFilter,
-) -> npt.NDArray[np.bool_]:
-    mask: npt.NDArray[np.bool_] = np.ones(len(versions), dtype=np.bool_)
+    versions: npt.NDArray[np.int64] | npt.NDArray[np.uint64],
+    headers: Sequence[Header],
+    counts: Sequence[int] | npt.NDArray[np.int64],
+    ids: Callable[[], pa.Array],
+) -> None:
+    """Clear the rows of ``mask`` outside the wanted versions, objects and ids. ``counts``: rows of each object."""
     if wanted.version_min is not None:
         mask &= versions >= wanted.version_min
     if wanted.version_max is not None:
         mask &= versions <= wanted.version_max
     if wanted.seq_min is not None or wanted.seq_max is not None:
-        mask &= np.repeat(_wanted_objects(bodies.headers, wanted), counts)
+        mask &= np.repeat(_wanted_objects(headers, wanted), counts)
     if wanted.request_ids is not None:
-        ids = _one(bodies.rows["request_id"]).take(pa.array(firsts))
-        mask &= _is_in(ids, wanted.request_ids)
-    return mask
+        mask &= _is_in(ids(), wanted.request_ids)
 
 
 def _operation_lists(table: pa.Table, firsts: npt.NDArray[np.int64]) -> pa.Array:
@@ -206,23 +202,17 @@ def batch_rows(headers: Sequence[Header], columns: Sequence[str], wanted: RowFil
         "seq": lambda header: seq_of(header.slot),
         "slot": lambda header: slot_text(header.slot),
         "kind": lambda header: Kind(header.kind).name.lower(),
-        "epoch": lambda header: header.epoch,
         "leader_id": lambda header: header.leader_id.hex(),
-        "address": lambda header: header.address,
         "claim_seq": lambda header: seq_of(header.claim),
         "prev_seq": lambda header: seq_of(header.prev),
         "durable_seq": lambda header: seq_of(header.durable),
-        "first_version": lambda header: header.first_version,
-        "last_version": lambda header: header.last_version,
-        "prev_version": lambda header: header.prev_version,
-        "window_floor": lambda header: header.window_floor,
-        "truncated_through": lambda header: header.truncated_through,
-        "transactions": lambda header: header.transactions,
         "object_bytes": lambda header: header.object_bytes(),
         "timestamp": lambda header: header.time_ms * 1000,
     }
     schema = arrow_schema(Shape.BATCHES, columns)
-    arrays = [pa.array([makers[field.name](header) for header in headers], field.type) for field in schema]
+    # Every other column is a field of the header.
+    values = [(makers.get(field.name, attrgetter(field.name)), field.type) for field in schema]
+    arrays = [pa.array([value(header) for header in headers], kind) for value, kind in values]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
@@ -281,15 +271,8 @@ def _selection(bodies: Bodies, wanted: RowFilter) -> pa.Array | None:
     if highest <= ItemKind.RANGE_DELETE and wanted == _EVERY_OPERATION:
         return None
     mask = np.isin(kinds, [int(kind) for kind in wanted.kinds])
-    if wanted.version_min is not None or wanted.version_max is not None:
-        versions = _numbers(table["version"])
-        mask &= versions >= (wanted.version_min or 0)
-        if wanted.version_max is not None:
-            mask &= versions <= wanted.version_max
-    if wanted.seq_min is not None or wanted.seq_max is not None:
-        mask &= np.repeat(_wanted_objects(bodies.headers, wanted), bodies.counts)
-    if wanted.request_ids is not None:
-        mask &= _is_in(_one(table["request_id"]), wanted.request_ids)
+    versions = _numbers(table["version"])
+    _narrow(mask, wanted, versions, bodies.headers, bodies.counts, lambda: _one(table["request_id"]))
     if wanted.key_begin or wanted.key_end is not None:
         mask &= _in_key_range(table, kinds, wanted)
     return None if mask.all() else pa.array(mask)

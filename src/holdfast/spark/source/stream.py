@@ -1,35 +1,27 @@
 """``readStream.format("holdfast")``: follow the end of the log, one micro-batch at a time.
 
 An offset is ``{"seq": 41, "version": 1043, "log_id": "..."}``: every object up to that ``seq`` and every row up to
-that version of that log has been returned. Query progress prints it and ``startingOffsets`` accepts it. Old
-checkpoints without a log id are accepted once.
+that version of that log has been returned. Old checkpoints without a log id are accepted once. The same two offsets
+give the same rows always. The object after the head has one known slot, so polling costs one read and no listing.
 
-The object after the head has one known slot, so polling costs one read and no listing. Far behind and without bounds,
-one listing finds the end. Spark asks about every 10 ms; ``pollInterval`` limits how often the store is asked.
-
-The same two offsets give the same rows always and everywhere; only durable objects are returned. A missing object
-between two offsets raises NotFound when retention removed it (with ``failOnDataLoss`` off the stream continues with
-the oldest object left), CorruptData otherwise. An offset of another log always raises InvalidRequest
-(``log_mismatch``).
+A missing object between two offsets raises NotFound when retention removed it (with ``failOnDataLoss`` off the stream
+continues with the oldest object left), CorruptData otherwise. An offset of another log raises InvalidRequest.
 """
-
-# pyarrow ships no types; mypy checks the rest.
-# pyright: reportUnknownParameterType=false
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, TypeVar
 
 import numpy as np
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxFiles, SupportsTriggerAvailableNow
 
-from holdfast.commit.format.batch import CLAIM_BYTES, FIRST_SLOT, Header, Kind
+from holdfast.commit.format.batch import CLAIM_BYTES, FIRST_SLOT, Header
 from holdfast.commit.format.chain import ChainWalker, broken
 from holdfast.commit.reading.reader import read_header as read_header_if_there
 from holdfast.errors import Code, InvalidRequest, NotFound
@@ -41,6 +33,7 @@ from holdfast.spark.source.plan import (
     LogPartition,
     Piece,
     SegmentPartition,
+    claim_of,
     cut,
     first_place,
     index_after,
@@ -56,16 +49,7 @@ from holdfast.spark.source.scan import scan
 from holdfast.spark.source.shapes import RowFilter, seq_of
 from holdfast.values import is_log_id
 
-__all__ = [
-    "Found",
-    "HoldfastStreamReader",
-    "LogTail",
-    "head_position",
-    "objects_between",
-    "pieces_between",
-    "position_of",
-    "starting_position",
-]
+__all__ = ["HoldfastStreamReader", "LogTail", "objects_between"]
 
 AHEAD_MAX: Final = 16
 """Headers read at once while the stream catches up."""
@@ -122,10 +106,7 @@ class Found:
 
 
 class LogTail:
-    """The live chain after an offset, walked as far as needed.
-
-    Bounds: keeps the headers of the objects of one micro-batch.
-    """
+    """The live chain after an offset. Keeps the headers of the objects of one micro-batch."""
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
@@ -234,15 +215,12 @@ class LogTail:
         oldest = await _oldest_behind(store, start, self._options)
         if oldest is None:
             raise lost("an acknowledged object is missing", self._walker.next_slot)
-        self._walker, self._before = ChainWalker(oldest, await _claim_of(store, oldest)), None
+        self._walker, self._before = ChainWalker(oldest, await claim_of(store, oldest)), None
         self._walked = [oldest]
         return True
 
     def chain_between(self, start: Position, end: Position) -> tuple[Chain, int] | None:
-        """The objects after ``start`` up to ``end``, and where they begin in the chain; None unless all were walked.
-
-        The object before them is in the chain too, where there is one: the first piece is checked against it.
-        """
+        """The walked objects up to ``end`` with the one before ``start``, if any, and the index after it."""
         if self._start_seq != start.seq:
             return None
         for index, header in enumerate(self._walked):
@@ -275,8 +253,7 @@ async def _walker_behind(
 ) -> tuple[ChainWalker, Header | None, Header | None]:
     """A walker whose next object is the first one after ``start``, and the object before that.
 
-    Where a truncated log begins after ``start`` there is no object before; then the walker has already taken the
-    oldest one, which comes third.
+    Where a truncated log begins after ``start``, the walker has already taken the oldest object, which comes third.
     """
     seq = _seq(start)
     if seq < 0:
@@ -284,20 +261,11 @@ async def _walker_behind(
     head = await read_header_if_there(store, FIRST_SLOT - seq)
     if head is not None:
         require_log(head.log_id.hex(), start.log_id)
-        return ChainWalker(head, await _claim_of(store, head)), head, None
+        return ChainWalker(head, await claim_of(store, head)), head, None
     oldest = await _oldest_behind(store, start, options)
     if oldest is None:
         raise lost("the object that an offset names is missing", FIRST_SLOT - seq)
-    return ChainWalker(oldest, await _claim_of(store, oldest)), None, oldest
-
-
-async def _claim_of(store: ObjectStore, head: Header) -> Header:
-    if head.kind is Kind.CLAIM:
-        return head
-    claim = await read_header(store, head.claim)
-    if (head.log_id, head.epoch, head.leader_id) != (claim.log_id, claim.epoch, claim.leader_id):
-        raise broken("object is not of the leader that claimed", head.slot, epoch=head.epoch)
-    return claim
+    return ChainWalker(oldest, await claim_of(store, oldest)), None, oldest
 
 
 async def _oldest_behind(store: ObjectStore, start: Position, options: ReadOptions) -> Header | None:
@@ -337,8 +305,7 @@ async def objects_between(
 ) -> tuple[Chain, int]:
     """The objects after ``start`` up to ``end``, and where they begin in the chain.
 
-    Raises: NotFound (``log_truncated``), CorruptData, Unavailable. Cost: nothing for what ``tail`` has just walked,
-    else the LIST pages from ``end`` back to ``start``.
+    Raises: NotFound (``log_truncated``), CorruptData, Unavailable. Cost: none after ``tail``, else a listing.
     """
     require_log(end.log_id, start.log_id)
     if _seq(end) <= _seq(start):
@@ -375,8 +342,7 @@ async def _listed_between(
 
 
 def _ending_at(last: int, chain: Chain) -> Chain:
-    """The chain, which ends with the object that an offset names. An object that was cut to the size of a claim has the
-    walk jump over those that follow it."""
+    """The chain, which must end with the object of an offset: an object cut to claim size makes the walk jump."""
     if int(chain.slots[-1]) != last:
         raise broken("object of claim size is no claim", int(chain.slots[-1]))
     return chain
@@ -387,6 +353,7 @@ POLL_MS_REMOTE: Final = 200
 PROVE_END_EVERY_MS: Final = 30_000
 _EVERYTHING: Final = Admission()
 
+T = TypeVar("T")
 Offset: TypeAlias = dict[str, int | str]
 
 
@@ -412,7 +379,7 @@ class HoldfastStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> Offset:  # noqa: N802  Spark's name
         """Where a query without a checkpoint begins. Raises: NotFound, CorruptData, Unavailable."""
         options = self._options
-        return _offset(self._store().start(lambda store: starting_position(store, options)).result())
+        return _offset(self._run(lambda store: starting_position(store, options)))
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802  Spark's name
         """Spark hands this back to ``latestOffset``; the bounds themselves are this source's options."""
@@ -423,7 +390,7 @@ class HoldfastStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802  Spark's name
         """The log as it is now is all that this query reads."""
-        self._target = self._store().start(head_position).result()
+        self._target = self._run(head_position)
 
     def latestOffset(self, start: Mapping[str, int | str], limit: ReadLimit) -> Offset:  # noqa: N802  Spark's name
         """Where the next micro-batch ends; ``start`` itself when there is none yet."""
@@ -435,18 +402,13 @@ class HoldfastStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         prove_end = self._proved_ms is None or now_ms - self._proved_ms > PROVE_END_EVERY_MS
         self._proved_ms = now_ms if prove_end else self._proved_ms
         bounds = _EVERYTHING if isinstance(limit, ReadAllAvailable) else self._options.admission
-        found = (
-            self._store()
-            .start(lambda store: self._tail.end_of_batch(store, begin, bounds, self._target, prove_end=prove_end))
-            .result()
-        )
+        target = self._target
+        found = self._run(lambda store: self._tail.end_of_batch(store, begin, bounds, target, prove_end=prove_end))
         self._seen = found.end
         self._batch_ms = now_ms if self._batch_ms is None else self._batch_ms
-        if found.end == begin:
-            self._asked_ms = now_ms
-            return dict(start)
         too_few = bounds.rows_min is not None and found.transactions < bounds.rows_min and found.is_end_of_log
-        if too_few and not is_bounded_run and now_ms - self._batch_ms < bounds.delay_ms_max:
+        waits = too_few and not is_bounded_run and now_ms - self._batch_ms < bounds.delay_ms_max
+        if found.end == begin or waits:
             self._asked_ms = now_ms
             return dict(start)
         self._batch_ms = now_ms
@@ -471,12 +433,8 @@ class HoldfastStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if options.segments_url is not None:
             from holdfast.spark.source.segments import stream_with_segments
 
-            return (
-                self._store()
-                .start(lambda store: stream_with_segments(store, self._tail, options, begin, until, wanted))
-                .result()
-            )
-        pieces = self._store().start(lambda store: pieces_between(store, self._tail, options, begin, until)).result()
+            return self._run(lambda store: stream_with_segments(store, self._tail, options, begin, until, wanted))
+        pieces = self._run(lambda store: pieces_between(store, self._tail, options, begin, until))
         return [LogPartition(piece, wanted) for piece in pieces]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -494,10 +452,10 @@ class HoldfastStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._thread.__exit__(None, None, None)
             self._thread = None
 
-    def _store(self) -> StoreThread:
+    def _run(self, work: Callable[[ObjectStore], Coroutine[object, object, T]]) -> T:
         if self._thread is None:
             self._thread = StoreThread(self._options.url).__enter__()
-        return self._thread
+        return self._thread.start(work).result()
 
 
 def _offset(position: Position) -> Offset:

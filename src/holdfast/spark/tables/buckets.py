@@ -1,21 +1,16 @@
-"""Tables in buckets of keys: a step rewrites each bucket that it touches, in one task per bucket.
+"""``latest`` and ``history``: tables in buckets of keys. A step rewrites each bucket that it touches.
 
-A key's bucket is ``crc32(key) mod buckets``, so any reader can find its file. A point operation goes to one bucket; a
-range delete goes to all, so a step with range deletes rewrites the whole table. The number of buckets never changes.
-
-The tasks that read the log pack operations by bucket, and Spark shuffles few rows of packed bytes: one row per
-operation would cost more than the rest of the step.
-
-Memory: a reading task holds ``WAITING_BYTES`` of operations and as much of copied range deletes; a rewriting task
-holds one bucket's file and the step's operations on it.
+A key's bucket is ``crc32(key) mod buckets``, so any reader can find its file. A range delete goes to all buckets, so a
+step with range deletes rewrites the whole table. The tasks that read the log pack operations by bucket, and Spark
+shuffles few rows of packed bytes: one row per operation would cost more than the rest of the step. Memory: a reading
+task holds ``WAITING_BYTES`` of operations and as much of copied range deletes; a rewriting task one bucket's file and
+the step's operations on it.
 """
-
-# pyarrow ships no types; mypy checks the rest.
-# pyright: reportUnknownLambdaType=false, reportUnknownParameterType=false
 
 from __future__ import annotations
 
 import json
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -30,22 +25,25 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 
+from holdfast.spark.columns import TIMESTAMP
 from holdfast.spark.log.delta_output import DeltaJob, TableFile
 from holdfast.spark.log.increments import Increment, map_increment
 from holdfast.spark.log.runner import StepResult
-from holdfast.spark.runtime.table_files import FILES_TYPE, NewFile, file_rows, new_files, read_table, write_table
+from holdfast.spark.runtime.table_files import (
+    FILES_TYPE,
+    NewFile,
+    file_rows,
+    new_files,
+    read_table,
+    tables_of,
+    write_table,
+)
+from holdfast.spark.tables.state import Coverage, Place, ranges_of
 
-__all__ = [
-    "BucketJob",
-    "BucketPart",
-    "Merge",
-    "PACKED_TYPE",
-    "Reduce",
-    "bucket_count",
-    "each_bucket",
-    "in_buckets",
-    "rewrite_buckets",
-]
+__all__ = ["History", "Latest"]
+
+Numbers: TypeAlias = npt.NDArray[np.int64]
+Flags: TypeAlias = npt.NDArray[np.bool_]
 
 BUCKET_BYTES: Final = 64 * 2**20
 """Bytes of log per bucket when a table is made: a table is mostly smaller than its log, and may grow fourfold."""
@@ -90,16 +88,8 @@ def in_buckets(buckets: int, reduce: Reduce, operations: Iterator[pa.RecordBatch
     Shape: ``operations`` have at least version, position, kind and key, and come in log order. A row of the answer
     (``PACKED_TYPE``) holds operations of one bucket in log order, and gives the position of the first.
     """
-    waiting: list[pa.RecordBatch] = []
-    waiting_bytes = 0
-    for batch in operations:
-        waiting.append(batch)
-        waiting_bytes += batch.nbytes
-        if waiting_bytes >= WAITING_BYTES:
-            yield from _packed(buckets, reduce(pa.Table.from_batches(waiting)))
-            waiting, waiting_bytes = [], 0
-    if waiting:
-        yield from _packed(buckets, reduce(pa.Table.from_batches(waiting)))
+    for table in tables_of(operations, WAITING_BYTES):
+        yield from _packed(buckets, reduce(table))
 
 
 def _packed(buckets: int, operations: pa.Table) -> Iterator[pa.RecordBatch]:
@@ -228,3 +218,170 @@ class BucketJob(DeltaJob):
         touched = {file.partition["bucket"] for file in written}
         added = [file for file in written if file.path is not None]
         return self._commit(state, increment, added, [file for file in live if file.partition["bucket"] in touched])
+
+
+LATEST_ROWS: Final = pa.schema(
+    [pa.field("key", pa.binary()), pa.field("value", pa.binary()), pa.field("version", pa.int64())]
+)
+
+
+def newest_points(operations: pa.Table) -> pa.Table:
+    """Of operations in log order each key's newest point operation, and every range delete, still in order.
+
+    A range delete stays whatever comes after it: it also covers keys that these operations do not name.
+    """
+    is_range = pc.call_function("equal", [operations["kind"], "range_delete"]).to_numpy()
+    keys = operations["key"].combine_chunks().dictionary_encode()
+    codes = keys.indices.to_numpy()
+    places = np.arange(len(codes))
+    points = ~is_range
+    newest = np.full(len(keys.dictionary), -1)
+    newest[codes[points]] = places[points]  # of several places for one key the last is kept, which is the newest
+    wanted = is_range | (newest[codes] == places)
+    return operations if wanted.all() else operations.filter(pa.array(wanted))
+
+
+def merge_latest(current: pa.Table | None, changes: pa.Table) -> Sequence[BucketPart]:
+    """A bucket's rows after ``changes``, sorted by key.
+
+    Shape: ``changes`` has version, position, kind, key, end, value, in log order; all of them are newer than every row
+    of ``current``. Cost: O(n log n) in native code, and a Python step per row when there are range deletes. Values are
+    copied once: what is kept, and where, is found by keys alone.
+    """
+    is_range = pc.call_function("equal", [changes["kind"], "range_delete"])
+    ranges = ranges_of(changes.filter(is_range))
+    points = changes.filter(pc.call_function("invert", [is_range])) if ranges else changes
+    held = points.select(LATEST_ROWS.names)
+    position, lives = _numbers(points["position"]), points["kind"].to_numpy() == "write"
+    if current is not None:
+        before = current.num_rows
+        held = pa.concat_tables([current.select(LATEST_ROWS.names), held])
+        position = np.concatenate((np.full(before, -1), position))
+        lives = np.concatenate((np.ones(before, dtype=np.bool_), lives))
+    held = held.combine_chunks()
+    keys = held["key"].combine_chunks()
+    # The sort is stable and rows are in order of time, so of each key the last row is the newest.
+    order = pc.call_function("array_sort_indices", [keys], pc.ArraySortOptions("ascending"))
+    keys = keys.take(order)
+    newest = np.ones(len(keys), dtype=np.bool_)
+    newest[:-1] = pc.call_function("not_equal", [keys[1:], keys[:-1]]).to_numpy(zero_copy_only=False)
+    places = order.to_numpy()
+    kept = np.flatnonzero(newest & lives[places])
+    if ranges:
+        coverage = Coverage.of(ranges)
+        operations = map(Place, _numbers(held["version"])[places[kept]].tolist(), position[places[kept]].tolist())
+        names = keys.take(pa.array(kept)).to_pylist()
+        kept = kept[[not coverage.deletes(key, at) for key, at in zip(names, operations, strict=True)]]
+    return [BucketPart(held.take(pa.array(places[kept])).cast(LATEST_ROWS), {})]
+
+
+def _numbers(column: pa.ChunkedArray) -> Numbers:
+    numbers: Numbers = column.to_numpy().astype(np.int64)
+    return numbers
+
+
+class Latest(BucketJob):
+    """The newest value of every key of the log at ``log_url`` in the Delta table at ``output_url``.
+
+    Columns: ``key`` and ``value`` raw bytes, ``version`` that wrote the value, ``bucket`` (the partition). One row per
+    key; files are sorted by key. Exact with deletes and range deletes; no tombstones are needed.
+
+    ``buckets`` counts when the table is made; None sizes it by the first step's share of the log.
+    """
+
+    name = "latest"
+    schema = LATEST_ROWS.append(pa.field("bucket", pa.int32()))
+    columns = "version,position,kind,key,end,value"
+    statistics = ("version",)
+    reduce = staticmethod(newest_points)
+    merge = staticmethod(merge_latest)
+
+
+_VALID: Final = [("valid_from", pa.int64()), ("valid_to", pa.int64())]
+_VALID_TIMES: Final = [("valid_from_time", TIMESTAMP), ("valid_to_time", TIMESTAMP)]
+HISTORY_ROWS: Final = pa.schema([("key", pa.binary()), ("value", pa.binary()), *_VALID, *_VALID_TIMES])
+CURRENT: Final = {"is_current": "true"}
+ENDED: Final = {"is_current": "false"}
+
+
+def merge_history(current: pa.Table | None, changes: pa.Table) -> Sequence[BucketPart]:
+    """A bucket's current rows after ``changes``, and the rows that have ended in them.
+
+    Shape: ``changes`` has version, position, kind, key, end, value, timestamp, in no order; all of them are newer than
+    every row of ``current``. Each part is sorted by key and version.
+    """
+    rows = _written(current, changes.filter(pc.call_function("not_equal", [changes["kind"], "range_delete"])))
+    keys = rows["key"].unique().sort()
+    key = pc.call_function("index_in", [rows["key"]], pc.SetLookupOptions(value_set=keys)).to_numpy().astype(np.int64)
+    source = np.arange(rows.num_rows, dtype=np.int64)
+    events: list[tuple[Numbers, Numbers, Numbers, Numbers]] = [
+        (key, _numbers(rows["version"]), _numbers(rows["position"]), source)
+    ]
+    ranges = changes.filter(pc.call_function("equal", [changes["kind"], "range_delete"]))
+    names = keys.to_pylist() if ranges.num_rows else []
+    first_range = rows.num_rows
+    for index, (begin, end) in enumerate(zip(ranges["key"].to_pylist(), ranges["end"].to_pylist(), strict=True)):
+        past = len(names) if end is None else bisect_left(names, end)
+        covered = np.arange(bisect_left(names, begin), past, dtype=np.int64)
+        of_range = (ranges["version"][index].as_py(), ranges["position"][index].as_py(), first_range + index)
+        version, position, source = (np.full(len(covered), value, dtype=np.int64) for value in of_range)
+        events.append((covered, version, position, source))
+    key, version, position, source = (np.concatenate(parts) for parts in zip(*events, strict=True))
+    order = np.lexsort((position, version, key))
+    key, version, source = key[order], version[order], source[order]
+    # Of one key's events at one version the last is what the transaction left behind.
+    settled: Flags = np.append((key[1:] != key[:-1]) | (version[1:] != version[:-1]), np.True_)[: len(key)]
+    key, version, source = key[settled], version[settled], source[settled]
+    lives = np.concatenate((rows["lives"].to_numpy(), np.zeros(ranges.num_rows, dtype=np.bool_)))
+    times = pa.chunked_array([*rows["timestamp"].chunks, *ranges["timestamp"].cast(TIMESTAMP).chunks], TIMESTAMP)
+    followed: Flags = np.append(key[1:] == key[:-1], np.False_)[: len(key)]
+    following = np.where(followed, np.arange(1, len(key) + 1), 0)
+    kept = np.flatnonzero(lives[source])
+    ends = following[kept]
+    from_rows = pa.array(source[kept])
+    to_rows = pa.array(source[ends], mask=~followed[kept]) if len(key) else pa.array([], pa.int64())
+    valid_to = pa.array(version[ends], mask=~followed[kept]) if len(key) else pa.array([], pa.int64())
+    table = pa.Table.from_arrays(
+        [
+            rows["key"].take(from_rows),
+            rows["value"].take(from_rows),
+            pa.array(version[kept]),
+            valid_to,
+            times.take(from_rows),
+            times.take(to_rows),
+        ],
+        schema=HISTORY_ROWS,
+    )
+    open_rows = table["valid_to"].is_null()
+    return [BucketPart(table.filter(open_rows), CURRENT), BucketPart(table.filter(table["valid_to"].is_valid()), ENDED)]
+
+
+def _written(current: pa.Table | None, points: pa.Table) -> pa.Table:
+    """Current rows and point operations as one table of events. Current rows come before every operation."""
+    names = ("key", "value", "version", "position", "timestamp", "lives")
+    lives = pc.call_function("equal", [points["kind"], "write"])
+    both = pa.table([*(points[name] for name in names[:4]), points["timestamp"].cast(TIMESTAMP), lives], names)
+    if current is None:
+        return both.combine_chunks()
+    position, lives = pa.repeat(pa.scalar(-1, pa.int32()), current.num_rows), pa.repeat(True, current.num_rows)
+    times = current["valid_from_time"].cast(TIMESTAMP)
+    before = pa.table([current["key"], current["value"], current["valid_from"], position, times, lives], names)
+    return pa.concat_tables([before, both]).combine_chunks()
+
+
+class History(BucketJob):
+    """Every value that every key ever had, of the log at ``log_url``, in the Delta table at ``output_url``.
+
+    Columns: ``key``, ``value``; the value is the newest for every version v with ``valid_from <= v < valid_to``, and
+    ``valid_to`` is null while it is current; ``valid_from_time`` and ``valid_to_time`` are the times of those batches;
+    ``is_current`` and ``bucket`` are the partition. A value that its own transaction replaced has no row. A step
+    rewrites the current rows of the buckets that it touches and appends ended rows, so its cost does not grow with the
+    log's age. ``buckets`` as in ``Latest``.
+    """
+
+    name = "history"
+    schema = pa.schema([*HISTORY_ROWS, ("bucket", pa.int32()), ("is_current", pa.bool_())])
+    columns = "version,position,kind,key,end,value,timestamp"
+    statistics = ("valid_from", "valid_to")
+    further_partition = CURRENT
+    merge = staticmethod(merge_history)

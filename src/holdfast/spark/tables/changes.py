@@ -7,9 +7,6 @@ batch. Rows of one file are in log order, and the Delta log has each file's boun
 Memory of a task: one file of rows.
 """
 
-# pyarrow ships no types; mypy checks the rest.
-# pyright: reportUnknownLambdaType=false, reportUnknownParameterType=false
-
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -20,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 
+from holdfast.spark.columns import Shape, arrow_schema
 from holdfast.spark.log.delta_output import DeltaJob
 from holdfast.spark.log.increments import Increment, map_increment
 from holdfast.spark.log.runner import StepResult
@@ -28,19 +26,7 @@ from holdfast.spark.runtime.table_files import FILES_TYPE, NewFile, file_rows, n
 __all__ = ["Changes"]
 
 COLUMNS: Final = "version,position,request_id,kind,key,end,value,timestamp"
-SCHEMA: Final = pa.schema(
-    [
-        pa.field("version", pa.int64()),
-        pa.field("position", pa.int32()),
-        pa.field("request_id", pa.string()),
-        pa.field("kind", pa.string()),
-        pa.field("key", pa.binary()),
-        pa.field("end", pa.binary()),
-        pa.field("value", pa.binary()),
-        pa.field("timestamp", pa.timestamp("us", tz="UTC")),
-        pa.field("day", pa.date32()),
-    ]
-)
+SCHEMA: Final = arrow_schema(Shape.OPERATIONS, COLUMNS.split(",")).append(pa.field("day", pa.date32()))
 FILE_BYTES: Final = 128 * 2**20
 """Rows in memory at which a task closes a file."""
 DAYS_OPEN_MAX: Final = 8
@@ -84,12 +70,8 @@ def _by_day(batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
     days = batch["timestamp"].cast(pa.date32())
     distinct = days.unique().to_pylist()
     for day in distinct:
-        same = (
-            batch
-            if len(distinct) == 1
-            else batch.filter(pc.call_function("equal", [days, pa.scalar(day, pa.date32())]))
-        )
-        yield day.isoformat(), same
+        of_day = pc.call_function("equal", [days, pa.scalar(day, pa.date32())])
+        yield day.isoformat(), batch if len(distinct) == 1 else batch.filter(of_day)
 
 
 def _write(url: str, day: str, batches: list[pa.RecordBatch]) -> NewFile:

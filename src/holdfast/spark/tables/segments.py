@@ -6,9 +6,6 @@ chain that an audit checks, so audit first. ``holdfast.segments.index`` describe
 file of rows.
 """
 
-# pyarrow ships no types; mypy checks the rest.
-# pyright: reportUnknownLambdaType=false, reportUnknownParameterType=false
-
 from __future__ import annotations
 
 from collections.abc import Iterator

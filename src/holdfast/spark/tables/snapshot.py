@@ -9,9 +9,6 @@ a snapshot covers may leave the log. A snapshot is one commit. Cost: the log sin
 times (its range deletes once; the rest twice, because Spark samples the keys before it sorts).
 """
 
-# pyarrow ships no types; mypy checks the rest.
-# pyright: reportUnknownLambdaType=false, reportUnknownParameterType=false
-
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -25,14 +22,12 @@ from pyspark.sql import functions as F  # noqa: N812  the name that every Spark 
 from holdfast.spark.log.delta_output import DeltaJob
 from holdfast.spark.log.increments import Increment, next_increment, read_increment
 from holdfast.spark.log.runner import StepResult
-from holdfast.spark.runtime.table_files import FILES_TYPE, file_rows, new_files, read_files, write_table
+from holdfast.spark.runtime.table_files import FILES_TYPE, file_rows, new_files, read_files, tables_of, write_table
 from holdfast.spark.tables.state import newest_values, range_coverage
 
 __all__ = ["Snapshot", "write_sorted"]
 
-SCHEMA: Final = pa.schema(
-    [pa.field("key", pa.binary()), pa.field("value", pa.binary()), pa.field("version", pa.int64())]
-)
+SCHEMA: Final = pa.schema([("key", pa.binary()), ("value", pa.binary()), ("version", pa.int64())])
 ROWS: Final = "key binary, value binary, version long"
 RANGE_BYTES: Final = 128 * 2**20
 RANGES_MAX: Final = 4096
@@ -71,13 +66,6 @@ class Snapshot(DeltaJob):
 
 def write_sorted(url: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Write the rows of one task, in their order, into files of about ``FILE_BYTES``, and report them."""
-    waiting: list[pa.RecordBatch] = []
-    waiting_bytes = 0
-    for batch in batches:
-        waiting.append(batch)
-        waiting_bytes += batch.nbytes
-        if waiting_bytes >= FILE_BYTES:
-            yield file_rows([write_table(url, pa.Table.from_batches(waiting).cast(SCHEMA), {}, ("version",))])
-            waiting, waiting_bytes = [], 0
-    if sum(batch.num_rows for batch in waiting):
-        yield file_rows([write_table(url, pa.Table.from_batches(waiting).cast(SCHEMA), {}, ("version",))])
+    for table in tables_of(batches, FILE_BYTES):
+        if table.num_rows:
+            yield file_rows([write_table(url, table.cast(SCHEMA), {}, ("version",))])

@@ -1,18 +1,10 @@
-"""The newest value of every key as a Spark data frame, computed from the whole log.
+"""The newest value of every key as a Spark data frame, computed from the whole log at one version.
 
 Spark aggregates the newest write or delete of each key. Range deletes are usually few: the driver reduces them to a
 step function over the keys (``Coverage``), and tasks drop the keys whose newest write is older than a range delete
-that covers them. Operations are ordered by (version, position in the transaction).
-
-The version is fixed first, so a frame of a growing log is the state at one version. A log whose oldest part was
-removed raises an error, because its state is incomplete.
-
-Cost: the log is read twice, once for range deletes. Memory: the distinct range deletes on the driver and in each task,
-at most ``RANGES_MAX``.
+that covers them. Cost: the log is read twice, once for range deletes. Memory: the distinct range deletes on the driver
+and in each task, at most ``RANGES_MAX``.
 """
-
-# pyarrow ships no types; mypy checks the rest.
-# pyright: reportUnknownLambdaType=false, reportUnknownParameterType=false
 
 from __future__ import annotations
 
@@ -51,7 +43,7 @@ class RangeDeleted(NamedTuple):
 class Coverage:
     """For every key the newest range delete that covers it, as a step function.
 
-    Shape: ``starts`` rises; from ``starts[i]`` up to the next start the newest is ``newest[i]``, None for none.
+    Shape: ``starts`` rises; from ``starts[i]`` to the next start it is ``newest[i]``, None for none.
     """
 
     starts: tuple[bytes, ...]
@@ -162,9 +154,13 @@ def range_coverage(deletes: DataFrame) -> Coverage:
     flat = newest.select("key", "end", "place.version", "place.position").limit(RANGES_MAX + 1).toArrow()
     if flat.num_rows > RANGES_MAX:
         raise LimitExceeded("log has more distinct range deletes than fit on the driver", ranges_max=RANGES_MAX)
-    columns = (flat[name].to_pylist() for name in ("key", "end", "version", "position"))
-    ranges = [RangeDeleted(key, end, Place(version, at)) for key, end, version, at in zip(*columns, strict=True)]
-    return Coverage.of(ranges)
+    return Coverage.of(ranges_of(flat))
+
+
+def ranges_of(deletes: pa.Table) -> list[RangeDeleted]:
+    """The range deletes among operations."""
+    columns = (deletes[name].to_pylist() for name in ("key", "end", "version", "position"))
+    return [RangeDeleted(key, end, Place(version, at)) for key, end, version, at in zip(*columns, strict=True)]
 
 
 def _uncovered(coverage: Coverage, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -24,12 +24,7 @@ import msgspec
 
 from holdfast.errors import Code, InvalidRequest
 from holdfast.stores.definitions.permissions import OPEN, Permissions, permissions_document, read_permissions
-from holdfast.stores.definitions.reader import (
-    Reader,
-    check_name,
-    raise_problems,
-    seconds_document,
-)
+from holdfast.stores.definitions.reader import Reader, check_name, raise_problems, seconds_document
 from holdfast.stores.matching import EVERYTHING, Matcher
 
 PREFETCH_DEFAULT: Final = 64
@@ -37,8 +32,7 @@ PREFETCH_UNSET: Final = 1_024
 """The window of a durable with a prefetch of 0, and the default of durables that were made under rules 1."""
 PREFETCH_MAX: Final = 65_536
 MESSAGE_SIZE_DEFAULT: Final = 10 << 20
-MESSAGE_SIZE_MAX: Final = 256 << 20
-"""A message is written and checked whole, in memory."""
+MESSAGE_SIZE_MAX: Final = 256 << 20  # a message is written and checked whole, in memory
 MAX_DELIVERY_MAX: Final = 65_535
 DAY_MS: Final = 86_400_000
 SECTIONS: Final = frozenset({"cluster", "permissions"})
@@ -115,7 +109,7 @@ PARAMETER_TYPES: Final[Mapping[str, frozenset[DurableType]]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class DurableDefinition:
-    """One durable. ``template`` is empty for a static one, else the template that a dynamic one was made of.
+    """One durable. ``template`` is the template of a dynamic one, empty for a static one.
 
     *Units*: times in milliseconds, sizes in bytes; 0 is none, except for ``swap_bytelimit`` (0 swaps everything, -1
     leaves it to the store). A parameter that does not apply to the type has its default.
@@ -185,7 +179,7 @@ class DurableDefinition:
 
 @dataclass(frozen=True, slots=True)
 class TemplateDefinition:
-    """What dynamic durables are made of. ``pattern`` has every parameter; its name is the template's."""
+    """What dynamic durables are made of. ``pattern`` has every parameter."""
 
     name: str
     pattern: DurableDefinition
@@ -219,7 +213,7 @@ class StoreDefinition:
     """Static durables by the name of the subscriber that they belong to."""
 
     def template(self, name: str) -> TemplateDefinition | None:
-        """The template of this name: the store's own, else a built-in one; empty asks for the default template."""
+        """The template of this name: the store's own, else a built-in one; empty is the default template."""
         wanted = name or self.default_template
         return self.templates.get(wanted) or BUILT_IN_TEMPLATES.get(wanted)
 
@@ -310,9 +304,6 @@ class ClusterDefinition:
         return msgspec.json.encode(self.document())
 
 
-# ---- reading --------------------------------------------------------------------------------------------------------
-
-
 def parse_definition(data: bytes) -> ClusterDefinition:
     """A whole definition from its JSON; no bytes at all are the defaults. Raises ``InvalidRequest``.
 
@@ -334,7 +325,7 @@ did you mean bytelimit? problems=1; nothing was applied: correct every value nam
 
 
 def with_earlier_prefetch(definition: ClusterDefinition) -> ClusterDefinition:
-    """A definition that was recorded under rules 1: a prefetch that it does not name is ``PREFETCH_UNSET``."""
+    """A definition recorded under rules 1: a prefetch that it does not name is ``PREFETCH_UNSET``."""
     stores: dict[str, StoreDefinition] = {}
     for name, store in definition.stores.items():
         durables = {one: _earlier_prefetch(durable) for one, durable in store.durables.items()}
@@ -352,10 +343,9 @@ def _earlier_prefetch(durable: DurableDefinition) -> DurableDefinition:
 
 
 def definition_of(document: object, line_of: Callable[[str], int | None] | None = None) -> ClusterDefinition:
-    """A whole definition from parsed JSON, TOML or YAML. Raises ``InvalidRequest`` naming every problem, code
-    ``bad_configuration``.
+    """A whole definition from parsed JSON, TOML or YAML. ``line_of`` gives the line of a path, for the error.
 
-    ``line_of`` gives the line of a path in the file that the document is of, for the text of the error.
+    Raises ``InvalidRequest`` (``bad_configuration``) naming every problem.
     """
     problems: list[str] = []
     reader = Reader(document, "", problems)
@@ -385,7 +375,7 @@ def durable_of(name: str, document: object, template: str = "") -> DurableDefini
 
 
 def kept_prefetch(old: DurableDefinition | None, new: DurableDefinition) -> DurableDefinition:
-    """``new``, with the earlier default of its prefetch where ``old`` has that and nothing else is given."""
+    """``new``, with the earlier default of its prefetch if ``old`` has that and none is given."""
     keeps = old is not None and not new.prefetch_given and old.prefetch == PREFETCH_UNSET
     return replace(new, prefetch=PREFETCH_UNSET) if keeps else new
 
@@ -441,10 +431,7 @@ def _read_store(name: str, reader: Reader) -> StoreDefinition:
 
 
 def read_store(
-    name: str,
-    reader: Reader,
-    durables: Mapping[str, DurableDefinition],
-    templates: Mapping[str, TemplateDefinition],
+    name: str, reader: Reader, durables: Mapping[str, DurableDefinition], templates: Mapping[str, TemplateDefinition]
 ) -> StoreDefinition:
     """A store of its own parameters with these durables and templates; problems are left with the reader."""
     default = StoreDefinition(name)
@@ -482,7 +469,7 @@ def _read_subscribers(section: Reader) -> dict[str, str]:
 
 
 def check_references(store: StoreDefinition, reader: Reader) -> None:
-    """Leave a problem with the reader for each durable and template that the store's own parameters name in vain."""
+    """Note a problem for each durable and template that the store's own parameters name in vain."""
     if store.default_durable and store.default_durable not in store.durables:
         reader.problem("default_durable", "a static durable of this store", store.default_durable)
     if store.default_template and store.template("") is None:
@@ -548,9 +535,9 @@ def _dead_letter_targets(store: StoreDefinition) -> Targets:
 def check_dead_letters(
     stores: Mapping[str, StoreDefinition], store: StoreDefinition, targets: Targets, problems: list[str]
 ) -> None:
-    """Dead letters go to a store that exists and keeps them as long; they never come round in a circle.
+    """Dead letters go to a store that exists and keeps them as long, and never in a circle.
 
-    ``targets`` are those of the store to look at. *Cost*: the durables of the stores that letters reach from there.
+    ``targets`` are those of the store to check. *Cost*: the durables of the stores that letters reach from there.
     """
     reached: dict[str, frozenset[str]] = {}
     for place, target in targets.items():
@@ -577,11 +564,10 @@ def _reached(start: str, stores: Mapping[str, StoreDefinition]) -> frozenset[str
     return frozenset(reached)
 
 
-def _built_in(kind: DurableType) -> TemplateDefinition:
-    return TemplateDefinition(str(kind), DurableDefinition(str(kind), kind, template=str(kind)))
-
-
 BUILT_IN_TEMPLATES: Final[Mapping[str, TemplateDefinition]] = MappingProxyType(
-    {str(kind): _built_in(kind) for kind in DurableType}
+    {
+        str(kind): TemplateDefinition(str(kind), DurableDefinition(str(kind), kind, template=str(kind)))
+        for kind in DurableType
+    }
 )
 """A template for each type, with every default, in every store; a store's own template of that name stands instead."""

@@ -57,7 +57,7 @@ TEMPLATES: Final = "templates"
 
 
 def with_parts(definition: ClusterDefinition, parts: Iterable[Part]) -> ClusterDefinition:
-    """The definition with these parts put in, and those without a document taken away.
+    """The definition with these parts, without those that have no document.
 
     *Raises*: ``InvalidRequest``, code ``bad_configuration``, naming every problem.
 
@@ -150,7 +150,7 @@ def _check_letters(
     changed: Mapping[str, Mapping[Path, Part]],
     problems: list[str],
 ) -> None:
-    """Check the dead-letter stores of what changed; of everything where a store that letters could go to goes."""
+    """Check the dead-letter stores of what changed; of everything if a store is removed."""
     if any(name not in after for name in changed if name in before):
         for store in after.values():
             check_dead_letters(after, store, _targets(store, _paths_of(store)), problems)
@@ -187,9 +187,6 @@ def _durable_in(store: StoreDefinition, place: Path) -> DurableDefinition | None
             return None if template is None else template.pattern
         case _:
             return None
-
-
-# ---- differences ----------------------------------------------------------------------------------------------------
 
 
 def part_of(definition: ClusterDefinition, path: Path) -> Part:
@@ -232,10 +229,7 @@ def _changed_places(before: StoreDefinition | None, after: StoreDefinition) -> I
         return
     if replace(before, durables={}, templates={}) != replace(after, durables={}, templates={}):
         yield ()
-    for kind, old, new in (
-        (DURABLES, before.durables, after.durables),
-        (TEMPLATES, before.templates, after.templates),
-    ):
+    for kind, old, new in ((DURABLES, before.durables, after.durables), (TEMPLATES, before.templates, after.templates)):
         yield from ((kind, name) for name in old if name not in new)
         yield from ((kind, name) for name, one in new.items() if (was := old.get(name)) is not one and was != one)
 
@@ -263,9 +257,9 @@ def undoing(before: ClusterDefinition, after: ClusterDefinition, paths: Iterable
 
 
 def full_parts(before: ClusterDefinition, parts: Iterable[Part]) -> list[Part]:
-    """These parts with every parameter that is in force then, without those that change nothing.
+    """These parts with every parameter in force, without those that change nothing. *Raises*: as ``with_parts``.
 
-    What has the earlier default of ``prefetch`` keeps that unless another is given. *Raises*: as ``with_parts``.
+    A durable with the earlier default of ``prefetch`` keeps that unless another is given.
     """
     parts = list(parts)
     after = with_parts(before, parts)
@@ -283,7 +277,7 @@ def full_parts(before: ClusterDefinition, parts: Iterable[Part]) -> list[Part]:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One value that differs. ``before`` is None where it is added, ``after`` where it is taken away."""
+    """One value that differs. ``before`` is None if it is added, ``after`` if it is removed."""
 
     path: str
     before: object
@@ -327,10 +321,11 @@ def _differences(path: str, before: object, after: object) -> Iterator[Differenc
 
 
 def keep_sections(current: ClusterDefinition, wanted: ClusterDefinition) -> ClusterDefinition:
-    """``wanted``, and what only ``current`` has of stores, durables and templates: nothing that keeps messages goes.
+    """``wanted``, and what only ``current`` has of stores, durables and templates: nothing that keeps messages is
+    removed.
 
-    A section ``cluster`` or ``permissions`` that ``wanted`` was not given stays as it is. Raises ``InvalidRequest``
-    where the two do not go together.
+    A section ``cluster`` or ``permissions`` that ``wanted`` was not given stays. Raises ``InvalidRequest`` if the two
+    conflict.
     """
     document = msgspec.json.decode(wanted.json(), type=dict[str, object])
     stores = msgspec.convert(document.get("stores", {}), dict[str, dict[str, object]])
@@ -346,10 +341,10 @@ def keep_sections(current: ClusterDefinition, wanted: ClusterDefinition) -> Clus
 
 
 def check_change(before: ClusterDefinition, after: ClusterDefinition, paths: Iterable[Path]) -> None:
-    """Nothing where every thing that stays can become what it shall be; the two differ at these paths only.
+    """Refuse changes that a running cluster does not allow; the two differ at these paths only.
 
-    Raises ``InvalidRequest``: code ``type_mismatch`` for a durable's type, ``matcher_mismatch`` for its matcher,
-    ``bad_configuration`` for the rest; the first of these that applies, with every path in the text.
+    Raises ``InvalidRequest``, naming every path: code ``type_mismatch`` for a durable's type, else ``matcher_mismatch``
+    for its matcher, else ``bad_configuration``.
     """
     problems = [problem for path in paths for problem in _problems(before, after, path)]
     if not problems:

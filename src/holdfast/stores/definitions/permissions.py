@@ -22,12 +22,10 @@ from hashlib import sha256
 from types import MappingProxyType
 from typing import Final, cast
 
-from holdfast.errors import Code, PermissionDenied
+from holdfast.errors import PermissionDenied
 from holdfast.stores.definitions.reader import Reader
-from holdfast.stores.values import commands
 
-CLUSTER: Final = ""
-"""Stands for the cluster itself where a store is asked for; no store has an empty name."""
+CLUSTER: Final = ""  # stands for the cluster itself where a store is asked for; no store has an empty name
 TOKEN_LENGTH_MIN: Final = 16
 _HASH: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _PATTERN: Final = re.compile(r"(?:[A-Za-z0-9][A-Za-z0-9._:@~-]{0,255})?\*?", re.ASCII)
@@ -53,36 +51,9 @@ RIGHTS: Final[Mapping[Right, str]] = MappingProxyType(
 """What each right allows."""
 
 
-def right_for(command: commands.Command) -> Right | None:
-    """The right a command needs on its store (``Define``: on what it changes); None where only the service acts."""
-    match command:
-        case commands.Publish() | commands.MapChange() | commands.MapLock() | commands.MapUnlock():
-            return Right.PUBLISH
-        case (
-            commands.Attach()
-            | commands.Detach()
-            | commands.Unsubscribe()
-            | commands.Deliver()
-            | commands.Acknowledge()
-            | commands.Rewind()
-        ):
-            return Right.SUBSCRIBE
-        case (
-            commands.Define()
-            | commands.Redefine()
-            | commands.Purge()
-            | commands.Drop()
-            | commands.Redeliver()
-            | commands.Resend()
-        ):
-            return Right.ADMINISTER
-        case commands.DeadLetter() | commands.Expire() | commands.Restarted():
-            return None
-
-
 @dataclass(frozen=True, slots=True)
 class User:
-    """One user: the hash of the token (empty: nobody can be this user) and the roles."""
+    """One user: the hash of the token (empty: no token works) and the roles."""
 
     name: str
     token_sha256: str = field(default="", repr=False)
@@ -136,13 +107,12 @@ class Permissions:
         return any(role.grants(right, store) for name in known.roles if (role := self.roles.get(name)) is not None)
 
     def require(self, user: str | None, right: Right, store: str = CLUSTER) -> None:
-        """Nothing where it is allowed. Raises ``PermissionDenied`` with the user, the right and the store."""
+        """Raises ``PermissionDenied`` with the user, the right and the store if it is not allowed."""
         if self.allows(user, right, store):
             return
         place = "the cluster" if store == CLUSTER else f"store {store}"
         raise PermissionDenied(
             f"{user or 'nobody'} may not {right} on {place}",
-            code=Code.PERMISSION_DENIED,
             hint=f"ask an administrator for a role with the right {right}: a retry gets the same answer",
             user=user or "",
             right=str(right),
@@ -150,8 +120,7 @@ class Permissions:
         )
 
 
-OPEN: Final = Permissions()
-"""Everything is allowed to everybody."""
+OPEN: Final = Permissions()  # everything is allowed to everybody
 
 
 def token_hash(token: str) -> str:
@@ -161,9 +130,6 @@ def token_hash(token: str) -> str:
 
 def _covers(pattern: str, store: str) -> bool:
     return store.startswith(pattern[:-1]) if pattern.endswith("*") else store == pattern
-
-
-# ---- as JSON --------------------------------------------------------------------------------------------------------
 
 
 def read_permissions(reader: Reader) -> Permissions:

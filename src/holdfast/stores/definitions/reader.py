@@ -97,7 +97,7 @@ def raise_problems(problems: Sequence[str]) -> None:
 
 
 class Reader:
-    """Reads the values of one object; problems go to a list that all readers of one definition share.
+    """Reads the values of one object; all readers of one definition share the list of problems.
 
     A value that is not given has its default. ``finish`` reports the names that were not read.
     """
@@ -251,20 +251,15 @@ class Reader:
 
     def sections(self, name: str, kind: str) -> dict[str, Reader]:
         """The objects at ``name`` by their own names, in the order given."""
-        section = self.section(name)
-        return section.all_sections(kind)
-
-    def all_sections(self, kind: str) -> dict[str, Reader]:
-        """Every value of this object as a named object."""
-        found: dict[str, Reader] = {}
-        for key, value in self._values.items():
-            if isinstance(key, str) and self._is_name("", kind, key):
-                self._asked.add(key)
-                found[key] = Reader({} if value is None else value, self._place(key), self.problems)
-        return found
+        parent = self.section(name)
+        return {
+            key: parent.section(key)
+            for key in parent._values
+            if isinstance(key, str) and parent._is_name("", kind, key)
+        }
 
     def entries(self) -> dict[str, object]:
-        """Every value of this object as it stands; its reader checks names and values itself."""
+        """Every value of this object; the caller checks names and values."""
         self._asked.update(str(key) for key in self._values)
         return {str(key): value for key, value in self._values.items()}
 
@@ -273,7 +268,7 @@ class Reader:
         return self._values.get(name, default)
 
     def _is_none(self, name: str) -> bool:
-        """Whether it is given as null or as an empty text, which both mean that it is not set."""
+        """Whether it is null or an empty text, which both mean that it is not set."""
         self._asked.add(name)
         return name in self._values and self._values[name] in (None, "")
 

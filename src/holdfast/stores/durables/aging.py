@@ -1,20 +1,17 @@
-"""The end of messages by time: time-to-live, retention, and rewinding to what is retained.
+"""The end of messages by time: time-to-live, retention, and rewinding to retained messages.
 
-What a subscriber holds is not taken from it: it is examined again when it comes back. A delayed message begins to live
-when it is due.
-
-Retained are the acknowledged messages from the backlog's ``floor`` up to its cursor: those that the durable wants and
-that are in no place of ``pending``. There is no list of them: what left without an acknowledgement is in ``excluded``.
+Leased messages are examined when they come back. A delayed message begins to live when it is due. Retained are the
+acknowledged messages from the backlog's ``floor`` up to its cursor; there is no list of them: what left without an
+acknowledgement is in ``excluded``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from holdfast.stores.durables.backlog import Backlog, Found, MessageTimes, ReadAhead, expires_ms
+from holdfast.stores.durables.backlog import Backlog, Found, MessageTimes, ReadAhead, Residue, expires_ms
+from holdfast.stores.durables.leases import Arrivals
 from holdfast.stores.durables.pending import PendingMessages
-from holdfast.stores.durables.redelivery import Arrivals
-from holdfast.stores.durables.residue import Residue
 from holdfast.stores.values.commands import Rewind
 from holdfast.stores.values.deadlines import Budget, Deadlines, earlier
 from holdfast.stores.values.ports import BLOCK_MESSAGES, Block, Kept
@@ -25,8 +22,6 @@ RETENTION_STEP_MS = 1_000
 REPLAYED_RUNS_MAX = 1_024
 """Of more rewinds to places apart the oldest is forgotten: its messages do not say that they are replayed."""
 _HIGH = 1 << 62
-
-# ---- time-to-live ---------------------------------------------------------------------------------------------------
 
 
 def ttl_next_ms(durable: PendingMessages) -> int | None:
@@ -43,7 +38,7 @@ def ttl_next_ms(durable: PendingMessages) -> int | None:
 
 
 def _earliest_ms(durable: PendingMessages) -> int | None:
-    """When the first to begin to live of those that came back did so, or None. Cost: as ``Arrivals``."""
+    """When the first waiting message began to live, or None. Cost: as ``Arrivals``."""
     redelivery = durable.redelivery
     if redelivery.arrivals is None and redelivery.runs:
         redelivery.arrivals = Arrivals(durable.shelf, redelivery)
@@ -51,7 +46,7 @@ def _earliest_ms(durable: PendingMessages) -> int | None:
 
 
 def _parked_next_ms(durable: PendingMessages) -> int | None:
-    """When the first to begin to live of those that are parked did so, or None. Dying ones wait for their letter."""
+    """When the first parked message began to live, or None. Those that wait for a dead letter do not expire."""
     if not durable.dying or not durable.parks:
         return None
     if durable.parked_ms is None:
@@ -60,7 +55,7 @@ def _parked_next_ms(durable: PendingMessages) -> int | None:
 
 
 def expire_parked(durable: PendingMessages, now_ms: int, budget: Budget) -> None:
-    """Remove what is parked and too old. Cost: O(log parked) for each message that goes."""
+    """Remove parked messages that are too old. Cost: O(log parked) each."""
     ttl_ms = durable.definition.message_ttl_ms
     while not budget.is_spent and (next_ms := _parked_next_ms(durable)) is not None and next_ms + ttl_ms <= now_ms:
         assert durable.parked_ms is not None, "it is made when it is asked for"
@@ -73,20 +68,20 @@ def expire_parked(durable: PendingMessages, now_ms: int, budget: Budget) -> None
 
 
 def expire_newly_parked(durable: PendingMessages, now_ms: int) -> None:
-    """Remove what expired while it waited for its dead letter, which now has no place to go. Cost: O(parked)."""
+    """Remove what expired while it waited for a dead letter that now has no store. Cost: O(parked)."""
     for seq in list(durable.dying) if durable.parks else ():
         if not without_expired(durable, seq, seq, now_ms):
             durable.take_dying(seq)
 
 
 def wake_ms(durable: PendingMessages, seq: int, at_ms: int) -> int:
-    """When a message that is put back until ``at_ms`` is looked at again: before that, if it expires before."""
+    """When a message with a delay until ``at_ms`` is examined again: earlier if it expires before."""
     ttl_ms = durable.definition.message_ttl_ms
     return min(at_ms, durable.arrived_ms(seq) + ttl_ms) if ttl_ms else at_ms
 
 
 def without_expired(durable: PendingMessages, first: int, last: int, now_ms: int) -> list[tuple[int, int]]:
-    """Let those go that have expired among messages the durable has; returns the others as runs."""
+    """Release the expired among messages that the durable has; returns the others as runs."""
     ttl_ms = durable.definition.message_ttl_ms
     left = Found()
     while first <= last:
@@ -119,9 +114,9 @@ def _sort_expired(durable: PendingMessages, messages: Sequence[Kept], now_ms: in
 
 
 def without_old(durable: PendingMessages, runs: list[tuple[int, int]], now_ms: int) -> list[tuple[int, int]]:
-    """Of what the cursor has just found, ascending, let those go that are older than the durable's time-to-live.
+    """Release what the cursor just found that is older than the durable's time-to-live.
 
-    There are none, and nothing is read, unless more is too old than one delivery looks through.
+    Nothing is read unless more is too old than one delivery examines.
     """
     ttl_ms = durable.definition.message_ttl_ms
     if not ttl_ms or not runs or durable.shelf.counts.published_ms(runs[0][0]) + ttl_ms > now_ms:
@@ -130,7 +125,7 @@ def without_old(durable: PendingMessages, runs: list[tuple[int, int]], now_ms: i
 
 
 def expire_returned(durable: PendingMessages, now_ms: int, budget: Budget) -> None:
-    """Remove what waits to be handed out again and is too old. Cost: a look for each message that is too old."""
+    """Remove waiting messages that are too old. Cost: a look for each of them."""
     cutoff_ms = now_ms - durable.definition.message_ttl_ms
     old = [run for run in durable.redelivery.runs if durable.shelf.counts.published_ms(run[0]) <= cutoff_ms]
     for first, last, deliveries in old:
@@ -146,10 +141,8 @@ def expire_returned(durable: PendingMessages, now_ms: int, budget: Budget) -> No
 
 
 def expire_backlog(durable: PendingMessages, now_ms: int, budget: Budget) -> None:
-    """Move the cursor over what is older than the durable's time-to-live, as far as the budget goes.
-
-    Where nothing has to be read, a block costs one look.
-    """
+    """Move the cursor over messages older than the time-to-live, within the budget. A block that is not read costs one
+    look."""
     backlog, counts = durable.backlog, durable.shelf.counts
     cutoff_ms = now_ms - durable.definition.message_ttl_ms
     while durable.undelivered > 0 and not budget.is_spent:
@@ -168,7 +161,7 @@ def expire_backlog(durable: PendingMessages, now_ms: int, budget: Budget) -> Non
 
 
 def expire_own(durable: PendingMessages, kept: Kept) -> bool:
-    """A message's own time-to-live has ended; whether the durable let it go. Not while somebody holds it."""
+    """A message's own time-to-live has ended; whether the durable released it. Not while it is leased."""
     seq = kept.seq
     if seq in durable.dying:
         if not durable.parks:
@@ -187,7 +180,7 @@ def expire_own(durable: PendingMessages, kept: Kept) -> bool:
 
 
 def retain(durable: PendingMessages, first: int, last: int, now_ms: int) -> None:
-    """Acknowledged messages stay, but for those whose own time has ended while they were held."""
+    """Keep acknowledged messages, except those whose own time ended while they were leased."""
     while first <= last:
         number = first // BLOCK_MESSAGES
         end = min(last + 1, (number + 1) * BLOCK_MESSAGES)
@@ -200,13 +193,10 @@ def retain(durable: PendingMessages, first: int, last: int, now_ms: int) -> None
         first = end
 
 
-# ---- retention ------------------------------------------------------------------------------------------------------
-
-
 def retained(durable: PendingMessages, first: int, end: int, ahead: ReadAhead | None = None) -> list[tuple[int, int]]:
     """The retained messages of ``first..end - 1``, which is below the cursor.
 
-    Cost: O(blocks); where there is a matcher or the block is timed, reads those that ``ahead`` has not.
+    Cost: O(blocks); with a matcher or a timed block, reads those that ``ahead`` has not.
     """
     backlog = durable.backlog
     unsettled = SequenceSet(
@@ -230,7 +220,7 @@ def retained(durable: PendingMessages, first: int, end: int, ahead: ReadAhead | 
                 runs = [(first, stop - 1)]
             if runs is None:
                 _read(durable, block, unsettled, first, stop, found, ahead)
-            elif _has_none(unsettled, first, stop) and _has_none(backlog.excluded, first, stop):
+            elif unsettled.next_member(first, stop) == backlog.excluded.next_member(first, stop) == stop:
                 for run in runs:
                     found.add(*run)
             else:
@@ -238,10 +228,6 @@ def retained(durable: PendingMessages, first: int, end: int, ahead: ReadAhead | 
                     _without(unsettled, backlog.excluded, run[0], run[1] + 1, found)
         first = stop
     return found.runs
-
-
-def _has_none(numbers: SequenceSet, first: int, end: int) -> bool:
-    return numbers.next_member(first, end) == end
 
 
 def _without(unsettled: SequenceSet, excluded: SequenceSet, first: int, end: int, found: Found) -> None:
@@ -289,7 +275,7 @@ def retention_next_ms(durable: PendingMessages) -> int | None:
 
 
 def expire_retained(durable: PendingMessages, now_ms: int, budget: Budget) -> int:
-    """Release what was published ``retention_time`` ago, as far as the budget goes. Returns how many went."""
+    """Release what was published ``retention_time`` ago, within the budget. Returns how many."""
     next_ms = retention_next_ms(durable)
     if next_ms is None or next_ms > now_ms or budget.is_spent:
         return 0
@@ -308,7 +294,7 @@ def expire_retained(durable: PendingMessages, now_ms: int, budget: Budget) -> in
 
 
 def release_retained(durable: PendingMessages, end: int) -> int:
-    """Retain nothing below ``end`` any more. Returns how many messages went."""
+    """Retain nothing below ``end``. Returns how many messages were released."""
     backlog = durable.backlog
     if backlog.floor is None:
         return 0
@@ -325,7 +311,7 @@ def release_retained(durable: PendingMessages, end: int) -> int:
 
 
 def reading_ahead(durable: PendingMessages, command: Rewind) -> ReadAhead:
-    """What reads what this rewind would read, as things are."""
+    """What reads the messages of this rewind ahead."""
     return ReadAhead(durable.backlog, _target(durable.backlog, command))
 
 
@@ -339,10 +325,9 @@ def _target(backlog: Backlog, command: Rewind) -> int:
 def rewind(durable: PendingMessages, command: Rewind, ahead: ReadAhead | None = None) -> bool:
     """Deliver again from a number or a time on, as far back as is retained; delivery counts start again.
 
-    What subscribers hold from there on is theirs no more. Returns whether anything changed. ``ahead`` spares it reading
-    and changes nothing else.
-    *Cost*: one step, and everybody waits for it: some 10 microseconds for each block that is passed; without ``ahead``
-    also up to 10 for each message of a block that is timed, or of any where there is a matcher, because it is read.
+    Leases from there on end. Returns whether anything changed. ``ahead`` saves reading and changes nothing else.
+    *Cost*: one step that everything waits for: some 10 microseconds a block; without ``ahead`` also up to 10 for each
+    message of a timed block, or of any with a matcher, because it is read.
     """
     backlog = durable.backlog
     target = _target(backlog, command)
@@ -364,20 +349,16 @@ def rewind(durable: PendingMessages, command: Rewind, ahead: ReadAhead | None = 
         else:
             backlog.exclude(dying, dying)
     durable.forget(target, _HIGH)
-    _mark_replayed(durable, target, backlog.cursor - 1)
+    durable.replayed.add(target, backlog.cursor - 1)
+    replayed = durable.replayed.runs()
+    if len(replayed) > REPLAYED_RUNS_MAX:
+        durable.replayed.forget_below(replayed[1][0])
     backlog.go_back(target)
     return True
 
 
-def _mark_replayed(durable: PendingMessages, first: int, last: int) -> None:
-    durable.replayed.add(first, last)
-    runs = durable.replayed.runs()
-    if len(runs) > REPLAYED_RUNS_MAX:
-        durable.replayed.forget_below(runs[1][0])
-
-
 def leave_retained(durable: PendingMessages, now_ms: int) -> Residue:
-    """What is below the cursor and settled, uncounted: the residue's when the floor moves. Cost: O(not settled)."""
+    """The retained messages as a residue, uncounted. Cost: O(unacknowledged outside the backlog)."""
     old = durable.backlog
     floor = old.cursor if old.floor is None else old.floor
     backlog = Backlog(durable.shelf, old.matcher, floor)
@@ -389,11 +370,11 @@ def leave_retained(durable: PendingMessages, now_ms: int) -> Residue:
         unsettled += [(kept.seq, kept.seq) for kept in old.passed_delayed()]
     for first, last in sorted(unsettled):
         backlog.exclude(first, last)
-    return Residue(backlog, old.cursor, None, now_ms, dict(old.scanned_ms) if durable.is_stepwise else None)
+    return Residue(backlog, old.cursor, None, now_ms, dict(old.scanned_ms) if durable.is_stepwise else {})
 
 
 def set_retention(durable: PendingMessages, retention_ms: int, now_ms: int) -> Residue | None:
-    """The definition retains for another time, or not at all; returns what is to be given back in steps."""
+    """Change the retention time; returns what is to be given back in steps."""
     backlog = durable.backlog
     if retention_ms and backlog.floor is None:
         backlog.move_floor(backlog.cursor)

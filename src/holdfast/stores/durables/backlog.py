@@ -1,14 +1,12 @@
 """The messages that a durable was never given: all that it wants from its cursor on, as one number.
 
-Whether a durable wants a message is decided when it is published, because then it is counted, and found again when the
-cursor gets there. Both decisions use the same facts: the matcher, which never changes; ``excluded``, which has the
-messages that were refused then or removed since; and the block's ``swept_ms``, up to which own times were carried out.
+A durable counts a message that it wants when it is published, and finds it when the cursor gets there. Both use the
+same facts: the matcher, which never changes; ``excluded``, the messages refused then or removed since; and the block's
+``swept_ms``, up to which own times were carried out. Without a matcher and own times the cursor is arithmetic. Memory:
+a run for each gap in ``excluded``, and an item for each block with delayed messages that the cursor passed.
 
-Without a matcher and own times the cursor is arithmetic. Memory: a run for each gap in ``excluded``, and an item for
-each block with delayed messages that the cursor passed.
-
-``ReadAhead`` reads the messages of a rewind in portions before the rewind, which then reads nothing. It is a hint and
-not part of the state: kept messages and the matcher never change, and a rewind reads the blocks that it lacks.
+``ReadAhead`` reads the messages of a rewind before it. It is a hint, not part of the state: a rewind reads what is
+missing. ``Residue`` is what a purged or deleted durable still has to give back.
 """
 
 from __future__ import annotations
@@ -19,6 +17,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final, NamedTuple
 
+import msgspec
+
 from holdfast.stores.matching import Matcher
 from holdfast.stores.values.commands import RULES
 from holdfast.stores.values.deadlines import Deadlines
@@ -26,15 +26,14 @@ from holdfast.stores.values.ports import BLOCK_MESSAGES, Block, Kept, Messages
 from holdfast.stores.values.reference_counts import MAP_VALUE, ReferenceCounts
 from holdfast.stores.values.sequence_set import SequenceSet
 
-SCAN_MAX = 16_384
-"""Messages examined by one scan; the next command continues after them."""
+SCAN_MAX = 16_384  # messages examined by one scan; the next command continues after them
 CHUNK = 256
 _ALL = 1 << 62
 
 
 @dataclass(slots=True)
 class Shelf:
-    """Where a durable's messages are: those of its store. ``rules`` are those of the command that is carried out."""
+    """A store's messages. ``rules`` are those of the current command."""
 
     store: str
     counts: ReferenceCounts
@@ -57,7 +56,7 @@ def expires_ms(kept: Kept) -> int:
 
 
 def fate(kept: Kept, swept_ms: int, now_ms: int) -> Fate:
-    """``GONE``: it expired and was given back by a sweep; ``EXPIRED``: it is for the finder to give it back."""
+    """``GONE``: it expired and a sweep released it; ``EXPIRED``: the finder must release it."""
     end_ms = expires_ms(kept)
     if end_ms and end_ms <= now_ms:
         return Fate.GONE if end_ms <= swept_ms else Fate.EXPIRED
@@ -65,7 +64,7 @@ def fate(kept: Kept, swept_ms: int, now_ms: int) -> Fate:
 
 
 class Found:
-    """What a scan found: runs to hand out, and numbers that have expired by their own time. ``looks`` is its cost."""
+    """What a scan found: runs to hand out, and messages that expired by their own time. ``looks`` is its cost."""
 
     __slots__ = ("expired", "looks", "runs", "total")
 
@@ -87,20 +86,6 @@ class Found:
 class Backlog:
     """A durable's cursor over its store. ``delayed`` has the blocks with delayed messages below the cursor."""
 
-    __slots__ = (
-        "cursor",
-        "cursor_ms",
-        "delayed",
-        "delayed_total",
-        "excluded",
-        "floor",
-        "floor_ms",
-        "matcher",
-        "scanned_ms",
-        "shelf",
-        "start",
-    )
-
     def __init__(self, shelf: Shelf, matcher: Matcher, cursor: int) -> None:
         self.shelf = shelf
         self.matcher = matcher
@@ -108,22 +93,18 @@ class Backlog:
         self.cursor_ms = shelf.counts.time_from(cursor)
         """Nothing that the durable wants from the cursor on was published before. It moves with the cursor and no
         other durable moves it, so deadlines follow from it exactly."""
-        self.start = cursor
-        """Below are messages from before the durable, or from before its purge."""
+        self.start = cursor  # below are messages from before the durable, or from before its purge
         self.floor: int | None = None
         """From here on acknowledged messages are retained; None where the durable retains nothing."""
-        self.floor_ms = 0
-        """Nothing that is retained was published before."""
+        self.floor_ms = 0  # nothing that is retained was published before
         self.excluded = SequenceSet()
         self.delayed: Deadlines[int] = Deadlines()
         self.scanned_ms: dict[int, int] = {}
         """When a block's delayed messages were last looked at: those due later were passed, those due earlier not."""
         self.delayed_total = 0
 
-    # ---- questions --------------------------------------------------------------------------------------------------
-
     def wants(self, kept: Kept, block: Block | None) -> bool:
-        """Whether a message that somebody keeps was given to this durable, but for its own times."""
+        """Whether this kept message was given to this durable, apart from its own times."""
         return block is not None and self.wants_matching(kept.seq, block) and self.matcher.matches(kept.fields)
 
     def wants_matching(self, seq: int, block: Block) -> bool:
@@ -131,19 +112,17 @@ class Backlog:
         return 0 < block.references[seq % BLOCK_MESSAGES] < MAP_VALUE and seq >= self.start and seq not in self.excluded
 
     def is_passed_delayed(self, seq: int, deliver_at_ms: int) -> bool:
-        """Whether the cursor passed this message, which the durable wants, because it was not due."""
+        """Whether the cursor passed this wanted message because it was not due."""
         scanned_ms = self.scanned_ms.get(seq // BLOCK_MESSAGES)
         return seq < self.cursor and scanned_ms is not None and deliver_at_ms > scanned_ms
 
     @property
     def arithmetic(self) -> bool:
-        """Whether every message is wanted, so that none need be read but those with own times."""
+        """Whether every message is wanted, so that only those with own times are read."""
         return self.matcher.everything
 
-    # ---- scanning ---------------------------------------------------------------------------------------------------
-
     def scan(self, now_ms: int, want: int, end: int, looks: int = _ALL) -> Found:
-        """Move the cursor on, below ``end``, until ``want`` messages are found, or ``SCAN_MAX`` or ``looks`` examined.
+        """Move the cursor, below ``end``, until ``want`` messages are found, or ``SCAN_MAX`` or ``looks`` examined.
 
         Delayed messages that are due must have been taken with ``due`` before.
         """
@@ -193,26 +172,23 @@ class Backlog:
                 case Fate.EXPIRED:
                     found.expired.append(kept.seq)
                 case Fate.DELAYED:
-                    self._pass_delayed(block.number, kept.deliver_at_ms)
+                    due_ms, known_ms = kept.deliver_at_ms, self.delayed.get(block.number)
+                    self.delayed_total += 1
+                    self.delayed.set(block.number, due_ms if known_ms is None else min(due_ms, known_ms))
+                    self.scanned_ms.setdefault(block.number, 0)
                 case Fate.GONE:
                     pass
         if block.number in self.scanned_ms:
             self.scanned_ms[block.number] = now_ms
         return self.cursor - start
 
-    def _pass_delayed(self, number: int, due_ms: int) -> None:
-        self.delayed_total += 1
-        known_ms = self.delayed.get(number)
-        self.delayed.set(number, due_ms if known_ms is None else min(due_ms, known_ms))
-        self.scanned_ms.setdefault(number, 0)
-
     def peek(self, after: int, count: int) -> list[int]:
         """Up to ``count`` messages from the cursor on and above ``after``, due or not; the cursor stays."""
         return self.look(after, count, _ALL)[0]
 
     def look(self, after: int, count: int, looks: int) -> tuple[list[int], int | None, int]:
-        """As ``peek``, and after about ``looks`` messages that were looked at it stops; also answers above which number
-        to go on, None at the end, and how many looks are left."""
+        """As ``peek`` with about ``looks`` messages read; also returns above which number to continue (None: end) and
+        the looks left."""
         counts = self.shelf.counts
         seq, found = max(self.cursor, after + 1), list[int]()
         while seq < counts.next_seq and len(found) < count and looks > 0:
@@ -235,7 +211,7 @@ class Backlog:
         return found, None if seq >= counts.next_seq else seq - 1, looks
 
     def due(self, now_ms: int) -> Found:
-        """Delayed messages below the cursor whose time has come: those of one block, whole. Cost: reads the block."""
+        """Delayed messages of one block below the cursor that are due. Cost: reads the block."""
         found = Found()
         number = self.delayed.pop(now_ms)
         if number is None:
@@ -262,7 +238,6 @@ class Backlog:
         return found
 
     def _passed(self, number: int) -> Iterator[tuple[Kept, Block]]:
-        """Messages of one block below the cursor that the durable wants and somebody keeps."""
         block = self.shelf.counts.block(number)
         first = number * BLOCK_MESSAGES
         last = min(first + BLOCK_MESSAGES, self.cursor) - 1
@@ -290,7 +265,7 @@ class Backlog:
         self.delayed, self.scanned_ms, self.delayed_total = Deadlines(), {}, 0
 
     def go_back(self, seq: int) -> None:
-        """Move the cursor back to ``seq``; delayed messages from there on are found again when it gets there."""
+        """Move the cursor back to ``seq``; it finds the delayed messages from there on again."""
         last = seq // BLOCK_MESSAGES
         for number in sorted(self.scanned_ms):
             if number < last:
@@ -314,11 +289,11 @@ class Backlog:
         return None
 
     def exclude(self, first: int, last: int) -> None:
-        """These are the durable's no more, though they match."""
+        """The durable does not have these, though they match."""
         self.excluded.add(first, last)
 
     def forget_passed(self) -> None:
-        """Forget about numbers that will not be looked at again."""
+        """Forget numbers that will not be examined again."""
         if not self.excluded:
             return
         # Not above the cursor's block, because it may get delayed messages yet, and is then looked at as a whole.
@@ -352,7 +327,7 @@ class MessageTimes(NamedTuple):
 
 
 class _Block:
-    """What was found of ``first..end - 1``. ``firsts`` and ``lasts`` are runs, as places in the block."""
+    """The wanted messages of ``first..end - 1``. ``firsts`` and ``lasts`` are runs, as offsets in the block."""
 
     __slots__ = ("end", "first", "firsts", "lasts", "times")
 
@@ -374,8 +349,6 @@ class _Block:
 class ReadAhead:
     """The messages of a backlog from ``seq`` up to its cursor."""
 
-    __slots__ = ("_backlog", "_blocks", "_bytes", "_matcher", "_next")
-
     def __init__(self, backlog: Backlog, seq: int) -> None:
         self._backlog = backlog
         self._matcher = backlog.matcher
@@ -384,7 +357,7 @@ class ReadAhead:
         self._bytes = 0
 
     def read_on(self) -> bool:
-        """Read the next block that has to be read; whether there may be more. Cost: up to 1,024 messages are read."""
+        """Read the next block that needs it; whether there may be more. Cost: up to 1,024 messages are read."""
         backlog = self._backlog
         while self._next < backlog.cursor and self._bytes < BYTES_MAX:
             first, number = self._next, self._next // BLOCK_MESSAGES
@@ -406,11 +379,11 @@ class ReadAhead:
         return False
 
     def is_of(self, backlog: Backlog) -> bool:
-        """Whether it was read for this backlog, and not for one of another life of the durable."""
+        """Whether it was read for this backlog, not for one of an earlier life of the durable."""
         return backlog is self._backlog and backlog.matcher is self._matcher
 
     def runs(self, first: int, end: int) -> list[tuple[int, int]] | None:
-        """The runs among ``first..end - 1``, numbers of one block; None where not all were read or some have times."""
+        """The runs in ``first..end - 1``, numbers of one block; None if not all were read or some have times."""
         looked = self._found(first, end)
         if looked is None or looked.times:
             return None
@@ -422,7 +395,7 @@ class ReadAhead:
         ]
 
     def messages(self, first: int, end: int) -> Iterator[MessageTimes] | None:
-        """The messages of ``first..end - 1``, numbers of one block; None where not all of them were read."""
+        """The messages of ``first..end - 1``, numbers of one block; None if not all were read."""
         looked = self._found(first, end)
         if looked is None:
             return None
@@ -436,3 +409,164 @@ class ReadAhead:
     def _found(self, first: int, end: int) -> _Block | None:
         looked = self._blocks.get(first // BLOCK_MESSAGES)
         return looked if looked is not None and looked.first <= first and end <= looked.end else None
+
+
+STEP_MESSAGES: Final = 262_144
+"""Messages given back in one step where nothing is read for it; else ``backlog.SCAN_MAX`` are looked at."""
+
+
+class ResidueState(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A residue in a snapshot. Append only."""
+
+    since_ms: int
+    matcher: bytes
+    start: int
+    cursor: int
+    end: int
+    left: int
+    """-1 where it was not counted."""
+    excluded: list[tuple[int, int]]
+    delayed: list[tuple[int, int]] = []
+    only_delayed: bool = False
+
+
+@dataclass(eq=False)
+class Residue:
+    """The messages of ``backlog`` from its cursor up to ``end``, given back in steps; ``since_ms`` is when it was left.
+
+    A purge takes effect at once and its result is exact, but one command must not pass a large backlog while all others
+    wait. Until the residue is done its messages count against the store's limits. ``left`` is their number, None if not
+    counted (retained messages). ``delayed`` has, by block, the time of the last scan: messages due later are the
+    durable's, not the residue's; with ``only_delayed`` exactly these are the residue's.
+    """
+
+    backlog: Backlog
+    end: int
+    left: int | None
+    since_ms: int
+    delayed: dict[int, int]
+    only_delayed: bool = False
+
+    @property
+    def is_done(self) -> bool:
+        """Whether everything was given back."""
+        return self.left == 0 or (self.backlog.cursor >= self.end and not self.only_delayed)
+
+    @classmethod
+    def of_delayed(cls, old: Backlog, now_ms: int) -> Residue:
+        """The delayed messages that the cursor of ``old`` has passed. Reads nothing."""
+        backlog = Backlog(old.shelf, old.matcher, old.cursor)
+        backlog.start, backlog.excluded = old.start, SequenceSet(old.excluded.runs())
+        return cls(backlog, old.cursor, old.delayed_total, now_ms, dict(old.scanned_ms), only_delayed=True)
+
+    def step(self, now_ms: int) -> int:
+        """Give some back; returns how many."""
+        if self.only_delayed:
+            return self._step_delayed()
+        backlog, counts = self.backlog, self.backlog.shelf.counts
+        most = STEP_MESSAGES if self.left is None else min(self.left, STEP_MESSAGES)
+        found = backlog.scan(now_ms, most, self._without_delayed())
+        runs = found.runs + [(seq, seq) for seq in found.expired]
+        runs += [(kept.seq, kept.seq) for kept in backlog.passed_delayed()]
+        backlog.forget_delayed()
+        backlog.start = backlog.cursor
+        for first, last in runs:
+            counts.release(first, last)
+        total = sum(last - first + 1 for first, last in runs)
+        if self.left is not None:
+            self.left -= total
+            assert self.left == 0 or (self.left > 0 and backlog.cursor < self.end), "what is left is found"
+        return total
+
+    def _step_delayed(self) -> int:
+        """Give back the delayed messages of some blocks. Cost: reads them."""
+        assert self.left is not None, "delayed messages are counted"
+        total = 0
+        for number in sorted(self.delayed)[: max(1, SCAN_MAX // BLOCK_MESSAGES)]:
+            for kept in self._only_delayed_of(number):
+                self.backlog.shelf.counts.release(kept.seq, kept.seq)
+                total += 1
+            del self.delayed[number]
+        self.left -= total
+        assert self.left == 0 or self.delayed, "what is left is found"
+        return total
+
+    def _only_delayed_of(self, number: int) -> list[Kept]:
+        shelf = self.backlog.shelf
+        block, first = shelf.counts.block(number), number * BLOCK_MESSAGES
+        if block is None:
+            return []
+        read = shelf.messages.read(shelf.store, first, min(self.end, first + BLOCK_MESSAGES) - 1)
+        return [
+            kept
+            for kept in read
+            if kept.deliver_at_ms > self.delayed[number]
+            and self.backlog.wants(kept, block)
+            and not 0 < expires_ms(kept) <= block.swept_ms
+        ]
+
+    def _without_delayed(self) -> int:
+        """Exclude the durable's delayed messages of the block at the cursor; returns the end of the rest."""
+        backlog = self.backlog
+        numbers = sorted(number for number in self.delayed if (number + 1) * BLOCK_MESSAGES > backlog.cursor)
+        if numbers and numbers[0] * BLOCK_MESSAGES <= backlog.cursor:
+            for seq in self._delayed_of(numbers.pop(0)):
+                backlog.exclude(seq, seq)
+        self.delayed = {number: self.delayed[number] for number in numbers}
+        return min(self.end, numbers[0] * BLOCK_MESSAGES) if numbers else self.end
+
+    def _delayed_of(self, number: int) -> list[int]:
+        first = max(self.backlog.cursor, number * BLOCK_MESSAGES)
+        last = min(self.end, (number + 1) * BLOCK_MESSAGES) - 1
+        shelf = self.backlog.shelf
+        found = shelf.messages.read(shelf.store, first, last) if first <= last else ()
+        return [kept.seq for kept in found if kept.deliver_at_ms > self.delayed[number]]
+
+    def expire_own(self, kept: Kept) -> bool:
+        """A message's own time-to-live has ended; whether it was given back."""
+        scanned_ms = self.delayed.get(kept.seq // BLOCK_MESSAGES)
+        is_delayed = scanned_ms is not None and kept.deliver_at_ms > scanned_ms
+        if is_delayed is not self.only_delayed:
+            return False
+        block = self.backlog.shelf.counts.block(kept.seq // BLOCK_MESSAGES)
+        first = 0 if self.only_delayed else self.backlog.cursor
+        if not first <= kept.seq < self.end or not self.backlog.wants(kept, block):
+            return False
+        self.backlog.shelf.counts.release(kept.seq, kept.seq)
+        if self.left is not None:
+            self.left -= 1
+        return True
+
+    def kept(self) -> list[int]:
+        """Every message that is not given back yet. Cost: O(backlog); for checks."""
+        if self.only_delayed:
+            return [kept.seq for number in self.delayed for kept in self._only_delayed_of(number)]
+        delayed = {seq for number in self.delayed for seq in self._delayed_of(number)}
+        return [seq for seq in self.backlog.peek(0, 1 << 62) if seq < self.end and seq not in delayed]
+
+    def state(self) -> ResidueState:
+        """What a snapshot keeps."""
+        backlog = self.backlog
+        matcher = b"" if backlog.matcher.everything else backlog.matcher.json()
+        excluded = backlog.excluded.runs()
+        left = -1 if self.left is None else self.left
+        return ResidueState(
+            self.since_ms,
+            matcher,
+            backlog.start,
+            backlog.cursor,
+            self.end,
+            left,
+            excluded,
+            sorted(self.delayed.items()),
+            self.only_delayed,
+        )
+
+    @classmethod
+    def of(cls, state: ResidueState, shelf: Shelf) -> Residue:
+        """From what ``state`` gave."""
+        backlog = Backlog(shelf, Matcher.parse(state.matcher), state.cursor)
+        backlog.start = state.start
+        backlog.excluded = SequenceSet(state.excluded)
+        left = None if state.left < 0 else state.left
+        return cls(backlog, state.end, left, state.since_ms, dict(state.delayed), state.only_delayed)

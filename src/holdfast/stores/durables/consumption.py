@@ -21,17 +21,17 @@ durable without a dead-letter store are *parked*: they wait for an operator, and
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from heapq import nsmallest
+from itertools import islice
 
 from holdfast.errors import NotFound
-from holdfast.stores.definitions.cluster import Discard
+from holdfast.stores.definitions.cluster import Discard, DurableDefinition
 from holdfast.stores.durables import aging
-from holdfast.stores.durables.backlog import SCAN_MAX, Backlog
-from holdfast.stores.durables.leases import Holder, Lease, joined
+from holdfast.stores.durables.aging import without_expired
+from holdfast.stores.durables.backlog import SCAN_MAX, Backlog, Residue, Shelf
+from holdfast.stores.durables.leases import HANDED_OUT, Holder, Lease, Leases, RedeliveryQueue, count_after, joined
 from holdfast.stores.durables.pending import PendingMessages
-from holdfast.stores.durables.redelivery import HANDED_OUT, RedeliveryQueue, count_after
-from holdfast.stores.durables.residue import Residue
 from holdfast.stores.matching import Matcher
 from holdfast.stores.values import deadlines
 from holdfast.stores.values.commands import Acknowledge, Acknowledged, Redeliver, Redelivered
@@ -41,15 +41,12 @@ from holdfast.stores.values.messages import Batch
 from holdfast.stores.values.ports import BLOCK_MESSAGES, Kept
 from holdfast.stores.values.sequence_set import SequenceSet
 
-DYING_RETRY_MS = 10_000
-"""A dead letter that could not be stored is tried again after this."""
+DYING_RETRY_MS = 10_000  # a dead letter that could not be stored is tried again after this
 _HIGH = 1 << 62
 
 
 class Consumption(PendingMessages):
     """One standard or shared durable."""
-
-    __slots__ = ()
 
     exclusive = False
     """Whether the newest subscriber displaces the others."""
@@ -57,7 +54,7 @@ class Consumption(PendingMessages):
     # ---- questions --------------------------------------------------------------------------------------------------
 
     def position(self) -> tuple[int, ...]:
-        """Something that is another after every delivery that changed anything."""
+        """A value that differs after every delivery that changed anything."""
         redelivery = self.redelivery
         return (
             self.backlog.cursor,
@@ -74,12 +71,12 @@ class Consumption(PendingMessages):
         return self.has_work and any(map(self.ready_for, self.leases.of))
 
     def ready_for(self, subscriber: str) -> bool:
-        """Whether a delivery to this subscriber would get on: hand something out, or move the cursor."""
+        """Whether a delivery to this subscriber would hand something out, or move the cursor."""
         return self.leases.of[subscriber].held < self.definition.window and self.has_work
 
     @property
     def has_work(self) -> bool:
-        """Whether there is anything that can be handed out now, or looked at for it."""
+        """Whether messages can be handed out now, or examined for it."""
         return bool(self.redelivery.runs) or (self.undelivered > 0 and self.looks_on)
 
     def next_deadline_ms(self) -> int | None:
@@ -107,7 +104,7 @@ class Consumption(PendingMessages):
         return self.backlog.matcher.everything and not limited
 
     def admits(self, candidates: Sequence[int], batch: Batch) -> Sequence[int]:
-        """Which of these positions in the batch, which match, the limits let in. Changes nothing."""
+        """Which of these matching positions in the batch the limits admit. Changes nothing."""
         definition = self.definition
         messages, size = definition.message_limit, definition.bytelimit
         if definition.discard is Discard.OLD or not (messages or size):
@@ -165,10 +162,9 @@ class Consumption(PendingMessages):
             self.discards_ms = 0
 
     def discard_old(self, now_ms: int, budget: Budget | None = None) -> None:
-        """Discard the oldest messages that no subscriber holds, until the limits hold or every other message is held.
+        """Discard the oldest messages until the limits hold or every other message is leased; parked ones first.
 
-        Parked ones go first, in the order in which they were parked. Without a budget, one call examines about
-        ``DISCARD_LOOKS`` messages. The rest is due at once (``discards_ms``).
+        Without a budget, one call examines about ``DISCARD_LOOKS`` messages. The rest is due at once (``discards_ms``).
         """
         if budget is None:
             looks = deadlines.DISCARD_LOOKS if self.is_stepwise else _HIGH
@@ -188,7 +184,7 @@ class Consumption(PendingMessages):
         return 0 < messages < self.pending or 0 < size < self.pending_bytes
 
     def _discard_some(self, now_ms: int, budget: Budget) -> bool:
-        """Discard the oldest messages, or search further for them; False where every message is held."""
+        """Discard the oldest messages, or search further for them; False if every message is leased."""
         if self.parks and self.dying:
             parked = next(iter(self.dying))
             self.take_dying(parked)
@@ -224,7 +220,7 @@ class Consumption(PendingMessages):
     def attach(
         self, subscriber: str, key: str | None, now_ms: int, effects: list[Effect], *, polls: bool = False
     ) -> str:
-        """A subscriber comes; returns the name of the one that it displaces, if any."""
+        """Attach a subscriber; returns the name of the one that it displaces, if any."""
         displaced = ""
         for name in list(self.leases.of):
             if self.exclusive or name == subscriber:
@@ -236,7 +232,7 @@ class Consumption(PendingMessages):
         return displaced
 
     def detach(self, subscriber: str, now_ms: int, effects: list[Effect]) -> None:
-        """A subscriber is gone; what it holds is put back."""
+        """Remove a subscriber; its leases are put back."""
         holder = self._attached(subscriber)
         counting = holder.counting()
         for run in self.leases.take(holder, 0, _HIGH):
@@ -263,7 +259,7 @@ class Consumption(PendingMessages):
     # ---- delivery ---------------------------------------------------------------------------------------------------
 
     def deliver(self, subscriber: str, count: int, now_ms: int, effects: list[Effect]) -> list[tuple[int, int, int]]:
-        """Hand out up to ``count`` messages, as far as the window goes; what came back goes first."""
+        """Hand out up to ``count`` messages within the window; redeliveries first."""
         holder = self._attached(subscriber)
         room = min(count, self.definition.window - holder.held)
         if room <= 0:
@@ -279,9 +275,9 @@ class Consumption(PendingMessages):
         return runs
 
     def hand_out(self, holder: Holder, room: int, now_ms: int, runs: list[tuple[int, int, int]]) -> None:
-        """What one subscriber gets: the returned messages first, then the backlog.
+        """Redeliveries first, then the backlog.
 
-        It examines up to ``SCAN_MAX`` of each, expired ones included; the durable stays ready for the next delivery.
+        It examines up to ``SCAN_MAX`` of each, including expired ones; the durable stays ready for the next delivery.
         """
         deadline_ms = now_ms + self.definition.ack_wait_ms
         looks = SCAN_MAX if self.is_stepwise else _HIGH
@@ -304,7 +300,7 @@ class Consumption(PendingMessages):
     # ---- acknowledgement --------------------------------------------------------------------------------------------
 
     def acknowledge(self, command: Acknowledge, effects: list[Effect]) -> Acknowledged:
-        """Settle, put back, reject and extend what the subscriber holds; what it does not hold is stale."""
+        """Acknowledge, put back, reject and extend leases; what the subscriber does not hold is stale."""
         holder = self._attached(command.subscriber)
         now_ms = command.at_ms
         if command.started is not None:
@@ -332,7 +328,6 @@ class Consumption(PendingMessages):
         return Acknowledged(settled, stale)
 
     def _take(self, holder: Holder, first: int, last: int, stale: list[tuple[int, int]]) -> list[Lease]:
-        """What the subscriber holds of a range; the rest of it is stale."""
         taken = self.leases.take(holder, first, last)
         self._note_stale(taken, first, last, stale)
         return taken
@@ -361,7 +356,7 @@ class Consumption(PendingMessages):
         aging.retain(self, first, last, now_ms)
 
     def _come_back(self, run: Lease, counting: SequenceSet, now_ms: int, effects: list[Effect]) -> None:
-        """A run whose subscriber is gone or late. Where the application was not handed it, the delivery is none."""
+        """Put back a run whose subscriber is gone or late; only deliveries to the application count."""
         if not self.counts_started:
             self._give_back(run, now_ms, effects)
             return
@@ -373,7 +368,7 @@ class Consumption(PendingMessages):
                 self.redelivery.add(low, high, run[2] - 1 or HANDED_OUT)
 
     def _give_back(self, run: Lease, now_ms: int, effects: list[Effect], delay_ms: int = 0) -> None:
-        """What was held and not settled: to others, or, delivered too often, to die."""
+        """Put back a run, or dead-letter it after too many deliveries."""
         maximum = self.definition.max_delivery
         for first, last in aging.without_expired(self, run[0], run[1], now_ms):
             if maximum and run[2] >= maximum:
@@ -407,7 +402,7 @@ class Consumption(PendingMessages):
         return DeadLettering(self.shelf.store, self.name, seq, cause, deliveries, self.definition.dead_letter_store)
 
     def dying_effects(self) -> list[DeadLettering]:
-        """Every message that waits for its dead letter, to be reported again; none without a dead-letter store."""
+        """The messages that wait for their dead letter, to be reported again; none without a dead-letter store."""
         return [self._dying_effect(seq) for seq in self.dying if self.definition.dead_letter_store]
 
     def buried(self, seq: int) -> None:
@@ -449,10 +444,10 @@ class Consumption(PendingMessages):
     # ---- administration ---------------------------------------------------------------------------------------------
 
     def purge(self, now_ms: int) -> tuple[int, int, list[Residue]]:
-        """Forget everything that the durable keeps; what subscribers hold is theirs no more.
+        """Forget everything that the durable keeps, leases included.
 
-        Returns messages and bytes, and what of a large backlog, and of much that was retained, is to be given back in
-        further steps. Cost: O(not settled), and three steps.
+        Returns messages and bytes, and the residues to be given back in further steps. Cost: O(messages outside the
+        backlog), and three steps.
         """
         messages, size = self.pending, self.pending_bytes
         retained = aging.leave_retained(self, now_ms)
@@ -480,9 +475,9 @@ class Consumption(PendingMessages):
         return messages, size, [residue for residue in left if not residue.is_done]
 
     def _leave_backlog(self, now_ms: int) -> Residue:
-        """Begin a new backlog after the store's last message; returns what was left of the old one."""
+        """Begin a new backlog after the store's last message; returns the residue of the old one."""
         old, next_seq = self.backlog, self.shelf.counts.next_seq
-        residue = Residue(old, next_seq, self.pending, now_ms)
+        residue = Residue(old, next_seq, self.pending, now_ms, {})
         # What the cursor passed is settled; delayed messages of its block must not be seen again.
         old.start = old.cursor
         self.backlog = Backlog(self.shelf, old.matcher, next_seq)
@@ -493,7 +488,7 @@ class Consumption(PendingMessages):
         return residue
 
     def drop(self, kept: Kept) -> bool:
-        """Delete one message, wherever it is; whether the durable had it. Its holder finds it stale."""
+        """Delete one message; whether the durable had it. For its subscriber it is stale."""
         seq = kept.seq
         # A rewind keeps the dying from coming again, so these are not among what is wanted.
         if seq not in self.dying and not self.wants(kept):
@@ -515,9 +510,9 @@ class Consumption(PendingMessages):
         return True
 
     def redeliver(self, command: Redeliver) -> Redelivered:
-        """Put parked messages back, counted from one; those whose time has ended meanwhile go, and are not counted.
+        """Put parked messages back, counted from one; expired ones are removed and not counted.
 
-        Cost: O(parked), and reads ``count`` where there is a matcher.
+        Cost: O(parked), and reads ``count`` if there is a matcher.
         """
         ranges = SequenceSet(sorted(command.messages))
         candidates = [seq for seq in self.dying if seq > command.after and (not command.messages or seq in ranges)]
@@ -541,7 +536,7 @@ class Consumption(PendingMessages):
         return Redelivered(put_back, seqs[-1] if more else 0)
 
     def _put_back(self, seq: int) -> None:
-        """A message that was dying waits again. A rewind may have excluded it from the backlog."""
+        """A dying message waits again. A rewind may have excluded it from the backlog."""
         backlog = self.backlog
         if seq in backlog.excluded:
             backlog.excluded.remove(seq, seq)
@@ -561,7 +556,7 @@ class Consumption(PendingMessages):
         return numbers
 
     def check(self) -> None:
-        """Every law of the parts; each message is in one place; totals are those of the messages. Cost: O(backlog)."""
+        """Every invariant of the parts; each message is in one place; totals are correct. Cost: O(backlog)."""
         self.backlog.check()
         self.leases.check()
         self.redelivery.check()
@@ -582,11 +577,167 @@ class Consumption(PendingMessages):
 class Standard(Consumption):
     """One subscriber; a newer one displaces it, and gets what the older one held, counted as redelivered."""
 
-    __slots__ = ()
     exclusive = True
 
 
 class Shared(Consumption):
     """Many subscribers. A newer session of the same subscriber displaces the older one."""
 
-    __slots__ = ()
+
+WAITING_MAX = 4_096
+"""Messages set apart. Looking for one that can be handed out passes over all that cannot."""
+PORTION = 256
+
+
+class _KeyedLeases(Leases):
+    """Leases that know who has each key. ``keys`` has the key of each message outside the backlog."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.keys: dict[int, str] = {}
+        self.busy: dict[str, tuple[Holder, int]] = {}
+
+    def hold(self, holder: Holder, run: Lease) -> None:
+        super().hold(holder, run)
+        for seq in range(run[0], run[1] + 1):
+            key = self.keys.get(seq)
+            if key is not None:
+                self.busy[key] = holder, self.busy.get(key, (holder, 0))[1] + 1
+
+    def take(self, holder: Holder, first: int, last: int) -> list[Lease]:
+        taken = super().take(holder, first, last)
+        for run in taken:
+            for seq in range(run[0], run[1] + 1):
+                key = self.keys.get(seq)
+                if key is not None:
+                    count = self.busy[key][1] - 1
+                    if count:
+                        self.busy[key] = holder, count
+                    else:
+                        del self.busy[key]
+        return taken
+
+    def check(self) -> None:
+        super().check()
+        found: dict[str, tuple[Holder, int]] = {}
+        for holder in self.of.values():
+            for run in holder.runs:
+                for seq in range(run[0], run[1] + 1):
+                    key = self.keys.get(seq)
+                    if key is not None:
+                        assert found.get(key, (holder, 0))[0] is holder, "a key is with one subscriber"
+                        found[key] = holder, found.get(key, (holder, 0))[1] + 1
+        assert found == self.busy, "keys are with who holds their messages"
+
+
+class KeyOrdered(Shared):
+    """A shared durable with ``key_ordered``: the messages of one key are with one subscriber at a time, in order.
+
+    - while a subscriber holds a message of a key, the key's other messages go to no other subscriber
+    - a message that came back, also with a delay, goes before every later one of its key
+    - a message that must wait is set apart, and the cursor passes it, so that it does not block the others
+
+    Messages without a key are shared as usual. When ``WAITING_MAX`` messages wait, the cursor stops until some are
+    acknowledged. *Memory*: an item for each message outside the backlog. *Cost*: O(waiting) for each delivery.
+    """
+
+    def __init__(self, definition: DurableDefinition, shelf: Shelf) -> None:
+        super().__init__(definition, shelf)
+        self._held = _KeyedLeases()
+        self.leases = self._held
+
+    @property
+    def looks_on(self) -> bool:
+        """Whether the cursor may go on: fewer than ``WAITING_MAX`` messages wait for their key."""
+        if not self.counts_started:
+            return self.redelivery.total + len(self.dying) < WAITING_MAX
+        return self.redelivery.total < WAITING_MAX and super().looks_on
+
+    def ready_for(self, subscriber: str) -> bool:
+        """Whether this subscriber has room, and a message with a free key waits, or the cursor can move."""
+        holder = self.leases.of[subscriber]
+        if holder.held >= self.definition.window or not self.has_work:
+            return False
+        if self.undelivered > 0 and self.looks_on:
+            return True
+        return next(self._free(holder), None) is not None
+
+    def _free(self, holder: Holder) -> Iterator[tuple[int, int]]:
+        """Waiting messages that a subscriber can be given, with their deliveries so far, ascending."""
+        keys, busy = self._held.keys, self._held.busy
+        stopped = {key for _, seq, _ in self.redelivery.later if (key := keys.get(seq)) is not None}
+        for first, last, deliveries in self.redelivery.runs:
+            for seq in range(first, last + 1):
+                key = keys.get(seq)
+                if key is None:
+                    yield seq, deliveries
+                elif key not in stopped:
+                    found = busy.get(key)
+                    if found is None or found[0] is holder:
+                        yield seq, deliveries
+                    else:
+                        stopped.add(key)
+
+    def hand_out(self, holder: Holder, room: int, now_ms: int, runs: list[tuple[int, int, int]]) -> None:
+        """Waiting messages whose key is free or its own, then the backlog by portions."""
+        room = self._hand_out_waiting(holder, room, now_ms, runs)
+        budget = Budget(SCAN_MAX, SCAN_MAX)
+        while room > 0 and self.undelivered > 0 and self.looks_on and not self._has_due_delayed(now_ms):
+            if self.is_stepwise and budget.is_spent:
+                # The durable stays ready, so the next delivery searches further.
+                return
+            found = self.scan(min(room, PORTION), now_ms, budget=budget if self.is_stepwise else None)
+            budget.messages -= found.total
+            for first, last in found.runs:
+                self.set_apart(first, last)
+            room = self._hand_out_waiting(holder, room, now_ms, runs)
+
+    def _hand_out_waiting(self, holder: Holder, room: int, now_ms: int, runs: list[tuple[int, int, int]]) -> int:
+        deadline_ms = now_ms + self.definition.ack_wait_ms
+        for seq, deliveries in list(islice(self._free(holder), room)):
+            self.redelivery.remove(seq)
+            if not without_expired(self, seq, seq, now_ms):
+                continue
+            self.leases.hold(holder, (seq, seq, max(deliveries, 0) + 1, deadline_ms))
+            holder.handed_out(seq, seq, now_ms)
+            self.tally.delivered += 1
+            self.tally.redelivered += deliveries != 0
+            room -= 1
+            count = count_after(deliveries)
+            if runs and runs[-1][1] == seq - 1 and runs[-1][2] == count:
+                runs[-1] = (runs[-1][0], seq, count)
+            else:
+                runs.append((seq, seq, count))
+        return room
+
+    def set_apart(self, first: int, last: int) -> None:
+        """As for every durable, with their keys noted. Cost: reads them."""
+        for kept in self.shelf.messages.read(self.shelf.store, first, last):
+            if kept.key is not None:
+                self._held.keys[kept.seq] = kept.key
+        super().set_apart(first, last)
+
+    def forget(self, first: int, last: int) -> None:
+        """Their keys need not be known any more."""
+        keys = self._held.keys
+        if last - first < len(keys):
+            for seq in range(first, last + 1):
+                keys.pop(seq, None)
+        else:
+            for seq in [seq for seq in keys if first <= seq <= last]:
+                del keys[seq]
+
+    def keys_state(self) -> list[tuple[int, str]]:
+        """The key of each message that is not settled."""
+        return list(self._held.keys.items())
+
+    def restore_keys(self, keys: Sequence[tuple[int, str]]) -> None:
+        """Load ``keys_state``, before the leases."""
+        self._held.keys.update(keys)
+
+    def check(self) -> None:
+        """As for every durable; keys are known only of messages outside the backlog."""
+        super().check()
+        unsettled = {seq for first, last, *_ in self.leases.runs() for seq in range(first, last + 1)}
+        unsettled |= {seq for first, last, _ in self.redelivery.all_runs() for seq in range(first, last + 1)}
+        assert set(self._held.keys) <= unsettled | set(self.dying), "keys are known of what is not settled"

@@ -1,8 +1,7 @@
-"""Messages kept by key, one for each: common to last-value durables and maps.
+"""Messages kept by key, one for each: last-value durables, and the base of maps.
 
-Memory is a few numbers, however many keys there are. Ageing needs no list: numbers rise with time, so a cursor over the
-store finds the oldest entries. It passes every message once, and blocks without kept messages in one step. The deadline
-follows from the cursor's own time, ``oldest_ms``, never from what other durables keep.
+Memory is a few numbers, however many keys there are: numbers rise with time, so a cursor over the store finds the
+oldest entries, and passes every message once. The deadline follows from the cursor's own time, ``oldest_ms``.
 
 A clear takes effect at once: the durable continues with its entries under another name, and a ``KeyedResidue`` gives
 the old entries back in steps. Until it is done its messages count against the limits of the store and the cluster.
@@ -10,18 +9,20 @@ the old entries back in steps. Until it is done its messages count against the l
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import msgspec
 
+from holdfast.errors import InvalidRequest, NotFound
+from holdfast.stores.definitions.cluster import DurableDefinition
 from holdfast.stores.durables.backlog import Shelf
 from holdfast.stores.values.commands import STEPWISE_RULES
 from holdfast.stores.values.deadlines import Budget
+from holdfast.stores.values.messages import KEY_BYTES_MAX, Message
 from holdfast.stores.values.ports import BLOCK_MESSAGES, Entries, Entry, Kept
 
-STEP_ENTRIES = 1_024
-"""Entries that one step gives back at most."""
+STEP_ENTRIES = 1_024  # entries that one step gives back at most
 
 
 class KeyedResidueState(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -42,8 +43,6 @@ class KeyedResidueState(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 class KeyedResidue:
     """The entries at ``place``, which were those of ``durable``."""
-
-    __slots__ = ("_entries", "_shelf", "after", "left", "of")
 
     def __init__(self, of: KeyedResidueState, shelf: Shelf, entries: Entries) -> None:
         self.of = of
@@ -76,7 +75,7 @@ class KeyedResidue:
         return entry
 
     def silence(self) -> None:
-        """Report nothing more to watchers: the durable was deleted, and that was reported."""
+        """Report nothing more to watchers: the deletion of the durable was reported."""
         self.of = msgspec.structs.replace(self.of, cause="")
 
     def _give_back(self, entry: Entry) -> None:
@@ -118,22 +117,8 @@ def key_of(kept: Kept, key_field: str) -> str | None:
 
 
 class KeyedMessages:
-    """The entries of one durable. ``messages`` and ``bytes`` are exact; no entry has a revision below ``oldest``, and
-    none was set before ``oldest_ms``."""
-
-    __slots__ = (
-        "_durable",
-        "_entries",
-        "_key_field",
-        "_shelf",
-        "bytes",
-        "causes",
-        "messages",
-        "oldest",
-        "oldest_ms",
-        "place",
-        "start",
-    )
+    """The entries of one durable. ``messages`` and ``bytes`` are exact; no entry has a revision below ``oldest``, or
+    was set before ``oldest_ms``."""
 
     def __init__(self, shelf: Shelf, durable: str, entries: Entries, key_field: str = "", place: str = "") -> None:
         self._shelf = shelf
@@ -149,8 +134,6 @@ class KeyedMessages:
         self.oldest = self.start = shelf.counts.next_seq
         self.oldest_ms = 0
 
-    # ---- questions --------------------------------------------------------------------------------------------------
-
     def get(self, key: str) -> Entry | None:
         """The entry of a key."""
         return self._entries.get(self._shelf.store, self.place, key)
@@ -160,11 +143,10 @@ class KeyedMessages:
         return self._entries.scan(self._shelf.store, self.place, after)
 
     def browse_page(self, after: int, count: int, looks: int) -> tuple[list[Entry], int | None, int]:
-        """Up to ``count`` entries by revision, above ``after``; about ``looks`` messages are looked at for them.
+        """Up to ``count`` entries by revision, above ``after``, from about ``looks`` messages.
 
-        Also answers above which revision to go on, None at the end, and how many looks are left.
-        Changes nothing.
-        Cost: about 10 microseconds for each message of the store examined; a block without kept messages is one.
+        Also returns above which revision to continue, None at the end, and how many looks are left. Cost: about 10
+        microseconds for each message examined; a block without kept messages is one.
         """
         counts, store = self._shelf.counts, self._shelf.store
         seq, found = max(self.oldest, after + 1), list[Entry]()
@@ -188,13 +170,11 @@ class KeyedMessages:
         return found, None if seq >= counts.next_seq else seq - 1, looks
 
     def next_ms(self, ttl_ms: int) -> int | None:
-        """When ``expire`` has something to do, or None: no entry expires before. It may only move the cursor then."""
+        """When ``expire`` has something to do, or None. It may only move the cursor then."""
         return self.oldest_ms + ttl_ms if ttl_ms and self.messages else None
 
-    # ---- changes ----------------------------------------------------------------------------------------------------
-
     def set(self, key: str, seq: int, size: int, expires_ms: int = 0) -> Entry | None:
-        """Message ``seq``, counted for this durable already, is now the key's; returns what it replaced."""
+        """Message ``seq``, which is counted already, is now the key's; returns the replaced entry."""
         before = self.get(key)
         if before is not None:
             self._release(before)
@@ -226,7 +206,7 @@ class KeyedMessages:
         self.oldest = self.start = self._shelf.counts.next_seq
 
     def leave(self, now_ms: int, *, is_map: bool, cause: str, revision: int) -> KeyedResidue | None:
-        """Continue without keys at another place; returns the residue at the old one, None where it is empty. O(1)."""
+        """Continue without keys under another name; returns the residue, None if it is empty. O(1)."""
         if not self.messages:
             return None
         of = KeyedResidueState(self._durable, self.place, self.messages, now_ms, is_map, cause, revision)
@@ -236,7 +216,7 @@ class KeyedMessages:
         return KeyedResidue(of, self._shelf, self._entries)
 
     def discard_oldest(self, budget: Budget) -> Entry | None:
-        """Remove the entry that was set longest ago, for a limit; None where the budget ends first.
+        """Remove the oldest entry, for a limit; None if the budget ends first.
 
         Cost: every message of the store is passed once.
         """
@@ -252,7 +232,7 @@ class KeyedMessages:
         return None
 
     def expire(self, now_ms: int, ttl_ms: int, budget: Budget) -> list[Entry]:
-        """Remove entries that are ``ttl_ms`` old, as far as the budget goes. Cost: reads each message once."""
+        """Remove entries that are ``ttl_ms`` old, within the budget. Cost: reads each message once."""
         counts = self._shelf.counts
         end = counts.first_since(now_ms - ttl_ms + 1, self.oldest, counts.next_seq)
         expired: list[Entry] = []
@@ -264,7 +244,7 @@ class KeyedMessages:
         return expired
 
     def lose_message(self, kept: Kept, cause: str) -> Entry | None:
-        """Remove the key of this message, if it is still the key's message: ``own_ttl`` or ``deleted``."""
+        """Remove the key of this message if it is still its value. ``cause``: ``own_ttl`` or ``deleted``."""
         key = key_of(kept, self._key_field)
         entry = self.get(key) if key is not None else None
         return self.lose(entry.key, cause) if entry is not None and entry.revision == kept.seq else None
@@ -277,10 +257,8 @@ class KeyedMessages:
         return entry
 
     def _read_on(self, end: int, budget: Budget) -> list[Entry]:
-        """Move the cursor over a part of one block, below ``end``; returns the entries that it passed.
-
-        They are as many as the budget has messages, at most.
-        """
+        """Move the cursor over a part of one block, below ``end``; returns the entries passed, at most the budget's
+        messages."""
         counts, first = self._shelf.counts, self.oldest
         stop = min(end, (first // BLOCK_MESSAGES + 1) * BLOCK_MESSAGES)
         block = counts.block(first // BLOCK_MESSAGES)
@@ -308,8 +286,6 @@ class KeyedMessages:
         self.messages -= 1
         self.bytes -= entry.size
 
-    # ---- state ------------------------------------------------------------------------------------------------------
-
     def state(self) -> KeyedState:
         """What a snapshot keeps besides the entries."""
         place = "" if self.place == self._durable else self.place
@@ -324,7 +300,7 @@ class KeyedMessages:
         self.oldest_ms = self._shelf.counts.time_from(self.oldest) if state.oldest_ms is None else state.oldest_ms
 
     def check(self) -> None:
-        """Totals are those of the entries, every entry's message is counted and not older than the cursor. O(n)."""
+        """Totals are those of the entries; every entry's message is counted and not older than the cursor. O(n)."""
         entries = list(self.scan())
         assert [entry.key for entry in entries] == sorted({entry.key for entry in entries}), "keys ascend, each once"
         assert self.messages == len(entries), "the total is that of the entries"
@@ -334,3 +310,124 @@ class KeyedMessages:
             assert self.oldest_ms <= self._shelf.counts.published_ms(entry.revision), "and its time is before theirs"
             block = self._shelf.counts.block(entry.revision // BLOCK_MESSAGES)
             assert block is not None and block.references[entry.revision % BLOCK_MESSAGES], "an entry's message is kept"
+
+
+LastValueState = tuple[KeyedState, list[tuple[str, str, int]]]
+"""The entries' totals; subscribers with their key and the revision that each was given last."""
+
+
+class LastValue:
+    """One last-value durable. *Memory*: an item for each subscriber. *Cost*: O(1) a message and a look-up."""
+
+    def __init__(self, definition: DurableDefinition, shelf: Shelf, entries: Entries, place: str = "") -> None:
+        self.definition = definition
+        self.keyed = KeyedMessages(shelf, definition.name, entries, definition.key_field, place)
+        self._seen: dict[str, tuple[str, int]] = {}
+        self._by_key: dict[str, dict[str, None]] = {}
+
+    def key_for(self, message: Message) -> str | None:
+        """The key that a message sets here; None if the durable does not want it.
+
+        A delayed message is not wanted: at its time it would replace newer values.
+        """
+        if message.deliver_at_ms or not self.definition.matcher.matches(message.fields):
+            return None
+        if not self.definition.key_field:
+            return message.key
+        value = message.fields.get(self.definition.key_field)
+        return value if isinstance(value, str) and value else None
+
+    def accept(self, key: str, seq: int, size: int, expires_ms: int = 0) -> bool:
+        """Message ``seq``, counted already, sets ``key``. Returns whether a subscriber follows it."""
+        self.keyed.set(key, seq, size, expires_ms)
+        return key in self._by_key
+
+    def attach(self, subscriber: str, key: str | None) -> bool:
+        """Attach a subscriber for one key. Returns whether it can be given a value at once.
+
+        Raises ``InvalidRequest`` without a key.
+        """
+        key = self.check_key(self.definition, key)
+        self.detach(subscriber)
+        self._seen[subscriber] = (key, 0)
+        self._by_key.setdefault(key, {})[subscriber] = None
+        return self.keyed.get(key) is not None
+
+    @staticmethod
+    def check_key(definition: DurableDefinition, key: str | None) -> str:
+        """The key that a subscriber gave. Raises ``InvalidRequest`` where it gave none, or one out of bounds."""
+        if key is None or not 0 < len(key.encode()) <= KEY_BYTES_MAX:
+            raise InvalidRequest(
+                "a subscriber of a last-value durable must name one key",
+                hint=f"give key=, a text of 1 to {KEY_BYTES_MAX} bytes",
+                durable=definition.name,
+            )
+        return key
+
+    def detach(self, subscriber: str) -> bool:
+        """A subscriber is gone. Returns whether it was there."""
+        known = self._seen.pop(subscriber, None)
+        if known is None:
+            return False
+        followers = self._by_key[known[0]]
+        del followers[subscriber]
+        if not followers:
+            del self._by_key[known[0]]
+        return True
+
+    def deliver(self, subscriber: str) -> Entry | None:
+        """The value of the subscriber's key if it was not delivered yet. Raises ``NotFound`` for an unknown one."""
+        entry = self.unseen(subscriber)
+        if entry is not None:
+            self._seen[subscriber] = (entry.key, entry.revision)
+        return entry
+
+    def unseen(self, subscriber: str) -> Entry | None:
+        """What ``deliver`` would give. Raises ``NotFound`` for a subscriber that is not attached."""
+        known = self._seen.get(subscriber)
+        if known is None:
+            raise NotFound("no such subscriber", durable=self.definition.name, subscriber=subscriber)
+        key, seen = known
+        entry = self.keyed.get(key)
+        return entry if entry is not None and entry.revision > seen else None
+
+    def subscribers(self) -> list[tuple[str, str]]:
+        """The attached subscribers with their keys, in the order in which they came."""
+        return [(subscriber, key) for subscriber, (key, _) in self._seen.items()]
+
+    @property
+    def ready(self) -> bool:
+        """Whether any subscriber could be given a value. Cost: O(subscribers)."""
+        return any(self.unseen(subscriber) is not None for subscriber in self._seen)
+
+    def next_ms(self) -> int | None:
+        """When ``message_ttl`` has something to do next."""
+        return self.keyed.next_ms(self.definition.message_ttl_ms)
+
+    def expire(self, now_ms: int, budget: Budget) -> list[Entry]:
+        """Remove values that are older than ``message_ttl``; see ``KeyedMessages.expire``."""
+        ttl_ms = self.definition.message_ttl_ms
+        return self.keyed.expire(now_ms, ttl_ms, budget) if ttl_ms else []
+
+    def drop(self, kept: Sequence[Kept]) -> Entry | None:
+        """Delete one message: ``kept`` is what the store has under its number, nothing or one."""
+        return self.keyed.lose_message(kept[0], "deleted") if kept else None
+
+    def state(self) -> LastValueState:
+        """What a snapshot keeps besides the entries."""
+        return self.keyed.state(), [(name, key, seen) for name, (key, seen) in self._seen.items()]
+
+    def restore(self, state: LastValueState) -> None:
+        """Take up ``state``."""
+        totals, subscribers = state
+        self.keyed.restore(totals)
+        for subscriber, key, seen in subscribers:
+            self.attach(subscriber, key)
+            self._seen[subscriber] = (key, seen)
+
+    def check(self) -> None:
+        """Every law of the entries; followers by key are the subscribers' keys. O(n)."""
+        self.keyed.check()
+        by_key = {(key, subscriber) for key, followers in self._by_key.items() for subscriber in followers}
+        assert by_key == {(key, subscriber) for subscriber, (key, _) in self._seen.items()}, "followers are subscribers"
+        assert all(self._by_key.values()), "a key without followers is forgotten"

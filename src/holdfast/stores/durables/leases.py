@@ -1,20 +1,25 @@
-"""Leases: which subscriber holds which messages of a durable, since which delivery, and until when.
+"""Runs of messages that subscribers hold (``Leases``), or that wait to be handed out again (``RedeliveryQueue``).
 
 A ``Lease`` is a run ``(first, last, delivery count, deadline)``. The leases of one subscriber are ascending, and no
-message is in two leases. Their number is bounded by the number of messages held, so by windows.
+message is in two leases. A run of the queue is ``(first, last, deliveries so far)``; messages with a delay are kept
+apart, by time.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterable, Iterator
-from heapq import heappop, heappush
+from collections.abc import Iterable, Iterator, Sequence
+from heapq import heapify, heappop, heappush
 from itertools import pairwise
+from operator import itemgetter
+from typing import Final
 
+from holdfast.stores.durables.backlog import Shelf
+from holdfast.stores.values.deadlines import Deadlines, earlier
+from holdfast.stores.values.ports import BLOCK_MESSAGES
 from holdfast.stores.values.sequence_set import SequenceSet
 
-Lease = tuple[int, int, int, int]
-"""First, last, delivery count, deadline in milliseconds (0 for none)."""
+Lease = tuple[int, int, int, int]  # first, last, delivery count, deadline in milliseconds (0 for none)
 _HIGH = 1 << 62
 HANDED_OUT_MAX = 256
 """Hand-outs whose time is noted for one subscriber; above it those are forgotten of which nothing is held, then the
@@ -30,8 +35,7 @@ class Holder:
         self.runs: list[Lease] = []
         self.held = 0
         self.key = key
-        self.polls = polls
-        """Whether it asks for each portion; otherwise it has a connection."""
+        self.polls = polls  # whether it asks for each portion; otherwise it has a connection
         self.started: SequenceSet | None = None
         """What of it the application was handed, None for a subscriber that does not report it."""
         self.carried = SequenceSet()
@@ -50,14 +54,14 @@ class Holder:
             noted[:] = [one for one in noted if self.held_of(one[0], one[1])][-HANDED_OUT_MAX // 2 :]
 
     def handed_out_ms(self, seq: int) -> int | None:
-        """When a message that it holds was handed out; None where that was before a restart, or too long ago."""
+        """When a message that it holds was handed out; None if before a restart, or too long ago."""
         return next((at_ms for first, last, at_ms in reversed(self._handed_out) if first <= seq <= last), None)
 
     def counting(self) -> SequenceSet:
         """The messages whose delivery counts if they come back now.
 
-        Without a report that is the oldest, on which the application most likely works. A restart of the service
-        counts for nothing.
+        Without a report that is the oldest: the application most likely works on it. A restart of the service does not
+        count.
 
         >>> holder = Holder()
         >>> Leases().hold(holder, (4, 9, 1, 0))
@@ -71,7 +75,7 @@ class Holder:
         return SequenceSet([(self.runs[0][0], self.runs[0][0])])
 
     def start(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """The subscriber reports which messages the application was handed; only those that it holds are noted."""
+        """The subscriber reports which messages the application was handed; only leased ones are noted."""
         started = self.started if self.started is not None else SequenceSet()
         for first, last in ranges:
             for low, high in self.held_of(first, last):
@@ -84,25 +88,17 @@ class Holder:
 
     def held_of(self, first: int, last: int) -> list[tuple[int, int]]:
         """What of a range it holds. Cost: O(log runs + runs touched)."""
-        runs = self.runs
-        place = max(0, bisect_right(runs, (first, _HIGH, 0, 0)) - 1)
-        found: list[tuple[int, int]] = []
-        while place < len(runs) and runs[place][0] <= last:
-            low, high = max(first, runs[place][0]), min(last, runs[place][1])
-            if low <= high:
-                found.append((low, high))
-            place += 1
-        return found
+        return _within(self.runs, first, last)
 
     def lapses_on(self, now_ms: int) -> None:
-        """Only a part of what is due has lapsed. Without a report the oldest of all has counted: the rest does not."""
+        """More is due than was taken. Without a report the oldest has counted: the rest does not."""
         if self.started is None:
             for first, last, _, deadline_ms in self.runs:
                 if 0 < deadline_ms <= now_ms:
                     self.carried.add(first, last)
 
     def restarted(self) -> bool:
-        """The service has started: what it holds was handed out before. Returns whether anything changed."""
+        """The service has started: all leases are from before. Returns whether anything changed."""
         carried = SequenceSet((run[0], run[1]) for run in self.runs)
         if self.started is None and carried.runs() == self.carried.runs():
             return False
@@ -112,8 +108,6 @@ class Holder:
 
 class Leases:
     """What all subscribers of a durable hold. Cost of a range: O(log runs + runs touched)."""
-
-    __slots__ = ("_deadlines", "_due", "held", "of")
 
     def __init__(self) -> None:
         self.of: dict[str, Holder] = {}
@@ -140,7 +134,7 @@ class Leases:
                 heappush(self._deadlines, deadline_ms)
 
     def take(self, holder: Holder, first: int, last: int) -> list[Lease]:
-        """Take from a subscriber what it holds of ``first..last``, as runs."""
+        """Take the leases in ``first..last`` from a subscriber, as runs."""
         runs = holder.runs
         if runs and runs[0][0] == first and runs[0][1] == last:
             taken = [runs.pop(0)]
@@ -151,7 +145,9 @@ class Leases:
             holder.held -= count
             self.held -= count
             if run[3]:
-                self._forget_due(run[3], count)
+                self._due[run[3]] -= count
+                if not self._due[run[3]]:
+                    del self._due[run[3]]
             if holder.started:
                 holder.started.remove(run[0], run[1])
             if holder.carried:
@@ -159,7 +155,7 @@ class Leases:
         return taken
 
     def renew(self, holder: Holder, first: int, last: int, deadline_ms: int) -> list[Lease]:
-        """Give what a subscriber holds of ``first..last`` another deadline; returns it as it was."""
+        """Give the leases in ``first..last`` another deadline; returns them as they were."""
         started, carried = holder.started, holder.carried
         holder.started, holder.carried = None, SequenceSet()
         renewed = self.take(holder, first, last)
@@ -167,13 +163,6 @@ class Leases:
             self.hold(holder, (run[0], run[1], run[2], deadline_ms))
         holder.started, holder.carried = started, carried
         return renewed
-
-    def _forget_due(self, deadline_ms: int, count: int) -> None:
-        left = self._due[deadline_ms] - count
-        if left:
-            self._due[deadline_ms] = left
-        else:
-            del self._due[deadline_ms]
 
     def next_ms(self) -> int | None:
         """When the next held message lapses, or None."""
@@ -184,9 +173,9 @@ class Leases:
 
     def lapsed(self, now_ms: int, looks: int) -> list[tuple[Lease, SequenceSet]]:
         """Take away up to ``looks`` messages whose deadline has come, as runs, each with the messages whose delivery
-        counts. The others lapse with the next call, and count as if they lapsed now.
+        counts.
 
-        Cost: O(runs), and O(1) where none has.
+        The others lapse with the next call. Cost: O(runs), and O(1) if none has.
         """
         next_ms = self.next_ms()
         if next_ms is None or next_ms > now_ms:
@@ -256,8 +245,19 @@ def joined(runs: Iterable[Lease]) -> list[tuple[int, int]]:
     return found
 
 
+def _within(runs: Sequence[Lease | Run], first: int, last: int) -> list[tuple[int, int]]:
+    """The parts of ascending runs that are in ``first..last``."""
+    found: list[tuple[int, int]] = []
+    for place in range(max(0, bisect_right(runs, first, key=itemgetter(0)) - 1), len(runs)):
+        run = runs[place]
+        if run[0] > last:
+            break
+        if run[1] >= first:
+            found.append((max(first, run[0]), min(last, run[1])))
+    return found
+
+
 def _cut(runs: list[Lease], first: int, last: int) -> list[Lease]:
-    """Remove ``first..last`` from ascending runs; returns what was removed."""
     low = bisect_left(runs, (first, 0, 0, 0))
     if low and runs[low - 1][1] >= first:
         low -= 1
@@ -275,3 +275,213 @@ def _cut(runs: list[Lease], first: int, last: int) -> list[Lease]:
             left.append((last + 1, run_last, count, deadline_ms))
     runs[low:high] = left
     return taken
+
+
+Run = tuple[int, int, int]
+HANDED_OUT: Final = -1  # instead of 0 deliveries: a subscriber had the message, and that did not count
+
+
+def count_after(deliveries: int) -> int:
+    """The delivery count reported after this many deliveries; negative: the first that counts, not the first.
+
+    >>> count_after(0), count_after(1), count_after(HANDED_OUT)
+    (1, 2, -1)
+    """
+    return deliveries + 1 if deliveries >= 0 else -1
+
+
+class RedeliveryQueue:
+    """Ascending runs, lowest number first. Cost: O(log runs), and O(runs) to insert in the middle."""
+
+    def __init__(self) -> None:
+        self.runs: list[Run] = []
+        self.later: list[tuple[int, int, int]] = []  # a heap of (time, number, deliveries so far)
+        self.total = 0  # messages, those with a delay included
+        self.arrivals: Arrivals | None = None  # made where the durable has a time-to-live, when it is asked for
+
+    def add(self, first: int, last: int, deliveries: int) -> None:
+        """These can be handed out now."""
+        self.total += last - first + 1
+        added = first, last
+        runs = self.runs
+        place = bisect_right(runs, (first, _HIGH, 0))
+        if place and runs[place - 1][1] == first - 1 and runs[place - 1][2] == deliveries:
+            place -= 1
+            first = runs.pop(place)[0]
+        if place < len(runs) and runs[place][0] == last + 1 and runs[place][2] == deliveries:
+            last = runs.pop(place)[1]
+        runs.insert(place, (first, last, deliveries))
+        if self.arrivals is not None:
+            self.arrivals.add(*added)
+
+    def waits(self, seq: int) -> bool:
+        """Whether this message can be handed out now. Cost: O(log runs)."""
+        return self.first_from(seq) == seq
+
+    def first_from(self, seq: int) -> int | None:
+        """The first message from ``seq`` on that can be handed out now, or None. Cost: O(log runs)."""
+        place = bisect_right(self.runs, (seq, _HIGH, 0)) - 1
+        if place >= 0 and self.runs[place][1] >= seq:
+            return seq
+        return self.runs[place + 1][0] if place + 1 < len(self.runs) else None
+
+    def between(self, first: int, last: int) -> list[tuple[int, int]]:
+        """The messages of a range that can be handed out now, as runs. Cost: O(log runs + runs found)."""
+        return _within(self.runs, first, last)
+
+    def add_later(self, at_ms: int, seq: int, deliveries: int) -> None:
+        """This one can be handed out from ``at_ms`` on."""
+        self.total += 1
+        heappush(self.later, (at_ms, seq, deliveries))
+
+    def wake(self, now_ms: int, most: int = _HIGH) -> bool:
+        """Whether delays have ended; up to ``most`` of those messages can be handed out now."""
+        later = self.later
+        woken = False
+        while later and later[0][0] <= now_ms and most > 0:
+            most -= 1
+            _, seq, deliveries = heappop(later)
+            self.total -= 1
+            self.add(seq, seq, deliveries)
+            woken = True
+        return woken
+
+    def next_ms(self) -> int | None:
+        """When the next delay ends, or None."""
+        return self.later[0][0] if self.later else None
+
+    def take(self, want: int) -> Run | None:
+        """The lowest run that can be handed out, up to ``want`` messages of it."""
+        if not self.runs:
+            return None
+        first, last, deliveries = self.runs[0]
+        if last - first < want:
+            del self.runs[0]
+        else:
+            last = first + want - 1
+            self.runs[0] = (last + 1, self.runs[0][1], deliveries)
+        self.total -= last - first + 1
+        return first, last, deliveries
+
+    def take_run(self, first: int, last: int) -> None:
+        """Remove the messages up to ``last`` of the run that begins with ``first``."""
+        place = bisect_right(self.runs, (first, _HIGH, 0)) - 1
+        run = self.runs[place]
+        assert run[0] == first and last <= run[1], "the run is there"
+        self.runs[place : place + 1] = [(last + 1, run[1], run[2])] if last < run[1] else []
+        self.total -= last - first + 1
+
+    def remove(self, seq: int) -> int | None:
+        """Remove one message. Returns its deliveries so far, or None if it does not wait."""
+        place = bisect_right(self.runs, (seq, _HIGH, 0)) - 1
+        if place >= 0 and self.runs[place][1] >= seq:
+            first, last, deliveries = self.runs[place]
+            left = [(first, seq - 1, deliveries)] if first < seq else []
+            left += [(seq + 1, last, deliveries)] if seq < last else []
+            self.runs[place : place + 1] = left
+            self.total -= 1
+            return deliveries
+        for index, (_, waiting, deliveries) in enumerate(self.later):
+            if waiting == seq:
+                del self.later[index]
+                heapify(self.later)
+                self.total -= 1
+                return deliveries
+        return None
+
+    def clear_from(self, seq: int) -> None:
+        """Forget every message from ``seq`` on."""
+        self.runs = [(first, min(last, seq - 1), count) for first, last, count in self.runs if first < seq]
+        self.later = [item for item in self.later if item[1] < seq]
+        heapify(self.later)
+        self.total = sum(last - first + 1 for first, last, _ in self.runs) + len(self.later)
+
+    def all_runs(self) -> list[Run]:
+        """Every run, including those with a delay, in no particular order."""
+        return self.runs + [(seq, seq, count) for _, seq, count in sorted(self.later)]
+
+    def check(self) -> None:
+        """Runs are ascending and apart; the total is theirs."""
+        before = 0
+        for first, last, deliveries in self.runs:
+            assert before < first <= last and deliveries >= HANDED_OUT, "runs are ascending"
+            before = last
+        total = sum(last - first + 1 for first, last, _ in self.runs) + len(self.later)
+        assert total == self.total, "the total is that of the runs"
+
+
+class Arrivals:
+    """When the first waiting message began to live: an index over the runs, not part of the state.
+
+    A block without own times has one entry, corrected when it is the earliest, because its times ascend; a message of
+    any other block has its own. *Cost*: O(log) for each block and each message with an own time, amortized. Entries of
+    messages that do not wait any more are removed when they are the earliest, or are too many.
+    """
+
+    def __init__(self, shelf: Shelf, redelivery: RedeliveryQueue) -> None:
+        self._shelf = shelf
+        self._redelivery = redelivery
+        self._by_block: Deadlines[int] = Deadlines()
+        self._by_message: Deadlines[int] = Deadlines()
+        for first, last, _ in redelivery.runs:
+            self.add(first, last)
+
+    def add(self, first: int, last: int) -> None:
+        """These wait now."""
+        while first <= last:
+            number = first // BLOCK_MESSAGES
+            end = min(last, (number + 1) * BLOCK_MESSAGES - 1)
+            block = self._shelf.counts.block(number)
+            if block is not None and block.timed:
+                self._add_each(first, end)
+            else:
+                known_ms, at_ms = self._by_block.get(number), self._shelf.counts.published_ms(first)
+                self._by_block.set(number, at_ms if known_ms is None else min(known_ms, at_ms))
+            first = end + 1
+        if len(self._by_message) > 64 + 2 * self._redelivery.total:
+            left = {seq: at_ms for seq, at_ms in self._by_message.items().items() if self._redelivery.waits(seq)}
+            self._by_message = Deadlines(left)
+
+    def _add_each(self, first: int, last: int) -> None:
+        if all(self._by_message.get(seq) is not None for seq in range(first, last + 1)):
+            return
+        found = {
+            kept.seq: max(kept.published_ms, kept.deliver_at_ms)
+            for kept in self._shelf.messages.read(self._shelf.store, first, last)
+        }
+        for seq in range(first, last + 1):
+            at_ms = found.get(seq)
+            self._by_message.set(seq, self._shelf.counts.published_ms(seq) if at_ms is None else at_ms)
+
+    def earliest_ms(self) -> int | None:
+        """When the first of those that wait began to live, None where none waits."""
+        return earlier(self._earliest_of_blocks(), self._earliest_of_messages())
+
+    def _earliest_of_messages(self) -> int | None:
+        found = self._by_message
+        while (at_ms := found.next_ms()) is not None:
+            seq = found.pop(at_ms)
+            assert seq is not None, "the earliest is there"
+            if self._redelivery.waits(seq):
+                found.set(seq, at_ms)
+                return at_ms
+        return None
+
+    def _earliest_of_blocks(self) -> int | None:
+        found, counts = self._by_block, self._shelf.counts
+        while (at_ms := found.next_ms()) is not None:
+            number = found.pop(at_ms)
+            assert number is not None, "the earliest is there"
+            begin, end = number * BLOCK_MESSAGES, (number + 1) * BLOCK_MESSAGES
+            block = counts.block(number)
+            if block is not None and block.timed:
+                # A later message of the block has a time of its own.
+                for first, last in self._redelivery.between(begin, end - 1):
+                    self._add_each(first, last)
+                continue
+            seq = self._redelivery.first_from(begin)
+            if seq is not None and seq < end:
+                found.set(number, counts.published_ms(seq))
+                if counts.published_ms(seq) == at_ms:
+                    return at_ms
+        return None

@@ -4,9 +4,8 @@ A change has two steps, so that a refusal changes nothing: ``plan`` checks every
 would add; if the store agrees, ``change`` gives every changed key its revision, a number of the store. A removal takes
 a number too, so that watchers have one order.
 
-A lock is a lease: it ends at its deadline unless extended, because its owner may never come back. The *fence* protects
-the data. It rises with every new owner of any lock of the map, and a change that carries it is refused unless exactly
-that lock is still held. The empty key locks the whole map. Changes without a fence ignore locks.
+A lock is a lease. Its *fence* rises with every new owner of any lock of the map, and a change that carries a fence is
+refused unless exactly that lock is still held. The empty key locks the whole map. Changes without a fence ignore locks.
 """
 
 from __future__ import annotations
@@ -26,8 +25,7 @@ from holdfast.stores.values.deadlines import Budget, Deadlines
 from holdfast.stores.values.messages import KEY_BYTES_MAX, Message
 from holdfast.stores.values.ports import Entries, Entry, Kept
 
-LOCKS_MAX: Final = 65_536
-"""Locks of one map at a time; one more is refused."""
+LOCKS_MAX: Final = 65_536  # locks of one map at a time; one more is refused
 WHOLE_MAP: Final = ""
 
 LocksState = tuple[int, list[tuple[str, str, int, int]]]
@@ -46,11 +44,8 @@ class Lock:
 class Locks:
     """The locks of one map. *Cost*: O(1); of the whole map's lock O(locks)."""
 
-    __slots__ = ("_due", "_held", "fence")
-
     def __init__(self) -> None:
-        self.fence = 0
-        """The highest token given out."""
+        self.fence = 0  # the highest token given out
         self._held: dict[str, Lock] = {}
         self._due: Deadlines[str] = Deadlines()
 
@@ -69,10 +64,9 @@ class Locks:
     def take(self, key: str, owner: str, ttl_ms: int, now_ms: int, *, steal: bool = False) -> tuple[Lock, list[Lock]]:
         """Take a lock, or extend one's own (its fence stays). Returns it and those taken away by ``steal``.
 
-        What has ended should be taken out with ``expire`` before, so that its owner is notified.
-
-        Raises ``Unavailable`` (code ``lock_held``, with when it is free at the latest) where another owner has it, or
-        has one that excludes it; ``InvalidRequest`` for a time out of bounds; ``LimitExceeded`` at ``LOCKS_MAX``.
+        Call ``expire`` before, so that owners of ended locks are notified. Raises ``Unavailable`` (code ``lock_held``,
+        with when it is free at the latest) if another owner has it, or one that excludes it; ``InvalidRequest`` for a
+        time out of bounds; ``LimitExceeded`` at ``LOCKS_MAX``.
         """
         if not 0 < ttl_ms <= TIME_MS_MAX or not owner:
             raise InvalidRequest("a lock has an owner and a time", owner=owner, ttl_ms=ttl_ms, max=TIME_MS_MAX)
@@ -102,14 +96,14 @@ class Locks:
         return lock, others
 
     def release(self, key: str, owner: str, fence: int, now_ms: int) -> None:
-        """Give a lock back. Raises ``Conflict`` (code ``not_holder``) where it is not, or no more, this one."""
+        """Return a lock. Raises ``Conflict`` (code ``not_holder``) if it is not held with this token."""
         lock = self.held(key, now_ms)
         if lock is None or (lock.owner, lock.fence) != (owner, fence):
             raise _not_holder(key, fence, lock)
         self._forget(key)
 
     def require(self, fence: int, keys: Iterable[str], now_ms: int) -> None:
-        """Nothing where ``fence`` is of a lock, held now, on each key or on the whole map; else as ``release``."""
+        """Check that a lock with ``fence`` is held now, on each key or on the whole map. Raises as ``release``."""
         whole = self.held(WHOLE_MAP, now_ms)
         if whole is not None and whole.fence == fence:
             return
@@ -119,7 +113,7 @@ class Locks:
                 raise _not_holder(key, fence, lock or whole)
 
     def release_owner(self, owner: str) -> list[Lock]:
-        """The owner is gone: every lock of it is free. Returns them, by key."""
+        """Free every lock of an owner that is gone. Returns them, by key."""
         lost = [lock for _, lock in sorted(self._held.items()) if lock.owner == owner]
         for lock in lost:
             self._forget(lock.key)
@@ -172,8 +166,7 @@ def _not_holder(key: str, fence: int, lock: Lock | None) -> Conflict:
 
 
 MapState = tuple[KeyedState, LocksState]
-ROOM_LOOKS: Final = 16_384
-"""The most messages that one change examines to make room; ``Expire`` continues after it."""
+ROOM_LOOKS: Final = 16_384  # the most messages that one change examines to make room; Expire continues after it
 _ALL: Final = 1 << 62
 
 
@@ -205,8 +198,6 @@ class Plan:
 class Map:
     """One map. *Memory*: an item for each lock. *Cost*: a look-up for each key changed."""
 
-    __slots__ = ("definition", "keyed", "locks", "sessions")
-
     def __init__(self, definition: DurableDefinition, shelf: Shelf, entries: Entries, place: str = "") -> None:
         self.definition = definition
         self.keyed = KeyedMessages(shelf, definition.name, entries, place=place)
@@ -214,12 +205,10 @@ class Map:
         self.sessions: dict[str, None] = {}
         """Who is connected: with its session goes every lock that has its name for an owner."""
 
-    # ---- changes ----------------------------------------------------------------------------------------------------
-
     def plan(self, command: MapChange) -> Plan:
-        """Check a change. Nothing is changed.
+        """Check a change. Changes nothing.
 
-        Raises ``Conflict`` with code ``revision_mismatch`` (the key's revision is among the facts, 0 for none) or
+        Raises ``Conflict`` with code ``revision_mismatch`` (the facts have the key's revision, 0 for none) or
         ``not_holder``; ``Backpressure`` (``store_full``) at the map's own limits with ``discard`` new;
         ``InvalidRequest`` for a key given twice or out of bounds.
         """
@@ -229,7 +218,7 @@ class Map:
         return plan
 
     def check_change(self, command: MapChange) -> None:
-        """Raises as ``plan`` where a change has wrong keys, or not the lock that it names."""
+        """Raises as ``plan`` for wrong keys, or if the lock that the change names is not held."""
         keys = [key for key, _, _ in command.changes]
         if len(set(keys)) < len(keys) or (command.remove_all and keys):
             raise InvalidRequest("a change names each key once, and none to remove all", map=command.map)
@@ -275,20 +264,18 @@ class Map:
         return Plan(tuple(keys), messages, sizes, references, added_messages, added_bytes)
 
     def _check_limits(self, plan: Plan) -> None:
-        """At a limit ``discard`` new refuses, old makes room; what alone is above a limit is refused in any case."""
+        """At a limit ``discard`` new refuses and old makes room; a change above a limit by itself is refused."""
         definition = self.definition
-        keeps_old = definition.discard is Discard.NEW
-        messages = (self.keyed.messages if keeps_old else 0) + plan.added_messages
-        total = self.keyed.bytes + plan.added_bytes if keeps_old else sum(plan.sizes)
-        if not keeps_old:
-            messages = sum(plan.references)
+        messages, total = sum(plan.references), sum(plan.sizes)
+        if definition.discard is Discard.NEW:
+            messages, total = self.keyed.messages + plan.added_messages, self.keyed.bytes + plan.added_bytes
         if definition.message_limit and messages > definition.message_limit and plan.added_messages > 0:
             raise _full(definition.name, messages=messages, message_limit=definition.message_limit)
         if definition.bytelimit and total > definition.bytelimit and plan.added_bytes > 0:
             raise _full(definition.name, bytes=total, bytelimit=definition.bytelimit)
 
     def change(self, plan: Plan, first_seq: int) -> list[Change]:
-        """Carry out a plan whose messages have the numbers from ``first_seq`` on and are counted already."""
+        """Carry out a plan whose messages are counted already, with numbers from ``first_seq`` on."""
         changes: list[Change] = []
         for seq, (key, size, kept) in enumerate(zip(plan.keys, plan.sizes, plan.references, strict=True), first_seq):
             if kept:
@@ -302,19 +289,17 @@ class Map:
 
     @property
     def is_over(self) -> bool:
-        """Whether the map is above a limit, so that the oldest values go."""
+        """Whether the map is above a limit, so that the oldest values are discarded."""
         definition = self.definition
         over = (0 < definition.message_limit < self.keyed.messages) or (0 < definition.bytelimit < self.keyed.bytes)
         return over and definition.discard is Discard.OLD
 
     def _make_room(self, budget: Budget) -> list[Change]:
-        """Discard the oldest values down to the limits, as far as the budget goes; the rest is due at once."""
+        """Discard the oldest values down to the limits, within the budget; the rest is due at once."""
         discarded: list[Change] = []
         while self.is_over and (entry := self.keyed.discard_oldest(budget)) is not None:
             discarded.append(Change(entry.key, entry.revision, "discarded"))
         return discarded
-
-    # ---- time and administration ------------------------------------------------------------------------------------
 
     def next_ms(self) -> int | None:
         """When a value or a lock ends next."""
@@ -324,10 +309,7 @@ class Map:
         return min((at_ms for at_ms in times if at_ms is not None), default=None)
 
     def expire(self, now_ms: int, budget: Budget) -> list[Change]:
-        """Remove values that are older than ``message_ttl``, and those above the limits that a change has left.
-
-        See ``KeyedMessages.expire``. Locks: ``locks.expire``.
-        """
+        """Remove values older than ``message_ttl``, and those above the limits. Locks: ``locks.expire``."""
         ttl_ms = self.definition.message_ttl_ms
         expired = self.keyed.expire(now_ms, ttl_ms, budget) if ttl_ms else []
         changes = [Change(entry.key, entry.revision, "expired") for entry in expired]
@@ -336,8 +318,6 @@ class Map:
     def drop(self, kept: Sequence[Kept]) -> Entry | None:
         """Delete one value by its revision: ``kept`` is what the store has under that number, nothing or one."""
         return self.keyed.lose_message(kept[0], "deleted") if kept else None
-
-    # ---- state ------------------------------------------------------------------------------------------------------
 
     def state(self) -> MapState:
         """What a snapshot keeps besides the entries."""

@@ -1,10 +1,8 @@
 """The messages of one standard or shared durable, and where each of them is.
 
-A message that is not acknowledged is in exactly one place: ``backlog`` (from the cursor on, or delayed), ``leases``
-(held by a subscriber), ``redelivery`` (to be handed out again) or ``dying`` (it waits for its dead letter, or is parked
-for an operator). The durable holds exactly one reference to it until it leaves the last place.
-
-``aging`` ends messages by time. ``consumption`` has the transitions between the places.
+An unacknowledged message is in exactly one place: ``backlog`` (from the cursor on, or delayed), ``leases``,
+``redelivery`` (to be handed out again) or ``dying`` (it waits for its dead letter, or is parked for an operator). The
+durable holds exactly one reference to it until it leaves the last place. ``consumption`` has the transitions.
 """
 
 from __future__ import annotations
@@ -16,8 +14,7 @@ import msgspec
 
 from holdfast.stores.definitions.cluster import DurableDefinition
 from holdfast.stores.durables.backlog import Backlog, Found, Shelf, expires_ms
-from holdfast.stores.durables.leases import Holder, Leases
-from holdfast.stores.durables.redelivery import RedeliveryQueue
+from holdfast.stores.durables.leases import Holder, Leases, RedeliveryQueue
 from holdfast.stores.values.commands import FIRST_RULES, STEPWISE_RULES
 from holdfast.stores.values.deadlines import Budget, Deadlines
 from holdfast.stores.values.effects import Ready
@@ -77,27 +74,6 @@ class Tally:
 class PendingMessages:
     """Base of ``Consumption``. ``pending`` and ``pending_bytes`` are what it keeps and is not acknowledged."""
 
-    __slots__ = (
-        "_woken",
-        "backlog",
-        "causes",
-        "definition",
-        "discards_ms",
-        "dying",
-        "dying_retry_ms",
-        "leases",
-        "name",
-        "parked_ms",
-        "pending",
-        "pending_bytes",
-        "ready_effect",
-        "replayed",
-        "retention_done_ms",
-        "redelivery",
-        "shelf",
-        "tally",
-    )
-
     def __init__(self, definition: DurableDefinition, shelf: Shelf) -> None:
         self.definition = definition
         self.name = definition.name
@@ -107,35 +83,31 @@ class PendingMessages:
             self.backlog.move_floor(self.backlog.cursor)
         self.leases = Leases()
         self.redelivery = RedeliveryQueue()
-        self.dying: dict[int, tuple[str, int]] = {}
-        """Cause and deliveries of each, in the order in which they died."""
+        self.dying: dict[int, tuple[str, int]] = {}  # cause and deliveries of each, in the order in which they died
         self.dying_retry_ms = 0
-        self.discards_ms = 0
-        """When a command left more than the limits allow, for ``Expire`` to discard; 0 for never."""
+        self.discards_ms = 0  # when a command left more than the limits allow, for Expire to discard; 0 for never
         self.parked_ms: Deadlines[int] | None = None
         """When each of the parked began to live; made when it is asked for."""
         self.retention_done_ms = 0
-        self.replayed = SequenceSet()
-        """Where the cursor was before a rewind, of what may still be delivered."""
+        self.replayed = SequenceSet()  # where the cursor was before a rewind, of what may still be delivered
         self.pending = 0
         self.pending_bytes = 0
         self._woken = 0
         self.tally = Tally()
-        self.causes: dict[str, int] = {}
-        """How many messages were lost to what."""
+        self.causes: dict[str, int] = {}  # how many messages were lost to what
         self.ready_effect = Ready(shelf.store, definition.name)
 
     # ---- questions --------------------------------------------------------------------------------------------------
 
     @property
     def undelivered(self) -> int:
-        """Messages in the backlog, delayed ones that the cursor did not reach included."""
+        """Messages in the backlog, including delayed ones that the cursor did not reach."""
         apart = self.redelivery.total + len(self.dying) + self.backlog.delayed_total
         return self.pending - self.leases.held - apart
 
     @property
     def looks_on(self) -> bool:
-        """Whether the cursor may go on: not so many messages are set apart that it has to wait for them."""
+        """Whether the cursor may move: it stops while too many messages are set apart."""
         return self.redelivery.total + len(self.dying) < SET_APART_MAX
 
     @property
@@ -154,17 +126,15 @@ class PendingMessages:
         return self.shelf.rules >= STEPWISE_RULES
 
     def oldest_ms(self) -> int:
-        """When the oldest message that is not acknowledged was published, 0 for none. Cost: O(subscribers).
-
-        Of a durable with a matcher the backlog begins with what the cursor has yet to pass, another's maybe.
-        """
+        """When the oldest unacknowledged message was published, 0 for none; with a matcher perhaps another's. Cost:
+        O(subscribers)."""
         oldest = self.oldest_apart()
         if self.undelivered > 0:
             oldest.append(self.backlog.cursor)
         return self.shelf.counts.published_ms(min(oldest)) if oldest else 0
 
     def oldest_apart(self) -> list[int]:
-        """Numbers of messages that are held, came back or are dying, the lowest among them. Cost: O(subscribers)."""
+        """Numbers of messages outside the backlog, the lowest among them. Cost: O(subscribers)."""
         found = [holder.runs[0][0] for holder in self.leases.of.values() if holder.runs]
         found += [run[0] for run in self.redelivery.runs[:1]] + list(self.dying)[:1]
         return found + [seq for _, seq, _ in self.redelivery.later]
@@ -189,23 +159,19 @@ class PendingMessages:
         return block is None or 0 < expires_ms(kept) <= block.swept_ms
 
     def is_waiting(self, seq: int) -> bool:
-        """Whether the durable has this message and no subscriber holds it. Cost: O(not settled)."""
+        """Whether the durable has this message and no subscriber holds it. Cost: O(unacknowledged)."""
         found, _, _ = self.browse_page(seq - 1, 1, 1)
         return bool(found) and found[0][0] == seq and self.leases.holder_of(seq) is None
 
     def browse(self, after: int, count: int) -> list[tuple[int, int]]:
-        """Up to ``count`` messages above ``after`` with their deliveries, ascending, whoever holds them.
-
-        Changes nothing. Cost: O(not settled), and what is read of the backlog.
-        """
+        """Up to ``count`` messages above ``after`` with their deliveries, ascending. Cost: as ``browse_page``."""
         return self.browse_page(after, count, _HIGH)[0]
 
     def browse_page(self, after: int, count: int, looks: int) -> Browsed:
         """Like ``browse``, but stop after about ``looks`` messages of the backlog.
 
-        Also returns the number above which to continue, None at the end, and how many looks are left.
-
-        Cost: O(not settled), and ``looks`` messages read, about 5 microseconds each.
+        Also returns the number above which to continue, None at the end, and how many looks are left. Cost: O(messages
+        outside the backlog), and ``looks`` messages read, about 5 microseconds each.
         """
         apart = [(run[0], run[1], run[2]) for run in self.leases.runs()] + self.redelivery.all_runs()
         apart += [(seq, seq, deliveries) for seq, (_, deliveries) in self.dying.items()]
@@ -224,9 +190,9 @@ class PendingMessages:
     # ---- the cursor -------------------------------------------------------------------------------------------------
 
     def scan(self, want: int, now_ms: int, end: int | None = None, budget: Budget | None = None) -> Found:
-        """Move the cursor on; what expired by its own time is given back here, the caller places the rest.
+        """Move the cursor; messages that expired by their own time are released here, the caller places the rest.
 
-        A call without a budget examines up to ``SCAN_MAX`` messages.
+        Without a budget it examines up to ``SCAN_MAX`` messages.
         """
         next_seq = self.shelf.counts.next_seq
         if budget is None:
@@ -249,12 +215,12 @@ class PendingMessages:
         return found
 
     def _has_due_delayed(self, now_ms: int) -> bool:
-        """Whether delayed messages are due that the cursor passed: it must not pass their block again before."""
+        """Whether passed delayed messages are due: the cursor must not pass their block again before."""
         next_ms = self.backlog.delayed.next_ms()
         return next_ms is not None and next_ms <= now_ms
 
     def _wake_delayed(self, now_ms: int, budget: Budget) -> None:
-        """Set apart the delayed messages that are due, of whole blocks. Cost: reads the blocks."""
+        """Set apart the delayed messages that are due. Cost: reads their blocks."""
         next_ms = self.backlog.delayed.next_ms()
         self._woken += next_ms is not None and next_ms <= now_ms
         while next_ms is not None and next_ms <= now_ms and not budget.is_spent:
@@ -267,11 +233,11 @@ class PendingMessages:
             next_ms = self.backlog.delayed.next_ms()
 
     def set_apart(self, first: int, last: int) -> None:
-        """These were found, can be handed out, and wait for it."""
+        """These can be handed out and wait for it."""
         self.redelivery.add(first, last, 0)
 
     def forget(self, first: int, last: int) -> None:
-        """These are in no place of the durable any more."""
+        """These have left the durable."""
 
     # ---- leaving ----------------------------------------------------------------------------------------------------
 
@@ -285,7 +251,7 @@ class PendingMessages:
         self.lose(cause, last - first + 1)
 
     def release(self, first: int, last: int) -> None:
-        """These leave the durable, uncounted; they were taken from their place before."""
+        """These leave the durable, uncounted; their place has released them before."""
         self.pending -= last - first + 1
         self.pending_bytes -= self.shelf.counts.release(first, last)
         self.forget(first, last)
@@ -294,13 +260,13 @@ class PendingMessages:
             self.backlog.exclude(max(first, floor), last)
 
     def take_dying(self, seq: int) -> tuple[str, int] | None:
-        """Take a message from the dying, if it is one; returns its cause and deliveries."""
+        """Remove a message from the dying; returns its cause and deliveries, None if it is not one."""
         if self.parked_ms is not None:
             self.parked_ms.set(seq, None)
         return self.dying.pop(seq, None)
 
     def release_one_retained(self, seq: int) -> bool:
-        """Retain one acknowledged message no more; whether the durable did."""
+        """Retain one acknowledged message no longer; whether the durable did."""
         floor = self.backlog.floor
         if floor is None or seq < floor:
             return False
@@ -311,7 +277,7 @@ class PendingMessages:
     # ---- snapshots --------------------------------------------------------------------------------------------------
 
     def state(self) -> ConsumptionState:
-        """What a snapshot keeps. Cost: O(not settled)."""
+        """What a snapshot keeps. Cost: O(messages outside the backlog)."""
         backlog, tally, redelivery = self.backlog, self.tally, self.redelivery
         scanned_ms = backlog.scanned_ms
         return ConsumptionState(
@@ -346,7 +312,7 @@ class PendingMessages:
         )
 
     def restore(self, state: ConsumptionState) -> None:
-        """Take up what ``state`` gave, in a durable just made."""
+        """Load ``state`` into a new durable."""
         backlog = self.backlog
         backlog.start, backlog.cursor = state.start, state.cursor
         backlog.move_floor(state.floor)

@@ -1,7 +1,7 @@
 """Explains the fate of one message in every durable of its store.
 
 A durable does not record how each message left it. So ``gone`` comes with ``possible``: the causes that the durable's
-counters and parameters allow. If there is one possible cause, it is certain.
+counters and parameters allow. A single possible cause is certain.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from typing import Final
 from holdfast.errors import InvalidRequest, NotFound
 from holdfast.stores.durables.aging import retained
 from holdfast.stores.durables.consumption import Consumption
-from holdfast.stores.durables.keyed import key_of
-from holdfast.stores.durables.last_value import LastValue
+from holdfast.stores.durables.keyed import LastValue, key_of
 from holdfast.stores.machine.repairs import CAUSE
 from holdfast.stores.machine.state import State
 from holdfast.stores.machine.store import Durable
@@ -53,10 +52,10 @@ POSSIBLE: Final = {
 
 
 def explain(state: State, name: str, seq: int) -> Facts:
-    """The message and its fate in each durable. Cost: O(durables + what they have not settled), and reads up to
-    ``LETTERS_MAX`` messages for each durable with a dead-letter store that does not have the message any more.
+    """The message and its fate in each durable.
 
-    *Raises*: ``NotFound`` for the store, or a number that it has not given out.
+    *Raises*: ``NotFound`` for the store, or a number that it has not given out. Cost: O(durables and their
+    unacknowledged messages), and up to ``LETTERS_MAX`` messages read for each durable that may have dead-lettered it.
     """
     store = state.store(name)
     if seq < 1:
@@ -65,7 +64,7 @@ def explain(state: State, name: str, seq: int) -> Facts:
         raise NotFound(
             "the store has not given out this number", store=name, seq=seq, last_seq=store.counts.next_seq - 1
         )
-    kept = next(iter(state.messages.read(name, seq, seq)), None) if store.counts.is_kept(seq) else None
+    kept = next(iter(store.shelf.messages.read(name, seq, seq)), None) if store.counts.is_kept(seq) else None
     durables = [
         {"name": durable, "type": str(found.definition.type), **_fate(state, found, seq, kept)}
         for durable, found in sorted(store.durables.items())
@@ -139,7 +138,7 @@ def _consumed(durable: Consumption, seq: int, kept: Kept | None, now_ms: int) ->
 
 
 def _set_apart(durable: Consumption, seq: int) -> Facts | None:
-    """The fate of a message that is dying, held or came back; None for another."""
+    """The fate of a message outside the backlog; None for another."""
     if seq in durable.dying:
         cause, deliveries = durable.dying[seq]
         return {"fate": "parked" if durable.parks else "dying", "cause": cause, "delivery_count": deliveries}
@@ -160,7 +159,6 @@ def _set_apart(durable: Consumption, seq: int) -> Facts | None:
 
 
 def _possible(durable: Consumption, seq: int) -> list[str]:
-    """How a message may have left a durable: every cause that its counters have met."""
     tally, causes = durable.tally, durable.causes
     died = causes.get("rejected", 0) + causes.get("max_delivery", 0)
     met = {
@@ -177,7 +175,7 @@ def _possible(durable: Consumption, seq: int) -> list[str]:
 
 
 def _letter(state: State, durable: Consumption, seq: int) -> Facts | None:
-    """The dead letter of a message, None where it is not among the newest of its store."""
+    """The dead letter of a message, None if it is not among the newest of its store."""
     name = durable.definition.dead_letter_store
     store = state.stores.get(name) if durable.tally.dead_letters else None
     if store is None:
@@ -185,7 +183,7 @@ def _letter(state: State, durable: Consumption, seq: int) -> Facts | None:
     origin = {"dead_store": durable.shelf.store, "dead_durable": durable.name, "dead_seq": seq}
     for last in range(store.counts.next_seq - 1, max(0, store.counts.next_seq - 1 - LETTERS_MAX), -BLOCK_MESSAGES):
         first = max(1, last - BLOCK_MESSAGES + 1, store.counts.next_seq - LETTERS_MAX)
-        for kept in state.messages.read(name, first, last):
+        for kept in store.shelf.messages.read(name, first, last):
             if origin.items() <= kept.fields.items() and store.counts.is_kept(kept.seq):
                 return {
                     "fate": "dead_lettered",

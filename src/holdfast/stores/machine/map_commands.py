@@ -8,8 +8,7 @@ from collections.abc import Iterable
 from holdfast.errors import Code, InvalidRequest, LimitExceeded, NotFound
 from holdfast.stores.durables.keyed import KeyedResidue
 from holdfast.stores.durables.map import Change, Lock, Map
-from holdfast.stores.machine.cluster import Cluster
-from holdfast.stores.machine.store import Store, check_store
+from holdfast.stores.machine.store import Cluster, Store, check_store
 from holdfast.stores.values.commands import Done, MapChange, MapChanged, MapLock, MapLocked, MapUnlock, Result
 from holdfast.stores.values.deadlines import Budget
 from holdfast.stores.values.effects import Advise, Changed, Effect
@@ -45,7 +44,7 @@ def change(cluster: Cluster, command: MapChange, effects: list[Effect]) -> tuple
     store.room(plan.added_messages, plan.added_bytes)
     check_store(store.definition, store.counts, plan.added_messages, plan.added_bytes)
     first = store.counts.append_values(plan.sizes, plan.references, command.at_ms)
-    cluster.messages.add(store.name, first, command.at_ms, plan.messages, plan.sizes)
+    store.shelf.messages.add(store.name, first, command.at_ms, plan.messages, plan.sizes)
     for key in plan.keys if store.keyed_residues else ():
         _notify_first(store, command.map, key, effects)
     _notify(store, command.map, found.change(plan, first), effects)
@@ -62,13 +61,13 @@ def change(cluster: Cluster, command: MapChange, effects: list[Effect]) -> tuple
 def _remove_all(
     cluster: Cluster, store: Store, found: Map, command: MapChange, effects: list[Effect]
 ) -> tuple[Result, bool]:
-    """Remove every key, under one revision. Cost: one step; ``Expire`` takes the others."""
+    """Remove every key, under one revision. Cost: one step; ``Expire`` continues."""
     found.check_change(command)
     messages = found.keyed.messages
     if not messages:
         return MapChanged(0, 0), False
     revision = store.counts.append_values(array("I", [0]), array("H", [0]), command.at_ms)
-    cluster.messages.add(store.name, revision, command.at_ms, [Message()], array("I", [0]))
+    store.shelf.messages.add(store.name, revision, command.at_ms, [Message()], array("I", [0]))
     clear(store, found, command.at_ms, "removed", revision, effects)
     if not found.sessions:
         store.idle_since_ms[command.map] = command.at_ms
@@ -77,7 +76,7 @@ def _remove_all(
 
 
 def clear(store: Store, found: Map, now_ms: int, cause: str, revision: int, effects: list[Effect]) -> None:
-    """Forget every key of a map. Watchers receive ``cause`` for the keys of the first step now, for the rest later."""
+    """Forget every key of a map. Watchers receive ``cause`` for the first step now, for the rest later."""
     residue = store.leave(found.definition.name, now_ms, cause, revision)
     if residue is not None:
         _notify_given_back(store, residue, residue.step(), effects)
@@ -95,7 +94,7 @@ def give_back(store: Store, budget: Budget, effects: list[Effect]) -> int:
 
 
 def _notify_first(store: Store, name: str, key: str, effects: list[Effect]) -> None:
-    """Report the removal of a key before its next change: a watcher sees the changes of one key in order."""
+    """Report the removal of a key before its next change, so that watchers see changes in order."""
     for residue in store.keyed_residues:
         if residue.of.cause and residue.of.durable == name and (entry := residue.take(key)) is not None:
             _notify_given_back(store, residue, [entry], effects)
@@ -129,10 +128,9 @@ def unlock(cluster: Cluster, command: MapUnlock, effects: list[Effect]) -> tuple
 
 
 def detach(store: Store, found: Map, subscriber: str, effects: list[Effect]) -> None:
-    """A session ends, and with it the locks of its name. Raises ``NotFound`` where there is no such session.
+    """End a session and release its locks. Raises ``NotFound`` if there is no such session.
 
-    A session that comes again under the name gets ``not_holder`` for its old token: the fence of the next
-    holder is higher, so what was under way when the connection went cannot write over that holder.
+    If the session returns, its old token gets ``not_holder``: requests in flight cannot overwrite the next holder.
     """
     name = found.definition.name
     if subscriber not in found.sessions:
@@ -142,7 +140,7 @@ def detach(store: Store, found: Map, subscriber: str, effects: list[Effect]) -> 
 
 
 def expire(store: Store, found: Map, now_ms: int, budget: Budget, effects: list[Effect]) -> int:
-    """Carry out the ends of locks and of values; returns how many values went."""
+    """End locks and values; returns how many values were removed."""
     name = found.definition.name
     ended = found.locks.expire(now_ms, budget.looks)
     budget.looks -= len(ended)
@@ -153,7 +151,7 @@ def expire(store: Store, found: Map, now_ms: int, budget: Budget, effects: list[
 
 
 def notify_deleted(store: Store, found: Map, entries: Iterable[Entry], effects: list[Effect]) -> None:
-    """Tell watchers what an administrator takes out."""
+    """Notify watchers of what an administrator removes."""
     _notify(store, found.definition.name, [Change(entry.key, entry.revision, "deleted") for entry in entries], effects)
 
 

@@ -1,12 +1,10 @@
 """Carries out a definition: adds, changes and deletes stores and durables, and refuses unwanted losses.
 
-A definition is checked whole before anything changes. Without ``delete`` a change that would delete messages is
-refused. Counted are unacknowledged and retained messages, values of maps and last values: of a removed durable or
-store, above a limit that discards old ones, and those that end at once because ``message_ttl``, ``retention_time`` or
-``durable_ttl`` is shorter. Not counted are messages that subscribers hold, and those that end later.
-
-The count reads at most ``LOOKS_MAX`` messages; above that it is a lower bound, and a durable of which nothing is known
-counts as a loss.
+A definition is checked whole before anything changes. Without ``delete``, a change that would delete messages is
+refused: unacknowledged and retained messages, values of maps and last values. They are lost with a removed durable or
+store, above a limit that discards old ones, or by a shorter ``message_ttl``, ``retention_time`` or ``durable_ttl``.
+Leased messages, and those that end later, do not count. The count reads at most ``LOOKS_MAX`` messages; above that it
+is a lower bound, and an unknown number counts as a loss.
 """
 
 from __future__ import annotations
@@ -32,15 +30,13 @@ from holdfast.stores.definitions.parts import DURABLES, Path, changed_paths, che
 from holdfast.stores.durables.aging import expire_newly_parked, retained, set_retention
 from holdfast.stores.durables.consumption import DYING_RETRY_MS, Consumption
 from holdfast.stores.durables.keyed import KeyedMessages
-from holdfast.stores.machine.cluster import Cluster, Revision
-from holdfast.stores.machine.store import Durable, Store
+from holdfast.stores.machine.store import Cluster, Durable, Revision, Store
 from holdfast.stores.values.commands import FIRST_RULES, STEPWISE_RULES, Define, Done, Redefine, Result
 from holdfast.stores.values.effects import Advise, Effect
 from holdfast.stores.values.reference_counts import REFERENCES_MAX
 
 LOOKS_MAX: Final = 16_384
-PLACES_SHOWN_MAX: Final = 20
-"""Places that an error names."""
+PLACES_SHOWN_MAX: Final = 20  # places that an error names
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +111,6 @@ class Losses:
         first = expired if expired.messages >= over.messages else _Loss(over.messages, expired.is_exact)
         return first + self._ended_retained(durable, after.retention_time_ms)
 
-    # ---- by time ----------------------------------------------------------------------------------------------------
-
     def _expired(self, store: Store, durable: Durable, before_ms: int, after_ms: int) -> _Loss:
         if not after_ms or 0 < before_ms <= after_ms:
             return _Loss()
@@ -184,7 +178,7 @@ def _ends(since_ms: int, ttl_ms: int, now_ms: int) -> bool:
 
 
 def _over(durable: Durable, wanted: DurableDefinition) -> int:
-    """How many messages a limit would discard; about as many, where it is one of bytes."""
+    """How many messages a limit would discard; an estimate for a limit of bytes."""
     if wanted.discard is not Discard.OLD:
         return 0
     if isinstance(durable, Consumption):
@@ -202,7 +196,7 @@ HISTORY_BYTES_MAX = 4 << 20
 
 
 def define(cluster: Cluster, command: Define, effects: list[Effect]) -> tuple[Result, bool]:
-    """Replace the definition of the cluster. Raises ``InvalidRequest``; ``Conflict`` where another one was quicker."""
+    """Replace the definition of the cluster. Raises ``InvalidRequest``; ``Conflict`` if it was changed meanwhile."""
     _check_revision(cluster, command)
     definition, whole = parse_definition(command.definitions), command.definitions
     if cluster.rules == FIRST_RULES:
@@ -218,7 +212,7 @@ def define(cluster: Cluster, command: Define, effects: list[Effect]) -> tuple[Re
 
 
 def redefine(cluster: Cluster, command: Redefine, effects: list[Effect]) -> tuple[Result, bool]:
-    """Change parts of the definition. Raises as ``define``. *Cost*: what changes, and two copies of a store's names."""
+    """Change parts of the definition. Raises as ``define``. *Cost*: what changes, and copies of a store's names."""
     _check_revision(cluster, command)
     before = cluster.definition
     definition = with_parts(before, command.parts)
@@ -231,7 +225,7 @@ def redefine(cluster: Cluster, command: Redefine, effects: list[Effect]) -> tupl
 
 
 def definition_at(cluster: Cluster, revision: int) -> ClusterDefinition | None:
-    """The definition with this number, None where it is not in the history. *Cost*: the changes since."""
+    """The definition with this number, None if it is not in the history. *Cost*: the changes since."""
     places = [place for place, kept in enumerate(cluster.history) if kept.revision == revision]
     if not places:
         return None
@@ -253,16 +247,15 @@ def whole_history(cluster: Cluster) -> list[Revision]:
 
 
 def restored_history(kept: list[Revision], rules: int) -> list[Revision]:
-    """The history of a snapshot as the state has it: what a change of parts made has no whole."""
+    """The history of a snapshot as the state has it: a change of parts has no whole definition."""
     if rules == FIRST_RULES:
-        kept = [_with_earlier_prefetch(one) for one in kept]
+        kept = [
+            replace(one, definitions=with_earlier_prefetch(parse_definition(one.definitions)).json())
+            if one.definitions
+            else one
+            for one in kept
+        ]
     return kept[:-1] + [one if one.undo is None else replace(one, definitions=b"") for one in kept[-1:]]
-
-
-def _with_earlier_prefetch(kept: Revision) -> Revision:
-    if not kept.definitions:
-        return kept
-    return replace(kept, definitions=with_earlier_prefetch(parse_definition(kept.definitions)).json())
 
 
 def _check_revision(cluster: Cluster, command: Define | Redefine) -> None:
@@ -303,8 +296,6 @@ def _put_in_force(
 
 
 class _Touched(NamedTuple):
-    """What changes of one store."""
-
     durables: list[str]
     templates: list[str]
 
@@ -325,7 +316,7 @@ def _by_store(paths: list[Path]) -> dict[str, _Touched]:
 def _check_losses(
     cluster: Cluster, command: Define | Redefine, definition: ClusterDefinition, paths: list[Path]
 ) -> None:
-    """Raises ``Conflict`` where messages would go. Records of older rules were accepted by what was counted then."""
+    """Raises ``Conflict`` if messages would be deleted. Records of older rules were accepted by older counts."""
     if command.delete or cluster.rules < STEPWISE_RULES:
         return
     losses = Losses(command.at_ms)
@@ -346,20 +337,17 @@ def _check_losses(
 
 
 def _keep(cluster: Cluster, revision: Revision) -> None:
-    """Add to the history; forget the oldest, those above the count or above so many bytes: each snapshot has them."""
+    """Add to the history, which is bounded in number and in bytes because each snapshot has it."""
     history = cluster.history
     history.append(revision)
     del history[: -cluster.definition.max_deployment_history]
-    while len(history) > 1 and sum(map(_size, history)) > HISTORY_BYTES_MAX:
-        del history[0]
-
-
-def _size(kept: Revision) -> int:
-    return len(kept.definitions) + sum(len(part.document) for part in kept.undo or ())
+    sizes = [len(kept.definitions) + sum(len(part.document) for part in kept.undo or ()) for kept in history]
+    while len(history) > 1 and sum(sizes) > HISTORY_BYTES_MAX:
+        del history[0], sizes[0]
 
 
 def _check_dynamic(cluster: Cluster, definition: StoreDefinition, durables: list[str]) -> None:
-    """A static durable that takes the place of a dynamic one keeps what that keeps, so it must be of its kind."""
+    """A static durable that replaces a dynamic one keeps its messages, so it must be of its kind."""
     store = cluster.stores.get(definition.name)
     known = store.durables if store is not None else {}
     wanted_durables = [definition.durables[name] for name in durables if name in definition.durables]
@@ -388,15 +376,15 @@ def _delete_store(cluster: Cluster, name: str, effects: list[Effect]) -> None:
     for durable in store.durables:
         effects.append(Advise(name, durable, "", "durable_deleted", (("cause", "store_deleted"),)))
         cluster.deadlines_of(store).set((name, durable), None)
-    cluster.entries.forget(name)
-    cluster.messages.forget_store(name)
-    cluster.blocks.forget_store(name)
+    store.entries.forget(name)
+    store.shelf.messages.forget_store(name)
+    store.blocks.forget_store(name)
 
 
 def _reached(store: Store, wanted: StoreDefinition, touched: _Touched) -> list[tuple[str, DurableDefinition | None]]:
-    """Each durable that a change of its store reaches and the definition that it gets, None where it is deleted.
+    """Each durable that a change of its store affects, with its new definition; None if it is deleted (these first).
 
-    Those that go are first. A template reaches the dynamic durables that were made of it and stay dynamic.
+    A template affects the dynamic durables that were made of it and stay dynamic.
     """
     static = [name for name in touched.durables if name in wanted.durables]
     found: dict[str, DurableDefinition | None] = {

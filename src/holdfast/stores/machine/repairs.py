@@ -1,12 +1,9 @@
 """Changes of a state that only a repair makes, before it writes the whole state again.
 
-``accept`` takes the recorded result of a command where a replay gives another one, because a client has seen the
-recorded result: acknowledged messages are removed, and published ones are kept under the recorded number. If a number
-differs, nothing can be accepted.
-
-``drop_lost`` removes messages that cannot be read. Without its fields, it is unknown which matchers took a message. So
-leases, redelivery queues, dying messages and keys are cleared of the lost ones, no durable keeps them any more, and
-what each durable still has is counted again.
+``accept`` takes the recorded result of a command if a replay gives another one, because a client has seen it:
+acknowledged messages are removed, and published ones are kept under the recorded number, or nothing can be accepted.
+``drop_lost`` removes messages that cannot be read; which matchers took them is unknown, so every durable is searched
+and counted again.
 """
 
 from __future__ import annotations
@@ -14,22 +11,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from holdfast.errors import Code, CorruptData, HoldfastError
+from holdfast.errors import CorruptData, HoldfastError
 from holdfast.stores.durables.consumption import Consumption
 from holdfast.stores.machine.state import State
-from holdfast.stores.machine.store import Durable, Store
-from holdfast.stores.values.commands import (
-    Acknowledge,
-    Acknowledged,
-    DeadLetter,
-    MapChange,
-    MapChanged,
-    Publish,
-    Published,
-    Record,
-    Resend,
-    Result,
-)
+from holdfast.stores.machine.store import Durable
+from holdfast.stores.values import commands
+from holdfast.stores.values.commands import Record, Result
 from holdfast.stores.values.effects import Effect
 from holdfast.stores.values.messages import Batch, Message
 from holdfast.stores.values.sequence_set import SequenceSet
@@ -44,9 +31,9 @@ def accept(state: State, record: Record, found: Result | HoldfastError) -> None:
     """
     command, recorded = record.command, record.result
     is_refused = isinstance(found, HoldfastError)
-    if isinstance(command, Acknowledge) and isinstance(recorded, Acknowledged):
+    if isinstance(command, commands.Acknowledge) and isinstance(recorded, commands.Acknowledged):
         _remove_acknowledged(state, command, recorded)
-    elif isinstance(command, Publish) and isinstance(recorded, Published):
+    elif isinstance(command, commands.Publish) and isinstance(recorded, commands.Published):
         if is_refused and command.store in state.stores:
             fresh = command.messages[recorded.duplicates :]
             _keep(state, command.store, fresh, command.at_ms)
@@ -56,22 +43,22 @@ def accept(state: State, record: Record, found: Result | HoldfastError) -> None:
                 publishers = state.stores[command.store].publishers
                 publishers.accepted(command.publisher, first, len(fresh), seq, command.at_ms)
         _require_number(state, record, command.store, recorded.last_seq)
-    elif isinstance(command, DeadLetter | Resend) and isinstance(recorded, Published):
+    elif isinstance(command, commands.DeadLetter | commands.Resend) and isinstance(recorded, commands.Published):
         if is_refused and recorded.last_seq and command.to_store in state.stores:
             _keep(state, command.to_store, [command.message], command.at_ms)
         if recorded.last_seq:
             _require_number(state, record, command.to_store, recorded.last_seq)
-    elif isinstance(command, MapChange) and isinstance(recorded, MapChanged):
+    elif isinstance(command, commands.MapChange) and isinstance(recorded, commands.MapChanged):
         if is_refused and command.store in state.stores:
             changes: list[tuple[str, bytes | None, int | None]] = [
                 (key, body, None) for key, body, _ in command.changes
             ]
-            state.apply(MapChange(command.at_ms, command.store, command.map, changes, 0, command.remove_all))
+            state.apply(commands.MapChange(command.at_ms, command.store, command.map, changes, 0, command.remove_all))
         if recorded.changed:
             _require_number(state, record, command.store, recorded.revision)
 
 
-def _remove_acknowledged(state: State, command: Acknowledge, recorded: Acknowledged) -> None:
+def _remove_acknowledged(state: State, command: commands.Acknowledge, recorded: commands.Acknowledged) -> None:
     """What a subscriber acknowledged with success never comes back."""
     store = state.stores.get(command.store)
     durable = store.durables.get(command.durable) if store is not None else None
@@ -79,14 +66,14 @@ def _remove_acknowledged(state: State, command: Acknowledge, recorded: Acknowled
         return
     stale = SequenceSet(sorted(recorded.stale))
     for first, last in command.ack:
-        for kept in state.messages.read(store.name, first, last):
+        for kept in store.shelf.messages.read(store.name, first, last):
             if kept.seq not in stale and store.counts.is_kept(kept.seq):
                 durable.drop(kept)
     state.arm(store, command.durable)
 
 
 def _keep(state: State, name: str, messages: Sequence[Message], at_ms: int) -> None:
-    """Accept messages that a limit refuses now. They were accepted once."""
+    """Accept messages that a limit refuses now, but were accepted once."""
     store = state.stores[name]
     definition, cluster = store.definition, state.definition
     effects: list[Effect] = []
@@ -106,7 +93,6 @@ def _require_number(state: State, record: Record, name: str, last_seq: int) -> N
     if store is not None and store.counts.next_seq <= last_seq:
         raise CorruptData(
             "a recorded result cannot be accepted: its messages would get other numbers",
-            code=Code.CORRUPT_LOG,
             command=type(record.command).__name__,
             recorded=repr(record.result),
             store=name,
@@ -115,13 +101,12 @@ def _require_number(state: State, record: Record, name: str, last_seq: int) -> N
         )
 
 
-CAUSE = "damaged"
-"""What the durables' counts of lost messages say."""
+CAUSE = "damaged"  # what the durables' counts of lost messages say
 PAGE = 4_096
 
 
 def drop_lost(state: State, name: str, lost: SequenceSet) -> dict[str, int]:
-    """Take these messages out of a store. Returns how many each durable lost, by its name, where it lost any.
+    """Remove these messages from a store. Returns how many each durable lost, if any.
 
     *Cost*: reads the backlog of every durable of the store.
     """
@@ -148,7 +133,10 @@ def drop_lost(state: State, name: str, lost: SequenceSet) -> dict[str, int]:
             if isinstance(found, Consumption):
                 found.lose(CAUSE, gone)
         state.arm(store, durable_name)
-    _count_residues(store)
+    for residue in store.residues:
+        if residue.left is not None:
+            residue.left = len(residue.kept())
+    store.residues = [residue for residue in store.residues if not residue.is_done]
     return losses
 
 
@@ -157,7 +145,6 @@ def _kept(durable: Durable) -> int:
 
 
 def _take_out(durable: Durable, lost: SequenceSet) -> None:
-    """Take the lost messages out of every place in which the durable knows that it has them."""
     if not isinstance(durable, Consumption):
         for entry in [entry for entry in durable.keyed.scan() if entry.revision in lost]:
             durable.keyed.lose(entry.key, CAUSE)
@@ -173,7 +160,6 @@ def _take_out(durable: Durable, lost: SequenceSet) -> None:
 
 
 def _count(durable: Consumption) -> None:
-    """Count what the durable keeps: all of it but for what is retained."""
     backlog = durable.backlog
     backlog.delayed_total = len(backlog.passed_delayed())
     counts, after = durable.shelf.counts, 0
@@ -183,10 +169,3 @@ def _count(durable: Consumption) -> None:
         durable.pending_bytes += sum(counts.size(seq, seq) for seq, _ in page)
         after = page[-1][0]
     backlog.forget_passed()
-
-
-def _count_residues(store: Store) -> None:
-    for residue in store.residues:
-        if residue.left is not None:
-            residue.left = len(residue.kept())
-    store.residues = [residue for residue in store.residues if not residue.is_done]

@@ -23,20 +23,17 @@ from holdfast.stores.definitions.cluster import (
     parse_definition,
     with_earlier_prefetch,
 )
+from holdfast.stores.durables.backlog import Residue, ResidueState
 from holdfast.stores.durables.consumption import Consumption
-from holdfast.stores.durables.keyed import KeyedResidue, KeyedResidueState
-from holdfast.stores.durables.last_value import LastValue, LastValueState
+from holdfast.stores.durables.keyed import KeyedResidue, KeyedResidueState, LastValue, LastValueState
 from holdfast.stores.durables.map import Map, MapState
 from holdfast.stores.durables.pending import ConsumptionState
-from holdfast.stores.durables.residue import Residue, ResidueState
-from holdfast.stores.machine.cluster import Cluster, Revision
 from holdfast.stores.machine.redefine import restored_history, whole_history
-from holdfast.stores.machine.store import PublisherState, Store
+from holdfast.stores.machine.store import Cluster, PublisherState, Revision, Store
 from holdfast.stores.values.commands import FIRST_RULES, RULES
 
 FORMAT = 2
-WITHOUT_RULES = 1
-"""The format before it, whose state follows the first rules."""
+WITHOUT_RULES = 1  # the format before it, whose state follows the first rules
 
 
 class _Consumed(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="consumed"):
@@ -75,22 +72,6 @@ class _Store(msgspec.Struct, frozen=True, array_like=True, gc=False):
     keyed_residues: list[KeyedResidueState] = []
 
 
-class _Written(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A ``_Store`` as it is written: its durables are bytes already."""
-
-    name: str
-    next_seq: int
-    live: int
-    live_bytes: int
-    due_blocks: list[tuple[int, int]]
-    unmatched: int
-    publishers: list[PublisherState]
-    forgotten: list[str]
-    durables: msgspec.Raw
-    residues: list[ResidueState]
-    keyed_residues: list[KeyedResidueState]
-
-
 class _State(msgspec.Struct, frozen=True, array_like=True, gc=False):
     format: int
     at_ms: int
@@ -118,7 +99,8 @@ def snapshot(cluster: Cluster) -> bytes:
     return _encoder.encode((FORMAT, cluster.at_ms, cluster.revision, whole_history(cluster), stores, cluster.rules))
 
 
-def _store(store: Store) -> _Written:
+def _store(store: Store) -> tuple[object, ...]:
+    """The fields of a ``_Store``; its durables are bytes already."""
     known, forgotten = store.publishers.state()
     # Each durable is bytes before the next is looked at. All of them as objects at a time would have the collector walk
     # them again and again, which took longer than to make them.
@@ -135,7 +117,7 @@ def _store(store: Store) -> _Written:
         idle_ms = store.idle_since_ms.get(name)
         _encoder.encode_into(_Durable(name, durable.definition.template, definition, idle_ms, kept), durables, -1)
     counts = store.counts
-    return _Written(
+    return (
         store.name,
         counts.next_seq,
         counts.live,

@@ -1,15 +1,13 @@
 """The state machine of a cluster: ``apply(command)`` changes the state and returns a result.
 
-- ``apply`` is the only way to change the state, in operation and during recovery. It carries a command out whole, or
-  raises ``HoldfastError`` and has changed nothing.
-- The result depends on the state, the command, and the messages that the ports return, and on nothing else.
-
-``redefine`` and ``map_commands`` have their own commands, ``snapshots`` has the bytes of the state.
+``apply`` is the only way to change the state, in operation and during recovery. It carries a command out whole, or
+raises ``HoldfastError`` and has changed nothing. The result depends only on the state, the command, and the messages
+that the ports return.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -27,44 +25,28 @@ from holdfast.stores.definitions.reader import check_name
 from holdfast.stores.durables import aging
 from holdfast.stores.durables.backlog import ReadAhead, expires_ms
 from holdfast.stores.durables.consumption import Consumption
-from holdfast.stores.durables.last_value import LastValue
+from holdfast.stores.durables.keyed import LastValue
 from holdfast.stores.durables.map import Map
 from holdfast.stores.machine import map_commands, redefine, snapshots
-from holdfast.stores.machine.cluster import Cluster
-from holdfast.stores.machine.store import Durable, Store
+from holdfast.stores.machine.store import Cluster, Durable, Ports, Store
 from holdfast.stores.matching import Matcher
 from holdfast.stores.values import commands
-from holdfast.stores.values.commands import (
-    FIRST_RULES,
-    Acknowledged,
-    Attached,
-    Command,
-    Delivered,
-    Done,
-    Expired,
-    Published,
-    Purged,
-    Result,
-)
+from holdfast.stores.values.commands import FIRST_RULES, Command, Done, Result
 from holdfast.stores.values.deadlines import Budget
 from holdfast.stores.values.effects import Applied, Displaced, Effect, Ready
 from holdfast.stores.values.messages import Batch
 from holdfast.stores.values.ports import BLOCK_MESSAGES, Blocks, Entries, Kept, Messages
 
-_Outcome = tuple["Result", bool]
-"""A result, and whether anything changed."""
+_Outcome = tuple["Result", bool]  # a result, and whether anything changed
 DEAD_LETTER_BYTES_MAX = 1 << 31
 """A dead letter is never refused for its size: it was accepted once, and has a few fields more now."""
 
 
 class State(Cluster):
-    """The whole state. ``apply`` changes it; everything else only looks.
+    """The whole state. ``stores`` is for reading."""
 
-    ``stores`` is for looking: see ``Store`` and the durables for what they report.
-    """
-
-    def __init__(self, messages: Messages, blocks: Blocks, entries: Entries) -> None:
-        super().__init__(messages, blocks, entries)
+    def __init__(self, messages: Messages, blocks: Blocks, entries: Entries, volatile: Ports | None = None) -> None:
+        super().__init__(messages, blocks, entries, volatile)
         self.read_ahead: ReadAhead | None = None  # for the rewind that comes now: a hint, and no part of the state
         self._handlers = self._table()
 
@@ -135,7 +117,7 @@ class State(Cluster):
             durable.sessions[command.subscriber] = None
         store.idle_since_ms.pop(command.durable, None)
         self.arm(store, command.durable)
-        return Attached(created, displaced), True
+        return commands.Attached(created, displaced), True
 
     def _dynamic(self, store: StoreDefinition, command: commands.Attach) -> DurableDefinition:
         template = store.template(command.template)
@@ -151,7 +133,6 @@ class State(Cluster):
         return template.durable(command.durable, Matcher.parse(command.matcher) if command.matcher else None)
 
     def _check_same(self, store: StoreDefinition, definition: DurableDefinition, command: commands.Attach) -> None:
-        """Raises where the durable is not what the subscriber asks for."""
         if command.matcher and Matcher.parse(command.matcher) != definition.matcher:
             raise InvalidRequest(
                 "the durable has another matcher",
@@ -201,22 +182,20 @@ class State(Cluster):
             before = durable.position()
             runs = durable.deliver(command.subscriber, command.count, command.at_ms, effects)
             if durable.position() == before:
-                return Delivered(runs), False
+                return commands.Delivered(runs), False
             self.arm(store, command.durable)
-            return Delivered(runs), True
+            return commands.Delivered(runs), True
         if isinstance(durable, Map):
             raise _not_for(durable, "a map is read by key, and watched")
         entry = durable.deliver(command.subscriber) if command.count > 0 else None
-        return Delivered([(entry.revision, entry.revision, 1)] if entry is not None else []), entry is not None
+        return commands.Delivered([(entry.revision, entry.revision, 1)] if entry is not None else []), entry is not None
 
     def _acknowledge(self, command: commands.Acknowledge, effects: list[Effect]) -> _Outcome:
         store, durable = self.find(command.store, command.durable)
         if not isinstance(durable, Consumption):
             # There is nothing to settle; a client that acknowledges everything need not know the type.
-            return Acknowledged(0, []), False
-        for first, last in chain(command.ack, command.extend, command.started or ()):
-            if first > last:
-                raise InvalidRequest("a range of numbers begins with its lowest", first=first, last=last)
+            return commands.Acknowledged(0, []), False
+        _check_ranges(chain(command.ack, command.extend, command.started or ()))
         result = durable.acknowledge(command, effects)
         self.arm(store, command.durable)
         return result, result.acknowledged > 0 or bool(command.extend) or command.started is not None
@@ -225,7 +204,7 @@ class State(Cluster):
         store, durable = self.find(command.store, command.durable)
         if not isinstance(durable, Consumption) or command.seq not in durable.dying:
             raise NotFound("this message is not dying", store=store.name, durable=command.durable, seq=command.seq)
-        result = Published(0, 0, 0, 0)
+        result = commands.Published(0, 0, 0, 0)
         if command.to_store:
             target = self.store(command.to_store)
             batch = Batch([command.message], DEAD_LETTER_BYTES_MAX, command.at_ms)
@@ -233,7 +212,7 @@ class State(Cluster):
                 # It stays with the dying messages and is reported again: an unwanted dead letter would be lost.
                 raise NotFound("no durable of the dead-letter store wants the message", store=target.name)
             seq, unmatched = target.accept(batch, effects)
-            result = Published(seq, seq, 0, unmatched)
+            result = commands.Published(seq, seq, 0, unmatched)
             for name in target.ageing:
                 self.arm(target, name)
         durable.buried(command.seq)
@@ -253,9 +232,7 @@ class State(Cluster):
 
     def _redeliver(self, command: commands.Redeliver, effects: list[Effect]) -> _Outcome:
         store, durable = self.find(command.store, command.durable)
-        for first, last in command.messages:
-            if first > last:
-                raise InvalidRequest("a range of numbers begins with its lowest", first=first, last=last)
+        _check_ranges(command.messages)
         if not isinstance(durable, Consumption):
             raise _not_for(durable, "only a standard or shared durable redelivers messages")
         before = durable.pending
@@ -277,12 +254,12 @@ class State(Cluster):
         if letter is not None:
             letter[0].drop(letter[1])
             self.arm(self.stores[command.store], command.durable)
-        return Published(seq, seq, 0, 0), True
+        return commands.Published(seq, seq, 0, 0), True
 
     def _letter(self, command: commands.Resend) -> tuple[Consumption, Kept]:
-        """The durable of a dead letter, and the letter. Raises ``NotFound`` where it cannot be taken from there."""
+        """A dead letter and its durable. Raises ``NotFound`` if it cannot be taken from there."""
         store, durable = self.find(command.store, command.durable)
-        kept = self.messages.read(store.name, command.seq, command.seq)
+        kept = store.shelf.messages.read(store.name, command.seq, command.seq)
         if not isinstance(durable, Consumption) or not kept or not durable.is_waiting(command.seq):
             raise NotFound(
                 "the durable has no such message that no subscriber holds",
@@ -302,11 +279,11 @@ class State(Cluster):
                 map_commands.notify_deleted(store, durable, durable.keyed.scan(), effects)
             messages, size = store.purge(command.durable, command.at_ms)
         self.arm(store, command.durable)
-        return Purged(messages, size), True
+        return commands.Purged(messages, size), True
 
     def _drop(self, command: commands.Drop, effects: list[Effect]) -> _Outcome:
         store, durable = self.find(command.store, command.durable)
-        kept = self.messages.read(store.name, command.seq, command.seq)
+        kept = store.shelf.messages.read(store.name, command.seq, command.seq)
         if isinstance(durable, Consumption):
             done = bool(kept) and store.counts.is_kept(command.seq) and durable.drop(kept[0])
         else:
@@ -334,7 +311,7 @@ class State(Cluster):
         return Done(), changed
 
     def reading_ahead(self, command: commands.Rewind) -> ReadAhead:
-        """What reads what this rewind would read. Raises: what the rewind is refused with."""
+        """What reads the messages of this rewind ahead. Raises what the rewind would be refused with."""
         return aging.reading_ahead(_retaining(self.find(command.store, command.durable)[1]), command)
 
     # ---- deadlines --------------------------------------------------------------------------------------------------
@@ -342,11 +319,11 @@ class State(Cluster):
     def _expire(self, command: commands.Expire, effects: list[Effect]) -> _Outcome:
         due_ms = self.next_deadline_ms(volatile=command.volatile)
         if due_ms is None or due_ms > command.at_ms:
-            return Expired(0, 0, False), False
+            return commands.Expired(0, 0, False), False
         return self.expire(command, Budget(max(1, command.count), max(1, command.looks)), effects), True
 
-    def expire(self, command: commands.Expire, budget: Budget, effects: list[Effect]) -> Expired:
-        """Carry out what is due, as far as the budget goes."""
+    def expire(self, command: commands.Expire, budget: Budget, effects: list[Effect]) -> commands.Expired:
+        """Carry out what is due, within the budget."""
         now_ms = command.at_ms
         deadlines = self.volatile_deadlines if command.volatile else self.deadlines
         total = durables = 0
@@ -359,11 +336,17 @@ class State(Cluster):
             seen.add(key)
             store, durable = self.stores[key[0]], self.stores[key[0]].durables[key[1]]
             budget.looks -= 1
-            if self._is_abandoned(store, durable, now_ms):
+            since_ms, ttl_ms = store.idle_since_ms.get(key[1]), durable.definition.durable_ttl_ms
+            if ttl_ms and since_ms is not None and since_ms + ttl_ms <= now_ms:
                 self.delete(store, key[1], "durable_ttl", now_ms, effects)
                 durables += 1
                 continue
-            total += self._expire_durable(store, durable, now_ms, budget, effects)
+            if isinstance(durable, Consumption):
+                total += durable.expire(now_ms, budget, effects)
+            elif isinstance(durable, Map):
+                total += map_commands.expire(store, durable, now_ms, budget, effects)
+            else:
+                total += len(durable.expire(now_ms, budget))
             self.arm(store, key[1])
         for name, of in again:
             self.arm(self.stores[name], of)
@@ -371,14 +354,16 @@ class State(Cluster):
             if self.definition.is_volatile(store.definition) is command.volatile:
                 total += self._expire_store(store, now_ms, budget, effects)
         next_ms = self.next_deadline_ms(volatile=command.volatile)
-        return Expired(total, durables, next_ms is not None and next_ms <= now_ms)
+        return commands.Expired(total, durables, next_ms is not None and next_ms <= now_ms)
 
     def _expire_store(self, store: Store, now_ms: int, budget: Budget, effects: list[Effect]) -> int:
-        """What is due in a store and is not a durable's; returns how many messages went."""
+        """Expire what belongs to the store itself; returns how many messages were removed."""
         total = 0
         if store.residues and not budget.is_spent:
             budget.looks -= BLOCK_MESSAGES
-            total += store.give_back(now_ms)
+            total += store.residues[0].step(now_ms)
+            if store.residues[0].is_done:
+                del store.residues[0]
         if store.keyed_residues and not budget.is_spent:
             total += map_commands.give_back(store, budget, effects)
         while not budget.is_spent and (number := store.counts.due_blocks.pop(now_ms)) is not None:
@@ -388,29 +373,15 @@ class State(Cluster):
         budget.messages -= total
         return total
 
-    def _is_abandoned(self, store: Store, durable: Durable, now_ms: int) -> bool:
-        ttl_ms = durable.definition.durable_ttl_ms
-        since_ms = store.idle_since_ms.get(durable.definition.name)
-        return bool(ttl_ms) and since_ms is not None and since_ms + ttl_ms <= now_ms
-
-    def _expire_durable(
-        self, store: Store, durable: Durable, now_ms: int, budget: Budget, effects: list[Effect]
-    ) -> int:
-        if isinstance(durable, Consumption):
-            return durable.expire(now_ms, budget, effects)
-        if isinstance(durable, Map):
-            return map_commands.expire(store, durable, now_ms, budget, effects)
-        return len(durable.expire(now_ms, budget))
-
     def _sweep(self, store: Store, number: int, now_ms: int) -> int:
-        """Carry out every own time-to-live of one block that has ended; returns how many messages durables released."""
+        """Carry out the ended own times-to-live of one block; returns how many messages durables released."""
         block = store.counts.block(number)
         if block is None:
             return 0
         swept_ms, next_ms, total = block.swept_ms, 0, 0
         first = number * BLOCK_MESSAGES
         last = min(first + BLOCK_MESSAGES, store.counts.next_seq) - 1
-        for kept in self.messages.read(store.name, first, last):
+        for kept in store.shelf.messages.read(store.name, first, last):
             end_ms = expires_ms(kept)
             if end_ms > now_ms:
                 next_ms = min(next_ms or end_ms, end_ms)
@@ -437,17 +408,21 @@ class State(Cluster):
                 store.residues.remove(residue)
         return total
 
-    # ---- questions --------------------------------------------------------------------------------------------------
-
     # ---- snapshots --------------------------------------------------------------------------------------------------
 
     def snapshot(self) -> bytes:
-        """Everything that the ports do not keep. Bounded by durables, what is not settled and publishers."""
+        """Everything that the ports do not keep."""
         return snapshots.snapshot(self)
 
     def restore(self, data: bytes) -> None:
-        """Take up a snapshot, in a state just made. Raises ``CorruptData``."""
+        """Load a snapshot into a new state. Raises ``CorruptData``."""
         snapshots.restore(self, data)
+
+
+def _check_ranges(ranges: Iterable[tuple[int, int]]) -> None:
+    for first, last in ranges:
+        if first > last:
+            raise InvalidRequest("a range of numbers begins with its lowest", first=first, last=last)
 
 
 def _retaining(durable: Durable) -> Consumption:

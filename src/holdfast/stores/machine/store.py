@@ -1,13 +1,13 @@
-"""One store: its durables, its publishers, and its limits.
+"""One store with its durables, publishers and limits (``Store``), and all stores of a cluster (``Cluster``).
 
 A publication is decided whole, then carried out: a refusal changes nothing. Limits count all that durables want of it;
-messages that it would push out of durables that discard old ones are not subtracted first.
+messages that durables with ``discard`` old will discard are not subtracted first.
 
-A message that is sent again is stored once. Of a publisher's numbers only the last one + 1 is new. A lower one is a
-duplicate and gets the number of its message, or the oldest number known if it is older than the last ``HISTORY_MAX``
-batches. A higher one would leave a gap. A publisher idle for ``publisher_ttl``, or the longest idle of more than
-``PUBLISHERS_MAX``, is forgotten. If one of the last ``FORGOTTEN_MAX`` forgotten continues with its numbers, it gets
-``unknown_publisher``, because duplicates cannot be found any more; number 1 starts again. A new one may start anywhere.
+A message that is sent again is stored once: only a publisher's last number + 1 is new. A lower one is a duplicate and
+gets the number of its message (the oldest known, if it is older than ``HISTORY_MAX`` batches); a higher one would leave
+a gap. A publisher idle for ``publisher_ttl``, or the longest idle of more than ``PUBLISHERS_MAX``, is forgotten. If one
+of the last ``FORGOTTEN_MAX`` of them continues its numbers, it gets ``unknown_publisher``, because duplicates cannot be
+found any more.
 """
 
 from __future__ import annotations
@@ -16,32 +16,28 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+import msgspec
+
 from holdfast.errors import Backpressure, Code, Conflict, InvalidRequest, NotFound
 from holdfast.stores.definitions.cluster import ClusterDefinition, DurableDefinition, DurableType, StoreDefinition
-from holdfast.stores.durables.backlog import Shelf
-from holdfast.stores.durables.consumption import Consumption, Shared, Standard
-from holdfast.stores.durables.key_ordered import KeyOrdered
-from holdfast.stores.durables.keyed import KeyedResidue
-from holdfast.stores.durables.last_value import LastValue
+from holdfast.stores.durables.backlog import Residue, Shelf
+from holdfast.stores.durables.consumption import Consumption, KeyOrdered, Shared, Standard
+from holdfast.stores.durables.keyed import KeyedResidue, LastValue
 from holdfast.stores.durables.map import Map
-from holdfast.stores.durables.residue import Residue
 from holdfast.stores.matching import MatcherIndex
-from holdfast.stores.values.commands import Publish, Published
-from holdfast.stores.values.effects import Effect, Ready
+from holdfast.stores.values.commands import RULES, Part, Publish, Published
+from holdfast.stores.values.deadlines import Deadlines, earlier
+from holdfast.stores.values.effects import Advise, Effect, Ready
 from holdfast.stores.values.messages import Batch, FieldValue, Message
 from holdfast.stores.values.ports import Blocks, Entries, Messages
 from holdfast.stores.values.reference_counts import MAP_VALUE, REFERENCES_MAX, ReferenceCounts
 
-HISTORY_MAX = 128
-"""Batches of one publisher whose numbers are known."""
-PUBLISHERS_MAX = 100_000
-"""Publishers of one store: all of them are in memory, and in each snapshot."""
+HISTORY_MAX = 128  # batches of one publisher whose numbers are known
+PUBLISHERS_MAX = 100_000  # publishers of one store: all of them are in memory, and in each snapshot
 FORGOTTEN_MAX = 10_000
 
-Run = tuple[int, int, int]
-"""First and last number of the publisher, and the first number in the store."""
-PublisherState = tuple[str, int, list[Run]]
-"""Name, when it last published, its history."""
+Run = tuple[int, int, int]  # first and last number of the publisher, and the first number in the store
+PublisherState = tuple[str, int, list[Run]]  # name, when it last published, its history
 
 
 class _Publisher:
@@ -53,9 +49,7 @@ class _Publisher:
 
 
 class Publishers:
-    """The publishers of one store, the one that was idle for longest first."""
-
-    __slots__ = ("_forgotten", "_known")
+    """The publishers of one store, the longest idle first."""
 
     def __init__(self) -> None:
         self._known: dict[str, _Publisher] = {}
@@ -104,7 +98,7 @@ class Publishers:
         return min(len(messages), last - first + 1)
 
     def seq_of(self, publisher: str, publisher_seq: int) -> int:
-        """Where a message that is stored is."""
+        """The number in the store of a stored message."""
         runs = self._known[publisher].runs
         for first, last, seq in reversed(runs):
             if first <= publisher_seq <= last:
@@ -141,7 +135,6 @@ class Publishers:
             self._forget_first()
 
     def _forget_first(self) -> None:
-        """Forget the one that was idle for longest."""
         name = next(iter(self._known))
         del self._known[name]
         self._forgotten[name] = None
@@ -173,7 +166,7 @@ _HINT = "consume, purge, or raise the limit; a publisher with a retry duration w
 
 
 def check_store(definition: StoreDefinition, counts: ReferenceCounts, messages: int, size: int) -> None:
-    """Whether a store takes so many messages and bytes more. Raises ``Backpressure`` (store_full)."""
+    """Raises ``Backpressure`` (store_full) if the store has no room for this many messages and bytes."""
     if 0 < definition.message_limit < counts.live + messages and messages > 0:
         exceeded = {"messages": counts.live, "message_limit": definition.message_limit}
     elif 0 < definition.bytelimit < counts.live_bytes + size and size > 0:
@@ -189,7 +182,7 @@ def check_store(definition: StoreDefinition, counts: ReferenceCounts, messages: 
 
 
 def check_cluster(cluster: ClusterDefinition, stores: Iterable[ReferenceCounts], messages: int, size: int) -> None:
-    """Whether all stores together take so much more. Raises ``Backpressure`` (cluster_full). Cost: O(stores)."""
+    """Raises ``Backpressure`` (cluster_full) if all stores together have no room. Cost: O(stores)."""
     if not cluster.message_limit and not cluster.bytelimit:
         return
     live = live_bytes = 0
@@ -218,25 +211,6 @@ Durable = Consumption | LastValue | Map
 class Store:
     """The state of one store. *Cost* of a publication: O(messages + durables), and for a matcher what it matches."""
 
-    __slots__ = (
-        "_limited",
-        "_matched",
-        "_plain",
-        "room",
-        "ageing",
-        "counts",
-        "definition",
-        "durables",
-        "entries",
-        "idle_since_ms",
-        "name",
-        "publishers",
-        "keyed_residues",
-        "residues",
-        "shelf",
-        "unmatched",
-    )
-
     def __init__(
         self,
         definition: StoreDefinition,
@@ -249,25 +223,20 @@ class Store:
         self.name = definition.name
         self.counts = ReferenceCounts(definition.name, blocks)
         self.shelf = Shelf(definition.name, self.counts, messages)
+        self.blocks = blocks
         self.entries = entries
         self.publishers = Publishers()
         self.durables: dict[str, Durable] = {}
         self.idle_since_ms: dict[str, int] = {}
         """Durables without subscribers, and since when; of maps since their last change at the earliest."""
-        self.ageing: dict[str, None] = {}
-        """Durables whose deadlines a publication changes."""
-        self.residues: list[Residue] = []
-        """What purges and deletions have left to give back."""
-        self.keyed_residues: list[KeyedResidue] = []
-        """The same of maps and last values."""
-        self.unmatched = 0
-        """Messages that no durable wanted."""
+        self.ageing: dict[str, None] = {}  # durables whose deadlines a publication changes
+        self.residues: list[Residue] = []  # what purges and deletions have left to give back
+        self.keyed_residues: list[KeyedResidue] = []  # the same of maps and last values
+        self.unmatched = 0  # messages that no durable wanted
         self.room = room
         self._plain: list[Consumption] = []
         self._limited: dict[str, Consumption] = {}
         self._matched: MatcherIndex[str] = MatcherIndex()
-
-    # ---- durables ---------------------------------------------------------------------------------------------------
 
     def add(self, definition: DurableDefinition, now_ms: int) -> Durable:
         """Make a durable; it wants messages from now on. Raises ``Backpressure`` (too_many_durables)."""
@@ -290,7 +259,7 @@ class Store:
         return durable
 
     def _place(self, name: str) -> str:
-        """Where a new durable's entries are: not where those of an older one of its name are still given back."""
+        """Where a new durable's entries are: not where those of an earlier one of its name are still given back."""
         taken = any(residue.of.place == name for residue in self.keyed_residues)
         return f"{name}#{self.counts.next_seq}" if taken else name
 
@@ -337,7 +306,7 @@ class Store:
         return messages, size
 
     def leave(self, name: str, now_ms: int, cause: str = "", revision: int = 0) -> KeyedResidue | None:
-        """Clear a map or last value; returns the new residue, None where nothing is left to give back."""
+        """Clear a map or last value; returns the new residue, None if nothing is left to give back."""
         durable = self.durables[name]
         assert not isinstance(durable, Consumption), "it has keys"
         if not durable.keyed.is_stepwise:
@@ -352,16 +321,8 @@ class Store:
         """Remove the residues that have given everything back."""
         self.keyed_residues = [residue for residue in self.keyed_residues if not residue.is_done]
 
-    def give_back(self, now_ms: int) -> int:
-        """One step of what purges left; returns how many messages were given back."""
-        residue = self.residues[0]
-        total = residue.step(now_ms)
-        if residue.is_done:
-            del self.residues[0]
-        return total
-
     def file(self, durable: Durable) -> None:
-        """Let publications find a durable, by what it is now."""
+        """Let publications find a durable, by its current definition."""
         name = durable.definition.name
         definition = durable.definition
         limited = definition.message_limit or definition.bytelimit
@@ -385,7 +346,7 @@ class Store:
         self._plain = [durable for durable in self._plain if durable.name != name]
 
     def wanting(self, fields: Mapping[str, FieldValue]) -> list[str]:
-        """The durables that a message with these fields is for, but for maps. Cost: as ``MatcherIndex.matching``."""
+        """The durables, except maps, that want a message with these fields. Cost: as ``MatcherIndex.matching``."""
         return [*(durable.name for durable in self._plain), *self._limited, *self._matched.matching(fields)]
 
     def durable(self, name: str) -> Durable:
@@ -395,10 +356,8 @@ class Store:
             raise NotFound("there is no such durable", store=self.name, durable=name)
         return durable
 
-    # ---- publishing -------------------------------------------------------------------------------------------------
-
     def publish(self, command: Publish, effects: list[Effect]) -> Published:
-        """Accept a batch. Raises what is listed at ``Batch``, ``Publishers.duplicates`` and ``limits``."""
+        """Accept a batch. Raises as ``Batch``, ``Publishers.duplicates`` and the limits."""
         messages, publisher = command.messages, command.publisher
         if not messages:
             raise InvalidRequest("a batch has at least one message", code=Code.NO_OPERATIONS)
@@ -447,10 +406,9 @@ class Store:
         return first, unmatched
 
     def accept_for(self, durable: Consumption, batch: Batch, effects: list[Effect]) -> int:
-        """Number and keep one message for one durable, and for no other; returns its number.
+        """Number and keep one message for one durable only; returns its number.
 
-        Raises ``Backpressure`` where a limit has no room for it, ``InvalidRequest`` where the durable's matcher does
-        not take it.
+        Raises ``Backpressure`` if a limit has no room, ``InvalidRequest`` if the durable's matcher does not take it.
         """
         fields = batch.messages[0].fields
         if not durable.backlog.matcher.matches(fields):
@@ -480,7 +438,7 @@ class Store:
         return bool(self._plain) or bool(self._candidates(batch))
 
     def _candidates(self, batch: Batch) -> dict[str, Sequence[int]]:
-        """Positions in the batch that each durable without arithmetic would want."""
+        """The positions in the batch that each durable with a matcher or a limit would want."""
         found: dict[str, list[int]] = {}
         if len(self._matched):
             for position, message in enumerate(batch.messages):
@@ -519,8 +477,6 @@ class Store:
         start_ms = max(batch.at_ms, message.deliver_at_ms)
         self.counts.mark_timed(seq, start_ms + message.ttl_ms if message.ttl_ms else 0)
 
-    # ---- checks -----------------------------------------------------------------------------------------------------
-
     def check(self) -> None:
         """Every invariant: each message's count is the number of durables that keep it. Cost: O(messages kept)."""
         self.counts.check()
@@ -549,3 +505,173 @@ class Store:
         assert found == expected, "each message's count is the number of durables that keep it"
         assert self.counts.live == len(found), "the store's total is that of its messages"
         assert self.counts.live_bytes == sum(self.counts.size(seq, seq) for seq in found), "and so are its bytes"
+
+
+class Revision(msgspec.Struct, frozen=True, array_like=True):
+    """One definition of the history. See ``definition_at``."""
+
+    revision: int
+    at_ms: int
+    author: str
+    definitions: bytes
+    """The whole as JSON, or empty where it is made of the next one. A snapshot has that of the last one."""
+    undo: list[Part] | None = None
+    """What makes the one before of this one; None where a whole definition was given, and the one before is whole."""
+
+
+Ports = tuple[Messages, Blocks, Entries]
+
+
+class Cluster:
+    """Base of ``State``. ``volatile`` are the ports of stores in memory only, if they are not the same."""
+
+    def __init__(self, messages: Messages, blocks: Blocks, entries: Entries, volatile: Ports | None = None) -> None:
+        self._ports: Ports = messages, blocks, entries
+        self._volatile_ports = self._ports if volatile is None else volatile
+        self.definition = ClusterDefinition()
+        self.revision = 0
+        self.history: list[Revision] = []  # the last definitions, oldest first; the newest is in force
+        self.encoded_definition: tuple[ClusterDefinition, bytes] | None = None
+        """The bytes that the last snapshot needed: making them again takes as long as the rest of a snapshot."""
+        self.stores: dict[str, Store] = {}
+        self._rules = RULES
+        self.at_ms = 0  # the time of the last command that changed anything
+        self.deadlines: Deadlines[tuple[str, str]] = Deadlines()
+        """When each durable has something to do next, by store and durable."""
+        self.volatile_deadlines: Deadlines[tuple[str, str]] = Deadlines()
+        """Those of stores in memory only, apart: commands outside the log must not change the logged ones."""
+
+    @property
+    def rules(self) -> int:
+        """The rules that commands follow: ``commands.RULES``, or older ones while a replay applies older records."""
+        return self._rules
+
+    @rules.setter
+    def rules(self, rules: int) -> None:
+        if rules != self._rules:
+            self._rules = rules
+            for store in self.stores.values():
+                store.shelf.rules = rules
+                for name in store.durables:
+                    self.arm(store, name)
+
+    def store(self, name: str) -> Store:
+        """A store. Raises ``NotFound``."""
+        store = self.stores.get(name)
+        if store is None:
+            raise NotFound("there is no such store", store=name)
+        return store
+
+    def find(self, store: str, durable: str) -> tuple[Store, Durable]:
+        """A durable and its store. Raises ``NotFound``."""
+        found = self.store(store)
+        return found, found.durable(durable)
+
+    def make_store(self, definition: StoreDefinition) -> Store:
+        """Add an empty store."""
+
+        def room(messages: int, size: int) -> None:
+            cluster = self.definition
+            if cluster.message_limit or cluster.bytelimit:
+                check_cluster(cluster, (store.counts for store in self.stores.values()), messages, size)
+
+        ports = self._volatile_ports if self.definition.is_volatile(definition) else self._ports
+        store = Store(definition, *ports, room)
+        store.shelf.rules = self.rules
+        self.stores[definition.name] = store
+        return store
+
+    def delete(self, store: Store, name: str, cause: str, now_ms: int, effects: list[Effect]) -> None:
+        """Delete a durable with its messages, and notify its subscribers."""
+        effects.append(Advise(store.name, name, "", "durable_deleted", (("cause", cause),)))
+        store.remove(name, now_ms)
+        self.deadlines_of(store).set((store.name, name), None)
+
+    def durable_definitions(self, store: str) -> Mapping[str, DurableDefinition]:
+        """Every durable of a store by name, including dynamic ones. Raises ``NotFound``."""
+        return {name: durable.definition for name, durable in self.store(store).durables.items()}
+
+    def deadlines_of(self, store: Store) -> Deadlines[tuple[str, str]]:
+        """The deadlines that include this store's durables."""
+        return self.volatile_deadlines if self.definition.is_volatile(store.definition) else self.deadlines
+
+    def next_deadline_ms(self, *, volatile: bool = False) -> int | None:
+        """When an ``Expire`` has something to do, or None; for stores in memory if ``volatile``. Cost: O(stores)."""
+        found = (self.volatile_deadlines if volatile else self.deadlines).next_ms()
+        for store in self.stores.values():
+            if self.definition.is_volatile(store.definition) is volatile:
+                found = earlier(found, self.store_deadline_ms(store))
+        return found
+
+    def store_deadline_ms(self, store: Store) -> int | None:
+        """When a store itself has something to do, or None. Only its own commands, dead letters sent to it, ``Expire``
+        and ``Define`` change it."""
+        left_ms = store.residues[0].since_ms if store.residues else None
+        if store.keyed_residues:
+            left_ms = earlier(left_ms, store.keyed_residues[0].of.since_ms)
+        found = earlier(left_ms, store.counts.due_blocks.next_ms())
+        return earlier(found, store.publishers.next_deadline_ms(self.definition.publisher_ttl_ms))
+
+    def arm(self, store: Store, name: str) -> None:
+        """Note when a durable has something to do next."""
+        self.deadlines_of(store).set((store.name, name), self._due_ms(store, name))
+
+    def _due_ms(self, store: Store, name: str) -> int | None:
+        durable = store.durables[name]
+        at_ms = durable.next_deadline_ms() if isinstance(durable, Consumption) else durable.next_ms()
+        ttl_ms = durable.definition.durable_ttl_ms
+        return earlier(at_ms, store.idle_since_ms[name] + ttl_ms if ttl_ms and name in store.idle_since_ms else None)
+
+    def ready(self, store: str, durable: str) -> bool:
+        """Whether a subscriber that is attached could be given something. Raises ``NotFound``."""
+        _, found = self.find(store, durable)
+        return found.ready() if isinstance(found, Consumption) else isinstance(found, LastValue) and found.ready
+
+    def ready_for(self, store: str, durable: str, subscriber: str) -> bool:
+        """Whether a ``Deliver`` for this attached subscriber would give it something, or search further for it."""
+        found = self.stores[store].durables.get(durable) if store in self.stores else None
+        if isinstance(found, Consumption):
+            return subscriber in found.leases.of and found.ready_for(subscriber)
+        return isinstance(found, LastValue) and subscriber in _attached(found) and found.unseen(subscriber) is not None
+
+    def subscribers(self) -> list[tuple[str, str, str]]:
+        """Every attached subscriber: store, durable, subscriber. After a start none of them is connected."""
+        return [
+            (store.name, name, subscriber)
+            for store in self.stores.values()
+            for name, durable in store.durables.items()
+            for subscriber in _attached(durable)
+        ]
+
+    def is_held(self) -> bool:
+        """Whether any subscriber holds a message. Cost: O(durables)."""
+        return any(
+            isinstance(durable, Consumption) and durable.leases.held
+            for store in self.stores.values()
+            for durable in store.durables.values()
+        )
+
+    def pending_effects(self) -> list[Effect]:
+        """The effects that wait to be carried out, reported again after a start."""
+        return [
+            effect
+            for store in self.stores.values()
+            for durable in store.durables.values()
+            if isinstance(durable, Consumption)
+            for effect in durable.dying_effects()
+        ]
+
+    def check(self) -> None:
+        """Every invariant. Cost: O(everything that is kept); for tests and simulations."""
+        assert set(self.stores) == set(self.definition.stores), "stores are those that are defined"
+        for store in self.stores.values():
+            store.check()
+            for name in store.durables:
+                armed_ms = self.deadlines_of(store).get((store.name, name))
+                assert armed_ms == self._due_ms(store, name), "deadlines are those of the durables"
+
+
+def _attached(durable: Durable) -> list[str]:
+    if isinstance(durable, Consumption):
+        return list(durable.leases.of)
+    return [name for name, _ in durable.subscribers()] if isinstance(durable, LastValue) else list(durable.sessions)

@@ -2,13 +2,13 @@
 
 1. a checkpoint is written, and no other until the end, so that no page that the index needs is removed;
 2. the index of that checkpoint is copied;
-3. the log's write position is copied, then its pages in order: a page holds at least what the position says. Frames
-   appended during the copy may be in it; the end may be torn, as after a crash, and recovery takes the whole frames.
+3. the log's write position is copied, then its pages in order: a page holds at least what the position says. The end
+   may be torn, as after a crash, and recovery takes the whole frames.
 
-So a backup has every command that was replied to before it was requested, and a prefix of the later ones. It counts
-once its manifest ``backup.json`` is there, which is written last and synced:
-``{"format": 1, "frame": n, "at_ms": t, "files": {name: [bytes, crc32]}}``. Restoring checks every checksum first and
-writes into an empty directory only; after an interrupted restore a marker keeps the directory from being opened.
+So a backup has every command that was replied to before it was requested, and a prefix of the later ones. It is valid
+once its manifest ``backup.json`` is there, which is written last and synced: ``{"format": 1, "frame": n, "at_ms": t,
+"files": {name: [bytes, crc32]}}``. Restoring checks every checksum first and writes into an empty directory only; after
+an interrupted restore a marker keeps the directory from being opened.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Final
 
 import msgspec
 
-from holdfast.errors import Code, CorruptData, InvalidRequest, NotFound
+from holdfast.errors import CorruptData, InvalidRequest, NotFound
 from holdfast.private_files import make_private_directory, private
 from holdfast.stores.clock import Anchor, write_anchor
 from holdfast.stores.storage.frames import decode_frame
@@ -45,7 +45,7 @@ class Manifest(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """What was read and found right."""
+    """What was read and is valid."""
 
     stores: int
     frames: int
@@ -58,9 +58,9 @@ class Verified:
 
 
 def copy_stores(storage: Storage, target: str) -> Manifest:
-    """Copy the files of open stores, of which no checkpoint is taken meanwhile. ``service`` calls this on a thread.
+    """Copy the files of open stores, on a thread, while no checkpoint is taken.
 
-    *Raises*: ``InvalidRequest`` where ``target`` has files already; ``OSError``, after which it has no manifest.
+    *Raises*: ``InvalidRequest`` if ``target`` has files; ``OSError``, after which it has no manifest.
     """
     _make_empty(target)
     loaded = storage.index.load()
@@ -69,7 +69,7 @@ def copy_stores(storage: Storage, target: str) -> Manifest:
     needed = _log_files(storage.log)
     index = os.path.join(target, INDEX_NAME)
     storage.index.copy_to(index)
-    files = {INDEX_NAME: _read_and_sync(index)}
+    files = {INDEX_NAME: _checksum(index, sync=True)}
     source = storage.log.directory
     # Pages that were there before the index was copied must be there still: it may need them.
     for name in dict.fromkeys([*needed, *_log_files(storage.log)]):
@@ -86,7 +86,7 @@ def copy_stores(storage: Storage, target: str) -> Manifest:
 
 
 def _log_files(log: MessageLog) -> list[str]:
-    """The mark before the pages, and these in order."""
+    """The write position before the pages, and these in order."""
     pages = log.queue.pages
     numbers = pages.numbers()
     names = [pages.names.identity, pages.names.write_meta]
@@ -94,10 +94,10 @@ def _log_files(log: MessageLog) -> list[str]:
 
 
 def restore(source: str, directory: str) -> Manifest:
-    """Put a copy back into an empty directory, from which the stores are then opened.
+    """Restore a copy into an empty directory, from which the stores are then opened.
 
-    *Raises*: ``NotFound`` where ``source`` is not a whole copy; ``CorruptData`` where a file of it is damaged;
-    ``InvalidRequest`` where ``directory`` has files already; ``OSError``.
+    *Raises*: ``NotFound`` if ``source`` is not a whole copy; ``CorruptData`` if a file of it is damaged;
+    ``InvalidRequest`` if ``directory`` has files; ``OSError``.
     """
     manifest = check_copy(source)
     _make_empty(directory)
@@ -129,33 +129,26 @@ def check_copy(source: str) -> Manifest:
             hint="it looks like stores themselves, which a service can serve as they are" if stores else "",
         ) from error
     except msgspec.DecodeError as error:
-        raise CorruptData("the manifest of the backup is damaged", code=Code.CORRUPT_LOG, path=source) from error
+        raise CorruptData("the manifest of the backup is damaged", path=source) from error
     for name, expected in manifest.files.items():
         if name != os.path.basename(name):
-            raise CorruptData("a backup has no folders", code=Code.CORRUPT_LOG, file=name)
+            raise CorruptData("a backup has no folders", file=name)
         try:
             found = _checksum(os.path.join(source, name))
         except FileNotFoundError as error:
-            raise CorruptData("a file of the backup is missing", code=Code.CORRUPT_LOG, file=name) from error
+            raise CorruptData("a file of the backup is missing", file=name) from error
         if found != expected:
-            raise CorruptData(
-                "a file of the backup is damaged",
-                code=Code.CORRUPT_LOG,
-                file=name,
-                bytes=found[0],
-                expected=expected[0],
-            )
+            raise CorruptData("a file of the backup is damaged", file=name, bytes=found[0], expected=expected[0])
     return manifest
 
 
 def verify(directory: str) -> Verified:
-    """Read stores, or a copy of some, from end to end; changes nothing. They should not be in use.
+    """Read stores that are not in use, or a copy, from end to end; changes nothing.
 
-    Checked: the copy's checksums, the index, every frame of the log (one that is damaged and that nobody needs any more
-    is counted), that every kept message can be read, that applying
-    the commands after the index gives the results that they had, and the state's invariants.
-    Without an index the state is made of the log alone, in a temporary folder.
-    *Raises*: what is wrong, as ``CorruptData``; ``NotFound``; ``OSError``. *Cost*: reads everything twice.
+    It checks the copy's checksums, the index, every frame of the log (a damaged one that is not needed is counted),
+    that every kept message can be read, that replayed commands give their recorded results, and the state's invariants.
+    Without an index the state is made of the log alone. *Raises*: ``CorruptData``; ``NotFound``; ``OSError``. *Cost*:
+    reads everything twice.
     """
     if os.path.exists(os.path.join(directory, MANIFEST_NAME)):
         check_copy(directory)
@@ -185,7 +178,6 @@ def _read_all(storage: Storage, *, has_index: bool) -> Verified:
 
 
 def _check_messages(storage: Storage) -> int:
-    """Read every message that is kept. Returns how many."""
     count = 0
     for store, held in storage.state.stores.items():
         for number in range(held.counts.next_seq // BLOCK_MESSAGES + 1):
@@ -198,17 +190,10 @@ def _check_messages(storage: Storage) -> int:
             missing = [seq for seq in expected if seq not in found]
             if missing:
                 raise CorruptData(
-                    "a kept message is not in the log",
-                    code=Code.CORRUPT_LOG,
-                    store=store,
-                    seq=missing[0],
-                    messages=len(missing),
+                    "a kept message is not in the log", store=store, seq=missing[0], messages=len(missing)
                 )
             count += len(expected)
     return count
-
-
-# ---- files ----------------------------------------------------------------------------------------------------------
 
 
 def _make_empty(directory: str) -> None:
@@ -218,7 +203,7 @@ def _make_empty(directory: str) -> None:
 
 
 def _copy(source: str, target: str) -> tuple[int, int]:
-    """Copy one file and sync it. Returns its bytes and CRC-32, as written."""
+    """Copy one file and sync it. Returns its bytes and CRC-32."""
     size = check = 0
     with open(source, "rb") as reader, open(target, "xb", opener=private) as writer:
         while chunk := reader.read(CHUNK_BYTES):
@@ -230,19 +215,15 @@ def _copy(source: str, target: str) -> tuple[int, int]:
     return size, check
 
 
-def _checksum(path: str) -> tuple[int, int]:
+def _checksum(path: str, *, sync: bool = False) -> tuple[int, int]:
     size = check = 0
-    with open(path, "rb") as reader:
-        while chunk := reader.read(CHUNK_BYTES):
+    with open(path, "rb+" if sync else "rb") as file:
+        if sync:
+            os.fsync(file.fileno())
+        while chunk := file.read(CHUNK_BYTES):
             size += len(chunk)
             check = zlib.crc32(chunk, check)
     return size, check
-
-
-def _read_and_sync(path: str) -> tuple[int, int]:
-    with open(path, "rb+") as file:
-        os.fsync(file.fileno())
-    return _checksum(path)
 
 
 def _write_synced(path: str, data: bytes) -> None:

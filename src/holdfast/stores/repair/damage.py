@@ -1,11 +1,8 @@
-"""Repairs stores with damaged messages, after an operator has decided to do so.
+"""Repairs stores with damaged messages, on an operator's decision.
 
-The lost messages are reported one by one, and every other message of the same extent is kept. The damaged bytes stay
-until their page is removed. Damage of the index cannot be repaired this way.
-
-The only change is one checkpoint at the end, so a repair can be stopped at any point and run again. Frames that the
-index does not have are commands that a start applies again; if one of these is damaged, or reads damaged messages,
-opening fails and only a backup helps. ``AlreadyOpen`` while a service has the stores.
+Lost messages are reported one by one, and every other message of the same extent is kept. The only change is one
+checkpoint at the end, so a repair can be stopped and run again. If a frame after the index is damaged, or its command
+reads damaged messages, or the index is damaged, only a backup helps. ``AlreadyOpen`` while a service has the stores.
 """
 
 from __future__ import annotations
@@ -19,13 +16,12 @@ from holdfast.stores.machine.repairs import drop_lost
 from holdfast.stores.storage.frames import MessageRun, decode_frame, runs_of
 from holdfast.stores.storage.locations import Extent
 from holdfast.stores.storage.storage import Storage, require_stores
-from holdfast.stores.values.ports import BLOCK_MESSAGES
 from holdfast.stores.values.sequence_set import SequenceSet
 
 
 class Loss(NamedTuple):
-    """Of one store: runs of messages that are kept and cannot be read, ascending, and how many of them each durable
-    lost; the latter is known when it is done."""
+    """Of one store: runs of kept messages that cannot be read, ascending, and how many each durable lost (after the
+    repair)."""
 
     store: str
     runs: list[tuple[int, int]]
@@ -45,10 +41,9 @@ class _Cut(NamedTuple):
 
 
 def survey(directory: str) -> list[Loss]:
-    """What ``repair`` would remove; changes nothing.
+    """What ``repair`` would remove; changes nothing. *Cost*: reads the log once.
 
-    *Raises*: ``CorruptData`` where only a backup helps; ``NotFound``; ``AlreadyOpen``; ``OSError``. *Cost*: reads the
-    log once.
+    *Raises*: ``CorruptData`` if only a backup helps; ``NotFound``; ``AlreadyOpen``; ``OSError``.
     """
     require_stores(directory)
     storage = Storage.open(directory, read_only=True)
@@ -61,8 +56,8 @@ def survey(directory: str) -> list[Loss]:
 def repair(directory: str) -> list[Loss]:
     """Remove every kept message that cannot be read, so that everything after it can be delivered.
 
-    *Raises*: as ``survey``; ``InvalidRequest`` for a backup; ``sqlite3.Error``. *After a crash*: nothing was changed,
-    or all of it.
+    *Raises*: as ``survey``; ``InvalidRequest`` for a backup; ``sqlite3.Error``. *After a crash*: all or nothing was
+    changed.
     """
     require_stores(directory)
     storage = Storage.open(directory)
@@ -84,12 +79,11 @@ def repair(directory: str) -> list[Loss]:
 
 
 def accept_recorded(directory: str, backup: str) -> list[tuple[int, CorruptData]]:
-    """Copy the directory to ``backup``, then open it and take recorded results where a replay gives other ones.
+    """Copy the directory to ``backup``, then take recorded results if a replay gives other ones.
 
-    Returns the frames of these records, each with the error that it was. *Raises*: ``InvalidRequest`` where ``backup``
-    exists; ``CorruptData`` where a record cannot be accepted, or something else is damaged; ``AlreadyOpen``;
-    ``OSError``. *After a crash*: the copy may be incomplete; the directory has not changed, or is repaired. *Cost*:
-    copies the directory once.
+    Returns the frames of these records with the error of each. *Raises*: ``InvalidRequest`` if ``backup`` exists;
+    ``CorruptData`` if a record cannot be accepted, or something else is damaged; ``AlreadyOpen``; ``OSError``. *After a
+    crash*: the copy may be incomplete; the directory is unchanged or repaired. *Cost*: copies the directory once.
     """
     require_stores(directory)
     if os.path.exists(backup):
@@ -107,7 +101,7 @@ def accept_recorded(directory: str, backup: str) -> list[tuple[int, CorruptData]
 
 
 def missing_frames(storage: Storage) -> SequenceSet:
-    """The frames that should be in the log and cannot be read. *Cost*: reads the log."""
+    """The unreadable frames of the log. *Cost*: reads the log."""
     missing = SequenceSet()
     expected = storage.log.first
     for number, _ in storage.log.readable(expected, storage.log.last):
@@ -120,7 +114,6 @@ def missing_frames(storage: Storage) -> SequenceSet:
 
 
 def _damage(storage: Storage) -> list[tuple[str, SequenceSet, list[_Cut]]]:
-    """By store: the messages that are kept and cannot be read, and the extents with frames that cannot."""
     missing = missing_frames(storage)
     found: list[tuple[str, SequenceSet, list[_Cut]]] = []
     for store in storage.state.stores:
@@ -138,7 +131,6 @@ def _damage(storage: Storage) -> list[tuple[str, SequenceSet, list[_Cut]]]:
 
 
 def _look_at(storage: Storage, extent: Extent, lost: SequenceSet, cuts: list[_Cut]) -> None:
-    """What is left of an extent with frames that cannot be read."""
     there, parts = SequenceSet(), list[Extent]()
     before = -1
     for number, data in storage.log.readable(extent.first_frame, extent.last_frame):
@@ -151,23 +143,19 @@ def _look_at(storage: Storage, extent: Extent, lost: SequenceSet, cuts: list[_Cu
             _extend(parts, extent, run, low, high, number, joined=number == before)
             before = number
     cuts.append(_Cut(extent, parts))
+    counts = storage.state.stores[extent.store].counts
     for seq in range(extent.first_seq, extent.last_seq + 1):
-        if seq not in there and _is_kept(storage, extent.store, seq):
+        if seq not in there and counts.is_kept(seq):
             lost.add(seq, seq)
 
 
 def _extend(
     parts: list[Extent], extent: Extent, run: MessageRun, low: int, high: int, frame: int, *, joined: bool
 ) -> None:
-    """A part for each frame, so that none reaches over one that cannot be read."""
+    """Make a part for each frame, so that none spans an unreadable one."""
     size = sum(len(message.body) for message in run.messages)
     if joined:
         last = parts[-1]
         parts[-1] = last._replace(last_seq=high, bytes=last.bytes + size)
     else:
         parts.append(Extent(extent.store, low, high, frame, frame, size))
-
-
-def _is_kept(storage: Storage, store: str, seq: int) -> bool:
-    block = storage.index.blocks.get(store, seq // BLOCK_MESSAGES)
-    return block is not None and block.references[seq % BLOCK_MESSAGES] > 0

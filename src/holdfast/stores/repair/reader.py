@@ -1,18 +1,12 @@
 """Reads the messages of a store from its files, also while a service has them open.
 
-It sees messages that are durable, whether or not a durable still keeps them, while their pages exist. So a message that
-a durable keeps is always found, and a consumed one until its space is reused.
-
-The index says, in one transaction, where the messages up to its checkpoint are; the log after that frame says the rest.
-The service may write a checkpoint and remove pages at any moment. Then:
+It sees durable messages while their pages exist: a kept message always, a consumed one until its space is reused. The
+index says, in one transaction, where the messages up to its checkpoint are; the log after that frame says the rest. The
+service may write a checkpoint and remove pages at any moment. Then:
 
 1. a page of the plan is gone: its messages were consumed, or moved
 2. the index of that checkpoint knows which; the same numbers are looked up there, and read from their new place
 3. a store that was deleted and made again reuses the numbers: messages newer than the plan are left out
-
-*Raises*: ``NotFound`` for an unknown store, ``CorruptData`` for damage, ``Unavailable`` if pages are removed faster
-than
-they are read, many times in a row.
 """
 
 from __future__ import annotations
@@ -26,10 +20,10 @@ from urllib.parse import quote
 
 import msgspec
 
-from holdfast.errors import Code, CorruptData, InvalidRequest, NotFound, Unavailable, statement_of
+from holdfast.errors import CorruptData, InvalidRequest, NotFound, Unavailable, statement_of
 from holdfast.stores.definitions.cluster import ClusterDefinition, parse_definition
 from holdfast.stores.definitions.parts import with_parts
-from holdfast.stores.machine.cluster import Revision
+from holdfast.stores.machine.store import Revision
 from holdfast.stores.storage.frames import Relocated, decode_frame, runs_of
 from holdfast.stores.storage.index import INDEX_NAME, UNREADABLE, checked_row, read_checkpoint
 from holdfast.stores.storage.locations import EXTENT_BYTES, Extent
@@ -53,8 +47,8 @@ class StoredMessage(NamedTuple):
 class Placed:
     """Where the messages of one store are.
 
-    Shape: ``extents`` ascend and do not overlap; ``newest_seq`` is the newest number that the store gave, 0 for none;
-    ``until_ms`` is the service's time of the last frame that counts, ``frame`` its number.
+    Shape: ``extents`` ascend and do not overlap; ``newest_seq`` is the store's newest number, 0 for none; ``frame`` is
+    the last frame that counts, ``until_ms`` its time.
     """
 
     extents: tuple[Extent, ...]
@@ -92,14 +86,12 @@ class _Known(NamedTuple):
 
 
 class _Moved(Exception):
-    """A checkpoint came between two looks."""
+    """A checkpoint came between two reads."""
 
 
 class StoreReader:
-    """The store ``store`` in the stores' directory. One thread at a time.
-
-    *Raises*: ``NotFound`` where there are no stores.
-    """
+    """The store ``store`` in the stores' directory. One thread at a time. *Raises*: ``NotFound`` if there are no
+    stores."""
 
     def __init__(self, directory: str, store: str) -> None:
         self._directory = directory
@@ -115,8 +107,9 @@ class StoreReader:
     def place(self, after_seq: int = 0) -> Placed:
         """Where the messages after ``after_seq`` are now.
 
-        *Raises*: ``NotFound`` (no such store, or one that lives in memory only), ``CorruptData``, ``Unavailable``.
-        *Cost*: the rows of the index for these messages, and the log after its checkpoint.
+        *Raises*: ``NotFound`` (no such store, or one in memory only), ``CorruptData``, ``Unavailable`` (pages are
+        removed faster than they are read). *Cost*: the rows of the index for these messages, and the log after its
+        checkpoint.
         """
         for _ in range(ATTEMPTS_MAX):
             try:
@@ -128,7 +121,7 @@ class StoreReader:
     def place_on(self, placed: Placed) -> Placed:
         """Where the messages after those of ``placed`` are, for a caller that polls.
 
-        *Raises*: as ``place``; ``NotFound`` where the store was deleted meanwhile. *Cost*: the log since then.
+        *Raises*: as ``place``; ``NotFound`` if the store was deleted meanwhile. *Cost*: the log since then.
         """
         last = self._log.durable
         if last <= placed.frame:
@@ -141,10 +134,9 @@ class StoreReader:
             return self.place(placed.newest_seq)
 
     def messages(self, extent: Extent, until_ms: int) -> tuple[list[StoredMessage], bool]:
-        """The messages of an extent of a plan, in order, wherever they are by now, and whether these are all that its
-        numbers ever were.
+        """The messages of an extent of a plan with this ``until_ms``, in order, wherever they are now.
 
-        ``until_ms`` is the plan's. *Raises*: ``CorruptData``, ``Unavailable``.
+        Also returns whether these are all that its numbers ever were. *Raises*: ``CorruptData``, ``Unavailable``.
         """
         extents = [extent]
         for _ in range(ATTEMPTS_MAX):
@@ -160,13 +152,8 @@ class StoreReader:
 
     def _too_busy(self) -> Unavailable:
         return Unavailable(
-            "pages of the stores are removed faster than they are read",
-            code=Code.STORE_UNAVAILABLE,
-            store=self._store,
-            attempts=ATTEMPTS_MAX,
+            "pages of the stores are removed faster than they are read", store=self._store, attempts=ATTEMPTS_MAX
         )
-
-    # ---- planning ---------------------------------------------------------------------------------------------------
 
     def _place(self, after_seq: int) -> Placed:
         durable = self._log.durable
@@ -175,7 +162,6 @@ class StoreReader:
         return self._behind(known, max(durable, known.frame), after_seq)
 
     def _behind(self, known: _Known, last: int, after_seq: int, *, deletion_matters: bool = False) -> Placed:
-        """What the frames up to ``last`` add to what is known."""
         _, at_ms, definition, newest, extents = known
         expected = known.frame + 1
         for number, said in self._frames(expected, last):
@@ -208,7 +194,7 @@ class StoreReader:
         return Placed(tuple(extents), newest, at_ms, last)
 
     def _brought(self, said: Record | Relocated) -> Iterator[tuple[int, int, int]]:
-        """The numbers that a record gave to messages of this store, first and last, and their bytes."""
+        """First and last number and bytes of the messages that a record added to this store."""
         for run in runs_of(said):
             if run.store == self._store:
                 yield run.first_seq, run.last_seq, sum(len(message.body) for message in run.messages)
@@ -236,7 +222,7 @@ class StoreReader:
         return NotFound("there is no such store", store=self._store, stores=", ".join(definition.stores) or "none")
 
     def _index(self, after_seq: int) -> _Known:
-        """The last checkpoint: its frame and time, what is defined, where the messages after ``after_seq`` are."""
+        """The last checkpoint: its frame and time, the definition, where the messages after ``after_seq`` are."""
         path = os.path.join(self._directory, INDEX_NAME)
         try:
             database = sqlite3.connect(f"file:{quote(os.path.abspath(path))}?mode=ro", uri=True, isolation_level=None)
@@ -253,9 +239,7 @@ class StoreReader:
                 )
             ]
         except UNREADABLE as error:
-            raise CorruptData(
-                "the index of the stores cannot be read", code=Code.CORRUPT_LOG, path=path, cause=statement_of(error)
-            ) from error
+            raise CorruptData("the index of the stores cannot be read", path=path, cause=statement_of(error)) from error
         finally:
             database.close()
         if loaded is None:
@@ -265,17 +249,14 @@ class StoreReader:
             definition = parse_definition(beginning.history[-1].definitions if beginning.history else b"")
         except (msgspec.DecodeError, InvalidRequest) as error:
             raise CorruptData(
-                "the index holds no snapshot of the stores", code=Code.CORRUPT_LOG, path=path, cause=statement_of(error)
+                "the index holds no snapshot of the stores", path=path, cause=statement_of(error)
             ) from error
         newest = next((store.next_seq - 1 for store in beginning.stores if store.name == self._store), 0)
         return _Known(loaded.frame, beginning.at_ms, definition, newest, [Extent(*row) for row in rows])
 
-    # ---- reading ----------------------------------------------------------------------------------------------------
-
     def _read(self, extent: Extent) -> tuple[list[StoredMessage], int]:
-        """The messages of an extent in its frames, ascending and each once, and how many of its numbers stand for a
-        key of a map that was cleared as a whole, of which the log says no more. *Raises*: ``NotFound`` where they went.
-        """
+        """The messages of an extent in its frames, ascending, and how many of its numbers stand for a key that a clear
+        of the whole map removed. *Raises*: ``NotFound``."""
         found: dict[int, StoredMessage] = {}
         cleared = 0
         for number, data in self._log.read(extent.first_frame, extent.last_frame):
@@ -305,7 +286,7 @@ class StoreReader:
 
 
 def _extend(extents: list[Extent], more: Extent) -> None:
-    """Join ``more`` to the last extent, or add it where that would be large."""
+    """Join ``more`` to the last extent, or add it."""
     last = extents[-1] if extents else None
     if last is not None and last.last_seq + 1 == more.first_seq and last.bytes + more.bytes <= EXTENT_BYTES:
         extents[-1] = last._replace(last_seq=more.last_seq, last_frame=more.last_frame, bytes=last.bytes + more.bytes)
@@ -314,7 +295,7 @@ def _extend(extents: list[Extent], more: Extent) -> None:
 
 
 def _removals(said: Record | Relocated) -> frozenset[int]:
-    """The numbers of those changes of a map that removed a key."""
+    """The numbers of a map's changes that removed a key."""
     if isinstance(said, Relocated) or not isinstance(said.command, MapChange):
         return frozenset()
     if not isinstance(said.result, MapChanged):
@@ -325,7 +306,7 @@ def _removals(said: Record | Relocated) -> frozenset[int]:
 
 
 def _cleared(said: Record | Relocated, store: str) -> tuple[int, int]:
-    """The first and last number of a command that cleared a map of ``store`` as a whole; 1 and 0 for any other."""
+    """The first and last number of a command that cleared a map of ``store``; 1 and 0 for any other."""
     if isinstance(said, Record) and isinstance(said.command, MapChange) and isinstance(said.result, MapChanged):
         command, result = said.command, said.result
         if command.remove_all and command.store == store and result.changed:

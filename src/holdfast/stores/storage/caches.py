@@ -26,12 +26,13 @@ from array import array
 from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import islice
 from typing import Final, Protocol, TypeAlias
 
 import msgspec
 
-from holdfast.errors import Code, CorruptData
+from holdfast.errors import CorruptData
 from holdfast.private_files import make_private
 from holdfast.stores.values.ports import BLOCK_MESSAGES, Block, Entry
 from holdfast.stores.values.sequence_set import SequenceSet
@@ -49,8 +50,7 @@ def row_crc(*values: str | bytes | int | None) -> int:
 
 
 BLOCKS_MAX: Final = 2_048
-BLOCK_BYTES: Final = 16 << 10
-"""What one takes in memory."""
+BLOCK_BYTES: Final = 16 << 10  # what one takes in memory
 _HEAD: Final = struct.Struct("<QQIQB")
 _REFERENCES: Final = 2 * BLOCK_MESSAGES
 _SIZES: Final = _REFERENCES + 4 * BLOCK_MESSAGES
@@ -66,8 +66,7 @@ class BlockTable(Protocol):
     """The blocks of the last checkpoint."""
 
     def block(self, store: str, number: int) -> tuple[bytes, int] | None:
-        """The bytes of a block and their checksum, see ``BlockChanges``."""
-        ...
+        """The bytes of a block and their checksum ``row_crc(store, number, bytes)``."""
 
     def block_runs(self) -> dict[str, list[tuple[int, int]]]:
         """The numbers of the blocks that there are, by store: runs, both ends inclusive, ascending."""
@@ -96,7 +95,7 @@ def encode_block(block: Block) -> bytes:
 
 
 def decode_block(number: int, data: bytes) -> Block:
-    """The block of these bytes. *Raises*: ``struct.error``, ``zlib.error`` for what is none."""
+    """The block of these bytes. *Raises*: ``struct.error``, ``zlib.error`` if they are not valid."""
     block = Block(number)
     block.earliest_ms, block.swept_ms, block.live, block.live_bytes, timed = _HEAD.unpack_from(data)
     block.timed = bool(timed)
@@ -107,28 +106,16 @@ def decode_block(number: int, data: bytes) -> Block:
     return block
 
 
+@dataclass(frozen=True, slots=True)
 class BlockChanges:
-    """What a checkpoint writes: ``forgotten`` stores first; then iterate over (store, number, bytes), None for a block
-    that is forgotten. ``runs`` says which blocks there are then, as ``BlockTable.block_runs``. Any thread.
+    """What a checkpoint writes: ``forgotten`` stores first; then iterate over (store, number, bytes), None for a
+    forgotten block. ``runs`` says which blocks there are then, as ``BlockTable.block_runs``. Any thread."""
 
-    Beside its bytes a block has the checksum ``row_crc(store, number, bytes)``.
-    """
-
-    __slots__ = ("_frozen", "_generation", "_scratch", "forgotten", "runs")
-
-    def __init__(
-        self,
-        forgotten: list[str],
-        runs: dict[str, list[tuple[int, int]]],
-        frozen: dict[tuple[str, int], _Frozen | None],
-        scratch: sqlite3.Connection | None,
-        generation: int,
-    ) -> None:
-        self.forgotten = forgotten
-        self.runs = runs
-        self._frozen = frozen
-        self._scratch = scratch
-        self._generation = generation
+    forgotten: list[str]
+    runs: dict[str, list[tuple[int, int]]]
+    _frozen: dict[tuple[str, int], _Frozen | None]
+    _scratch: sqlite3.Connection | None
+    _generation: int
 
     def __iter__(self) -> Iterator[tuple[str, int, bytes | None]]:
         if self._scratch is not None:
@@ -144,16 +131,14 @@ class BlockChanges:
 
 
 def _checked(store: str, number: int, data: bytes, crc: int) -> bytes:
-    """The bytes, where they are what was written. *Raises*: ``CorruptData``."""
+    """The bytes if the checksum holds. *Raises*: ``CorruptData``."""
     if row_crc(store, number, data) != crc:
         raise _damaged(store, number)
     return data
 
 
 def _damaged(store: str, number: int) -> CorruptData:
-    return CorruptData(
-        "a block of the stores' index is damaged", code=Code.CORRUPT_LOG, store=store, block=number, hint=REPAIR
-    )
+    return CorruptData("a block of the stores' index is damaged", store=store, block=number, hint=REPAIR)
 
 
 class BlockCache:
@@ -195,8 +180,6 @@ class BlockCache:
     def changes(self) -> int:
         """Blocks that have changed since the last checkpoint."""
         return len(self._dirty) + len(self._spilled)
-
-    # ---- ports.Blocks -----------------------------------------------------------------------------------------------
 
     def get(self, store: str, number: int) -> Block | None:
         """See ``ports.Blocks``."""
@@ -265,7 +248,7 @@ class BlockCache:
         self._dirty[key] = False
 
     def _encoded(self, key: tuple[str, int]) -> bytes:
-        """The bytes of a block that is there, and not in the cache. *Raises*: ``CorruptData``."""
+        """The bytes of an existing block that is not in the cache. *Raises*: ``CorruptData``."""
         generation = self._spilled.get(key)
         if generation is not None and (generation == self._generation or key not in self._frozen):
             row: tuple[bytes, int] | None = (
@@ -299,10 +282,8 @@ class BlockCache:
                 del self._dirty[key]
             del self._cache[key]
 
-    # ---- checkpoints ------------------------------------------------------------------------------------------------
-
     def freeze(self) -> BlockChanges:
-        """What has changed since the last checkpoint. *Cost*: the runs; a copy of 14 KiB for each block that did."""
+        """What has changed since the last checkpoint. *Cost*: copies 14 KiB for each changed block."""
         assert not self._frozen, "one checkpoint at a time"
         self._frozen = {key: _Frozen(self._cache[key]) if there else None for key, there in self._dirty.items()}
         self._dirty = {}
@@ -331,8 +312,7 @@ class BlockCache:
 CACHED_MAX: Final = 16_384
 SCAN_ROWS: Final = 256
 
-Place: TypeAlias = tuple[str, str]
-"""A store and a durable in it."""
+Place: TypeAlias = tuple[str, str]  # a store and a durable in it
 
 
 class EntryTable(Protocol):
@@ -340,7 +320,6 @@ class EntryTable(Protocol):
 
     def entry(self, store: str, durable: str, key: str) -> Entry | None:
         """One entry."""
-        ...
 
     def entries_after(self, store: str, durable: str, key: str, limit: int) -> list[Entry]:
         """Up to ``limit`` entries with the smallest keys above ``key``, ascending."""
@@ -348,10 +327,8 @@ class EntryTable(Protocol):
 
 
 class EntryChanges:
-    """What a checkpoint writes: durables whose entries all went (an empty name: those of the whole store), then entries
-    set, None where removed."""
-
-    __slots__ = ("entries", "forgotten")
+    """What a checkpoint writes: durables without entries any more (an empty name: the whole store), then entries; None:
+    removed."""
 
     def __init__(self) -> None:
         self.forgotten: dict[Place, None] = {}
@@ -369,8 +346,6 @@ class EntryCache:
         self._keys: dict[Place, list[str]] = {}  # of both, ascending
         self._read: dict[tuple[str, str, str], Entry | None] = {}
         self.changes = 0
-
-    # ---- ports.Entries ----------------------------------------------------------------------------------------------
 
     def get(self, store: str, durable: str, key: str) -> Entry | None:
         """See ``ports.Entries``."""
@@ -436,8 +411,6 @@ class EntryCache:
             del self._read[address]
         self._changed.forgotten[store, durable] = None
 
-    # ---- layers -----------------------------------------------------------------------------------------------------
-
     def _change(self, place: Place, key: str, entry: Entry | None) -> None:
         changed = self._changed.entries.setdefault(place, {})
         if key not in changed:
@@ -450,7 +423,6 @@ class EntryCache:
         self._read.pop((*place, key), None)
 
     def _lookup(self, place: Place, key: str) -> tuple[bool, Entry | None]:
-        """Whether the changes know this key, and what they say."""
         for layer in (self._changed, self._frozen):
             found = layer.entries.get(place)
             if found is not None and key in found:
@@ -460,12 +432,8 @@ class EntryCache:
         return False, None
 
     def _is_forgotten(self, place: Place) -> bool:
-        """Whether the table's entries of this durable do not count any more."""
-        return any(
-            place in layer.forgotten or (place[0], "") in layer.forgotten for layer in (self._changed, self._frozen)
-        )
-
-    # ---- checkpoints ------------------------------------------------------------------------------------------------
+        layers = self._changed.forgotten, self._frozen.forgotten
+        return any(place in forgotten or (place[0], "") in forgotten for forgotten in layers)
 
     def freeze(self) -> EntryChanges:
         """What has changed since the last checkpoint; it stays in force here until ``written``."""

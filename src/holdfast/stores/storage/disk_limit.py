@@ -1,12 +1,9 @@
 """How full the disk may get before publishers are refused.
 
-The used bytes of the file system, as ``df`` counts them, are compared with ``fraction`` of its capacity; blocks
-reserved for the administrator are not capacity. Above it publishes are refused with ``disk_limit``; acknowledgements,
-which free space, continue. 0 turns the limit off. It applies only if the persistence is not ``none``.
-
-The limit is soft: it is checked every ``LOOK_MS`` or ``LOOK_BYTES``, and what is written in between goes through. If
-the
-file system cannot be asked, nothing is refused.
+The used bytes of the file system, as ``df`` counts them, are compared with ``fraction`` of its capacity without the
+blocks reserved for the administrator. Above it publishes are refused with ``disk_limit``; acknowledgements, which free
+space, continue. 0 turns the limit off; it applies only if the persistence is not ``none``. The limit is soft: it is
+checked every ``LOOK_MS`` or ``LOOK_BYTES``. If the file system cannot be asked, nothing is refused.
 """
 
 from __future__ import annotations
@@ -52,7 +49,7 @@ class DiskLimit:
         self._look = look
         self._next_look_ms = 0
         self._bytes_left = 0  # until the next look
-        self._use: DiskUse | None = None
+        self.use: DiskUse | None = None  # what the last look found
         self._fraction = 0.0
         self.fraction = fraction
         self.refused = 0
@@ -71,15 +68,10 @@ class DiskLimit:
         self._fraction = fraction
         self._next_look_ms = 0
 
-    @property
-    def use(self) -> DiskUse | None:
-        """What the last look found."""
-        return self._use
-
     def check(self, now_ms: int, size: int, waiting: int) -> None:
-        """Raise ``Unavailable`` (disk_limit) while more is used than may be.
+        """Raise ``Unavailable`` (disk_limit) while more is used than allowed.
 
-        ``now_ms`` is any clock, ``size`` the bytes that shall come, ``waiting`` those accepted and not written yet.
+        ``now_ms`` is any clock, ``size`` the bytes to come, ``waiting`` those accepted and not written yet.
         """
         if not self._fraction:
             return
@@ -88,10 +80,10 @@ class DiskLimit:
             self._next_look_ms = now_ms + LOOK_MS
             self._bytes_left = LOOK_BYTES
             try:
-                self._use = self._look(self._directory)
+                self.use = self._look(self._directory)
             except OSError:
-                self._use = None  # not refused: if the disk fails, the log reports it
-        use = self._use
+                self.use = None  # not refused: if the disk fails, the log reports it
+        use = self.use
         if use is not None and use.used + waiting > self._fraction * use.capacity:
             self.refused += 1
             raise Unavailable(

@@ -17,7 +17,7 @@ from typing import Final
 
 import msgspec
 
-from holdfast.errors import Code, CorruptData
+from holdfast.errors import CorruptData
 from holdfast.stores.values.commands import DeadLetter, MapChange, MapChanged, Publish, Published, Record, Resend
 from holdfast.stores.values.messages import Message
 
@@ -81,10 +81,9 @@ def decode_frame(data: bytes, number: int) -> Record | Relocated:
         if kind == RELOCATED:
             return _relocations.decode(memoryview(data)[1:])
     except msgspec.DecodeError as error:
-        raise CorruptData("a frame of the stores' log is damaged", code=Code.CORRUPT_LOG, frame=number) from error
+        raise CorruptData("a frame of the stores' log is damaged", frame=number) from error
     raise CorruptData(
         "a frame of the stores' log is of an unknown kind",
-        code=Code.CORRUPT_LOG,
         frame=number,
         kind=kind.hex(),
         hint="it was written by a later version",

@@ -59,26 +59,23 @@ from holdfast.stores.values.commands import FIRST_RULES, RULES
 from holdfast.stores.values.ports import Entry, ReadUnavailable
 from holdfast.stores.values.sequence_set import SequenceSet
 
-WITHOUT_CHECKSUMS: Final = 1
-"""The format whose rows have none."""
+WITHOUT_CHECKSUMS: Final = 1  # the format whose rows have none
 UNREADABLE: Final = (sqlite3.DatabaseError, UnicodeDecodeError)
 """What reading a damaged file may raise; the latter is of Python's module, where SQLite's message has bytes of it."""
-_PRIMARY: Final = 0xFF
-"""Of SQLite's codes: the rest only says more."""
+_PRIMARY: Final = 0xFF  # of SQLite's codes: the rest only says more
 COLUMNS: Final = {
     "blocks": "store, number, data",
     "entries": "store, durable, key, revision, size, expires_ms",
     "extents": "store, first_seq, last_seq, first_frame, last_frame, bytes",
 }
-Row = tuple[Any, ...]
-"""A row as SQLite gives it: its columns have the types of the schema, which ``crc`` holds for."""
+Row = tuple[Any, ...]  # a row as SQLite gives it: its columns have the types of the schema, which crc holds for
 
 
 class Loaded(NamedTuple):
-    """The last checkpoint: the last frame in it, the time of that, the state; None where there was none yet.
+    """The last checkpoint: its last frame, the time of that, and the state.
 
-    ``frame_crc`` is that frame's CRC-32, None where it is not known; ``runs`` the blocks that there are, None of an
-    index of format 1; ``rules`` the rules that the state follows (``commands.RULES``), 1 before format 3.
+    ``frame_crc`` is that frame's CRC-32 if known; ``runs`` the blocks that there are, None in format 1; ``rules`` the
+    rules that the state follows (``commands.RULES``), 1 before format 3.
     """
 
     frame: int
@@ -90,10 +87,8 @@ class Loaded(NamedTuple):
 
 
 def read_checkpoint(database: sqlite3.Connection, path: str) -> Loaded | None:
-    """The last checkpoint of an index of any format, None where there was none yet.
-
-    *Raises*: ``CorruptData``, ``sqlite3.DatabaseError``.
-    """
+    """The last checkpoint of an index of any format, None without one. *Raises*: ``CorruptData``,
+    ``sqlite3.DatabaseError``."""
     found: dict[str, bytes | int] = dict(database.execute("SELECT name, value FROM meta").fetchall())
     frame, at_ms, state, frame_crc, runs, rules = (found.get(name) for name in Loaded._fields)
     if frame is None and "crc" not in found:
@@ -114,15 +109,15 @@ def read_checkpoint(database: sqlite3.Connection, path: str) -> Loaded | None:
 
 
 def checked_row(row: Row, table: str, path: str) -> Row:
-    """A row without its last column, ``crc``, which holds for the others. *Raises*: ``CorruptData``."""
+    """A row without its last column ``crc``, which was checked. *Raises*: ``CorruptData``."""
     if row_crc(*row[:-1]) != row[-1]:
         raise damaged(path, table)
     return row[:-1]
 
 
 def damaged(path: str, table: str) -> CorruptData:
-    """What to raise where a table does not say what was written into it."""
-    return CorruptData("the index of the stores is damaged", code=Code.CORRUPT_LOG, path=path, table=table, hint=REPAIR)
+    """The error for a table that does not have what was written."""
+    return CorruptData("the index of the stores is damaged", path=path, table=table, hint=REPAIR)
 
 
 def runs_of(database: sqlite3.Connection) -> dict[str, list[tuple[int, int]]]:
@@ -134,7 +129,7 @@ def runs_of(database: sqlite3.Connection) -> dict[str, list[tuple[int, int]]]:
 
 
 def unreadable(path: str, error: Exception, otherwise: type[Unavailable] = Unavailable) -> HoldfastError:
-    """Damage where SQLite says so; else ``otherwise``: it is the disk's or somebody else's."""
+    """``CorruptData`` if SQLite says so; else ``otherwise``: the disk, or another process."""
     # What Python's module refuses by itself has no code of SQLite's; a table that is missing is SQLite's plain error.
     code = int(getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)) & _PRIMARY
     if code not in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR):
@@ -145,20 +140,13 @@ def unreadable(path: str, error: Exception, otherwise: type[Unavailable] = Unava
             hint="nothing is known to be damaged: see to the disk, or to who else has the file open, and start again",
             path=path,
         )
-    return CorruptData(
-        "the index of the stores cannot be read",
-        code=Code.CORRUPT_LOG,
-        path=path,
-        cause=str(error),
-        hint=REPAIR,
-    )
+    return CorruptData("the index of the stores cannot be read", path=path, cause=str(error), hint=REPAIR)
 
 
 INDEX_NAME: Final = "index.sqlite"
 SCRATCH_NAME: Final = "scratch.sqlite"
 FORMAT: Final = 3
-WITHOUT_RULES: Final = 2
-"""The format before it, whose state follows the first rules."""
+WITHOUT_RULES: Final = 2  # the format before it, whose state follows the first rules
 _SCHEMA: Final = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE blocks (
@@ -199,10 +187,10 @@ class Checkpoint(NamedTuple):
 
 
 class Index:
-    """One index file. ``write`` and ``copy_to`` belong on a thread of their own, all else on the event loop.
+    """One index file. ``write`` and ``copy_to`` belong on a thread of their own, the rest on the event loop.
 
-    With ``read_only`` the file is not changed, and nothing can be written; what changes stays in memory.
-    *Raises*: ``CorruptData``; ``Unavailable`` where the file is not damaged and cannot be opened.
+    With ``read_only`` changes stay in memory. *Raises*: ``CorruptData``; ``Unavailable`` if it cannot be opened
+    otherwise.
     """
 
     def __init__(self, directory: str, *, read_only: bool = False, blocks_max: int = BLOCKS_MAX) -> None:
@@ -239,7 +227,7 @@ class Index:
         self.entries = EntryCache(self)
 
     def _make_tables(self) -> None:
-        """All of them and the format, or none: a table that is missing among others was there once."""
+        """Make all tables and the format, or none: a missing table among others is damage."""
         database = self._writer
         database.execute("BEGIN IMMEDIATE")
         try:
@@ -257,7 +245,7 @@ class Index:
         if row is None and self._writer.execute("SELECT 1 FROM meta LIMIT 1").fetchone() is not None:
             raise damaged(self._path, "meta")
         elif row is None:
-            raise CorruptData("the index of the stores is empty", code=Code.CORRUPT_LOG, path=self._path, hint=REPAIR)
+            raise CorruptData("the index of the stores is empty", path=self._path, hint=REPAIR)
         elif row[0] == WITHOUT_CHECKSUMS and self._is_without_checksums():
             if read_only:
                 return WITHOUT_CHECKSUMS
@@ -265,7 +253,6 @@ class Index:
         elif (actual := self._format_of_values()) is not None and row[0] != actual:
             raise CorruptData(
                 "the number of the format in the stores' index is damaged, and the values next to it are whole",
-                code=Code.CORRUPT_LOG,
                 path=self._path,
                 format=row[0],
                 hint=f"in SQLite: UPDATE meta SET value = {actual} WHERE name = 'format'; then holdfast stores verify",
@@ -273,7 +260,6 @@ class Index:
         elif row[0] not in (WITHOUT_RULES, FORMAT):
             raise CorruptData(
                 "the index of the stores was written by a later version of holdfast",
-                code=Code.CORRUPT_LOG,
                 path=self._path,
                 format=row[0],
                 hint="nothing is damaged: use that version",
@@ -286,8 +272,8 @@ class Index:
         return not columns.fetchone()[0]
 
     def _format_of_values(self) -> int | None:
-        """The format that the checkpoint's values and their checksum have, whatever its number says; None without a
-        checkpoint, or where the checksum does not hold: a later format has another one."""
+        """The format of the checkpoint's values by their checksum; None without a checkpoint, or if the checksum does
+        not hold."""
         try:
             if self._is_without_checksums() or read_checkpoint(self._writer, self._path) is None:
                 return None
@@ -297,10 +283,7 @@ class Index:
         return FORMAT if has_rules else WITHOUT_RULES
 
     def _add_checksums(self) -> None:
-        """Format 1 becomes format 3, with rules 1. *Cost*: the whole index, read and written once.
-
-        *After a crash*: one or the other.
-        """
+        """Format 1 becomes format 3, in one transaction. *Cost*: reads and writes the whole index once."""
         database = self._writer
         database.create_function("row_crc", -1, row_crc, deterministic=True)
         database.execute("BEGIN IMMEDIATE")
@@ -323,7 +306,7 @@ class Index:
         return read_checkpoint(self._reader, self._path)
 
     def unreadable(self, error: Exception) -> HoldfastError:
-        """What to raise where a start could not read the index."""
+        """The error if a start could not read the index."""
         return unreadable(self._path, error)
 
     def copy_to(self, path: str) -> None:
@@ -341,9 +324,7 @@ class Index:
         try:
             found = self._reader.execute("PRAGMA integrity_check(1)").fetchone()
             if found[0] != "ok":
-                raise CorruptData(
-                    "the index of the stores is damaged", code=Code.CORRUPT_LOG, path=self._path, cause=found[0]
-                )
+                raise CorruptData("the index of the stores is damaged", path=self._path, cause=found[0])
             if self._format != WITHOUT_CHECKSUMS:
                 for table, columns in COLUMNS.items():
                     for row in self._reader.execute(f"SELECT {columns}, crc FROM {table}"):
@@ -353,10 +334,8 @@ class Index:
         except UNREADABLE as error:
             raise unreadable(self._path, error) from error
 
-    # ---- what the caches read ---------------------------------------------------------------------------------------
-
     def _select(self, query: str, values: tuple[str | int, ...]) -> list[Row]:
-        """Rows, not checked. *Raises*: ``CorruptData``; ``ReadUnavailable`` where they cannot be read now."""
+        """Unchecked rows. *Raises*: ``CorruptData``; ``ReadUnavailable`` if they cannot be read now."""
         if self._format == WITHOUT_CHECKSUMS:
             query = query.replace(", crc FROM", ", NULL FROM")
         try:
@@ -365,7 +344,7 @@ class Index:
             raise unreadable(self._path, error, ReadUnavailable) from error
 
     def _read(self, table: str, rest: str, values: tuple[str | int, ...]) -> list[Row]:
-        """Rows without ``crc``, which held for them. *Raises*: as ``_select``."""
+        """Checked rows without ``crc``. *Raises*: as ``_select``."""
         rows = self._select(f"SELECT {COLUMNS[table]}, crc FROM {table} {rest}", values)
         if self._format == WITHOUT_CHECKSUMS:
             return [row[:-1] for row in rows]
@@ -410,8 +389,7 @@ class Index:
         return self._extent("WHERE store = ? AND first_seq > ? ORDER BY first_seq LIMIT 1", (store, seq))
 
     def check_entries(self, expected: dict[tuple[str, str], int]) -> None:
-        """Raises ``CorruptData`` where a durable, by store and name, has another number of entries in the table, or the
-        table is not in order: then one would not be found by its key.
+        """Raises ``CorruptData`` if a durable has another number of entries, or the table is not in order.
 
         *Cost*: a look at every entry, about half a microsecond each.
         """
@@ -430,8 +408,6 @@ class Index:
         """The extents that are first in the log, in that order."""
         return [Extent(*row) for row in self._read("extents", "ORDER BY first_frame LIMIT ?", (limit,))]
 
-    # ---- checkpoints ------------------------------------------------------------------------------------------------
-
     def write(self, checkpoint: Checkpoint) -> int:
         """Write a checkpoint durably, in one transaction. Returns the first frame that is needed from now on.
 
@@ -445,7 +421,7 @@ class Index:
             self._write_meta(
                 Loaded(
                     checkpoint.frame, checkpoint.at_ms, checkpoint.state, checkpoint.frame_crc, runs, checkpoint.rules
-                ),
+                )
             )
             needed = self._first_needed(checkpoint.frame)
             database.execute("COMMIT")
@@ -466,7 +442,6 @@ class Index:
             self._writer.execute("ROLLBACK")
 
     def _write_meta(self, loaded: Loaded) -> None:
-        """Put the values of one checkpoint in the place of those before."""
         values = loaded._asdict()
         self._writer.execute("DELETE FROM meta WHERE name = 'frame_crc'")
         self._writer.executemany(
@@ -478,8 +453,7 @@ class Index:
     def _first_needed(self, frame: int) -> int:
         """The first frame that is needed: of the extents, or the one after ``frame``.
 
-        Everything before it is removed for good, so two trees have to agree.
-        *Cost*: where it is above what it was, a look at all extents.
+        Earlier pages are removed for good, so two trees must agree. *Cost*: a look at all extents if it has risen.
         """
         needed = self._first_extent_frame("first_frame", frame)
         # The order by frame has no bytes: to look at them SQLite has to go through the table itself.

@@ -1,16 +1,16 @@
 """Where in the log each message is stored, as extents.
 
-An *extent* says that messages ``first_seq..last_seq`` of a store, as far as they are kept, are in the frames
-``first_frame..last_frame``, in ascending order, among frames of other stores. An extent ends at 64 KiB of messages or
-where the log has grown by 256 KiB, so that one row serves many small messages, and one message costs one short read.
-Extents of a store do not overlap. Compaction moves an extent: the same messages, other frames.
-
-Changes since the last checkpoint are in memory; after a crash the log is applied again.
+An *extent* says that the kept messages of ``first_seq..last_seq`` of a store are in the frames
+``first_frame..last_frame``, in ascending order, among frames of other stores. It ends at 64 KiB of messages or after
+256 KiB of log, so that one row serves many small messages, and one message costs one short read. Extents of a store do
+not overlap. Compaction moves an extent: the same messages, other frames. Changes since the last checkpoint are in
+memory.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
 EXTENT_BYTES: Final = 64 << 10
@@ -18,8 +18,7 @@ EXTENT_SPAN_BYTES: Final = 256 << 10
 
 
 class Extent(NamedTuple):
-    """Messages of one store and the frames that hold them; all ends inclusive. ``bytes`` is what they took when they
-    were written."""
+    """Messages of one store and their frames; all ends inclusive. ``bytes`` is their size when they were written."""
 
     store: str
     first_seq: int
@@ -34,40 +33,35 @@ class ExtentTable(Protocol):
 
     def extent_at(self, store: str, seq: int) -> Extent | None:
         """The one with the greatest ``first_seq`` that is not above ``seq``."""
-        ...
 
     def extent_after(self, store: str, seq: int) -> Extent | None:
         """The one with the smallest ``first_seq`` above ``seq``."""
-        ...
 
 
 class LocationChanges(NamedTuple):
-    """What a checkpoint writes: stores that went, then extents that went (by store and first message), then those that
-    came or changed."""
+    """What a checkpoint writes: deleted stores, removed extents (by store and first message), new or changed ones."""
 
     forgotten: list[str]
     removed: list[tuple[str, int]]
     extents: list[Extent]
 
 
+@dataclass
 class _Open:
     """The extent of a store that still grows, and how long the log was when it began."""
 
-    __slots__ = ("bytes", "changed", "first_frame", "first_seq", "last_frame", "last_seq", "log_bytes")
-
-    def __init__(self, first_seq: int, last_seq: int, frame: int, size: int, log_bytes: int) -> None:
-        self.first_seq = first_seq
-        self.last_seq = last_seq
-        self.first_frame = self.last_frame = frame
-        self.bytes = size
-        self.log_bytes = log_bytes
-        self.changed = True  # since ``_settle`` looked
+    first_seq: int
+    last_seq: int
+    first_frame: int
+    last_frame: int
+    bytes: int
+    log_bytes: int
+    changed: bool = True
+    """Since ``_settle`` looked."""
 
 
 class Locations:
     """Extents by store and message: those of the table, under those that changed since."""
-
-    __slots__ = ("_changed", "_firsts", "_forgotten", "_log_bytes", "_open", "_table", "_written")
 
     def __init__(self, table: ExtentTable) -> None:
         self._table = table
@@ -96,10 +90,10 @@ class Locations:
                 opened.changed = True
                 return
             self._settle(store)
-        self._open[store] = _Open(first_seq, last_seq, frame, size, self._log_bytes)
+        self._open[store] = _Open(first_seq, last_seq, frame, frame, size, self._log_bytes)
 
     def _settle(self, store: str) -> None:
-        """Put the extent that still grows among the changes, as it is now."""
+        """Add the growing extent to the changes, as it is now."""
         opened = self._open.get(store)
         if opened is not None and opened.changed:
             opened.changed = False
@@ -108,11 +102,7 @@ class Locations:
             )
 
     def move(self, store: str, first_seq: int, last_seq: int, frame: int, size: int) -> None:
-        """What is still kept of these messages is in this frame now.
-
-        They need not be one extent: after a start neighbours are joined otherwise than they were before it. What lies
-        on both sides stays where it is.
-        """
+        """The kept of these messages are in this frame now. They may be parts of several extents."""
         opened = self._open.get(store)
         if opened is not None and opened.first_seq <= last_seq and opened.last_seq >= first_seq:
             self._settle(store)
@@ -125,7 +115,6 @@ class Locations:
         self._change(Extent(store, first_seq, last_seq, frame, frame, size))
 
     def _cut(self, extent: Extent, first_seq: int, last_seq: int) -> None:
-        """Take these messages out of an extent."""
         if extent.first_seq < first_seq:
             self._change(extent._replace(last_seq=first_seq - 1))
         else:
@@ -134,14 +123,13 @@ class Locations:
             self._change(extent._replace(first_seq=last_seq + 1))
 
     def replace(self, extent: Extent, parts: list[Extent]) -> None:
-        """Of an extent, as ``find`` returned it, these parts are left: the messages between them are gone."""
+        """Only these parts of an extent (as ``find`` returned it) are left."""
         self._close(extent.store, extent.first_seq)
         self._remove(extent.store, extent.first_seq)
         for part in parts:
             self._change(part)
 
     def _close(self, store: str, first_seq: int) -> None:
-        """Let this extent grow no more."""
         opened = self._open.get(store)
         if opened is not None and opened.first_seq == first_seq:
             self._settle(store)
@@ -178,7 +166,7 @@ class Locations:
         return self._after(store, seq)
 
     def _known(self, store: str, first_seq: int) -> bool:
-        """Whether the changes say what the extent that begins here is, or that there is none."""
+        """Whether the changes have an extent that begins here, or its removal."""
         return first_seq in self._changed.get(store, ()) or first_seq in self._written.get(store, ())
 
     def _memory(self, store: str, first_seq: int) -> Extent | None:
@@ -210,7 +198,7 @@ class Locations:
         return below
 
     def current(self, extent: Extent) -> Extent | None:
-        """An extent of the table as it is now: it may have grown. None where it has moved, or its store is gone."""
+        """An extent of the table as it is now; None if it has moved, or its store is gone."""
         if extent.store in self._forgotten:
             return None
         self._settle(extent.store)
@@ -220,12 +208,10 @@ class Locations:
         return found if found is not None and found.first_frame == extent.first_frame else None
 
     def remove(self, extents: list[Extent]) -> None:
-        """Of these nothing is kept; the next checkpoint takes them out of the table."""
+        """Remove extents without kept messages from the table with the next checkpoint."""
         for store, first_seq, *_ in extents:
             self._close(store, first_seq)
             self._remove(store, first_seq)
-
-    # ---- checkpoints ------------------------------------------------------------------------------------------------
 
     def freeze(self) -> LocationChanges:
         """What has changed since the last checkpoint; it stays in force here until ``written``."""

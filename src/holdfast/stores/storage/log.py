@@ -1,12 +1,10 @@
 """The log of the stores: frames on the embedded queue's pages.
 
-A frame is a message of the queue, its number the queue's sequence number: from 1, never repeated, removed only from the
-front (``trim``). A synced group survives everything but the loss of the disk, an appended one survives the death of the
-process. A start finds a prefix of what was appended. After a failed write or sync the log accepts nothing more, because
-the state in memory is ahead of it.
+A frame is a message of the queue, with the queue's sequence number: from 1, never repeated, removed only from the front
+(``trim``). A synced group survives everything but the loss of the disk, an appended one survives the death of the
+process. A start finds a prefix of what was appended. After a failed write or sync the log accepts nothing more.
 
-The queue's errors are translated: users of the stores did not open a queue, so its hints do not help them. Class, code
-and facts stay, the directory is added.
+The queue's errors are translated, because its hints do not help users of stores. Class, code and facts stay.
 """
 
 from __future__ import annotations
@@ -16,6 +14,7 @@ import zlib
 from bisect import bisect_left
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
+from operator import attrgetter
 
 from holdfast.errors import (
     AlreadyOpen,
@@ -35,6 +34,7 @@ from holdfast.queue.stores_log import StoresLog
 from holdfast.stores.values.ports import ReadUnavailable
 
 _START_AGAIN = "start the service again: it finds what the log holds"
+_REPAIR = "holdfast stores repair {} tells what is lost; holdfast stores restore BACKUP NEW makes stores of a backup"
 
 
 def of_the_stores(error: HoldfastError, directory: str) -> HoldfastError:
@@ -46,24 +46,21 @@ def of_the_stores(error: HoldfastError, directory: str) -> HoldfastError:
     facts = {**error.fields, "directory": directory}
     message = f"the stores' log: {error.message}"
     if isinstance(error, CorruptData):
-        # A later version is no damage, and there the queue's own advice holds.
-        hint = error.hint if "format_version" in error.fields else _repair(directory)
+        # A later version is not damage: then the queue's own advice holds.
+        hint = error.hint if "format_version" in error.fields else _REPAIR.format(directory)
         return CorruptData(message, code=error.code, hint=hint, facts=facts)
     if isinstance(error, Closed):
         return Closed(message, code=error.code, hint=_START_AGAIN, facts=facts)
     if isinstance(error, AlreadyOpen):
         return AlreadyOpen(message, code=error.code, hint=error.hint, facts=facts)
     if isinstance(error, Unavailable):
-        full = error.code is Code.DISK_FULL
-        hint = "free some space, then start the service again: it finds what the log holds" if full else ""
+        hint = f"free some space, then {_START_AGAIN}" if error.code is Code.DISK_FULL else ""
         return Unavailable(message, code=error.code, hint=hint, retry_after_ms=error.retry_after_ms, facts=facts)
-    if isinstance(error, NotFound):
-        return NotFound(message, code=error.code, facts=facts)
-    return error
+    return NotFound(message, code=error.code, facts=facts) if isinstance(error, NotFound) else error
 
 
 def not_done(failure: BaseException) -> HoldfastError:
-    """The answer to a command that changed nothing, because of the failure of the log: it can be sent again.
+    """The reply to a command that changed nothing because the log has failed: it can be sent again.
 
     >>> not_done(Unavailable("the disk is full", code=Code.DISK_FULL)).code
     <Code.CLOSED: 'closed'>
@@ -72,7 +69,7 @@ def not_done(failure: BaseException) -> HoldfastError:
 
 
 def perhaps_done(failure: BaseException) -> HoldfastError:
-    """The answer to a command that was applied when the log failed: what it wrote, or rests on, may be there or not.
+    """The reply to a command that was applied when the log failed.
 
     >>> perhaps_done(Unavailable("the disk is full", code=Code.DISK_FULL)).statement()
     'the stores have failed, and whether this was done is not known cause=the disk is full cause_code=disk_full'
@@ -85,7 +82,7 @@ def perhaps_done(failure: BaseException) -> HoldfastError:
 
 
 def own_failure(error: BaseException) -> HoldfastError:
-    """The answer to the command that met the failure itself: nothing of it was written."""
+    """The reply to the command that met the failure itself: nothing of it was written."""
     if isinstance(error, HoldfastError):
         return error
     return InternalError("the stores have failed", cause=str(error))
@@ -98,24 +95,15 @@ def _cause(failure: BaseException) -> dict[str, object]:
     }
 
 
-def _repair(directory: str) -> str:
-    return (
-        f"holdfast stores repair {directory} tells what is lost; "
-        "holdfast stores restore BACKUP NEW makes stores of a backup"
-    )
-
-
-LOG_NAME = "messages"
-"""The name of the queue in the stores' directory."""
+LOG_NAME = "messages"  # the name of the queue in the stores' directory
 READERS_MAX = 16
 """Places kept open: one for each durable that walks through its backlog, and another seek where there are more."""
-SKIP_MAX = 512
-"""Frames that a kept place may skip; a seek is dearer than to read over so many."""
+SKIP_MAX = 512  # frames that a kept place may skip; a seek is dearer than to read over so many
 
 
 class MessageLog:
-    """Frames by number. ``append`` and ``write_mark`` belong to one thread at a time, ``sync`` to any, all else to
-    another one.
+    """Frames by number. ``append`` and ``write_mark`` belong to one thread at a time, ``sync`` to any, the rest to
+    another.
 
     *Raises*: ``AlreadyOpen`` when another process has it; ``CorruptData``; ``OSError``.
     """
@@ -124,76 +112,71 @@ class MessageLog:
         self.directory = directory
         path = os.path.join(directory, LOG_NAME)
         with self._named():
-            self._queue = StoresLog(path, page_size=page_bytes, sync="os", max_message=1 << 30, read_only=read_only)
+            self.queue = StoresLog(path, page_size=page_bytes, sync="os", max_message=1 << 30, read_only=read_only)
         self._places: dict[int, tuple[LogReader, list[QueueMessage]]] = {}
-
-    @property
-    def queue(self) -> StoresLog:
-        """The queue below, for those who look after its files."""
-        return self._queue
 
     @property
     def first(self) -> int:
         """The oldest frame that there is; ``last + 1`` where there is none."""
-        return self._queue.first_seq
+        return self.queue.first_seq
 
     @property
     def last(self) -> int:
         """The newest frame that was appended."""
-        return self._queue.last_seq
+        return self.queue.last_seq
 
     @property
     def durable(self) -> int:
         """Frames up to this one survive the loss of power."""
-        return self._queue.durable_seq
+        return self.queue.durable_seq
 
     def append(self, frames: Sequence[bytes]) -> None:
         """Append a group in order. Not durable yet. *Raises*: ``Unavailable`` (disk_full), ``Closed``."""
         try:
             if len(frames) == 1:  # the same bytes, by the queue's quick way
-                self._queue.append(frames[0])
+                self.queue.append(frames[0])
             else:
-                self._queue.append_many(frames)
+                self.queue.append_many(frames)
         except HoldfastError as error:
             raise of_the_stores(error, self.directory) from error
 
     def sync(self, *, mark: bool = True) -> None:
-        """Return when all that was appended is durable. *Raises*: ``Closed`` after a sync that failed.
+        """Return when everything appended is durable. *Raises*: ``Closed`` after a sync that failed.
 
-        Without ``mark``, the queue's mark of how far that is waits for ``write_mark``, or for a sync with it.
+        Without ``mark``, the queue's write position waits for ``write_mark``, or for a sync with it.
         """
         try:
             if mark:
-                self._queue.flush()
+                self.queue.flush()
             else:
-                self._queue.flush_data()
+                self.queue.flush_data()
         except HoldfastError as error:
             raise of_the_stores(error, self.directory) from error
 
     def write_mark(self) -> None:
-        """Write the mark that a ``sync`` without it has left, if one is left."""
-        self._queue.record_position()
+        """Write the position that a ``sync`` without it has left, if any."""
+        self.queue.record_position()
 
     def frames(self, first: int) -> Iterator[tuple[int, bytes]]:
-        """All frames from ``first`` on, in order, up to the last one that was appended before.
+        """All frames from ``first`` on, in order, up to the last one now.
 
-        *Raises*: ``CorruptData`` for damaged frames; ``NotFound`` where ``first`` was removed; ``ReadUnavailable``.
+        *Raises*: ``CorruptData`` for damaged frames; ``NotFound`` if ``first`` was removed; ``ReadUnavailable``.
         """
         number, last = max(first, self.first) - 1, self.last
         with self._reading():
-            for message in self._queue.read(seq=number + 1):
+            for message in self.queue.read(seq=number + 1):
                 yield message.seq, message.payload
                 number = message.seq
         # A hole at the end is after everything readable, so reading alone does not find it.
         if number < last:
-            missing = CorruptData("frames are missing", code=Code.CORRUPT_LOG, first=number + 1, last=last)
+            missing = CorruptData("frames are missing", first=number + 1, last=last)
             raise of_the_stores(missing, self.directory)
 
     def read(self, first: int, last: int) -> list[tuple[int, bytes]]:
         """The frames ``first`` to ``last``, all of them.
 
-        *Raises*: ``CorruptData`` for a damaged or missing one; ``ReadUnavailable``. *Cost*: after an earlier read of
-        the frames before, their bytes; else a seek: the headers of some pages and some frames of one.
+        *Raises*: ``CorruptData`` for a damaged or missing one; ``ReadUnavailable``. *Cost*: after a read of the frames
+        before, their bytes; else a seek: the headers of some pages and some frames of one.
         """
         with self._reading():
             return self._read(first, last)
@@ -206,7 +189,7 @@ class MessageLog:
                 return self._read_along(reader, waiting, first, last)
             except (NotFound, CorruptData):
                 pass  # what lay between its place and ``first`` was trimmed, or is damaged and was not requested
-        return self._read_along(self._queue.reader(seq=first), [], first, last)
+        return self._read_along(self.queue.reader(seq=first), [], first, last)
 
     def _read_along(
         self, reader: LogReader, waiting: list[QueueMessage], first: int, last: int
@@ -218,12 +201,12 @@ class MessageLog:
                 found += waiting
                 more = reader.read_near()
                 if more is None:
-                    raise CorruptData("frames are missing", code=Code.CORRUPT_LOG, first=first, last=last)
+                    raise CorruptData("frames are missing", first=first, last=last)
                 waiting = more
         except BaseException:
             reader.close()
             raise
-        cut = bisect_left(waiting, last + 1, key=_seq_of)
+        cut = bisect_left(waiting, last + 1, key=attrgetter("seq"))
         found += waiting[:cut]
         self._keep(last + 1, reader, waiting[cut:])
         return [(message.seq, message.payload) for message in found if message.seq >= first]
@@ -237,25 +220,22 @@ class MessageLog:
         self._places[number] = reader, waiting
 
     def readable(self, first: int, last: int) -> Iterator[tuple[int, bytes]]:
-        """Those of the frames ``first`` to ``last`` that can be read: what is missing among them is damaged, or gone.
-
-        To search for damage; every other reader needs the error.
-        """
+        """The frames of ``first..last`` that can be read; missing ones are damaged or gone. To search for damage."""
         first, last = max(first, self.first), min(last, self.last)
         if first > last:
             return
         with self._reading():
-            for message in self._queue.read(seq=first, damage="skip"):
+            for message in self.queue.read(seq=first, damage="skip"):
                 if message.seq > last:
                     return
                 yield message.seq, message.payload
 
     def checksum(self, number: int) -> int | None:
-        """The CRC-32 of a frame; None where it is not there, or cannot be read. Any thread."""
+        """The CRC-32 of a frame; None if it is absent or unreadable. Any thread."""
         if not self.first <= number <= self.last:
             return None
         try:
-            reader = self._queue.reader(seq=number)
+            reader = self.queue.reader(seq=number)
             try:
                 found = reader.read_near() or []
             finally:
@@ -266,16 +246,16 @@ class MessageLog:
 
     def trim(self, before: int) -> int:
         """Remove pages whose frames are all before this one; returns how many. Call while they are not read."""
-        return self._queue.trim(before_seq=before)
+        return self.queue.trim(before_seq=before)
 
     def page_bytes(self) -> list[int]:
         """The bytes of each page, oldest first."""
-        pages = self._queue.pages
+        pages = self.queue.pages
         return [pages.port.size_of(pages.directory, pages.names.page(number)) for number in pages.numbers()]
 
     @contextmanager
     def _named(self) -> Generator[None]:
-        """Errors of the queue as errors of the stores."""
+        """Translate errors of the queue."""
         try:
             yield
         except HoldfastError as error:
@@ -283,7 +263,7 @@ class MessageLog:
 
     @contextmanager
     def _reading(self) -> Generator[None]:
-        """As ``_named``; a failed read is distinguished from a refusal."""
+        """As ``_named``; a failed read becomes ``ReadUnavailable``."""
         try:
             with self._named():
                 yield
@@ -297,8 +277,4 @@ class MessageLog:
         for reader, _ in self._places.values():
             reader.close()
         self._places.clear()
-        self._queue.close()
-
-
-def _seq_of(message: QueueMessage) -> int:
-    return message.seq
+        self.queue.close()

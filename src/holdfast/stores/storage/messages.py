@@ -1,10 +1,8 @@
-"""The messages that are kept: the newest in memory, the rest in the log; and the choice of store kind.
+"""The messages that are kept: the newest in memory, the rest in the log.
 
 The newest messages stay in memory up to ``recent_bytes``, and always until they are written. Messages that were read
 from the log stay for a while, up to ``reread_bytes``. A frame of a kept message that cannot be read is
 ``CorruptData``; ``OSError`` from the log passes.
-
-``Routed*`` present stores on disk and stores in memory (``volatile``) as one set of ports, by the store's name.
 """
 
 from __future__ import annotations
@@ -13,22 +11,18 @@ from array import array
 from bisect import bisect_right
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Sequence
-from collections.abc import Set as AbstractSet
 from typing import Final
 
-from holdfast.errors import Code, CorruptData, NotFound
-from holdfast.stores.storage.caches import BlockCache, EntryCache
+from holdfast.errors import CorruptData, NotFound
 from holdfast.stores.storage.frames import MessageRun, Relocated, decode_frame, runs_of
 from holdfast.stores.storage.locations import Extent, Locations
 from holdfast.stores.storage.log import MessageLog
-from holdfast.stores.storage.volatile import VolatileBlocks, VolatileEntries, VolatileMessages
 from holdfast.stores.values.messages import Delivery, Message
-from holdfast.stores.values.ports import BLOCK_MESSAGES, Block, Blocks, Entry, Kept
+from holdfast.stores.values.ports import BLOCK_MESSAGES, Blocks, Kept
 
 RECENT_BYTES: Final = 64 << 20
 REREAD_BYTES: Final = 32 << 20
-MESSAGE_OVERHEAD_BYTES: Final = 160
-"""About what the objects of a message take in addition to its bytes."""
+MESSAGE_OVERHEAD_BYTES: Final = 160  # about what the objects of a message take in addition to its bytes
 FIELD_OVERHEAD_BYTES: Final = 120
 
 
@@ -38,10 +32,6 @@ def message_bytes(message: Message) -> int:
 
 
 class _Recent:
-    """The newest runs of one store, ascending."""
-
-    __slots__ = ("firsts", "runs")
-
     def __init__(self) -> None:
         self.firsts: list[int] = []
         self.runs: list[MessageRun] = []
@@ -63,19 +53,16 @@ class StoredMessages:
         self._log = log
         self._locations = locations
         self._blocks = blocks
-        self._recent: dict[str, _Recent] = {}
+        self._recent: dict[str, _Recent] = {}  # the newest runs of each store, ascending
         self._queue: deque[tuple[_Recent, int, int]] = deque()  # (where, bytes, frame) of a run, oldest first
         self._recent_bytes = 0
         self._recent_bytes_max = recent_bytes
         self._reread: OrderedDict[tuple[str, int, int], tuple[list[MessageRun], int, int]] = OrderedDict()
         self._near: tuple[Extent, list[MessageRun]] | None = None  # read last: mostly the next one is there too
-        self._relocating: dict[
-            tuple[str, int, int], list[MessageRun]
-        ] = {}  # not written yet: (store, first_seq, frame)
+        self._relocating: dict[tuple[str, int, int], list[MessageRun]] = {}
+        """What is not written yet, by store, first number and frame."""
         self._reread_bytes = 0
         self._reread_bytes_max = reread_bytes
-
-    # ---- what comes in ----------------------------------------------------------------------------------------------
 
     def add(
         self, store: str, first_seq: int, published_ms: int, messages: Sequence[Message], sizes: array[int]
@@ -95,7 +82,7 @@ class StoredMessages:
             self._evict()
 
     def relocate(self, relocated: Relocated, frame: int) -> None:
-        """What is kept of an extent is in this frame now."""
+        """The kept messages of an extent are in this frame now."""
         written = self._log.last
         self._relocating = {key: found for key, found in self._relocating.items() if key[2] > written}
         self._relocating[relocated.store, relocated.first_seq, frame] = relocated.runs
@@ -111,8 +98,7 @@ class StoredMessages:
             self._reread_bytes -= self._reread.pop(key)[1]
 
     def _evict(self) -> None:
-        """Let the oldest of the recent messages go, as far as they are written: some more than need be, so that it is
-        not done for each."""
+        """Release the oldest written messages from memory: an eighth more than needed, so that it is rare."""
         written = self._log.last
         queue = self._queue
         target = self._recent_bytes_max - self._recent_bytes_max // 8
@@ -125,10 +111,8 @@ class StoredMessages:
             del recent.firsts[:count]
             del recent.runs[:count]
 
-    # ---- what is read -----------------------------------------------------------------------------------------------
-
     def runs(self, store: str, first: int, last: int) -> Iterator[MessageRun]:
-        """The runs that have messages of ``first..last``, ascending, as far as they are there."""
+        """The runs that have messages of ``first..last``, ascending."""
         recent = self._recent.get(store)
         firsts = recent.firsts if recent is not None else []
         # What is not in the log yet is among the recent ones, and these have no holes: all below them is in the log.
@@ -157,7 +141,6 @@ class StoredMessages:
                     yield run
 
     def _read_extent(self, extent: Extent) -> list[MessageRun]:
-        """The runs of an extent, as far as the log has them already."""
         last_frame = min(extent.last_frame, self._log.last)
         key = (extent.store, extent.first_seq, extent.first_frame)
         if last_frame < extent.first_frame:
@@ -184,7 +167,6 @@ class StoredMessages:
             if self.is_kept(extent):
                 raise CorruptData(
                     "kept messages are not in the log any more",
-                    code=Code.CORRUPT_LOG,
                     store=extent.store,
                     first_seq=extent.first_seq,
                     last_seq=extent.last_seq,
@@ -195,15 +177,7 @@ class StoredMessages:
 
     def is_kept(self, extent: Extent) -> bool:
         """Whether any message of an extent is kept."""
-        first = extent.first_seq
-        while first <= extent.last_seq:
-            number, low = divmod(first, BLOCK_MESSAGES)
-            high = min(BLOCK_MESSAGES, extent.last_seq - number * BLOCK_MESSAGES + 1)
-            block = self._blocks.get(extent.store, number)
-            if block is not None and any(block.references[low:high]):
-                return True
-            first += high - low
-        return False
+        return self._kept_between(extent.store, extent.first_seq, extent.last_seq) > 0
 
     def read(self, store: str, first: int, last: int) -> list[Kept]:
         """Those of ``first..last`` that are still kept, ascending. See ``ports.Messages``."""
@@ -218,17 +192,8 @@ class StoredMessages:
                         block = self._blocks.get(store, number)
                     place = seq % BLOCK_MESSAGES
                     if block is not None and block.references[place]:
-                        found.append(
-                            Kept(
-                                seq,
-                                run.published_ms,
-                                block.sizes[place],
-                                message.fields,
-                                message.key,
-                                message.ttl_ms,
-                                message.deliver_at_ms,
-                            )
-                        )
+                        size, ttl_ms, due_ms = block.sizes[place], message.ttl_ms, message.deliver_at_ms
+                        found.append(Kept(seq, run.published_ms, size, message.fields, message.key, ttl_ms, due_ms))
                 seq += 1
         if len(found) < self._kept_between(store, first, last):
             raise self._missing(store, first, last)
@@ -249,19 +214,14 @@ class StoredMessages:
     @staticmethod
     def _missing(store: str, first: int, last: int) -> CorruptData:
         return CorruptData(
-            "a kept message is not in the log",
-            code=Code.CORRUPT_LOG,
-            store=store,
-            first_seq=first,
-            last_seq=last,
-            hint="restore a backup",
+            "a kept message is not in the log", store=store, first_seq=first, last_seq=last, hint="restore a backup"
         )
 
     def deliveries(self, store: str, runs: Iterable[tuple[int, int, int]]) -> list[Delivery]:
         """What a subscriber gets of these runs: triples of first, last and delivery count (see ``Delivered``).
 
-        What was deleted meanwhile and is no longer there is left out. *Cost*: under a microsecond a message while it
-        is in memory. *Raises*: ``CorruptData`` where one that is kept is not there.
+        Deleted messages are left out. *Cost*: under a microsecond a message in memory. *Raises*: ``CorruptData`` if a
+        kept one is not there.
         """
         found: list[Delivery] = []
         here: tuple[MessageRun, ...] = ()
@@ -286,10 +246,8 @@ class StoredMessages:
         return found
 
     def message(self, store: str, seq: int) -> tuple[Message, int] | None:
-        """One message and when it was published, or None if it is not kept any more.
-
-        *Raises*: ``CorruptData`` where one that is kept is not there.
-        """
+        """One message and when it was published, None if it is not kept. *Raises*: ``CorruptData`` if it should be
+        there."""
         for run in self.runs(store, seq, seq):
             if run.first_seq <= seq <= run.last_seq:
                 return run.messages[seq - run.first_seq], run.published_ms
@@ -299,7 +257,7 @@ class StoredMessages:
 
 
 def _clipped(runs: list[MessageRun], extent: Extent) -> list[MessageRun]:
-    """The messages of an extent, ascending and each once: among its frames may be some that were moved there."""
+    """The messages of an extent, ascending and each once: its frames may have some that were moved there."""
     found: list[MessageRun] = []
     next_seq = extent.first_seq
     for run in sorted((run for run in runs if run.store == extent.store), key=_first_seq_of):
@@ -316,100 +274,3 @@ def _clipped(runs: list[MessageRun], extent: Extent) -> list[MessageRun]:
 
 def _first_seq_of(run: MessageRun) -> int:
     return run.first_seq
-
-
-class RoutedMessages:
-    """Implements ``ports.Messages``; ``names`` are the stores in memory only."""
-
-    __slots__ = ("_names", "_stored", "_volatile")
-
-    def __init__(self, stored: StoredMessages, volatile: VolatileMessages, names: AbstractSet[str]) -> None:
-        self._stored = stored
-        self._volatile = volatile
-        self._names = names
-
-    def _of(self, store: str) -> StoredMessages | VolatileMessages:
-        return self._volatile if store in self._names else self._stored
-
-    def add(
-        self, store: str, first_seq: int, published_ms: int, messages: Sequence[Message], sizes: array[int]
-    ) -> None:
-        """See ``ports.Messages``."""
-        self._of(store).add(store, first_seq, published_ms, messages, sizes)
-
-    def read(self, store: str, first: int, last: int) -> list[Kept]:
-        """See ``ports.Messages``."""
-        return self._of(store).read(store, first, last)
-
-    def forget_store(self, store: str) -> None:
-        """See ``ports.Messages``."""
-        self._of(store).forget_store(store)
-
-    def deliveries(self, store: str, runs: Iterable[tuple[int, int, int]]) -> list[Delivery]:
-        """What a subscriber gets of these runs: triples of first, last and delivery count."""
-        return self._of(store).deliveries(store, runs)
-
-    def message(self, store: str, seq: int) -> tuple[Message, int] | None:
-        """One message and when it was published, or None where it is not there any more."""
-        return self._of(store).message(store, seq)
-
-
-class RoutedBlocks:
-    """Implements ``ports.Blocks``."""
-
-    __slots__ = ("_names", "_stored", "_volatile")
-
-    def __init__(self, stored: BlockCache, volatile: VolatileBlocks, names: AbstractSet[str]) -> None:
-        self._stored = stored
-        self._volatile = volatile
-        self._names = names
-
-    def get(self, store: str, number: int) -> Block | None:
-        """See ``ports.Blocks``."""
-        return (self._volatile if store in self._names else self._stored).get(store, number)
-
-    def put(self, store: str, block: Block) -> None:
-        """See ``ports.Blocks``."""
-        (self._volatile if store in self._names else self._stored).put(store, block)
-
-    def forget_store(self, store: str) -> None:
-        """See ``ports.Blocks``."""
-        (self._volatile if store in self._names else self._stored).forget_store(store)
-
-
-class RoutedEntries:
-    """Implements ``ports.Entries``."""
-
-    __slots__ = ("_names", "_stored", "_volatile")
-
-    def __init__(self, stored: EntryCache, volatile: VolatileEntries, names: AbstractSet[str]) -> None:
-        self._stored = stored
-        self._volatile = volatile
-        self._names = names
-
-    def _of(self, store: str) -> EntryCache | VolatileEntries:
-        return self._volatile if store in self._names else self._stored
-
-    def get(self, store: str, durable: str, key: str) -> Entry | None:
-        """See ``ports.Entries``."""
-        return self._of(store).get(store, durable, key)
-
-    def put(self, store: str, durable: str, entry: Entry) -> None:
-        """See ``ports.Entries``."""
-        self._of(store).put(store, durable, entry)
-
-    def remove(self, store: str, durable: str, key: str) -> None:
-        """See ``ports.Entries``."""
-        self._of(store).remove(store, durable, key)
-
-    def scan(self, store: str, durable: str, after: str = "") -> Iterator[Entry]:
-        """See ``ports.Entries``."""
-        return self._of(store).scan(store, durable, after)
-
-    def take_after(self, store: str, durable: str, after: str, count: int) -> list[Entry]:
-        """See ``ports.Entries``."""
-        return self._of(store).take_after(store, durable, after, count)
-
-    def forget(self, store: str, durable: str = "") -> None:
-        """See ``ports.Entries``."""
-        self._of(store).forget(store, durable)

@@ -1,18 +1,14 @@
 """The files of the stores, opened and recovered.
 
-Opening finds the state after every command that the log holds, or raises and changes nothing. A record whose command
-now gives another result is ``CorruptData``; the error names ``repair --accept-recorded``.
-
-The steps of a checkpoint, and the effect of a crash:
+Opening finds the state after every command in the log, or raises and changes nothing. A record whose command now gives
+another result is ``CorruptData``; the error names ``repair --accept-recorded``. A checkpoint and the effect of a crash:
 
 1. between two commands, all changes are frozen with the number of the last frame; a crash leaves the old index and the
    log after it
-2. the log is synced up to that frame, then the index is written in one transaction; a crash before its end leaves the
-   same as 1, after it the new index and the log after it
+2. the log is synced up to that frame, then the index is written in one transaction; after a crash either index is valid
 3. pages that no kept message and no frame after the index needs are removed; after a crash they are removed next time
 
-Whether a message is kept is decided in step 1, by the state that goes into the index: a start applies the commands
-after the index again, and these read what was kept then.
+Step 1 decides whether a message is kept: a start applies the later commands again, and these read what was kept then.
 """
 
 from __future__ import annotations
@@ -20,7 +16,7 @@ from __future__ import annotations
 import os
 from typing import Final
 
-from holdfast.errors import Code, CorruptData, HoldfastError, InvalidRequest, NotFound
+from holdfast.errors import CorruptData, HoldfastError, InvalidRequest, NotFound
 from holdfast.private_files import make_private_directory
 from holdfast.stores.definitions.cluster import parse_definition
 from holdfast.stores.definitions.parts import with_parts
@@ -32,19 +28,10 @@ from holdfast.stores.storage.frames import Relocated, decode_frame
 from holdfast.stores.storage.index import INDEX_NAME, UNREADABLE, Checkpoint, Index, Loaded
 from holdfast.stores.storage.locations import Extent, Locations
 from holdfast.stores.storage.log import LOG_NAME, MessageLog
-from holdfast.stores.storage.messages import RoutedBlocks, RoutedEntries, RoutedMessages, StoredMessages
+from holdfast.stores.storage.messages import StoredMessages
 from holdfast.stores.storage.volatile import Swap, VolatileBlocks, VolatileEntries, VolatileMessages
-from holdfast.stores.values.commands import (
-    FIRST_RULES,
-    RULES,
-    Command,
-    Define,
-    Expire,
-    Expired,
-    Record,
-    Redefine,
-    Result,
-)
+from holdfast.stores.values import commands
+from holdfast.stores.values.commands import FIRST_RULES, RULES, Command, Record, Result
 from holdfast.stores.values.deadlines import Budget
 from holdfast.stores.values.effects import Applied, Effect
 from holdfast.stores.values.ports import ReadUnavailable
@@ -56,16 +43,14 @@ UNFINISHED_NAME: Final = "restore.unfinished"
 MEMORY_BYTES: Final = 128 << 20
 TEXT_MAX: Final = 500
 _EVERYTHING: Final = 1 << 62
-PARTS_OF_STORES: Final = 4
-"""How long the paths of parts are that make no store come, go or live elsewhere."""
-DEAD_EXTENTS_MAX: Final = 4_096
-"""Extents looked at for one checkpoint; the others are for the next."""
+PARTS_OF_STORES: Final = 4  # how long the paths of parts are that make no store come, go or live elsewhere
+DEAD_EXTENTS_MAX: Final = 4_096  # extents looked at for one checkpoint; the others are for the next
 
 
 class Storage:
-    """The files of one service's stores, and the state that they hold. Make it with ``open``.
+    """The files of one service's stores, and their state. Make it with ``open``.
 
-    ``write_checkpoint`` belongs on a thread of its own, all else on one other thread.
+    ``write_checkpoint`` belongs on a thread of its own, the rest on one other thread.
     """
 
     def __init__(self, log: MessageLog, index: Index, *, memory_bytes: int = MEMORY_BYTES) -> None:
@@ -75,18 +60,12 @@ class Storage:
         self.messages = StoredMessages(
             log, self.locations, index.blocks, recent_bytes=memory_bytes // 2, reread_bytes=memory_bytes // 4
         )
-        self.volatile_names: set[str] = set()
-        """The stores that live in memory only."""
+        self.volatile_names: set[str] = set()  # the stores that live in memory only
         blocks = VolatileBlocks()
         self.swap = Swap(log.directory)
         self.volatile = VolatileMessages(blocks, self.swap, self._swaps)
-        names = self.volatile_names
-        self.all_messages = RoutedMessages(self.messages, self.volatile, names)
-        self.state = State(
-            self.all_messages,
-            RoutedBlocks(index.blocks, blocks, names),
-            RoutedEntries(index.entries, VolatileEntries(), names),
-        )
+        volatile = self.volatile, blocks, VolatileEntries()
+        self.state = State(self.messages, index.blocks, index.entries, volatile)
         self.last_ms = 0
         self.log_bytes = 0  # written since the last checkpoint was begun
         self.effects: list[Effect] = []
@@ -104,24 +83,25 @@ class Storage:
         index_directory: str | None = None,
         accept_recorded: bool = False,
     ) -> Storage:
-        """Open and recover; with ``read_only`` in memory alone, and nothing may be appended or written.
+        """Open and recover; with ``read_only`` only in memory, and nothing may be appended or written.
 
-        ``accept_recorded``: where the replay of a record gives another result, take the recorded one (see
-        ``accepting``) and list the record in ``accepted``.
-
-        ``index_directory``: where an index may be made of the log alone, to be read next to a directory without one.
-
-        ``memory_bytes`` bounds what is held of messages and counts, whatever the backlog: half of it new messages, a
-        quarter those read again, a quarter blocks. What the state itself needs comes on top.
+        ``accept_recorded``: if the replay of a record gives another result, take the recorded one and list the record
+        in ``accepted``. ``index_directory``: where to make an index of the log alone. ``memory_bytes`` bounds what is
+        held of messages and counts, whatever the backlog: half new messages, a quarter messages read again, a quarter
+        blocks. The state itself comes on top.
 
         *Raises*: ``AlreadyOpen``; ``CorruptData``; ``NotFound`` when ``read_only`` and there are none;
-        ``InvalidRequest`` for a backup, which is opened with ``read_only`` only; ``OSError``.
-        *Cost*: the state, the log after the last checkpoint, and a look at the entries of maps and last
-        values; whatever the backlog.
+        ``InvalidRequest`` for a backup, which is opened with ``read_only`` only; ``OSError``. *Cost*: the state, the
+        log after the last checkpoint, and the entries of maps and last values; whatever the backlog.
         """
         _require_whole(directory)
         if not read_only:
-            _require_no_backup(directory)
+            if os.path.exists(os.path.join(directory, MANIFEST_NAME)):
+                raise InvalidRequest(
+                    "the directory is a backup and must not be written to",
+                    path=directory,
+                    hint=f"holdfast stores restore {directory} NEW makes stores of it",
+                )
             make_private_directory(directory)
         log = MessageLog(directory, page_bytes=page_bytes, read_only=read_only)
         try:
@@ -145,8 +125,6 @@ class Storage:
             raise
         return storage
 
-    # ---- recovery ---------------------------------------------------------------------------------------------------
-
     def _recover(self, *, read_only: bool = False) -> None:
         loaded = self.index.load()
         first = 1
@@ -162,7 +140,6 @@ class Storage:
                 "the index of the stores is missing, and their log no longer begins with frame 1"
                 if loaded is None
                 else "the index and the log of the stores do not belong together",
-                code=Code.CORRUPT_LOG,
                 index_frame=first - 1,
                 first_frame=self.log.first,
                 last_frame=self.log.last,
@@ -178,7 +155,6 @@ class Storage:
         self.effects = self.state.pending_effects()
 
     def _entries_expected(self) -> dict[tuple[str, str], int]:
-        """How many entries each map and last value has, where it has any."""
         found: dict[tuple[str, str], int] = {}
         for store in self.state.stores.values():
             if store.name in self.volatile_names:
@@ -190,14 +166,14 @@ class Storage:
         return found
 
     def _is_of_this_log(self, loaded: Loaded | None) -> bool:
-        """Whether the index was made of this log, as far as is known: its last frame may have been removed since."""
+        """Whether the index was made of this log, as far as known: its last frame may have been removed since."""
         if loaded is None or loaded.frame_crc is None:
             return True
         found = self.log.checksum(loaded.frame)
         return found is None or found == loaded.frame_crc
 
     def _replay(self, first: int) -> bool:
-        """Apply every record from frame ``first`` on, each by its own rules. Returns whether any follows older ones."""
+        """Apply every record from frame ``first`` on by its own rules. Returns whether any has older rules."""
         has_older_rules = False
         for number, data in self.log.frames(first):
             frame = decode_frame(data, number)
@@ -215,7 +191,6 @@ class Storage:
         if record.rules > RULES:
             raise CorruptData(
                 "the log of the stores was written by a later version of holdfast",
-                code=Code.CORRUPT_LOG,
                 frame=number,
                 rules=record.rules,
                 hint="nothing is damaged: use that version",
@@ -238,22 +213,25 @@ class Storage:
         self.accepted.append((number, differs))
 
     def _applied_again(self, record: Record) -> Result:
-        """The result that a record's command gives now."""
         command, recorded = record.command, record.result
-        if record.rules == FIRST_RULES and isinstance(command, Expire) and isinstance(recorded, Expired):
+        if (
+            record.rules == FIRST_RULES
+            and isinstance(command, commands.Expire)
+            and isinstance(recorded, commands.Expired)
+        ):
             # By rules 1 a sweep began when deadlines said that were not part of the state, so it is given how far it
             # went. What it left is still due.
             count = recorded.messages if recorded.more else _EVERYTHING
             result = self.state.expire(command, Budget(max(1, count), _EVERYTHING), [])
             self.state.at_ms = command.at_ms
-            return Expired(result.messages, result.durables, recorded.more)
+            return commands.Expired(result.messages, result.durables, recorded.more)
         return self.apply(command).result
 
     def apply(self, command: Command) -> Applied:
         """Carry a command out. *Raises*: what the state machine refuses it with."""
-        if type(command) is Define:
+        if type(command) is commands.Define:
             wanted = parse_definition(command.definitions)
-        elif type(command) is Redefine and any(len(part.path) < PARTS_OF_STORES for part in command.parts):
+        elif type(command) is commands.Redefine and any(len(part.path) < PARTS_OF_STORES for part in command.parts):
             wanted = with_parts(self.state.definition, command.parts)
         else:
             return self.state.apply(command)
@@ -266,8 +244,12 @@ class Storage:
             names |= before
             names &= self.state.definition.volatile_stores
 
+    def messages_of(self, store: str) -> StoredMessages | VolatileMessages:
+        """Where the messages of a store are."""
+        return self.volatile if store in self.volatile_names else self.messages
+
     def _swaps(self, store: str) -> bool:
-        """Whether bodies that come to a store in memory go to disk: it or one of its durables is above its limit."""
+        """Whether new bodies of a store in memory go to disk: it or one of its durables is above its limit."""
         definition, found = self.state.definition, self.state.stores[store]
         if not definition.swap:
             return False
@@ -286,10 +268,8 @@ class Storage:
         self.locations.grow(size)
         self.log_bytes += size
 
-    # ---- checkpoints ------------------------------------------------------------------------------------------------
-
     def begin_checkpoint(self) -> Checkpoint:
-        """Freeze what has changed, between two commands. *Cost*: 14 KiB to copy for each changed block."""
+        """Freeze all changes, between two commands. *Cost*: copies 14 KiB for each changed block."""
         self._remove_dead_extents()
         self.log_bytes = 0
         return Checkpoint(
@@ -303,10 +283,9 @@ class Storage:
         )
 
     def write_checkpoint(self, checkpoint: Checkpoint) -> int:
-        """Make it durable, then let pages go. Returns how many went.
+        """Make it durable, then remove pages. Returns how many.
 
-        *Raises*: ``Closed`` when the log has failed; ``sqlite3.Error`` and ``OSError``, after which it may be tried
-        again.
+        *Raises*: ``Closed`` when the log has failed; ``sqlite3.Error`` and ``OSError``, after which it may be retried.
         """
         self.log.sync()
         needed = self.index.write(checkpoint._replace(frame_crc=self.log.checksum(checkpoint.frame)))
@@ -325,7 +304,7 @@ class Storage:
         return sum(found.live_bytes + overhead * found.live for found in counts)
 
     def _remove_dead_extents(self) -> None:
-        """Let the extents at the front of the log go of which nothing is kept."""
+        """Remove the extents without kept messages at the front of the log."""
         dead: list[Extent] = []
         for extent in self.index.oldest_extents(DEAD_EXTENTS_MAX):
             current = self.locations.current(extent)
@@ -345,18 +324,17 @@ class Storage:
 
 
 def _require_whole(directory: str) -> None:
-    """Raises ``CorruptData`` where a backup was begun to be put back, and not to its end."""
+    """Raises ``CorruptData`` if a restore of a backup did not finish."""
     if os.path.exists(os.path.join(directory, UNFINISHED_NAME)):
         raise CorruptData(
             "the restore of a backup into this directory did not finish",
-            code=Code.CORRUPT_LOG,
             path=directory,
             hint="holdfast stores restore BACKUP NEW again, into an empty directory",
         )
 
 
 def require_stores(directory: str) -> None:
-    """Raises ``NotFound`` where there are no stores and no backup; ``CorruptData`` where only a part of them is."""
+    """Raises ``NotFound`` without stores or a backup; ``CorruptData`` if only a part of them is there."""
     _require_whole(directory)
     if not os.path.isdir(directory):
         raise NotFound("there is no such directory", path=directory)
@@ -365,7 +343,6 @@ def require_stores(directory: str) -> None:
     if os.path.exists(os.path.join(directory, INDEX_NAME)):
         raise CorruptData(
             "the log of the stores is missing",
-            code=Code.CORRUPT_LOG,
             path=directory,
             missing=f"{LOG_NAME}-*.page",
             hint="holdfast stores restore BACKUP NEW makes stores of a backup, which has both",
@@ -378,19 +355,9 @@ def require_stores(directory: str) -> None:
     )
 
 
-def _require_no_backup(directory: str) -> None:
-    if os.path.exists(os.path.join(directory, MANIFEST_NAME)):
-        raise InvalidRequest(
-            "the directory is a backup and must not be written to",
-            path=directory,
-            hint=f"holdfast stores restore {directory} NEW makes stores of it",
-        )
-
-
 def _differs(record: Record, number: int, found: Result | HoldfastError, directory: str) -> CorruptData:
     return CorruptData(
         "the replay of a record gives another result than the record has",
-        code=Code.CORRUPT_LOG,
         frame=number,
         command=_bounded(record.command),
         rules=record.rules,

@@ -1,12 +1,9 @@
 """Stores in memory only: their messages, counts and entries, and the swap file for large ones.
 
 This is a store with ``replicated: false``, or any store if the persistence is ``none``. Everything is gone when the
-process ends.
-
-A body goes to the swap file if, when it arrives, its store or one of its durables with an own limit is above
-``swap_bytelimit``; a small record stays in memory. 0 swaps every body, -1 none. The swap file has segments of about
-``SEGMENT_BYTES`` without names, so that a dead process leaves nothing. A segment is freed when all of its bodies are.
-A full disk is ``Unavailable`` (disk_full).
+process ends. A body goes to the swap file if, when it arrives, its store or one of its durables is above
+``swap_bytelimit``; 0 swaps every body, -1 none. The swap file has segments of about ``SEGMENT_BYTES`` without names, so
+that a dead process leaves nothing; a segment is freed with its last body.
 """
 
 from __future__ import annotations
@@ -16,7 +13,10 @@ import os
 from array import array
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Final, NamedTuple
+
+from msgspec.structs import replace
 
 from holdfast.errors import Code, CorruptData, Unavailable
 from holdfast.stores.values.messages import Delivery, Message
@@ -34,19 +34,15 @@ class Swapped(NamedTuple):
     length: int
 
 
+@dataclass
 class _Segment:
-    __slots__ = ("bodies", "bytes", "file")
-
-    def __init__(self, file: int) -> None:
-        self.file = file
-        self.bytes = 0
-        self.bodies = 0
+    file: int
+    bytes: int = 0
+    bodies: int = 0
 
 
 class Swap:
     """Bodies on disk, by where they are. One thread."""
-
-    __slots__ = ("_directory", "_number", "_segment_bytes", "_segments", "bodies", "bytes")
 
     def __init__(self, directory: str, *, segment_bytes: int = SEGMENT_BYTES) -> None:
         self._directory = directory
@@ -116,7 +112,7 @@ class Swap:
             del self._segments[number]
 
     def close(self) -> None:
-        """Let everything go."""
+        """Free all segments."""
         for segment in self._segments.values():
             os.close(segment.file)
         self._segments.clear()
@@ -129,31 +125,25 @@ def _write_all(file: int, offset: int, data: bytes) -> None:
         view, offset = view[written:], offset + written
 
 
-SWEEP: Final = 256
-"""Messages of one block that are no longer kept, before they are searched."""
+SWEEP: Final = 256  # messages of one block that are no longer kept, before they are searched
 
 
+@dataclass(slots=True)
 class _StoredMessage:
-    """One message; its body is here, or ``place`` says where."""
-
-    __slots__ = ("message", "place", "published_ms", "size")
-
-    def __init__(self, message: Message, published_ms: int, size: int, place: Swapped | None) -> None:
-        self.message = message
-        self.published_ms = published_ms
-        self.size = size
-        self.place = place
+    message: Message
+    published_ms: int
+    size: int
+    place: Swapped | None
+    """Where the body is swapped to."""
 
 
 class VolatileBlocks:
     """Implements ``ports.Blocks`` in memory. ``changed`` is called with each block that was given to ``put``."""
 
-    __slots__ = ("_blocks", "_newest", "changed")
-
     def __init__(self) -> None:
         self._blocks: dict[tuple[str, int], Block] = {}
         self._newest: dict[str, int] = {}
-        self.changed: Callable[[str, Block], None] = _nothing
+        self.changed: Callable[[str, Block], None] = lambda _store, _block: None
 
     def get(self, store: str, number: int) -> Block | None:
         """See ``ports.Blocks``."""
@@ -181,23 +171,15 @@ class VolatileBlocks:
 
 
 class VolatileMessages:
-    """Implements ``ports.Messages`` in memory and a swap file.
-
-    ``swaps`` says whether the next body of a store goes there.
-    """
-
-    __slots__ = ("_blocks", "_held", "_swap", "_swapped", "kept_back", "swaps")
+    """Implements ``ports.Messages`` in memory and a swap file; ``swaps`` says whether a body goes there."""
 
     def __init__(self, blocks: VolatileBlocks, swap: Swap, swaps: Callable[[str], bool]) -> None:
         self._blocks = blocks
         self._swap = swap
-        self._held: dict[
-            tuple[str, int], dict[int, _StoredMessage]
-        ] = {}  # by store and number of the block, then message
+        self._held: dict[tuple[str, int], dict[int, _StoredMessage]] = {}  # by store and block, then message
         self._swapped: dict[str, tuple[int, int]] = {}  # messages and bytes by store
         self.swaps = swaps
-        self.kept_back = 0
-        """Messages that the disk had no room for, and so stayed in memory."""
+        self.kept_back = 0  # messages that the disk had no room for, and so stayed in memory
         blocks.changed = self._sweep
 
     def add(
@@ -215,14 +197,7 @@ class VolatileMessages:
             seq = first_seq + place
             held = self._held.setdefault((store, seq // BLOCK_MESSAGES), {})
             if places:
-                without = Message(
-                    fields=message.fields,
-                    key=message.key,
-                    publisher_seq=message.publisher_seq,
-                    ttl_ms=message.ttl_ms,
-                    deliver_at_ms=message.deliver_at_ms,
-                )
-                held[seq] = _StoredMessage(without, published_ms, size, places[place])
+                held[seq] = _StoredMessage(replace(message, body=b""), published_ms, size, places[place])
                 self._count(store, 1, places[place].length)
             else:
                 held[seq] = _StoredMessage(message, published_ms, size, None)
@@ -253,8 +228,6 @@ class VolatileMessages:
         for key in [key for key in self._held if key[0] == store]:
             for held in self._held.pop(key).values():
                 self._forget(store, held)
-
-    # ---- reading ----------------------------------------------------------------------------------------------------
 
     def _between(self, store: str, first: int, last: int) -> Iterator[tuple[int, _StoredMessage]]:
         seq = first
@@ -320,8 +293,6 @@ class VolatileMessages:
 class VolatileEntries:
     """Implements ``ports.Entries`` in memory."""
 
-    __slots__ = ("_entries", "_keys")
-
     def __init__(self) -> None:
         self._entries: dict[tuple[str, str], dict[str, Entry]] = {}
         self._keys: dict[tuple[str, str], list[str]] = {}
@@ -374,7 +345,3 @@ class VolatileEntries:
         for place in [place for place in self._keys if place[0] == store and durable in ("", place[1])]:
             del self._keys[place]
             self._entries.pop(place, None)
-
-
-def _nothing(_store: str, _block: Block) -> None:
-    """The default: do nothing."""

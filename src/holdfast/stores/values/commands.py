@@ -18,15 +18,20 @@ class _Command(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=True)
     at_ms: int
 
 
+class _OfDurable(_Command, frozen=True):
+    store: str
+    durable: str
+
+
 class _Result(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=True):
     pass
 
 
 class Define(_Command, frozen=True):
-    """Replace the whole definition of the cluster: validated whole, applied whole (see ``definitions``).
+    """Replace the whole definition of the cluster (JSON in ``definitions``): validated whole, applied whole.
 
-    ``definitions`` is its JSON. Stores and durables that are no longer named are deleted with their messages; dynamic
-    durables stay. ``revision`` is the number that it gets in the history.
+    Stores and durables that are no longer named are deleted with their messages; dynamic durables stay. ``revision`` is
+    its number in the history.
     """
 
     definitions: bytes
@@ -37,14 +42,14 @@ class Define(_Command, frozen=True):
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One part of a definition as JSON, by its path (see ``definition_parts``); an empty ``document`` takes it away."""
+    """One part of a definition as JSON, by its path (see ``definitions.parts``); an empty ``document`` removes it."""
 
     path: tuple[str, ...]
     document: bytes = b""
 
 
 class Redefine(_Command, frozen=True):
-    """Change parts of the definition: all of them or nothing, and the others stay. The rest is as for ``Define``."""
+    """Change parts of the definition: all of them or nothing. The rest is as for ``Define``."""
 
     parts: list[Part]
     revision: int
@@ -60,14 +65,12 @@ class Publish(_Command, frozen=True):
     messages: list[Message]
 
 
-class Attach(_Command, frozen=True):
-    """A subscriber comes. A dynamic durable is made of ``template``, with ``matcher`` (JSON, empty for none).
+class Attach(_OfDurable, frozen=True):
+    """Attach a subscriber. A dynamic durable is made of ``template``, with ``matcher`` (JSON, empty for none).
 
-    ``key``: the one key of a last-value subscriber, and of no other.
+    ``key``: the one key of a last-value subscriber.
     """
 
-    store: str
-    durable: str
     subscriber: str
     template: str = ""
     matcher: bytes = b""
@@ -76,39 +79,30 @@ class Attach(_Command, frozen=True):
     """Whether it asks for each portion, and may hold messages while it is silent."""
 
 
-class Detach(_Command, frozen=True):
-    """A subscriber is gone: what it holds is delivered to others. ``cause`` is for advisories.
+class Detach(_OfDurable, frozen=True):
+    """Remove a subscriber: its leases are delivered to others. ``cause`` is for advisories.
 
     The delivery counts for what it reported as started; without a report for the oldest message that it holds.
     """
 
-    store: str
-    durable: str
     subscriber: str
     cause: str = "closed"
 
 
-class Unsubscribe(_Command, frozen=True):
+class Unsubscribe(_OfDurable, frozen=True):
     """Delete a dynamic durable and what it keeps."""
 
-    store: str
-    durable: str
 
+class Deliver(_OfDurable, frozen=True):
+    """Give ``subscriber`` up to ``count`` messages, within its window."""
 
-class Deliver(_Command, frozen=True):
-    """Give ``subscriber`` up to ``count`` messages (its window ends it earlier)."""
-
-    store: str
-    durable: str
     subscriber: str
     count: int
 
 
-class Acknowledge(_Command, frozen=True):
+class Acknowledge(_OfDurable, frozen=True):
     """Ranges are pairs [first, last] of sequence numbers. Only what this subscriber holds now counts."""
 
-    store: str
-    durable: str
     subscriber: str
     ack: list[tuple[int, int]] = []
     nack: list[tuple[int, int]] = []
@@ -117,20 +111,16 @@ class Acknowledge(_Command, frozen=True):
     extend: list[tuple[int, int]] = []
     """Ranges whose ``ack_wait`` begins again."""
     started: list[tuple[int, int]] | None = None
-    """Ranges that the application was handed; None from a subscriber that does not report it. No range that was
-    reported needs to be reported again."""
+    """New ranges that the application was handed; None from a subscriber that does not report it."""
 
 
-class DeadLetter(_Command, frozen=True):
-    """Move one dying message to the dead-letter store of its durable, with the cause kept; one step with its release.
+class DeadLetter(_OfDurable, frozen=True):
+    """Move one dying message to the dead-letter store of its durable; one step with its release.
 
-    ``message`` is what is published there: the original with its fields, and fields that say where it came from.
-    ``to_store`` is that store, empty where there is none: then the message is dropped. The answer is ``Published``, in
-    the numbers of ``to_store`` (0 and 0 where nothing was published).
+    ``message`` is the original with fields that say where it came from. If ``to_store`` is empty the message is
+    dropped. The result is ``Published``, in the numbers of ``to_store`` (0 and 0 if nothing was published).
     """
 
-    store: str
-    durable: str
     seq: int
     message: Message
     to_store: str = ""
@@ -140,70 +130,58 @@ EXPIRE_LOOKS: Final = 4_096
 
 
 class Expire(_Command, frozen=True):
-    """Carry out every deadline up to ``at_ms``. ``count`` bounds the messages that one command removes, ``looks`` those
-    that it reads for it, each by one block at most; the rest is due again.
-    """
+    """Carry out every deadline up to ``at_ms``. One command removes at most ``count`` messages and reads about
+    ``looks``; the rest is due again."""
 
     count: int = 10_000
     volatile: bool = False
-    """Those of the stores that live in memory only, or those of all others: only the latter are in the log."""
+    """Of the stores in memory only, or of all others: only the latter are in the log."""
     looks: int = EXPIRE_LOOKS
 
 
-class Purge(_Command, frozen=True):
+class Purge(_OfDurable, frozen=True):
     """Forget every message that a durable keeps."""
 
-    store: str
-    durable: str
 
-
-class Drop(_Command, frozen=True):
+class Drop(_OfDurable, frozen=True):
     """Delete one message of one durable (an administrator's browse and delete)."""
 
-    store: str
-    durable: str
     seq: int
 
 
 class Restarted(_Command, frozen=True):
-    """The service has started: what subscribers hold was handed out before, and no delivery counts for that."""
+    """The service has started: leases are from before, and no delivery counts for the restart."""
 
 
-class Redeliver(_Command, frozen=True):
+class Redeliver(_OfDurable, frozen=True):
     """Put parked messages back: they are delivered again, counted from one.
 
     ``messages`` are ranges of sequence numbers, empty for all; ``match`` is a matcher's JSON, empty for none; ``count``
-    bounds the messages that one command looks at, in order of their numbers and above ``after``.
+    bounds the messages examined, in order of their numbers above ``after``.
     """
 
-    store: str
-    durable: str
     messages: list[tuple[int, int]] = []
     match: bytes = b""
     count: int = 1_000
     after: int = 0
 
 
-class Resend(_Command, frozen=True):
+class Resend(_OfDurable, frozen=True):
     """Move a dead letter back to the durable that it came from, and to no other; one step with its release.
 
-    ``message`` is what is published there. ``store`` is empty where only the second half is asked for, because one of
-    the stores is in the log and the other is not. The answer is ``Published``, in the numbers of ``to_store``.
+    ``message`` is published there. ``store`` is empty if only the second half is requested, because one of the stores
+    is in memory. The result is ``Published``, in the numbers of ``to_store``.
     """
 
-    store: str
-    durable: str
     seq: int
     message: Message
     to_store: str
     to_durable: str
 
 
-class Rewind(_Command, frozen=True):
-    """Deliver again what is retained, from ``seq`` (0: everything kept) or, where it is given, from ``time_ms`` on."""
+class Rewind(_OfDurable, frozen=True):
+    """Deliver retained messages again, from ``seq`` (0: all) or, if given, from ``time_ms`` on."""
 
-    store: str
-    durable: str
     seq: int = 0
     time_ms: int = 0
 
@@ -211,8 +189,8 @@ class Rewind(_Command, frozen=True):
 class MapChange(_Command, frozen=True):
     """Set (``body`` given) or remove (None) keys of a map. All or nothing.
 
-    ``if_revision``: None changes in any case, 0 only where there is no such key, n only where n is its revision.
-    ``fence``: the token of a lock that must be held still, 0 for none.
+    ``if_revision``: None changes in any case, 0 only if there is no such key, n only if n is its revision. ``fence``:
+    the token of a lock that must still be held, 0 for none.
     """
 
     store: str
@@ -223,7 +201,7 @@ class MapChange(_Command, frozen=True):
 
 
 class MapLock(_Command, frozen=True):
-    """Take, extend or (``steal``) take away the lock of a key (empty: of the whole map) until ``at_ms + ttl_ms``."""
+    """Take, extend or ``steal`` the lock of a key (empty: of the whole map) until ``at_ms + ttl_ms``."""
 
     store: str
     map: str
@@ -287,23 +265,23 @@ class Attached(_Result, frozen=True):
 
 
 class Delivered(_Result, frozen=True):
-    """What the subscriber now holds in addition: triples of first, last and delivery count, in order of delivery.
+    """New leases: triples of first, last and delivery count, in order of delivery.
 
-    A count of -1 is 1, of messages that a subscriber had before without that it counted.
+    A count of -1 is 1, for messages that a subscriber had before without a delivery that counted.
     """
 
     runs: list[tuple[int, int, int]]
 
 
 class Acknowledged(_Result, frozen=True):
-    """How many were settled (acknowledged, put back or rejected; extensions do not count), and which were not its."""
+    """How many were acknowledged, put back or rejected, and which messages were not the subscriber's."""
 
     acknowledged: int
     stale: list[tuple[int, int]]
 
 
 class Expired(_Result, frozen=True):
-    """How many messages and dynamic durables a sweep of deadlines removed."""
+    """How many messages and dynamic durables an expiry removed."""
 
     messages: int
     durables: int
@@ -312,24 +290,24 @@ class Expired(_Result, frozen=True):
 
 
 class Purged(_Result, frozen=True):
-    """What the durable kept and keeps no more."""
+    """What the durable no longer keeps."""
 
     messages: int
     bytes: int
 
 
 class Redelivered(_Result, frozen=True):
-    """How many messages were put back, and above which number to go on, 0 where none is left."""
+    """How many messages were put back, and above which number to continue, 0 at the end."""
 
     messages: int
     after: int = 0
 
 
 class MapChanged(_Result, frozen=True):
-    """The revision of the last change; revisions are the store's sequence numbers, one for each changed key, and one
-    for all keys where all are removed.
+    """The revision of the last change: a sequence number of the store for each changed key, or one for all removed
+    keys.
 
-    ``absent`` are the places in the command of removals that had nothing to remove: they have no revision.
+    ``absent`` are the positions of removals that had nothing to remove: they have no revision.
     """
 
     revision: int
@@ -353,8 +331,7 @@ RULES: Final = 3
 """The rules by which this code carries commands out. A change of what a command does is a new number."""
 STEPWISE_RULES: Final = 3
 """From these rules on a map or last value is cleared, and makes room, in steps; to remove all keys takes one number."""
-FIRST_RULES: Final = 1
-"""The rules of every record and snapshot without a number (docs/decisions/0028)."""
+FIRST_RULES: Final = 1  # the rules of every record and snapshot without a number (docs/decisions/0028)
 
 
 class Record(msgspec.Struct, frozen=True, gc=False, array_like=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from typing import Generic, TypeVar
 
@@ -9,8 +10,7 @@ KeyT = TypeVar("KeyT", int, str, tuple[str, str])
 """Keys that can be ordered, so that equal deadlines have one order."""
 
 
-DISCARD_LOOKS = 16_384
-"""Messages that one command examines to discard those above a durable's limits."""
+DISCARD_LOOKS = 16_384  # messages that one command examines to discard those above a durable's limits
 
 
 def earlier(one_ms: int | None, other_ms: int | None) -> int | None:
@@ -20,21 +20,17 @@ def earlier(one_ms: int | None, other_ms: int | None) -> int | None:
     return one_ms if other_ms is None or one_ms <= other_ms else other_ms
 
 
+@dataclass(slots=True)
 class Budget:
-    """How much one command may still do: ``messages`` that it removes and ``looks``, messages that it reads.
+    """What one command may still do: ``messages`` to remove and ``looks``, messages to read. A replay stops at the same
+    point."""
 
-    A part of a command, so a replay stops where the first run stopped.
-    """
-
-    __slots__ = ("looks", "messages")
-
-    def __init__(self, messages: int, looks: int) -> None:
-        self.messages = messages
-        self.looks = looks
+    messages: int
+    looks: int
 
     @property
     def is_spent(self) -> bool:
-        """Whether the command has to end, with the rest for the next one."""
+        """Whether the command must end; the next one continues."""
         return self.messages <= 0 or self.looks <= 0
 
 

@@ -24,7 +24,7 @@ class Ready(msgspec.Struct, frozen=True):
 
 
 class Advise(msgspec.Struct, frozen=True):
-    """Tell the subscriber (every one of the durable where ``subscriber`` is empty) what happened."""
+    """Notify the subscriber (empty: every one of the durable) of what happened."""
 
     store: str
     durable: str
@@ -58,8 +58,8 @@ class DeadLettering(msgspec.Struct, frozen=True):
 class Changed(msgspec.Struct, frozen=True):
     """Keys of a map changed: notify its watchers. Triples of key, revision and cause, in order of revision.
 
-    ``cause`` is ``set``, ``removed``, ``expired``, ``discarded`` or ``deleted``; the last three have the revision that
-    the value had.
+    ``cause`` is ``set``, ``removed``, ``expired``, ``discarded`` or ``deleted``; the last three have the value's
+    revision.
     """
 
     store: str
@@ -90,7 +90,7 @@ class Origin(msgspec.Struct, frozen=True):
 
 
 def origin_of(letter: Delivery) -> Origin | None:
-    """What a dead letter says of itself, None if the message is not a dead letter."""
+    """Where a dead letter came from, None if the message is not a dead letter."""
     store, durable = letter.fields.get("dead_store"), letter.fields.get("dead_durable")
     if not isinstance(store, str) or not isinstance(durable, str):
         return None
@@ -99,10 +99,7 @@ def origin_of(letter: Delivery) -> Origin | None:
 
 
 def dead_letter_of(message: Message, dying: DeadLettering) -> Message:
-    """The message with its own key, body and fields, and what became of it.
-
-    The bound on fields holds for what is added too; those in front stay.
-    """
+    """The message with its own key, body and first fields, and the ``DEAD_FIELDS``, within the bound on fields."""
     fields: dict[str, FieldValue] = {
         **dict(islice(message.fields.items(), FIELDS_MAX - len(DEAD_FIELDS))),
         "dead_store": dying.store,

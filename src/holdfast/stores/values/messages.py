@@ -21,8 +21,8 @@ KEY_BYTES_MAX: Final = 1_024
 class Message(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """One message as published. ``body`` is bytes (base64 in JSON).
 
-    ``publisher_seq`` 0 means that the publisher does not number its messages. ``ttl_ms`` and ``deliver_at_ms`` are
-    0 for none; the latter is a time since 1970 before which the message is not delivered.
+    ``publisher_seq`` is 0 without numbers. ``ttl_ms`` and ``deliver_at_ms`` are 0 for none; the latter is a time since
+    1970 before which the message is not delivered.
     """
 
     body: bytes = b""
@@ -36,8 +36,8 @@ class Message(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 class Delivery(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """One message as a subscriber gets it. ``delivery_count`` is 1 the first time.
 
-    ``redelivered``: somebody may have had it before and did not acknowledge it. ``replayed``: the durable had got past
-    it before it was rewound, so somebody may have acknowledged it.
+    ``redelivered``: a subscriber may have had it before without acknowledging it. ``replayed``: the durable was
+    rewound, so a subscriber may have acknowledged it.
     """
 
     seq: int
@@ -57,22 +57,17 @@ NUMBER_BYTES = 8
 class Batch:
     """Messages with ``sizes`` (key, fields and body, in bytes) and their sum ``size``.
 
-    *Raises*: ``InvalidRequest``; ``LimitExceeded`` (message_too_large) with the size and the bound.
+    *Raises*: ``InvalidRequest``; ``LimitExceeded`` (message_too_large).
     """
 
     __slots__ = ("at_ms", "messages", "size", "sizes", "timed")
 
     def __init__(self, messages: Sequence[Message], size_max: int, at_ms: int) -> None:
         if not 0 < len(messages) <= BATCH_MESSAGES_MAX:
-            raise InvalidRequest(
-                "a batch must have 1 to max messages",
-                messages=len(messages),
-                max=BATCH_MESSAGES_MAX,
-            )
+            raise InvalidRequest("a batch must have 1 to max messages", messages=len(messages), max=BATCH_MESSAGES_MAX)
         self.messages = messages
         self.at_ms = at_ms
-        self.timed: list[int] = []
-        """Positions of messages with an own time-to-live or delivery time."""
+        self.timed: list[int] = []  # positions of messages with an own time-to-live or delivery time
         sizes: list[int] = []
         for position, message in enumerate(messages):
             size = len(message.body)

@@ -1,8 +1,7 @@
-"""What the state machine reads of the stored messages, so that its memory is bounded whatever the backlog.
+"""The ports through which the state machine reads stored messages, so that its memory is bounded whatever the backlog.
 
 A port raises ``CorruptData`` for damage, and ``ReadUnavailable`` if the read fails now. The content follows from the
-commands alone, so the machine stays deterministic. In memory are only definitions, a cursor and the
-unacknowledged messages of each durable, and a short history of each publisher.
+commands alone, so the machine stays deterministic.
 """
 
 from __future__ import annotations
@@ -16,12 +15,11 @@ import msgspec
 from holdfast.errors import Unavailable
 from holdfast.stores.values.messages import FieldValue, Message
 
-BLOCK_MESSAGES: Final = 1_024
-"""Messages of one block: those with ``seq // BLOCK_MESSAGES`` alike."""
+BLOCK_MESSAGES: Final = 1_024  # messages of one block: those with seq // BLOCK_MESSAGES alike
 
 
 class ReadUnavailable(Unavailable):
-    """The disk does not give what is there. No refusal of a command: it may be half carried out."""
+    """The disk cannot be read now. Not a refusal: the command may be half carried out."""
 
 
 class Kept(msgspec.Struct, frozen=True):
@@ -40,38 +38,30 @@ class Messages(Protocol):
     """Published messages, by store and number."""
 
     def read(self, store: str, first: int, last: int) -> Sequence[Kept]:
-        """Those of ``first..last`` that are still kept, ascending; some that are kept no more may be among them.
-
-        The newest are in memory already: also those of the command that is being carried out.
-        """
+        """The kept messages of ``first..last``, ascending; some that are no longer kept may be among them. Includes
+        those of the current command."""
         ...
 
     def add(
         self, store: str, first_seq: int, published_ms: int, messages: Sequence[Message], sizes: array[int]
     ) -> None:
-        """Told of a batch as it is accepted, in operation and in a replay alike: it can be read from now on.
-
-        Its record is not in the log yet, and may never get there; then the process ends before anybody saw an answer.
-        """
-        ...
+        """Accept a batch, in operation and in a replay alike; it can be read from now on. Its record is not in the log
+        yet."""
 
     def forget_store(self, store: str) -> None:
         """A store was deleted, with its messages. A new one of the same name begins with number 1 again."""
-        ...
 
 
 class Block:
     """Counts of up to ``BLOCK_MESSAGES`` consecutive messages: how many durables keep each, and its size.
 
-    ``references`` and ``sizes`` have one item per message (index ``seq % BLOCK_MESSAGES``), of 2 and 4 bytes; a message
-    whose count is 0 is gone. ``live`` and ``live_bytes`` are their totals. ``earliest_ms`` is the earliest deadline of
-    a message's own time-to-live in this block that was not carried out yet, 0 for none. ``published_ms`` has 8 bytes
-    per message, ascending, 0 above the newest.
+    ``references``, ``sizes`` and ``published_ms`` have one item per message (index ``seq % BLOCK_MESSAGES``), of 2, 4
+    and 8 bytes; a message whose count is 0 is gone; times ascend, and are 0 above the newest. ``live`` and
+    ``live_bytes`` are totals. ``earliest_ms`` is the next deadline of a message's own time-to-live, 0 for none.
 
-    ``timed`` says that a message in here has its own time-to-live or delivery time, or is a map's value: who
-    passes the block has to look at each. Deadlines of time-to-live up to ``swept_ms`` were carried out, by every
-    durable but for what its subscribers hold: whoever passes such a message later must not give its reference back
-    again.
+    ``timed``: some message has its own time-to-live or delivery time, or is a map's value, so each must be examined.
+    Own deadlines up to ``swept_ms`` were carried out by every durable, except for leases: such a message must not be
+    released again.
     """
 
     __slots__ = (
@@ -99,19 +89,16 @@ class Block:
 
 
 class Blocks(Protocol):
-    """The blocks of a store; those used lately stay in memory."""
+    """The blocks of a store; recently used ones stay in memory."""
 
     def get(self, store: str, number: int) -> Block | None:
         """The block to read or change; a changed one is then given to ``put``."""
-        ...
 
     def put(self, store: str, block: Block) -> None:
         """Keep a new or changed block; one with ``live == 0`` below the newest is forgotten."""
-        ...
 
     def forget_store(self, store: str) -> None:
         """A store was deleted, with its blocks."""
-        ...
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -129,24 +116,20 @@ class Entries(Protocol):
 
     def get(self, store: str, durable: str, key: str) -> Entry | None:
         """The entry of a key, or None."""
-        ...
 
     def put(self, store: str, durable: str, entry: Entry) -> None:
         """Set an entry; it replaces the one of its key."""
-        ...
 
     def remove(self, store: str, durable: str, key: str) -> None:
         """Forget a key; nothing happens where there is none."""
-        ...
 
     def scan(self, store: str, durable: str, after: str = "") -> Iterator[Entry]:
-        """In the order of keys, from the first key above ``after``. The map may change meanwhile after the scan."""
+        """In the order of keys, from the first key above ``after``. The map may change behind the scan."""
         ...
 
     def take_after(self, store: str, durable: str, after: str, count: int) -> list[Entry]:
-        """Remove up to ``count`` entries in the order of keys, from the first key above ``after``; returns them."""
+        """Remove and return up to ``count`` entries in the order of keys, from the first key above ``after``."""
         ...
 
     def forget(self, store: str, durable: str = "") -> None:
         """Forget every key of one durable, or of a whole store."""
-        ...

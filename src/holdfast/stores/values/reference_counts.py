@@ -12,19 +12,14 @@ from bisect import bisect_left
 from holdfast.stores.values.deadlines import Deadlines
 from holdfast.stores.values.ports import BLOCK_MESSAGES, Block, Blocks
 
-REFERENCES_MAX = 65_534
-"""Durables of one store: a count has two bytes."""
-MAP_VALUE = 65_535
-"""The count of a map's value: one map keeps it, and no other durable ever wants it."""
-TIME_BLOCKS_MAX = 1_024
-"""Blocks that ``time_from`` looks for."""
+REFERENCES_MAX = 65_534  # durables of one store: a count has two bytes
+MAP_VALUE = 65_535  # the count of a map's value: one map keeps it, and no other durable ever wants it
+TIME_BLOCKS_MAX = 1_024  # blocks that time_from looks for
 _ZEROS = array("H", bytes(2 * BLOCK_MESSAGES))
 
 
 class ReferenceCounts:
     """The messages of one store by number. Cost of a range: O(blocks) where neighbours have equal counts."""
-
-    __slots__ = ("_blocks", "_store", "due_blocks", "live", "live_bytes", "next_seq")
 
     def __init__(self, store: str, blocks: Blocks) -> None:
         self._store = store
@@ -34,8 +29,6 @@ class ReferenceCounts:
         self.live_bytes = 0
         self.due_blocks: Deadlines[int] = Deadlines()
         """Blocks by the earliest own time-to-live of a message in them."""
-
-    # ---- questions --------------------------------------------------------------------------------------------------
 
     def block(self, number: int) -> Block | None:
         """One block, to read."""
@@ -56,7 +49,7 @@ class ReferenceCounts:
         return block.published_ms[seq % BLOCK_MESSAGES] if block is not None else 0
 
     def time_from(self, seq: int) -> int:
-        """A time not after the publication of anything from ``seq`` on; 0 where there is nothing, or a long gap.
+        """A time not after the publication of anything from ``seq`` on; 0 if there is nothing, or a long gap.
 
         Cost: O(forgotten blocks), at most ``TIME_BLOCKS_MAX`` of them.
         """
@@ -82,10 +75,7 @@ class ReferenceCounts:
         return total
 
     def first_since(self, at_ms: int, low: int, high: int) -> int:
-        """The first of ``low..high - 1`` that was published at or after ``at_ms``; ``high`` where there is none.
-
-        Cost: O(blocks passed). A block that was forgotten, because no message in it is kept, is passed.
-        """
+        """The first of ``low..high - 1`` that was published at or after ``at_ms``, else ``high``. Cost: O(blocks)."""
         while low < high:
             number, place = divmod(low, BLOCK_MESSAGES)
             end = min(high - number * BLOCK_MESSAGES, BLOCK_MESSAGES)
@@ -94,8 +84,6 @@ class ReferenceCounts:
                 return number * BLOCK_MESSAGES + bisect_left(block.published_ms, at_ms, place, end)
             low += end - place
         return high
-
-    # ---- changes ----------------------------------------------------------------------------------------------------
 
     def append(self, sizes: array[int], references: array[int], at_ms: int) -> int:
         """Accept messages with their counts; returns the number of the first."""
@@ -108,7 +96,9 @@ class ReferenceCounts:
             number, low = divmod(first + done, BLOCK_MESSAGES)
             part = min(total - done, BLOCK_MESSAGES - low)
             block = self._blocks.get(self._store, number) or Block(number)
-            _fill(block, low, sizes[done : done + part], references[done : done + part], at_ms)
+            block.sizes[low : low + part] = sizes[done : done + part]
+            block.references[low : low + part] = references[done : done + part]
+            block.published_ms[low : low + part] = array("Q", [at_ms]) * part
             counted, counted_bytes = block.live, block.live_bytes
             _recount(block, low, part)
             self.live += block.live - counted
@@ -119,7 +109,7 @@ class ReferenceCounts:
         return first
 
     def _append_one(self, size: int, count: int, at_ms: int) -> None:
-        """What most publications are, without a slice for each array."""
+        """The common case, without a slice for each array."""
         number, place = divmod(self.next_seq, BLOCK_MESSAGES)
         block = self._blocks.get(self._store, number) or Block(number)
         block.sizes[place], block.references[place], block.published_ms[place] = size, count, at_ms
@@ -152,7 +142,7 @@ class ReferenceCounts:
         return first
 
     def swept(self, number: int, at_ms: int, earliest_ms: int) -> None:
-        """Every own time-to-live of a block up to ``at_ms`` was carried out; ``earliest_ms`` is the next, 0: none."""
+        """Own times-to-live of a block up to ``at_ms`` were carried out; ``earliest_ms`` is the next, 0: none."""
         block = self._blocks.get(self._store, number)
         if block is not None:
             block.swept_ms, block.earliest_ms = at_ms, earliest_ms
@@ -160,7 +150,7 @@ class ReferenceCounts:
         self.due_blocks.set(number, earliest_ms or None)
 
     def release(self, first: int, last: int) -> int:
-        """One durable keeps ``first..last`` no more. Returns their bytes."""
+        """One durable no longer keeps ``first..last``. Returns their bytes."""
         total = 0
         while first <= last:
             number, low = divmod(first, BLOCK_MESSAGES)
@@ -171,8 +161,9 @@ class ReferenceCounts:
             total += _release_one(block, low) if high - low == 1 else _release(block, low, high)
             self.live += block.live - live
             self.live_bytes += block.live_bytes - live_bytes
-            if not block.live:
-                self._settle_empty(block)
+            if not block.live and block.earliest_ms:
+                block.earliest_ms = 0
+                self.due_blocks.set(number, None)
             self._blocks.put(self._store, block)
             first += high - low
         return total
@@ -186,11 +177,6 @@ class ReferenceCounts:
         block.references[place] = 1
         self.release(seq, seq)
 
-    def _settle_empty(self, block: Block) -> None:
-        if block.earliest_ms:
-            block.earliest_ms = 0
-            self.due_blocks.set(block.number, None)
-
     def check(self) -> None:
         """The totals of the newest block are those of its messages."""
         block = self._blocks.get(self._store, self.next_seq // BLOCK_MESSAGES)
@@ -198,13 +184,6 @@ class ReferenceCounts:
             live = BLOCK_MESSAGES - block.references.count(0)
             assert live == block.live, "a block's total is that of its messages"
         assert self.live >= 0 and self.live_bytes >= 0, "totals are never negative"
-
-
-def _fill(block: Block, low: int, sizes: array[int], references: array[int], at_ms: int) -> None:
-    high = low + len(sizes)
-    block.sizes[low:high] = sizes
-    block.references[low:high] = references
-    block.published_ms[low:high] = array("Q", [at_ms]) * (high - low)
 
 
 def _recount(block: Block, low: int, part: int) -> None:
