@@ -78,6 +78,7 @@ check: $(STAMPS)/venv
 	$(BIN)/basedpyright
 	$(BIN)/lint-imports
 	$(BIN)/python scripts/check_source.py
+	$(BIN)/python scripts/generate_sync_clients.py --check
 	@$(MAKE) --no-print-directory docs
 
 docs: $(STAMPS)/venv

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from holdfast.client.aio.client import AsyncTransaction, Client, Subscription
     from holdfast.client.aio.stores import StoreClient
     from holdfast.client.protocol.options import ClientOptions
-    from holdfast.client.protocol.shell import Transacted
+    from holdfast.client.protocol.transaction import Transacted
     from holdfast.queue.aio.persist import persist
     from holdfast.queue.aio.queue import Queue
 
@@ -32,7 +32,7 @@ _HOME: Final = {
     "Queue": "holdfast.queue.aio.queue",
     "StoreClient": "holdfast.client.aio.stores",
     "Subscription": "holdfast.client.aio.client",
-    "Transacted": "holdfast.client.protocol.shell",
+    "Transacted": "holdfast.client.protocol.transaction",
     "persist": "holdfast.queue.aio.persist",
 }
 

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 from tests.integration.http_harness import Serving, run, serving, until
 from tests.unit.client.conftest import AsyncFace, BlockingFace
-from tests.unit.client.scripted_server import Answer, Drop, ScriptedServer, Step, Stream, Unsealed
+from tests.unit.client.scripted_server import Drop, Reply, ScriptedServer, Step, Stream, Unsealed
 
 from holdfast import StoreClient, aio
 from holdfast.client import Client, ClientOptions
@@ -241,8 +241,8 @@ def test_what_a_plain_peer_of_a_tls_port_goes_on_sending_is_read_away_within_bou
 
 
 ALERT = b"\x15\x03\x03\x00\x02\x02\x0a"
-COMMITTED = Answer(200, {"status": "committed", "version": 7})
-VERSION = Answer(200, {"version": 7, "leader_id": "ab" * 16})
+COMMITTED = Reply(200, {"status": "committed", "version": 7})
+VERSION = Reply(200, {"version": 7, "leader_id": "ab" * 16})
 ONCE = PublisherOptions(retry_duration=0)
 LOST = pytest.mark.parametrize(
     "lost", [Unsealed(), Unsealed(ALERT), Drop(ALERT)], ids=["plain", "alert", "sealed alert"]
@@ -327,8 +327,8 @@ def publishers(server: ScriptedServer) -> list[str]:
     return [msgspec.msgpack.decode(asked.body)["publisher_id"] for asked in server.asked]
 
 
-def kept_as(seq: int, *, duplicates: int = 0) -> Answer:
-    return Answer(200, {"first_seq": seq, "last_seq": seq, "duplicates": duplicates, "unmatched": 0})
+def kept_as(seq: int, *, duplicates: int = 0) -> Reply:
+    return Reply(200, {"first_seq": seq, "last_seq": seq, "duplicates": duplicates, "unmatched": 0})
 
 
 @LOST

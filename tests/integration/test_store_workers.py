@@ -17,8 +17,8 @@ import pytest
 from tests.integration.test_store_client import NAMES, Service, wait_until
 
 from holdfast.aio import StoreClient as AsyncStoreClient
+from holdfast.client.protocol.stores.publisher import Blockage
 from holdfast.client.stores import Advisory, Delivery, Message, PublisherOptions, StoreClient, SubscriberOptions
-from holdfast.client.stores.blockage import Blockage
 
 WORK = {"type": "shared", "max_delivery": 5}
 """The definition of the README."""
@@ -226,7 +226,7 @@ def test_a_full_store_is_told_by_its_name(client: StoreClient) -> None:
 def test_a_warning_comes_after_five_seconds_and_then_each_minute(caplog: pytest.LogCaptureFixture) -> None:
     blockage = Blockage("orders")
     told: list[Advisory] = []
-    blockage.on_advisory = told.append
+    blockage.advisories.on_advisory = told.append
     blockage.met("store_full", "the store is full", 0.0)
     for now_ms in range(0, 130_000, 500):
         blockage.look(float(now_ms), 7)

@@ -21,8 +21,8 @@ from tests.integration.http_harness import run, until
 from tests.integration.stores_harness import stores_serving
 
 from holdfast.aio import StoreClient as AsyncStoreClient
-from holdfast.client.aio.transports import Connection, Departures
 from holdfast.client.stores import Message, StoreClient
+from holdfast.client.transport.aio import ClosingConnections, Connection
 from holdfast.errors import Code, HoldfastError, InvalidRequest
 from holdfast.testing.rgw import free_port
 
@@ -316,7 +316,7 @@ def test_a_closed_client_leaves_no_socket_behind_when_the_other_side_never_says_
     sockets: list[socket.socket] = []
 
     async def scenario() -> None:
-        departures = Departures()
+        departures = ClosingConnections()
         _, connection = await asyncio.get_running_loop().create_connection(
             lambda: Connection(departures), "localhost", peer.port, ssl=trusting
         )

@@ -17,7 +17,7 @@ from structlog.testing import capture_logs
 from holdfast import errors
 from holdfast.cli.output import print_error
 from holdfast.client.protocol.messages import error_of
-from holdfast.client.stores import wire
+from holdfast.client.protocol.stores import messages as wire
 from holdfast.errors import (
     Closed,
     Code,

@@ -76,8 +76,8 @@ def publish(
 
     For example: holdfast stores publish orders hello -f kind=a
     """
+    from holdfast.client.protocol.stores.messages import publish_request
     from holdfast.client.stores import PublisherOptions
-    from holdfast.client.stores.wire import publish_request
     from holdfast.stores.values.messages import Message
 
     fields = dict(_field(text) for text in field or ())

@@ -43,7 +43,7 @@ from holdfast.values import LogPosition, is_log_id
 from holdfast.values import parse_position as read_position
 
 if TYPE_CHECKING:
-    from holdfast.client.protocol.events import Event
+    from holdfast.client.protocol.effects import Event
     from holdfast.commit.format.transaction import Operation, Precondition, Transaction
 
 __all__ = ["bench", "commit", "get", "operation_fields", "operation_text", "short", "status", "subscribe", "version"]
@@ -398,7 +398,7 @@ def subscribe(
 
 def event_fields(event: Event) -> dict[str, object]:
     """An event as the HTTP API writes it, with its kind."""
-    from holdfast.client.protocol.events import Checkpoint, RolledBack, TransactionEvent
+    from holdfast.client.protocol.effects import Checkpoint, RolledBack, TransactionEvent
 
     match event:
         case TransactionEvent():
@@ -424,7 +424,7 @@ def event_fields(event: Event) -> dict[str, object]:
 
 def event_text(event: Event) -> str:
     """An event on one line, or a line for each operation."""
-    from holdfast.client.protocol.events import Checkpoint, RolledBack, TransactionEvent
+    from holdfast.client.protocol.effects import Checkpoint, RolledBack, TransactionEvent
 
     match event:
         case TransactionEvent():

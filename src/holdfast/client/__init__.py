@@ -1,9 +1,22 @@
-"""The client library: one protocol, two shells.
+"""The client library: one protocol, two worlds of input and output.
 
-Owns: the public names. Inside: ``core``, ``transaction`` and ``stream`` are procedures without I/O (what to send,
-when to repeat, when to ask, what is proved); ``blocking`` and ``asynchronous`` carry their effects out; ``messages``
-knows the HTTP API's bodies, ``http1`` its framing, ``endpoint`` its addresses. Does not own: the materialised view
-(``holdfast.view``).
+Read in this order:
+
+1. ``protocol`` decides. Procedures and machines without I/O say what to send, when to retry and what an outcome proves.
+   ``protocol.log_operations`` (the rules of a commit) is the place to start; ``protocol.stores`` are the machines of
+   publishers, subscribers and watches.
+2. ``transport`` has connections: ``transport.aio`` on an event loop and ``transport.sync`` with sockets and threads,
+   with the same names in both.
+3. ``aio`` are the asyncio clients, which join the two. ``sync`` are the blocking clients; ``scripts/
+   generate_sync_clients.py`` generates them from ``aio``.
+
+Every operation is a loop of the same kind::
+
+    effect = next(procedure)                                # for example Send(endpoint, request, timeout_ms)
+    while True:
+        effect = procedure.send(await carry_out(effect))    # for example Response(now_ms, 200, headers, body)
+
+The public names are below, in ``holdfast.client.stores`` and, for asyncio, in ``holdfast.aio``.
 """
 
 from __future__ import annotations
@@ -11,9 +24,9 @@ from __future__ import annotations
 from holdfast.extras import needs
 
 with needs("client"):
-    from holdfast.client.protocol.events import Checkpoint, Event, RolledBack, TransactionEvent
+    from holdfast.client.protocol.effects import Checkpoint, Event, RolledBack, TransactionEvent
     from holdfast.client.protocol.options import ClientOptions
-    from holdfast.client.protocol.shell import Transacted
+    from holdfast.client.protocol.transaction import Transacted
     from holdfast.client.sync.client import BlockingTransaction, Client, Subscription
     from holdfast.values import LogPosition
     from holdfast.wire.log import CommitReceipt, Found, FoundRange, NotCommitted, StatusAnswer, VersionAnswer

@@ -1,13 +1,11 @@
 """A store within limits: connections, time per request, retries of reads, counters and health.
 
-Three parts of the connections cannot starve each other: creates take at most ``creates_max``, a leader's questions
-about its own log (``own``) at most ``own_max``, everything else the rest. So a burst of readers delays neither the
-creates nor the proofs of ownership. ``TimeLimited`` belongs inside a budget: a request's time begins when it holds a
-connection.
+Three parts of the connections cannot starve each other: creates take at most ``creates_max``, a leader's requests about
+its own log (``own``) at most ``own_max``, everything else the rest. ``TimeLimited`` belongs inside a budget: the time
+of a request begins when it holds a connection.
 
 An ``Unavailable`` read or listing is repeated with capped exponential backoff and full jitter, a bounded number of
-times. Requests of ``own`` and creates are not repeated, because the leader repeats them by its own rules. ``NotFound``
-is an answer, not a failure. A cancelled request gives its connection back.
+times. Creates and requests of ``own`` are not repeated, because the leader repeats them by its own rules.
 """
 
 from __future__ import annotations
@@ -21,15 +19,10 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from copy import copy
 from dataclasses import dataclass, field
-from typing import Final, TypeVar, assert_never
+from typing import Final, TypeVar
 
 from holdfast.errors import NotFound, Unavailable
-from holdfast.objects.port import CreateAnswer, Created, Listed, ObjectStore, Refused, Unknown
-
-__all__ = [
-    "BudgetedStore", "LATENCY_BOUNDS_MS", "RequestCounts", "RetryPolicy", "StoreMetrics", "TimeLimited", "timed_out",
-]  # fmt: skip
-
+from holdfast.objects.port import CreateAnswer, Created, Listed, ObjectStore, Unknown
 
 PAGE: Final = 1000
 """A listing sends one request for each this many keys."""
@@ -39,13 +32,9 @@ class TimeLimited:
     """A store whose every request ends within ``request_timeout_ms``, a listing within as much for each 1,000 keys."""
 
     def __init__(self, store: ObjectStore, request_timeout_ms: float) -> None:
+        self.url = store.url
         self._store = store
         self._timeout_seconds = request_timeout_ms / 1000.0
-
-    @property
-    def url(self) -> str:
-        """Where this is, without secrets, for people."""
-        return self._store.url
 
     async def create(self, key: str, data: bytes) -> CreateAnswer:
         """As the port says."""
@@ -164,17 +153,17 @@ class StoreMetrics:
         return self.consecutive_failures < UNHEALTHY_AFTER_FAILURES
 
     def kinds(self) -> dict[str, RequestCounts]:
-        """The counts by the name of their kind."""
+        """The counts by kind."""
         return {"create": self.create, "read": self.read, "list": self.list, "delete": self.delete}
 
 
 class BudgetedStore:
     """A store within a connection budget, counted.
 
-    ``connections_max`` is the whole budget, ``creates_max`` the part that creates may take: the span in flight and its
-    hedges. ``own_max`` is reserved for what a leader asks about its own log; with 0 it has none
-    of its own. At least one connection is left for the rest. ``clock`` gives seconds, ``draw`` a number in 0..1.
-    ``not_created(key, detail)`` is called for a create without an answer, at most once in ten seconds.
+    ``connections_max`` is the whole budget, ``creates_max`` the part of creates (the span in flight and its hedges),
+    ``own_max`` the part of ``own``, 0 for no reserved part. At least one connection is left for the rest. ``clock``
+    returns seconds, ``draw`` a number in 0..1. ``not_created(key, detail)`` is called for a create without a response,
+    at most once in ten seconds.
     """
 
     def __init__(
@@ -190,8 +179,9 @@ class BudgetedStore:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         not_created: Callable[[str, str], None] | None = None,
     ) -> None:
-        assert creates_max >= 1, "a store that nothing may write to needs no budget"
+        assert creates_max >= 1, "creates need at least one connection"
         self.metrics = StoreMetrics()
+        self.url = store.url
         self._store = store
         self._creates = asyncio.Semaphore(creates_max)
         self._others = asyncio.Semaphore(max(1, connections_max - creates_max - own_max))
@@ -201,36 +191,25 @@ class BudgetedStore:
         self._sleep = sleep
         self._not_created = not_created
         self.own = copy(self)
-        """This store for what a leader asks about its own log: on connections of its own, and nothing is repeated."""
+        """This store for a leader's requests about its own log: on reserved connections, without retries."""
         self.own._retry = RetryPolicy(attempts_max=1)
         if own_max:
             self.own._others = asyncio.Semaphore(own_max)
 
-    @property
-    def url(self) -> str:
-        """Where this is, without secrets, for people."""
-        return self._store.url
-
     async def create(self, key: str, data: bytes) -> CreateAnswer:
-        """As the port says; one request, whatever it comes to."""
+        """As the port says, with one request."""
         counts = self.metrics.create
         async with _Connection(self._creates, counts):
             started = self._clock()
             answer = await self._store.create(key, data)
             ended = self._clock()
-        match answer:
-            case Created():
-                self._succeeded(ended)
-                outcome = "created"
-            case Refused():
-                self._succeeded(ended)
-                outcome = "refused"
-            case Unknown(detail):
-                self._failed(detail)
-                self._warn(key, detail, ended)
-                outcome = "unknown"
-            case _:
-                assert_never(answer)
+        if isinstance(answer, Unknown):
+            self._failed(answer.detail)
+            self._warn(key, answer.detail, ended)
+            outcome = "unknown"
+        else:
+            self._succeeded(ended)
+            outcome = "created" if isinstance(answer, Created) else "refused"
         counts.finished(outcome, (ended - started) * 1000, len(data))
         return answer
 
@@ -308,7 +287,7 @@ def _no_bytes(answer: object) -> int:  # noqa: ARG001 - listings and deletes mov
 
 
 class _Connection:
-    """One connection of a budget, counted while it is waited for and while it is held."""
+    """One connection of a budget, counted while waiting and while held."""
 
     __slots__ = ("_counts", "_semaphore")
 

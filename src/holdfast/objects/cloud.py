@@ -1,9 +1,8 @@
 """Object stores in the cloud through obstore: S3 and compatible services, and Azure Blob Storage.
 
-A create that is neither a clear success nor a clear refusal is ``Unknown``: it may have been carried out, or may be
-later. Reads and listings raise ``NotFound`` or ``Unavailable``. The client's own retries are off, because one that
-repeats a create turns its own successful write into a refusal. Credentials come from the environment and the provider's
-own chain, never from the URL.
+A create without a clear success or refusal is ``Unknown``. The client's own retries are off, because one that repeats a
+create turns its own successful write into a refusal. Credentials come from the environment and the provider's own
+chain, never from the URL.
 """
 
 from __future__ import annotations
@@ -27,8 +26,6 @@ from holdfast.objects.port import CREATED, CreateAnswer, Listed, Refused, Unknow
 if TYPE_CHECKING:
     from obstore.store import AzureConfig, ClientConfig, RetryConfig, S3Config
 
-__all__ = ["CloudStore", "answer_of_failed_create"]
-
 SETTINGS: Final[Mapping[str, frozenset[str]]] = {
     "s3": frozenset({"region", "endpoint", "virtual_hosted_style"}),
     "gs": frozenset(),
@@ -44,7 +41,7 @@ NO_RETRIES: Final[RetryConfig] = {"max_retries": 0, "retry_timeout": timedelta(s
 
 
 def answer_of_failed_create(error: Exception, scheme: str) -> Refused | Unknown:
-    """What a create that raised ``error`` came to.
+    """The result of a create that raised ``error``.
 
     obstore raises one class for 412 (taken) and 409 (busy, ask again, on S3); only its text distinguishes them. Azure
     says 409 for taken. A text without a status is an uncertain refusal: the caller reads back either way.
@@ -52,17 +49,15 @@ def answer_of_failed_create(error: Exception, scheme: str) -> Refused | Unknown:
     text = _detail(error)
     if not isinstance(error, AlreadyExistsError):
         return Unknown(text)
-    status = _status_in(str(error))
+    found = _STATUS.search(str(error))
+    status = None if found is None else int(next(group for group in found.groups() if group))
     return Refused(certain=status == 412 or (status == 409 and scheme == "az"))
-
-
-def _status_in(text: str) -> int | None:
-    found = _STATUS.search(text)
-    return None if found is None else int(next(group for group in found.groups() if group))
 
 
 def _detail(error: BaseException) -> str:
     """One line of bounded length about a failure: obstore's messages are long, and their debug part repeats them."""
+    if isinstance(error, TimeoutError):
+        return "no answer in time"
     text = " ".join(str(error).split("Debug source")[0].split())
     return (text or type(error).__name__)[:DETAIL_LENGTH_MAX]
 
@@ -74,9 +69,9 @@ class CloudStore:
         self, store: S3Store | GCSStore | AzureStore, url: str, scheme: str, request_timeout_ms: float
     ) -> None:
         self._store = store
-        self._url = url
+        self.url = url
         self._scheme = scheme
-        # The client's own timeout should strike first and say what it was doing; ours bounds what it forgets to bound.
+        # The client's own timeout fires first, with a better message; this one bounds what the client does not bound.
         self._timeout_seconds = request_timeout_ms / 1000 + 1.0
 
     @classmethod
@@ -108,19 +103,12 @@ class CloudStore:
         store = _backend(scheme, bucket, prefix, options, client)
         return cls(store, f"{scheme}://{bucket}" + (f"/{prefix}" if prefix else ""), scheme, request_timeout_ms)
 
-    @property
-    def url(self) -> str:
-        """Where this is, without the settings."""
-        return self._url
-
     async def create(self, key: str, data: bytes) -> CreateAnswer:
         """As the port says."""
         require_key(key)
         try:
             async with asyncio.timeout(self._timeout_seconds):
                 await obstore.put_async(self._store, key, data, mode="create", use_multipart=False)
-        except TimeoutError:
-            return Unknown("no answer in time")
         except (BaseError, OSError) as error:
             return answer_of_failed_create(error, self._scheme)
         return CREATED
@@ -129,7 +117,7 @@ class CloudStore:
         """As the port says."""
         require_key(key)
         if length == 0:
-            # An empty range cannot be asked for over HTTP; ask for one byte, to hear whether the object exists.
+            # HTTP has no empty range: read one byte to learn whether the object exists.
             await self.read(key, start=0, length=1)
             return b""
         try:
@@ -140,13 +128,11 @@ class CloudStore:
                 return await self._read_part(key, start, length)
         except FileNotFoundError as error:
             raise self._absent(error, key) from error
-        except TimeoutError as error:
-            raise self._unavailable("read", "no answer in time", key) from error
         except (BaseError, OSError) as error:
-            raise self._unavailable("read", _detail(error), key) from error
+            raise self._unavailable("read", error, key) from error
 
     async def _read_part(self, key: str, start: int, length: int | None) -> bytes:
-        """A range. The store refuses one that starts at or behind the end, where the port says: nothing."""
+        """A range. The store refuses one that starts at or after the end, for which the port returns no bytes."""
         try:
             if length is None:
                 answer = await obstore.get_async(self._store, key, options={"range": {"offset": start}})
@@ -176,12 +162,8 @@ class CloudStore:
                             rows.append(Listed(key, found["size"]))
                     if len(rows) >= limit:
                         break
-        except FileNotFoundError as error:
-            raise self._unavailable("list", _detail(error), prefix) from error
-        except TimeoutError as error:
-            raise self._unavailable("list", "no answer in time", prefix) from error
         except (BaseError, OSError) as error:
-            raise self._unavailable("list", _detail(error), prefix) from error
+            raise self._unavailable("list", error, prefix) from error
         return rows[:limit]
 
     async def delete(self, key: str) -> None:
@@ -192,26 +174,24 @@ class CloudStore:
                 await obstore.delete_async(self._store, key)
         except FileNotFoundError as error:
             if "NoSuchBucket" in str(error):
-                raise self._unavailable("delete", _detail(error), key) from error
-        except TimeoutError as error:
-            raise self._unavailable("delete", "no answer in time", key) from error
+                raise self._unavailable("delete", error, key) from error
         except (BaseError, OSError) as error:
-            raise self._unavailable("delete", _detail(error), key) from error
+            raise self._unavailable("delete", error, key) from error
 
     async def close(self) -> None:
         """As the port says. The client's connections end with it."""
 
     def _absent(self, error: Exception, key: str) -> NotFound | Unavailable:
         if "NoSuchBucket" in str(error) or "ContainerNotFound" in str(error):
-            return self._unavailable("read", _detail(error), key)
+            return self._unavailable("read", error, key)
         return NotFound("there is no such object", key=key)
 
-    def _unavailable(self, what: str, cause: str, key: str) -> Unavailable:
-        return Unavailable(f"the object store did not {what}", url=self._url, key=key, cause=cause)
+    def _unavailable(self, what: str, error: Exception, key: str) -> Unavailable:
+        return Unavailable(f"the object store did not {what}", url=self.url, key=key, cause=_detail(error))
 
 
 def _bad(url: str, hint: str) -> InvalidRequest:
-    # The URL may carry a secret in the wrong place, so it is not repeated whole.
+    # The URL may contain a secret, so it is not repeated whole.
     return InvalidRequest(
         "not the URL of an object store", code=Code.BAD_CONFIGURATION, hint=hint, scheme=url.partition(":")[0]
     )

@@ -1,8 +1,8 @@
-"""Whether credentials for S3 can be found at all, checked once before the store is used.
+"""Whether credentials for S3 can be found, checked once before the store is used.
 
 Without credentials the client asks the metadata service of a virtual machine for its role, and waits long when there is
 none. So a start asks first, in the same way: for a token, then for the name of the role. A service that fails (5xx) may
-have a role. Without an answer within ``METADATA_SECONDS_MAX``, or with a refusal, there are no credentials.
+have a role; a refusal, or no response within ``METADATA_SECONDS_MAX``, means no credentials.
 """
 
 from __future__ import annotations
@@ -15,10 +15,8 @@ from urllib.parse import urlsplit
 
 from holdfast.errors import Code, InvalidRequest
 
-__all__ = ["METADATA_SECONDS_MAX", "require_credentials"]
-
 METADATA_SECONDS_MAX: Final = 0.5
-"""For both requests together. The metadata service is on the same host and answers within milliseconds."""
+"""For both requests together. The metadata service is on the same host and responds within milliseconds."""
 METADATA_ENDPOINT: Final = "http://169.254.169.254"
 ELSEWHERE: Final = (
     "AWS_WEB_IDENTITY_TOKEN_FILE",
@@ -28,13 +26,13 @@ ELSEWHERE: Final = (
 TTL_HEADER: Final = "X-aws-ec2-metadata-token-ttl-seconds"
 TOKEN_HEADER: Final = "X-aws-ec2-metadata-token"
 ROLE_BYTES_MAX: Final = 1_024
-"""How much of an answer of the metadata service is read."""
+"""The most bytes read from the metadata service."""
 SILENT: Final = "no metadata service of a virtual machine answers"
 HINT: Final = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; profiles in ~/.aws are not read"
 
 
 def require_credentials(url: str, environment: Mapping[str, str]) -> None:
-    """Return when credentials for the store of ``url`` may be found. Other stores than S3 are not looked at.
+    """Return when credentials for the store of ``url`` may be found. Only S3 is checked.
 
     Raises: InvalidRequest (``bad_configuration``) naming what is missing. Cost: at most two requests to the
     metadata service, within ``METADATA_SECONDS_MAX`` in all.
@@ -68,7 +66,7 @@ def _metadata_problem(environment: Mapping[str, str]) -> str | None:
     """Why the metadata service gives no role, None when it may give one."""
     endpoint = environment.get("AWS_METADATA_ENDPOINT") or METADATA_ENDPOINT
     found: list[str | None] = []
-    # A thread, because a socket's time-out bounds each read and not the whole answer.
+    # A thread, because a socket's time-out bounds each read and not the whole response.
     asking = threading.Thread(
         target=lambda: found.append(_ask_metadata(endpoint, _is_on(environment, "AWS_IMDSV1_FALLBACK"))), daemon=True
     )

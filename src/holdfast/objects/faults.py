@@ -1,9 +1,9 @@
 """An object store that fails as S3 can, a little more often and later, from one seed.
 
-The same seed and the same calls give the same answers:
+The same seed and the same calls give the same results:
 
-- a create is lost; or carried out and its answer lost; or lands several requests later, after its sender gave up; or is
-  carried out by a first try and refused in a second one, whose answer is the only one that arrives
+- a create is lost; or carried out and its response lost; or lands several requests later; or is carried out by a first
+  try and refused in a second one, whose response is the only one that arrives
 - 409 is a refusal that proves nothing; 503 refuses service and names a time to wait
 - a listing breaks off between pages; a read or delete fails; a failed delete may have happened
 - a created object is visible immediately, in every listing: S3 is strongly consistent
@@ -21,8 +21,6 @@ from typing import Final
 from holdfast.errors import Unavailable
 from holdfast.objects.memory import MemoryObjects
 from holdfast.objects.port import CREATED, CreateAnswer, Listed, Refused, Unknown, require_key
-
-__all__ = ["NO_FAULTS", "Fault", "FaultRates", "FaultyObjects", "FaultyStore", "LateCreate"]
 
 SLOW_DOWN_MS: Final = 50
 PAGE: Final = 1000
@@ -46,7 +44,7 @@ class Fault(StrEnum):
 class FaultRates:
     """The probability of each fault, per request of its kind. Those of one kind add up to at most 1.
 
-    Units: probabilities 0..1; ``late_requests_max`` counts requests of any kind that a late create may stay behind.
+    Units: probabilities 0..1; a late create lands at most ``late_requests_max`` requests later.
     """
 
     lost_request: float = 0.0
@@ -63,17 +61,8 @@ class FaultRates:
     @classmethod
     def all_at(cls, probability: float) -> FaultRates:
         """Every fault at one probability."""
-        return cls(
-            lost_request=probability,
-            lost_answer=probability,
-            late=probability,
-            sent_twice=probability,
-            busy_409=probability,
-            slow_down_503=probability,
-            torn_listing=probability,
-            failed_read=probability,
-            failed_delete=probability,
-        )
+        one = probability
+        return cls(one, one, one, one, one, one, one, one, one)
 
 
 NO_FAULTS: Final = FaultRates()
@@ -90,7 +79,7 @@ _CREATE_FAULTS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class LateCreate:
-    """A create on its way: it lands before the request with the number ``due``, if the name is still free then."""
+    """A create in flight: it lands before the request with the number ``due``, if the name is still free then."""
 
     due: int
     key: str
@@ -112,7 +101,7 @@ class FaultyObjects:
         self._requests = 0
 
     def create(self, key: str, data: bytes) -> CreateAnswer:
-        """One create, and what its sender hears of it."""
+        """One create, and the result that its sender gets."""
         require_key(key)
         self._arrive()
         fault = self._draw(*_CREATE_FAULTS)
@@ -172,12 +161,12 @@ class FaultyObjects:
         return self.objects.create(late.key, late.data)
 
     def land_all(self) -> None:
-        """Let everything that is on its way land."""
+        """Let every create in flight land."""
         while self.late:
             self.land(self.late[0])
 
     def _arrive(self) -> None:
-        """A request arrives, and with it whatever late create is due."""
+        """A request arrives, after the late creates that are due."""
         self._requests += 1
         for late in [late for late in self.late if late.due <= self._requests]:
             self.land(late)
@@ -203,12 +192,7 @@ class FaultyStore:
 
     def __init__(self, objects: FaultyObjects, *, url: str = "memory:faulty") -> None:
         self.objects = objects
-        self._url = url
-
-    @property
-    def url(self) -> str:
-        """Where this is."""
-        return self._url
+        self.url = url
 
     async def create(self, key: str, data: bytes) -> CreateAnswer:
         """As the port says."""

@@ -1,7 +1,4 @@
-"""The object store in memory: a synchronous core that simulations drive, and the port on it.
-
-Objects live as long as the ``MemoryObjects`` that hold them; every call takes effect immediately and never fails.
-"""
+"""The object store in memory: a synchronous core that simulations drive, and the port on it. No call fails."""
 
 from __future__ import annotations
 
@@ -10,8 +7,6 @@ from bisect import bisect_left, bisect_right, insort
 
 from holdfast.errors import NotFound
 from holdfast.objects.port import CREATED, CreateAnswer, Listed, Refused, require_key
-
-__all__ = ["MemoryObjects", "MemoryStore"]
 
 
 class MemoryObjects:
@@ -63,7 +58,7 @@ class MemoryObjects:
         return rows
 
     def delete(self, key: str) -> None:
-        """Remove an object; an absent one is no error."""
+        """Remove an object; an absent one is not an error."""
         if self._data.pop(key, None) is not None:
             del self._keys[bisect_left(self._keys, key)]
 
@@ -77,12 +72,7 @@ class MemoryStore:
 
     def __init__(self, objects: MemoryObjects | None = None, *, url: str = "memory:") -> None:
         self.objects = MemoryObjects() if objects is None else objects
-        self._url = url
-
-    @property
-    def url(self) -> str:
-        """Where this is."""
-        return self._url
+        self.url = url
 
     async def create(self, key: str, data: bytes) -> CreateAnswer:
         """As the port says."""

@@ -18,8 +18,6 @@ from holdfast.errors import Code, InvalidRequest
 from holdfast.objects.memory import MemoryObjects, MemoryStore
 from holdfast.objects.port import ObjectReader, ObjectStore
 
-__all__ = ["open_durable_reader", "open_store"]
-
 _memory: dict[str, MemoryObjects] = {}
 
 

@@ -1,8 +1,8 @@
-"""The port that every object store implements, and the three answers of a conditional create.
+"""The port that every object store implements, and the three results of a conditional create.
 
 A store never retries a create: one that does turns its own successful write into a refusal. Any call may fail, hang
-until cancelled, or take effect without its answer arriving. ``create`` answers ``Unknown`` then; the other calls raise
-``Unavailable``.
+until cancelled, or take effect without its response arriving: ``create`` then returns ``Unknown``, the other calls
+raise ``Unavailable``.
 """
 
 from __future__ import annotations
@@ -13,11 +13,6 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from holdfast.errors import InvalidRequest
-
-__all__ = [
-    "CREATED", "KEY_LENGTH_MAX", "CreateAnswer", "Created", "Listed", "ObjectReader", "ObjectStore", "Refused",
-    "Unknown", "require_key",
-]  # fmt: skip
 
 KEY_LENGTH_MAX: Final = 512
 _KEY: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*(?:/[A-Za-z0-9_-][A-Za-z0-9._-]*)*")
@@ -66,15 +61,18 @@ class ObjectReader(Protocol):
     """A reader of objects whose names are known. Every store is one."""
 
     async def read(self, key: str, *, start: int = 0, length: int | None = None) -> bytes:
-        """As ``ObjectStore.read``."""
+        """The bytes ``[start, start + length)`` of an object, fewer where it ends, all of it without ``length``.
+
+        Raises: NotFound, Unavailable.
+        """
         ...
 
     async def close(self) -> None:
-        """Release what is held."""
+        """Release resources. Requests in flight are abandoned, which is always safe."""
         ...
 
 
-class ObjectStore(Protocol):
+class ObjectStore(ObjectReader, Protocol):
     """Named immutable byte strings with create-if-absent and ordered listing.
 
     Keys are what ``require_key`` accepts. All methods are coroutines and safe to run concurrently on one event loop.
@@ -92,13 +90,6 @@ class ObjectStore(Protocol):
         """
         ...
 
-    async def read(self, key: str, *, start: int = 0, length: int | None = None) -> bytes:
-        """The bytes ``[start, start + length)`` of an object, fewer where it ends, all of it without ``length``.
-
-        Raises: NotFound, Unavailable.
-        """
-        ...
-
     async def list(self, prefix: str, *, after: str = "", limit: int = 1000) -> builtins.list[Listed]:
         """The first ``limit`` objects under ``prefix`` whose key is greater than ``after``, in byte order of the keys.
 
@@ -109,10 +100,6 @@ class ObjectStore(Protocol):
 
     async def delete(self, key: str) -> None:
         """Remove an object; removing an absent one is not an error. Raises: Unavailable."""
-        ...
-
-    async def close(self) -> None:
-        """Release what is held. Requests under way are abandoned, which is always safe."""
         ...
 
 

@@ -1,10 +1,8 @@
 """The start-up probe: does this store keep the promises that the log depends on?
 
 A store that ignores ``If-None-Match`` overwrites silently; one that does not list in byte order cannot be recovered
-with one LIST. Both accept every request of a healthy log and lose it later, so the probe refuses them by name.
-
-``InvalidRequest`` (store_unfit) is a proof; ``Unavailable`` proves nothing: probe again. The probe's keys are under
-``probe/`` and are deleted afterwards; a crash leaves them there, where nothing reads them.
+with one LIST. Both would lose a log later, so the probe refuses them by name: ``InvalidRequest`` (store_unfit).
+``Unavailable`` proves nothing: probe again. A crash leaves the probe's keys under ``probe/``, where nothing reads them.
 """
 
 from __future__ import annotations
@@ -16,8 +14,6 @@ from typing import Final, NoReturn
 from holdfast.errors import Code, InvalidRequest, NotFound, Unavailable
 from holdfast.objects.port import Created, ObjectStore, Refused, Unknown
 
-__all__ = ["PREFIX", "clean_up", "probe"]
-
 PREFIX: Final = "probe/"
 ATTEMPTS_MAX: Final = 5
 FIRST: Final = b"one of two bodies"
@@ -25,15 +21,15 @@ SECOND: Final = b"the other of two bodies"
 
 
 async def probe(store: ObjectStore, *, unique: str | None = None) -> list[str]:
-    """Ask the store to prove itself under ``probe/{unique}``, a random name unless one is given.
+    """Probe the store under ``probe/{unique}``, a random name unless one is given.
 
-    Returns the names it left behind, for ``clean_up`` at a time that suits; after an error they are removed already.
+    Returns the names to remove with ``clean_up`` later; after an error they are removed already.
     Raises: InvalidRequest (store_unfit), Unavailable.
-    Cost: two sequential waits (5 creates, one of them refused; 1 read; 2 listings), more only where answers are lost.
+    Cost: two sequential waits (5 creates, one of them refused; 1 read; 2 listings), more only where responses are lost.
     """
     prefix = f"{PREFIX}{unique or secrets.token_hex(16)}"
     names: list[str] = []
-    # Their order as numbers, as bytes and as written are three different ones.
+    # As numbers, as bytes and as written, these have three different orders.
     parts = ("9", "10", "1-")
     try:
         (raced, winner), *written = await asyncio.gather(
@@ -53,12 +49,12 @@ async def probe(store: ObjectStore, *, unique: str | None = None) -> list[str]:
 
 
 async def clean_up(store: ObjectStore, names: list[str]) -> None:
-    """Remove what a probe left. What stays is harmless, and not worth a start that fails. Cost: one wait."""
+    """Remove the names of a probe. A failure is ignored: leftovers are harmless. Cost: one wait."""
     await asyncio.gather(*(store.delete(name) for name in names), return_exceptions=True)
 
 
 async def _race(store: ObjectStore, prefix: str, names: list[str]) -> tuple[str, bytes]:
-    """Create one name twice at once: exactly one must succeed. Returns the name and the bytes that won."""
+    """Create one name twice concurrently: exactly one must succeed. Returns the name and the bytes that won."""
     for attempt in range(ATTEMPTS_MAX):
         key = f"{prefix}.{attempt}"
         names.append(key)
@@ -81,18 +77,18 @@ async def _require_bytes(store: ObjectStore, key: str, expected: bytes) -> None:
 
 
 async def _require_order(store: ObjectStore, after: str, ordered: list[str], expected: list[str]) -> None:
-    """Behind ``after``, the names of ``ordered`` must list in byte order and begin where they should."""
-    # Attempts without a clear answer may have left further names between these.
+    """After ``after``, the names of ``ordered`` must list in byte order and begin with the next one."""
+    # Attempts without a clear result may have left further names between these.
     limit = len(ordered) * ATTEMPTS_MAX
     listed = [row.key for row in await store.list(PREFIX, after=after, limit=limit) if row.key in ordered]
     if listed != expected:
         early = sorted(listed) == listed and len(listed) > len(expected)
-        wrong = "it does not begin a listing behind a given name" if early else "it does not list names in byte order"
+        wrong = "it does not begin a listing after a given name" if early else "it does not list names in byte order"
         _unfit(store, wrong)
 
 
 async def _create(store: ObjectStore, prefix: str, names: list[str]) -> tuple[str, bytes]:
-    """Create a name of our own for certain: a fresh one for each attempt whose outcome is not clear."""
+    """Create a new name for certain: another one for each attempt without a clear result."""
     detail = "refused"
     for attempt in range(ATTEMPTS_MAX):
         key = f"{prefix}.{attempt}"

@@ -1,5 +1,5 @@
-"""Segments of a log: a Delta table with its older history, read again without Spark.
+"""Segments: the log's operations rewritten into large Parquet files.
 
-``history`` makes events of the rows, ``index`` reads which files hold which versions, ``table_location`` translates the
-URL of a table for deltalake and for ``holdfast.objects``.
+Read ``index`` first: the format of a table of segments. ``history`` reads it as events, for subscribers and views;
+``table_location`` turns the URL of a table into the addresses that its readers take.
 """

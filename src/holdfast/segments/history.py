@@ -1,11 +1,9 @@
 """A log's history as events from its segments, which subscribers and views read instead of many small objects.
 
-The events after a version, up to another, are those of the log: the same versions, ``prev_version``, request ids,
-leaders, times and operations. A portion ends with a checkpoint at a version that is final.
-
-The log stays the truth. A table that is missing, is not of segments or belongs to another log gives nothing, and is
-logged. A segment that a vacuum removed is looked up in the newest table once; a damaged or missing one ends the reading
-with CorruptData, and the caller continues in the log. Nothing is skipped.
+The events are those of the log: the same versions, ``prev_version``, request ids, leaders, times and operations. A
+portion ends with a checkpoint at a final version. A table that is missing, is not of segments or belongs to another log
+gives nothing, and is logged. A segment that a vacuum removed is looked up in the newest table once; a damaged or
+missing one raises CorruptData, and the caller continues in the log. Nothing is skipped.
 
 Cost: the Delta log, at most every ``REFRESH_SECONDS``; of each file its footer and the row groups that are needed. A
 reader holds one row group as it is in the file, and ``BATCH_BYTES`` of rows. Decoding is on a thread.
@@ -18,8 +16,9 @@ from __future__ import annotations
 
 import asyncio
 import io
+from bisect import bisect_left
 from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import Final
 
@@ -34,8 +33,6 @@ from holdfast.objects.port import ObjectReader
 from holdfast.segments.index import Segment, SegmentIndex, read_segment_index
 from holdfast.segments.table_location import open_table_store, table_location
 
-__all__ = ["SegmentHistory"]
-
 log = structlog.get_logger("holdfast.segments")
 
 REFRESH_SECONDS: Final = 10.0
@@ -47,7 +44,7 @@ _MAGIC: Final = b"PAR1"
 
 
 class _Parts(io.RawIOBase):
-    """A file of which only the parts are there that were fetched; pyarrow reads it as any other."""
+    """A file of which only fetched parts can be read, for pyarrow."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -56,7 +53,7 @@ class _Parts(io.RawIOBase):
         self._parts: list[tuple[int, bytes]] = []
 
     def keep(self, *parts: tuple[int, bytes]) -> None:
-        """These parts, each with where it begins, and no others."""
+        """Replace the parts, each with its offset."""
         self._parts = list(parts)
 
     def readable(self) -> bool:
@@ -68,7 +65,7 @@ class _Parts(io.RawIOBase):
         return True
 
     def tell(self) -> int:
-        """Where the next read begins."""
+        """The offset of the next read."""
         return self._at
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
@@ -77,7 +74,7 @@ class _Parts(io.RawIOBase):
         return self._at
 
     def read(self, size: int = -1) -> bytes:
-        """So many bytes, all of which must be there. Raises: OSError."""
+        """This many bytes, all of which must be fetched. Raises: OSError."""
         wanted = self._size - self._at if size < 0 else min(size, self._size - self._at)
         for start, data in self._parts:
             if start <= self._at and self._at + wanted <= start + len(data):
@@ -99,8 +96,7 @@ class _Row:
 
 
 class SegmentHistory:
-    """The segments at ``url``, for one event loop. ``through`` is asked before anything else. Raises: InvalidRequest
-    for what is no URL of a table."""
+    """The segments at ``url``, for one event loop. Call ``through`` first. Raises: InvalidRequest for a wrong URL."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -124,13 +120,13 @@ class SegmentHistory:
                 url=self._url,
                 log_id=log_id,
                 segments_of=index.log_id,
-                hint="the log or the table was replaced: write segments of this log at a place of their own",
+                hint="the log or the table was replaced: write segments of this log to another URL",
             )
             return 0
         return index.through
 
     async def _look(self) -> None:
-        """Read the table's index; the old one stays where that fails."""
+        """Read the table's index; keep the old one where that fails."""
         try:
             self._index = await asyncio.to_thread(read_segment_index, self._location.uri, self._location.options)
         except HoldfastError as error:
@@ -139,10 +135,7 @@ class SegmentHistory:
 
     async def events(self, after: int, until: int) -> AsyncGenerator[EventBatch]:
         """The events after version ``after`` up to ``until``, which is not above ``through``; a checkpoint ends each
-        portion, and the last one stands at ``until``.
-
-        Raises: CorruptData (a segment is damaged or gone; what was given before stands), Unavailable.
-        """
+        portion, the last one at ``until``. Raises: CorruptData (a segment is damaged or missing), Unavailable."""
         reached, leader_id, looked_again = after, "", False
         while True:
             index = self._index
@@ -167,12 +160,11 @@ class SegmentHistory:
             yield EventBatch(until, 64, index.log_id, (Checkpoint(until, leader_id),))
 
     async def rolled_back_to(self, version: int) -> tuple[int, str] | None:
-        """Where a stream that stands at ``version`` has to go back to, and the leader that goes on there; None where it
-        may go on.
+        """The version that a stream at ``version`` must roll back to, and the leader after it; None where it may
+        continue.
 
-        For versions whose leadership has left the log. Between two transactions of two leaders it is no longer known
-        which of the versions were rolled back; all that was kept is at or below the first, so to go back there is safe.
-        Raises: as ``events``.
+        For versions whose leadership has left the log. Between transactions of two leaders it is not known which
+        versions were rolled back, so the stream rolls back to the first of the two. Raises: as ``events``.
         """
         index = self._index
         assert index is not None, "through was asked"
@@ -209,17 +201,13 @@ class SegmentHistory:
                     prev = waiting[-1].version
 
 
-class _opened:  # noqa: N801  used as a function
-    """The store of the table, closed at the end."""
-
-    def __init__(self, url: str) -> None:
-        self._store = open_table_store(url)
-
-    async def __aenter__(self) -> ObjectReader:
-        return self._store
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._store.close()
+@asynccontextmanager
+async def _opened(url: str) -> AsyncGenerator[ObjectReader]:
+    store = open_table_store(url)
+    try:
+        yield store
+    finally:
+        await store.close()
 
 
 def _unreadable(cause: Exception, reached: int) -> CorruptData:
@@ -234,7 +222,7 @@ def _unreadable(cause: Exception, reached: int) -> CorruptData:
 
 
 async def _last_through(store: ObjectReader, index: SegmentIndex, version: int) -> _Row | None:
-    """The last operation at or below ``version``; None where there is none."""
+    """The last operation at or below ``version``, or None."""
     segments = index.between(0, version)
     if not segments:
         return None
@@ -279,7 +267,7 @@ async def _rows_of(
 
 
 async def _footer(store: ObjectReader, segment: Segment) -> tuple[int, bytes]:
-    """The end of a file, with all of its metadata, and where it begins. Raises: OSError, NotFound, Unavailable."""
+    """The offset and bytes of a file's end with all of its metadata. Raises: OSError, NotFound, Unavailable."""
     start = max(0, segment.size - FOOTER_BYTES)
     tail = await store.read(segment.path, start=start)
     if tail[-4:] != _MAGIC or start + len(tail) != segment.size:
@@ -292,7 +280,7 @@ async def _footer(store: ObjectReader, segment: Segment) -> tuple[int, bytes]:
 
 
 def _span(group: pq.RowGroupMetaData) -> tuple[int, int]:
-    """Where the pages of a row group begin and end."""
+    """The first and last offset of a row group's pages."""
     starts: list[int] = []
     ends: list[int] = []
     for number in range(group.num_columns):
@@ -304,7 +292,7 @@ def _span(group: pq.RowGroupMetaData) -> tuple[int, int]:
 
 
 def _next_rows(batches: Iterator[pa.RecordBatch]) -> list[_Row] | None:
-    """The next batch as rows; None behind the last."""
+    """The next batch as rows; None after the last."""
     batch = next(batches, None)
     if batch is None:
         return None
@@ -328,12 +316,8 @@ def _operation(kind: str, key: bytes, end: bytes | None, value: bytes | None) ->
 
 
 def _whole(rows: Sequence[_Row]) -> int:
-    """How many rows stand before the last transaction."""
-    last = rows[-1].version
-    place = len(rows)
-    while place and rows[place - 1].version == last:
-        place -= 1
-    return place
+    """How many rows come before the last transaction."""
+    return bisect_left(rows, rows[-1].version, key=lambda row: row.version)
 
 
 def _bytes_of(row: _Row) -> int:
@@ -342,7 +326,7 @@ def _bytes_of(row: _Row) -> int:
 
 
 def _events_of(rows: Sequence[_Row], prev: int) -> list[TransactionEvent]:
-    """The transactions of these rows, of which ``prev`` is the one before."""
+    """The transactions of these rows, which follow version ``prev``."""
     events: list[TransactionEvent] = []
     operations: list[Operation] = []
     for place, row in enumerate(rows):

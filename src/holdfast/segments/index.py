@@ -1,23 +1,16 @@
-"""Segments: the log's operations rewritten into large Parquet files, and how they are found.
+"""The format of a table of segments, and its index.
 
-Owns: the format of a table of segments and its index. Does not own: writing them (``spark.pipeline.segments``), reading
-one file as rows of a data frame (``spark.segment_reading``) or as events (``segments.history``).
-
-Format. A table of segments is a Delta table; its Delta log is the manifest:
+A table of segments is a Delta table; its Delta log is the manifest:
 
     description                 {"holdfast": {"pipeline": "segments", "log_id": 32 hexadecimal digits, "format": 1}}
     application transaction     ``holdfast/segments``: every version of the log up to this one is in the table
     each file's statistics      ``numRecords``, and the lowest and highest ``version`` and ``seq`` in it
 
-Each file holds the rows of the shape ``operations`` with every column of it, in log order: by version, then by
-position. The versions of two files do not overlap. Keys and request ids have Parquet's bloom filters in every row
-group, and every page its checksum. A version that is in no file and not above the offset has no operation.
-
-So a read of versions [a, b] takes the files that meet [a, min(b, offset)], and the log from offset + 1 on.
-
-Failure model: a table that is not one of segments raises InvalidRequest; a store that does not answer raises
-Unavailable. A segment that was removed by a vacuum after a rewrite raises NotFound when it is read, and reading the
-index again finds the new ones.
+Each file holds rows of the shape ``operations`` with every column, in log order: by version, then by position. The
+versions of two files do not overlap. Keys and request ids have Parquet's bloom filters in every row group, and every
+page its checksum. A version that is in no file and not above the offset has no operation. So a read of versions [a, b]
+takes the files that meet [a, min(b, offset)], and the log from offset + 1 on. A segment that a vacuum removed after a
+rewrite raises NotFound when it is read; the index read again has the new ones.
 """
 
 # deltalake and pyarrow ship few types, so the checker cannot know their classes; mypy checks the rest.
@@ -35,8 +28,6 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from holdfast.errors import Code, InvalidRequest, NotFound, Unavailable
-
-__all__ = ["APPLICATION", "Segment", "SegmentIndex", "read_segment_index"]
 
 APPLICATION: Final = "holdfast/segments"
 

@@ -1,8 +1,7 @@
 """From the URL of a table to deltalake's address of it, and to the object store that holds its files.
 
 A table may be where a log may be: ``file:///path``, ``s3://bucket/prefix?region=..&endpoint=..``, ``gs://..``,
-``az://..``. Both readers get the same settings. The result carries no secret: plans and job descriptions may show it. A
-wrong URL raises InvalidRequest before anything is opened.
+``az://..``. The result contains no secret: plans and job descriptions may show it.
 """
 
 from __future__ import annotations
@@ -19,10 +18,8 @@ from holdfast.objects.directory.store import DirectoryStore
 from holdfast.objects.open import open_store
 from holdfast.objects.port import ObjectStore
 
-__all__ = ["TableLocation", "open_table_store", "table_location"]
-
 UPLOAD_TIMEOUT_MS: Final = 120_000
-"""A table's file is up to a few hundred megabytes, in one request: only a whole file may ever be seen."""
+"""A table's file is up to a few hundred megabytes, in one request, so that only whole files are visible."""
 CONNECTIONS_MAX: Final = 8
 
 _S3_OPTIONS: Final[Mapping[str, str]] = {
@@ -34,7 +31,7 @@ _S3_OPTIONS: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class TableLocation:
-    """Where a table is. ``url`` is ours, ``uri`` and ``options`` are what deltalake takes."""
+    """The location of a table: our ``url``, and deltalake's ``uri`` and ``options``."""
 
     url: str
     uri: str
@@ -42,7 +39,7 @@ class TableLocation:
 
 
 def table_location(url: str) -> TableLocation:
-    """The place that ``url`` names. Raises: InvalidRequest.
+    """The location that ``url`` names. Raises: InvalidRequest.
 
     >>> table_location("s3://lake/latest?region=eu-central-1").uri
     's3://lake/latest'
@@ -61,7 +58,7 @@ def table_location(url: str) -> TableLocation:
             endpoint = settings.get("endpoint") or os.environ.get("AWS_ENDPOINT_URL") or os.environ.get("AWS_ENDPOINT")
             if endpoint is not None and endpoint.startswith("http://"):
                 options["AWS_ALLOW_HTTP"] = "true"
-            # Two commits of one number must not both win: the second is refused by the store itself.
+            # The store itself refuses the second of two commits with one number.
             options["AWS_CONDITIONAL_PUT"] = "etag"
             return TableLocation(url, f"s3://{parts.netloc}{parts.path}".rstrip("/"), options)
         case "gs" if parts.netloc:
@@ -86,6 +83,6 @@ def open_table_store(url: str) -> ObjectStore:
     if url.partition(":")[0].lower() == "file":
         root = Path(table_location(url).uri)
         DirectoryStore.open(root, create_missing=True)
-        # A task moves one file at a time; the pools of a leader would only cost processes.
+        # A task moves one file at a time.
         return DirectoryStore(root, writers=1, readers=1)
     return open_store(url, request_timeout_ms=UPLOAD_TIMEOUT_MS, connections_max=CONNECTIONS_MAX)

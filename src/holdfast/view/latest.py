@@ -1,6 +1,6 @@
-"""The view: a batch is proved, applied and shown in this order, under one lock.
+"""The view: a batch is checked, applied and made visible in this order, under one lock.
 
-The lock guards storage and position; it is held for one batch, or for one read. Waiters are called after its release.
+The lock guards storage and position; it is held for one batch or one read. Waiters are called after its release.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import itertools
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Protocol, Self
 
 from holdfast.commit.format.transaction import Operation
@@ -28,12 +27,12 @@ class CommittedTransaction(Protocol):
 
     @property
     def version(self) -> int:
-        """Its place in the total order."""
+        """Its position in the total order."""
         ...
 
     @property
     def prev_version(self) -> int:
-        """That of the transaction before it."""
+        """The version of the transaction before it."""
         ...
 
     @property
@@ -43,12 +42,12 @@ class CommittedTransaction(Protocol):
 
     @property
     def durable(self) -> bool:
-        """A view takes no others."""
+        """A view takes durable transactions only."""
         ...
 
 
 class Checkpointed(Protocol):
-    """Word that everything at or below ``committed_version`` was delivered, as both ``Checkpoint`` types are."""
+    """A notice that everything at or below ``committed_version`` was delivered, as both ``Checkpoint`` types are."""
 
     @property
     def committed_version(self) -> int:
@@ -72,7 +71,7 @@ class View:
 
     @classmethod
     def memory(cls) -> View:
-        """A view that lives as long as the process. Cost: under 1.5 microseconds an operation."""
+        """A view in memory. Cost: under 1.5 microseconds an operation."""
         return cls(MemoryStorage())
 
     @classmethod
@@ -83,16 +82,14 @@ class View:
 
         Raises: CorruptData when the file is something else; OSError, sqlite3.Error when it cannot be used.
         """
-        from holdfast.view.sqlite import SqliteStorage  # not above: not every Python has sqlite3
+        from holdfast.view.sqlite import SqliteStorage  # imported here: not every Python has sqlite3
 
         return cls(SqliteStorage(Path(path)))
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @property
@@ -107,15 +104,15 @@ class View:
 
     @property
     def position(self) -> LogPosition:
-        """The version with its log. Subscribe after it, and a service of another log refuses to go on."""
+        """The version with its log. Subscribe after it; a service of another log refuses it."""
         return LogPosition(self._version, self._log_id)
 
     def apply(self, events: Iterable[object]) -> None:
         """Apply durable events in order: transactions and checkpoints, of the client's or the service's types.
 
-        Transactions that were applied before are skipped. Nothing of a batch is applied when a part of it does not
-        follow. Raises: CorruptData (a transaction is missing, naming the versions); InvalidRequest (an event that may
-        still be rolled back, or is of another kind; log_mismatch: one of another log); Closed; what the storage raises.
+        Transactions that were applied before are skipped. A batch is applied as a whole or not at all.
+        Raises: CorruptData (a transaction is missing, naming the versions); InvalidRequest (an event that may still be
+        rolled back, or is of another kind; log_mismatch: one of another log); Closed; what the storage raises.
         """
         version, last, log_id = self._version, self._last_transaction, self._log_id
         txns: list[tuple[int, Sequence[Operation]]] = []
@@ -165,7 +162,7 @@ class View:
     ) -> None:
         """Apply transactions, ``(version, operations)`` in order, of which the first follows ``prev_version``.
 
-        The cheap way for a caller that walks the log and has checked its links. Raises: as ``apply``.
+        The fast path for a caller that reads the log and has checked its links. Raises: as ``apply``.
         """
         if not txns:
             return
@@ -209,7 +206,7 @@ class View:
         return self.read_range(begin, end, limit)[0]
 
     def read_range(self, begin: bytes = b"", end: bytes | None = None, limit: int = 1000) -> tuple[list[Row], int]:
-        """As ``range``, and the version at which the rows are the whole truth about the range they cover."""
+        """As ``range``, with the version of which the rows are the exact state."""
         with self._lock:
             self._check_open()
             if end is not None and begin >= end:
@@ -218,7 +215,7 @@ class View:
                 return list(itertools.islice(rows, max(limit, 0))), self._version
 
     def call_when(self, version: int, wake: Callable[[], None]) -> None:
-        """Call ``wake`` once, as soon as everything up to ``version`` is applied; now, or from the applying thread."""
+        """Call ``wake`` once everything up to ``version`` is applied: now, or from the applying thread."""
         with self._lock:
             self._check_open()
             if self._version < version:
@@ -245,7 +242,7 @@ class View:
                 future.set_result(None)
 
         def wake() -> None:
-            with contextlib.suppress(RuntimeError):  # the loop ended before the version came
+            with contextlib.suppress(RuntimeError):  # the loop has ended
                 loop.call_soon_threadsafe(complete)
 
         self.call_when(version, wake)

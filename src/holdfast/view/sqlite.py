@@ -5,16 +5,15 @@ without rowid; table ``position`` with one row (version, last_transaction, log_i
 known. Format 1 has no ``log_id``; opening such a file for writing adds it. Journal mode WAL, ``synchronous=NORMAL``;
 ``application_id`` identifies the file.
 
-A read asks three layers, newest first: ``active`` takes what is applied, ``frozen`` is being written, the file holds
-the rest. The order of a flush, and what a crash leaves:
+A read asks three layers, newest first: ``active`` takes new changes, ``frozen`` is being written, the file has the
+rest. The order of a flush, and what a crash leaves:
 
     1. active becomes frozen, with the position it reaches        file: the old state and the old position
     2. one transaction: cleared ranges, changed keys, position    file: the old or the new, never a mixture
     3. frozen is dropped                                          file: the new state and the new position
 
 A crash of the process loses no finished flush; a power cut may lose the newest ones, whole. The stream after the
-position applies them again. A flush starts when ``FLUSH_BYTES`` of changes wait or after ``FLUSH_SECONDS``; applying
-waits while ``WAITING_BYTES_MAX`` wait for a flush.
+position applies them again.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ from __future__ import annotations
 import sqlite3
 import threading
 from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -30,18 +30,16 @@ from holdfast.errors import Code, CorruptData, Unavailable
 from holdfast.private_files import make_private, restrict_to_owner
 from holdfast.view.storage import Layer, Position, Row, Stored
 
-__all__ = ["SqliteStorage", "connect", "open_for_readers", "open_for_writer", "write_layer"]
-
 APPLICATION_ID: Final = 0x484F4C44
 FORMAT: Final = 2
 FORMATS_READ: Final = (0, 1, FORMAT)
-"""0 is a file that was just made."""
+"""0 is a new file."""
 
 
 def open_for_writer(path: Path) -> tuple[sqlite3.Connection, Position]:
     """The file at ``path``, made when absent, and the position it holds. Raises: CorruptData, sqlite3.Error."""
     make_private(str(path))
-    # SQLite gives its other files the rights of this one.
+    # SQLite gives its other files the permissions of this one.
     restrict_to_owner(str(path), f"{path}-wal", f"{path}-shm", f"{path}-journal")
     connection = _connect(path)
     try:
@@ -69,7 +67,7 @@ def connect(path: Path) -> sqlite3.Connection:
 
 
 def _connect(path: Path) -> sqlite3.Connection:
-    # Transactions are written out where they matter, so the module begins none by itself.
+    # Transactions are explicit: the module begins none by itself.
     return sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=30)
 
 
@@ -83,12 +81,11 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
         found = int(connection.execute("PRAGMA application_id").fetchone()[0])
         tables = int(connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0])
     except sqlite3.DatabaseError as error:
-        raise CorruptData("this file is no view", path=path, hint="choose another path, or remove it") from error
+        raise CorruptData("this file is not a view", path=path, hint="choose another path, or remove it") from error
     if found != APPLICATION_ID and tables:
-        raise CorruptData("this file is some other database", path=path, hint="choose another path")
+        raise CorruptData("this file is another database", path=path, hint="choose another path")
     connection.execute("PRAGMA journal_mode = WAL")
-    connection.execute("BEGIN IMMEDIATE")
-    try:
+    with _transaction(connection):
         made = int(connection.execute("PRAGMA user_version").fetchone()[0])
         if made not in FORMATS_READ:
             raise CorruptData("this view has a format of another version", path=path, format=made)
@@ -105,6 +102,13 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
         connection.execute("INSERT OR IGNORE INTO position VALUES (1, 0, NULL, NULL)")
         connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         connection.execute(f"PRAGMA user_version = {FORMAT}")
+
+
+@contextmanager
+def _transaction(connection: sqlite3.Connection) -> Generator[None]:
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
     except BaseException:
         connection.execute("ROLLBACK")
         raise
@@ -121,12 +125,11 @@ def _read_position(connection: sqlite3.Connection, path: Path) -> Position:
 
 
 def write_layer(connection: sqlite3.Connection, layer: Layer, position: Position) -> None:
-    """Move the file to ``position`` by ``layer``, in one transaction. Nobody changes ``layer`` meanwhile.
+    """Write ``layer`` and ``position`` in one transaction. ``layer`` must not change meanwhile.
 
     Raises: sqlite3.Error, and then nothing has changed.
     """
-    connection.execute("BEGIN IMMEDIATE")
-    try:
+    with _transaction(connection):
         for begin, end in layer.cleared:
             connection.execute("DELETE FROM latest WHERE key >= ? AND (? IS NULL OR key < ?)", (begin, end, end))
         ordered = sorted(layer.changes.items(), key=lambda item: item[0])  # the table is in this order too
@@ -139,10 +142,6 @@ def write_layer(connection: sqlite3.Connection, layer: Layer, position: Position
             "DELETE FROM latest WHERE key = ?", ((key,) for key, stored in ordered if stored is None)
         )
         connection.execute("UPDATE position SET version = ?, last_transaction = ?, log_id = ? WHERE only = 1", position)
-    except BaseException:
-        connection.execute("ROLLBACK")
-        raise
-    connection.execute("COMMIT")
 
 
 FLUSH_BYTES: Final = 16 << 20
@@ -151,14 +150,18 @@ WAITING_BYTES_MAX: Final = 64 << 20
 
 
 class SqliteStorage:
-    """See the module. Reads use one connection, the flushing thread another."""
+    """Reads use one connection, the flushing thread another.
+
+    A flush starts when ``FLUSH_BYTES`` of changes wait or after ``FLUSH_SECONDS``; applying waits while
+    ``WAITING_BYTES_MAX`` wait for a flush.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        # Guards the layers and the position. Taken inside the view's lock, never around it, and never held for a flush.
+        # Guards the layers and the position. Taken inside the view's lock, and never held for a flush.
         self._changed = threading.Condition()
         self._flushing = threading.Lock()
-        self._reader, self._position = open_for_writer(path)
+        self._reader, self.position = open_for_writer(path)
         try:
             self._writer = connect(path)
         except BaseException:
@@ -166,16 +169,11 @@ class SqliteStorage:
             raise
         self._active = Layer(is_ground=False)
         self._frozen: Layer | None = None
-        self._written = self._position
+        self._written = self.position
         self._failure: Exception | None = None
         self._stopping = False
         self._thread = threading.Thread(target=self._write_behind, name="holdfast-view", daemon=True)
         self._thread.start()
-
-    @property
-    def position(self) -> Position:
-        """See ``ViewStorage``."""
-        return self._position
 
     def make_room(self) -> None:
         """See ``ViewStorage``."""
@@ -188,7 +186,7 @@ class SqliteStorage:
         with self._changed:
             for version, operations in txns:
                 self._active.apply(version, operations)
-            self._position = position
+            self.position = position
             if self._active.size >= FLUSH_BYTES:
                 self._changed.notify_all()
 
@@ -208,7 +206,7 @@ class SqliteStorage:
             return row
 
     def walk(self, begin: bytes, end: bytes | None) -> Generator[Row]:
-        """See ``ViewStorage``. The three layers are merged; where they meet in a key, the newest decides."""
+        """See ``ViewStorage``. The three layers are merged; the newest one that has a key decides."""
         with self._changed:
             layers = [layer for layer in (self._active, self._frozen) if layer is not None]
             walks: list[Iterator[bytes]] = [layer.walk(begin, end) for layer in layers]
@@ -252,9 +250,9 @@ class SqliteStorage:
         """One flush. A failure is kept and raised by the next ``apply``: the file keeps its older, whole state."""
         with self._flushing:
             with self._changed:
-                if self._failure is not None or self._position == self._written:
+                if self._failure is not None or self.position == self._written:
                     return
-                frozen, position = self._active, self._position
+                frozen, position = self._active, self.position
                 self._frozen, self._active = frozen, Layer(is_ground=False)
                 self._changed.notify_all()
             try:

@@ -1,9 +1,9 @@
 """The state of a view: the port of a storage, layers of changes over an older state, and the storage in memory.
 
-A ``Layer`` holds what a sequence of writes, deletes and range deletes amounts to. ``cleared`` are the ranges in which
-nothing below shows through, disjoint and in order; ``changes`` are the keys changed after that, each with its value and
-version, or None when it is deleted. A layer over nothing (``is_ground``) keeps no trace of deleted keys. A change of a
-known key is one dictionary operation; a new key is put in order only when a range is read or deleted.
+A ``Layer`` holds the net effect of writes, deletes and range deletes: ``cleared`` are the ranges whose older state is
+hidden, disjoint and in order; ``changes`` are the keys changed after that, with None for a deleted key. A layer over
+nothing (``is_ground``) keeps no deleted keys. A change of a known key is one dictionary operation; a new key is put in
+order only when a range is read or deleted.
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ from typing import Final, NamedTuple, Protocol
 
 from holdfast.commit.format.transaction import Delete, Operation, RangeDelete, Write
 
-__all__ = ["Layer", "MemoryStorage", "OrderedKeys", "Position", "Row", "Stored", "ViewStorage"]
-
 Stored = tuple[bytes, int]
 """A value and the version that wrote it."""
 
@@ -24,9 +22,9 @@ Row = tuple[bytes, bytes, int]
 
 
 class Position(NamedTuple):
-    """What a view's state is: everything at or below ``version`` is applied, of the log ``log_id``.
+    """Everything at or below ``version`` of the log ``log_id`` is applied; the newest is ``last_transaction``.
 
-    ``last_transaction`` is the newest transaction applied. Both it and the log are None when not known.
+    The last two are None when not known.
     """
 
     version: int
@@ -39,15 +37,15 @@ class ViewStorage(Protocol):
 
     @property
     def position(self) -> Position:
-        """What survived."""
+        """The position when the storage was opened."""
         ...
 
     def make_room(self) -> None:
-        """Wait until another batch may be applied. Raises: what went wrong in the background."""
+        """Wait until another batch may be applied. Raises: the failure of the background write."""
         ...
 
     def apply(self, txns: Sequence[tuple[int, Sequence[Operation]]], position: Position) -> None:
-        """These transactions, in order; then the state is that of ``position``."""
+        """Apply transactions in order, which lead to ``position``."""
         ...
 
     def get(self, key: bytes) -> Stored | None:
@@ -59,7 +57,7 @@ class ViewStorage(Protocol):
         ...
 
     def flush(self) -> None:
-        """Return when everything applied is where a crash leaves it."""
+        """Return when everything applied survives a crash."""
         ...
 
     def close(self) -> None:
@@ -86,16 +84,8 @@ class OrderedKeys:
     def __len__(self) -> int:
         return self._size
 
-    def __contains__(self, key: bytes) -> bool:
-        at = bisect_left(self._lasts, key)
-        if at == len(self._chunks):
-            return False
-        chunk = self._chunks[at]
-        within = bisect_left(chunk, key)
-        return chunk[within] == key
-
     def rebuild(self, keys: Iterable[bytes]) -> None:
-        """Hold exactly these keys."""
+        """Replace the keys."""
         ordered = sorted(set(keys))
         half = CHUNK_MAX // 2
         self._chunks = [ordered[start : start + half] for start in range(0, len(ordered), half)]
@@ -103,11 +93,9 @@ class OrderedKeys:
         self._size = len(ordered)
 
     def add(self, key: bytes) -> None:
-        """Hold ``key`` too."""
+        """Add ``key``."""
         if not self._chunks:
-            self._chunks.append([key])
-            self._lasts.append(key)
-            self._size = 1
+            self.rebuild((key,))
             return
         at = min(bisect_left(self._lasts, key), len(self._chunks) - 1)
         chunk = self._chunks[at]
@@ -123,7 +111,7 @@ class OrderedKeys:
             self._lasts[at : at + 1] = [chunk[half - 1], chunk[-1]]
 
     def discard(self, key: bytes) -> None:
-        """Do not hold ``key``."""
+        """Remove ``key``."""
         at = bisect_left(self._lasts, key)
         if at == len(self._chunks):
             return
@@ -151,7 +139,7 @@ class OrderedKeys:
             start = 0
 
     def check(self) -> None:
-        """The laws of this structure. Cost: O(n)."""
+        """Assert the invariants. Cost: O(n)."""
         flat = [key for chunk in self._chunks for key in chunk]
         assert flat == sorted(set(flat)), "keys are in order and distinct"
         assert all(self._chunks), "no chunk is empty"
@@ -200,7 +188,7 @@ class Layer:
                 self._clear(operation.begin, operation.end)
 
     def write(self, changes: Mapping[bytes, Stored]) -> None:
-        """Writes of many transactions at once, the last one of each key: the cheap way in where nothing is deleted."""
+        """The last write of each key of many transactions: a fast path where nothing is deleted."""
         self.changes.update(changes)
         self._unordered.update(changes)
         self.size += sum(len(key) + len(stored[0]) for key, stored in changes.items()) + 128 * len(changes)
@@ -239,7 +227,7 @@ class Layer:
         return end is None or key < end
 
     def walk(self, begin: bytes, end: bytes | None) -> Iterator[bytes]:
-        """The changed keys of ``[begin, end)`` in order, gone ones included."""
+        """The changed keys of ``[begin, end)`` in order, including deleted ones."""
         self._put_in_order()
         return self._order.walk(begin, end)
 
@@ -249,7 +237,7 @@ class Layer:
         if len(self._unordered) * 4 >= len(self._order):
             self._order.rebuild(self.changes)
         else:
-            for key in self._unordered:  # the order of this walk leaves no trace
+            for key in self._unordered:  # the order of this iteration has no effect
                 if key in self.changes:
                     self._order.add(key)
                 else:
@@ -257,12 +245,12 @@ class Layer:
         self._unordered.clear()
 
     def check(self) -> None:
-        """The laws of a layer. Cost: O(n)."""
+        """Assert the invariants. Cost: O(n)."""
         self._put_in_order()
         self._order.check()
         assert list(self._order.walk(b"", None)) == sorted(self.changes), "the order holds exactly the changed keys"
-        assert not (self.is_ground and self.cleared), "there is nothing below the ground"
-        assert not (self.is_ground and None in self.changes.values()), "the ground keeps no trace of what is gone"
+        assert not (self.is_ground and self.cleared), "a ground layer hides nothing"
+        assert not (self.is_ground and None in self.changes.values()), "a ground layer keeps no deleted keys"
         for (_, end), (begin, _) in zip(self.cleared, self.cleared[1:], strict=False):
             assert end is not None, "only the last cleared range has no end"
             assert end < begin, "cleared ranges are disjoint, apart and in order"
@@ -273,11 +261,7 @@ class MemoryStorage:
 
     def __init__(self) -> None:
         self.layer = Layer(is_ground=True)
-
-    @property
-    def position(self) -> Position:
-        """See ``ViewStorage``."""
-        return Position(0, None)
+        self.position = Position(0, None)
 
     def make_room(self) -> None:
         """See ``ViewStorage``."""
@@ -299,7 +283,7 @@ class MemoryStorage:
         """See ``ViewStorage``."""
         for key in self.layer.walk(begin, end):
             stored = self.layer.changes[key]
-            assert stored is not None, "the ground keeps no trace of what is gone"
+            assert stored is not None, "a ground layer keeps no deleted keys"
             yield key, stored[0], stored[1]
 
     def flush(self) -> None:

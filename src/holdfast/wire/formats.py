@@ -7,8 +7,6 @@ from typing import Final, Literal
 
 import msgspec
 
-__all__ = ["MSGPACK", "UNDECODABLE", "WireFormat", "encode", "format_of"]
-
 WireFormat = Literal["json", "msgpack"]
 
 MSGPACK: Final = "application/msgpack"

@@ -11,27 +11,6 @@ from holdfast.commit.format.transaction import FailedPrecondition, Operation, Re
 from holdfast.errors import Code, Conflict
 from holdfast.values import LogPosition
 
-__all__ = [
-    "CheckpointData",
-    "CommitReceipt",
-    "ErrorBody",
-    "ErrorResponse",
-    "Found",
-    "FoundRange",
-    "ItemError",
-    "LaggingData",
-    "LeaderChangeData",
-    "Liveness",
-    "LogData",
-    "NotCommitted",
-    "PipelineResponse",
-    "Readiness",
-    "StatusAnswer",
-    "SteppedDown",
-    "TransactionData",
-    "VersionAnswer",
-]
-
 
 class CommitReceipt(msgspec.Struct, frozen=True, tag_field="status", tag="committed"):
     """The transaction is durable at ``version``."""
@@ -107,7 +86,7 @@ class FoundRange(msgspec.Struct, frozen=True):
 
 
 class Liveness(msgspec.Struct, frozen=True):
-    """This process is alive. ``leading`` tells whether it owns the log."""
+    """This process is alive. ``leading``: whether it owns the log."""
 
     leader_id: str
     leading: bool

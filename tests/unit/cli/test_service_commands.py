@@ -11,7 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from tests.unit.client.scripted_server import Answer, ScriptedServer
+from tests.unit.client.scripted_server import Reply, ScriptedServer
 
 from holdfast.cli import transactions
 from holdfast.cli.main import main
@@ -29,7 +29,7 @@ def test_a_request_from_a_file_is_sent_whole(capsys: pytest.CaptureFixture[str],
     file = tmp_path / "request.json"
     file.write_text(json.dumps(request))
     verdict = {"status": "committed", "version": 41, "leader_id": "cd" * 16, "request_id": "r" * 20}
-    with ScriptedServer(Answer(200, verdict)) as server:
+    with ScriptedServer(Reply(200, verdict)) as server:
         assert main(["commit", "--file", str(file), "--url", server.url]) == Exit.DONE
         assert server.asked[0].json() == request
     assert capsys.readouterr().out == "committed 41\n"
@@ -38,7 +38,7 @@ def test_a_request_from_a_file_is_sent_whole(capsys: pytest.CaptureFixture[str],
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_a_commit_whose_answer_cannot_be_written_is_not_told_as_refused(unbuffered: str) -> None:
     verdict = {"status": "committed", "version": 41, "leader_id": "cd" * 16, "request_id": "r" * 20}
-    with ScriptedServer(Answer(200, verdict), Answer(200, verdict)) as server, open("/dev/full", "wb") as full:
+    with ScriptedServer(Reply(200, verdict), Reply(200, verdict)) as server, open("/dev/full", "wb") as full:
         ended = subprocess.run(
             [sys.executable, "-m", "holdfast.cli.main", "commit", "k=v", "--read-version", "1", "--url", server.url],
             stdout=full,
@@ -54,7 +54,7 @@ def test_a_commit_whose_answer_cannot_be_written_is_not_told_as_refused(unbuffer
 
 def test_a_range_that_is_cut_short_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     found = {"items": [{"key": "aw==", "value": "dg==", "version": 7}], "version": 9, "more": True}
-    with ScriptedServer(Answer(200, found), Answer(200, found), Answer(200, found | {"more": False})) as server:
+    with ScriptedServer(Reply(200, found), Reply(200, found), Reply(200, found | {"more": False})) as server:
         words = ["get", "a", "--end", "z", "--limit", "1", "--url", server.url]
         assert main(words) == Exit.DONE
         printed = capsys.readouterr()
@@ -81,8 +81,8 @@ def test_a_long_bench_reads_at_what_it_has_committed(monkeypatch: pytest.MonkeyP
     verdicts = [
         {"status": "committed", "version": 60 + n, "leader_id": "cd" * 16, "request_id": None} for n in range(3)
     ]
-    start = Answer(200, {"version": 50, "leader_id": "cd" * 16})
-    with ScriptedServer(start, *(Answer(200, verdict) for verdict in verdicts)) as server:
+    start = Reply(200, {"version": 50, "leader_id": "cd" * 16})
+    with ScriptedServer(start, *(Reply(200, verdict) for verdict in verdicts)) as server:
         monkeypatch.setattr(transactions, "time", SimpleNamespace(perf_counter=lambda: float(len(server.asked))))
         assert main(["bench", "-c", "1", "-s", "3", "--json", "--url", server.url]) == Exit.DONE
         assert [asked.json()["read_version"] for asked in server.asked[1:]] == [50, 60, 61]
@@ -92,11 +92,11 @@ LOG_ID = "1" * 32
 
 
 def test_versions_on_the_command_line_take_the_log_id(capsys: pytest.CaptureFixture[str]) -> None:
-    version = Answer(200, {"version": 50, "leader_id": "cd" * 16, "log_id": LOG_ID})
-    found = Answer(200, {"key": "aw==", "value": "dg==", "version": 7})
-    verdict = Answer(200, {"status": "committed", "version": 51, "leader_id": "cd" * 16, "request_id": "r" * 20})
-    status = Answer(200, {"status": "committed", "version": 51})
-    mismatch = Answer(409, {"error": {"code": "log_mismatch", "message": "another log", "log_id": LOG_ID}})
+    version = Reply(200, {"version": 50, "leader_id": "cd" * 16, "log_id": LOG_ID})
+    found = Reply(200, {"key": "aw==", "value": "dg==", "version": 7})
+    verdict = Reply(200, {"status": "committed", "version": 51, "leader_id": "cd" * 16, "request_id": "r" * 20})
+    status = Reply(200, {"status": "committed", "version": 51})
+    mismatch = Reply(409, {"error": {"code": "log_mismatch", "message": "another log", "log_id": LOG_ID}})
     with ScriptedServer(version, version, found, verdict, status, mismatch) as server:
         url = ("--url", server.url)
         assert main(["version", "--position", *url]) == Exit.DONE
@@ -129,8 +129,8 @@ def test_versions_on_the_command_line_take_the_log_id(capsys: pytest.CaptureFixt
 )
 def test_a_precondition_on_the_command_line_takes_the_log_id(text: str, key: bytes) -> None:
     verdict = {"status": "committed", "version": 51, "leader_id": "cd" * 16, "request_id": "r" * 20}
-    newest = Answer(200, {"version": 60, "leader_id": "cd" * 16, "log_id": "2" * 32})
-    with ScriptedServer(newest, Answer(200, verdict)) as server:
+    newest = Reply(200, {"version": 60, "leader_id": "cd" * 16, "log_id": "2" * 32})
+    with ScriptedServer(newest, Reply(200, verdict)) as server:
         assert main(["commit", "k=v", "--if-unchanged", text, "--url", server.url]) == Exit.DONE
         sent = server.asked[1].json()
     assert sent["log_id"] == LOG_ID
@@ -140,7 +140,7 @@ def test_a_precondition_on_the_command_line_takes_the_log_id(text: str, key: byt
 def test_a_range_on_the_command_line_takes_the_log_id() -> None:
     verdict = {"status": "committed", "version": 51, "leader_id": "cd" * 16, "request_id": "r" * 20}
     words = ["commit", "k=v", "--if-unchanged", f"a..b@50@{LOG_ID}", "--read-version", f"50@{LOG_ID}"]
-    with ScriptedServer(Answer(200, verdict)) as server:
+    with ScriptedServer(Reply(200, verdict)) as server:
         assert main([*words, "--url", server.url]) == Exit.DONE
         sent = server.asked[0].json()
     assert sent["log_id"] == LOG_ID
@@ -148,8 +148,8 @@ def test_a_range_on_the_command_line_takes_the_log_id() -> None:
 
 
 def test_a_precondition_of_another_log_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    newest = Answer(200, {"version": 60, "leader_id": "cd" * 16, "log_id": "2" * 32})
-    mismatch = Answer(409, {"error": {"code": "log_mismatch", "message": "another log", "log_id": "2" * 32}})
+    newest = Reply(200, {"version": 60, "leader_id": "cd" * 16, "log_id": "2" * 32})
+    mismatch = Reply(409, {"error": {"code": "log_mismatch", "message": "another log", "log_id": "2" * 32}})
     with ScriptedServer(newest, mismatch) as server:
         words = ["commit", "k=v", "--if-unchanged", f"k@50@{LOG_ID}", "--url", server.url]
         assert main(words) == Exit.BAD_REQUEST

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.unit.client.scripted_server import Answer, ScriptedServer, Silence, coded
+from tests.unit.client.scripted_server import Reply, ScriptedServer, Silence, coded
 
 from holdfast.cli import service
 from holdfast.cli.main import main
@@ -25,7 +25,7 @@ COMMANDS = [
 ]
 
 
-class Late(Answer):
+class Late(Reply):
     """An answer that takes its time."""
 
     def encoded(self) -> bytes:
@@ -98,7 +98,7 @@ def test_long_work_is_waited_for_beyond_the_time_of_a_request(
 
 
 def test_who_is_answered_at_once_is_told_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    with ScriptedServer(Answer(200, VERSION)) as server:
+    with ScriptedServer(Reply(200, VERSION)) as server:
         assert main(["version", "--url", server.url]) == Exit.DONE
     assert capsys.readouterr() == ("7\n", "")
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Self
 
-__all__ = ["Answer", "Asked", "CutInside", "Drop", "ScriptedServer", "Silence", "Step", "Stream", "Unsealed", "coded"]
+__all__ = ["Reply", "Asked", "CutInside", "Drop", "ScriptedServer", "Silence", "Step", "Stream", "Unsealed", "coded"]
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Answer:
+class Reply:
     """Answer with this status and body."""
 
     status: int
@@ -86,12 +86,12 @@ class Stream:
     hold: bool = False
 
 
-Step = Answer | CutInside | Drop | Silence | Stream | Unsealed
+Step = Reply | CutInside | Drop | Silence | Stream | Unsealed
 
 
-def coded(status: int, code: str, **fields: object) -> Answer:
+def coded(status: int, code: str, **fields: object) -> Reply:
     """An error answer of the service."""
-    return Answer(status, {"error": {"code": code, "message": code, **fields}})
+    return Reply(status, {"error": {"code": code, "message": code, **fields}})
 
 
 class ScriptedServer:
@@ -164,7 +164,7 @@ class ScriptedServer:
             while (asked := _read_request(connection, self._is_cut)) is not None:
                 with self._lock:
                     self.asked.append(asked)
-                    step = self._steps.popleft() if self._steps else Answer(500, b"the script is at its end")
+                    step = self._steps.popleft() if self._steps else Reply(500, b"the script is at its end")
                 if not _carry_out(connection, step):
                     break
         except OSError:
@@ -192,7 +192,7 @@ def _read_request(connection: socket.socket, is_cut: Callable[[], bool]) -> Aske
 def _carry_out(connection: socket.socket, step: Step) -> bool:
     """Whether the connection may carry another request."""
     match step:
-        case Answer():
+        case Reply():
             connection.sendall(step.encoded())
             return not step.close
         case Drop(after=after):

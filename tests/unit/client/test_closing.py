@@ -13,10 +13,12 @@ from typing import Any
 import pytest
 import uvloop
 from tests.unit.client.conftest import QUICK
-from tests.unit.client.scripted_server import Answer, ScriptedServer, Stream
+from tests.unit.client.scripted_server import Reply, ScriptedServer, Stream
 
 from holdfast import aio
 from holdfast.client import Client
+from holdfast.client.transport import aio as transport
+from holdfast.client.transport.sync import Stream as OpenStream
 from holdfast.commit.format.transaction import Write
 from holdfast.errors import Closed
 
@@ -88,19 +90,20 @@ def test_closing_ends_a_connect_whose_peer_is_silent_and_gives_its_socket_back(u
 
 @LOOPS
 @USES
-def test_a_connection_made_in_the_moment_of_closing_carries_nothing(use: Use, loop: Any) -> None:
+def test_a_connection_made_in_the_moment_of_closing_carries_nothing(
+    use: Use, loop: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def scenario() -> None:
         with ScriptedServer() as server:
             client = aio.Client(server.url, options=PATIENT)
-            pool: Any = client.pool
-            connected = pool._connected
+            connected = transport.connected
 
             async def closed_meanwhile(*asked: Any) -> Any:
                 connection = await connected(*asked)
-                pool.close()
+                client.pool.close()
                 return connection
 
-            pool._connected = closed_meanwhile
+            monkeypatch.setattr(transport, "connected", closed_meanwhile)
             with pytest.raises(Closed):
                 await use(client)
             await client.aclose()
@@ -173,9 +176,11 @@ def test_a_blocking_client_sends_nothing_on_a_connection_that_was_made_while_it_
     assert not server.asked
 
 
-def test_a_subscription_that_another_thread_closes_ends_and_lets_its_client_go_on() -> None:
+def test_a_subscription_that_another_thread_closes_ends_and_lets_its_client_go_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     options = dataclasses.replace(PATIENT, stream_silence_ms=600_000)
-    version = Answer(200, {"version": 7, "leader_id": "x"})
+    version = Reply(200, {"version": 7, "leader_id": "x"})
     with (
         ScriptedServer(Stream((b": hello\n\n",), hold=True), version) as server,
         ThreadPoolExecutor() as threads,
@@ -183,13 +188,13 @@ def test_a_subscription_that_another_thread_closes_ends_and_lets_its_client_go_o
     ):
         events = client.subscribe()
         receiving = threading.Event()
-        receive = events._receive
+        receive = OpenStream.receive
 
-        def told(timeout_ms: float) -> Any:
+        def awaited(stream: OpenStream, timeout_ms: float) -> Any:
             receiving.set()
-            return receive(timeout_ms)
+            return receive(stream, timeout_ms)
 
-        events._receive = told  # type: ignore[method-assign]
+        monkeypatch.setattr(OpenStream, "receive", awaited)
         iterating = threads.submit(list, events)
         assert receiving.wait(30)
         events.close()

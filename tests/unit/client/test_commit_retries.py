@@ -11,14 +11,14 @@ import urllib.parse
 
 import pytest
 from tests.unit.client.conftest import QUICK
-from tests.unit.client.scripted_server import Answer, CutInside, Drop, ScriptedServer, Silence, coded
+from tests.unit.client.scripted_server import CutInside, Drop, Reply, ScriptedServer, Silence, coded
 
 from holdfast import StoreClient, aio
 from holdfast.client import Client, CommitReceipt, NotCommitted
-from holdfast.client.aio import transports
 from holdfast.client.protocol.endpoint import Route, parse_endpoint
-from holdfast.client.protocol.http1 import AnswerReader, BadAnswer
-from holdfast.client.sync import sockets
+from holdfast.client.protocol.http1 import BadResponse, ResponseReader
+from holdfast.client.transport import aio as transports
+from holdfast.client.transport import sync as sockets
 from holdfast.commit.format.transaction import PointRead, RangeDelete, Transaction, Write
 from holdfast.errors import (
     Backpressure,
@@ -34,16 +34,16 @@ from holdfast.errors import (
 
 LEADER = "ab" * 16
 WRITE = [Write(b"k", b"v")]
-VERSION = Answer(200, {"version": 50, "leader_id": LEADER})
+VERSION = Reply(200, {"version": 50, "leader_id": LEADER})
 
 
-def committed(version: int) -> Answer:
-    return Answer(200, {"status": "committed", "version": version, "leader_id": LEADER, "request_id": None})
+def committed(version: int) -> Reply:
+    return Reply(200, {"status": "committed", "version": version, "leader_id": LEADER, "request_id": None})
 
 
-def not_committed(version: int, reason: str = "conflict") -> Answer:
+def not_committed(version: int, reason: str = "conflict") -> Reply:
     conflicts = [{"precondition": 0, "version": version}] if reason == "conflict" else []
-    return Answer(
+    return Reply(
         200,
         {
             "status": "not_committed",
@@ -56,8 +56,8 @@ def not_committed(version: int, reason: str = "conflict") -> Answer:
     )
 
 
-def status(answer: str, version: int | None = None) -> Answer:
-    return Answer(200, {"status": answer} if version is None else {"status": answer, "version": version})
+def status(reply: str, version: int | None = None) -> Reply:
+    return Reply(200, {"status": reply} if version is None else {"status": reply, "version": version})
 
 
 def commits_of(server: ScriptedServer) -> list[dict[str, object]]:
@@ -92,11 +92,11 @@ def test_a_commit_without_a_read_version_asks_for_one_once_and_names_its_attempt
         coded(500, "internal"),
         coded(503, "store_unavailable"),
         coded(409, "leader_changed"),
-        Answer(502, b"<html>bad gateway</html>"),
-        Answer(503, b"<html>service unavailable</html>", {"retry-after": "0"}),
-        Answer(429, b"slow down"),
-        Answer(200, b"not json"),
-        Answer(503, {"error": {"code": "a_code_of_the_future", "message": ""}}),
+        Reply(502, b"<html>bad gateway</html>"),
+        Reply(503, b"<html>service unavailable</html>", {"retry-after": "0"}),
+        Reply(429, b"slow down"),
+        Reply(200, b"not json"),
+        Reply(503, {"error": {"code": "a_code_of_the_future", "message": ""}}),
     ],
     ids=lambda step: f"{type(step).__name__}-{getattr(step, 'status', '')}-{str(getattr(step, 'body', ''))[10:35]}",
 )
@@ -295,15 +295,15 @@ def test_what_the_service_would_refuse_is_refused_before_it_is_sent(connect, ope
 
 
 @pytest.mark.parametrize(
-    ("answer", "kind"),
+    ("reply", "kind"),
     [
         (coded(400, "malformed"), InvalidRequest),
         (coded(401, "unauthenticated"), PermissionDenied),
         (coded(409, "request_id_reused"), InvalidRequest),
     ],
 )
-def test_a_refusal_for_good_is_raised_and_nothing_is_asked(connect, answer, kind):
-    with ScriptedServer(answer) as server:
+def test_a_refusal_for_good_is_raised_and_nothing_is_asked(connect, reply, kind):
+    with ScriptedServer(reply) as server:
         with pytest.raises(kind):
             connect(server.url).call("commit", WRITE, read_version=3)
         assert len(server.asked) == 1
@@ -328,13 +328,13 @@ def test_a_unix_socket_and_a_token_work(connect, tmp_path):
 # ---- streams of commits
 
 
-def lines(*answers: Answer) -> bytes:
-    return b"".join(answer.encoded().partition(b"\r\n\r\n")[2] + b"\n" for answer in answers)
+def lines(*replies: Reply) -> bytes:
+    return b"".join(reply.encoded().partition(b"\r\n\r\n")[2] + b"\n" for reply in replies)
 
 
 def test_every_item_of_a_stream_gets_its_own_result_in_order(connect):
     error = b'{"error":{"code":"bad_range","message":"no"},"index":2}\n'
-    with ScriptedServer(VERSION, Answer(200, lines(committed(60), not_committed(60)) + error)) as server:
+    with ScriptedServer(VERSION, Reply(200, lines(committed(60), not_committed(60)) + error)) as server:
         results = connect(server.url).results([Transaction(WRITE)] * 3)
         assert [type(result) for result in results] == [CommitReceipt, NotCommitted, InvalidRequest]
         items = [json.loads(line) for line in server.asked[1].body.splitlines()]
@@ -355,7 +355,7 @@ def test_items_without_a_line_are_asked_about_one_by_one(connect):
 
 def test_an_item_of_unknown_outcome_is_asked_about(connect):
     unknown = b'{"error":{"code":"outcome_unknown","message":"?"},"index":0}\n'
-    with ScriptedServer(VERSION, Answer(200, unknown), status("committed", 61)) as server:
+    with ScriptedServer(VERSION, Reply(200, unknown), status("committed", 61)) as server:
         (result,) = connect(server.url).results([Transaction(WRITE)])
         assert result.version == 61
 
@@ -372,14 +372,14 @@ def test_a_stream_of_commits_that_broke_on_the_way_out_is_asked_about_and_never_
 
 def test_an_item_with_a_code_of_the_future_is_asked_about(connect):
     unheard_of = b'{"error":{"code":"a_code_of_the_future","message":"?"},"index":0}\n'
-    with ScriptedServer(VERSION, Answer(200, unheard_of), status("committed", 61)) as server:
+    with ScriptedServer(VERSION, Reply(200, unheard_of), status("committed", 61)) as server:
         (result,) = connect(server.url).results([Transaction(WRITE)])
         assert result.version == 61
 
 
 def test_a_long_stream_is_cut_into_bounded_requests_that_follow_the_log(connect):
     options = dataclasses.replace(QUICK, commits_per_request_max=2)
-    script = (VERSION, Answer(200, lines(committed(60), committed(61))), Answer(200, lines(committed(62))))
+    script = (VERSION, Reply(200, lines(committed(60), committed(61))), Reply(200, lines(committed(62))))
     with ScriptedServer(*script) as server:
         results = connect(server.url, options=options).results([Transaction(WRITE)] * 3)
         assert [result.version for result in results] == [60, 61, 62]
@@ -390,8 +390,8 @@ def test_a_long_stream_is_cut_into_bounded_requests_that_follow_the_log(connect)
 
 
 def test_bytes_behind_an_answer_are_never_taken_for_it():
-    reader = AnswerReader(1000)
-    with pytest.raises(BadAnswer):
+    reader = ResponseReader(1000)
+    with pytest.raises(BadResponse):
         reader.feed(committed(60).encoded() + coded(503, "overloaded").encoded())
     assert reader.status == 200
     assert json.loads(reader.take())["version"] == 60
@@ -417,7 +417,7 @@ def test_connections_that_a_burst_left_behind_are_not_kept_for_ever(monkeypatch)
 
 def test_an_answer_above_the_bound_is_not_asked_for_again(connect):
     options = dataclasses.replace(QUICK, response_bytes_max=1_000)
-    large = Answer(200, {"version": 50, "leader_id": "x" * 1_000})
+    large = Reply(200, {"version": 50, "leader_id": "x" * 1_000})
     with ScriptedServer(large, large, status("committed", 61)) as server:
         client = connect(server.url, options=options)
         with pytest.raises(LimitExceeded, match="response_bytes_max=1000"):
@@ -429,7 +429,7 @@ def test_an_answer_above_the_bound_is_not_asked_for_again(connect):
 
 def test_an_answer_of_the_stores_above_the_bound_is_not_asked_for_again():
     options = dataclasses.replace(QUICK, response_bytes_max=1_000)
-    with ScriptedServer(Answer(200, {"x": "x" * 1_000})) as server, StoreClient(server.url, options=options) as client:
+    with ScriptedServer(Reply(200, {"x": "x" * 1_000})) as server, StoreClient(server.url, options=options) as client:
         with pytest.raises(LimitExceeded):
             client.describe_store("orders")
         assert len(server.asked) == 1

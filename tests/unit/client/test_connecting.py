@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 from tests.unit.client.conftest import QUICK
-from tests.unit.client.scripted_server import Answer, ScriptedServer
+from tests.unit.client.scripted_server import Reply, ScriptedServer
 
 from holdfast.client.protocol.effects import Failed, Request, Send
 from holdfast.client.protocol.endpoint import parse_endpoint
-from holdfast.client.sync import sockets
+from holdfast.client.transport import sync as sockets
 from holdfast.errors import Unavailable
 
 IMPATIENT = dataclasses.replace(QUICK, give_up_after_ms=20)
-VERSION = Answer(200, {"version": 50, "leader_id": "ab" * 16})
+VERSION = Reply(200, {"version": 50, "leader_id": "ab" * 16})
 
 
 @pytest.fixture
@@ -74,9 +74,9 @@ def test_many_addresses_that_do_not_answer_take_the_time_of_one_request(monkeypa
     monkeypatch.setattr(socket, "socket", Unanswering)
     having(monkeypatch, *[("192.0.2.1", port) for port in range(1, 5)])
     pool = sockets.Pool(QUICK, None, None)
-    answer = pool.exchange(Send(parse_endpoint("http://log.example:80"), Request("GET", "/"), 1_000))
-    assert isinstance(answer, Failed)
-    assert not answer.perhaps_accepted
+    reply = pool.exchange(Send(parse_endpoint("http://log.example:80"), Request("GET", "/"), 1_000))
+    assert isinstance(reply, Failed)
+    assert not reply.perhaps_accepted
     assert len(bounds) == 4
     assert sum(bounds) == pytest.approx(1)
 
@@ -103,8 +103,8 @@ def test_the_handshake_has_what_the_connect_left(monkeypatch, clock) -> None:
 def test_a_name_without_an_address_is_a_failure_like_others(monkeypatch) -> None:
     having(monkeypatch)
     pool = sockets.Pool(QUICK, None, None)
-    answer = pool.exchange(Send(parse_endpoint("http://log.example:80"), Request("GET", "/"), 1_000))
-    assert isinstance(answer, Failed)
+    reply = pool.exchange(Send(parse_endpoint("http://log.example:80"), Request("GET", "/"), 1_000))
+    assert isinstance(reply, Failed)
 
 
 def test_the_authorities_of_the_system_are_read_once_for_a_client(connect, monkeypatch) -> None:

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 from tests.unit.client.conftest import QUICK
-from tests.unit.client.scripted_server import Answer, ScriptedServer, Stream, coded
+from tests.unit.client.scripted_server import Reply, ScriptedServer, Stream, coded
 from tests.unit.client.test_subscription import transaction
 
-from holdfast.client.aio import transports
 from holdfast.client.protocol.effects import Failed, Request, Send
 from holdfast.client.protocol.endpoint import Endpoint, parse_endpoint
-from holdfast.client.sync import sockets
+from holdfast.client.transport import aio as transports
+from holdfast.client.transport import sync as sockets
 from holdfast.commit.format.transaction import Write
 from holdfast.errors import InvalidRequest
 from holdfast.spark.bulk.leadership import ask_to_step_down
@@ -38,7 +38,7 @@ def test_a_host_is_sent_as_names_are_looked_up() -> None:
 @pytest.mark.parametrize("text", UNUSABLE)
 def test_a_leader_whose_address_is_none_is_asked_for_again_where_it_was(connect: Callable[..., Any], text: str) -> None:
     refusal = coded(503, "not_leader", leader_address=text, retry_after_ms=1)
-    committed = Answer(200, {"status": "committed", "version": 30, "leader_id": "ab" * 16})
+    committed = Reply(200, {"status": "committed", "version": 30, "leader_id": "ab" * 16})
     with ScriptedServer(refusal, committed, refusal, Stream((transaction(5, 0),), hold=True)) as server:
         client = connect(server.url)
         assert client.call("commit", [Write(b"k", b"v")], read_version=3).version == 30
@@ -57,6 +57,6 @@ def test_a_name_that_the_look_up_refuses_is_a_connection_that_could_not_be_made(
     async def exchange() -> Any:
         return await transports.Pool(QUICK, None, None).exchange(send)
 
-    for answer in (blocking, asyncio.run(exchange())):
-        assert isinstance(answer, Failed)
-        assert not answer.perhaps_accepted
+    for reply in (blocking, asyncio.run(exchange())):
+        assert isinstance(reply, Failed)
+        assert not reply.perhaps_accepted

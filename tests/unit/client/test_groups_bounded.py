@@ -8,9 +8,10 @@ from collections.abc import Callable
 import pytest
 from tests.unit.client.conftest import QUICK
 
-from holdfast.client.protocol import core
-from holdfast.client.protocol.effects import Answer, Failed, Reply, Send, Wait, Woken
+from holdfast.client.protocol import log_operations
+from holdfast.client.protocol.effects import Failed, Reply, Response, Send, Wait, Woken
 from holdfast.client.protocol.endpoint import Route, parse_endpoint
+from holdfast.client.protocol.retry_budget import Session
 from holdfast.commit.format.transaction import Transaction, Write
 from holdfast.errors import Code, OutcomeUnknown
 from holdfast.wire.log import NotCommitted
@@ -23,31 +24,31 @@ GROUP = [Transaction([Write(b"k", b"v")], [], f"id-{number:020d}", None, 1) for 
 CLOSED = b'{"status": "not_committed"}'
 
 
-def driven(answer: Callable[[Send, float], Answer]) -> tuple[list[core.ItemResult], list[float]]:
+def driven(reply: Callable[[Send, float], Reply]) -> tuple[list[log_operations.ItemResult], list[float]]:
     """The results of a group whose own answer was lost, and when each question ended. Waits take what they may."""
-    session = core.Session(Route((parse_endpoint("http://a.example:1"),)), OPTIONS)
+    session = Session(Route((parse_endpoint("http://a.example:1"),)), OPTIONS)
     now_ms = 0.0
     asked: list[float] = []
-    procedure = core.commit_group(session, GROUP, now_ms)
+    procedure = log_operations.commit_group(session, GROUP, now_ms)
     assert isinstance(next(procedure), Send)
     effect = procedure.send(Failed(now_ms, True, "the answer was lost"))
     while True:
-        reply: Answer
+        response: Reply
         if isinstance(effect, Send):
-            reply = answer(effect, now_ms)
-            asked.append(reply.now_ms)
+            response = reply(effect, now_ms)
+            asked.append(response.now_ms)
         else:
             assert isinstance(effect, Wait)
-            reply = Woken(now_ms + effect.at_most_ms)
-        now_ms = reply.now_ms
+            response = Woken(now_ms + effect.at_most_ms)
+        now_ms = response.now_ms
         try:
-            effect = procedure.send(reply)
+            effect = procedure.send(response)
         except StopIteration as stop:
-            results: list[core.ItemResult] = stop.value
+            results: list[log_operations.ItemResult] = stop.value
             return results, asked
 
 
-def silence(send: Send, now_ms: float) -> Answer:
+def silence(send: Send, now_ms: float) -> Reply:
     return Failed(now_ms + send.timeout_ms, False, "no answer in time")
 
 
@@ -68,16 +69,16 @@ def test_what_the_bound_does_not_reach_is_unknown_under_its_own_name() -> None:
 
 @pytest.mark.parametrize("each_ms", [10.0, 100.0])
 def test_slow_answers_use_up_the_same_bound(each_ms: float) -> None:
-    results, asked = driven(lambda _, now_ms: Reply(now_ms + each_ms, 200, {}, CLOSED))
-    told = [isinstance(result, NotCommitted) for result in results]
+    results, asked = driven(lambda _, now_ms: Response(now_ms + each_ms, 200, {}, CLOSED))
+    awaited = [isinstance(result, NotCommitted) for result in results]
     reached = min(len(GROUP), int(WITHIN_MS / each_ms))
-    assert told == [True] * reached + [False] * (len(GROUP) - reached)
+    assert awaited == [True] * reached + [False] * (len(GROUP) - reached)
     assert asked[-1] <= WITHIN_MS
 
 
 def test_a_service_that_comes_back_settles_the_items_that_are_left() -> None:
-    def answer(send: Send, now_ms: float) -> Answer:
-        return silence(send, now_ms) if now_ms < 20_000 else Reply(now_ms + 1, 200, {}, CLOSED)
+    def reply(send: Send, now_ms: float) -> Reply:
+        return silence(send, now_ms) if now_ms < 20_000 else Response(now_ms + 1, 200, {}, CLOSED)
 
-    results, _ = driven(answer)
+    results, _ = driven(reply)
     assert all(isinstance(result, NotCommitted) for result in results)

@@ -7,7 +7,7 @@ import gc
 import secrets
 
 from tests.unit.client.conftest import QUICK
-from tests.unit.client.scripted_server import Answer, ScriptedServer
+from tests.unit.client.scripted_server import Reply, ScriptedServer
 
 from holdfast import aio
 from holdfast.client import Client
@@ -16,7 +16,7 @@ from holdfast.client.protocol.endpoint import Endpoint
 from holdfast.client.protocol.http1 import HEADS_KEPT_MAX, RequestEncoder
 from holdfast.commit.format.transaction import Write
 
-COMMITTED = Answer(200, {"status": "committed", "version": 1, "leader_id": "ab" * 16, "request_id": None})
+COMMITTED = Reply(200, {"status": "committed", "version": 1, "leader_id": "ab" * 16, "request_id": None})
 TYPE = (("content-type", "application/json"),)
 PLACE = Endpoint("a", 80)
 

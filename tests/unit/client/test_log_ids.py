@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from tests.unit.client.conftest import QUICK
-from tests.unit.client.scripted_server import Answer, ScriptedServer, Stream, coded
+from tests.unit.client.scripted_server import Reply, ScriptedServer, Stream, coded
 from tests.unit.client.test_commit_retries import WRITE, asked_status_of, commits_of, committed
 from tests.unit.client.test_subscription import checkpoint, event, query_of, transaction
 
@@ -17,12 +17,12 @@ from holdfast.view import View
 
 LOG = "1" * 32
 OTHER = "2" * 32
-VERSION = Answer(200, {"version": 50, "leader_id": "l", "log_id": LOG})
-VERSION_OF_OTHER = Answer(200, {"version": 70, "leader_id": "m", "log_id": OTHER})
+VERSION = Reply(200, {"version": 50, "leader_id": "l", "log_id": LOG})
+VERSION_OF_OTHER = Reply(200, {"version": 70, "leader_id": "m", "log_id": OTHER})
 
 
-def mismatch(served: str = OTHER) -> Answer:
-    return Answer(409, {"error": {"code": "log_mismatch", "message": "another log", "log_id": served}})
+def mismatch(served: str = OTHER) -> Reply:
+    return Reply(409, {"error": {"code": "log_mismatch", "message": "another log", "log_id": served}})
 
 
 def of_log(text: bytes, log_id: str = LOG) -> bytes:
@@ -53,7 +53,7 @@ def test_a_version_tells_its_log_and_commits_carry_it(connect):
 
 
 def test_a_service_before_log_ids_is_sent_none(connect):
-    with ScriptedServer(Answer(200, {"version": 50, "leader_id": "l"}), committed(60)) as server:
+    with ScriptedServer(Reply(200, {"version": 50, "leader_id": "l"}), committed(60)) as server:
         client = connect(server.url)
         assert client.call("version").log_id is None
         client.call("commit", WRITE)
@@ -61,8 +61,8 @@ def test_a_service_before_log_ids_is_sent_none(connect):
 
 
 def test_a_number_belongs_to_the_log_last_heard_of(connect):
-    found = Answer(200, {"key": "aw==", "value": "dg==", "version": 5})
-    status = Answer(200, {"status": "not_committed"})
+    found = Reply(200, {"key": "aw==", "value": "dg==", "version": 5})
+    status = Reply(200, {"status": "not_committed"})
     with ScriptedServer(found, VERSION, found, found, status) as server:
         client = connect(server.url)
         client.call("get", b"k", at=5)
@@ -103,10 +103,8 @@ def test_a_commit_that_was_read_from_the_log_before_is_refused_and_the_next_one_
 
 def test_a_stream_of_commits_stays_in_its_log(connect):
     error = {"index": 1, "error": {"code": "log_mismatch", "message": "", "log_id": OTHER}}
-    lines = (
-        b'{"status":"committed","version":60,"leader_id":"l"}\n' + Answer(200, error).encoded().split(b"\r\n\r\n")[1]
-    )
-    with ScriptedServer(VERSION, Answer(200, lines + b"\n")) as server:
+    lines = b'{"status":"committed","version":60,"leader_id":"l"}\n' + Reply(200, error).encoded().split(b"\r\n\r\n")[1]
+    with ScriptedServer(VERSION, Reply(200, lines + b"\n")) as server:
         first, second = connect(server.url).results([Transaction(WRITE), Transaction(WRITE)])
         assert first.version == 60
         assert second.code is Code.LOG_MISMATCH
@@ -128,7 +126,7 @@ def test_a_transaction_commits_to_the_log_that_it_read(connect):
         yield txn.get(b"k")
         txn.write(b"k", b"v")
 
-    found = Answer(200, {"key": "aw==", "value": "dg==", "version": 5})
+    found = Reply(200, {"key": "aw==", "value": "dg==", "version": 5})
     with ScriptedServer(VERSION, found, mismatch()) as server:
         with pytest.raises(InvalidRequest) as caught:
             connect(server.url).transact(body)

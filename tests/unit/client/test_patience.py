@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 from tests.unit.client.conftest import QUICK
 
-from holdfast.client.protocol import core, stream
-from holdfast.client.protocol.effects import Answer, Decide, Effect, Failed, Open, Reply, Send, Wait, Woken
+from holdfast.client.protocol import log_operations, stream
+from holdfast.client.protocol.effects import Decide, Effect, Failed, Open, Reply, Response, Send, Wait, Woken
 from holdfast.client.protocol.endpoint import Route, parse_endpoint
 from holdfast.client.protocol.messages import status_request
-from holdfast.client.protocol.transaction import ServiceSource, transact
-from holdfast.client.stores.administration import ask
+from holdfast.client.protocol.retry_budget import Session
+from holdfast.client.protocol.stores.administration import ask
+from holdfast.client.protocol.transaction import ServiceSource, TransactionAttempts
 from holdfast.commit.format.transaction import Transaction, Write
 from holdfast.errors import Backpressure, Conflict, HoldfastError, Unavailable
 
@@ -26,25 +27,25 @@ TXN = Transaction(operations=[Write(b"k", b"v")], request_id="r" * 24, read_vers
 LATER = b'{"error": {"code": "overloaded", "message": "full", "retry_after_ms": 3600000}}'
 
 
-def session() -> core.Session:
-    return core.Session(Route((parse_endpoint("http://a.example:1"),)), OPTIONS)
+def session() -> Session:
+    return Session(Route((parse_endpoint("http://a.example:1"),)), OPTIONS)
 
 
-def following() -> Generator[Effect, Answer, None]:
+def following() -> Generator[Effect, Reply, None]:
     continuity = stream.Continuity(0, durable=True, filtered=False)
     return stream.follow(session(), continuity, stream.Filter(), durable=True, now_ms=0)
 
 
-OPERATIONS: dict[str, Callable[[], Generator[Effect, Answer, Any]]] = {
-    "question": lambda: core.version(session(), 0, local=True),
+OPERATIONS: dict[str, Callable[[], Generator[Effect, Reply, Any]]] = {
+    "question": lambda: log_operations.version(session(), 0, local=True),
     "stores": lambda: ask(session(), status_request("r", 0), 0, WITHIN_MS),
-    "commit": lambda: core.attempt(session(), TXN, 0),
-    "commits": lambda: core.commit_group(session(), [TXN], 0),
+    "commit": lambda: log_operations.attempt(session(), TXN, 0),
+    "commits": lambda: log_operations.commit_group(session(), [TXN], 0),
     "stream": following,
 }
 
 
-def driven(operation: Generator[Effect, Answer, Any], answer: Callable[[float], Answer]) -> tuple[list[float], Any]:
+def driven(operation: Generator[Effect, Reply, Any], reply: Callable[[float], Reply]) -> tuple[list[float], Any]:
     """When each request was sent, and the end. Requests take no time, and waits as long as they may."""
     now_ms = 0.0
     sent: list[float] = []
@@ -59,7 +60,7 @@ def driven(operation: Generator[Effect, Answer, Any], answer: Callable[[float], 
                 assert isinstance(effect, Send | Open)
                 assert effect.timeout_ms > 1  # a try without time is none
                 sent.append(now_ms)
-                effect = operation.send(answer(now_ms))
+                effect = operation.send(reply(now_ms))
     except HoldfastError as error:
         return [*sent, now_ms], error
 
@@ -75,26 +76,27 @@ def test_no_wait_outlasts_the_operation(name: str) -> None:
 
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_nor_does_one_that_the_service_asks_for(name: str) -> None:
-    moments, error = driven(OPERATIONS[name](), lambda now_ms: Reply(now_ms, 503, {}, LATER))
+    moments, error = driven(OPERATIONS[name](), lambda now_ms: Response(now_ms, 503, {}, LATER))
     assert moments[-1] <= WITHIN_MS + 1
     assert isinstance(error, Backpressure)
 
 
 def test_nobody_waits_after_the_last_attempt_of_a_transaction() -> None:
     options = dataclasses.replace(OPTIONS, attempts_max=3)
-    here = core.Session(Route((parse_endpoint("http://a.example:1"),)), options)
-    procedure = transact(here, ServiceSource(here), "e" * 24, 0)
+    here = Session(Route((parse_endpoint("http://a.example:1"),)), options)
+    attempts = TransactionAttempts(here, ServiceSource(here), "e" * 24)
+    procedure = attempts.run(0)
     seen: list[type[Effect]] = []
 
     def after(effect: Effect) -> Effect:
-        answer: Answer = Woken(0)
+        reply: Reply = Woken(0)
         if isinstance(effect, Decide):
-            effect.builder.write(b"k", b"v")
+            attempts.builder.write(b"k", b"v")
         elif isinstance(effect, Send):
             newer = b'{"status": "not_committed", "reason": "conflict", "version": %d}' % (5 + len(seen))
-            answer = Reply(0, 200, {}, newer if seen else b'{"version": 5, "leader_id": "x"}')
+            reply = Response(0, 200, {}, newer if seen else b'{"version": 5, "leader_id": "x"}')
         seen.append(type(effect))
-        return procedure.send(answer)
+        return procedure.send(reply)
 
     def to_the_end(effect: Effect) -> None:
         while True:

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.client.conftest import QUICK
-from tests.unit.client.scripted_server import Answer, Drop, ScriptedServer, Stream, coded
+from tests.unit.client.scripted_server import Drop, Reply, ScriptedServer, Stream, coded
 
 from holdfast.client import Checkpoint, Client, RolledBack
 from holdfast.client.protocol.stream import Continuity, ServerSentEvents
-from holdfast.client.sync.sockets import Connection
+from holdfast.client.transport.sync import Connection
 from holdfast.commit.format.transaction import Delete, RangeDelete, Write
 from holdfast.errors import Closed, Code, CorruptData, InvalidRequest, NotFound, PermissionDenied, Unavailable
 from holdfast.values import LogPosition
@@ -191,15 +191,15 @@ def test_durable_transactions_are_never_rolled_back_unnoticed(connect):
 
 
 @pytest.mark.parametrize(
-    ("answer", "kind", "code"),
+    ("reply", "kind", "code"),
     [
         (coded(410, "log_truncated"), NotFound, Code.LOG_TRUNCATED),
         (coded(401, "unauthenticated"), PermissionDenied, Code.UNAUTHENTICATED),
         (coded(409, "rolled_back", roll_back_to=7), InvalidRequest, Code.ROLLED_BACK),
     ],
 )
-def test_a_start_point_that_cannot_be_served_is_an_error(connect, answer, kind, code):
-    with ScriptedServer(answer) as server:
+def test_a_start_point_that_cannot_be_served_is_an_error(connect, reply, kind, code):
+    with ScriptedServer(reply) as server:
         with pytest.raises(kind) as caught:
             connect(server.url).take(1, 9)
         assert caught.value.code is code
@@ -208,7 +208,7 @@ def test_a_start_point_that_cannot_be_served_is_an_error(connect, answer, kind, 
 
 def test_refusals_that_pass_are_waited_out_and_leaders_followed(connect):
     with ScriptedServer(Stream((transaction(5, 0),), hold=True)) as leader:
-        script = (coded(503, "overloaded"), Answer(502, b""), coded(503, "not_leader", leader_address=leader.address))
+        script = (coded(503, "overloaded"), Reply(502, b""), coded(503, "not_leader", leader_address=leader.address))
         with ScriptedServer(*script) as other:
             assert connect(other.url).take(1)[0].version == 5
             assert other.finished()

@@ -7,7 +7,7 @@ import dataclasses
 
 import pytest
 from tests.unit.client.conftest import QUICK
-from tests.unit.client.scripted_server import Answer, Drop, ScriptedServer, coded
+from tests.unit.client.scripted_server import Drop, Reply, ScriptedServer, coded
 from tests.unit.client.test_commit_retries import VERSION, commits_of, committed, not_committed, status
 
 from holdfast.client.protocol.transaction import SnapshotMoved, TransactionBuilder, ViewSource
@@ -16,8 +16,8 @@ from holdfast.errors import Conflict
 from holdfast.view import View
 
 
-def value(key: bytes, text: bytes, version: int) -> Answer:
-    return Answer(200, item(key, text, version))
+def value(key: bytes, text: bytes, version: int) -> Reply:
+    return Reply(200, item(key, text, version))
 
 
 def item(key: bytes, text: bytes, version: int) -> dict[str, object]:
@@ -77,7 +77,7 @@ def test_an_unknown_outcome_that_was_none_is_decided_again_at_the_services_versi
         value(b"n", b"1", 40),
         Drop(),
         status("not_committed"),
-        Answer(200, {"version": 80, "leader_id": ""}),
+        Reply(200, {"version": 80, "leader_id": ""}),
         value(b"n", b"5", 79),
         committed(81),
     )
@@ -127,7 +127,7 @@ def test_a_transaction_sees_its_own_writes(connect):
         return (yield txn.range(b"a", b"z"))
 
     rows = {"items": [item(b"a", b"1", 3), item(b"d", b"2", 4), item(b"y", b"3", 5)], "version": 52, "more": False}
-    with ScriptedServer(VERSION, Answer(200, rows), committed(60)) as server:
+    with ScriptedServer(VERSION, Reply(200, rows), committed(60)) as server:
         result = connect(server.url).transact(body)
         assert result.value == [(b"a", b"1"), (b"b", b"own"), (b"e", b"again"), (b"y", b"3")]
         (sent,) = commits_of(server)
@@ -141,7 +141,7 @@ def test_a_range_that_was_cut_demands_no_more_than_was_read(connect):
         return found
 
     rows = {"items": [item(b"c", b"1", 3)], "version": 50, "more": True}
-    with ScriptedServer(VERSION, Answer(200, rows), committed(60)) as server:
+    with ScriptedServer(VERSION, Reply(200, rows), committed(60)) as server:
         assert connect(server.url).transact(body).value == [(b"c", b"1")]
         (read,) = commits_of(server)[0]["preconditions"]
         assert base64.b64decode(read["end"]) == b"c\0"

@@ -14,14 +14,12 @@ from typing import Any
 import msgspec
 import pytest
 from tests.unit.client.conftest import QUICK
-from tests.unit.client.scripted_server import Answer as Said
 from tests.unit.client.scripted_server import Drop, ScriptedServer, Silence
+from tests.unit.client.scripted_server import Reply as Said
 
 from holdfast import StoreClient, aio
-from holdfast.client.aio import transports
-from holdfast.client.protocol import core, stream
+from holdfast.client.protocol import log_operations, stream
 from holdfast.client.protocol.effects import (
-    Answer,
     Chunk,
     Deliver,
     Effect,
@@ -31,18 +29,19 @@ from holdfast.client.protocol.effects import (
     Receive,
     Reply,
     Request,
+    Response,
     Send,
     Wait,
     Woken,
 )
 from holdfast.client.protocol.endpoint import Route, parse_endpoint
-from holdfast.client.protocol.http1 import AnswerReader
-from holdfast.client.protocol.unusable import problem_with
-from holdfast.client.stores.consuming import Consuming
-from holdfast.client.stores.options import PublisherOptions, SubscriberOptions
-from holdfast.client.stores.publishing import Publishing
-from holdfast.client.stores.steps import Connect
-from holdfast.client.sync import sockets
+from holdfast.client.protocol.http1 import ResponseReader, problem_with
+from holdfast.client.protocol.options import PublisherOptions, SubscriberOptions
+from holdfast.client.protocol.retry_budget import Session
+from holdfast.client.protocol.stores.publisher import PublisherMachine
+from holdfast.client.protocol.stores.subscriber import Connect, SubscriberMachine
+from holdfast.client.transport import aio as transports
+from holdfast.client.transport import sync as sockets
 from holdfast.commit.format.transaction import Transaction, Write
 from holdfast.errors import Code, HoldfastError, InvalidRequest, OutcomeUnknown, Unavailable
 from holdfast.stores.values.messages import Message
@@ -58,32 +57,32 @@ def unusable(problem: InvalidRequest = BAD) -> Failed:
     return Failed(0, False, "unusable", problem=problem)
 
 
-def reply(status: int, body: bytes) -> Reply:
-    return Reply(0, status, {}, body)
+def response(status: int, body: bytes) -> Response:
+    return Response(0, status, {}, body)
 
 
-def sent_on(to: object) -> Reply:
-    return reply(503, b'{"error": {"code": "not_leader", "message": "", "leader_address": "%b"}}' % str(to).encode())
+def sent_on(to: object) -> Response:
+    return response(503, b'{"error": {"code": "not_leader", "message": "", "leader_address": "%b"}}' % str(to).encode())
 
 
-VERSION = reply(200, b'{"version": 7, "leader_id": "x"}')
+VERSION = response(200, b'{"version": 7, "leader_id": "x"}')
 
 
-def places(procedure: Generator[Effect, Answer, Any], *answers: Answer) -> tuple[list[object], Any]:
+def places(procedure: Generator[Effect, Reply, Any], *replies: Reply) -> tuple[list[object], Any]:
     """Which places are asked, one answer for each, and the result. Waits pass without time."""
     asked: list[object] = []
-    left = list(answers)
-    answer: Answer | None = None
+    left = list(replies)
+    reply: Reply | None = None
     try:
         while True:
-            effect = next(procedure) if answer is None else procedure.send(answer)
+            effect = next(procedure) if reply is None else procedure.send(reply)
             if isinstance(effect, Wait | Deliver):
-                answer = Woken(0)
+                reply = Woken(0)
             else:
                 assert isinstance(effect, Send | Open | Receive)
                 if not isinstance(effect, Receive):
                     asked.append(effect.endpoint)
-                answer = left.pop(0)
+                reply = left.pop(0)
     except StopIteration as stop:
         assert not left
         return asked, stop.value
@@ -92,31 +91,33 @@ def places(procedure: Generator[Effect, Answer, Any], *answers: Answer) -> tuple
         return asked, error
 
 
-def session(*configured: Any) -> core.Session:
-    return core.Session(Route(configured), QUICK)
+def session(*configured: Any) -> Session:
+    return Session(Route(configured), QUICK)
 
 
 def test_the_only_place_that_cannot_be_used_ends_an_operation_at_once() -> None:
-    assert places(core.version(session(A), 0, local=True), unusable()) == ([A], BAD)
-    assert places(core.attempt(session(A), TXN, 0), unusable()) == ([A], BAD)
-    assert places(core.commit_group(session(A), [TXN], 0), unusable()) == ([A], BAD)
+    assert places(log_operations.version(session(A), 0, local=True), unusable()) == ([A], BAD)
+    assert places(log_operations.attempt(session(A), TXN, 0), unusable()) == ([A], BAD)
+    assert places(log_operations.commit_group(session(A), [TXN], 0), unusable()) == ([A], BAD)
 
 
 def test_the_other_places_are_asked_first() -> None:
-    assert places(core.version(session(A, B), 0, local=True), unusable(), VERSION)[0] == [A, B]
-    assert places(core.version(session(A, B), 0, local=True), unusable(), unusable(WORSE)) == ([A, B], WORSE)
-    asked, error = places(core.version(session(A, B), 0, local=True), unusable(), DOWN, unusable(), DOWN, VERSION)
+    assert places(log_operations.version(session(A, B), 0, local=True), unusable(), VERSION)[0] == [A, B]
+    assert places(log_operations.version(session(A, B), 0, local=True), unusable(), unusable(WORSE)) == ([A, B], WORSE)
+    asked, error = places(
+        log_operations.version(session(A, B), 0, local=True), unusable(), DOWN, unusable(), DOWN, VERSION
+    )
     assert asked == [A, B, A, B, A]
     assert error.version == 7
 
 
 def test_who_had_no_connection_free_asks_the_same_place_again() -> None:
     busy = Failed(0, False, "busy", asked=False)
-    assert places(core.version(session(A, B), 0, local=True), busy, busy, VERSION)[0] == [A, A, A]
-    machine = Publishing(session(A, B), "orders", PublisherOptions(), entropy="e" * 24)
+    assert places(log_operations.version(session(A, B), 0, local=True), busy, busy, VERSION)[0] == [A, A, A]
+    machine = PublisherMachine(session(A, B), "orders", PublisherOptions(), entropy="e" * 24)
     machine.add(Message(b"1"), 0)
     assert isinstance(machine.next_step(0), Send)
-    machine.answered(busy)
+    machine.on_response(busy)
     machine.waited()
     step = machine.next_step(0)
     assert isinstance(step, Send)
@@ -131,38 +132,38 @@ def test_a_client_without_a_free_connection_says_so() -> None:
         pool = transports.Pool(one, None, None)
         holding = asyncio.ensure_future(pool.exchange(Send(parse_endpoint(server.url), request, 60_000)))
         await asyncio.sleep(0)  # it has the connection
-        answer = await pool.exchange(Send(parse_endpoint(server.url), request, 1))
+        reply = await pool.exchange(Send(parse_endpoint(server.url), request, 1))
         pool.close()
-        await pool.departed()
+        await pool.wait_closed()
         await holding
-        return answer
+        return reply
 
     with ScriptedServer(Silence(), Silence()) as server:
         pool = sockets.Pool(one, None, None)
         assert pool._slots.acquire(timeout=1)
-        for answer in (pool.exchange(Send(parse_endpoint(server.url), request, 1)), asyncio.run(asynchronous(server))):
-            assert isinstance(answer, Failed)
-            assert (answer.asked, answer.perhaps_accepted) == (False, False)
+        for reply in (pool.exchange(Send(parse_endpoint(server.url), request, 1)), asyncio.run(asynchronous(server))):
+            assert isinstance(reply, Failed)
+            assert (reply.asked, reply.perhaps_accepted) == (False, False)
 
 
 def test_a_place_that_answers_again_is_of_use_again() -> None:
-    busy = reply(503, b'{"error": {"code": "overloaded", "message": ""}}')
-    asked, answer = places(
-        core.version(session(A, B), 0, local=True), unusable(), DOWN, busy, DOWN, unusable(), VERSION
+    busy = response(503, b'{"error": {"code": "overloaded", "message": ""}}')
+    asked, reply = places(
+        log_operations.version(session(A, B), 0, local=True), unusable(), DOWN, busy, DOWN, unusable(), VERSION
     )
-    assert (asked, answer.version) == ([A, B, A, A, B, A], 7)
+    assert (asked, reply.version) == ([A, B, A, A, B, A], 7)
 
 
 def test_a_named_leader_that_cannot_be_used_ends_it_only_when_no_place_names_another() -> None:
-    assert places(core.version(session(A), 0, local=True), sent_on(X), unusable()) == ([A, X], BAD)
-    asked, answer = places(core.version(session(A, B), 0, local=True), sent_on(X), unusable(), VERSION)
-    assert (asked, answer.version) == ([A, X, B], 7)
+    assert places(log_operations.version(session(A), 0, local=True), sent_on(X), unusable()) == ([A, X], BAD)
+    asked, reply = places(log_operations.version(session(A, B), 0, local=True), sent_on(X), unusable(), VERSION)
+    assert (asked, reply.version) == ([A, X, B], 7)
     steps = (sent_on(X), unusable(), sent_on(X), unusable())
-    assert places(core.version(session(A, B), 0, local=True), *steps) == ([A, X, B, X], BAD)
+    assert places(log_operations.version(session(A, B), 0, local=True), *steps) == ([A, X, B, X], BAD)
 
 
 def test_a_stream_ends_at_once_too_and_when_it_comes_back() -> None:
-    def following(*configured: Any) -> Generator[Effect, Answer, None]:
+    def following(*configured: Any) -> Generator[Effect, Reply, None]:
         continuity = stream.Continuity(0, durable=True, filtered=False)
         return stream.follow(session(*configured), continuity, stream.Filter(), durable=True, now_ms=0)
 
@@ -172,7 +173,7 @@ def test_a_stream_ends_at_once_too_and_when_it_comes_back() -> None:
 
 
 def test_a_commit_whose_answer_was_lost_stays_unknown_and_says_why_nobody_can_be_asked() -> None:
-    asked, error = places(core.attempt(session(A), TXN, 0), Failed(0, True, "cut"), unusable())
+    asked, error = places(log_operations.attempt(session(A), TXN, 0), Failed(0, True, "cut"), unusable())
     assert asked == [A, A]
     assert isinstance(error, OutcomeUnknown)
     assert error.__cause__ is BAD
@@ -180,23 +181,23 @@ def test_a_commit_whose_answer_was_lost_stays_unknown_and_says_why_nobody_can_be
 
 def test_when_time_is_up_a_place_that_waiting_does_not_mend_is_told_too() -> None:
     late = Failed(QUICK.give_up_after_ms, False, "down")
-    asked, error = places(core.version(session(A, B), 0, local=True), unusable(), late)
+    asked, error = places(log_operations.version(session(A, B), 0, local=True), unusable(), late)
     assert asked == [A, B]
     assert isinstance(error, Unavailable)
     assert error.fields["elsewhere"] == str(BAD)
 
 
 def test_a_publisher_fails_what_it_has_at_once_and_goes_on_when_it_is_mended() -> None:
-    machine = Publishing(session(A, B), "orders", PublisherOptions(), entropy="e" * 24)
+    machine = PublisherMachine(session(A, B), "orders", PublisherOptions(), entropy="e" * 24)
     sent = machine.add(Message(b"1"), 0)
 
-    def tried(answer: Reply | Failed) -> object:
+    def tried(reply: Response | Failed) -> object:
         step = machine.next_step(0)
         if isinstance(step, Wait):
             machine.waited()
             step = machine.next_step(0)
         assert isinstance(step, Send)
-        machine.answered(answer)
+        machine.on_response(reply)
         machine.check()
         return step.endpoint
 
@@ -205,7 +206,7 @@ def test_a_publisher_fails_what_it_has_at_once_and_goes_on_when_it_is_mended() -
     assert tried(unusable(WORSE)) == B
     assert sent.error is WORSE
     again = machine.add(Message(b"2"), 0)
-    assert tried(reply(200, b'{"first_seq": 1, "last_seq": 1}')) == A
+    assert tried(response(200, b'{"first_seq": 1, "last_seq": 1}')) == A
     assert (again.done, again.error) == (True, None)
     third = machine.add(Message(b"3"), 0)
     assert tried(unusable()) == A
@@ -215,7 +216,7 @@ def test_a_publisher_fails_what_it_has_at_once_and_goes_on_when_it_is_mended() -
 
 
 def test_a_subscriber_ends_at_once() -> None:
-    machine = Consuming(session(A, B), "orders", "work", "me", SubscriberOptions())
+    machine = SubscriberMachine(session(A, B), "/v1/stores/orders/durables/work/subscribe", SubscriberOptions())
     step = machine.next_step(0)
     assert isinstance(step, Connect)
     assert step.endpoint == A
@@ -288,7 +289,7 @@ def test_tls_that_breaks_on_a_connection_that_was_made_is_no_problem_of_the_plac
     connection: Any = object.__new__(sockets.Connection)
     connection.socket = Broken()
     assert problem_with(A, connection.socket.error) is not None
-    for use in (lambda: connection.send(b"1", 1.0), lambda: connection.receive(AnswerReader(1), 1.0)):
+    for use in (lambda: connection.send(b"1", 1.0), lambda: connection.receive(ResponseReader(1), 1.0)):
         with pytest.raises(OSError, match="wrong version number") as raised:
             use()
         assert problem_with(A, raised.value) is None

@@ -226,7 +226,7 @@ def test_a_writer_that_died_when_it_had_answered_gets_nothing_of_what_waits(tmp_
 
 
 async def no_start_is_under_way(store: DirectoryStore) -> None:
-    behind = store._writers._start_behind
+    behind = store._writers._background_start
     if behind is not None:
         await asyncio.wait({behind})
 
@@ -336,7 +336,7 @@ def test_a_start_under_way_is_waited_for_by_a_close(tmp_path: Path, played: Play
             await an_idle_writer_dies(store, played, 0)
             played.starts_go_on.clear()
             await a_create_is_answered(store, played, 1)
-            behind = store._writers._start_behind
+            behind = store._writers._background_start
             assert behind is not None
             await until(store._writers._starting.locked)
             closing = asyncio.ensure_future(store.close())

@@ -110,7 +110,7 @@ class Forgetting(MemoryStore):
         (RefusingAndOverwriting, "other bytes"),
         (Unordered, "byte order"),
         (ByNumber, "byte order"),
-        (FromTheStart, "behind a given name"),
+        (FromTheStart, "after a given name"),
         (Forgetting, "read back"),
     ],
 )

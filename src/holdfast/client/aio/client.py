@@ -1,32 +1,23 @@
-"""The asyncio client: the same procedures as the blocking one, driven with transports and timers.
+"""The asyncio client of the commit log: it carries out what the procedures of ``client.protocol`` ask for.
 
-Owns: carrying effects out on one event loop. Does not own: connections (``transports``), any decision about
-repeating, asking or proving (``core``, ``transaction``, ``stream``). A client belongs to the loop it is first used
-on; any number of tasks may share it.
-
-Failure model: once a request was given to the transport it may have been accepted; only a connection that could not be
-made was certainly not. A cancelled operation drops its connection; what it had sent may have been accepted.
+A client belongs to the event loop that it is first used on; any number of tasks may share it. A cancelled operation
+drops its connection; the service may have accepted what it had sent.
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import secrets
 import ssl
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar
 
-from holdfast.client.aio.transports import Connection, Pool
-from holdfast.client.protocol import core
+from holdfast.client.protocol import log_operations
 from holdfast.client.protocol.effects import (
-    Answer,
     AwaitVersion,
-    Chunk,
     Decide,
     Deliver,
     Effect,
+    Event,
     Failed,
     Open,
     Opened,
@@ -37,14 +28,21 @@ from holdfast.client.protocol.effects import (
     Wait,
     Woken,
 )
-from holdfast.client.protocol.events import Event
-from holdfast.client.protocol.http1 import AnswerReader, BadAnswer
+from holdfast.client.protocol.endpoint import routes_of
+from holdfast.client.protocol.http1 import token_of
 from holdfast.client.protocol.messages import Place, position_of
 from holdfast.client.protocol.options import ClientOptions
-from holdfast.client.protocol.shell import Transacted, draw_wait_ms, now_ms, routes_of, token_of
+from holdfast.client.protocol.retry_budget import Session
 from holdfast.client.protocol.stream import Continuity, Delivery, Filter, follow
-from holdfast.client.protocol.transaction import ServiceSource, Source, TransactionBuilder, ViewSource, transact
-from holdfast.client.protocol.unusable import problem_with, reason_of
+from holdfast.client.protocol.transaction import (
+    ServiceSource,
+    Transacted,
+    TransactionAttempts,
+    TransactionBuilder,
+    ViewSource,
+)
+from holdfast.client.transport import aio as transport
+from holdfast.client.transport.clock import draw_wait_ms, now_ms
 from holdfast.commit.format.transaction import Operation, Precondition, Transaction
 from holdfast.errors import Closed, HoldfastError
 from holdfast.values import LogPosition
@@ -53,13 +51,11 @@ from holdfast.wire.log import CommitReceipt, Found, FoundRange, NotCommitted, St
 if TYPE_CHECKING:
     from holdfast.view import View
 
-__all__ = ["AsyncTransaction", "Client", "Subscription"]
-
 Result = TypeVar("Result")
 
 
 class AsyncTransaction:
-    """What the function given to ``Client.transact`` reads and writes through; see ``client.transaction``."""
+    """The transaction that ``Client.transact`` gives to its function, to read and write through."""
 
     def __init__(self, client: Client, builder: TransactionBuilder) -> None:
         self._client = client
@@ -71,7 +67,7 @@ class AsyncTransaction:
 
     @property
     def read_version(self) -> int:
-        """What this attempt reads is never older than this."""
+        """Reads of this attempt are never older than this version."""
         return self._builder.read_version
 
     async def get(self, key: bytes) -> bytes | None:
@@ -84,7 +80,11 @@ class AsyncTransaction:
 
 
 class Client:
-    """An asyncio client of the commit log; arguments as for ``holdfast.Client``."""
+    """An asyncio client of the commit log.
+
+    ``url``: ``http://host:port``, ``https://host:port``, ``unix:/path``, or several of them for one service and its
+    standbys. ``token``: bearer token. ``tls``: how servers are verified (default: the system's authorities).
+    """
 
     def __init__(
         self,
@@ -94,23 +94,24 @@ class Client:
         tls: ssl.SSLContext | None = None,
         options: ClientOptions | None = None,
     ) -> None:
-        self._session = core.Session(routes_of(url), options if options is not None else ClientOptions())
-        self._pool = Pool(self._session.options, token_of(token), tls)
-        self._closing = asyncio.Event()
+        self.session = Session(routes_of(url), options if options is not None else ClientOptions())
+        """The state that the operations of this client share."""
+        self.pool = transport.Pool(self.session.options, token_of(token), tls)
+        self._closing = transport.Event()
 
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Close every connection. Operations under way end with ``Closed``; what they sent may have been accepted."""
+        """Close every connection.
+
+        Operations in progress end with ``Closed``; the service may have accepted what they sent.
+        """
         self._closing.set()
-        self._pool.close()
-        await self._pool.departed()
+        await self.pool.aclose()
 
     async def commit(
         self,
@@ -122,10 +123,18 @@ class Client:
         leader_id: str | None = None,
         log_id: str | None = None,
     ) -> CommitReceipt:
-        """Commit; returns when the transaction is durable. Raises and costs: as ``holdfast.Client.commit``."""
+        """Commit; returns when the transaction is durable.
+
+        ``log_id`` is the log that the versions belong to, by default the one that this client last received a response
+        from; another log refuses them (InvalidRequest, log_mismatch).
+        Raises: Conflict (``fields["version"]`` is worth retrying from), OutcomeUnknown (its fields say how to ask),
+        Unavailable and Backpressure (not accepted in time), Fenced (another leader than ``leader_id``), InvalidRequest,
+        LimitExceeded, PermissionDenied.
+        Cost: one request; with an unknown outcome, at least one more.
+        """
         verdict = await self.run(
-            core.commit(
-                self._session,
+            log_operations.commit(
+                self.session,
                 operations,
                 preconditions,
                 read_version=read_version,
@@ -143,48 +152,58 @@ class Client:
     async def commits_many(
         self, txns: Iterable[Transaction] | AsyncIterable[Transaction]
     ) -> AsyncIterator[CommitReceipt | NotCommitted | HoldfastError]:
-        """Commit a stream of transactions in few requests; as ``holdfast.Client.commits_many``."""
-        start = (await self.run(core.version(self._session, now_ms(), local=True))).position
-        grouping = core.Grouping(self._session, start, secrets.token_hex(16))
-        if isinstance(txns, AsyncIterable):
-            async for txn in txns:
-                for result in await self._commit_group(grouping.add(txn)):
-                    yield result
-        else:
-            for txn in txns:
-                for result in await self._commit_group(grouping.add(txn)):
-                    yield result
+        """Commit a stream of transactions in few requests; yields one result per item, in order.
+
+        Each item is decided on its own, and item k sees those before it. An item without a read version gets the
+        service's version at the start. ``NotCommitted("banned")`` is an item closed after a broken connection: it may
+        be submitted again. Raises: as ``commit``; InvalidRequest also for an invalid item, and then the items before
+        it that have no result yet are not sent.
+        """
+        newest = await self.run(log_operations.version(self.session, now_ms(), local=True))
+        grouping = log_operations.Grouping(self.session, newest.position, secrets.token_hex(16))
+        async for txn in transport.each(txns):
+            for result in await self._commit_group(grouping.add(txn)):
+                yield result
         for result in await self._commit_group(grouping.rest()):
             yield result
 
-    async def _commit_group(self, group: list[Transaction]) -> list[core.ItemResult]:
-        return await self.run(core.commit_group(self._session, group, now_ms())) if group else []
+    async def _commit_group(self, group: list[Transaction]) -> list[log_operations.ItemResult]:
+        return await self.run(log_operations.commit_group(self.session, group, now_ms())) if group else []
 
     async def transact(
         self, function: Callable[[AsyncTransaction], Awaitable[Result]], *, view: View | None = None
     ) -> Transacted[Result]:
-        """Run ``function`` with a transaction until what it decided on holds; as ``holdfast.Client.transact``."""
+        """Run ``function`` with a transaction until a commit of what it decided holds.
+
+        Reads go to ``view``, or to the service's. The function may run several times.
+        Raises: Conflict after the last attempt; what ``commit`` raises; what the function raises.
+        """
+        source = ViewSource(self.session, view) if view is not None else ServiceSource(self.session)
+        attempts = TransactionAttempts(self.session, source, secrets.token_hex(16))
         values: list[Result] = []
 
-        async def decide(builder: TransactionBuilder) -> None:
-            values[:] = [await function(AsyncTransaction(self, builder))]
+        async def decide() -> None:
+            builder = attempts.builder
+            try:
+                values[:] = [await function(AsyncTransaction(self, builder))]
+            except Exception:
+                if builder.moved_to is None:  # otherwise its reads belong to different versions, and it runs again
+                    raise
 
-        source: Source = ViewSource(self._session, view) if view is not None else ServiceSource(self._session)
-        procedure = transact(self._session, source, secrets.token_hex(16), now_ms())
-        receipt = await self.run(procedure, decide, view)
+        receipt = await self.run(attempts.run(now_ms()), decide, view)
         return Transacted(values[0], None if receipt is None else receipt.version)
 
     async def version(self, *, local: bool = False) -> VersionAnswer:
         """A version at least as new as every commit known when this was called; ``local``: without asking for proof."""
-        return await self.run(core.version(self._session, now_ms(), local=local))
+        return await self.run(log_operations.version(self.session, now_ms(), local=local))
 
     async def status(self, request_id: str, min_version: Place) -> StatusAnswer:
         """The final outcome of an attempt. Asking closes it: if it has not committed, it never will."""
-        return await self.run(core.ask_status(self._session, request_id, min_version, now_ms()))
+        return await self.run(log_operations.ask_status(self.session, request_id, min_version, now_ms()))
 
     async def get(self, key: bytes, at: Place | None = None) -> Found | None:
         """A key's value in the service's view, never older than ``at``."""
-        return await self.run(core.get(self._session, key, at, now_ms()))
+        return await self.run(log_operations.get(self.session, key, at, now_ms()))
 
     async def range(
         self,
@@ -199,7 +218,9 @@ class Client:
 
         *Raises*: as ``get``; ``InvalidRequest`` (malformed) for a prefix together with a bound.
         """
-        return await self.run(core.read_range(self._session, *core.bounds_of(begin, end, prefix), limit, at, now_ms()))
+        return await self.run(
+            log_operations.read_range(self.session, *log_operations.bounds_of(begin, end, prefix), limit, at, now_ms())
+        )
 
     def subscribe(
         self,
@@ -211,7 +232,7 @@ class Client:
         prefix: bytes | None = None,
         checkpoints: bool = False,
     ) -> Subscription:
-        """Every transaction after ``after``, for ever; see ``Subscription``. Raises: InvalidRequest."""
+        """Every transaction after ``after``, without an end; see ``Subscription``. Raises: InvalidRequest."""
         return Subscription(
             self, position_of(after), Filter(begin, end, prefix), durable=durable, checkpoints=checkpoints
         )
@@ -219,95 +240,79 @@ class Client:
     async def run(
         self,
         procedure: Procedure[Result],
-        decide: Callable[[TransactionBuilder], Awaitable[None]] | None = None,
+        decide: Callable[[], Awaitable[None]] | None = None,
         view: View | None = None,
     ) -> Result:
         """Drive a procedure to its end."""
-        answer: Answer | None = None
+        reply: Reply | None = None
         try:
             while True:
                 try:
-                    effect = next(procedure) if answer is None else procedure.send(answer)
+                    effect = next(procedure) if reply is None else procedure.send(reply)
                 except StopIteration as stop:
                     result: Result = stop.value
                     return result
-                answer = await self._carry_out(effect, decide, view)
+                reply = await self._carry_out(effect, decide, view)
         finally:
             procedure.close()
 
     async def _carry_out(
-        self,
-        effect: Effect,
-        decide: Callable[[TransactionBuilder], Awaitable[None]] | None,
-        view: View | None,
-    ) -> Answer:
+        self, effect: Effect, decide: Callable[[], Awaitable[None]] | None, view: View | None
+    ) -> Reply:
         match effect:
             case Send():
-                return await self._pool.exchange(effect)
+                return await self.pool.exchange(effect)
             case Wait():
                 return await self.sleep(effect)
-            case Decide(builder=builder):
+            case Decide():
                 assert decide is not None, "only a transaction decides"
-                try:
-                    await decide(builder)
-                except Exception:
-                    if builder.moved_to is None:  # otherwise it was led astray by what it read, and runs again
-                        raise
+                await decide()
                 return Woken(now_ms())
             case AwaitVersion(version=version, timeout_ms=timeout_ms):
                 assert view is not None, "only a transaction on a view waits for it"
-                try:
-                    async with asyncio.timeout(timeout_ms / 1000):
-                        await view.reached(version)
-                except TimeoutError:
-                    return Failed(now_ms(), False, "the view is behind")
-                return Woken(now_ms())
+                reached = await transport.view_reaches(view, version, timeout_ms / 1000)
+                return Woken(now_ms()) if reached else Failed(now_ms(), False, "the view has not caught up")
             case Open() | Receive() | Deliver():
                 raise AssertionError("streams are driven by Subscription")
 
     async def sleep(self, wait: Wait) -> Woken:
         """Wait, unless the client is closed meanwhile. Raises: Closed."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(draw_wait_ms(wait) / 1000):
-                await self._closing.wait()
-        if self._closing.is_set():
+        if await self._closing.wait(draw_wait_ms(wait) / 1000):
             raise Closed("this client is closed")
         return Woken(now_ms())
 
-    @property
-    def session(self) -> core.Session:
-        """What this client's operations share."""
-        return self._session
-
-    @property
-    def pool(self) -> Pool:
-        """Its connections."""
-        return self._pool
-
 
 class Subscription:
-    """An asynchronous iterator over the change stream; promises and errors as the blocking ``Subscription``."""
+    """An asynchronous iterator over the change stream that reconnects by itself and proves that it missed nothing.
+
+    ``position``: where a later ``subscribe(after=...)`` continues, with its log. ``committed_version``: everything up
+    to here is durable. ``proves_completeness``: False on filtered streams, which leave versions out by design. Raises
+    while iterating: CorruptData (a gap, naming the versions), NotFound (log_truncated), InvalidRequest (rolled_back;
+    log_mismatch: the log was replaced), Unavailable (nothing received for ``stream_give_up_after_ms``),
+    PermissionDenied.
+    """
 
     def __init__(self, client: Client, after: LogPosition, keys: Filter, *, durable: bool, checkpoints: bool) -> None:
         self._client = client
         self._checkpoints = checkpoints
         self._continuity = Continuity(after.version, durable=durable, filtered=not keys.everything, log_id=after.log_id)
         self._procedure = follow(client.session, self._continuity, keys, durable=durable, now_ms=now_ms())
-        self._stream: tuple[Connection, AnswerReader] | None = None
+        self._stream: transport.Stream | None = None
         self._effect: Effect | None = None
         self._delivery = Delivery(self._continuity)
+        self._lock = transport.Lock()
+        self._advancing = False
+        self._closed = transport.Event()
 
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
     @property
     def position(self) -> LogPosition:
-        """Everything at or below was handed out."""
+        """Everything at or below was delivered to the caller."""
         return self._delivery.position
 
     @property
@@ -332,7 +337,7 @@ class Subscription:
                 raise StopAsyncIteration
 
     async def batches(self) -> AsyncIterator[tuple[Event, ...]]:
-        """The events as they arrive together, checkpoints included: what ``View.apply`` takes."""
+        """The events as they arrive together, checkpoints included: the argument of ``View.apply``."""
         while True:
             events = self._delivery.take_all()
             if events:
@@ -340,47 +345,65 @@ class Subscription:
             elif not await self._advance():
                 return
 
-    async def aclose(self) -> None:
-        """Close the connection; iterating ends."""
-        self._procedure.close()
-        self._effect = None
-        self._hang_up()
-        await self._client.pool.departed()
-
     async def _advance(self) -> bool:
-        """Carry out one effect. An effect that was interrupted is carried out again."""
+        """Carry out one effect; False when nothing more will come. An interrupted effect is carried out again."""
+        with self._lock:
+            if self._closed.is_set():
+                return False
+            self._advancing = True
         try:
             if self._effect is None:
                 self._effect = next(self._procedure)
             else:
-                answer = await self._carry_out(self._effect)
-                self._effect = self._procedure.send(answer)
-            if isinstance(self._effect, Deliver):  # the procedure goes on when the caller has had these
+                reply = await self._carry_out(self._effect)
+                if self._closed.is_set():  # its result is of no interest, least of all an error
+                    return True
+                self._effect = self._procedure.send(reply)
+            if isinstance(self._effect, Deliver):  # the procedure continues when the caller has taken these
                 self._delivery.offer(self._effect.events)
-        except StopIteration:  # another task closed it, perhaps while the stream was being opened
-            self._hang_up()
+        except StopIteration:
             return False
-        except asyncio.CancelledError:  # a caller's timeout around the next event: the stream stays open
+        except transport.Cancelled:  # for example a caller's timeout around the next event: the stream stays open
             raise
         except BaseException:
             self._hang_up()
             raise
+        finally:
+            with self._lock:
+                self._advancing = False
+                if self._closed.is_set():
+                    self._end()
         return True
 
-    async def _carry_out(self, effect: Effect) -> Answer:
+    async def aclose(self) -> None:
+        """Close the connection; iterating ends, also in another task."""
+        with self._lock:
+            self._closed.set()
+            stream = self._stream
+            if not self._advancing:
+                self._end()
+            elif stream is not None:  # the other task closes it
+                stream.cut_off()
+        await self._client.pool.wait_closed()
+
+    def _end(self) -> None:
+        self._procedure.close()
+        self._effect = None
+        self._hang_up()
+
+    async def _carry_out(self, effect: Effect) -> Reply:
         match effect:
             case Open():
                 self._hang_up()
-                try:
-                    self._stream = connection, reader = await self._client.pool.open(effect)
-                except (OSError, UnicodeError, BadAnswer) as error:
-                    return Failed(now_ms(), False, reason_of(error), problem=problem_with(effect.endpoint, error))
-                if reader.status == 200:
-                    return Opened(now_ms())
-                self._client.pool.drop(connection)
-                return Reply(now_ms(), reader.status, reader.headers, reader.take())
+                opened = await self._client.pool.open(effect)
+                if not isinstance(opened, transport.Stream):
+                    return opened
+                self._stream = opened
+                return Opened(now_ms())
             case Receive(timeout_ms=timeout_ms):
-                return await self._receive(timeout_ms)
+                if self._stream is None:  # an interrupt closed it; the procedure opens it again after the last event
+                    return Failed(now_ms(), False, "the stream was interrupted")
+                return await self._stream.receive(timeout_ms)
             case Wait():
                 return await self._client.sleep(effect)
             case Deliver():
@@ -388,21 +411,7 @@ class Subscription:
             case Send() | Decide() | AwaitVersion():
                 raise AssertionError("a stream only opens, receives, delivers and waits")
 
-    async def _receive(self, timeout_ms: float) -> Chunk | Failed:
-        if self._stream is None:  # an interrupt ended it; the procedure opens the next one behind what was delivered
-            return Failed(now_ms(), False, "the stream was interrupted")
-        connection, reader = self._stream
-        try:
-            async with asyncio.timeout(timeout_ms / 1000):
-                while not reader.buffered:
-                    if reader.complete:
-                        return Failed(now_ms(), False, "the service ended the stream")
-                    await connection.changed()
-        except (OSError, BadAnswer) as error:
-            return Failed(now_ms(), False, reason_of(error))
-        return Chunk(now_ms(), reader.take())
-
     def _hang_up(self) -> None:
         if self._stream is not None:
-            self._client.pool.drop(self._stream[0])
+            self._stream.close()
             self._stream = None

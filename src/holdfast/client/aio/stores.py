@@ -1,10 +1,7 @@
-"""The asyncio client of the message stores: administration, maps, browsers; where publishers and subscribers begin.
+"""The asyncio client of the message stores: administration, maps, browsers; it makes publishers and subscribers.
 
-Owns: the public classes and the ends of their lives. Does not own: connections (``client.transports``), publishers and
-subscribers (``asynchronous_publisher``, ``asynchronous_subscriber``), any decision about repeating (the machines and
-procedures). A client belongs to the loop it is first used on; any number of tasks may share it.
-
-Failure model: as the procedures say; a cancelled operation may have been carried out.
+A client belongs to the event loop that it is first used on; any number of tasks may share it. A cancelled operation
+may have been carried out.
 """
 
 from __future__ import annotations
@@ -12,25 +9,33 @@ from __future__ import annotations
 import secrets
 import ssl
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from types import TracebackType
 from typing import Self
 
 from holdfast.client.aio.client import Client
 from holdfast.client.aio.publisher import Publisher
 from holdfast.client.aio.subscriber import Subscriber
-from holdfast.client.aio.transports import Pool
 from holdfast.client.aio.watch import Watch
-from holdfast.client.protocol.options import ClientOptions
-from holdfast.client.protocol.shell import now_ms, token_of
-from holdfast.client.stores import administration
-from holdfast.client.stores.administration import ClusterCommand, Definition, Lock, Redelivered
-from holdfast.client.stores.consuming import Consuming
-from holdfast.client.stores.options import FOR_EVER, PublisherOptions, SubscriberOptions, within_ms
-from holdfast.client.stores.publishing import Publishing
-from holdfast.client.stores.watching import Watching
-from holdfast.client.stores.wire import durable_path, query_of, store_path, template_path
+from holdfast.client.protocol.effects import Response
+from holdfast.client.protocol.http1 import token_of
+from holdfast.client.protocol.options import FOR_EVER, ClientOptions, PublisherOptions, SubscriberOptions, within_ms
+from holdfast.client.protocol.stores import administration
+from holdfast.client.protocol.stores.administration import ClusterCommand, Definition, Lock, MapOperations, Redelivered
+from holdfast.client.protocol.stores.messages import (
+    decode,
+    durable_path,
+    query_of,
+    request_of,
+    store_path,
+    subscribe_target,
+    template_path,
+)
+from holdfast.client.protocol.stores.publisher import PublisherMachine
+from holdfast.client.protocol.stores.subscriber import SubscriberMachine, WatchMachine
+from holdfast.client.transport import aio as transport
+from holdfast.client.transport.aio_stores import SubscriberDriver
+from holdfast.client.transport.clock import now_ms
 from holdfast.stores.values.messages import Delivery
-from holdfast.wire.stores import Entry, Purged
+from holdfast.wire.stores import Entry, Page, Purged
 
 __all__ = ["Browser", "Map", "Publisher", "StoreClient", "Subscriber", "Watch"]
 
@@ -38,12 +43,12 @@ PAGE_MESSAGES = 100
 PAGE_ENTRIES = 1_000
 
 
-def _deleting(delete: bool) -> str:
-    return query_of(delete="true" if delete else None)
-
-
 class StoreClient:
-    """An asyncio client of the message stores; arguments as for ``holdfast.client.stores.StoreClient``."""
+    """An asyncio client of the message stores.
+
+    ``url``: ``http://host:port``, ``https://host:port``, ``unix:/path``, or several of them for one service and its
+    standbys. ``token``: bearer token. ``tls``: how servers are verified (default: the system's authorities).
+    """
 
     def __init__(
         self,
@@ -55,25 +60,22 @@ class StoreClient:
     ) -> None:
         self._client = Client(url, token=token, tls=tls, options=options)
         self._token = token_of(token)
-        # Of their own: a service that once served a rarer request on a connection keeps to its slower lane there.
-        self._publishing = Pool(self._client.session.options, self._token, tls)
+        # A pool of its own: a service that once served a rare request on a connection stays on its slower path there.
+        self._publishing = transport.Pool(self._client.session.options, self._token, tls)
         self._tls = tls
 
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
     async def aclose(self) -> None:
         """Close every connection of requests. Publishers and subscribers are closed by themselves, before this."""
-        self._publishing.close()
-        await self._publishing.departed()
+        await self._publishing.aclose()
         await self._client.aclose()
 
-    # who sends and who receives
+    # publishers, subscribers, maps and browsers
 
     def publisher(
         self,
@@ -83,9 +85,9 @@ class StoreClient:
         next_seq: int | None = None,
         options: PublisherOptions | None = None,
     ) -> Publisher:
-        """Somebody who sends to a store. ``publisher_id`` and ``next_seq``: the application numbers its messages."""
+        """A publisher of a store. ``publisher_id`` and ``next_seq``: the application numbers its messages."""
         options = options if options is not None else PublisherOptions()
-        machine = Publishing(
+        machine = PublisherMachine(
             self._client.session,
             store,
             options,
@@ -106,32 +108,34 @@ class StoreClient:
         key: str | None = None,
         options: SubscriberOptions | None = None,
     ) -> Subscriber:
-        """Somebody who receives what a durable keeps, under a name of its own unless ``subscriber`` gives one.
+        """A subscriber of a durable; its name is random unless ``subscriber`` gives one.
 
-        ``template`` makes the durable where there is none, for what ``matcher`` says. ``key``: the one of a last-value
+        ``template`` makes the durable where it does not exist, with this ``matcher``. ``key``: the one of a last-value
         durable.
         """
         options = options if options is not None else SubscriberOptions()
         name = subscriber if subscriber is not None else f"subscriber-{secrets.token_hex(8)}"
-        machine = Consuming(
-            self._client.session, store, durable, name, options, template=template, matcher=matcher, key=key
+        target = subscribe_target(
+            store, durable, name, template=template, matcher=matcher, key=key, prefetch=options.prefetch
         )
-        payload_bytes_max = self._client.session.options.event_bytes_max
-        return Subscriber(machine, options, token=self._token, tls=self._tls, payload_bytes_max=payload_bytes_max)
-
-    def _watch(
-        self, store: str, name: str, key: str | None, prefix: str, owner: str | None, options: SubscriberOptions | None
-    ) -> Watch:
-        options = options if options is not None else SubscriberOptions()
-        watcher = owner if owner is not None else f"watch-{secrets.token_hex(8)}"
-        machine = Watching(self._client.session, store, name, watcher, options, key=key, prefix=prefix)
-        payload_bytes_max = self._client.session.options.event_bytes_max
-        subscriber = Subscriber(machine, options, token=self._token, tls=self._tls, payload_bytes_max=payload_bytes_max)
-        return Watch(machine, subscriber)
+        return self._subscriber(SubscriberMachine(self._client.session, target, options), options)
 
     def map(self, store: str, name: str, *, retry_duration: float = FOR_EVER) -> Map:
         """Keys and values that a store keeps."""
-        return Map(self._client, store, name, within_ms(retry_duration), self._watch)
+
+        def watch(key: str | None, prefix: str, owner: str | None, options: SubscriberOptions | None) -> Watch:
+            options = options if options is not None else SubscriberOptions()
+            watcher = owner if owner is not None else f"watch-{secrets.token_hex(8)}"
+            target = subscribe_target(store, name, watcher, key=key, prefix=prefix, prefetch=options.prefetch)
+            machine = WatchMachine(self._client.session, target, options)
+            return Watch(machine, self._subscriber(machine, options))
+
+        operations = MapOperations(self._client.session, store, name, within_ms(retry_duration))
+        return Map(self._client, operations, watch)
+
+    def _subscriber(self, machine: SubscriberMachine, options: SubscriberOptions) -> Subscriber:
+        driver = SubscriberDriver(machine, options, self._token, self._tls)
+        return Subscriber(machine, driver, is_implicit=not options.explicit_ack)
 
     def browser(
         self,
@@ -143,7 +147,7 @@ class StoreClient:
         parked: bool = False,
         retry_duration: float = FOR_EVER,
     ) -> Browser:
-        """The messages that a durable keeps, looked at and left there. ``match``: only those with these fields;
+        """The messages of a durable, without consuming them. ``match``: only those with these fields;
         ``parked``: only those that were delivered too often."""
         return Browser(self._client, store, durable, match, after, within_ms(retry_duration), parked=parked)
 
@@ -151,60 +155,56 @@ class StoreClient:
 
     async def stores(self, **attributes: str | int | bool) -> Definition:
         """Every store; ``attributes`` leave out those that differ."""
-        path = f"/v1/stores{query_of(**attributes)}"
-        return await self._client.run(administration.describe(self._client.session, path, now_ms()))
+        return await self._describe(f"/v1/stores{query_of(**attributes)}")
 
     async def define_store(
         self, store: str, parameters: Mapping[str, object] | None = None, *, delete: bool = False
     ) -> Definition:
         """Make a store, or change its parameters; validated whole, applied whole. Raises: as ``define``."""
-        return await self._define(f"{store_path(store)}{_deleting(delete)}", parameters)
+        return await self._change("PUT", store_path(store), parameters, delete=delete)
 
     async def describe_store(self, store: str) -> Definition:
-        """A store's parameters, what is in force, counts and bytes. Raises: NotFound."""
-        return await self._client.run(administration.describe(self._client.session, store_path(store), now_ms()))
+        """A store's parameters, the values in force, counts and bytes. Raises: NotFound."""
+        return await self._describe(store_path(store))
 
     async def delete_store(self, store: str) -> None:
         """Delete a store with its messages."""
-        await self._client.run(administration.delete(self._client.session, store_path(store), now_ms()))
+        await self._ask("DELETE", store_path(store))
 
     async def define_durable(
         self, store: str, durable: str, parameters: Mapping[str, object], *, delete: bool = False
     ) -> Definition:
         """Make a static durable, or change it. Raises: as ``define``."""
-        return await self._define(f"{durable_path(store, durable)}{_deleting(delete)}", parameters)
+        return await self._change("PUT", durable_path(store, durable), parameters, delete=delete)
 
     async def describe_durable(self, store: str, durable: str) -> Definition:
         """A durable's parameters, backlog and subscribers. Raises: NotFound."""
-        path = durable_path(store, durable)
-        return await self._client.run(administration.describe(self._client.session, path, now_ms()))
+        return await self._describe(durable_path(store, durable))
 
     async def delete_durable(self, store: str, durable: str) -> None:
-        """Delete a durable with what it keeps: also how a dynamic durable is unsubscribed."""
-        await self._client.run(administration.delete(self._client.session, durable_path(store, durable), now_ms()))
+        """Delete a durable with its messages: also how a dynamic durable is unsubscribed."""
+        await self._ask("DELETE", durable_path(store, durable))
 
     async def define_template(
         self, store: str, template: str, parameters: Mapping[str, object], *, delete: bool = False
     ) -> Definition:
-        """Say how dynamic durables are made. Raises: as ``define``."""
-        return await self._define(f"{template_path(store, template)}{_deleting(delete)}", parameters)
+        """Define how dynamic durables are made. Raises: as ``define``."""
+        return await self._change("PUT", template_path(store, template), parameters, delete=delete)
 
     async def durables(self, store: str, **attributes: str | int | bool) -> Definition:
         """Every durable of a store with its counts; ``attributes`` leave out those that differ."""
-        path = f"{store_path(store)}/durables{query_of(**attributes)}"
-        return await self._client.run(administration.describe(self._client.session, path, now_ms()))
+        return await self._describe(f"{store_path(store)}/durables{query_of(**attributes)}")
 
     async def definition(self) -> Definition:
         """The whole definition in force, and its ``revision``."""
-        path = "/v1/cluster/definition"
-        return await self._client.run(administration.describe(self._client.session, path, now_ms()))
+        return await self._describe("/v1/cluster/definition")
 
     async def define(self, definition: Mapping[str, object], *, delete: bool = False) -> Definition:
         """Replace the whole definition. Stores and durables that it does not name are deleted.
 
         Raises: Conflict (``deletes_messages``) where the change would delete messages, unless ``delete``.
         """
-        return await self._define(f"/v1/cluster/definition{_deleting(delete)}", definition)
+        return await self._change("PUT", "/v1/cluster/definition", definition, delete=delete)
 
     async def edit(
         self, place: str, parameters: Mapping[str, object], *, template: bool = False, delete: bool = False
@@ -213,55 +213,44 @@ class StoreClient:
         a ``template`` ("orders/jobs"). Raises: as ``define``."""
         store, _, name = place.partition("/")
         path = store_path(store) if not name else (template_path if template else durable_path)(store, name)
-        target = f"{path}{_deleting(delete)}"
-        return await self._client.run(administration.edit(self._client.session, target, parameters, now_ms()))
+        return await self._change("PATCH", path, parameters, delete=delete)
 
     async def history(self, revision: int | None = None) -> Definition:
         """The definitions that were in force, or the one of a ``revision``."""
-        path = "/v1/cluster/history" if revision is None else f"/v1/cluster/history/{revision}"
-        return await self._client.run(administration.describe(self._client.session, path, now_ms()))
+        return await self._describe("/v1/cluster/history" if revision is None else f"/v1/cluster/history/{revision}")
 
     async def rollback(self, revision: int, *, delete: bool = False) -> Definition:
         """Put an earlier definition in force again; it gets a new number. Raises: as ``define``."""
-        path = f"/v1/cluster/rollback{_deleting(delete)}"
-        procedure = administration.command(
-            self._client.session, path, {"revision": revision}, now_ms(), repeatable=False
-        )
-        return await self._client.run(procedure)
+        parameters = {"revision": revision}
+        return await self._change("POST", "/v1/cluster/rollback", parameters, delete=delete, repeatable=False)
 
     async def check_definition(self, definition: Mapping[str, object]) -> Definition:
-        """What would be in force, without applying it. Raises: InvalidRequest, naming every wrong value."""
-        path = "/v1/cluster/definition/check"
-        return await self._client.run(administration.command(self._client.session, path, definition, now_ms()))
+        """The definition as it would be applied; changes nothing. Raises: InvalidRequest, naming every wrong value."""
+        return await self._change("POST", "/v1/cluster/definition/check", definition)
 
     async def cluster(self) -> Definition:
         """The cluster's services, disk use and counts."""
-        return await self._client.run(administration.describe(self._client.session, "/v1/cluster", now_ms()))
+        return await self._describe("/v1/cluster")
 
     async def cluster_command(self, name: ClusterCommand, parameters: Mapping[str, object] | None = None) -> Definition:
-        """Have the cluster do something: save, backup (``name``), compact, suspend, force-quorum.
+        """Make the cluster save, backup (``name``), compact, suspend or force-quorum.
 
-        Raises: OutcomeUnknown where no answer came: ``backup`` may be asked for again under another name, all others
-        just so.
+        Raises: OutcomeUnknown where no response came: repeat ``backup`` under another name, all others as they were.
         """
-        procedure = administration.command(
-            self._client.session, f"/v1/cluster/{name}", parameters or {}, now_ms(), repeatable=False
-        )
-        return await self._client.run(procedure)
+        return await self._change("POST", f"/v1/cluster/{name}", parameters, repeatable=False)
 
     async def purge(self, store: str, durable: str) -> Purged:
-        """Forget every message that a durable keeps."""
-        return await self._client.run(administration.purge(self._client.session, store, durable, now_ms()))
+        """Delete every message of a durable."""
+        return decode(await self._ask("POST", f"{durable_path(store, durable)}/purge", {}), Purged)
 
     async def rewind(self, store: str, durable: str, *, seq: int | None = None, time_ms: int | None = None) -> None:
-        """Deliver again what is retained: from a number, from a time (since 1970), or everything kept."""
-        to = administration.rewind_target(seq, time_ms)
-        await self._client.run(administration.rewind(self._client.session, store, durable, to, now_ms()))
+        """Deliver retained messages again: from a number, from a time (since 1970), or everything kept."""
+        target = administration.rewind_target(seq, time_ms)
+        await self._ask("POST", f"{durable_path(store, durable)}/rewind", target)
 
     async def explain(self, store: str, seq: int) -> Definition:
-        """What became of a message in every durable of its store."""
-        path = f"{store_path(store)}/messages/{seq}/explain"
-        return await self._client.run(administration.describe(self._client.session, path, now_ms()))
+        """The state of a message in every durable of its store."""
+        return await self._describe(f"{store_path(store)}/messages/{seq}/explain")
 
     async def redeliver(
         self,
@@ -272,17 +261,37 @@ class StoreClient:
         match: Mapping[str, object] | None = None,
         limit: int | None = None,
     ) -> Redelivered:
-        """Deliver again what was delivered too often; on a durable of a dead-letter store, send the letters back.
+        """Deliver parked messages again; on a durable of a dead-letter store, send the letters back.
 
-        All of it, or only what lies in the ranges ``messages``, or ``match``es, or the first ``limit``. A letter goes
-        to the durable that it came from and to no other. *Cost*: a request for each 10,000 messages.
+        All of them, or only those in the ranges ``messages``, or that ``match``, or the first ``limit``. A letter goes
+        only to the durable that it came from. *Cost*: a request for each 10,000 messages.
         """
         procedure = administration.redeliver(self._client.session, store, durable, messages, match, limit, now_ms())
         return await self._client.run(procedure)
 
-    async def _define(self, path: str, parameters: Mapping[str, object] | None) -> Definition:
-        procedure = administration.define(self._client.session, path, parameters or {}, now_ms())
-        return await self._client.run(procedure)
+    async def _describe(self, path: str) -> Definition:
+        return decode(await self._ask("GET", path), Definition)
+
+    async def _change(
+        self,
+        method: str,
+        path: str,
+        parameters: Mapping[str, object] | None,
+        *,
+        delete: bool = False,
+        repeatable: bool = True,
+    ) -> Definition:
+        target = f"{path}{query_of(delete='true' if delete else None)}"
+        response = await self._ask(method, target, parameters or {}, repeatable=repeatable)
+        return decode(response, Definition) if response.body else {}
+
+    async def _ask(
+        self, method: str, path: str, parameters: Mapping[str, object] | None = None, *, repeatable: bool = True
+    ) -> Response:
+        session = self._client.session
+        request = request_of(method, path, None if parameters is None else dict(parameters))
+        within_ms = session.options.give_up_after_ms
+        return await self._client.run(administration.ask(session, request, now_ms(), within_ms, repeatable=repeatable))
 
 
 class Map:
@@ -291,74 +300,44 @@ class Map:
     def __init__(
         self,
         client: Client,
-        store: str,
-        name: str,
-        within_ms: float,
-        watch: Callable[[str, str, str | None, str, str | None, SubscriberOptions | None], Watch],
+        operations: MapOperations,
+        watch: Callable[[str | None, str, str | None, SubscriberOptions | None], Watch],
     ) -> None:
         self._client = client
-        self._store = store
-        self._name = name
-        self._within_ms = within_ms
+        self._operations = operations
         self._watch = watch
 
     async def get(self, key: str) -> Entry | None:
         """The value of a key with its revision, None where there is none. Raises: NotFound for the map or the store."""
-        return await self._client.run(
-            administration.entry(self._client.session, self._store, self._name, key, now_ms(), self._within_ms)
-        )
+        return await self._client.run(self._operations.get(key, now_ms()))
 
     async def set(self, key: str, value: bytes, *, if_revision: int | None = None, fence: int = 0) -> int:
-        """Set a key; answers its revision.
+        """Set a key; returns its revision.
 
         ``if_revision``: only where that is its revision, 0 for a new key. ``fence``: the token of a lock that must be
         held still. Raises: Conflict (``revision_mismatch``, ``not_holder``); OutcomeUnknown for a conditional one.
         """
-        done = await self._client.run(
-            administration.set_entry(
-                self._client.session,
-                self._store,
-                self._name,
-                key,
-                value,
-                if_revision,
-                fence,
-                now_ms(),
-                self._within_ms,
-            )
-        )
+        done = await self._client.run(self._operations.change(key, value, if_revision, fence, now_ms()))
         return done.revision
 
     async def set_many(self, values: Mapping[str, bytes | None], *, fence: int = 0) -> int:
-        """Set keys, and remove those with None: all or nothing. Answers the revision of the last."""
-        changes = [(key, value, None) for key, value in values.items()]
-        done = await self._client.run(
-            administration.change_map(
-                self._client.session, self._store, self._name, changes, fence, now_ms(), self._within_ms
-            )
-        )
+        """Set keys, and remove those with None: all or nothing. Returns the revision of the last."""
+        done = await self._client.run(self._operations.change_many(values, fence, now_ms()))
         return done.revision
 
     async def remove(self, key: str, *, if_revision: int | None = None, fence: int = 0) -> bool:
         """Remove a key; whether it was there. Raises: as ``set``.
 
-        A request whose answer was lost is sent again and then finds no key: False does not say that no call removed it.
+        A request whose response was lost is sent again and then finds no key: False does not prove that no call removed
+        it.
         """
-        done = await self._client.run(
-            administration.remove_entry(
-                self._client.session, self._store, self._name, key, if_revision, fence, now_ms(), self._within_ms
-            )
-        )
+        done = await self._client.run(self._operations.change(key, None, if_revision, fence, now_ms()))
         return done.changed > 0
 
     async def items(self, after: str = "") -> AsyncIterator[Entry]:
-        """Every key above ``after`` in order. What changes meanwhile ahead of the iteration is seen."""
+        """Every key above ``after`` in order. Changes ahead of the iteration are seen."""
         while True:
-            page = await self._client.run(
-                administration.entries(
-                    self._client.session, self._store, self._name, after, PAGE_ENTRIES, now_ms(), self._within_ms
-                )
-            )
+            page = await self._client.run(self._operations.entries(after, PAGE_ENTRIES, now_ms()))
             for entry in page.entries:
                 yield entry
             if not page.more or not page.entries:
@@ -366,29 +345,15 @@ class Map:
             after = page.entries[-1].key
 
     async def lock(self, key: str = "", *, owner: str, ttl_ms: int, steal: bool = False) -> Lock:
-        """Take the lock of a key (of the whole map without one) for ``ttl_ms``, or hold it longer.
+        """Take the lock of a key (of the whole map without one) for ``ttl_ms``, or extend it.
 
         Raises: Conflict (``lock_held``).
         """
-        return await self._client.run(
-            administration.lock(
-                self._client.session,
-                self._store,
-                self._name,
-                key,
-                owner,
-                ttl_ms,
-                now_ms(),
-                self._within_ms,
-                steal=steal,
-            )
-        )
+        return await self._client.run(self._operations.lock(key, owner, ttl_ms, now_ms(), steal=steal))
 
     async def unlock(self, lock: Lock) -> None:
         """Give a lock back. Raises: Conflict (``not_holder``)."""
-        await self._client.run(
-            administration.unlock(self._client.session, self._store, self._name, lock, now_ms(), self._within_ms)
-        )
+        await self._client.run(self._operations.unlock(lock, now_ms()))
 
     def watch(
         self,
@@ -398,15 +363,15 @@ class Map:
         owner: str | None = None,
         options: SubscriberOptions | None = None,
     ) -> Watch:
-        """What is in the map, and then each change: of one ``key``, of keys that begin with ``prefix``, or of all.
+        """The content of the map, and then each change: of one ``key``, of keys that begin with ``prefix``, or of all.
 
         ``owner``: the watch's name. Locks that are taken under it end with the watch, or with its lost connection.
         """
-        return self._watch(self._store, self._name, key, prefix, owner, options)
+        return self._watch(key, prefix, owner, options)
 
 
 class Browser:
-    """An iterator over what a durable keeps, which consumes nothing. Made by ``StoreClient.browser``."""
+    """An iterator over the messages of a durable, which consumes none. Made by ``StoreClient.browser``."""
 
     def __init__(
         self,
@@ -420,12 +385,11 @@ class Browser:
         parked: bool = False,
     ) -> None:
         self._client = client
-        self._store = store
-        self._durable = durable
+        self._path = durable_path(store, durable)
         self._parked = parked
         self._match = match
         self._after: int | None = after
-        """Above which number the next page begins, None at the end."""
+        """The next page begins above this number; None at the end."""
         self._within_ms = within_ms
         self._page: list[Delivery] = []
 
@@ -436,19 +400,8 @@ class Browser:
         while not self._page:
             if self._after is None:
                 raise StopAsyncIteration
-            page = await self._client.run(
-                administration.browse(
-                    self._client.session,
-                    self._store,
-                    self._durable,
-                    self._after,
-                    PAGE_MESSAGES,
-                    self._match,
-                    now_ms(),
-                    self._within_ms,
-                    parked=self._parked,
-                )
-            )
+            target = administration.browse_target(self._path, self._after, PAGE_MESSAGES, self._match, self._parked)
+            page = decode(await self._ask("GET", target), Page)
             self._page, self._after = page.messages[::-1], page.next_after
         return self._page.pop()
 
@@ -457,9 +410,9 @@ class Browser:
         self._page, self._after = [], after
 
     async def delete(self, message: Delivery) -> None:
-        """Take this one out of the durable."""
-        await self._client.run(
-            administration.drop(
-                self._client.session, self._store, self._durable, message.seq, now_ms(), self._within_ms
-            )
-        )
+        """Take this message out of the durable."""
+        await self._ask("DELETE", f"{self._path}/messages/{message.seq}")
+
+    async def _ask(self, method: str, target: str) -> Response:
+        procedure = administration.ask(self._client.session, request_of(method, target), now_ms(), self._within_ms)
+        return await self._client.run(procedure)

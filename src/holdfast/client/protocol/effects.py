@@ -1,51 +1,64 @@
-"""What a client procedure asks of its shell, and what the shell answers.
+"""Effects that a client procedure asks for, the replies to them, and the events of a subscription.
 
-Owns: the closed list of effects and answers, and the type of a procedure. Does not own: sockets, clocks, randomness
-(the shells), or what to ask for next (``core``, ``stream``).
-
-A procedure is a generator: it yields one effect at a time and is sent that effect's answer. It never blocks, reads no
-clock and draws no random number, so the blocking and the asyncio client run the very same procedure. Time arrives in
-every answer as ``now_ms`` of a clock that never steps back.
-
-Failure model: a request has three answers. ``Reply``: the whole answer arrived. ``Failed(perhaps_accepted=False)``:
-the request cannot have been accepted, because its last byte was never handed over (no byte at all, where the service
-accepts it in parts). ``Failed(perhaps_accepted=True)``:
-unknown. A shell in doubt says unknown.
-
-They are structs and not dataclasses because each request makes several: a frozen dataclass costs seven times as much.
+A procedure is a generator: it yields one effect at a time and is sent the reply. Every reply carries ``now_ms`` of a
+monotonic clock. A request has three results: ``Response`` (all of it arrived); ``Failed(perhaps_accepted=False)`` (its
+last byte was not handed over; no byte at all, where the service accepts it in parts); ``Failed(perhaps_accepted=True)``
+(unknown, also when in doubt). Effects are structs: a frozen dataclass costs seven times as much.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
+from holdfast.commit.format.transaction import Operation
+
 if TYPE_CHECKING:
     from holdfast.client.protocol.endpoint import Endpoint
-    from holdfast.client.protocol.events import Event
-    from holdfast.client.protocol.transaction import TransactionBuilder
     from holdfast.errors import HoldfastError
 
-__all__ = [
-    "Answer",
-    "AwaitVersion",
-    "Chunk",
-    "Decide",
-    "Deliver",
-    "Effect",
-    "Failed",
-    "Open",
-    "Opened",
-    "Procedure",
-    "Receive",
-    "Reply",
-    "Request",
-    "Send",
-    "Wait",
-    "Woken",
-]
+
+@dataclass(frozen=True, slots=True)
+class TransactionEvent:
+    """One committed transaction (``durable``), or one that was resolved and is not durable yet.
+
+    ``prev_version`` is the version of the committed transaction before it in the log, filtered or not. ``log_id`` names
+    the log, here and in the other events; None from a service before log ids.
+    ``operations`` are in order: later ones win. A filtered stream carries the operations that the filter lets through.
+    """
+
+    version: int
+    prev_version: int
+    request_id: str | None
+    leader_id: str
+    time_ms: int
+    operations: tuple[Operation, ...]
+    durable: bool = True
+    log_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """Everything at or below ``committed_version`` is durable and, in a durable stream, was delivered before this."""
+
+    committed_version: int
+    leader_id: str
+    log_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RolledBack:
+    """Forget every transaction above ``to``: it never became durable. Only in streams with ``durable=False``."""
+
+    to: int
+    leader_id: str
+    log_id: str | None = None
+
+
+Event = TransactionEvent | Checkpoint | RolledBack
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -62,7 +75,7 @@ class Request(msgspec.Struct, frozen=True):
 
 
 class Send(msgspec.Struct, frozen=True):
-    """Send the request once and collect the whole answer. Answered by ``Reply`` or ``Failed``."""
+    """Send the request once and collect the whole response. The reply is ``Response`` or ``Failed``."""
 
     endpoint: Endpoint
     request: Request
@@ -70,7 +83,7 @@ class Send(msgspec.Struct, frozen=True):
 
 
 class Wait(msgspec.Struct, frozen=True):
-    """Sleep for a time drawn evenly from the two bounds. Answered by ``Woken``. ``reason`` is for people."""
+    """Sleep for a time drawn evenly from the two bounds. The reply is ``Woken``. ``reason`` is for people."""
 
     at_least_ms: float
     at_most_ms: float
@@ -78,20 +91,18 @@ class Wait(msgspec.Struct, frozen=True):
 
 
 class Decide(msgspec.Struct, frozen=True):
-    """Let the caller's function read and write through the builder. Answered by ``Woken``; its exceptions end all."""
-
-    builder: TransactionBuilder
+    """Call the caller's function with the transaction's builder. The reply is ``Woken``; an exception ends it all."""
 
 
 class AwaitVersion(msgspec.Struct, frozen=True):
-    """Wait until the transaction's view holds everything up to ``version``. Answered by ``Woken`` or ``Failed``."""
+    """Wait until the transaction's view holds everything up to ``version``. The reply is ``Woken`` or ``Failed``."""
 
     version: int
     timeout_ms: float
 
 
 class Open(msgspec.Struct, frozen=True):
-    """Close the open stream, if any, and open this one. Answered by ``Opened``, ``Reply`` (refused) or ``Failed``."""
+    """Close the open stream and open this one. The reply is ``Opened``, ``Response`` (refused) or ``Failed``."""
 
     endpoint: Endpoint
     request: Request
@@ -99,13 +110,13 @@ class Open(msgspec.Struct, frozen=True):
 
 
 class Receive(msgspec.Struct, frozen=True):
-    """Wait for more bytes of the open stream. Answered by ``Chunk`` or ``Failed`` (it ended, broke or fell silent)."""
+    """Wait for more bytes of the open stream. The reply is ``Chunk`` or ``Failed`` (it ended, broke or is silent)."""
 
     timeout_ms: float
 
 
 class Deliver(msgspec.Struct, frozen=True):
-    """Hand these events to the caller; the answer, ``Woken``, comes when the caller asks for more."""
+    """Hand these events to the caller; the reply, ``Woken``, comes when the caller asks for more."""
 
     events: tuple[Event, ...]
 
@@ -113,8 +124,8 @@ class Deliver(msgspec.Struct, frozen=True):
 Effect = Send | Wait | Decide | AwaitVersion | Open | Receive | Deliver
 
 
-class Reply(msgspec.Struct, frozen=True):
-    """The whole answer. Header names are lowercase."""
+class Response(msgspec.Struct, frozen=True):
+    """The whole response. Header names are lowercase."""
 
     now_ms: float
     status: int
@@ -123,12 +134,11 @@ class Reply(msgspec.Struct, frozen=True):
 
 
 class Failed(msgspec.Struct, frozen=True):
-    """No whole answer. ``partial`` is what arrived of its body.
+    """No whole response. ``partial`` is the part of its body that arrived.
 
-    ``problem``: why that place cannot be talked to before somebody mends a configuration. It ends an operation and says
-    that nothing was accepted, so what was perhaps accepted has none. ``too_large``: the answer exceeds what this client
-    takes, so asking the same again is of no use. ``asked``: False where this client had no connection free, which tells
-    nothing of the place.
+    ``problem``: why the endpoint is unusable until a configuration is changed; nothing was accepted. ``too_large``: the
+    response exceeds the client's bound, and a retry would too. ``asked``: False where this client had no free
+    connection, so the endpoint was not asked.
     """
 
     now_ms: float
@@ -141,8 +151,8 @@ class Failed(msgspec.Struct, frozen=True):
     asked: bool = True
 
     def __post_init__(self) -> None:
-        if self.perhaps_accepted and self.problem is not None:  # no assert: an optimised run must not lose a commit
-            raise AssertionError("what was perhaps accepted has no problem that ends an operation")
+        if self.perhaps_accepted and self.problem is not None:  # not asserted: an optimised run must not lose a commit
+            raise AssertionError("a request that was perhaps accepted has no problem that ends an operation")
 
 
 class Woken(msgspec.Struct, frozen=True):
@@ -164,7 +174,7 @@ class Chunk(msgspec.Struct, frozen=True):
     data: bytes
 
 
-Answer = Reply | Failed | Woken | Opened | Chunk
+Reply = Response | Failed | Woken | Opened | Chunk
 
 Result = TypeVar("Result")
-Procedure = Generator[Effect, Answer, Result]
+Procedure = Generator[Effect, Reply, Result]

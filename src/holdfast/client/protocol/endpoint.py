@@ -1,22 +1,19 @@
-"""Where a service listens, and which of several places is believed to lead.
-
-Owns: the text forms of an address, and the choice of the next place to ask. Does not own: connecting to it.
+"""Endpoints of a service, and which one is believed to lead.
 
 Text forms: ``http://host:port``, ``https://host:port``, ``unix:/path``, and ``host:port`` as leaders advertise it
-(plain or TLS as the configured places are). Failure model: a leader's word about another leader is a hint. It changes
-where the next request goes, never what an answer means; one operation follows such hints once, so two servers that
-name each other cannot send a client round for ever.
+(plain or TLS as the configured endpoints are). The address of another leader is a hint: it changes where the next
+request goes, never what a response means. One operation follows such a hint once, so two servers that name each other
+cause no loop.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from urllib.parse import urlsplit
 
 import msgspec
 
 from holdfast.errors import HoldfastError, InvalidRequest
-
-__all__ = ["Endpoint", "Route", "Unusable", "parse_endpoint"]
 
 
 class Endpoint(msgspec.Struct, frozen=True, cache_hash=True):
@@ -29,7 +26,7 @@ class Endpoint(msgspec.Struct, frozen=True, cache_hash=True):
 
     @property
     def authority(self) -> str:
-        """What the Host header says."""
+        """The Host header."""
         if self.unix_path is not None:
             return "localhost"
         host = f"[{self.host}]" if ":" in self.host else self.host
@@ -63,7 +60,7 @@ def parse_endpoint(text: str, *, secure: bool = False) -> Endpoint:
     try:
         parts = urlsplit(text if "://" in text else f"{scheme}://{text}")
         port = parts.port
-        # As the look-up of names writes it: what it refuses (an empty label, one that is too long) is no address.
+        # IDNA refuses what is not a host name: an empty label, one that is too long.
         host = (parts.hostname or "").encode("idna").decode("ascii")
     except ValueError as error:
         raise InvalidRequest("this is not an address", address=text) from error
@@ -80,30 +77,28 @@ def parse_endpoint(text: str, *, secure: bool = False) -> Endpoint:
 
 
 class Route:
-    """The configured places in turn, and the leader that one of them named.
+    """The configured endpoints in turn, and the leader that one of them named.
 
-    Shared by every operation of a client; each method is one assignment of consequence, so threads may share it.
+    Every operation of a client shares it. Threads may share it: each method changes the state in one assignment.
     """
 
     def __init__(self, configured: tuple[Endpoint, ...]) -> None:
         if not configured:
             raise InvalidRequest("at least one address is needed")
-        self._configured = configured
-        self.configured = frozenset(configured)
-        """The same without their order."""
+        self.configured = configured
         self._turn = 0
         self.current = configured[0]
 
     def failed(self, endpoint: Endpoint) -> None:
-        """``endpoint`` gave no usable answer: the next operation asks the next configured place."""
+        """``endpoint`` gave no usable response: the next operation asks the next configured endpoint."""
         if endpoint == self.current:
-            self._turn = (self._turn + 1) % len(self._configured)
-            self.current = self._configured[self._turn]
+            self._turn = (self._turn + 1) % len(self.configured)
+            self.current = self.configured[self._turn]
 
     def follow(self, asked: Endpoint, address: str | None) -> bool:
-        """Go where ``asked`` says the leader is. False when it names nobody, itself, or something unusable.
+        """Follow the leader's address in a response. False when it is missing, unusable, or ``asked`` itself.
 
-        A place reached over TLS may not send us (and our token) to one without.
+        An endpoint with TLS cannot redirect to one without, because requests carry the token.
         """
         if not address:
             return False
@@ -117,26 +112,32 @@ class Route:
         return True
 
 
-class Unusable:
-    """Places that cannot be talked to before somebody mends a configuration, as one operation has met them."""
+class UnusableEndpoints:
+    """Endpoints that one operation found unusable until a configuration is changed."""
 
     def __init__(self, route: Route) -> None:
         self._route = route
         self._problems: dict[Endpoint, HoldfastError] = {}
 
     def met(self, problem: HoldfastError, *places: Endpoint | None) -> bool:
-        """Of no use for this reason. True when no configured place is left."""
+        """These endpoints are unusable. True when no configured endpoint is left."""
         self._problems |= {place: problem for place in places if place is not None}
-        return self._route.configured <= self._problems.keys()
+        return self._problems.keys() >= set(self._route.configured)
 
     def heard(self, place: Endpoint) -> None:
-        """It has answered, so it is of use."""
+        """It has responded, so it is usable."""
         self._problems.pop(place, None)
 
     def forget(self) -> None:
-        """Begin anew."""
+        """Forget every problem."""
         self._problems.clear()
 
     def elsewhere(self, asked: Endpoint) -> str | None:
-        """The problem of another place than ``asked``, if there is one, for people."""
+        """The problem of another endpoint than ``asked``, if any, for people."""
         return next((problem.statement() for place, problem in self._problems.items() if place != asked), None)
+
+
+def routes_of(url: str | Sequence[str]) -> Route:
+    """The endpoints of a client's configuration. Raises: InvalidRequest."""
+    texts = [url] if isinstance(url, str) else list(url)
+    return Route(tuple(parse_endpoint(text) for text in texts))

@@ -1,11 +1,7 @@
-"""Requests and answers of the HTTP API as the client speaks them.
+"""Requests and responses of the log's HTTP API.
 
-Owns: the request for each route, and the meaning of each answer's bytes. Does not own: when to send, repeat or ask
-(``core``, ``stream``).
-
-Failure model: bytes that are not what the API describes are never guessed at. An error is trusted as *refused before it
-was accepted* only when its body carries one of our codes: a proxy's own 502 or 503 says nothing about the commit.
-Unknown fields in answers are ignored, so that a newer service can add some.
+Bytes that the API does not describe are never guessed at. An error means *refused before it was accepted* only when its
+body carries one of our codes: a proxy's own 502 or 503 says nothing about the commit. Unknown fields are ignored.
 """
 
 from __future__ import annotations
@@ -17,7 +13,7 @@ from urllib.parse import quote, urlencode
 
 import msgspec
 
-from holdfast.client.protocol.effects import Reply, Request
+from holdfast.client.protocol.effects import Request, Response
 from holdfast.commit.format.transaction import Transaction
 from holdfast.errors import (
     Backpressure,
@@ -49,34 +45,14 @@ from holdfast.wire.log import (
     VersionAnswer,
 )
 
-__all__ = [
-    "Place",
-    "REFUSED_BEFORE_ACCEPTANCE",
-    "base64url",
-    "commit_request",
-    "commits_request",
-    "decode_body",
-    "decode_commit",
-    "decode_items",
-    "error_of",
-    "key_request",
-    "position_of",
-    "range_request",
-    "retry_after_ms",
-    "service_error",
-    "status_request",
-    "version_request",
-]
-
 Place = int | str | LogPosition
-"""A version as a caller names it: a number, ``VERSION@LOGID``, or a position that something else returned."""
+"""A version as a caller names it: a number, ``VERSION@LOGID``, or a ``LogPosition``."""
 
 JSON_TYPE: Final = "application/json"
 NDJSON_TYPE: Final = "application/x-ndjson"
 
-
 REFUSED_BEFORE_ACCEPTANCE: Final = frozenset({Code.OVERLOADED, Code.RATE_LIMITED, Code.NOT_LEADER})
-"""A commit answered with one of these was not accepted: the same attempt may be sent again."""
+"""A commit refused with one of these was not accepted: the same attempt may be sent again."""
 
 REPLACED_HINT: Final = "the log was replaced, or this is another service: read it again from its start"
 
@@ -85,12 +61,11 @@ _ERROR: Final = msgspec.json.Decoder(ErrorResponse)
 _ITEM_ERROR: Final = msgspec.json.Decoder(ItemError)
 _JSON: Final = msgspec.json.Encoder()
 
-
 Shape = TypeVar("Shape", StatusAnswer, VersionAnswer, Found, FoundRange)
 
 
 def base64url(data: bytes) -> str:
-    """How keys travel in paths and queries."""
+    """Keys as they are written in paths and queries."""
     return base64.urlsafe_b64encode(data).decode("ascii").rstrip("=")
 
 
@@ -146,16 +121,16 @@ def range_request(begin: bytes, end: bytes | None, limit: int, at: LogPosition |
     return Request("GET", f"/v1/range?{urlencode(query)}")
 
 
-def decode_body(reply: Reply, shape: type[Shape]) -> Shape:
-    """The body of a successful answer. Raises: CorruptData."""
+def decode_body(response: Response, shape: type[Shape]) -> Shape:
+    """The body of a successful response. Raises: CorruptData."""
     try:
-        return msgspec.json.decode(reply.body, type=shape)
+        return msgspec.json.decode(response.body, type=shape)
     except UNDECODABLE as error:
-        raise CorruptData("the service answered something the API does not describe", status=reply.status) from error
+        raise CorruptData("the service answered something the API does not describe", status=response.status) from error
 
 
 def decode_commit(body: bytes) -> CommitReceipt | NotCommitted | None:
-    """The verdict in a commit's answer, or None when it is unreadable."""
+    """The verdict in a commit's response, or None when it is unreadable."""
     try:
         verdict: CommitReceipt | NotCommitted = _COMMIT.decode(body)
     except UNDECODABLE:
@@ -167,13 +142,13 @@ def decode_items(body: bytes) -> list[CommitReceipt | NotCommitted | ErrorBody]:
     """The result lines of a stream of commits. An incomplete or unreadable line ends them: what follows is unknown."""
     results: list[CommitReceipt | NotCommitted | ErrorBody] = []
     lines = body.split(b"\n")
-    for line in lines[:-1]:  # what follows the last line end is an incomplete line
+    for line in lines[:-1]:  # the rest is an incomplete line
         verdict = decode_commit(line)
         if verdict is None:
             try:
                 error = _ITEM_ERROR.decode(line).error
                 Code(error.code)
-            except (*UNDECODABLE, ValueError):  # a code that we have never heard of says nothing about the item
+            except (*UNDECODABLE, ValueError):  # an unknown code says nothing about the item
                 break
             results.append(error)
         else:
@@ -181,10 +156,10 @@ def decode_items(body: bytes) -> list[CommitReceipt | NotCommitted | ErrorBody]:
     return results
 
 
-def service_error(reply: Reply) -> ErrorBody | None:
-    """The coded error in an answer, or None when it carries none."""
+def service_error(response: Response) -> ErrorBody | None:
+    """The coded error in a response, or None."""
     try:
-        error = _ERROR.decode(reply.body).error
+        error = _ERROR.decode(response.body).error
         Code(error.code)
     except (*UNDECODABLE, ValueError):
         return None
@@ -192,74 +167,39 @@ def service_error(reply: Reply) -> ErrorBody | None:
 
 
 def retry_after_ms(error: ErrorBody | None, headers: Mapping[str, str]) -> int | None:
-    """How long to wait at least: the body's milliseconds, else the header's seconds."""
+    """The shortest wait that the service asks for: the body's milliseconds, else the header's seconds."""
     if error is not None and error.retry_after_ms is not None:
         return max(0, error.retry_after_ms)
     text = headers.get("retry-after", "")
     return int(text) * 1000 if text.isascii() and text.isdigit() and len(text) <= 6 else None
 
 
-_KINDS: Final[Mapping[Code, type[HoldfastError]]] = {
-    Code.MALFORMED: InvalidRequest,
-    Code.NO_OPERATIONS: InvalidRequest,
-    Code.FUTURE_VERSION: InvalidRequest,
-    Code.BAD_BASE64: InvalidRequest,
-    Code.BAD_RANGE: InvalidRequest,
-    Code.BAD_REQUEST_ID: InvalidRequest,
-    Code.READ_VERSION_REQUIRED: InvalidRequest,
-    Code.BAD_CONFIGURATION: InvalidRequest,
-    Code.REQUEST_ID_REUSED: InvalidRequest,
-    Code.METHOD_NOT_ALLOWED: InvalidRequest,
-    Code.ROLLED_BACK: InvalidRequest,
-    Code.LOG_MISMATCH: InvalidRequest,
-    Code.VIEW_DISABLED: InvalidRequest,
-    Code.TOO_LARGE: LimitExceeded,
-    Code.CONFLICT: Conflict,
-    Code.TOO_OLD: Conflict,
-    Code.BANNED: Conflict,
-    Code.OUTCOME_UNKNOWN: OutcomeUnknown,
-    Code.NOT_LEADER: Unavailable,
-    Code.LEADER_CHANGED: Fenced,
-    Code.LEADER_ALIVE: Fenced,
-    Code.DEPOSED: Fenced,
-    Code.NOT_FOUND: NotFound,
-    Code.LOG_EMPTY: NotFound,
-    Code.LOG_TRUNCATED: NotFound,
-    Code.CORRUPT_LOG: CorruptData,
-    Code.CORRUPT_BATCH: CorruptData,
-    Code.CORRUPT_QUEUE: CorruptData,
-    Code.STORE_UNAVAILABLE: Unavailable,
-    Code.STORE_UNFIT: CorruptData,
-    Code.OVERLOADED: Backpressure,
-    Code.RATE_LIMITED: Backpressure,
-    Code.LAGGING: Unavailable,
-    Code.VIEW_BEHIND: Unavailable,
-    Code.CLOSED: Closed,
-    Code.UNAUTHENTICATED: PermissionDenied,
-    Code.PERMISSION_DENIED: PermissionDenied,
-    Code.INTERNAL: InternalError,
-    Code.STORE_FULL: Backpressure,
-    Code.CLUSTER_FULL: Backpressure,
-    Code.MESSAGE_TOO_LARGE: LimitExceeded,
-    Code.DISK_LIMIT: Backpressure,
-    Code.NO_QUORUM: Unavailable,
-    Code.DURABLE_COLLISION: Fenced,
-    Code.MATCHER_MISMATCH: InvalidRequest,
-    Code.TYPE_MISMATCH: InvalidRequest,
-    Code.TOO_MANY_DURABLES: LimitExceeded,
-    Code.SEQUENCE_GAP: Conflict,
-    Code.UNKNOWN_PUBLISHER: Conflict,
-    Code.REVISION_MISMATCH: Conflict,
-    Code.DELETES_MESSAGES: Conflict,
-    Code.LOCK_HELD: Conflict,
-    Code.NOT_HOLDER: Conflict,
-    Code.NO_SUCH_KEY: NotFound,
-    Code.ALREADY_OPEN: Conflict,
+_CODES_OF: Final[Mapping[type[HoldfastError], str]] = {
+    InvalidRequest: (
+        "malformed no_operations future_version bad_base64 bad_range bad_request_id read_version_required "
+        "bad_configuration request_id_reused method_not_allowed rolled_back log_mismatch view_disabled "
+        "matcher_mismatch type_mismatch"
+    ),
+    LimitExceeded: "too_large message_too_large too_many_durables",
+    Conflict: (
+        "conflict too_old banned sequence_gap unknown_publisher revision_mismatch deletes_messages lock_held "
+        "not_holder already_open"
+    ),
+    OutcomeUnknown: "outcome_unknown",
+    Unavailable: "not_leader store_unavailable lagging view_behind no_quorum",
+    Fenced: "leader_changed leader_alive deposed durable_collision",
+    NotFound: "not_found log_empty log_truncated no_such_key",
+    CorruptData: "corrupt_log corrupt_batch corrupt_queue store_unfit",
+    Backpressure: "overloaded rate_limited store_full cluster_full disk_limit",
+    Closed: "closed",
+    PermissionDenied: "unauthenticated permission_denied",
+    InternalError: "internal",
 }
+_KINDS: Final = {Code(code): kind for kind, codes in _CODES_OF.items() for code in codes.split()}
 
 
 def error_of(error: ErrorBody | None, status: int) -> HoldfastError:
-    """The exception for an error answer; one without a code of ours is named by its status."""
+    """The exception for an error response; its kind is by the code, else by the status."""
     if error is None:
         if status >= 500:
             return Unavailable("something before the service answered with an error", status=status)

@@ -1,23 +1,13 @@
-"""Following the change stream: decoding, proving that nothing is missing, and coming back.
+"""Following the change stream: decoding, proof that no event is missing, reconnecting.
 
-Owns: the text of server-sent events, the continuity proof, the resume point, the reconnecting procedure. Does not own:
-sockets and clocks (the shells), what a reader does with events (``holdfast.view``).
+The proof: every transaction event names the version of the committed transaction before it. On an unfiltered stream
+that must be the last one delivered; at the start, it must not be above the start point. Otherwise the reader stops with
+``CorruptData``, which names the versions. A filtered stream leaves transactions out, so only the order is checked.
 
-The proof. Every transaction event names the version of the committed transaction before it in the log. On an unfiltered
-stream that must be the last one delivered; at the start, when that is not known, it must not be above the start point.
-Anything else raises ``CorruptData`` naming the versions: this reader stops rather than skip. A filtered stream leaves
-transactions out by design, so there only the order is checked and ``proves_completeness`` is False.
-
-Coming back. After a break the stream is opened again behind the last thing that was delivered (``Last-Event-ID``), with
-jittered waits that double and start anew whenever something arrives. Events that arrive twice are dropped.
-
-The log. A start point without a log id belongs to the log that answers first. From then on every start point carries
-the id that the last event had, and only the service judges it: another log refuses it, which ends the stream
-(``log_mismatch``).
-
-Failure model: a broken, silent, lagging or refused connection costs time, never an event. With ``durable=False`` what
-was delivered may be taken back: ``RolledBack(to)`` says so, and the proof goes on from the newest transaction that is
-left.
+After a break the stream is opened again after the last event delivered (``Last-Event-ID``), with jittered waits that
+double until something arrives; duplicates are dropped. The first response names the log; from then on every start point
+carries its id, and another log refuses it (``log_mismatch``). With ``durable=False`` delivered events may be taken
+back: after ``RolledBack(to)`` the proof continues from the newest transaction that is left.
 """
 
 from __future__ import annotations
@@ -30,19 +20,30 @@ from urllib.parse import urlencode
 
 import msgspec
 
-from holdfast.client.protocol.core import REPEATABLE_CODES, Patience, Session, pause
-from holdfast.client.protocol.effects import Chunk, Deliver, Failed, Open, Opened, Procedure, Receive, Reply, Request
-from holdfast.client.protocol.events import Checkpoint, Event, RolledBack, TransactionEvent
+from holdfast.client.protocol.effects import (
+    Checkpoint,
+    Chunk,
+    Deliver,
+    Event,
+    Failed,
+    Open,
+    Opened,
+    Procedure,
+    Receive,
+    Request,
+    Response,
+    RolledBack,
+    TransactionEvent,
+)
+from holdfast.client.protocol.log_operations import REPEATABLE_CODES
 from holdfast.client.protocol.messages import base64url, service_error
+from holdfast.client.protocol.retry_budget import RetryBudget, Session, pause
 from holdfast.errors import CorruptData, InvalidRequest
 from holdfast.values import LogPosition
 from holdfast.wire.log import CheckpointData, LeaderChangeData, LogData, TransactionData
 
-__all__ = ["Continuity", "Delivery", "Filter", "ServerSentEvents", "follow"]
-
 REMEMBERED_VERSIONS_MAX: Final = 1 << 20
 REPEATABLE_STATUSES: Final = frozenset({408, 429, 500, 502, 503, 504})
-
 
 _TRANSACTION: Final = msgspec.json.Decoder(TransactionData)
 _CHECKPOINT: Final = msgspec.json.Decoder(CheckpointData)
@@ -126,11 +127,10 @@ class ServerSentEvents:
 
 
 class Continuity:
-    """What was delivered, and whether the next event follows it.
+    """The progress of a stream, and whether the next event follows it.
 
-    ``position``: everything at or below was delivered (or was left out by the filter). ``log_id``: the log that it
-    belongs to, None while that is not known. ``last_transaction``: the newest transaction delivered and not taken back,
-    when known.
+    ``position``: everything at or below was delivered or filtered out. ``log_id``: its log, None while not known.
+    ``last_transaction``: the newest transaction delivered and not taken back, when known.
     """
 
     def __init__(self, after: int, *, durable: bool, filtered: bool, log_id: str | None = None) -> None:
@@ -142,7 +142,7 @@ class Continuity:
         self.last_id = ""
         self._durable = durable
         self._filtered = filtered
-        self._settled_transaction: int | None = None  # the newest one that no rollback can reach
+        self._final_transaction: int | None = None  # the newest one that no rollback can reach
         self._not_durable_yet: deque[int] = deque()
 
     @property
@@ -175,7 +175,7 @@ class Continuity:
         if isinstance(event, TransactionEvent):
             self.last_id = event_id.decode("latin-1")
         elif event is not None:
-            # Behind a checkpoint or a rollback the position says more than the last transaction's id does.
+            # After a checkpoint or a rollback the position is newer than the last transaction's id.
             self.last_id = "" if self.position != self.last_transaction else self.last_id
         return event
 
@@ -200,11 +200,11 @@ class Continuity:
         self.last_transaction = self.position = data.version
         if is_durable:
             self.committed_version = max(self.committed_version, data.version)
-            self._settled_transaction = data.version
+            self._final_transaction = data.version
         else:
             self._not_durable_yet.append(data.version)
             if len(self._not_durable_yet) > REMEMBERED_VERSIONS_MAX:
-                self._settled_transaction = self._not_durable_yet.popleft()
+                self._final_transaction = self._not_durable_yet.popleft()
         return TransactionEvent(
             data.version,
             data.prev_version,
@@ -230,7 +230,7 @@ class Continuity:
             return None
         self.committed_version = data.committed_version
         while self._not_durable_yet and self._not_durable_yet[0] <= data.committed_version:
-            self._settled_transaction = self._not_durable_yet.popleft()
+            self._final_transaction = self._not_durable_yet.popleft()
         if self._durable:
             self.position = max(self.position, data.committed_version)
         return Checkpoint(data.committed_version, data.leader_id, log_id)
@@ -245,14 +245,14 @@ class Continuity:
         while self._not_durable_yet and self._not_durable_yet[-1] > data.roll_back_to:
             self._not_durable_yet.pop()
         if self.last_transaction is not None and self.last_transaction > data.roll_back_to:
-            left = self._not_durable_yet[-1] if self._not_durable_yet else self._settled_transaction
+            left = self._not_durable_yet[-1] if self._not_durable_yet else self._final_transaction
             self.last_transaction = left if left is not None and left <= data.roll_back_to else None
         self.position = min(self.position, data.roll_back_to)
         return RolledBack(data.roll_back_to, data.leader_id, log_id)
 
 
 class Delivery:
-    """Events between the procedure and the caller, so that stopping in the middle of a batch loses none of the rest."""
+    """Events between the procedure and the caller, so that an iteration that stops within a batch loses no event."""
 
     def __init__(self, continuity: Continuity) -> None:
         self._continuity = continuity
@@ -266,7 +266,7 @@ class Delivery:
         return self._position if self._waiting else LogPosition(continuity.position, continuity.log_id)
 
     def offer(self, events: tuple[Event, ...]) -> None:
-        """These were proved to come next."""
+        """Events that were proved to come next."""
         self._waiting.extend(events)
 
     def take_one(self, *, checkpoints: bool) -> Event | None:
@@ -299,32 +299,32 @@ def _stream_request(continuity: Continuity, keys: Filter, *, durable: bool) -> R
 
 
 def follow(session: Session, continuity: Continuity, keys: Filter, *, durable: bool, now_ms: float) -> Procedure[None]:
-    """Deliver events for ever. ``continuity`` is where it stands, readable between two deliveries.
+    """Deliver events without an end. ``continuity`` is the progress, readable between two deliveries.
 
     Raises: CorruptData (a gap, an unreadable event); NotFound (log_truncated); InvalidRequest (rolled_back,
-    log_mismatch and others, bad_configuration where no place can be talked to); PermissionDenied; Unavailable when
+    log_mismatch and others, bad_configuration where no endpoint is usable); PermissionDenied; Unavailable when
     nothing arrived for ``stream_give_up_after_ms``.
     """
     options = session.options
-    patience = Patience(session, now_ms, options.stream_give_up_after_ms)
+    budget = RetryBudget(session, now_ms, options.stream_give_up_after_ms)
     while True:
         asked = session.route.current
-        answer = yield Open(asked, _stream_request(continuity, keys, durable=durable), options.request_timeout_ms)
-        if isinstance(answer, Opened):
-            heard, answer = yield from _read(session, continuity)
+        reply = yield Open(asked, _stream_request(continuity, keys, durable=durable), options.request_timeout_ms)
+        if isinstance(reply, Opened):
+            heard, reply = yield from _read(session, continuity)
             if heard:
-                patience = Patience(session, answer.now_ms, options.stream_give_up_after_ms)
-        assert isinstance(answer, Reply | Failed), "an Open is answered by Opened, Reply or Failed"
-        if isinstance(answer, Reply):
-            error = service_error(answer)
-            repeat = error.code in REPEATABLE_CODES if error is not None else answer.status in REPEATABLE_STATUSES
-            if not repeat or patience.spent(answer.now_ms):
-                raise session.refused(error, answer.status)
+                budget = RetryBudget(session, reply.now_ms, options.stream_give_up_after_ms)
+        assert isinstance(reply, Response | Failed), "an Open is answered by Opened, Response or Failed"
+        if isinstance(reply, Response):
+            error = service_error(reply)
+            repeat = error.code in REPEATABLE_CODES if error is not None else reply.status in REPEATABLE_STATUSES
+            if not repeat or budget.exhausted(reply.now_ms):
+                raise session.refused(error, reply.status)
         else:
-            patience.missed(asked, answer)
-            if patience.spent(answer.now_ms):
-                raise patience.unreachable("the stream cannot be opened", asked, answer, continuity.position)
-        yield from pause(session, patience, asked, answer)
+            budget.missed(asked, reply)
+            if budget.exhausted(reply.now_ms):
+                raise budget.unreachable("the stream cannot be opened", asked, reply, continuity.position)
+        yield from pause(session, budget, asked, reply)
 
 
 def _read(session: Session, continuity: Continuity) -> Procedure[tuple[bool, Failed]]:
@@ -332,15 +332,15 @@ def _read(session: Session, continuity: Continuity) -> Procedure[tuple[bool, Fai
     decoder = ServerSentEvents(session.options.event_bytes_max)
     heard = False
     while True:
-        answer = yield Receive(session.options.stream_silence_ms)
-        if isinstance(answer, Failed):
-            return heard, answer
-        assert isinstance(answer, Chunk), "a Receive is answered by Chunk or Failed"
+        reply = yield Receive(session.options.stream_silence_ms)
+        if isinstance(reply, Failed):
+            return heard, reply
+        assert isinstance(reply, Chunk), "a Receive is answered by Chunk or Failed"
         heard = True
         lagging = False
         events: list[Event] = []
         try:
-            for kind, event_id, data in decoder.feed(answer.data):
+            for kind, event_id, data in decoder.feed(reply.data):
                 if kind == b"lagging":
                     lagging = True
                     break
@@ -348,10 +348,10 @@ def _read(session: Session, continuity: Continuity) -> Procedure[tuple[bool, Fai
                 if event is not None:
                     events.append(event)
         except CorruptData:
-            if events:  # what was proved before the damage is delivered before the damage is told
+            if events:  # events proved before the damage are delivered before the error
                 yield Deliver(tuple(events))
             raise
         if events:
             yield Deliver(tuple(events))
         if lagging:
-            return True, Failed(answer.now_ms, False, "the service said that this reader is lagging")
+            return True, Failed(reply.now_ms, False, "the service said that this reader is lagging")

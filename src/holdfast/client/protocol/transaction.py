@@ -1,29 +1,24 @@
-"""A transaction being built: reads through the service or a view, writes collected, what was read remembered.
+"""A transaction: reads through the service or a view, collected writes, and the retries of ``Client.transact``.
 
-Owns: which preconditions a read leaves behind, what a read sees of the transaction's own writes, and the loop that
-makes the transaction anew on a conflict. Does not own: carrying out reads and waits (the shells), one commit's
-retries (``core``).
+The source may be newer than the read version, never older. A key read with version v is recorded as unchanged after
+max(v, read version), an absent key as unchanged after the read version, a range as unchanged after the version of its
+response. If every precondition holds at the commit, every value read is current there, so committed transactions are
+strictly serializable.
 
-What a read promises. The source may be newer than the transaction's read version, never older. A key that was found
-with version v is recorded as unchanged after max(v, read version); an absent one as unchanged after the read version;
-a range as unchanged after the version its answer vouches for. If every precondition holds at the commit, every value
-read is the current one there, so committed transactions are strictly serializable.
-
-What the function sees before that. Every value it sees was current at one version: the first read may move the read
-version forward, and a later read that finds something newer ends the attempt (``SnapshotMoved``), which is made anew
-from there. One thing is not noticed until the commit refuses it: a key that was deleted after the read version reads
-as absent.
-
-Failure model: the function may run several times; it must have no effect but through the builder.
+Before that, every value that the function sees was current at one version: the first read may move the read version
+forward, and a later read that meets something newer ends the attempt (``SnapshotMoved``) and starts another from there.
+One exception is noticed only at the commit: a key deleted after the read version reads as absent.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, Protocol
+from dataclasses import dataclass
+from typing import Final, Generic, Protocol, TypeVar
 
-from holdfast.client.protocol import core
+from holdfast.client.protocol import log_operations
 from holdfast.client.protocol.effects import AwaitVersion, Decide, Failed, Procedure, Woken
+from holdfast.client.protocol.retry_budget import RetryBudget, Session
 from holdfast.commit.format.transaction import (
     Delete,
     Operation,
@@ -38,62 +33,36 @@ from holdfast.errors import Conflict, InvalidRequest, Unavailable
 from holdfast.values import LogPosition
 from holdfast.wire.log import CommitReceipt, Found, FoundRange
 
-__all__ = ["ReadableView", "ServiceSource", "SnapshotMoved", "Source", "TransactionBuilder", "ViewSource", "transact"]
-
-
+Result = TypeVar("Result")
 RANGE_PAGE: Final = 1_000
 """Keys asked for at once."""
 
 
-class Source(Protocol):
-    """Where a transaction reads. Answers are never older than ``at``."""
+class ServiceSource:
+    """Reads through ``/v1/keys`` and ``/v1/range``. Results are never older than ``at``."""
 
-    @property
-    def log_id(self) -> str | None:
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self.log_id: str | None = None
         """The log that ``begin_version`` belongs to; None when it is not known."""
-        ...
 
     def get(self, key: bytes, at: int, now_ms: float) -> Procedure[tuple[bytes, int] | None]:
         """A key's value and version."""
-        ...
-
-    def range(self, begin: bytes, end: bytes | None, limit: int, at: int, now_ms: float) -> Procedure[FoundRange]:
-        """At most ``limit`` keys of ``[begin, end)`` in byte order."""
-        ...
-
-    def begin_version(self, newer_than: int | None, now_ms: float) -> Procedure[int]:
-        """A version to read at; at least ``newer_than``."""
-        ...
-
-
-class ServiceSource:
-    """Reads through ``/v1/keys`` and ``/v1/range``."""
-
-    def __init__(self, session: core.Session) -> None:
-        self._session = session
-        self._log_id: str | None = None
-
-    @property
-    def log_id(self) -> str | None:
-        """See ``Source``."""
-        return self._log_id
-
-    def get(self, key: bytes, at: int, now_ms: float) -> Procedure[tuple[bytes, int] | None]:
-        """See ``Source``."""
-        found = yield from core.get(self._session, key, LogPosition(at, self._log_id), now_ms)
+        found = yield from log_operations.get(self._session, key, LogPosition(at, self.log_id), now_ms)
         return None if found is None else (found.value, found.version)
 
     def range(self, begin: bytes, end: bytes | None, limit: int, at: int, now_ms: float) -> Procedure[FoundRange]:
-        """See ``Source``."""
-        return (yield from core.read_range(self._session, begin, end, limit, LogPosition(at, self._log_id), now_ms))
+        """At most ``limit`` keys of ``[begin, end)`` in byte order."""
+        position = LogPosition(at, self.log_id)
+        return (yield from log_operations.read_range(self._session, begin, end, limit, position, now_ms))
 
     def begin_version(self, newer_than: int | None, now_ms: float) -> Procedure[int]:
-        """See ``Source``. The preconditions make the outcome right, so any durable version does: no quorum is asked."""
+        """A version to read at, at least ``newer_than``. The preconditions prove the outcome, so no quorum is asked."""
         if newer_than is not None:
             return newer_than
-        answer = yield from core.version(self._session, now_ms, local=True)
-        self._log_id = answer.log_id
-        return answer.version
+        reply = yield from log_operations.version(self._session, now_ms, local=True)
+        self.log_id = reply.log_id
+        return reply.version
 
 
 class ReadableView(Protocol):
@@ -119,21 +88,21 @@ class ReadableView(Protocol):
 
 
 class ViewSource:
-    """Reads the caller's own view."""
+    """Reads the caller's own view; see ``ServiceSource`` for the methods."""
 
-    def __init__(self, session: core.Session, view: ReadableView) -> None:
+    def __init__(self, session: Session, view: ReadableView) -> None:
         self._session = session
         self._view = view
 
     @property
     def log_id(self) -> str | None:
-        """See ``Source``."""
+        """The log of the view."""
         return self._view.log_id
 
-    # A view on its own is at least as new as any version it gave out, and asks nobody: some arguments have no use.
+    # A view is at least as new as any version that it returned, and sends no request: some arguments are unused.
 
     def get(self, key: bytes, at: int, now_ms: float) -> Procedure[tuple[bytes, int] | None]:  # noqa: ARG002
-        """See ``Source``."""
+        """A key's value and version."""
         yield from ()
         return self._view.get(key)
 
@@ -145,7 +114,7 @@ class ViewSource:
         at: int,  # noqa: ARG002
         now_ms: float,  # noqa: ARG002
     ) -> Procedure[FoundRange]:
-        """See ``Source``. The view may move on while it is read: its version from before the read is vouched for."""
+        """The view may advance while it is read, so the range is of its version before the read."""
         yield from ()
         version = self._view.version
         rows = self._view.range(begin, end, limit + 1)
@@ -153,22 +122,25 @@ class ViewSource:
         return FoundRange(items, max([version, *(item.version for item in items)]), len(rows) > limit)
 
     def begin_version(self, newer_than: int | None, now_ms: float) -> Procedure[int]:  # noqa: ARG002
-        """See ``Source``: the view's version, once it has caught up with ``newer_than``."""
+        """The view's version, once it has caught up with ``newer_than``."""
         if newer_than is not None and self._view.version < newer_than:
             options = self._session.options
-            answer = yield AwaitVersion(newer_than, options.give_up_after_ms)
-            assert isinstance(answer, Woken | Failed), "an AwaitVersion is answered by Woken or Failed"
-            if isinstance(answer, Failed):
+            reply = yield AwaitVersion(newer_than, options.give_up_after_ms)
+            assert isinstance(reply, Woken | Failed), "an AwaitVersion is answered by Woken or Failed"
+            if isinstance(reply, Failed):
                 raise Unavailable("the view does not catch up", view_version=self._view.version, version=newer_than)
         return self._view.version
 
 
+Source = ServiceSource | ViewSource
+
+
 class SnapshotMoved(Conflict):
-    """What is read now does not belong with what was read before. Let it pass: the transaction is made anew."""
+    """A read is newer than those before it. Do not catch it: the transaction runs again."""
 
 
 class TransactionBuilder:
-    """One attempt in the making. Later operations win over earlier ones, and reads see them."""
+    """One attempt. Later operations win over earlier ones, and reads see them."""
 
     def __init__(self, source: Source, read_version: int) -> None:
         self._source = source
@@ -182,7 +154,7 @@ class TransactionBuilder:
 
     @property
     def preconditions(self) -> list[Precondition]:
-        """What the reads so far demand."""
+        """The preconditions of the reads so far."""
         points: list[Precondition] = [PointRead(key, version) for key, version in self._points.items()]
         return points + list(self._ranges)
 
@@ -206,7 +178,7 @@ class TransactionBuilder:
             self._own[key] = None
 
     def require_unchanged(self, key: bytes, version: int | None = None) -> None:
-        """Demand that nobody changed ``key`` after ``version`` (default: the read version), without reading it."""
+        """Require that ``key`` is unchanged after ``version`` (default: the read version), without reading it."""
         wanted = self.read_version if version is None else version
         self._points[key] = min(wanted, self._points.get(key, wanted))
 
@@ -220,32 +192,32 @@ class TransactionBuilder:
         if found is not None:
             self._saw(found[1])
         version = self.read_version
-        # Two reads of one key at different versions: the older is the one that both have to agree with.
+        # Of two reads of one key at different versions, the older one must hold.
         self._points[key] = min(version, self._points.get(key, version))
         return None if found is None else found[0]
 
     def reading_range(
         self, begin: bytes, end: bytes | None, limit: int, now_ms: float
     ) -> Procedure[list[tuple[bytes, bytes]]]:
-        """Read at most ``limit`` keys of ``[begin, end)``; what is recorded ends where the reading ended."""
+        """Read at most ``limit`` keys of ``[begin, end)``; the recorded range ends where the reading ended."""
         if limit <= 0 or (end is not None and begin >= end):
             raise InvalidRequest("a range needs begin < end and a limit above zero")
         rows: list[tuple[bytes, bytes]] = []
         cursor = begin
         while True:
             page = min(limit, RANGE_PAGE)
-            answer = yield from self._source.range(cursor, end, page, self.read_version, now_ms)
-            bound = answer.items[-1].key + b"\0" if answer.more and answer.items else end
-            self._saw(max((item.version for item in answer.items), default=0))
-            self._ranges.append(RangeRead(cursor, bound, max(self.read_version, answer.version)))
-            rows.extend(self._with_own_writes(answer.items, cursor, bound))
-            if len(rows) >= limit or not (answer.more and answer.items):
+            reply = yield from self._source.range(cursor, end, page, self.read_version, now_ms)
+            bound = reply.items[-1].key + b"\0" if reply.more and reply.items else end
+            self._saw(max((item.version for item in reply.items), default=0))
+            self._ranges.append(RangeRead(cursor, bound, max(self.read_version, reply.version)))
+            rows.extend(self._with_own_writes(reply.items, cursor, bound))
+            if len(rows) >= limit or not (reply.more and reply.items):
                 return rows[:limit]
-            assert bound is not None, "a range that was cut ends at its last key"
+            assert bound is not None, "a truncated range ends at its last key"
             cursor = bound
 
     def _saw(self, version: int) -> None:
-        """A read found something of this version. Raises: SnapshotMoved when earlier reads may be older than that."""
+        """A read returned this version. Raises: SnapshotMoved when earlier reads may be older."""
         if version <= self.read_version:
             return
         if self._points or self._ranges:
@@ -272,43 +244,63 @@ def _inside(key: bytes, begin: bytes, end: bytes | None) -> bool:
     return key >= begin and (end is None or key < end)
 
 
-def transact(session: core.Session, source: Source, entropy: str, now_ms: float) -> Procedure[CommitReceipt | None]:
-    """Decide and commit until it holds; None when the function wrote nothing.
+class TransactionAttempts:
+    """Decides and commits until a commit holds. ``builder`` is the attempt that the caller's function fills."""
 
-    Raises: Conflict (the last one) after ``attempts_max`` attempts or ``give_up_after_ms``; what reads and commits
-    raise.
-    """
-    patience = core.Patience(session, now_ms, session.options.give_up_after_ms)
-    newer_than: int | None = None
-    number = 0
-    while True:
-        builder = TransactionBuilder(source, (yield from source.begin_version(newer_than, now_ms)))
-        decided = yield Decide(builder)
-        assert isinstance(decided, Woken), "a Decide is answered by Woken"
-        if builder.moved_to is not None:
+    builder: TransactionBuilder
+
+    def __init__(self, session: Session, source: Source, entropy: str) -> None:
+        self._session = session
+        self._source = source
+        self._entropy = entropy
+
+    def run(self, now_ms: float) -> Procedure[CommitReceipt | None]:
+        """The receipt of the attempt that committed; None when the function wrote nothing.
+
+        Raises: Conflict (the last one) after ``attempts_max`` attempts or ``give_up_after_ms``; what reads and commits
+        raise.
+        """
+        options = self._session.options
+        budget = RetryBudget(self._session, now_ms, options.give_up_after_ms)
+        newer_than: int | None = None
+        number = 0
+        while True:
+            version = yield from self._source.begin_version(newer_than, now_ms)
+            builder = self.builder = TransactionBuilder(self._source, version)
+            decided = yield Decide()
+            assert isinstance(decided, Woken), "the reply to Decide is Woken"
+            if builder.moved_to is not None:
+                number += 1
+                now_ms, newer_than = decided.now_ms, builder.moved_to
+                if number >= options.attempts_max or budget.exhausted(now_ms):
+                    raise Conflict("the data changes faster than it is read", version=newer_than)
+                continue
+            if not builder.operations:
+                return None
+            txn = Transaction(
+                operations=builder.operations,
+                preconditions=builder.preconditions,
+                request_id=f"{self._entropy}-{number}",
+                read_version=builder.read_version,
+                log_id=self._source.log_id,
+            )
+            verdict = yield from log_operations.attempt(self._session, txn, decided.now_ms)
+            if isinstance(verdict, CommitReceipt):
+                return verdict
             number += 1
-            now_ms, newer_than = decided.now_ms, builder.moved_to
-            if number >= session.options.attempts_max or patience.spent(now_ms):
-                raise Conflict("the data moves faster than it is read", version=newer_than)
-            continue
-        if not builder.operations:
-            return None
-        txn = Transaction(
-            operations=builder.operations,
-            preconditions=builder.preconditions,
-            request_id=f"{entropy}-{number}",
-            read_version=builder.read_version,
-            log_id=source.log_id,
-        )
-        verdict = yield from core.attempt(session, txn, decided.now_ms)
-        if isinstance(verdict, CommitReceipt):
-            return verdict
-        number += 1
-        if number >= session.options.attempts_max:
-            raise verdict.error()
-        woken = yield patience.next_wait(decided.now_ms)
-        assert isinstance(woken, Woken), "a Wait is answered by Woken"
-        now_ms = woken.now_ms
-        if patience.spent(now_ms):
-            raise verdict.error()
-        newer_than = verdict.version if verdict.version > builder.read_version else None
+            if number >= options.attempts_max:
+                raise verdict.error()
+            woken = yield budget.next_wait(decided.now_ms)
+            assert isinstance(woken, Woken), "the reply to Wait is Woken"
+            now_ms = woken.now_ms
+            if budget.exhausted(now_ms):
+                raise verdict.error()
+            newer_than = verdict.version if verdict.version > builder.read_version else None
+
+
+@dataclass(frozen=True, slots=True)
+class Transacted(Generic[Result]):
+    """What the function returned, and where its transaction committed (None when it wrote nothing)."""
+
+    value: Result
+    version: int | None

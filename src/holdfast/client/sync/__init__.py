@@ -1,1 +1,1 @@
-"""The blocking clients and the sockets that they use."""
+"""The blocking clients, generated from ``client.aio`` by ``scripts/generate_sync_clients.py``: edit those files."""

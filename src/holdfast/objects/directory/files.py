@@ -1,4 +1,4 @@
-"""The file operations of the directory store, as a port and on the operating system.
+"""The file operations of the directory store.
 
 One method per operation, so that a test can record them, fail the n-th, or forget what was not synced. Every method
 raises ``OSError`` as the system does. No operation that gives a name replaces an existing one.
@@ -10,11 +10,8 @@ import errno
 import fcntl
 import os
 from collections.abc import Iterator
-from typing import Protocol
 
 from holdfast.private_files import DIRECTORY_MODE, FILE_MODE
-
-__all__ = ["NOT_HERE", "Files", "PosixFiles"]
 
 NOT_HERE = frozenset({errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EINVAL, errno.EISDIR, errno.ENOENT})
 """How systems say that they cannot do this kind of thing here."""
@@ -22,132 +19,44 @@ RENAME_NOREPLACE = 1
 UNNAMED: int | None = getattr(os, "O_TMPFILE", None)
 
 
-class Files(Protocol):
+class PosixFiles:
     """File operations. Directories and files are small integers, names are relative to an open directory."""
 
     def make_directory(self, path: str) -> None:
         """FileExistsError when it is there."""
-        ...
-
-    def open_directory(self, path: str) -> int:
-        """FileNotFoundError when it is absent."""
-        ...
-
-    def create(self, directory: int, name: str) -> int:
-        """A new empty file, open for writing; FileExistsError when the name is taken."""
-        ...
-
-    def create_unnamed(self, directory: int) -> int:
-        """A new empty file without a name, open for writing; it is gone when it is closed before it has one."""
-        ...
-
-    def open(self, directory: int, name: str) -> int:
-        """An existing file, for reading."""
-        ...
-
-    def open_note(self, directory: int, name: str) -> int:
-        """A small file for reading and writing, made when absent."""
-        ...
-
-    def write(self, file: int, data: bytes | memoryview) -> None:
-        """Write all of ``data`` at the start of the file."""
-        ...
-
-    def read(self, file: int, start: int, length: int | None) -> bytes:
-        """The bytes from ``start``, at most ``length`` of them, fewer where the file ends."""
-        ...
-
-    def sync_data(self, file: int) -> None:
-        """The bytes and size of a file are durable on return."""
-        ...
-
-    def sync_directory(self, directory: int) -> None:
-        """The names in a directory are durable on return."""
-        ...
-
-    def link(self, source: int, source_name: str, target: int, target_name: str) -> None:
-        """Give a file a further name; FileExistsError when that is taken."""
-        ...
-
-    def give_name(self, file: int, target: int, target_name: str) -> None:
-        """Give an unnamed file its name; FileExistsError when that is taken."""
-        ...
-
-    def rename(self, source: int, source_name: str, target: int, target_name: str) -> None:
-        """Move a file to another name; FileExistsError when that is taken."""
-        ...
-
-    def unlink(self, directory: int, name: str) -> None:
-        """Remove a name of a file."""
-        ...
-
-    def remove_directory(self, directory: int, name: str) -> None:
-        """Remove an empty directory."""
-        ...
-
-    def size(self, directory: int, name: str) -> int | None:
-        """The bytes of a file, None when there is no such file."""
-        ...
-
-    def names(self, directory: int) -> Iterator[tuple[str, bool]]:
-        """Every name in a directory and whether it is a directory, in no order."""
-        ...
-
-    def lock(self, directory: int) -> bool:
-        """Take the advisory lock of a directory for as long as it is open; False when another holds it."""
-        ...
-
-    def is_read_only(self, directory: int) -> bool:
-        """Whether the file system is mounted so."""
-        ...
-
-    def is_removed(self, directory: int) -> bool:
-        """Whether an open directory has no name any more."""
-        ...
-
-    def close(self, handle: int) -> None:
-        """Give a directory or file back."""
-        ...
-
-
-class PosixFiles:
-    """The operations of the operating system."""
-
-    def make_directory(self, path: str) -> None:
-        """As the port says."""
         os.mkdir(path, DIRECTORY_MODE)
 
     def open_directory(self, path: str) -> int:
-        """As the port says."""
+        """FileNotFoundError when it is absent."""
         return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def create(self, directory: int, name: str) -> int:
-        """As the port says."""
+        """A new empty file, open for writing; FileExistsError when the name is taken."""
         return os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE, dir_fd=directory)
 
     def create_unnamed(self, directory: int) -> int:
-        """As the port says."""
+        """A new empty file without a name, open for writing; it is gone when it is closed before it has one."""
         if UNNAMED is None:
             raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
         return os.open(".", os.O_WRONLY | UNNAMED | os.O_CLOEXEC, FILE_MODE, dir_fd=directory)
 
     def open(self, directory: int, name: str) -> int:
-        """As the port says."""
+        """An existing file, for reading."""
         return os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=directory)
 
     def open_note(self, directory: int, name: str) -> int:
-        """As the port says."""
+        """A small file for reading and writing, made when absent."""
         return os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE, dir_fd=directory)
 
     def write(self, file: int, data: bytes | memoryview) -> None:
-        """As the port says."""
+        """Write all of ``data`` at the start of the file."""
         rest = memoryview(data)
         at = 0
         while at < len(rest):
             at += os.pwrite(file, rest[at:], at)
 
     def read(self, file: int, start: int, length: int | None) -> bytes:
-        """As the port says."""
+        """The bytes from ``start``, at most ``length`` of them, fewer where the file ends."""
         wanted = max(0, os.fstat(file).st_size - start)
         if length is not None:
             wanted = min(wanted, length)
@@ -159,24 +68,24 @@ class PosixFiles:
         return b"".join(parts)
 
     def sync_data(self, file: int) -> None:
-        """As the port says."""
+        """The bytes and size of a file are durable on return."""
         os.fdatasync(file)
 
     def sync_directory(self, directory: int) -> None:
-        """As the port says."""
+        """The names in a directory are durable on return."""
         os.fsync(directory)
 
     def link(self, source: int, source_name: str, target: int, target_name: str) -> None:
-        """As the port says."""
+        """Give a file a further name; FileExistsError when that is taken."""
         os.link(source_name, target_name, src_dir_fd=source, dst_dir_fd=target)
 
     def give_name(self, file: int, target: int, target_name: str) -> None:
-        """As the port says."""
-        # The link behind this name leads to the file itself, and ``os.link`` follows it.
+        """Give an unnamed file its name; FileExistsError when that is taken."""
+        # This name is a symbolic link to the file, which ``os.link`` follows.
         os.link(f"/proc/self/fd/{file}", target_name, dst_dir_fd=target)
 
     def rename(self, source: int, source_name: str, target: int, target_name: str) -> None:
-        """As the port says."""
+        """Move a file to another name; FileExistsError when that is taken."""
         # Python has no renameat2; os.rename would replace what is there.
         import ctypes
 
@@ -188,28 +97,28 @@ class PosixFiles:
             raise OSError(number, os.strerror(number), target_name)
 
     def unlink(self, directory: int, name: str) -> None:
-        """As the port says."""
+        """Remove a name of a file."""
         os.unlink(name, dir_fd=directory)
 
     def remove_directory(self, directory: int, name: str) -> None:
-        """As the port says."""
+        """Remove an empty directory."""
         os.rmdir(name, dir_fd=directory)
 
     def size(self, directory: int, name: str) -> int | None:
-        """As the port says."""
+        """The bytes of a file, None when there is no such file."""
         try:
             return os.stat(name, dir_fd=directory).st_size
         except FileNotFoundError:
             return None
 
     def names(self, directory: int) -> Iterator[tuple[str, bool]]:
-        """As the port says."""
+        """Every name in a directory and whether it is a directory, in no order."""
         with os.scandir(directory) as entries:
             for entry in entries:
                 yield entry.name, entry.is_dir(follow_symlinks=False)
 
     def lock(self, directory: int) -> bool:
-        """As the port says."""
+        """Take the advisory lock of a directory for as long as it is open; False when another holds it."""
         try:
             fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -217,13 +126,13 @@ class PosixFiles:
         return True
 
     def is_read_only(self, directory: int) -> bool:
-        """As the port says."""
+        """Whether the file system is mounted so."""
         return bool(os.fstatvfs(directory).f_flag & os.ST_RDONLY)
 
     def is_removed(self, directory: int) -> bool:
-        """As the port says."""
+        """Whether an open directory has no name any more."""
         return os.fstat(directory).st_nlink == 0
 
     def close(self, handle: int) -> None:
-        """As the port says."""
+        """Give a directory or file back."""
         os.close(handle)

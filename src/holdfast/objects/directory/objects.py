@@ -7,20 +7,15 @@ Creating an object, and what a crash leaves at each step:
 3. the file gets the object's name, which fails when it is taken   the object, complete, or nothing yet
 4. ``fsync`` of the object's directory                             the object, complete; only now it is "created"
 
-Where files without names are impossible, step 1 makes a file in this writer's own folder under ``.holdfast/writing``,
-and step 3 links or renames it; a later start removes what a crash leaves there. A name therefore appears only on a
-complete file. Between 3 and 4 readers may see a name that a power cut can undo, so ``read`` and ``page`` sync the
-directory before they return a name that this process has not synced. On a read-only mount they cannot: the ``durable``
-field of the log's newest header says what a power cut cannot undo.
+Where files without names are impossible, step 1 makes a file in this writer's own folder under ``.holdfast/writing``;
+a later start removes what a crash leaves there. Between 3 and 4 readers may see a name that a power cut can undo, so
+``read`` and ``page`` sync the directory before they return a name that this process has not synced (impossible on a
+read-only mount). A failed sync other than out of space poisons this object permanently, because the system may have
+dropped the pages and report success next time. Everything raised is an ``OSError``.
 
-Out of space on the temporary file is an ordinary failure. Any other failed sync poisons this object permanently,
-because the system may have dropped the pages and report success next time. Everything raised is an ``OSError``.
-
-A page of the log is listed without reading the whole directory. Its names are 20-digit slots that count down, and two
-laws of the log make probing from a hint exact: the next newer object is at most ``GAP_MAX`` slots below (a jump of 1000
-after a claim and a span of at most 1000), and data are removed oldest first, claims never. A claim may therefore stand
-alone above removed data, so a hint that names a claim does not count. A wrong hint costs time only: ``None`` asks for
-the full scan.
+A page of the log is listed without reading the whole directory. Its names are 20-digit slots that count down; the next
+newer object is at most ``GAP_MAX`` slots below (a jump of 1000 after a claim and a span of at most 1000), and data are
+removed oldest first, claims never. So probing from a hint that names data is exact; a wrong hint costs time only.
 """
 
 from __future__ import annotations
@@ -30,12 +25,7 @@ from collections.abc import Callable
 from enum import Enum, auto
 from typing import Final
 
-from holdfast.objects.directory.files import NOT_HERE, Files
-
-__all__ = [
-    "CLAIM_BYTES", "COUNTDOWN_DIRECTORY", "DirectoryObjects", "GAP_MAX", "Naming", "Poisoned", "SLOT_MAX", "SlotSize",
-    "Unfit", "find_naming", "slot_of_name", "slots_from", "slots_newest_first",
-]  # fmt: skip
+from holdfast.objects.directory.files import NOT_HERE, PosixFiles
 
 SLOT_MAX = 2**64 - 1
 GAP_MAX = 2_000
@@ -46,7 +36,7 @@ SlotSize = Callable[[int], "int | None"]
 
 
 def slot_of_name(name: str) -> int | None:
-    """The slot that a file name is, None when it is not exactly one.
+    """The slot of a file name, None when it is not exactly one.
 
     >>> slot_of_name("18446744073709551615") == SLOT_MAX, slot_of_name("7")
     (True, None)
@@ -58,8 +48,7 @@ def slot_of_name(name: str) -> int | None:
 
 
 def slots_newest_first(size_of: SlotSize, hint: int | None, limit: int) -> list[tuple[int, int]] | None:
-    """The ``limit`` newest slots with sizes, newest (lowest) first, found from ``hint``; None when probing cannot
-    decide.
+    """The ``limit`` newest slots with sizes, newest (lowest) first; None when probing from ``hint`` cannot decide.
 
     Cost: the distance from the hint to the newest, GAP_MAX absent slots, and the page.
     """
@@ -77,11 +66,7 @@ def slots_newest_first(size_of: SlotSize, hint: int | None, limit: int) -> list[
 
 
 def slots_from(size_of: SlotSize, first: int, limit: int) -> list[tuple[int, int]] | None:
-    """The first ``limit`` slots at or above ``first`` with their sizes; None when a gap or the end comes before.
-
-    Only a full page counts. Near the end of the log a directory is small, or holds mostly claims, and the full
-    scan also sees names there that are no slots.
-    """
+    """The first ``limit`` slots at or above ``first`` with their sizes; None when a gap or the end comes before."""
     rows: list[tuple[int, int]] = []
     absent = 0
     slot = first
@@ -114,24 +99,28 @@ class Naming(Enum):
     RENAME = auto()
 
 
-def find_naming(files: Files, own: int, root: str) -> Naming:
+def find_naming(files: PosixFiles, own: int, root: str) -> Naming:
     """The first way that works in the open directory ``own``, which no other process uses. Raises: OSError, Unfit."""
     try:
         for name in (FILE, TAKEN):
             try:
                 files.close(files.create(own, name))
             except FileExistsError:
-                continue  # what an earlier search could not remove serves as well
+                continue  # left by an earlier search
         for naming in Naming:
             try:
-                _try(files, naming, own)
+                file = files.create_unnamed(own) if naming is Naming.UNNAMED else files.open(own, FILE)
+                try:
+                    _give_name(files, naming, file, own, FILE, own, TAKEN)
+                finally:
+                    files.close(file)
             except FileExistsError:
                 return naming
             except OSError as error:
                 if error.errno not in NOT_HERE:
                     raise
             else:
-                break  # it replaced what was there
+                break  # it replaced the existing name
     finally:
         for name in (FILE, TAKEN):
             if files.size(own, name) is not None:
@@ -139,34 +128,30 @@ def find_naming(files: Files, own: int, root: str) -> Naming:
     raise Unfit(errno.ENOTSUP, "the file system has neither hard links nor a rename that refuses to replace", root)
 
 
-def _try(files: Files, naming: Naming, own: int) -> None:
+def _give_name(files: PosixFiles, naming: Naming, file: int, own: int, temporary: str, target: int, name: str) -> None:
     match naming:
         case Naming.UNNAMED:
-            file = files.create_unnamed(own)
-            try:
-                files.give_name(file, own, TAKEN)
-            finally:
-                files.close(file)
+            files.give_name(file, target, name)
         case Naming.LINK:
-            files.link(own, FILE, own, TAKEN)
+            files.link(own, temporary, target, name)
         case Naming.RENAME:
-            files.rename(own, FILE, own, TAKEN)
+            files.rename(own, temporary, target, name)
 
 
 COUNTDOWN_DIRECTORY = "batches"
-"""The one directory whose names obey the laws that ``directory_listing`` relies on."""
+"""The one directory whose names are slots."""
 PRIVATE = ".holdfast"
 WRITING = "writing"
 HINT = "newest"
 HINT_EVERY_SLOTS = 64
 SYNCED_NAMES_MAX = 16_384
 MAKE_FOLDER_ATTEMPTS_MAX = 100
-"""How often a writer makes its own folder while others that start with it take it for a dead writer's."""
+"""How often a writer makes its own folder while other starting writers take it for a dead writer's."""
 OUT_OF_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 class Poisoned(OSError):
-    """A sync failed: what is durable is no longer known."""
+    """A sync failed, so what is durable is no longer known."""
 
 
 class DirectoryObjects:
@@ -175,7 +160,7 @@ class DirectoryObjects:
     ``token`` names this writer's own folder; it is drawn at random by the caller.
     """
 
-    def __init__(self, files: Files, root: str, token: str) -> None:
+    def __init__(self, files: PosixFiles, root: str, token: str) -> None:
         self._files = files
         self._root = root
         self._token = token
@@ -183,7 +168,7 @@ class DirectoryObjects:
         try:
             self._read_only = files.is_read_only(self._root_handle)
         except OSError:
-            files.close(self._root_handle)  # the caller may try again, as often as it is asked
+            files.close(self._root_handle)  # the caller may try again
             raise
         self._directories: dict[str, int] = {"": self._root_handle}
         self._durable_directories = {""}
@@ -197,8 +182,6 @@ class DirectoryObjects:
         self._hinted = 0
         self._poison: str | None = None
 
-    # ---------------------------------------------------------------- create
-
     def create(self, key: str, data: bytes | memoryview) -> bool:
         """Create ``key`` durably; False when the name is taken. Raises: OSError, Poisoned, Unfit."""
         if self._poison is not None:
@@ -211,10 +194,10 @@ class DirectoryObjects:
             temporary = self._write_and_name(data, target, name)
         except Poisoned:
             raise
-        except OSError:  # systems say it in different ways
+        except OSError:  # the error number differs between systems
             if not self._files.is_removed(self._own_folder()):
                 raise
-            # This writer's own folder was removed. Only the next object depends on it.
+            # This writer's own folder was removed: make it again.
             self._leave_own_folder()
             self._prepare_writing()
             temporary = self._write_and_name(data, target, name)
@@ -225,14 +208,17 @@ class DirectoryObjects:
         if self._naming is Naming.LINK:
             self._finished = temporary
         if folder == COUNTDOWN_DIRECTORY and len(data) > CLAIM_BYTES:
-            self._hinted_slot(name)
+            slot = slot_of_name(name)
+            self._hint = self._hint if slot is None else slot
         return True
 
     def _write_and_name(self, data: bytes | memoryview, target: int, name: str) -> str | None:
-        """The temporary name of the file that got its object's name, None when that was taken."""
+        """The temporary name of the file that got its object's name, None when the name was taken."""
         temporary, file = self._write_temporary(data)
+        own = self._writing
+        assert own is not None, "the temporary file is in this writer's own folder"
         try:
-            self._give_name(temporary, file, target, name)
+            _give_name(self._files, self._naming, file, own, temporary, target, name)
         except FileExistsError:
             self._discard(temporary)
             return None
@@ -244,9 +230,9 @@ class DirectoryObjects:
         return temporary
 
     def tidy(self) -> None:
-        """Work after the answer: drop the finished temporary name, prepare the next one, move the hint.
+        """Work after the reply: remove the finished temporary name, prepare the next one, move the hint.
 
-        Raises: nothing. All of it is a convenience, and a failure shows in the next create if it matters.
+        Raises: nothing. A failure that matters shows in the next create.
         """
         try:
             if self._finished is not None:
@@ -260,7 +246,7 @@ class DirectoryObjects:
             return
 
     def _write_temporary(self, data: bytes | memoryview) -> tuple[str, int]:
-        """The name in our own folder, if any, and the open file: complete, synced, and seen by no other process."""
+        """The name in this writer's own folder, if any, and the open file, complete and synced."""
         name, file = self._spare or self._new_temporary()
         self._spare = None
         try:
@@ -284,17 +270,8 @@ class DirectoryObjects:
         name = str(self._count)
         return name, self._files.create(self._own_folder(), name)
 
-    def _give_name(self, temporary: str, file: int, target: int, name: str) -> None:
-        match self._naming:
-            case Naming.UNNAMED:
-                self._files.give_name(file, target, name)
-            case Naming.LINK:
-                self._files.link(self._own_folder(), temporary, target, name)
-            case Naming.RENAME:
-                self._files.rename(self._own_folder(), temporary, target, name)
-
     def _discard(self, temporary: str) -> None:
-        """Remove a temporary file that is of no use; the next start removes what is left."""
+        """Remove an unused temporary file; the next start removes it if this fails."""
         if not temporary:
             return
         try:
@@ -303,13 +280,11 @@ class DirectoryObjects:
             return
 
     def _own_folder(self) -> int:
-        assert self._writing is not None, "only a prepared writer has a folder of its own"
+        assert self._writing is not None, "only a prepared writer has its own folder"
         return self._writing
 
-    # ---------------------------------------------------------------- prepare and clean
-
     def _prepare_writing(self) -> None:
-        """Make and lock this writer's own folder, remove those of dead writers, and see what the file system can do."""
+        """Make and lock this writer's own folder, remove those of dead writers, and choose the naming."""
         folder = f"{self._root}/{PRIVATE}/{WRITING}"
         for _ in range(MAKE_FOLDER_ATTEMPTS_MAX):
             own = self._make_own_folder(folder)
@@ -321,15 +296,12 @@ class DirectoryObjects:
             self._clean_dead_writers(folder)
             self._naming = find_naming(self._files, own, self._root)
         except OSError:
-            self._files.close(own)  # and with it its lock, which the next preparation takes
+            self._files.close(own)  # and release its lock for the next try
             raise
         self._writing = own
 
     def _make_own_folder(self, folder: str) -> int | None:
-        """This writer's own folder, open and locked; None when a cleaner took it for a dead writer's before our lock.
-
-        Several writers start together, and each of them cleans: a writer that loses its folder makes it again.
-        """
+        """This writer's own folder, open and locked; None when another starting writer removed it before our lock."""
         for path in (f"{self._root}/{PRIVATE}", folder, f"{folder}/{self._token}"):
             try:
                 self._files.make_directory(path)
@@ -358,7 +330,7 @@ class DirectoryObjects:
             self._files.close(parent)
 
     def _clean_dead_writer(self, parent: int, path: str, name: str) -> None:
-        """Remove a folder whose lock is free: its owner is dead, and what it holds was never answered or is linked."""
+        """Remove a folder whose lock is free: its owner is dead, and its files were never reported or are linked."""
         try:
             folder = self._files.open_directory(path)
         except FileNotFoundError:
@@ -375,7 +347,7 @@ class DirectoryObjects:
             self._files.close(folder)
 
     def _leave_own_folder(self) -> None:
-        """Remove this writer's own folder with what is in it, unless it is gone already. Raises: OSError."""
+        """Remove this writer's own folder with its files, unless it is gone. Raises: OSError."""
         own, self._writing = self._own_folder(), None
         spare, self._spare = self._spare, None
         self._finished = None
@@ -395,8 +367,6 @@ class DirectoryObjects:
             self._files.close(own)
         self._forget_private_folder()
 
-    # ---------------------------------------------------------------- directories and syncs
-
     def _directory_for_writing(self, folder: str) -> int:
         """An open directory, made with its parents if absent; a made one is durable in its parent on return."""
         if folder in self._durable_directories:
@@ -407,7 +377,7 @@ class DirectoryObjects:
             self._files.make_directory(f"{self._root}/{folder}")
         except FileExistsError:
             pass
-        # Also when it existed: its creator may have stopped before the sync.
+        # Also an existing one: its creator may have stopped before the sync.
         self._sync_directory(above)
         if folder not in self._directories:
             self._directories[folder] = self._files.open_directory(f"{self._root}/{folder}")
@@ -446,8 +416,6 @@ class DirectoryObjects:
     def _poisoned(self, what: str, error: OSError) -> None:
         self._poison = f"{what}, so what is durable is unknown until a restart: {error}"
         raise Poisoned(error.errno or errno.EIO, self._poison) from error
-
-    # ---------------------------------------------------------------- read, list, delete
 
     def read(self, key: str, start: int = 0, length: int | None = None) -> bytes | None:
         """The bytes of an object or a part of them, None when there is no such object. Raises: OSError, Poisoned."""
@@ -535,7 +503,7 @@ class DirectoryObjects:
         return rows
 
     def delete(self, key: str) -> None:
-        """Remove an object, durably: what is removed oldest first stays so after a crash. Raises: OSError, Poisoned."""
+        """Remove an object, durably, so that removal oldest first holds after a crash. Raises: OSError, Poisoned."""
         if self._poison is not None:
             raise Poisoned(errno.EIO, self._poison)
         folder, name = _split(key)
@@ -548,13 +516,6 @@ class DirectoryObjects:
             return
         self._synced.pop(key, None)
         self._sync_directory(directory)
-
-    # ---------------------------------------------------------------- the hint
-
-    def _hinted_slot(self, name: str) -> None:
-        slot = slot_of_name(name)
-        if slot is not None:
-            self._hint = slot
 
     def _write_hint(self, slot: int) -> None:
         private = self._directory_for_writing(PRIVATE)
@@ -588,7 +549,7 @@ class DirectoryObjects:
             self._files.close(file)
 
     def close(self) -> None:
-        """Give back what is open and remove this writer's own folder. Raises: OSError."""
+        """Close every handle and remove this writer's own folder. Raises: OSError."""
         if self._writing is not None:
             self._leave_own_folder()
         for handle in self._directories.values():

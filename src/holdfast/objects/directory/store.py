@@ -1,13 +1,11 @@
 """The object store in a local directory, with worker processes: the embedded default.
 
 Writers take creates, readers everything else, so a long listing never delays the log. A worker carries out one request
-at a time; further requests wait in order. Workers start at the first request that needs them. Later starts run in the
-background; one that fails is tried again after ``START_AGAIN_SECONDS``.
+at a time. Missing workers start in the background; a failed start is repeated after ``START_AGAIN_SECONDS``.
 
 A writer that reports a failed sync, or dies during a create, poisons the store: every later create is ``Unknown`` and
-final, because what is durable is no longer known, also when the caller was cancelled. A restart repairs it, because
-names are synced again before they are reported. A reader that dies fails its request as ``Unavailable``. An idle worker
-that dies is replaced; its socket is checked before each request, since the loop may not have noticed.
+final, because what is durable is no longer known. A restart repairs it, because names are synced again before they are
+reported. A reader that dies fails its request as ``Unavailable``.
 
 Workers are processes because a thread takes the leader's interpreter after each system call: threads gave 22,000-27,000
 commits/s where processes gave 35,000-38,000, at 3 to 4 times the CPU per PUT (``benchmarks/directory_put.py``).
@@ -26,7 +24,6 @@ import socket
 import subprocess
 from collections import deque
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple, cast
 
@@ -35,11 +32,9 @@ from holdfast.objects.directory import worker
 from holdfast.objects.port import CREATED, CreateAnswer, Listed, Refused, Unknown, require_key
 from holdfast.private_files import DIRECTORY_MODE
 
-__all__ = ["DirectoryStore", "DurableDirectory"]
-
 
 class DurableDirectory:
-    """An ``ObjectReader`` for a process to which the writer reports which objects are durable."""
+    """An ``ObjectReader`` for objects that another process reported as durable."""
 
     def __init__(self, root: Path) -> None:
         self._root = os.path.abspath(root)
@@ -69,7 +64,7 @@ WRITERS: Final = 4
 READERS: Final = 2
 STOP_SECONDS: Final = 10.0
 START_AGAIN_SECONDS: Final = 5.0
-"""A machine without memory or numbers for a process is not asked for one at every commit."""
+"""The pause after a failed start, so that a machine short of memory is not asked at every commit."""
 
 _logger = logging.getLogger(__name__)
 
@@ -77,18 +72,18 @@ Answer = tuple[int, bytes]
 
 
 class _Died(Exception):
-    """The worker went away before it answered."""
+    """The worker ended before its answer."""
 
 
 class _Request(NamedTuple):
     operation: int
     parts: builtins.list[bytes]
     answer: asyncio.Future[Answer]
-    """Done before its time when the caller was cancelled; the request goes on."""
+    """Done early when the caller was cancelled; the request continues."""
 
 
 class _Worker(asyncio.Protocol):
-    """One worker process and the one request it is carrying out."""
+    """One worker process and its current request."""
 
     def __init__(self, process: subprocess.Popen[bytes], stream: socket.socket, lane: _Lane) -> None:
         self.process = process
@@ -118,8 +113,8 @@ class _Worker(asyncio.Protocol):
         payload = bytes(memoryview(self._received)[worker.ANSWER_HEAD_BYTES :])
         self._received = bytearray()
         asked, self._asked = self._asked, None
-        assert asked is not None, "a worker speaks only when it is asked"
-        # The store hears of it here and not from its caller, who may have given up.
+        assert asked is not None, "a worker sends answers only"
+        # Poison the store here: the caller may have been cancelled.
         if asked.operation == worker.CREATE and status == worker.POISONED:
             self._lane.poison(payload.decode())
         self._lane.became_idle(self)
@@ -135,7 +130,7 @@ class _Worker(asyncio.Protocol):
             asked.answer.set_exception(_Died("the worker process ended"))
 
     def has_ended(self) -> bool:
-        """Whether the idle worker is gone, also where the loop has not heard of it."""
+        """Whether the idle worker has ended, also before the loop notices."""
         try:
             return not self._stream.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -149,10 +144,7 @@ class _Worker(asyncio.Protocol):
 
 
 class _Lane:
-    """A few workers of one kind, and the requests that wait for one.
-
-    ``poison`` is called with the reason why nothing may be created any more.
-    """
+    """The workers of one kind, and the requests that wait for one. ``poison`` gets the reason to end all creates."""
 
     def __init__(self, root: str, size: int, poison: Callable[[str], object]) -> None:
         self._root = root
@@ -163,7 +155,7 @@ class _Lane:
         self._unreaped: builtins.list[subprocess.Popen[bytes]] = []
         self._waiting: deque[_Request] = deque()
         self._starting = asyncio.Lock()
-        self._start_behind: asyncio.Task[None] | None = None
+        self._background_start: asyncio.Task[None] | None = None
         self._start_again_at = 0.0
         self._closed = False
 
@@ -173,8 +165,8 @@ class _Lane:
             self.lost(self._idle[-1])
         if not self._workers:
             await self._start()
-        elif len(self._workers) < self._size and self._may_start_behind():
-            self._start_behind = asyncio.create_task(self._start_those_missing())
+        elif len(self._workers) < self._size and self._may_background_start():
+            self._background_start = asyncio.create_task(self._start_missing())
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         request = _Request(operation, [worker.encode_request_head(operation, key, len(argument)), argument], answer)
         if self._idle:
@@ -183,21 +175,21 @@ class _Lane:
             self._waiting.append(request)
         return await answer
 
-    def _may_start_behind(self) -> bool:
-        """One start at a time, and a pause after one that failed."""
+    def _may_background_start(self) -> bool:
+        """One start at a time, and a pause after a failed one."""
         return (
             not self._closed
             and not self._starting.locked()
-            and (self._start_behind is None or self._start_behind.done())
+            and (self._background_start is None or self._background_start.done())
             and asyncio.get_running_loop().time() >= self._start_again_at
         )
 
-    async def _start_those_missing(self) -> None:
-        with contextlib.suppress(_Died, OSError):  # the last worker ended too: the next request raises the reason
+    async def _start_missing(self) -> None:
+        with contextlib.suppress(_Died, OSError):  # the next request raises the reason
             await self._start()
 
     async def _start(self) -> None:
-        """Start what is missing; at least one worker is there on return. Raises: OSError, _Died when closed."""
+        """Start missing workers; at least one runs on return. Raises: OSError, _Died when closed."""
         async with self._starting:
             self._unreaped = [process for process in self._unreaped if process.poll() is None]
             while len(self._workers) < self._size:
@@ -222,7 +214,7 @@ class _Lane:
         ours, theirs = socket.socketpair()
         try:
             process = await asyncio.to_thread(self._spawn, theirs)
-        except RuntimeError as error:  # no thread could be started: what refuses processes refuses threads
+        except RuntimeError as error:  # no thread could be started
             ours.close()
             raise OSError(errno.EAGAIN, str(error)) from error
         except BaseException:
@@ -231,13 +223,13 @@ class _Lane:
         self._unreaped.append(process)
         ours.setblocking(False)
         started = _Worker(process, ours, self)
-        await asyncio.get_running_loop().create_connection(partial(_itself, started), sock=ours)
+        await asyncio.get_running_loop().create_connection(lambda: started, sock=ours)
         self._workers.append(started)
         self.became_idle(started)
 
     def _spawn(self, theirs: socket.socket) -> subprocess.Popen[bytes]:
-        # Closed here and not by who waits: that one may be cancelled, and a number that is free again while the process
-        # starts could be a client's connection by the time it is inherited.
+        # Closed here, not by the caller, which may be cancelled: a descriptor that is reused while the process starts
+        # could be a client's connection when it is inherited.
         with theirs:
             return subprocess.Popen(
                 worker.worker_command(self._root, secrets.token_hex(8), theirs.fileno()),
@@ -249,7 +241,7 @@ class _Lane:
 
     def became_idle(self, one: _Worker) -> None:
         if self._waiting and one.has_ended():
-            return  # the loop notices it next; another worker, if any, takes the waiting requests
+            return  # the loop notices next; another worker takes the waiting requests
         while self._waiting:
             request = self._waiting.popleft()
             if not request.answer.done():
@@ -274,13 +266,9 @@ class _Lane:
         async with self._starting:
             for one in list(self._workers):
                 one.stop()
-        if self._start_behind is not None:
-            await asyncio.wait({self._start_behind})
+        if self._background_start is not None:
+            await asyncio.wait({self._background_start})
         await asyncio.gather(*(asyncio.to_thread(_reap, process) for process in self._unreaped))
-
-
-def _itself(one: _Worker) -> _Worker:
-    return one
 
 
 def _reap(process: subprocess.Popen[bytes]) -> None:
@@ -288,7 +276,7 @@ def _reap(process: subprocess.Popen[bytes]) -> None:
         process.wait(STOP_SECONDS)
     except subprocess.TimeoutExpired:
         process.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):  # a disk that hangs holds a process even against this
+        with contextlib.suppress(subprocess.TimeoutExpired):  # a process on a hanging disk survives even this
             process.wait(STOP_SECONDS)
 
 
@@ -296,7 +284,7 @@ class DirectoryStore:
     """One file per object; a name appears only on complete bytes, and ``Created`` survives power loss."""
 
     def __init__(self, root: Path, *, writers: int = WRITERS, readers: int = READERS) -> None:
-        self._root = root
+        self.url = root.as_uri()
         self._writers = _Lane(str(root), writers, self._poisoned)
         self._readers = _Lane(str(root), readers, self._poisoned)
         self._poison: str | None = None
@@ -305,7 +293,7 @@ class DirectoryStore:
     def open(cls, root: Path, *, create_missing: bool = False) -> DirectoryStore:
         """The store in the directory ``root``. Raises: NotFound when it is absent, Unavailable when it cannot be made.
 
-        An absent directory is often a disk that is not mounted, so making it takes ``create_missing``.
+        An absent directory is often an unmounted disk, so only ``create_missing`` makes it.
         """
         root = Path(os.path.abspath(root))
         if not root.is_dir():
@@ -321,11 +309,6 @@ class DirectoryStore:
             except OSError as error:
                 raise Unavailable("the directory cannot be made", path=str(root), cause=str(error)) from error
         return cls(root)
-
-    @property
-    def url(self) -> str:
-        """Where this is."""
-        return self._root.as_uri()
 
     async def create(self, key: str, data: bytes) -> CreateAnswer:
         """As the port says. Also raises InvalidRequest (store_unfit) where a name cannot be created only if absent."""
@@ -357,7 +340,7 @@ class DirectoryStore:
         return self._poison
 
     def _poisoned(self, reason: str) -> str:
-        """The first reason stands: what comes after it may be its consequence."""
+        """Keep the first reason: later ones may be its consequence."""
         if self._poison is None:
             self._poison = reason
         return self._poison

@@ -1,11 +1,9 @@
-"""How long this process may keep a processor when other tasks wake up: the one call to the scheduler.
+"""The scheduler's time slice of this process, as a hint: how long it may run while other tasks wait.
 
-Since Linux 6.6 a task that wakes up waits for the slice of the running one to end, a few milliseconds, unless its own
-slice is shorter (6.12). A create wakes its writer three or four times while the leader computes. Long slices for
-computing and short ones for waiting on the disk let the writer in at once; background work has the longest slice. The
-p99 of commits with 64 clients on two cores fell from 9.8 ms to 5.6 ms (wrk, medians of five interleaved pairs).
-
-This is a hint: where the system does not support it nothing changes.
+Since Linux 6.6 a task that wakes up waits for the slice of the running one to end, unless its own slice is shorter
+(6.12). A create wakes its writer three or four times while the leader computes, so writers get short slices and
+background work the longest. The p99 of commits with 64 clients on two cores fell from 9.8 ms to 5.6 ms (wrk, medians of
+five interleaved pairs).
 """
 
 from __future__ import annotations
@@ -13,8 +11,6 @@ from __future__ import annotations
 import ctypes
 import os
 import struct
-
-__all__ = ["BACKGROUND_NS", "COMPUTING_NS", "WAITING_NS", "ask_for_time_slice", "time_slice"]
 
 BACKGROUND_NS = 100_000_000
 COMPUTING_NS = 20_000_000

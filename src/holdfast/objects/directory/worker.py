@@ -1,9 +1,8 @@
-"""The process that touches the directory, so that syncs do not block the leader's interpreter.
+"""The process that writes and reads the directory, so that syncs do not block the leader's interpreter.
 
 A worker runs this module by ``python -S`` without the package's dependencies: 40 ms and 11 MB. It serves one stream
-socket and stops only at its end, so the workers of a killed leader end too; a create under way may still land, which
-the log's protocol allows. It ignores terminal and service-manager signals: the leader drains through its workers. When
-the directory cannot be opened, each request is ``FAILED`` with the reason, and the next one opens it again.
+socket and stops only at its end, so the workers of a killed leader end too; a create in flight may still land, which
+the log's protocol allows. It ignores terminal and service-manager signals: the leader drains through its workers.
 
 Frames, little-endian. Request: uint32 bytes that follow, uint8 operation, uint16 bytes of the key, the key, the
 argument: the object's bytes (create); uint64 start, uint64 length or 2^64-1 (read); uint32 limit and the key after
@@ -22,12 +21,6 @@ import sys
 from holdfast.objects.directory.files import PosixFiles
 from holdfast.objects.directory.objects import DirectoryObjects, Poisoned, Unfit
 from holdfast.objects.directory.time_slice import WAITING_NS, ask_for_time_slice
-
-__all__ = [
-    "ABSENT", "CREATE", "DELETE", "DONE", "FAILED", "POISONED", "READ", "REFUSED", "UNFIT", "ANSWER_HEAD_BYTES", "LIST",
-    "WHOLE", "answer", "encode_list", "encode_read", "encode_request_head", "main", "read_answer_head", "serve",
-    "worker_command",
-]  # fmt: skip
 
 CREATE, READ, LIST, DELETE = range(4)
 DONE, REFUSED, ABSENT, FAILED, POISONED, UNFIT = range(6)
@@ -112,7 +105,7 @@ def _reason(error: OSError) -> bytes:
 
 
 def main(descriptor: int, root: str, token: str) -> None:
-    """What a worker process does with the socket it inherits."""
+    """Run a worker process on its inherited socket."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     ask_for_time_slice(WAITING_NS)
@@ -148,7 +141,7 @@ def _opened(root: str, token: str) -> tuple[DirectoryObjects | None, bytes]:
 
 
 def _receive(stream: socket.socket) -> tuple[int, str, memoryview] | None:
-    """The next request, None at the end of the stream. A request cut off by the end was never asked."""
+    """The next request, None at the end of the stream, also for an incomplete request."""
     data = stream.recv(RECEIVE_BYTES)
     while len(data) < _REQUEST.size:
         more = stream.recv(RECEIVE_BYTES)

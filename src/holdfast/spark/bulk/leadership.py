@@ -22,7 +22,7 @@ from hashlib import blake2b
 from typing import Final
 
 from holdfast.client.protocol.endpoint import parse_endpoint
-from holdfast.client.protocol.shell import token_of
+from holdfast.client.protocol.http1 import token_of
 from holdfast.commit.format.batch import (
     HEADER_BYTES,
     PREFIX,

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from holdfast.client.protocol.core import Session
 from holdfast.client.protocol.effects import Wait
 from holdfast.client.protocol.endpoint import Route, parse_endpoint
-from holdfast.client.stores.consuming import Consuming
-from holdfast.client.stores.options import SubscriberOptions
-from holdfast.client.stores.steps import Connect, Ended, Talk
+from holdfast.client.protocol.options import SubscriberOptions
+from holdfast.client.protocol.retry_budget import Session
+from holdfast.client.protocol.stores.messages import subscribe_target
+from holdfast.client.protocol.stores.subscriber import Connect, Ended, SubscriberMachine, Talk
 from holdfast.errors import (
     Closed,
     Code,
@@ -37,7 +37,7 @@ class Service:
     def __init__(self, **options: object) -> None:
         self.options = SubscriberOptions(**options)  # type: ignore[arg-type]
         session = Session(Route((parse_endpoint("http://store:1"),)))
-        self.machine = Consuming(session, "s", "d", "me", self.options)
+        self.machine = SubscriberMachine(session, subscribe_target("s", "d", "me"), self.options)
         self.now_ms = 0.0
         self.said: list[Frame] = []
         self.probes = 0
@@ -116,9 +116,8 @@ class Answers:
 
 def test_the_target_names_everything_that_the_subscriber_asks_for() -> None:
     session = Session(Route((parse_endpoint("http://store:1"),)))
-    machine = Consuming(
-        session, "a b", "d/1", "me", SubscriberOptions(prefetch=5), template="t", matcher={"x": [1]}, key="k"
-    )
+    target = subscribe_target("a b", "d/1", "me", template="t", matcher={"x": [1]}, key="k", prefetch=5)
+    machine = SubscriberMachine(session, target, SubscriberOptions())
     step = machine.next_step(0)
     assert isinstance(step, Connect)
     assert step.target == (
@@ -144,9 +143,9 @@ def test_a_subscribers_own_prefetch_bounds_what_it_holds_unsettled() -> None:
     service.delivers(1, 2, 3, 4)
     assert service.takes() == [1, 2, 3, 4]
     assert service.hears() == [], "taking gives no credit"
-    service.machine.acknowledge(1, 1, 0)
+    service.machine.acknowledge([(1, 1)], 0)
     assert service.hears() == []
-    service.machine.acknowledge(2, 2, 0)
+    service.machine.acknowledge([(2, 2)], 0)
     assert service.hears() == [{"type": "ack", "id": 1, "ranges": [[1, 2]]}, {"type": "credit", "messages": 2}]
     service.machine.put_back(3, 0)
     assert [frame["type"] for frame in service.hears()] == ["nack", "credit"]
@@ -162,9 +161,9 @@ def test_acknowledgements_go_out_together_as_ranges() -> None:
     service.attaches()
     service.hears()
     for seq in (1, 2):
-        service.machine.acknowledge(seq, seq, service.now_ms)
+        service.machine.acknowledge([(seq, seq)], service.now_ms)
     assert service.hears() == []
-    service.machine.acknowledge(4, 4, service.now_ms)
+    service.machine.acknowledge([(4, 4)], service.now_ms)
     assert service.hears() == [{"type": "ack", "id": 1, "ranges": [[1, 2], [4, 4]]}]
     assert service.machine.unconfirmed == 3
     service.says({"type": "answer", "id": 1, "acknowledged": 3, "stale": []})
@@ -176,22 +175,22 @@ def test_more_ranges_than_a_frame_takes_go_out_in_several() -> None:
     service.attaches(prefetch=65_536, ack_batch_count=1_000_000)
     service.hears()
     for seq in range(1, 24_002, 2):
-        service.machine.acknowledge(seq, seq, 0)
-    answers = Answers()
-    service.machine.acknowledge(30_000, 30_000, 0, answers)
+        service.machine.acknowledge([(seq, seq)], 0)
+    replies = Answers()
+    service.machine.acknowledge([(30_000, 30_000)], 0, replies)
     frames = service.hears()
     assert [len(frame["ranges"]) for frame in frames] == [10_000, 2_002]  # type: ignore[arg-type]
     service.says({"type": "answer", "id": 1, "acknowledged": 9_998, "stale": [1, [3, 3]]})
-    assert answers.stale is None
+    assert replies.stale is None
     service.says({"type": "answer", "id": 2, "acknowledged": 2_001, "stale": [30_000]})
-    assert answers.stale == [1, 3, 30_000] and service.machine.unconfirmed == 0
+    assert replies.stale == [1, 3, 30_000] and service.machine.unconfirmed == 0
 
 
 def test_a_lone_acknowledgement_goes_out_when_its_time_is_over() -> None:
     service = Service()
     service.attaches(ack_batch_time_ms=100)
     service.hears()
-    service.machine.acknowledge(1, 1, 50)
+    service.machine.acknowledge([(1, 1)], 50)
     service.now_ms = 60
     step = service.step()
     assert isinstance(step, Talk) and step.timeout_ms == 90
@@ -203,12 +202,12 @@ def test_who_waits_for_the_answer_sends_at_once_and_hears_what_was_stale() -> No
     service = Service()
     service.attaches()
     service.hears()
-    answers = Answers()
-    service.machine.acknowledge(5, 7, 0, answers)
+    replies = Answers()
+    service.machine.acknowledge([(5, 7)], 0, replies)
     assert [frame["type"] for frame in service.hears()] == ["ack"]
     service.says({"type": "answer", "id": 1, "acknowledged": 1, "stale": [[6, 7]]})
-    assert answers.stale == [6, 7] and service.machine.stale == 2
-    assert [advisory.kind for advisory in service.machine.take_advisories()] == ["stale_acknowledgement"]
+    assert replies.stale == [6, 7] and service.machine.stale == 2
+    assert [advisory.kind for advisory in service.machine.advisories.take()] == ["stale_acknowledgement"]
 
 
 @pytest.mark.parametrize("mode", ["async", "sync"])
@@ -216,24 +215,24 @@ def test_who_acknowledges_several_hears_of_every_one_that_was_stale(mode: str) -
     service = Service()
     service.attaches(ack_mode=mode, ack_batch_count=2)
     service.hears()
-    answers = Answers()
-    service.machine.acknowledge_all([(seq, seq) for seq in (1, 3, 4, 5, 7, 7)], 0, answers)
+    replies = Answers()
+    service.machine.acknowledge([(seq, seq) for seq in (1, 3, 4, 5, 7, 7)], 0, replies)
     (frame,) = service.hears()
     assert frame["ranges"] == [[1, 1], [3, 5], [7, 7], [7, 7]]
     service.says({"type": "answer", "id": 1, "acknowledged": 3, "stale": [1, [4, 5]]})
-    assert answers.stale == [1, 4, 5]
+    assert replies.stale == [1, 4, 5]
 
 
 def test_one_error_is_told_of_several_frames_and_no_answer_behind_it() -> None:
     service = Service()
     service.attaches(prefetch=65_536)
-    told: list[HoldfastError | None] = []
+    awaited: list[HoldfastError | None] = []
     numbers = [(seq, seq) for seq in range(1, 24_002, 2)]
-    service.machine.acknowledge_all(numbers, 0, lambda _stale, error: told.append(error))
+    service.machine.acknowledge(numbers, 0, lambda _stale, error: awaited.append(error))
     assert len([frame for frame in service.hears() if frame["type"] == "ack"]) == 2
     service.says({"type": "error", "id": 1, "code": "permission_denied", "message": "no"})
     service.says({"type": "answer", "id": 2, "acknowledged": 2_001, "stale": []})
-    assert [error.code for error in told if error is not None] == [Code.PERMISSION_DENIED] and len(told) == 1
+    assert [error.code for error in awaited if error is not None] == [Code.PERMISSION_DENIED] and len(awaited) == 1
     assert not service.machine.has_ended
 
 
@@ -241,7 +240,7 @@ def test_a_durable_with_sync_acknowledgements_gets_each_at_once() -> None:
     service = Service()
     service.attaches(ack_mode="sync")
     service.hears()
-    service.machine.acknowledge(1, 1, 0)
+    service.machine.acknowledge([(1, 1)], 0)
     assert service.hears() == [{"type": "ack", "id": 1, "ranges": [[1, 1]]}]
 
 
@@ -265,8 +264,8 @@ def test_a_lost_connection_is_replaced_and_unanswered_acknowledgements_go_out_fi
     service.attaches()
     service.delivers(1, 2, 3, 4)
     service.machine.take(service.now_ms)
-    service.machine.acknowledge(1, 1, 0, Answers())
-    service.machine.acknowledge(2, 2, 0)
+    service.machine.acknowledge([(1, 1)], 0, Answers())
+    service.machine.acknowledge([(2, 2)], 0)
     service.hears()
     service.loses()
     assert service.machine.take(service.now_ms) is None, "what was not handed out is delivered again by the service"
@@ -274,7 +273,7 @@ def test_a_lost_connection_is_replaced_and_unanswered_acknowledgements_go_out_fi
     service.attaches()
     kinds = [(frame["type"], frame.get("ranges")) for frame in service.hears()]
     assert kinds == [("ack", [[1, 1]]), ("ack", [[2, 2]]), ("credit", None)]
-    assert [advisory.kind for advisory in service.machine.take_advisories()] == [
+    assert [advisory.kind for advisory in service.machine.advisories.take()] == [
         "store_unavailable",
         "store_available",
     ]
@@ -283,14 +282,14 @@ def test_a_lost_connection_is_replaced_and_unanswered_acknowledgements_go_out_fi
 def test_an_answer_that_was_asked_for_comes_through_a_lost_connection() -> None:
     service = Service()
     service.attaches()
-    answers = Answers()
-    service.machine.acknowledge(1, 1, 0, answers)
+    replies = Answers()
+    service.machine.acknowledge([(1, 1)], 0, replies)
     service.loses()
     service.waits()
     service.attaches()
     frame = next(frame for frame in service.hears() if frame["type"] == "ack" and frame["id"] != 1)
     service.says({"type": "answer", "id": frame["id"], "acknowledged": 0, "stale": [[1, 1]]})
-    assert answers.stale == [1]
+    assert replies.stale == [1]
 
 
 def test_a_silent_service_is_probed_and_then_lost() -> None:
@@ -311,7 +310,7 @@ def test_a_frame_that_takes_long_on_its_way_is_no_silence_and_probes_go_on_meanw
     service.attaches()
     for now_ms in range(1_000, 30_001, 1_000):
         service.now_ms = now_ms
-        service.machine.stirred(now_ms)
+        service.machine.bytes_arrived(now_ms)
         assert isinstance(service.step(), Talk)
     assert service.probes == 15, "the service hears that somebody is there"
     service.delivers(1)
@@ -387,7 +386,7 @@ def test_being_attached_alone_is_no_connection_that_was_found_again() -> None:
         lengths.append(service.waits().at_most_ms)
         service.attaches()
     assert lengths == [20, 40, 80, 160, 320, 640], "each is twice as long, though each connection was attached"
-    kinds = [advisory.kind for advisory in service.machine.take_advisories()]
+    kinds = [advisory.kind for advisory in service.machine.advisories.take()]
     assert kinds == ["store_unavailable", "store_available"] * 6 + ["store_unavailable"]
 
 
@@ -414,7 +413,7 @@ def test_what_a_connection_brings_starts_pauses_and_time_anew(what: str) -> None
         if what == "messages":
             service.delivers(1)
         elif what == "answer":
-            service.machine.acknowledge(1, 1, service.now_ms, Answers())
+            service.machine.acknowledge([(1, 1)], service.now_ms, Answers())
             frame = service.hears()[-1]
             service.says({"type": "answer", "id": frame["id"], "acknowledged": 1, "stale": []})
         else:
@@ -455,24 +454,24 @@ def test_a_service_whose_log_failed_is_connected_to_again_with_what_it_left_open
     service.waits()
     service.attaches()
     service.hears()
-    answers = Answers()
-    service.machine.acknowledge(1, 1, 0, answers)
+    replies = Answers()
+    service.machine.acknowledge([(1, 1)], 0, replies)
     service.hears()
     service.says({"type": "error", "id": 1, "code": code, "message": "no"})
     service.waits()
     service.attaches()
     assert [(frame["type"], frame.get("ranges")) for frame in service.hears()] == [("ack", [[1, 1]]), ("credit", None)]
     service.says({"type": "answer", "id": 2, "acknowledged": 1, "stale": []})
-    assert answers.stale == [] and answers.error is None
+    assert replies.stale == [] and replies.error is None
 
 
 def test_a_refused_acknowledgement_is_told_to_who_waits_for_it() -> None:
     service = Service()
     service.attaches()
-    answers = Answers()
-    service.machine.acknowledge(1, 1, 0, answers)
+    replies = Answers()
+    service.machine.acknowledge([(1, 1)], 0, replies)
     service.says({"type": "error", "id": 1, "code": "permission_denied", "message": "no"})
-    assert answers.error is not None and answers.error.code is Code.PERMISSION_DENIED
+    assert replies.error is not None and replies.error.code is Code.PERMISSION_DENIED
     assert not service.machine.has_ended
 
 
@@ -488,7 +487,7 @@ def test_closing_sends_what_is_acknowledged_waits_for_the_answers_and_says_good_
     service = Service()
     service.attaches()
     service.hears()
-    service.machine.acknowledge(1, 1, 0)
+    service.machine.acknowledge([(1, 1)], 0)
     service.machine.close()
     assert service.hears() == [{"type": "ack", "id": 1, "ranges": [[1, 1]]}]
     assert not service.machine.has_ended
@@ -496,7 +495,7 @@ def test_closing_sends_what_is_acknowledged_waits_for_the_answers_and_says_good_
     assert service.hears() == [{"type": "close"}]
     assert service.machine.has_ended and service.machine.failure is None
     with pytest.raises(Closed):
-        service.machine.acknowledge(2, 2, 0)
+        service.machine.acknowledge([(2, 2)], 0)
 
 
 def test_closing_while_the_service_is_away_ends_at_once() -> None:
@@ -518,10 +517,10 @@ def test_advisories_of_the_service_reach_the_application() -> None:
     service = Service()
     service.attaches()
     heard = []
-    service.machine.on_advisory = heard.append
+    service.machine.advisories.on_advisory = heard.append
     service.says({"type": "advisory", "kind": "data_loss", "facts": {"messages": 3}})
     assert [advisory.kind for advisory in heard] == ["data_loss"]
-    assert dict(service.machine.take_advisories()[0].facts) == {"messages": 3}
+    assert dict(service.machine.advisories.take()[0].facts) == {"messages": 3}
 
 
 def test_unknown_advisories_beyond_the_bound_push_out_the_oldest() -> None:
@@ -529,7 +528,7 @@ def test_unknown_advisories_beyond_the_bound_push_out_the_oldest() -> None:
     service.attaches()
     for number in range(4):
         service.says({"type": "advisory", "kind": f"k{number}", "facts": {}})
-    assert [advisory.kind for advisory in service.machine.take_advisories()] == ["k2", "k3"]
+    assert [advisory.kind for advisory in service.machine.advisories.take()] == ["k2", "k3"]
 
 
 def test_every_attachment_begins_with_an_empty_report_before_credit() -> None:

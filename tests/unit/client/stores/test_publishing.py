@@ -7,12 +7,11 @@ import random
 import msgspec
 import pytest
 
-from holdfast.client.protocol.core import Session
-from holdfast.client.protocol.effects import Failed, Reply, Send, Wait
+from holdfast.client.protocol.effects import Failed, Response, Send, Wait
 from holdfast.client.protocol.endpoint import Route, parse_endpoint
-from holdfast.client.stores.options import PublisherOptions
-from holdfast.client.stores.publishing import LINGER, Publishing
-from holdfast.client.stores.sent import Sent
+from holdfast.client.protocol.options import PublisherOptions
+from holdfast.client.protocol.retry_budget import Session
+from holdfast.client.protocol.stores.publisher import LINGER, PublisherMachine, Sent
 from holdfast.errors import (
     Backpressure,
     Closed,
@@ -44,10 +43,12 @@ class Store:
         self.last: dict[str, int] = {}
         self.requests: list[Body] = []
 
-    def new_machine(self, publisher_id: str | None = None, next_seq: int | None = None) -> Publishing:
+    def new_machine(self, publisher_id: str | None = None, next_seq: int | None = None) -> PublisherMachine:
         session = Session(Route((parse_endpoint("http://store:1"),)))
         self.request_timeout_ms = session.options.request_timeout_ms
-        self.machine = Publishing(session, "s", self.options, entropy="e", publisher_id=publisher_id, next_seq=next_seq)
+        self.machine = PublisherMachine(
+            session, "s", self.options, entropy="e", publisher_id=publisher_id, next_seq=next_seq
+        )
         return self.machine
 
     def add(self, *bodies: bytes) -> list[Sent]:
@@ -82,30 +83,30 @@ class Store:
             {"first_seq": numbers[0], "last_seq": numbers[-1], "duplicates": duplicates, "unmatched": 0}
         )
 
-    def answers(self, status: int, body: bytes) -> None:
-        self.machine.answered(Reply(self.now_ms, status, {"content-type": "application/msgpack"}, body))
+    def replies(self, status: int, body: bytes) -> None:
+        self.machine.on_response(Response(self.now_ms, status, {"content-type": "application/msgpack"}, body))
         self.machine.check()
 
     def accepts(self) -> Body:
         body = self.sends()
-        self.answers(200, self.keep(body))
+        self.replies(200, self.keep(body))
         return body
 
     def refuses(self, status: int, code: Code) -> None:
         self.sends()
-        self.answers(status, msgspec.msgpack.encode({"error": {"code": code.value, "message": "no"}}))
+        self.replies(status, msgspec.msgpack.encode({"error": {"code": code.value, "message": "no"}}))
 
     def errs(self, status: int, code: str, *, keeps: bool) -> None:
         body = self.sends()
         if keeps:
             self.keep(body)
-        self.answers(status, msgspec.msgpack.encode({"error": {"code": code, "message": "no"}}))
+        self.replies(status, msgspec.msgpack.encode({"error": {"code": code, "message": "no"}}))
 
     def loses_the_answer(self, *, keeps: bool) -> None:
         body = self.sends()
         if keeps:
             self.keep(body)
-        self.machine.answered(Failed(self.now_ms, True, "silence"))
+        self.machine.on_response(Failed(self.now_ms, True, "silence"))
         self.machine.check()
 
     def waits(self) -> Wait:
@@ -116,7 +117,7 @@ class Store:
         return step
 
     def accepts_everything(self) -> None:
-        while self.machine.unsettled:
+        while self.machine.unconfirmed:
             self.accepts()
 
 
@@ -125,7 +126,7 @@ def test_messages_that_come_while_a_request_is_under_way_make_the_next_one() -> 
     first = store.add(b"a")
     body = store.sends()
     rest = store.add(b"b", b"c")
-    store.answers(200, store.keep(body))
+    store.replies(200, store.keep(body))
     store.accepts()
     assert [len(request.messages) for request in store.requests] == [1, 2]
     assert [sent.seq for sent in first + rest] == [1, 2, 3]
@@ -146,7 +147,7 @@ def test_a_lost_answer_is_asked_for_with_the_same_bytes_and_nothing_is_kept_twic
 def test_a_process_that_does_not_lead_is_left_for_the_next_address() -> None:
     store = Store()
     session = Session(Route((parse_endpoint("http://standby:1"), parse_endpoint("http://store:1"))))
-    store.machine = Publishing(session, "s", store.options, entropy="e")
+    store.machine = PublisherMachine(session, "s", store.options, entropy="e")
     (sent,) = store.add(b"a")
     store.refuses(409, Code.NOT_LEADER)
     store.waits()
@@ -302,12 +303,12 @@ def test_numbers_of_a_refused_batch_are_used_again_so_that_there_is_no_gap() -> 
 def test_one_message_that_is_too_large_fails_alone_and_the_others_keep_their_order() -> None:
     store = Store()
     sent = store.add(*(b"x" * (100 if i == 5 else 1) + bytes([i]) for i in range(9)))
-    while store.machine.unsettled:
+    while store.machine.unconfirmed:
         request = store.sends()
         if any(len(message.body) > 50 for message in request.messages):
-            store.answers(413, msgspec.msgpack.encode({"error": {"code": "message_too_large", "message": "no"}}))
+            store.replies(413, msgspec.msgpack.encode({"error": {"code": "message_too_large", "message": "no"}}))
         else:
-            store.answers(200, store.keep(request))
+            store.replies(200, store.keep(request))
     assert [isinstance(item.error, LimitExceeded) for item in sent] == [i == 5 for i in range(9)]
     assert store.kept == [b"x" + bytes([i]) for i in range(9) if i != 5]
 
@@ -324,27 +325,27 @@ def test_a_batch_of_the_application_is_never_divided() -> None:
 def test_with_no_time_to_retry_the_others_of_a_refused_batch_have_the_time_of_a_request(retry_duration: float) -> None:
     store = Store(retry_duration=retry_duration)
     sent = store.add(*(b"x" * (100 if i == 3 else 1) + bytes([i]) for i in range(8)))
-    while store.machine.unsettled:
+    while store.machine.unconfirmed:
         request = store.sends()
         assert store.timeout_ms == store.request_timeout_ms or len(store.requests) == 1
         store.now_ms += 20
         if any(len(message.body) > 50 for message in request.messages):
-            store.answers(413, msgspec.msgpack.encode({"error": {"code": "message_too_large", "message": "no"}}))
+            store.replies(413, msgspec.msgpack.encode({"error": {"code": "message_too_large", "message": "no"}}))
         else:
-            store.answers(200, store.keep(request))
+            store.replies(200, store.keep(request))
     assert [isinstance(item.error, LimitExceeded) for item in sent] == [i == 3 for i in range(8)]
 
 
 def test_with_no_time_to_retry_what_a_full_store_has_room_for_is_kept_without_a_pause() -> None:
     store = Store(retry_duration=0)
     sent = store.add(*(bytes([i]) for i in range(8)))
-    while store.machine.unsettled:
+    while store.machine.unconfirmed:
         request = store.sends()
         assert store.timeout_ms == store.request_timeout_ms
         if len(store.kept) + len(request.messages) > 5:
-            store.answers(409, msgspec.msgpack.encode({"error": {"code": "store_full", "message": "no"}}))
+            store.replies(409, msgspec.msgpack.encode({"error": {"code": "store_full", "message": "no"}}))
         else:
-            store.answers(200, store.keep(request))
+            store.replies(200, store.keep(request))
     assert store.kept == [bytes([i]) for i in range(5)]
     assert [item.error is None for item in sent] == [i < 5 for i in range(8)]
 
@@ -440,7 +441,7 @@ def test_without_confirmation_nothing_is_numbered_repeated_or_reported() -> None
     sent = store.add(b"a", b"b")
     body = store.sends()
     assert body.publisher_id == "" and [message.publisher_seq for message in body.messages] == [0, 0]
-    store.machine.answered(Failed(0, True, "silence"))
+    store.machine.on_response(Failed(0, True, "silence"))
     assert all(item.done and item.error is None for item in sent)
     assert store.machine.next_step(0) is None and store.machine.failed == 0
 
@@ -498,7 +499,7 @@ def test_closing_fails_what_is_queued_as_closed_and_what_is_under_way_as_unknown
     store.sends()
     store.machine.end(Closed("closed"))
     assert isinstance(sent[0].error, OutcomeUnknown) and isinstance(sent[1].error, Closed)
-    store.machine.answered(Failed(0, True, "late"))
+    store.machine.on_response(Failed(0, True, "late"))
     store.machine.check()
 
 
@@ -507,7 +508,7 @@ def test_an_answer_that_is_not_the_apis_is_no_confirmation() -> None:
     sent = store.add(b"a")
     body = store.sends()
     store.keep(body)
-    store.answers(200, b"<html>")
+    store.replies(200, b"<html>")
     assert not sent[0].done
     store.waits()
     store.accepts()
@@ -518,7 +519,7 @@ def test_a_proxys_refusal_says_nothing_about_the_message() -> None:
     store = Store(retry_duration=0)
     sent = store.add(b"a")
     store.sends()
-    store.answers(502, b"<html>bad gateway</html>")
+    store.replies(502, b"<html>bad gateway</html>")
     assert isinstance(sent[0].error, OutcomeUnknown)
 
 
@@ -536,7 +537,7 @@ def test_nothing_confirmed_is_missing_twice_or_out_of_order_under_any_answers(se
         step = store.machine._pause
         if step is not None:
             store.waits()
-        if not store.machine.unsettled:
+        if not store.machine.unconfirmed:
             continue
         match choice.randrange(8):
             case 6 | 7:
@@ -550,12 +551,12 @@ def test_nothing_confirmed_is_missing_twice_or_out_of_order_under_any_answers(se
                 # The store that refuses has not kept these; one that had would confirm them as duplicates.
                 body = store.sends()
                 if (body.publisher_id, body.messages[0].publisher_seq) in store.known:
-                    store.answers(200, store.keep(body))
+                    store.replies(200, store.keep(body))
                 else:
-                    store.answers(409, msgspec.msgpack.encode({"error": {"code": "store_full", "message": "no"}}))
+                    store.replies(409, msgspec.msgpack.encode({"error": {"code": "store_full", "message": "no"}}))
             case _:
                 store.accepts()
-    while store.machine.unsettled:
+    while store.machine.unconfirmed:
         if store.machine._pause is not None:
             store.waits()
         store.accepts()

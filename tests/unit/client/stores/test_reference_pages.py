@@ -10,7 +10,7 @@ import pytest
 
 import holdfast.client.aio.stores as asynchronous
 import holdfast.client.sync.stores as blocking
-from holdfast.client.stores.options import PublisherOptions, SubscriberOptions
+from holdfast.client.protocol.options import PublisherOptions, SubscriberOptions
 from holdfast.errors import Code
 from holdfast.server.http.responses import STATUS_OF
 from holdfast.stores.definitions.cluster import PARAMETER_TYPES, ClusterDefinition, StoreDefinition

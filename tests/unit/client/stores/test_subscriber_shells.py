@@ -9,13 +9,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast.client.aio import subscriber as asynchronous_subscriber
-from holdfast.client.protocol.core import Session
 from holdfast.client.protocol.endpoint import Route, parse_endpoint
-from holdfast.client.stores.consuming import Consuming
-from holdfast.client.stores.options import SubscriberOptions
-from holdfast.client.stores.steps import Connect, Talk
-from holdfast.client.sync import subscriber as blocking_subscriber
+from holdfast.client.protocol.options import SubscriberOptions
+from holdfast.client.protocol.retry_budget import Session
+from holdfast.client.protocol.stores.subscriber import Connect, SubscriberMachine, Talk
+from holdfast.client.transport import aio_stores, sync_stores
 from holdfast.stores.values.messages import Delivery
 
 
@@ -24,7 +22,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_ms = 0.0
-        for module in (asynchronous_subscriber, blocking_subscriber):
+        for module in (aio_stores, sync_stores):
             monkeypatch.setattr(module, "now_ms", lambda: self.now_ms)
 
 
@@ -33,8 +31,10 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return Clock(monkeypatch)
 
 
-def attached_machine(options: SubscriberOptions) -> Consuming:
-    machine = Consuming(Session(Route((parse_endpoint("http://store:1"),))), "s", "d", "me", options)
+def attached_machine(options: SubscriberOptions) -> SubscriberMachine:
+    machine = SubscriberMachine(
+        Session(Route((parse_endpoint("http://store:1"),))), "/v1/stores/s/durables/d/subscribe?subscriber=me", options
+    )
     assert isinstance(machine.next_step(0), Connect)
     machine.opened(0)
     machine.received(msgspec.msgpack.encode({"type": "attached", "created": False, "prefetch": 8}), 0)
@@ -68,15 +68,15 @@ class Halves:
         self._there.close()
 
 
-def shell_of(kind: Any, machine: Consuming, options: SubscriberOptions) -> Any:
-    return kind(machine, options, token=None, tls=None, payload_bytes_max=1_000)
+def shell_of(kind: Any, machine: SubscriberMachine, options: SubscriberOptions) -> Any:
+    return kind(machine, options, None, None)
 
 
 @pytest.mark.parametrize("is_blocking", [True, False])
 def test_a_part_of_a_frame_is_a_sign_of_life(clock: Clock, is_blocking: bool) -> None:
     options = SubscriberOptions(heartbeat_ms=2_000, timeout_ms=5_000)
     machine, line = attached_machine(options), Halves()
-    kind = blocking_subscriber.Subscriber if is_blocking else asynchronous_subscriber.Subscriber
+    kind = sync_stores.SubscriberDriver if is_blocking else aio_stores.SubscriberDriver
     shell = shell_of(kind, machine, options)
     try:
         for now_ms in (4_000, 8_000, 12_000):
@@ -98,7 +98,7 @@ def test_what_is_acknowledged_while_the_thread_goes_to_sleep_goes_out_when_it_is
 ) -> None:
     options = SubscriberOptions(explicit_ack=True)
     machine, line = attached_machine(options), Halves()
-    shell = shell_of(blocking_subscriber.Subscriber, machine, options)
+    shell = shell_of(sync_stores.SubscriberDriver, machine, options)
     slept: list[float] = []
 
     def wait(_numbers: list[int], ms: float) -> set[int]:
@@ -106,7 +106,8 @@ def test_what_is_acknowledged_while_the_thread_goes_to_sleep_goes_out_when_it_is
         return set()
 
     def say(*_: object, **__: object) -> None:  # between the machine's step and the sleep, as another thread may
-        shell.acknowledge(DELIVERY)
+        machine.acknowledge([(DELIVERY.seq, DELIVERY.seq)], clock.now_ms)
+        shell.schedule()
 
     monkeypatch.setattr(shell, "_wait", wait)
     monkeypatch.setattr(line, "say", say)
@@ -115,7 +116,7 @@ def test_what_is_acknowledged_while_the_thread_goes_to_sleep_goes_out_when_it_is
         step = machine.next_step(1_000)
         assert isinstance(step, Talk) and step.timeout_ms == 1_000, "until the next probe"
         shell._talk(line, step)
-        assert slept == [100 + blocking_subscriber._EARLY_MS], "for as long as acknowledgements wait for company"
+        assert slept == [100 + sync_stores.EARLY_MS], "for as long as acknowledgements wait for company"
     finally:
         line.close()
         shell.close()

@@ -7,12 +7,12 @@ import random
 import msgspec
 import pytest
 
-from holdfast.client.protocol.core import Session
 from holdfast.client.protocol.effects import Wait
 from holdfast.client.protocol.endpoint import Route, parse_endpoint
-from holdfast.client.stores.options import SubscriberOptions
-from holdfast.client.stores.steps import Connect
-from holdfast.client.stores.watching import Watching
+from holdfast.client.protocol.options import SubscriberOptions
+from holdfast.client.protocol.retry_budget import Session
+from holdfast.client.protocol.stores.messages import subscribe_target
+from holdfast.client.protocol.stores.subscriber import Connect, WatchMachine
 from holdfast.wire.stores import KeyChange
 
 
@@ -21,7 +21,7 @@ class Service:
 
     def __init__(self) -> None:
         session = Session(Route((parse_endpoint("http://store:1"),)))
-        self.machine = Watching(session, "s", "m", "me", SubscriberOptions(), key=None, prefix=None)
+        self.machine = WatchMachine(session, subscribe_target("s", "m", "me"), SubscriberOptions())
         self.now_ms = 0.0
         self.view: dict[str, bytes] = {}
 
@@ -37,11 +37,11 @@ class Service:
         self.machine.check()
 
     def tells(self, *changes: tuple[str, int, str]) -> None:
-        told: list[dict[str, object]] = []
+        awaited: list[dict[str, object]] = []
         for key, revision, cause in changes:
             value = b"%d" % revision if cause in ("present", "set") else None
-            told.append({"key": key, "revision": revision, "cause": cause, "value": value})
-        self.says({"type": "changes", "changes": told})
+            awaited.append({"key": key, "revision": revision, "cause": cause, "value": value})
+        self.says({"type": "changes", "changes": awaited})
 
     def loses(self) -> None:
         self.machine.lost(self.now_ms, "cut")
@@ -63,7 +63,7 @@ class Service:
 
 def test_a_watch_asks_for_its_keys() -> None:
     session = Session(Route((parse_endpoint("http://store:1"),)))
-    machine = Watching(session, "s", "m", "me", SubscriberOptions(), key=None, prefix="a b")
+    machine = WatchMachine(session, subscribe_target("s", "m", "me", prefix="a b"), SubscriberOptions())
     step = machine.next_step(0.0)
     assert isinstance(step, Connect)
     assert step.target == "/v1/stores/s/durables/m/subscribe?subscriber=me&prefix=a+b"
@@ -122,13 +122,13 @@ def test_the_view_is_the_map_whatever_is_lost(seed: int) -> None:
             case what:
                 key = rng.choice("abcdef")
                 revision += 1
-                told = (key, revision, "set" if what == "set" else "expired")
+                awaited = (key, revision, "set" if what == "set" else "expired")
                 if what == "set":
                     there[key] = revision
                 elif there.pop(key, None) is None:
                     continue
                 if connected:
-                    service.tells(told)
+                    service.tells(awaited)
         if not connected and rng.random() < 0.3:
             service.connects()
             connected = True

@@ -9,8 +9,17 @@ from websockets.server import ServerProtocol
 from websockets.typing import Subprotocol
 
 from holdfast.client.protocol.endpoint import parse_endpoint
-from holdfast.client.stores.web_socket import Happening, Hung, Opened, Payload, Pong, Refused, TooLarge, WebSocket
-from holdfast.client.stores.wire import SUBPROTOCOL
+from holdfast.client.protocol.stores.messages import SUBPROTOCOL
+from holdfast.client.protocol.stores.web_socket import (
+    Disconnected,
+    Opened,
+    Payload,
+    Pong,
+    Refused,
+    SocketEvent,
+    TooLarge,
+    WebSocket,
+)
 
 ENDPOINT = parse_endpoint("http://store:8080")
 
@@ -52,7 +61,7 @@ def test_payloads_arrive_whole_however_the_bytes_are_cut(step: int) -> None:
     server.send_binary(b"sec", fin=False)
     server.send_continuation(b"ond", fin=True)
     data = said(server)
-    found: list[Happening] = []
+    found: list[SocketEvent] = []
     for start in range(0, len(data), step):
         found += client.feed(data[start : start + step])
     assert found == [Payload(b"first"), Pong(), Payload(b"second")]
@@ -83,21 +92,25 @@ def test_a_close_tells_its_code_and_name_once() -> None:
     client, server = opened()
     server.send_close(4409, "durable_collision")
     found = client.feed(said(server))
-    assert [(hung.code, hung.name) for hung in found if isinstance(hung, Hung)] == [(4409, "durable_collision")]
+    assert [
+        (disconnected.code, disconnected.name) for disconnected in found if isinstance(disconnected, Disconnected)
+    ] == [(4409, "durable_collision")]
     assert client.feed(b"") == []
 
 
 def test_an_end_without_a_close_is_a_broken_connection() -> None:
     client, _ = opened()
     found = client.feed(b"")
-    assert [(hung.code, hung.name) for hung in found if isinstance(hung, Hung)] == [(1006, "")]
+    assert [
+        (disconnected.code, disconnected.name) for disconnected in found if isinstance(disconnected, Disconnected)
+    ] == [(1006, "")]
 
 
 def test_a_service_of_another_subprotocol_is_not_spoken_to() -> None:
     client, server, request = pair(subprotocols=[])
     server.send_response(server.accept(request))
     found = client.feed(said(server))
-    assert len(found) == 1 and isinstance(found[0], Hung) and SUBPROTOCOL in found[0].reason
+    assert len(found) == 1 and isinstance(found[0], Disconnected) and SUBPROTOCOL in found[0].reason
 
 
 def test_a_payload_above_the_bound_ends_the_connection() -> None:
@@ -112,7 +125,7 @@ def test_a_payload_above_the_bound_ends_the_connection() -> None:
 def test_what_is_no_websocket_ends_the_connection(data: bytes) -> None:
     client, _, _ = pair()
     found = client.feed(data) + client.feed(b"")
-    assert len([happening for happening in found if isinstance(happening, Hung | Refused)]) == 1
+    assert len([event for event in found if isinstance(event, Disconnected | Refused)]) == 1
 
 
 def test_closing_says_good_bye_and_hears_no_more() -> None:

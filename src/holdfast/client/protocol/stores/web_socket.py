@@ -1,10 +1,6 @@
-"""A WebSocket from the client's side, without I/O: bytes in, what they mean out.
+"""A WebSocket from the client's side, without I/O: bytes in, events out; framing by the library websockets.
 
-Owns: the handshake and the framing, by the library websockets. Does not own: sockets and time (the shells), the meaning
-of payloads (``wire``).
-
-Failure model: whatever is not a WebSocket ends in ``Hung`` with the reason; it never raises. A payload above
-``payload_bytes_max`` ends the connection with ``TooLarge``.
+Nothing is raised: whatever is not a WebSocket ends in ``Disconnected`` with the reason.
 """
 
 from __future__ import annotations
@@ -21,9 +17,7 @@ from websockets.typing import Subprotocol
 from websockets.uri import WebSocketURI
 
 from holdfast.client.protocol.endpoint import Endpoint
-from holdfast.client.stores.wire import SUBPROTOCOL
-
-__all__ = ["Happening", "Hung", "Opened", "Payload", "Pong", "Refused", "TooLarge", "WebSocket"]
+from holdfast.client.protocol.stores.messages import SUBPROTOCOL
 
 
 class Opened(msgspec.Struct, frozen=True):
@@ -31,7 +25,7 @@ class Opened(msgspec.Struct, frozen=True):
 
 
 class Refused(msgspec.Struct, frozen=True):
-    """An HTTP answer instead of a WebSocket."""
+    """An HTTP response instead of a WebSocket."""
 
     status: int
     headers: Mapping[str, str]
@@ -48,7 +42,7 @@ class Pong(msgspec.Struct, frozen=True):
     """The other side is alive."""
 
 
-class Hung(msgspec.Struct, frozen=True):
+class Disconnected(msgspec.Struct, frozen=True):
     """The connection is over. ``code`` and ``name`` are those of a close frame, 1006 and empty without one."""
 
     reason: str
@@ -57,14 +51,14 @@ class Hung(msgspec.Struct, frozen=True):
 
 
 class TooLarge(msgspec.Struct, frozen=True):
-    """The connection is over, because a payload is above ``payload_bytes_max``."""
+    """The connection is over: a payload is above ``payload_bytes_max``."""
 
 
-Happening = Opened | Refused | Payload | Pong | Hung | TooLarge
+SocketEvent = Opened | Refused | Payload | Pong | Disconnected | TooLarge
 
 
 class WebSocket:
-    """One connection. What is to be written is taken with ``take_bytes`` after every call."""
+    """One connection. Write ``take_bytes`` after every call."""
 
     def __init__(self, endpoint: Endpoint, target: str, token: str | None, payload_bytes_max: int) -> None:
         parts = urlsplit(target)
@@ -78,31 +72,31 @@ class WebSocket:
         self._is_open = False
         self._is_over = False
 
-    def feed(self, data: bytes) -> list[Happening]:
-        """What these bytes mean; none at all is the end of the connection."""
+    def feed(self, data: bytes) -> list[SocketEvent]:
+        """The events in these bytes; no bytes are the end of the connection."""
         if self._is_over:
             return []
         if data:
             self._protocol.receive_data(data)
         else:
             self._protocol.receive_eof()
-        happenings: list[Happening] = []
+        events: list[SocketEvent] = []
         for event in self._protocol.events_received():
-            happenings.extend(self._meaning(event))
+            events.extend(self._meaning(event))
         if not self._is_open and self._protocol.handshake_exc is not None and not self._is_over:
             self._is_over = True
-            happenings.append(Hung(str(self._protocol.handshake_exc), 1006, ""))
+            events.append(Disconnected(str(self._protocol.handshake_exc), 1006, ""))
         if not self._is_over and (not data or self._protocol.parser_exc is not None):
             self._is_over = True
             reason = self._protocol.parser_exc
             if isinstance(reason, PayloadTooBig):
-                return [*happenings, TooLarge()]
-            happenings.append(Hung("the connection ended" if reason is None or not data else str(reason), 1006, ""))
-        return happenings
+                return [*events, TooLarge()]
+            events.append(Disconnected("the connection ended" if reason is None or not data else str(reason), 1006, ""))
+        return events
 
-    def _meaning(self, event: Response | object) -> list[Happening]:
+    def _meaning(self, event: Response | object) -> list[SocketEvent]:
         if isinstance(event, Response):
-            return self._answered(event)
+            return self._on_response(event)
         assert isinstance(event, Frame), "a connection brings a response or frames"
         match event.opcode:
             case Opcode.BINARY | Opcode.TEXT | Opcode.CONT:
@@ -115,16 +109,17 @@ class WebSocket:
             case Opcode.CLOSE:
                 close = Close.parse(event.data)
                 self._is_over = True
-                return [Hung(f"the service closed it: {close.code} {close.reason}".rstrip(), close.code, close.reason)]
+                reason = f"the service closed it: {close.code} {close.reason}".rstrip()
+                return [Disconnected(reason, close.code, close.reason)]
             case _:
                 return [Pong()]
 
-    def _answered(self, response: Response) -> list[Happening]:
+    def _on_response(self, response: Response) -> list[SocketEvent]:
         if self._protocol.handshake_exc is None:
             self._is_open = True
             if self._protocol.subprotocol != SUBPROTOCOL:
                 self._is_over = True
-                return [Hung(f"the service does not speak {SUBPROTOCOL}", 1006, "")]
+                return [Disconnected(f"the service does not speak {SUBPROTOCOL}", 1006, "")]
             return [Opened()]
         if not isinstance(self._protocol.handshake_exc, InvalidStatus):
             return []
@@ -141,11 +136,11 @@ class WebSocket:
         self._protocol.send_ping(b"")
 
     def close(self) -> None:
-        """Say good-bye. The other side ends the connection."""
+        """Send a close frame. The other side ends the connection."""
         if self._is_open and not self._is_over:
             self._is_over = True
             self._protocol.send_close(1000)
 
     def take_bytes(self) -> bytes:
-        """What is to be written now."""
+        """The bytes to write now."""
         return b"".join(self._protocol.data_to_send())

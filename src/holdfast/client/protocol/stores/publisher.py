@@ -1,76 +1,142 @@
-"""The protocol of a publisher, as a machine without I/O: what is sent when, again when, and what each message came to.
+"""The machine of a publisher, without I/O: window, batches, numbers, retries and the result of each message.
 
-Owns: the window, the grouping of messages into requests, numbering, repeating, and the report of each message. Does not
-own: sockets, clocks and random numbers (the shells), bodies (``wire``).
+One request is in flight at a time, which keeps the order; messages added meanwhile form the next one. Each request
+carries the publisher's id and a number for each message, so the store keeps no message twice. The rule for every reply:
 
-One request is under way at a time, which is what keeps a publisher's order; messages that come meanwhile make the next
-one. Each request carries the publisher's id and a number for each message, so the store confirms what it has already
-with its first number instead of keeping it twice. Hence the rule for every answer:
-
-    the answer                                   what is known   what happens
+    the reply                                    what is known   what happens
     200                                          kept            the batch is confirmed
-    200 with duplicates of numbers that were     unknown         it is no confirmation: the batch fails with
-      never sent before                                          ``OutcomeUnknown``, the rest goes on under a new id
-    nothing, a broken connection, an uncoded     unknown         the same bytes again, until ``retry_duration`` is over;
-      5xx (some proxy), and every 5xx code but                   not after damage (corrupt_queue, ...), which no
-      those of the next row: outcome_unknown,                    repeating mends
-      internal, sync_failed, disk_full,
-      store_unavailable, ...
-    store_full, cluster_full, disk_limit,        not kept        again, until ``retry_duration`` is over; a batch that
-      no_quorum, overloaded, rate_limited,                       this publisher grouped is halved where the store is
-      not_leader, closed                                         full, as half may fit
-    message_too_large, malformed                 not kept        a grouped batch is halved until the culprit is alone;
-                                                                 it fails, the others go on in their order
-    unknown_publisher, sequence_gap              not kept now    the store has forgotten this publisher: it goes on
-                                                                 under a new id; what may have been kept fails
-    permission_denied, not_found, others         not kept        the batch fails
-    none: no place can be talked to at all       not kept        the batch fails
+    200 with duplicates of numbers that were     unknown         the batch fails with ``OutcomeUnknown``, the rest
+      never sent before                                          continues under a new id
+    none, a broken connection, an uncoded 5xx    unknown         the same bytes again, until ``retry_duration`` is over;
+      (a proxy), every 5xx code not listed                       not after damage (corrupt_queue, ...), which a retry
+      below: outcome_unknown, internal, ...                      cannot repair
+    store_full, cluster_full, disk_limit,        not kept        again, until ``retry_duration`` is over; where the
+      no_quorum, overloaded, rate_limited,                       store is full, a batch that this publisher grouped is
+      not_leader, closed                                         halved, as half may fit
+    message_too_large, malformed                 not kept        a grouped batch is halved until the invalid message is
+                                                                 alone and fails; the rest continues in order
+    unknown_publisher, sequence_gap              not kept now    the store has forgotten this publisher: it continues
+                                                                 under a new id; messages that may be kept fail
+    permission_denied, not_found, ...            not kept        the batch fails
+    no endpoint is usable as configured          not kept        the batch fails
 
-    ``retry_duration`` is over                   not kept        the batch fails with the last answer's error
-                                                 unknown         it fails with ``OutcomeUnknown``; the rest goes on
-                                                                 under a new id: who knows which number comes next?
+    ``retry_duration`` is over                   not kept        the batch fails with the last error
+                                                 unknown         it fails with ``OutcomeUnknown``; the rest continues
+                                                                 under a new id, as the next number is not known
 
-Which codes mean "not kept" is a positive list (``answer_codes``): what is not on it may have been kept. A batch that
-was divided or renumbered has not been tried: it has the time of a request, even where ``retry_duration`` is over or 0.
-
-A batch that the application made (``add_batch``) is never divided: all of it or nothing. A publisher that the
-application numbers (``publisher_id`` and ``next_seq``) keeps its id and its numbers: after one failure everything
-behind it fails too, because the store would refuse the gap.
-
-Failure model: the window bounds what is unsettled; nothing is dropped without an error in ``store_confirm_send``.
+A batch that was divided or renumbered has not been tried: it gets one request, even where ``retry_duration`` is over.
+A batch of the application (``add_batch``) is never divided. A publisher that the application numbers (``publisher_id``
+and ``next_seq``) keeps its id: after one failure everything after it fails, because the store would refuse the gap.
 """
 
 from __future__ import annotations
 
+import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
-from holdfast.client.protocol.core import Session
-from holdfast.client.protocol.effects import Failed, Reply, Request, Send, Wait
-from holdfast.client.protocol.endpoint import Endpoint, Unusable
+from holdfast.client.protocol.effects import Failed, Request, Response, Send, Wait
+from holdfast.client.protocol.endpoint import Endpoint, UnusableEndpoints
 from holdfast.client.protocol.messages import retry_after_ms
-from holdfast.client.protocol.retry_budget import COORDINATION_CODES
-from holdfast.client.stores.answer_codes import RETRIED_CODES, is_unclear
-from holdfast.client.stores.blockage import WARN_AFTER_MS, Blockage, kind_of
-from holdfast.client.stores.options import FOR_EVER, PublisherOptions
-from holdfast.client.stores.sent import Failure, Sent
-from holdfast.client.stores.wire import coded_error, decode_receipt, publish_request
-from holdfast.errors import (
-    Closed,
-    Code,
-    CorruptData,
-    HoldfastError,
-    InvalidRequest,
-    OutcomeUnknown,
-    Unavailable,
+from holdfast.client.protocol.options import FOR_EVER, PublisherOptions
+from holdfast.client.protocol.retry_budget import COORDINATION_CODES, Session
+from holdfast.client.protocol.stores.messages import (
+    RETRIED_CODES,
+    Advisories,
+    coded_error,
+    decode_receipt,
+    is_unclear,
+    publish_request,
 )
+from holdfast.errors import Closed, Code, CorruptData, HoldfastError, InvalidRequest, OutcomeUnknown, Unavailable
 from holdfast.stores.values.messages import Message
 from holdfast.wire.stores import Receipt
 
-__all__ = ["LINGER", "Publishing"]
+
+class Sent:
+    """One message in flight. ``seq`` is its number in the store once it is confirmed, 0 where that is not known.
+
+    ``done`` is set with either ``seq`` or ``error``; then ``on_done`` is called once.
+    """
+
+    __slots__ = ("done", "error", "message", "on_done", "receipt", "seq", "size", "told")
+
+    def __init__(self, message: Message, *, told: bool) -> None:
+        self.message = message
+        self.size = len(message.body) + 64  # the rest of a message is small, and is bounded by the service
+        self.seq = 0
+        self.done = False
+        self.told = told
+        """Whether a caller waits for this message, and gets its failure without ``take_failures``."""
+        self.receipt: Receipt | None = None
+        self.error: HoldfastError | None = None
+        self.on_done: Callable[[Sent], None] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A message that is not known to be kept, and the reason."""
+
+    message: Message
+    error: HoldfastError
+
+
+WARN_AFTER_MS: Final = 5_000.0
+WARN_EVERY_MS: Final = 60_000.0
+LOOK_EVERY_MS: Final = 1_000.0
+ADVISORIES_MAX: Final = 1_000
+_OWN_KINDS: Final = frozenset({Code.STORE_FULL, Code.CLUSTER_FULL, Code.DISK_LIMIT, Code.NO_QUORUM})
+_logger = logging.getLogger("holdfast.publisher")
+
+
+def kind_of(error: HoldfastError) -> str:
+    """The kind of an error's advisory: the code of a limit, else ``store_unavailable``."""
+    return str(error.code) if error.code in _OWN_KINDS else "store_unavailable"
+
+
+class Blockage:
+    """Why and since when one publisher is blocked."""
+
+    def __init__(self, store: str) -> None:
+        self._store = store
+        self._kind = ""
+        self._reason = ""
+        self._since_ms = self._warn_ms = 0.0
+        self.advisories = Advisories(ADVISORIES_MAX)
+
+    def met(self, kind: str, reason: str, since_ms: float) -> None:
+        """A request was not confirmed, and a retry may help."""
+        if not self._kind:
+            self._since_ms, self._warn_ms = since_ms, since_ms + WARN_AFTER_MS
+        self._reason = reason
+        if kind != self._kind:
+            self._kind = kind
+            self.advisories.add(kind, {"store": self._store, "reason": reason})
+
+    def over(self, now_ms: float) -> None:
+        """The store confirmed something."""
+        if self._kind:
+            self._kind = ""
+            facts = {"store": self._store, "blocked_ms": round(now_ms - self._since_ms)}
+            self.advisories.add("store_available", facts)
+
+    def look(self, now_ms: float, unconfirmed: int) -> None:
+        """Write the warning that is due, if any."""
+        if not self._kind or now_ms < self._warn_ms:
+            return
+        self._warn_ms = now_ms + WARN_EVERY_MS
+        _logger.warning(
+            "a publisher is blocked store=%s kind=%s seconds=%.0f unconfirmed=%d reason=%s",
+            self._store,
+            self._kind,
+            (now_ms - self._since_ms) / 1000,
+            unconfirmed,
+            self._reason,
+        )
+
 
 _DIVIDED_WHEN_FULL: Final = frozenset({Code.STORE_FULL, Code.CLUSTER_FULL})
 _DIVIDED_TO_FIND_THE_CULPRIT: Final = frozenset({Code.MESSAGE_TOO_LARGE, Code.TOO_LARGE, Code.MALFORMED})
@@ -93,10 +159,10 @@ class _Batch:
     perhaps_kept: bool = False
 
 
-class Publishing:
-    """The machine. Its shell calls ``next_step``, carries the step out, tells the answer, and repeats.
+class PublisherMachine:
+    """Its driver calls ``next_step``, carries the step out, reports the reply, and repeats. Not thread-safe.
 
-    ``entropy`` makes the ids of a publisher that numbers its own messages. Threads must not call it at the same time.
+    ``entropy`` makes the ids of a publisher that numbers its own messages.
     """
 
     def __init__(
@@ -127,7 +193,7 @@ class Publishing:
         self._queue: deque[_Batch] = deque()
         self._under_way: _Batch | None = None
         self._asked: Endpoint | None = None
-        self._unusable = Unusable(session.route)
+        self._unusable = UnusableEndpoints(session.route)
         self._pause: Wait | None = None
         self._ceiling_ms = session.options.retry_base_ms
         self._batch_messages = options.batch_messages  # halved by a full store, doubled by success
@@ -136,27 +202,27 @@ class Publishing:
         self._sent_ms = 0.0
         self.blockage = Blockage(store)
         self._failures: deque[Failure] = deque(maxlen=options.failures_max)
-        self.unsettled = 0
-        self.unsettled_bytes = 0
+        self.unconfirmed = 0
+        self.unconfirmed_bytes = 0
         self.failed = 0
         """How many messages failed since ``take_failures``, those no longer kept included."""
         self.first_error: HoldfastError | None = None
 
-    # what the application does
+    # called by the application
 
     @property
     def publisher_id(self) -> str:
-        """Under which id messages go out now; empty where nothing is confirmed."""
+        """The id under which messages are sent now; empty where nothing is confirmed."""
         return self._publisher_id if self._options.confirms else ""
 
     @property
     def has_room(self) -> bool:
         """Whether the window admits one more message. One message is admitted whatever its size."""
         if self._ended is not None:
-            return True  # the next ``add`` says why
+            return True  # the next ``add`` raises the reason
         options = self._options
-        return self.unsettled < options.window_messages and (
-            self.unsettled == 0 or self.unsettled_bytes < options.window_bytes
+        return self.unconfirmed < options.window_messages and (
+            self.unconfirmed == 0 or self.unconfirmed_bytes < options.window_bytes
         )
 
     def add(self, message: Message, now_ms: float, *, told: bool = False) -> Sent:
@@ -176,8 +242,8 @@ class Publishing:
             self._queue.append(tail)
         tail.items.append(sent)
         tail.size += sent.size
-        self.unsettled += 1
-        self.unsettled_bytes += sent.size
+        self.unconfirmed += 1
+        self.unconfirmed_bytes += sent.size
         return sent
 
     def add_batch(self, messages: Sequence[Message], now_ms: float) -> list[Sent]:
@@ -195,12 +261,12 @@ class Publishing:
         items = [Sent(message, told=True) for message in messages]
         size = sum(item.size for item in items)
         self._queue.append(_Batch(items, divisible=False, since_ms=now_ms, size=size))
-        self.unsettled += len(items)
-        self.unsettled_bytes += size
+        self.unconfirmed += len(items)
+        self.unconfirmed_bytes += size
         return items
 
     def flush(self) -> None:
-        """Let nothing linger until everything added so far is settled."""
+        """Send without lingering until everything added so far is confirmed or has failed."""
         self._flushing = bool(self._queue)
 
     def take_failures(self) -> list[Failure]:
@@ -212,7 +278,7 @@ class Publishing:
         return failures
 
     def end(self, error: HoldfastError) -> None:
-        """Send nothing more. What is not settled fails: with ``error``, or as unknown where it may have been kept."""
+        """Send nothing more. Unconfirmed messages fail: with ``error``, or as unknown where they may be kept."""
         if self._ended is None:
             self._ended = error
         if self._under_way is not None:
@@ -221,14 +287,14 @@ class Publishing:
         while self._queue:
             self._fail_head(error)
 
-    # what the shell does
+    # called by the driver
 
     def next_step(self, now_ms: float) -> Send | Wait | None:
-        """What to do next: send and then ``answered``, wait and then ``waited``, or nothing until something is added.
+        """Next: send, then ``on_response``; wait, then ``waited``; or None until something is added.
 
         A ``Wait`` with the reason ``linger`` ends early when something is added or flushed.
         """
-        assert self._under_way is None, "one request is under way at a time"
+        assert self._under_way is None, "one request is in flight at a time"
         if self._pause is not None:
             return self._pause
         if not self._queue:
@@ -244,7 +310,7 @@ class Publishing:
         if head.first_sent_ms is None:
             head.first_sent_ms = now_ms
         timeout_ms, left_ms = self._session.options.request_timeout_ms, self._left_ms(head, now_ms)
-        if left_ms is not None and left_ms > 0:  # a try that is owed when it is over has the time of a request
+        if left_ms is not None and left_ms > 0:  # a request that is owed after the end has the full time
             timeout_ms = max(1.0, min(timeout_ms, left_ms))
         head.tries += 1
         self._sent_ms = now_ms
@@ -253,60 +319,60 @@ class Publishing:
         return Send(self._asked, head.request, timeout_ms)
 
     def look(self, now_ms: float) -> None:
-        """Tell of a request that has no answer for long. Call it about once a second while one is under way."""
+        """Warn of a request that has no response for long. Call it about once a second while one is in flight."""
         if self._under_way is not None and self._options.confirms and now_ms - self._sent_ms >= WARN_AFTER_MS:
             self.blockage.met("store_unavailable", "the request has no answer", self._sent_ms)
-        self.blockage.look(now_ms, self.unsettled)
+        self.blockage.look(now_ms, self.unconfirmed)
 
     def waited(self) -> None:
-        """The wait that ``next_step`` asked for is over."""
+        """The wait of ``next_step`` is over."""
         self._pause = None
 
-    def answered(self, answer: Reply | Failed) -> None:
-        """What came of the request. Settles messages, or sets a wait before the next try."""
+    def on_response(self, reply: Response | Failed) -> None:
+        """The reply to the request: completes messages, or sets a wait before the next try."""
         head, self._under_way = self._under_way, None
         if head is None:  # ended meanwhile
             return
         if not self._options.confirms:
             self._confirm(head, None)
             return
-        if isinstance(answer, Failed):
+        if isinstance(reply, Failed):
             assert self._asked is not None, "an answer follows a request"
-            if answer.asked:
+            if reply.asked:
                 self._session.route.failed(self._asked)
-            head.perhaps_kept = head.perhaps_kept or answer.perhaps_accepted
-            if answer.problem is not None and self._unusable.met(answer.problem, self._asked):
+            head.perhaps_kept = head.perhaps_kept or reply.perhaps_accepted
+            if reply.problem is not None and self._unusable.met(reply.problem, self._asked):
                 self._unusable.forget()
-                self._give_up(head, answer.problem)
+                self._give_up(head, reply.problem)
                 return
-            unreached = Unavailable(f"the service cannot be reached: {answer.reason}", endpoint=self._asked)
-            self._again_or_fail(head, unreached, answer)
+            unreached = Unavailable(f"the service cannot be reached: {reply.reason}", endpoint=self._asked)
+            self._again_or_fail(head, unreached, reply)
             return
         self._unusable.forget()
-        if answer.status == 200:
+        if reply.status == 200:
             try:
-                receipt = decode_receipt(answer)
+                receipt = decode_receipt(reply)
             except CorruptData as error:
                 head.perhaps_kept = True
-                self._again_or_fail(head, error, answer)
+                self._again_or_fail(head, error, reply)
             else:
                 if receipt.duplicates and not head.perhaps_kept and not self._numbered_by_application:
                     self._mistaken(head, receipt)
                 else:
-                    self.blockage.over(answer.now_ms)
+                    self.blockage.over(reply.now_ms)
                     self._confirm(head, receipt)
         else:
-            self._refused(head, answer)
+            self._refused(head, reply)
 
     # the rules
 
-    def _refused(self, head: _Batch, answer: Reply) -> None:
-        error = coded_error(answer.status, answer.headers, answer.body)
+    def _refused(self, head: _Batch, reply: Response) -> None:
+        error = coded_error(reply.status, reply.headers, reply.body)
         if error is None:
-            head.perhaps_kept = head.perhaps_kept or answer.status >= 500
-            unclear = Unavailable("something before the service answered with an error", status=answer.status)
-            if answer.status >= 500 or answer.status in (408, 429):
-                self._again_or_fail(head, unclear, answer)
+            head.perhaps_kept = head.perhaps_kept or reply.status >= 500
+            unclear = Unavailable("something before the service answered with an error", status=reply.status)
+            if reply.status >= 500 or reply.status in (408, 429):
+                self._again_or_fail(head, unclear, reply)
             else:
                 self._give_up(head, unclear)
         elif error.code in RETRIED_CODES:
@@ -314,26 +380,29 @@ class Publishing:
                 self._session.route.failed(self._asked)
             if error.code in _DIVIDED_WHEN_FULL and head.divisible and len(head.items) > 1:
                 self._divide(head)
-            self._again_or_fail(self._queue[0], error, answer)
+            self._again_or_fail(self._queue[0], error, reply)
         elif error.code in _DIVIDED_TO_FIND_THE_CULPRIT and head.divisible and len(head.items) > 1:
             self._divide(head)
         elif error.code in _FORGOTTEN and not self._numbered_by_application:
-            self._go_on_under_a_new_id(head, error)
-        elif is_unclear(error, answer.status):
+            if head.first_number == 1:  # the store would forget every new id as well
+                self._give_up(head, error)
+            else:
+                self._rename(error)
+        elif is_unclear(error, reply.status):
             head.perhaps_kept = True
             if isinstance(error, CorruptData):
                 self._give_up(head, error)
             else:
-                self._again_or_fail(head, error, answer)
+                self._again_or_fail(head, error, reply)
         else:
             self._give_up(head, error)
 
     def _mistaken(self, head: _Batch, receipt: Receipt) -> None:
-        """The store had these numbers already, and this publisher had not sent them: whose messages it has is open."""
+        """The store had these numbers before this publisher sent them: it may have messages of another publisher."""
         head.perhaps_kept = True
         mistaken = OutcomeUnknown(
-            "the store says that it had these numbers before this publisher sent them",
-            hint="look whether it has these messages, or publish them again: others follow under a new publisher id",
+            "the store had these numbers before this publisher sent them",
+            hint="check whether it has these messages, or publish them again; later ones get a new publisher id",
             publisher_id=self._publisher_id,
             first_publisher_seq=head.first_number,
             messages=len(head.items),
@@ -341,21 +410,21 @@ class Publishing:
         )
         self._give_up(head, mistaken)
 
-    def _again_or_fail(self, head: _Batch, error: HoldfastError, answer: Reply | Failed) -> None:
-        left_ms = self._left_ms(head, answer.now_ms)
+    def _again_or_fail(self, head: _Batch, error: HoldfastError, reply: Response | Failed) -> None:
+        left_ms = self._left_ms(head, reply.now_ms)
         if left_ms is not None and left_ms <= 0:
-            if head.tries:  # a half that was not tried is sent at once
+            if head.tries:  # a half that was not tried is sent immediately
                 self._give_up(head, error)
             return
         self.blockage.met(kind_of(error), error.statement(), self._sent_ms)
-        self.blockage.look(answer.now_ms, self.unsettled)
+        self.blockage.look(reply.now_ms, self.unconfirmed)
         at_least = 0.0
-        if isinstance(answer, Reply):
-            at_least = float(error.retry_after_ms or retry_after_ms(None, answer.headers) or 0)
+        if isinstance(reply, Response):
+            at_least = float(error.retry_after_ms or retry_after_ms(None, reply.headers) or 0)
         ceiling_ms = max(self._ceiling_ms, at_least / 4)
         self._ceiling_ms = min(self._ceiling_ms * 2, self._session.options.retry_max_ms)
         longest = at_least + ceiling_ms if left_ms is None else min(at_least + ceiling_ms, left_ms)
-        reason = answer.reason if isinstance(answer, Failed) else str(error.code)
+        reason = reply.reason if isinstance(reply, Failed) else str(error.code)
         self._pause = Wait(min(at_least, longest), longest, reason)
 
     def _left_ms(self, head: _Batch, now_ms: float) -> float | None:
@@ -365,7 +434,7 @@ class Publishing:
         return head.first_sent_ms + seconds * 1000 - now_ms
 
     def _give_up(self, head: _Batch, error: HoldfastError) -> None:
-        """The head fails; those behind it go on, or fail too where the application numbers them."""
+        """The head fails; later batches continue, or fail too where the application numbers them."""
         was_perhaps_kept = head.perhaps_kept
         if self._numbered_by_application:
             self.end(self._fail_head(error))
@@ -376,14 +445,8 @@ class Publishing:
         else:
             self._take_numbers_back(head)
 
-    def _go_on_under_a_new_id(self, head: _Batch, error: HoldfastError) -> None:
-        if head.first_number == 1:  # a new id forgotten at once would be so for ever
-            self._give_up(head, error)
-        else:
-            self._rename(error)
-
     def _rename(self, error: HoldfastError) -> None:
-        """Start numbering anew. What may have been kept under the old id cannot be sent under another one."""
+        """Continue under a new id. Batches that may be kept under the old id fail."""
         while self._queue and self._queue[0].perhaps_kept:
             self._fail_head(error)
         self._publisher_id = self._new_id()
@@ -392,7 +455,7 @@ class Publishing:
             batch.request, batch.first_number, batch.tries = None, 0, 0
 
     def _take_numbers_back(self, head: _Batch) -> None:
-        """``head`` was not kept, so its numbers are the next ones again."""
+        """Reuse the numbers of ``head``, which was not kept."""
         if head.first_number:
             self._next_number = head.first_number
         for batch in self._queue:
@@ -414,7 +477,7 @@ class Publishing:
         batch.request = publish_request(self._store, self.publisher_id, messages)
 
     def _divide(self, head: _Batch) -> None:
-        """Two halves in the place of the head; neither has been kept, and both keep their order and their numbers."""
+        """Replace the head by its two halves, in order and with its numbers."""
         half = len(head.items) // 2
         self._batch_messages = max(1, min(self._batch_messages, half))
         self._queue.popleft()
@@ -425,17 +488,17 @@ class Publishing:
             part.first_sent_ms = head.first_sent_ms
             part.perhaps_kept = head.perhaps_kept
             self._queue.appendleft(part)
-        if head.perhaps_kept:  # the store may know these numbers: the messages must not get others
+        if head.perhaps_kept:  # the store may know these numbers: the messages keep them
             following, self._next_number = self._next_number, head.first_number
             self._number(self._queue[0])
             self._number(self._queue[1])
-            self._next_number = following  # others behind these may have their numbers already
+            self._next_number = following  # later batches may have their numbers already
 
     def _confirm(self, head: _Batch, receipt: Receipt | None) -> None:
         self._queue.popleft()
         self._ceiling_ms = self._session.options.retry_base_ms
         self._batch_messages = min(self._batch_messages * 2, self._options.batch_messages)
-        # Duplicates of several earlier batches need not be neighbours; then only the ends are known.
+        # Duplicates of several earlier batches may have gaps between them; then only the ends are known.
         in_a_row = receipt is not None and receipt.last_seq - receipt.first_seq + 1 == len(head.items)
         seq = receipt.first_seq if receipt is not None and in_a_row else 0
         self._settle(head.items, seq, receipt, None)
@@ -445,7 +508,7 @@ class Publishing:
         if head.perhaps_kept and not isinstance(error, OutcomeUnknown):
             unknown = OutcomeUnknown(
                 "whether the store has these messages is not known",
-                hint="publish them again: who must not see one twice tells by its own fields",
+                hint="publish them again; a receiver that must not see one twice compares fields of its own",
                 publisher_id=self._publisher_id,
                 first_publisher_seq=head.first_number,
                 messages=len(head.items),
@@ -461,9 +524,9 @@ class Publishing:
         return error
 
     def _settle(self, items: list[Sent], seq: int, receipt: Receipt | None, error: HoldfastError | None) -> None:
-        self.unsettled -= len(items)
+        self.unconfirmed -= len(items)
         for item in items:
-            self.unsettled_bytes -= item.size
+            self.unconfirmed_bytes -= item.size
             item.error = error
             item.receipt = receipt
             item.seq = seq
@@ -476,30 +539,26 @@ class Publishing:
             self._flushing = False
 
     def _require_usable(self) -> None:
+        if isinstance(self._ended, Closed):
+            raise self._ended
         if self._ended is not None:
-            raise self._ended if isinstance(self._ended, Closed) else _ended_by(self._ended)
+            raise Closed(
+                "this publisher ended, because one of its numbered messages failed",
+                hint="open another with the number that comes next",
+                reason=self._ended.code,
+            ) from self._ended
 
     def check(self) -> None:
         """Assert every law of the state; for tests, O(messages)."""
         items = [item for batch in self._queue for item in batch.items]
-        assert self.unsettled == len(items), "what is unsettled is queued"
-        assert self.unsettled_bytes == sum(item.size for item in items), "bytes are counted as they are queued"
-        assert not any(item.done for item in items), "a settled message is not queued"
-        assert self._under_way is None or self._under_way is self._queue[0], "only the head is under way"
+        assert self.unconfirmed == len(items), "unconfirmed messages are queued"
+        assert self.unconfirmed_bytes == sum(item.size for item in items), "bytes are counted as they are queued"
+        assert not any(item.done for item in items), "a completed message is not queued"
+        assert self._under_way is None or self._under_way is self._queue[0], "only the head is in flight"
         assert all(batch.items for batch in self._queue), "no batch is empty"
         numbered = [batch for batch in self._queue if batch.first_number]
         for before, after in pairwise(numbered):
             assert before.first_number + len(before.items) == after.first_number, "numbers have no gap"
         if numbered:
             last = numbered[-1]
-            assert last.first_number + len(last.items) == self._next_number, "the next number is nobody's"
-
-
-def _ended_by(error: HoldfastError) -> Closed:
-    closed = Closed(
-        "this publisher ended, because one of its numbered messages failed",
-        hint="open another with the number that comes next",
-        reason=error.code,
-    )
-    closed.__cause__ = error
-    return closed
+            assert last.first_number + len(last.items) == self._next_number, "the next number is not in use"

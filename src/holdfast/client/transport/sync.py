@@ -1,10 +1,7 @@
 """Connections of the blocking client: sockets, their pool, one exchange on one of them.
 
-Owns: sockets and their bounds. Does not own: what is sent or what a failure means (``core``).
-
-Failure model: a request whose last byte was not handed to the kernel was not accepted, unless the service accepts it in
-parts; any later failure is unknown. An error of ``ssl`` is of the handshake: TLS that breaks later is a broken
-connection.
+A request whose last byte was not handed to the kernel was not accepted, unless the service accepts it in parts; after
+any later failure the outcome is unknown. An ``ssl`` error is always of the handshake.
 """
 
 from __future__ import annotations
@@ -14,24 +11,42 @@ import select
 import socket
 import ssl
 import threading
+from typing import TYPE_CHECKING
 
-from holdfast.client.protocol.effects import Failed, Reply, Request, Send
+from holdfast.client.protocol.effects import Chunk, Failed, Open, Response, Send
 from holdfast.client.protocol.endpoint import Endpoint
-from holdfast.client.protocol.http1 import AnswerReader, AnswerTooLarge, BadAnswer, KnownHead, RequestEncoder
+from holdfast.client.protocol.http1 import (
+    BadResponse,
+    KnownHead,
+    RequestEncoder,
+    ResponseReader,
+    ResponseTooLarge,
+    problem_with,
+    reason_of,
+)
 from holdfast.client.protocol.options import ClientOptions
-from holdfast.client.protocol.shell import now_ms
-from holdfast.client.protocol.unusable import problem_with, reason_of
+from holdfast.client.transport.clock import now_ms
 from holdfast.errors import Closed
 
-__all__ = ["Connection", "Pool", "left_s"]
+if TYPE_CHECKING:
+    from holdfast.view import View
 
 RECEIVE_BYTES = 1 << 16
-"""Room for what a read may bring. For twice as much the allocator goes to the system, each time anew."""
+"""Room for one read. For twice as much the allocator goes to the system each time."""
 BUSY = "every connection of this client is busy"
 
 
+Event = threading.Event
+Lock = threading.RLock  # a signal handler may close what its own thread is in the middle of
+each = iter
+
+
+class Cancelled(BaseException):
+    """Never raised: an interrupt of a thread may come in the middle of anything, so the connection is dropped."""
+
+
 class Connection:
-    """One socket and the answer it is in the middle of. Making it ends within ``timeout_s``, but for the look-up."""
+    """One socket and its response in progress. Making it ends within ``timeout_s``, except for the name look-up."""
 
     def __init__(self, endpoint: Endpoint, tls: ssl.SSLContext | None, timeout_s: float) -> None:
         end_ms = now_ms() + timeout_s * 1000
@@ -47,7 +62,7 @@ class Connection:
         self.socket = plain
         self.known_head = KnownHead()
         self.perhaps_tls = not endpoint.secure
-        """See ``AnswerReader``."""
+        """See ``ResponseReader``."""
         self.idle_since_ms = 0.0
 
     def send(self, data: bytes, timeout_s: float) -> None:
@@ -58,17 +73,14 @@ class Connection:
         except ssl.SSLError as error:
             raise _broken(error) from error
 
-    def send_unless_answered(self, data: bytes, timeout_s: float, reader: AnswerReader) -> bool:
-        """Hand over all of it (then True) or stop where the other side does, if it has answered. Raises: OSError,
-        BadAnswer.
-
-        Who refuses a request need not read it: the answer is there, and then nobody takes the rest.
-        """
+    def send_until_response(self, data: bytes, timeout_s: float, reader: ResponseReader) -> bool:
+        """Hand over all of it (True), or stop where a service that has responded reads no more. Raises: OSError,
+        BadResponse."""
         try:
             self.send(data, timeout_s)
         except OSError:
             self.socket.settimeout(0)
-            with contextlib.suppress(OSError):  # that there is nothing more is one, too
+            with contextlib.suppress(OSError):  # also raised when no more bytes are there
                 while not reader.complete and (arrived := self.socket.recv(RECEIVE_BYTES)):
                     reader.feed(arrived)
             if not reader.complete:
@@ -76,8 +88,8 @@ class Connection:
             return False
         return True
 
-    def receive(self, reader: AnswerReader, timeout_s: float) -> None:
-        """Wait for some bytes. Raises: OSError, BadAnswer."""
+    def receive(self, reader: ResponseReader, timeout_s: float) -> None:
+        """Wait for some bytes. Raises: OSError, BadResponse."""
         self.socket.settimeout(max(timeout_s, 0.001))
         try:
             data = self.socket.recv(RECEIVE_BYTES)
@@ -89,15 +101,15 @@ class Connection:
             reader.end_of_input()
 
     def is_alive(self) -> bool:
-        """An idle connection that is readable was closed by the peer, or speaks out of turn."""
+        """Whether an idle connection is usable: a readable one was closed by the peer, or has unexpected bytes."""
         poll = select.poll()
         poll.register(self.socket, select.POLLIN)
         return not poll.poll(0)
 
     def cut_off(self) -> None:
-        """Wake whoever waits for it in another thread, who finds it at its end. That thread closes it."""
+        """End the wait of another thread, which then closes the connection."""
         with contextlib.suppress(OSError):
-            # Not by the method of a TLS socket, which would forget the TLS of what is still to be read.
+            # The method of a TLS socket would forget the TLS of unread bytes.
             socket.socket.shutdown(self.socket, socket.SHUT_RDWR)
 
     def close(self) -> None:
@@ -107,7 +119,7 @@ class Connection:
 
 
 def _broken(error: ssl.SSLError) -> ConnectionError:
-    """What is told of TLS that breaks behind its handshake: ``unusable`` takes an error of ``ssl`` for one of that."""
+    """The error for TLS that breaks after its handshake; an ``ssl`` error would mean the handshake itself failed."""
     return ConnectionError(f"the connection broke: {error}")
 
 
@@ -119,7 +131,7 @@ def _connected(endpoint: Endpoint, end_ms: float) -> socket.socket:
     failure: OSError | None = None
     for tried, (family, _, _, _, address) in enumerate(found):
         try:
-            # Each has its share of what is left, so one that does not answer leaves time for the others.
+            # Each address has its share of the time left, so an address without a response leaves time for the rest.
             plain = _connected_to(address, family, left_s(end_ms) / (len(found) - tried))
         except OSError as error:
             failure = error
@@ -156,58 +168,65 @@ class Pool:
         self._streams: set[Connection] = set()
         self.closed = False
 
-    def exchange(self, effect: Send) -> Reply | Failed:
+    def exchange(self, effect: Send) -> Response | Failed:
         """Send one request and collect its answer."""
         end_ms = now_ms() + effect.timeout_ms
         if not self._slots.acquire(timeout=effect.timeout_ms / 1000):
             return Failed(now_ms(), False, BUSY, asked=False)
         connection: Connection | None = None
-        reader = AnswerReader(self._options.response_bytes_max)
+        reader = ResponseReader(self._options.response_bytes_max)
         sent = False
         try:
             connection = self._take(effect.endpoint) or self._connect(effect.endpoint, end_ms)
             data, time_left_s = self._requests.encode(effect.request, effect.endpoint), left_s(end_ms)
             reader.known, reader.perhaps_tls = connection.known_head, connection.perhaps_tls
             sent = effect.request.accepted_in_parts
-            whole = connection.send_unless_answered(data, time_left_s, reader)
+            whole = connection.send_until_response(data, time_left_s, reader)
             sent = True
             while not reader.complete:
                 connection.receive(reader, left_s(end_ms))
             if whole and reader.reusable:
                 self.give_back(effect.endpoint, connection)
                 connection = None
-            return Reply(now_ms(), reader.status, reader.headers, reader.take())
-        except (OSError, UnicodeError, BadAnswer) as error:
+            return Response(now_ms(), reader.status, reader.headers, reader.take())
+        except (OSError, UnicodeError, BadResponse) as error:
             problem = problem_with(effect.endpoint, error)
             partial = reader.take() if reader.status == 200 else b""
             accepted = sent and problem is None
-            too_large = isinstance(error, AnswerTooLarge)
+            too_large = isinstance(error, ResponseTooLarge)
             return Failed(now_ms(), accepted, reason_of(error), partial, reader.headers, problem, too_large)
         finally:
             if connection is not None:
                 connection.close()
             self._slots.release()
 
-    def open(self, endpoint: Endpoint, request: Request, timeout_ms: float) -> tuple[Connection, AnswerReader]:
-        """A connection of its own for a stream, its head read. Raises: OSError, BadAnswer, Closed."""
+    def open(self, effect: Open) -> Stream | Response | Failed:
+        """Open a stream on a connection of its own; a ``Response`` refuses it. Raises: Closed."""
         self._require_open()
-        end_ms = now_ms() + timeout_ms
-        connection = self._connect(endpoint, end_ms)
+        connection: Connection | None = None
+        stream: Stream | None = None
+        end_ms = now_ms() + effect.timeout_ms
         try:
-            connection.send(self._requests.encode(request, endpoint), left_s(end_ms))
-            reader = AnswerReader(self._options.event_bytes_max, perhaps_tls=connection.perhaps_tls)
+            connection = self._connect(effect.endpoint, end_ms)
+            connection.send(self._requests.encode(effect.request, effect.endpoint), left_s(end_ms))
+            reader = ResponseReader(self._options.event_bytes_max, perhaps_tls=connection.perhaps_tls)
             while not reader.status or (reader.status != 200 and not reader.complete):
                 connection.receive(reader, left_s(end_ms))
+            if reader.status != 200:
+                return Response(now_ms(), reader.status, reader.headers, reader.take())
             with self._lock:
                 self._require_open()  # ``close`` does not see what is not in the set yet
                 self._streams.add(connection)
-        except BaseException:
-            connection.close()
-            raise
-        return connection, reader
+            stream = Stream(self, connection, reader)
+            return stream
+        except (OSError, UnicodeError, BadResponse) as error:
+            return Failed(now_ms(), False, reason_of(error), problem=problem_with(effect.endpoint, error))
+        finally:
+            if stream is None and connection is not None:
+                self.drop(connection)
 
-    def hang_up(self, connection: Connection) -> None:
-        """The stream on this connection is over."""
+    def drop(self, connection: Connection) -> None:
+        """Close the connection of a stream."""
         with self._lock:
             self._streams.discard(connection)
         connection.close()
@@ -238,7 +257,7 @@ class Pool:
             connection.close()
 
     def give_back(self, endpoint: Endpoint, connection: Connection) -> None:
-        """The answer was taken: the connection may carry another request. Those idle for too long are closed."""
+        """The response was taken: the connection may carry another request. Those idle for too long are closed."""
         connection.idle_since_ms = now_ms()
         connection.perhaps_tls = False
         unwanted: list[Connection] = []
@@ -247,7 +266,7 @@ class Pool:
                 unwanted.append(connection)
             else:
                 self._idle.setdefault(endpoint, []).append(connection)
-            # The last used goes first, so those that only a burst needed would never be looked at again.
+            # The last used is taken first, so connections that only a burst needed would never be checked again.
             for idle in self._idle.values():
                 while idle and self._is_stale(idle[0]):
                     unwanted.append(idle.pop(0))
@@ -258,7 +277,7 @@ class Pool:
         return now_ms() - connection.idle_since_ms >= self._options.idle_connection_ms
 
     def close(self) -> None:
-        """Close what is idle, and wake who waits for a stream."""
+        """Close idle connections, and end every wait for a stream."""
         with self._lock:
             self.closed = True
             for stream in self._streams:
@@ -267,6 +286,44 @@ class Pool:
             self._idle.clear()
         for connection in idle:
             connection.close()
+
+    def wait_closed(self) -> None:
+        """Sockets close at once."""
+
+
+class Stream:
+    """An open response whose body arrives in pieces."""
+
+    def __init__(self, pool: Pool, connection: Connection, reader: ResponseReader) -> None:
+        self._pool = pool
+        self._connection = connection
+        self._reader = reader
+
+    def receive(self, timeout_ms: float) -> Chunk | Failed:
+        """The next piece of the body."""
+        reader = self._reader
+        end_ms = now_ms() + timeout_ms
+        try:
+            while not reader.buffered:
+                if reader.complete:
+                    return Failed(now_ms(), False, "the service ended the stream")
+                self._connection.receive(reader, left_s(end_ms))
+        except (OSError, BadResponse) as error:
+            return Failed(now_ms(), False, reason_of(error))
+        return Chunk(now_ms(), reader.take())
+
+    def cut_off(self) -> None:
+        """End a ``receive`` that waits in another thread. That thread closes the stream."""
+        self._connection.cut_off()
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._pool.drop(self._connection)
+
+
+def view_reaches(view: View, version: int, timeout_s: float) -> bool:
+    """Whether the view holds everything up to ``version`` in time."""
+    return view.wait_for(version, timeout_s)
 
 
 def left_s(end_ms: float) -> float:

@@ -1,31 +1,38 @@
 """Connections of the asyncio client: transports, their pool, one exchange on one of them.
 
-Owns: transports, their bounds, and that none outlives its client. Does not own: what is sent or what a failure means
-(``core``).
-
-Failure model: once a request was given to the transport it may have been accepted; only a connection that could not be
-made was certainly not. A cancelled exchange drops its connection.
+Once a request was given to the transport it may have been accepted. A cancelled exchange drops its connection. No
+transport outlives its client.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
 import ipaddress
 import socket
 import ssl
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import TypeVar, cast
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable
+from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
-from holdfast.client.protocol.effects import Failed, Open, Reply, Send
+from holdfast.client.protocol.effects import Chunk, Failed, Open, Response, Send
 from holdfast.client.protocol.endpoint import Endpoint
-from holdfast.client.protocol.http1 import AnswerReader, AnswerTooLarge, BadAnswer, KnownHead, RequestEncoder
+from holdfast.client.protocol.http1 import (
+    BadResponse,
+    KnownHead,
+    RequestEncoder,
+    ResponseReader,
+    ResponseTooLarge,
+    problem_with,
+    reason_of,
+)
 from holdfast.client.protocol.options import ClientOptions
-from holdfast.client.protocol.shell import now_ms
-from holdfast.client.protocol.unusable import problem_with, reason_of
+from holdfast.client.transport.clock import now_ms
 from holdfast.errors import Closed
 
-__all__ = ["Connection", "Departures", "Incoming", "Pool", "connected"]
+if TYPE_CHECKING:
+    from holdfast.view import View
 
 PAUSE_READING_BYTES = 1 << 20
 RECEIVE_BYTES = 1 << 16
@@ -33,13 +40,65 @@ GOODBYE_S_MAX = 1.0
 BUSY = "every connection of this client is busy"
 
 Made = TypeVar("Made", bound=asyncio.BaseProtocol)
+Item = TypeVar("Item")
 
 
-class Departures:
-    """Transports that were told to close and have not yet, and connects that were told to stop.
+Cancelled = asyncio.CancelledError
+"""Interrupts a wait and leaves the connection intact."""
 
-    With TLS a close waits for the other side's. A loop that ends before it leaves the socket open, and uvloop's then
-    refuses to end at all, so whoever closes transports waits here before it says that it is closed.
+Lock = contextlib.nullcontext
+"""The tasks of one loop need no lock; the threads of the blocking client do."""
+
+
+class Event:
+    """An event that is waited for with a limit of time."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+        self.set = self._event.set
+        self.is_set = self._event.is_set
+
+    async def wait(self, timeout_s: float) -> bool:
+        """Whether it was set in time."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._event.wait()
+        return self._event.is_set()
+
+
+class each(Generic[Item]):  # noqa: N801 - reads as a keyword: async for item in each(items)
+    """The items of an ordinary or an asynchronous iterable."""
+
+    def __init__(self, items: Iterable[Item] | AsyncIterable[Item]) -> None:
+        self._items = items
+
+    def __aiter__(self) -> AsyncIterator[Item]:
+        if isinstance(self._items, AsyncIterable):
+            return aiter(self._items)
+        self._iterator = iter(self._items)
+        return self
+
+    async def __anext__(self) -> Item:
+        for item in self._iterator:
+            return item
+        raise StopAsyncIteration
+
+
+async def view_reaches(view: View, version: int, timeout_s: float) -> bool:
+    """Whether the view holds everything up to ``version`` in time."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            await view.reached(version)
+    except TimeoutError:
+        return False
+    return True
+
+
+class ClosingConnections:
+    """Transports that are closing and connects that are stopping.
+
+    With TLS a close waits for the other side. A loop that ends earlier leaves the socket open, and uvloop's loop then
+    refuses to end, so every close of a client waits here.
     """
 
     def __init__(self) -> None:
@@ -47,7 +106,7 @@ class Departures:
         self._over: asyncio.Future[None] | None = None
 
     def add(self, leaving: object, cut_off: Callable[[], object]) -> None:
-        """It was told to end, and whoever sees its end says ``remove``. ``cut_off`` ends it at once."""
+        """``leaving`` is closing; call ``remove`` at its end. ``cut_off`` ends it immediately."""
         self._leaving[leaving] = cut_off
 
     def stop(self, connecting: asyncio.Task[None]) -> None:
@@ -64,13 +123,13 @@ class Departures:
             self._over.set_result(None)
 
     async def over(self) -> None:
-        """Until all have closed. Who takes longer than ``GOODBYE_S_MAX`` is cut off."""
+        """Wait until all have closed. Those that take longer than ``GOODBYE_S_MAX`` are cut off."""
         await self._wait()
         if self._leaving:
             for cut_off in list(self._leaving.values()):
                 cut_off()
             await self._wait()
-        await asyncio.sleep(0)  # a transport gives its socket back after it has told its protocol
+        await asyncio.sleep(0)  # a transport closes its socket after ``connection_lost``
 
     async def _wait(self) -> None:
         if not self._leaving:
@@ -81,22 +140,21 @@ class Departures:
 
 
 class Incoming(asyncio.BufferedProtocol, ABC):
-    """A protocol whose bytes arrive in a buffer of its own, and come to ``data_received``.
+    """A protocol that receives into its own buffer.
 
-    Without one asyncio makes room for 256 KiB each time, which the allocator has from the system and gives back: that
-    cost more processor time than all that is done with a short answer.
+    Without one asyncio allocates 256 KiB each time, which costs more CPU than all work on a short response.
     """
 
     def __init__(self) -> None:
         self._incoming = memoryview(bytearray(RECEIVE_BYTES))
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Where the transport puts what comes next."""
+        """The buffer for the transport."""
         del sizehint
         return self._incoming
 
     def buffer_updated(self, nbytes: int) -> None:
-        """So many bytes came."""
+        """This many bytes arrived."""
         self.data_received(bytes(self._incoming[:nbytes]))
 
     @abstractmethod
@@ -105,17 +163,16 @@ class Incoming(asyncio.BufferedProtocol, ABC):
 
 
 class Connection(Incoming):
-    """One transport and the answer it is in the middle of.
+    """One transport and its response in progress.
 
-    The time of an exchange costs no timer of its own: one is set where none is, and when it is due it looks whether the
-    exchange of then is late, or waits on for it.
+    Exchanges share one timer: when it is due, it checks whether the current exchange is late, and is set again if not.
     """
 
-    def __init__(self, departures: Departures) -> None:
+    def __init__(self, departures: ClosingConnections) -> None:
         super().__init__()
-        self._departures = departures
+        self._closing_connections = departures
         self.transport: asyncio.Transport | None = None
-        self._reader: AnswerReader | None = None
+        self._reader: ResponseReader | None = None
         self._changed: asyncio.Future[None] | None = None
         self._failure: BaseException | None = None
         self._paused = False
@@ -123,7 +180,7 @@ class Connection(Incoming):
         self._timer: asyncio.TimerHandle | None = None
         self.known_head = KnownHead()
         self.perhaps_tls = False
-        """See ``AnswerReader``."""
+        """See ``ResponseReader``."""
         self.lost = False
         self.idle_since_ms = 0.0
 
@@ -133,14 +190,14 @@ class Connection(Incoming):
         self.transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        """More of the answer."""
+        """More of the response."""
         reader = self._reader
-        if reader is None:  # an idle connection that speaks out of turn is of no further use
+        if reader is None:  # unexpected bytes on an idle connection
             self.close()
             return
         try:
             reader.feed(data)
-        except BadAnswer as error:
+        except BadResponse as error:
             self._failure = error
             self.close()
         if reader.buffered > PAUSE_READING_BYTES and reader.status == 200 and not self._paused and self.transport:
@@ -153,26 +210,26 @@ class Connection(Incoming):
         self.lost = True
         self._forget_time()
         if self.transport is not None:
-            self._departures.remove(self.transport)
+            self._closing_connections.remove(self.transport)
             self.transport = None
         if self._reader is not None and self._failure is None:
             try:
                 if exc is not None:
-                    raise BadAnswer(f"the connection broke: {exc}") from exc
+                    raise BadResponse(f"the connection broke: {exc}") from exc
                 self._reader.end_of_input()
-            except BadAnswer as error:
+            except BadResponse as error:
                 self._failure = error
         self._wake()
 
-    def start(self, data: bytes, reader: AnswerReader, deadline: float | None = None) -> None:
-        """Send a request; its answer goes to ``reader``. ``changed`` raises TimeoutError at the loop's ``deadline``."""
+    def start(self, data: bytes, reader: ResponseReader, deadline: float | None = None) -> None:
+        """Send a request; its response goes to ``reader``. ``changed`` raises TimeoutError at ``deadline``."""
         self._reader = reader
         if deadline is not None:
             self._deadline = deadline
             if self._timer is None or self._timer.when() > deadline:
                 self._set_timer(deadline)
         if self.transport is None:  # lost since it was taken
-            self._failure = BadAnswer("the connection broke")
+            self._failure = BadResponse("the connection broke")
             return
         self.transport.write(data)
 
@@ -198,7 +255,7 @@ class Connection(Incoming):
             self._timer = None
 
     async def changed(self) -> None:
-        """Until more has arrived. Raises: BadAnswer when nothing more will; TimeoutError."""
+        """Wait until more has arrived. Raises: BadResponse when nothing more will; TimeoutError."""
         if self._failure is not None:
             raise self._failure
         if self._paused and self.transport is not None:
@@ -211,7 +268,7 @@ class Connection(Incoming):
             self._changed = None
 
     def finish(self, at_ms: float) -> None:
-        """The answer is complete; the connection is idle since then."""
+        """The response is complete; the connection is idle from now on."""
         self._reader = None
         self._deadline = None
         self.idle_since_ms = at_ms
@@ -221,11 +278,11 @@ class Connection(Incoming):
             self.transport.resume_reading()
 
     def close(self) -> None:
-        """Drop the connection, whatever it is in the middle of."""
+        """Drop the connection, also during an exchange."""
         self.lost = True
         self._forget_time()
         if self.transport is not None:
-            self._departures.add(self.transport, self.transport.abort)
+            self._closing_connections.add(self.transport, self.transport.abort)
             self.transport.abort()
 
     def _wake(self) -> None:
@@ -244,13 +301,13 @@ class Pool:
         self._idle: dict[Endpoint, list[Connection]] = {}
         self._everything: set[Connection] = set()
         self._making: dict[asyncio.Timeout, None] = {}
-        self._departures = Departures()
+        self._closing_connections = ClosingConnections()
         self.closed = False
 
-    async def exchange(self, effect: Send) -> Reply | Failed:
+    async def exchange(self, effect: Send) -> Response | Failed:
         """Send one request and collect its answer."""
         connection: Connection | None = None
-        reader: AnswerReader | None = None
+        reader: ResponseReader | None = None
         deadline = asyncio.get_running_loop().time() + effect.timeout_ms / 1000
         try:
             if self._slots.locked():
@@ -267,7 +324,7 @@ class Pool:
                     connection = await self.connect(effect.endpoint, deadline)
                 data = self._requests.encode(effect.request, effect.endpoint)
                 known, perhaps_tls = connection.known_head, connection.perhaps_tls
-                reader = AnswerReader(self._options.response_bytes_max, known, perhaps_tls=perhaps_tls)
+                reader = ResponseReader(self._options.response_bytes_max, known, perhaps_tls=perhaps_tls)
                 connection.start(data, reader, deadline)
                 while not reader.complete:
                     await connection.changed()
@@ -277,32 +334,39 @@ class Pool:
             if reader.reusable and not connection.lost and not self.closed:
                 self.give_back(effect.endpoint, connection, at_ms)
                 connection = None
-            return Reply(at_ms, reader.status, reader.headers, reader.take())
-        except (OSError, UnicodeError, BadAnswer) as error:  # a timeout is an OSError too
+            return Response(at_ms, reader.status, reader.headers, reader.take())
+        except (OSError, UnicodeError, BadResponse) as error:  # a timeout is an OSError too
             reason, problem = reason_of(error), problem_with(effect.endpoint, error)
-            if reader is None or problem is not None:  # nothing was sent, or to nobody who could read it
+            if reader is None or problem is not None:  # nothing was sent, or the other side could not read it
                 return Failed(now_ms(), False, reason, problem=problem)
             partial = reader.take() if reader.status == 200 else b""
-            too_large = isinstance(error, AnswerTooLarge)
+            too_large = isinstance(error, ResponseTooLarge)
             return Failed(now_ms(), True, reason, partial, reader.headers, too_large=too_large)
         finally:
             if connection is not None:
                 self.drop(connection)
 
-    async def open(self, effect: Open) -> tuple[Connection, AnswerReader]:
-        """A connection of its own for a stream, its head read. Raises: OSError, BadAnswer."""
+    async def open(self, effect: Open) -> Stream | Response | Failed:
+        """Open a stream on a connection of its own; a ``Response`` refuses it. Raises: Closed."""
+        connection: Connection | None = None
+        stream: Stream | None = None
         deadline = asyncio.get_running_loop().time() + effect.timeout_ms / 1000
-        async with asyncio.timeout_at(deadline):
-            connection = await self.connect(effect.endpoint, deadline)
-            try:
-                reader = AnswerReader(self._options.event_bytes_max, perhaps_tls=connection.perhaps_tls)
+        try:
+            async with asyncio.timeout_at(deadline):
+                connection = await self.connect(effect.endpoint, deadline)
+                reader = ResponseReader(self._options.event_bytes_max, perhaps_tls=connection.perhaps_tls)
                 connection.start(self._requests.encode(effect.request, effect.endpoint), reader)
                 while not reader.status or (reader.status != 200 and not reader.complete):
                     await connection.changed()
-            except BaseException:
+            if reader.status != 200:
+                return Response(now_ms(), reader.status, reader.headers, reader.take())
+            stream = Stream(self, connection, reader)
+            return stream
+        except (OSError, UnicodeError, BadResponse) as error:
+            return Failed(now_ms(), False, reason_of(error), problem=problem_with(effect.endpoint, error))
+        finally:
+            if stream is None and connection is not None:
                 self.drop(connection)
-                raise
-            return connection, reader
 
     async def connect(self, endpoint: Endpoint, deadline: float) -> Connection:
         """A new connection, or a failure before the loop's ``deadline``. Raises: OSError, Closed."""
@@ -311,17 +375,20 @@ class Pool:
         try:
             async with bound:
                 self._making[bound] = None
-                connection = await self._connected(endpoint, deadline)
+                if endpoint.secure and self._tls is None:
+                    self._tls = ssl.create_default_context()  # once: it reads every authority of the system
+                made = functools.partial(Connection, self._closing_connections)
+                connection = await connected(made, endpoint, self._tls, deadline)
         except TimeoutError:
             self._require_open()
             raise
         finally:
             self._making.pop(bound, None)
-            self._departures.remove(bound)
+            self._closing_connections.remove(bound)
         self._everything.add(connection)
         connection.perhaps_tls = not endpoint.secure
         try:
-            self._require_open()  # ``close`` may have come since the last step of the connect: nothing is sent any more
+            self._require_open()  # ``close`` may have been called since: nothing is sent any more
         except Closed:
             self.drop(connection)
             raise
@@ -331,19 +398,11 @@ class Pool:
         if self.closed:
             raise Closed("this client is closed")
 
-    async def _connected(self, endpoint: Endpoint, deadline: float) -> Connection:
-        if endpoint.secure and self._tls is None:
-            self._tls = ssl.create_default_context()  # once: it reads every authority of the system
-        return await connected(self._made, endpoint, self._tls, deadline)
-
-    def _made(self) -> Connection:
-        return Connection(self._departures)
-
     def give_back(self, endpoint: Endpoint, connection: Connection, at_ms: float) -> None:
-        """The answer was taken: the connection may carry another request. Those idle for too long are dropped."""
+        """The response was taken: the connection may carry another request. Those idle for too long are dropped."""
         connection.finish(at_ms)
         self._idle.setdefault(endpoint, []).append(connection)
-        # The last used goes first, so those that only a burst needed would never be looked at again.
+        # The last used is taken first, so connections that only a burst needed would never be checked again.
         for idle in self._idle.values():
             while idle and self._is_stale(idle[0], at_ms):
                 self.drop(idle.pop(0))
@@ -369,26 +428,58 @@ class Pool:
         self._everything.discard(connection)
 
     def close(self) -> None:
-        """Drop every connection, those too that are being made."""
+        """Drop every connection, also those being made."""
         self.closed = True
         self._idle.clear()
         making, self._making = self._making, {}
         for bound in making:
-            self._departures.add(bound, lambda: None)  # it ends with its task's next step
+            self._closing_connections.add(bound, lambda: None)  # it ends with its task's next step
             bound.reschedule(asyncio.get_running_loop().time())
         for connection in list(self._everything):
             self.drop(connection)
 
-    async def departed(self) -> None:
-        """Until every connection that was dropped has closed its socket, made or half made."""
-        await self._departures.over()
+    async def wait_closed(self) -> None:
+        """Wait until every dropped connection has closed its socket, also those that were being made."""
+        await self._closing_connections.over()
+
+    async def aclose(self) -> None:
+        """Drop every connection and wait until their sockets are closed."""
+        self.close()
+        await self.wait_closed()
+
+
+class Stream:
+    """An open response whose body arrives in pieces."""
+
+    def __init__(self, pool: Pool, connection: Connection, reader: ResponseReader) -> None:
+        self._pool = pool
+        self._connection = connection
+        self._reader = reader
+
+    async def receive(self, timeout_ms: float) -> Chunk | Failed:
+        """The next piece of the body."""
+        reader = self._reader
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                while not reader.buffered:
+                    if reader.complete:
+                        return Failed(now_ms(), False, "the service ended the stream")
+                    await self._connection.changed()
+        except (OSError, BadResponse) as error:
+            return Failed(now_ms(), False, reason_of(error))
+        return Chunk(now_ms(), reader.take())
+
+    def close(self) -> None:
+        """Drop the connection. A ``receive`` that waits in another task ends."""
+        self._pool.drop(self._connection)
+
+    cut_off = close
 
 
 async def connected(made: Callable[[], Made], endpoint: Endpoint, tls: ssl.SSLContext | None, deadline: float) -> Made:
-    """The protocol that ``made`` made, connected to the first address of ``endpoint`` that answers.
+    """The protocol that ``made`` made, connected to the first address of ``endpoint`` that accepts.
 
-    Each address has its share of the time to the loop's ``deadline``, so one that does not answer leaves some for the
-    others. Raises: OSError, UnicodeError.
+    Each address has its share of the time to the loop's ``deadline``. Raises: OSError, UnicodeError.
     """
     loop = asyncio.get_running_loop()
     if endpoint.unix_path is not None:
@@ -415,7 +506,7 @@ async def connected(made: Callable[[], Made], endpoint: Endpoint, tls: ssl.SSLCo
 
 
 async def _addresses_of(endpoint: Endpoint) -> list[tuple[str, int]]:
-    """The addresses of its name, without a look-up where it is one."""
+    """The addresses of its name, without a look-up where the name is an address."""
     try:
         ipaddress.ip_address(endpoint.host)
     except ValueError:

@@ -1,11 +1,8 @@
-"""The protocol of one client operation, as procedures without I/O.
+"""The operations on the log, as procedures without I/O.
 
-Owns: when to send, when to repeat, when to ask, whom to ask, when to stop. Does not own: bytes (``messages``), sockets,
-clocks and random numbers (the shells), streams of events (``stream``).
+The rules for a commit, in the order in which they are tried on each reply:
 
-The rules for a commit, in the order they are tried on each answer:
-
-    the answer                                   what is known   what happens
+    the reply                                    what is known   what happens
     200 committed / not_committed                the outcome     it is returned
     coded 503 overloaded, not_leader, 429        not accepted    wait (Retry-After, jitter), the same attempt again
     not sent: no connection, last byte not out   not accepted    wait with jitter, the same attempt again
@@ -15,19 +12,17 @@ The rules for a commit, in the order they are tried on each answer:
     sent, then silence or a broken connection    unknown         ask status until it is final
     any other coded error                        refused         it is raised
 
-An *attempt* is (request_id, read_version). The same attempt is sent again only while every earlier sending of it is
-known not to have been accepted. Asking status closes an attempt for good, so after ``not_committed`` a new attempt
-(new request id) may be made without ever committing twice.
-
-Failure model: every loop has a bound in time or count. An operation that runs out while its outcome is unknown raises
-``OutcomeUnknown`` with the request id and ``min_version``, all that is needed to ask later.
+An *attempt* is (request_id, read_version). It is sent again only while every earlier sending is known not to have been
+accepted. Asking status closes an attempt permanently, so after ``not_committed`` a new attempt (new request id) never
+commits twice. Every loop has a bound. An operation that runs out of time while its outcome is unknown raises
+``OutcomeUnknown`` with the request id and ``min_version``, with which status can be asked later.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from holdfast.client.protocol.effects import Failed, Procedure, Reply, Request, Send
+from holdfast.client.protocol.effects import Failed, Procedure, Request, Response, Send
 from holdfast.client.protocol.endpoint import Endpoint
 from holdfast.client.protocol.messages import (
     REFUSED_BEFORE_ACCEPTANCE,
@@ -44,7 +39,7 @@ from holdfast.client.protocol.messages import (
     version_request,
 )
 from holdfast.client.protocol.options import ClientOptions
-from holdfast.client.protocol.retry_budget import COORDINATION_CODES, Patience, Session, pause
+from holdfast.client.protocol.retry_budget import COORDINATION_CODES, RetryBudget, Session, pause
 from holdfast.commit.format.transaction import Operation, Precondition, RangeDelete, Transaction, prefix_end
 from holdfast.errors import (
     Code,
@@ -59,90 +54,85 @@ from holdfast.errors import (
 from holdfast.values import LogPosition
 from holdfast.wire.log import CommitReceipt, ErrorBody, Found, FoundRange, NotCommitted, StatusAnswer, VersionAnswer
 
-__all__ = [
-    "Grouping",
-    "ItemResult",
-    "Patience",
-    "Session",
-    "answer_too_large",
-    "ask_status",
-    "attempt",
-    "bounds_of",
-    "commit",
-    "commit_group",
-    "get",
-    "pause",
-    "read_range",
-    "version",
-]
-
 COMMIT_ATTEMPTS_MAX = 8
 """How many attempts one ``commit`` makes on its own when asking closed the ones before."""
 
 REPEATABLE_CODES = (
     REFUSED_BEFORE_ACCEPTANCE
     | COORDINATION_CODES
-    | {
-        Code.STORE_UNAVAILABLE,
-        Code.VIEW_BEHIND,
-        Code.LAGGING,
-        Code.CLOSED,
-        Code.OUTCOME_UNKNOWN,
-        Code.INTERNAL,
-    }
+    | {Code.STORE_UNAVAILABLE, Code.VIEW_BEHIND, Code.LAGGING, Code.CLOSED, Code.OUTCOME_UNKNOWN, Code.INTERNAL}
 )
 """Errors after which a harmless request (one that reads, or asks for an outcome) is repeated."""
 
 
-def _exchange(
-    session: Session, patience: Patience, request: Request, timeout_ms: float
-) -> Procedure[tuple[Endpoint, Reply | Failed]]:
-    """Send once to the place believed to lead, and say which place that was. Raises: as ``Patience.missed``."""
-    asked = session.route.current
-    answer = yield Send(asked, request, timeout_ms)
-    assert isinstance(answer, Reply | Failed), "a Send is answered by Reply or Failed"
-    patience.now_ms = answer.now_ms
-    if isinstance(answer, Failed):
-        patience.missed(asked, answer)
-    return asked, answer
+def _request(session: Session, request: Request, now_ms: float) -> Procedure[Response]:
+    """A request that may be repeated: until it succeeds, is refused, or ``give_up_after_ms`` is over."""
+    budget = RetryBudget(session, now_ms, session.options.give_up_after_ms)
+    return (yield from _request_within(session, request, budget))
 
 
-def _harmless(session: Session, request: Request, now_ms: float, within_ms: float) -> Procedure[Reply]:
-    """A request that may be repeated: until it succeeds, is refused for good, or time is up."""
-    return (yield from _patiently(session, request, Patience(session, now_ms, within_ms)))
-
-
-def _patiently(session: Session, request: Request, patience: Patience) -> Procedure[Reply]:
-    """The same with a patience of the caller's, which knows afterwards what time it is."""
-    now_ms = patience.now_ms
+def _request_within(session: Session, request: Request, budget: RetryBudget) -> Procedure[Response]:
+    now_ms = budget.now_ms
     while True:
-        timeout_ms = min(session.options.request_timeout_ms, patience.left_ms(now_ms))
-        asked, answer = yield from _exchange(session, patience, request, timeout_ms)
+        timeout_ms = min(session.options.request_timeout_ms, budget.left_ms(now_ms))
+        asked = session.route.current
+        reply = yield Send(asked, request, timeout_ms)
+        assert isinstance(reply, Response | Failed), "a Send is answered by Response or Failed"
+        budget.now_ms = reply.now_ms
         failure: HoldfastError
-        if isinstance(answer, Reply):
-            if answer.status == 200:
-                return answer
-            error = service_error(answer)
-            repeat = (
-                error.code in REPEATABLE_CODES if error is not None else answer.status >= 500 or answer.status == 429
-            )
-            failure = session.refused(error, answer.status)
+        if isinstance(reply, Response):
+            if reply.status == 200:
+                return reply
+            error = service_error(reply)
+            repeat = error.code in REPEATABLE_CODES if error is not None else reply.status >= 500 or reply.status == 429
+            failure = session.refused(error, reply.status)
         else:
-            repeat = not answer.too_large
-            failure = patience.unreachable("the service cannot be reached", asked, answer)
-            if answer.too_large:
-                failure = answer_too_large(session.options)
-        if not repeat or patience.spent(answer.now_ms):
+            budget.missed(asked, reply)
+            repeat = not reply.too_large
+            failure = budget.unreachable("the service cannot be reached", asked, reply)
+            if reply.too_large:
+                failure = response_too_large(session.options)
+        if not repeat or budget.exhausted(reply.now_ms):
             raise failure
-        now_ms = yield from pause(session, patience, asked, answer)
-        if patience.spent(now_ms):  # another try would have no time, and its failure would say less
+        now_ms = yield from pause(session, budget, asked, reply)
+        if budget.exhausted(now_ms):  # another try would have no time, and its failure would say less
             raise failure
 
 
-def answer_too_large(options: ClientOptions) -> LimitExceeded:
-    """The error for an answer above the client's own bound."""
+def _submit(
+    session: Session, request: Request, now_ms: float
+) -> Procedure[tuple[Endpoint, Response | Failed, ErrorBody | None]]:
+    """Send a request that commits until it may have been accepted; the endpoint, its reply and the error in it.
+
+    The reply has status 200, or leaves the outcome open. Raises: what the service refuses with; Unavailable or
+    Backpressure when the request was not accepted within ``give_up_after_ms``.
+    """
+    budget = RetryBudget(session, now_ms, session.options.give_up_after_ms)
+    while True:
+        asked = session.route.current
+        reply = yield Send(asked, request, session.options.request_timeout_ms)
+        assert isinstance(reply, Response | Failed), "a Send is answered by Response or Failed"
+        if isinstance(reply, Failed):
+            budget.missed(asked, reply)
+            if reply.perhaps_accepted:
+                return asked, reply, None
+            if budget.exhausted(reply.now_ms):
+                raise budget.unreachable("the service cannot be reached", asked, reply)
+        elif reply.status == 200:
+            return asked, reply, None
+        else:
+            error = service_error(reply)
+            if _is_unknown(error, reply.status):
+                return asked, reply, error
+            if error is None or error.code not in REFUSED_BEFORE_ACCEPTANCE or budget.exhausted(reply.now_ms):
+                raise session.refused(error, reply.status)
+        yield from pause(session, budget, asked, reply)
+
+
+def response_too_large(options: ClientOptions) -> LimitExceeded:
+    """The error for a response above the client's own bound."""
     return LimitExceeded(
-        "the answer is larger than this client takes",
+        "the response is larger than this client takes",
         hint="ask for less, or raise response_bytes_max",
         response_bytes_max=options.response_bytes_max,
     )
@@ -150,25 +140,22 @@ def answer_too_large(options: ClientOptions) -> LimitExceeded:
 
 def version(session: Session, now_ms: float, *, local: bool) -> Procedure[VersionAnswer]:
     """The service's version. Raises: Unavailable, PermissionDenied, Fenced, CorruptData, Backpressure."""
-    reply = yield from _harmless(session, version_request(local=local), now_ms, session.options.give_up_after_ms)
-    answer = decode_body(reply, VersionAnswer)
-    session.saw(answer.version, answer.log_id)
-    return answer
+    reply = decode_body((yield from _request(session, version_request(local=local), now_ms)), VersionAnswer)
+    session.saw(reply.version, reply.log_id)
+    return reply
 
 
 def get(session: Session, key: bytes, at: Place | None, now_ms: float) -> Procedure[Found | None]:
     """The value of a key in the service's view, never older than ``at``. Raises: as ``version``, InvalidRequest."""
+    request = key_request(key, _position(session, at))
     try:
-        reply = yield from _harmless(
-            session, key_request(key, _placed(session, at)), now_ms, session.options.give_up_after_ms
-        )
+        return decode_body((yield from _request(session, request, now_ms)), Found)
     except NotFound:
         return None
-    return decode_body(reply, Found)
 
 
 def bounds_of(begin: bytes | None, end: bytes | None, prefix: bytes | None) -> tuple[bytes, bytes | None]:
-    """The range that was asked for, by its bounds or by a prefix. Raises: InvalidRequest (malformed).
+    """The range of two bounds or of a prefix. Raises: InvalidRequest (malformed).
 
     >>> bounds_of(None, None, b"seat/"), bounds_of(b"a", None, None)
     ((b'seat/', b'seat0'), (b'a', None))
@@ -184,40 +171,39 @@ def read_range(
     session: Session, begin: bytes, end: bytes | None, limit: int, at: Place | None, now_ms: float
 ) -> Procedure[FoundRange]:
     """Keys of ``[begin, end)`` in the service's view, not older than ``at``. Raises: as ``version``, InvalidRequest."""
-    request = range_request(begin, end, limit, _placed(session, at))
-    reply = yield from _harmless(session, request, now_ms, session.options.give_up_after_ms)
-    return decode_body(reply, FoundRange)
+    request = range_request(begin, end, limit, _position(session, at))
+    return decode_body((yield from _request(session, request, now_ms)), FoundRange)
 
 
-def _placed(session: Session, place: Place | None) -> LogPosition | None:
-    return None if place is None else session.placed(place)
+def _position(session: Session, place: Place | None) -> LogPosition | None:
+    return None if place is None else session.resolve_position(place)
 
 
 def ask_status(session: Session, request_id: str, min_version: Place, now_ms: float) -> Procedure[StatusAnswer]:
     """The final outcome of an attempt. Asking closes it: an attempt that has not committed never will.
 
-    Raises: OutcomeUnknown when nobody could say within ``resolve_within_ms``; InvalidRequest; PermissionDenied.
+    Raises: OutcomeUnknown without a final status within ``resolve_within_ms``; InvalidRequest; PermissionDenied.
     """
-    patience = Patience(session, now_ms, session.options.resolve_within_ms)
-    return (yield from _ask_status(session, request_id, session.placed(min_version), patience))
+    budget = RetryBudget(session, now_ms, session.options.resolve_within_ms)
+    return (yield from _ask_status(session, request_id, session.resolve_position(min_version), budget))
 
 
 def _ask_status(
-    session: Session, request_id: str, min_version: LogPosition, patience: Patience
+    session: Session, request_id: str, min_version: LogPosition, budget: RetryBudget
 ) -> Procedure[StatusAnswer]:
     request = status_request(request_id, min_version)
     try:
-        reply = yield from _patiently(session, request, patience)
+        response = yield from _request_within(session, request, budget)
     except (InvalidRequest, PermissionDenied):
         raise
     except HoldfastError as error:
         raise _unknown(request_id, min_version.version, Code.OUTCOME_UNKNOWN) from error
-    answer = decode_body(reply, StatusAnswer)
-    if answer.status == "committed":
-        if answer.version is None:
+    reply = decode_body(response, StatusAnswer)
+    if reply.status == "committed":
+        if reply.version is None:
             raise CorruptData("a committed status names no version", request_id=request_id)
-        session.saw(answer.version, min_version.log_id)
-    return answer
+        session.saw(reply.version, min_version.log_id)
+    return reply
 
 
 def _unknown(request_id: str | None, min_version: int | None, code: Code) -> OutcomeUnknown:
@@ -230,24 +216,20 @@ def _unknown(request_id: str | None, min_version: int | None, code: Code) -> Out
     )
 
 
-def _settle(session: Session, txn: Transaction, now_ms: float) -> Procedure[CommitReceipt | NotCommitted]:
-    """After an unknown outcome: ask until it is final."""
-    return (yield from _settle_with(session, txn, Patience(session, now_ms, session.options.resolve_within_ms)))
-
-
-def _settle_with(session: Session, txn: Transaction, patience: Patience) -> Procedure[CommitReceipt | NotCommitted]:
+def _resolve(session: Session, txn: Transaction, budget: RetryBudget) -> Procedure[CommitReceipt | NotCommitted]:
+    """After an unknown outcome: ask status until it is final."""
     assert txn.request_id is not None, "an attempt has an id"
     assert txn.read_version is not None, "an attempt has a read version"
     try:
         asked = LogPosition(txn.read_version, txn.log_id)
-        answer = yield from _ask_status(session, txn.request_id, asked, patience)
+        reply = yield from _ask_status(session, txn.request_id, asked, budget)
     except OutcomeUnknown:
         raise
     except HoldfastError as error:
         raise _unknown(txn.request_id, txn.read_version, Code.OUTCOME_UNKNOWN) from error
-    if answer.status == "committed" and answer.version is not None:
-        return CommitReceipt(answer.version, "", txn.request_id)
-    if answer.status == "not_committed":
+    if reply.status == "committed" and reply.version is not None:
+        return CommitReceipt(reply.version, "", txn.request_id)
+    if reply.status == "not_committed":
         return NotCommitted("banned", (), txn.read_version, "", txn.request_id)
     raise _unknown(txn.request_id, txn.read_version, Code.LOG_TRUNCATED)
 
@@ -258,38 +240,22 @@ def attempt(session: Session, txn: Transaction, now_ms: float) -> Procedure[Comm
     Raises: OutcomeUnknown; Unavailable or Backpressure when it was never accepted in time; what the service refuses
     with.
     """
-    patience = Patience(session, now_ms, session.options.give_up_after_ms)
-    request = commit_request(txn)
-    while True:
-        asked, answer = yield from _exchange(session, patience, request, session.options.request_timeout_ms)
-        if isinstance(answer, Failed):
-            if answer.perhaps_accepted:
-                return (yield from _settle(session, txn, answer.now_ms))
-            if patience.spent(answer.now_ms):
-                raise patience.unreachable("the service cannot be reached", asked, answer)
-        elif answer.status == 200:
-            verdict = decode_commit(answer.body)
-            if verdict is None:
-                return (yield from _settle(session, txn, answer.now_ms))
-            session.saw(verdict.version, txn.log_id)
-            return verdict
-        else:
-            error = service_error(answer)
-            if _is_unknown(error, answer.status):
-                if error is not None and error.code in COORDINATION_CODES and session.options.follow_leader:
-                    session.route.follow(asked, error.leader_address)
-                verdict = yield from _settle(session, txn, answer.now_ms)
-                named_another = error is not None and error.code in COORDINATION_CODES and txn.leader_id is not None
-                if isinstance(verdict, NotCommitted) and named_another:
-                    raise session.refused(error, answer.status)
-                return verdict
-            if error is None or error.code not in REFUSED_BEFORE_ACCEPTANCE or patience.spent(answer.now_ms):
-                raise session.refused(error, answer.status)
-        yield from pause(session, patience, asked, answer)
+    asked, reply, error = yield from _submit(session, commit_request(txn), now_ms)
+    if isinstance(reply, Response) and reply.status == 200 and (verdict := decode_commit(reply.body)) is not None:
+        session.saw(verdict.version, txn.log_id)
+        return verdict
+    names_leader = error is not None and error.code in COORDINATION_CODES
+    if error is not None and names_leader and session.options.follow_leader:
+        session.route.follow(asked, error.leader_address)
+    budget = RetryBudget(session, reply.now_ms, session.options.resolve_within_ms)
+    verdict = yield from _resolve(session, txn, budget)
+    if isinstance(reply, Response) and names_leader and txn.leader_id is not None and isinstance(verdict, NotCommitted):
+        raise session.refused(error, reply.status)
+    return verdict
 
 
 def _is_unknown(error: ErrorBody | None, status: int) -> bool:
-    """Whether an error answer to a commit leaves its outcome open."""
+    """Whether an error response to a commit leaves its outcome open."""
     if error is None:  # not from the service: a proxy may have sent the request on before it failed
         return status >= 500 or status in (408, 429) or status < 400
     if error.code in REFUSED_BEFORE_ACCEPTANCE:
@@ -311,10 +277,9 @@ def commit(
 ) -> Procedure[CommitReceipt | NotCommitted]:
     """A commit until its outcome is final.
 
-    What the caller left open is chosen here: the read version (the newest one known, or the service's) and the request
-    id (from ``entropy``, a fresh one for every attempt). An attempt of our own choosing that ended without a verdict on
-    its content, closed by asking or too old from the start, is made anew; one with the caller's id is not. The log is
-    the one that the versions belong to: the caller's, or the one last heard of.
+    Defaults: the read version is the newest one known, or the service's; the request id is made from ``entropy``, a new
+    one for every attempt. An attempt with defaults that ended without a verdict on its content (closed by asking, or
+    too old from the start) is repeated; one with the caller's id is not. The default log is that of ``newest``.
     """
     check_transaction(operations, preconditions, read_version)
     chosen = read_version is None
@@ -341,14 +306,13 @@ def commit(
             of_another_log = error.code in (Code.FUTURE_VERSION, Code.LOG_MISMATCH)
             if not of_another_log or not chosen or number > 0 or log_id is not None or preconditions:
                 raise
-            session.newest = None  # another log answers at this address now, and nothing was read from the one before
+            session.newest = None  # another log is at this address now, and nothing was read from the one before
             number += 1
             continue
         if isinstance(verdict, CommitReceipt):
             return verdict
         closed_by_us = verdict.reason == "banned" and request_id is None
-        # Also a second time: after a change of leader every version from before is too old, that of an attempt made
-        # anew among them. The answer told a newer one.
+        # Also repeatedly: after a change of leader every earlier version is too old, and the response has a newer one.
         stale_choice = verdict.reason == "too_old" and chosen and request_id is None
         number += 1
         if not (closed_by_us or stale_choice) or number >= COMMIT_ATTEMPTS_MAX:
@@ -378,31 +342,19 @@ ItemResult = CommitReceipt | NotCommitted | HoldfastError
 def commit_group(session: Session, txns: list[Transaction], now_ms: float) -> Procedure[list[ItemResult]]:
     """One request of a stream of commits; one result per item, in order.
 
-    Every item has a request id and a read version. Items whose line never came are settled by asking, one by one:
-    each is then committed, or closed as ``NotCommitted("banned")`` and safe to submit anew. ``resolve_within_ms``
-    bounds the asking about all of them: an item that it does not reach is ``OutcomeUnknown``, and not asked about.
+    Every item has a request id and a read version. The status of each item without a result line is asked: it is
+    committed, or closed as ``NotCommitted("banned")`` and safe to submit again. ``resolve_within_ms`` bounds the asking
+    about all of them; an item that it does not reach is ``OutcomeUnknown``.
     """
-    patience = Patience(session, now_ms, session.options.give_up_after_ms)
-    request = commits_request(txns)
-    while True:
-        asked, answer = yield from _exchange(session, patience, request, session.options.request_timeout_ms)
-        if isinstance(answer, Failed):
-            if answer.perhaps_accepted:
-                return (yield from _settle_items(session, txns, decode_items(answer.partial), answer.now_ms))
-            if patience.spent(answer.now_ms):
-                raise patience.unreachable("the service cannot be reached", asked, answer)
-        elif answer.status == 200:
-            return (yield from _settle_items(session, txns, decode_items(answer.body), answer.now_ms))
-        else:
-            error = service_error(answer)
-            if _is_unknown(error, answer.status):
-                return (yield from _settle_items(session, txns, [], answer.now_ms))
-            if error is None or error.code not in REFUSED_BEFORE_ACCEPTANCE or patience.spent(answer.now_ms):
-                raise session.refused(error, answer.status)
-        yield from pause(session, patience, asked, answer)
+    _, reply, _ = yield from _submit(session, commits_request(txns), now_ms)
+    if isinstance(reply, Failed):
+        lines = decode_items(reply.partial)
+    else:
+        lines = decode_items(reply.body) if reply.status == 200 else []
+    return (yield from _resolve_items(session, txns, lines, reply.now_ms))
 
 
-def _settle_items(
+def _resolve_items(
     session: Session,
     txns: list[Transaction],
     lines: list[CommitReceipt | NotCommitted | ErrorBody],
@@ -422,24 +374,24 @@ def _settle_items(
         elif now_ms >= end_ms:
             results.append(_unknown(txn.request_id, txn.read_version, Code.OUTCOME_UNKNOWN))
         else:
-            # One bound for all, but waits of its own for each: an answer about one item tells of the service again.
-            patience = Patience(session, now_ms, end_ms - now_ms)
+            # One bound for all items, but each starts with short waits again.
+            budget = RetryBudget(session, now_ms, end_ms - now_ms)
             try:
-                results.append((yield from _settle_with(session, txn, patience)))
+                results.append((yield from _resolve(session, txn, budget)))
             except OutcomeUnknown as error:
                 results.append(error)
-            now_ms = patience.now_ms
+            now_ms = budget.now_ms
     return results
 
 
 def _item_status(error: ErrorBody) -> int:
-    """A line carries no HTTP status; only whether the code leaves the outcome open matters."""
+    """A status for a result line, which has none: 500 where the code leaves the outcome open."""
     open_codes = (Code.OUTCOME_UNKNOWN, Code.INTERNAL, Code.CLOSED, Code.STORE_UNAVAILABLE, Code.CORRUPT_LOG)
     return 500 if error.code in open_codes else 400
 
 
 class Grouping:
-    """Cuts a stream of transactions into requests, and gives each item what names its attempt."""
+    """Cuts a stream of transactions into requests, and gives each item a request id and a read version."""
 
     def __init__(self, session: Session, start: LogPosition, entropy: str) -> None:
         self._session = session
@@ -451,7 +403,7 @@ class Grouping:
         self._size = 0
 
     def add(self, txn: Transaction) -> list[Transaction]:
-        """Take one; the group that is full with it, or nothing. Raises: InvalidRequest."""
+        """Add one; returns the group that it completes, or an empty list. Raises: InvalidRequest."""
         check_transaction(txn.operations, txn.preconditions, txn.read_version)
         newest = self._session.newest  # long streams outlive the conflict window of their start
         if newest is not None and newest.log_id == self._log_id:
@@ -474,7 +426,7 @@ class Grouping:
         return self.rest() if full else []
 
     def rest(self) -> list[Transaction]:
-        """What waits for a request."""
+        """The incomplete group."""
         group, self._group, self._size = self._group, [], 0
         return group
 

@@ -1,23 +1,23 @@
-"""The messages API on the wire, as a client speaks it: paths, bodies and frames.
+"""Requests, responses and frames of the message stores' API, and what an error code says about its request.
 
-Owns: the request for each route, the frames of a subscription, and the meaning of each answer's bytes. Does not own:
-when to send or repeat (``publishing``, ``consuming``, ``administration``), WebSocket framing (``web_socket``).
+Bodies are msgpack; errors are JSON or msgpack by content type. Bytes that the API does not describe raise
+``CorruptData``; unknown fields are ignored. An unknown code becomes ``Unavailable`` (5xx) or ``InvalidRequest``.
 
-Bodies are msgpack (bytes as bytes), errors are whatever the service sends, which is JSON or msgpack by content type.
-Failure model: bytes that are not what the API describes raise ``CorruptData``; unknown fields are ignored, so that a
-newer service can add some. A code that this version does not know becomes ``Unavailable`` (5xx) or ``InvalidRequest``.
+"Nothing was done" is certain for every response below 500 and for ``RETRIED_CODES``. Any other response of 500 and
+above leaves the outcome open: the log may have the request although writing or syncing it failed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Final, TypeVar, cast
 from urllib.parse import quote, urlencode
 
 import msgspec
 
-from holdfast.client.protocol.effects import Reply, Request
+from holdfast.client.protocol.effects import Request, Response
 from holdfast.client.protocol.messages import error_of
 from holdfast.errors import Code, CorruptData, HoldfastError, InvalidRequest, LimitExceeded, Unavailable
 from holdfast.stores.values.messages import Message
@@ -25,45 +25,46 @@ from holdfast.wire.formats import MSGPACK, UNDECODABLE
 from holdfast.wire.log import ErrorBody, ErrorResponse
 from holdfast.wire.stores import AdvisoryFrame, PublishedMessage, PublishRequest, Receipt, ServerFrame
 
-__all__ = [
-    "SUBPROTOCOL",
-    "ack_frame",
-    "close_frame",
-    "closing_error",
-    "coded_error",
-    "credit_frame",
-    "decode",
-    "decode_frame",
-    "decode_receipt",
-    "durable_path",
-    "frame_too_large",
-    "map_path",
-    "named_error",
-    "publish_request",
-    "query_of",
-    "request_of",
-    "store_path",
-    "subscribe_target",
-    "template_path",
-]
-
 SUBPROTOCOL: Final = "holdfast.stores.v1+msgpack"
 _HEADERS: Final = (("content-type", MSGPACK), ("accept", MSGPACK))
 _ACCEPT: Final = (("accept", MSGPACK),)
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _CODES: Final = frozenset(code.value for code in Code)
 
+_RECEIPT: Final = msgspec.msgpack.Decoder(Receipt)
+_FRAMES: Final = msgspec.msgpack.Decoder(ServerFrame)
+_JSON_ERROR: Final = msgspec.json.Decoder(ErrorResponse)
+_MSGPACK_ERROR: Final = msgspec.msgpack.Decoder(ErrorResponse)
+
 Shape = TypeVar("Shape")
 
 
-_RECEIPT: Final = msgspec.msgpack.Decoder(Receipt)
+class Advisory(msgspec.Struct, frozen=True):
+    """A change of state that no message carries, for example ``store_unavailable`` or ``durable_collision``."""
+
+    kind: str
+    facts: Mapping[str, object]
 
 
-_FRAMES: Final = msgspec.msgpack.Decoder(ServerFrame)
+class Advisories:
+    """The newest ``count_max`` advisories that were not taken yet."""
 
+    def __init__(self, count_max: int) -> None:
+        self._waiting: deque[Advisory] = deque(maxlen=count_max)
+        self.on_advisory: Callable[[Advisory], None] | None = None
 
-_JSON_ERROR: Final = msgspec.json.Decoder(ErrorResponse)
-_MSGPACK_ERROR: Final = msgspec.msgpack.Decoder(ErrorResponse)
+    def add(self, kind: str, facts: Mapping[str, object]) -> None:
+        """Report a change of state."""
+        advisory = Advisory(kind, facts)
+        self._waiting.append(advisory)
+        if self.on_advisory is not None:
+            self.on_advisory(advisory)
+
+    def take(self) -> list[Advisory]:
+        """The advisories since the last call, oldest first."""
+        advisories = list(self._waiting)
+        self._waiting.clear()
+        return advisories
 
 
 @lru_cache(maxsize=256)
@@ -93,7 +94,7 @@ def map_path(store: str, name: str, key: str | None = None) -> str:
 
 
 def query_of(**values: str | int | bool | None) -> str:
-    """A query string with its question mark; what is None is left out.
+    """A query string with its question mark, without the values that are None.
 
     >>> query_of(after=7, match=None), query_of(match=None)
     ('?after=7', '')
@@ -141,7 +142,7 @@ def subscribe_target(
 
 
 def credit_frame(messages: int) -> bytes:
-    """The service may send so many messages more."""
+    """The service may send this many more messages."""
     return _ENCODER.encode({"type": "credit", "messages": messages})
 
 
@@ -151,12 +152,12 @@ def ack_frame(kind: str, frame_id: int, what: Sequence[object]) -> bytes:
 
 
 def started_frame(ranges: Sequence[Sequence[int]]) -> bytes:
-    """The application was handed these ranges; none says that reports will come."""
+    """The application was handed these ranges; no range announces that reports will come."""
     return _ENCODER.encode({"type": "started", "ranges": ranges})
 
 
 def close_frame() -> bytes:
-    """The subscriber goes: what it holds goes back at once."""
+    """The subscriber leaves: its messages go back at once."""
     return _ENCODER.encode({"type": "close"})
 
 
@@ -169,28 +170,28 @@ def decode_frame(payload: bytes) -> ServerFrame:
     return frame
 
 
-def decode(reply: Reply, shape: type[Shape]) -> Shape:
-    """The body of a successful answer. Raises: CorruptData."""
+def decode(response: Response, shape: type[Shape]) -> Shape:
+    """The body of a successful response. Raises: CorruptData."""
     try:
-        if MSGPACK in reply.headers.get("content-type", ""):
-            return msgspec.msgpack.decode(reply.body, type=shape)
-        return msgspec.json.decode(reply.body, type=shape)
+        if MSGPACK in response.headers.get("content-type", ""):
+            return msgspec.msgpack.decode(response.body, type=shape)
+        return msgspec.json.decode(response.body, type=shape)
     except UNDECODABLE as error:
-        raise CorruptData("the service answered something the API does not describe", status=reply.status) from error
+        raise CorruptData("the service answered something the API does not describe", status=response.status) from error
 
 
-def decode_receipt(reply: Reply) -> Receipt:
-    """What the store says of a batch. Raises: CorruptData."""
-    if reply.headers.get("content-type") != MSGPACK:
-        return decode(reply, Receipt)
+def decode_receipt(response: Response) -> Receipt:
+    """The receipt of a batch. Raises: CorruptData."""
+    if response.headers.get("content-type") != MSGPACK:
+        return decode(response, Receipt)
     try:
-        return _RECEIPT.decode(reply.body)
+        return _RECEIPT.decode(response.body)
     except UNDECODABLE as error:
-        raise CorruptData("the service answered something the API does not describe", status=reply.status) from error
+        raise CorruptData("the service answered something the API does not describe", status=response.status) from error
 
 
 def coded_error(status: int, headers: Mapping[str, str], body: bytes) -> HoldfastError | None:
-    """The error in an answer, or None when it carries none of the API's: then some proxy spoke."""
+    """The error in a response, or None when it is not one of the API: then a proxy responded."""
     decoder = _MSGPACK_ERROR if MSGPACK in headers.get("content-type", "") else _JSON_ERROR
     try:
         error = decoder.decode(body).error
@@ -210,7 +211,7 @@ def named_error(error: ErrorBody, status: int) -> HoldfastError:
 
 
 def closing_error(code: str, said: AdvisoryFrame | None) -> HoldfastError:
-    """The exception for the code in a close frame, which has room for no more: what it is about was said before."""
+    """The exception for the code in a close frame, which has room for no more; the advisory before it has the facts."""
     facts = "".join(f" {key}={value}" for key, value in said.facts.items()) if said and said.kind == code else ""
     return named_error(ErrorBody(code, f"the service ended the subscription: {code}{facts}"), 500)
 
@@ -222,3 +223,35 @@ def frame_too_large(bytes_max: int) -> LimitExceeded:
         hint="raise event_bytes_max of the ClientOptions",
         event_bytes_max=bytes_max,
     )
+
+
+RETRIED_CODES: Final = frozenset(
+    {
+        Code.STORE_FULL,
+        Code.CLUSTER_FULL,
+        Code.DISK_LIMIT,
+        Code.NO_QUORUM,
+        Code.OVERLOADED,
+        Code.RATE_LIMITED,
+        Code.NOT_LEADER,
+        Code.CLOSED,
+    }
+)
+"""Nothing was done, and a later try may succeed."""
+
+_UNCLEAR_CODES: Final = frozenset(
+    {Code.OUTCOME_UNKNOWN, Code.INTERNAL, Code.LEADER_CHANGED, Code.STORE_UNAVAILABLE, Code.SYNC_FAILED, Code.DISK_FULL}
+)
+
+PASSING_CODES: Final = RETRIED_CODES | _UNCLEAR_CODES
+"""A later try may succeed, whatever happened to this one."""
+
+
+def is_unclear(error: HoldfastError, status: int) -> bool:
+    """Whether the request may have been carried out in spite of this error.
+
+    >>> from holdfast.errors import Backpressure, Closed
+    >>> is_unclear(Closed("", code=Code.SYNC_FAILED), 500), is_unclear(Backpressure("", code=Code.DISK_LIMIT), 507)
+    (True, False)
+    """
+    return error.code in _UNCLEAR_CODES or (status >= 500 and error.code not in RETRIED_CODES)

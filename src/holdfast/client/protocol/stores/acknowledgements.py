@@ -1,0 +1,280 @@
+"""A subscriber's acknowledgements, its reports of started messages and its window, without I/O.
+
+An acknowledgement is kept until the service has replied; one that is sent again after it was carried out is stale and
+changes nothing. For the first ``EXACT_MESSAGES`` of a connection and every redelivered message, the ``started`` report
+is sent before the message is handed out; later one report is sent each ``INTERVAL_MS``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from holdfast.client.protocol.stores.messages import ack_frame, started_frame
+from holdfast.errors import HoldfastError
+from holdfast.stores.values.messages import Delivery
+from holdfast.wire.stores import AttachedFrame, ReplyFrame
+
+RANGES_MAX: Final = 10_000
+"""Ranges of one frame; the service takes no more."""
+
+OnReply = Callable[[Sequence[int], HoldfastError | None], None]
+"""Called with the numbers that were stale, or with the error."""
+
+
+def ranges_of(numbers: Iterable[int]) -> list[tuple[int, int]]:
+    """Numbers in order as inclusive ranges.
+
+    >>> ranges_of([4, 5, 6, 9])
+    [(4, 6), (9, 9)]
+    """
+    ranges: list[tuple[int, int]] = []
+    first = last = -1
+    for number in numbers:
+        if number != last + 1 or first < 0:
+            if first >= 0:
+                ranges.append((first, last))
+            first = number
+        last = number
+    return [*ranges, (first, last)] if first >= 0 else ranges
+
+
+@dataclass(slots=True)
+class _Asked:
+    """A frame without a reply yet."""
+
+    kind: str
+    what: Sequence[object]
+    numbers: int
+    on_reply: list[OnReply]
+
+
+def _of_all(frames: int, on_reply: Sequence[OnReply]) -> OnReply:
+    """Call ``on_reply`` once: with the stale numbers of all frames, or with the first error."""
+    gathered: list[int] = []
+    left = frames
+
+    def on_response(stale: Sequence[int], error: HoldfastError | None) -> None:
+        nonlocal left
+        if left == 0:
+            return  # called already
+        gathered.extend(stale)
+        left = 0 if error is not None else left - 1
+        if left == 0:
+            for notify in on_reply:
+                notify(gathered if error is None else (), error)
+
+    return on_response
+
+
+class AckBatcher:
+    """Acknowledgements of one subscriber that the service has not confirmed."""
+
+    def __init__(self) -> None:
+        self._pairs: list[list[int]] = []
+        self._answers: list[OnReply] = []
+        self._in_flight: dict[int, _Asked] = {}
+        self._last_id = 0
+        self.pending = 0
+        """How many numbers wait to be sent."""
+        self.since_ms = 0.0
+        """Since when the first of them waits."""
+        self.stale = 0
+
+    @property
+    def unconfirmed(self) -> int:
+        """How many numbers wait to be sent, or for a reply."""
+        return self.pending + sum(asked.numbers for asked in self._in_flight.values())
+
+    def add(self, first: int, last: int, now_ms: float) -> None:
+        """``first`` to ``last`` are consumed. Adjacent ranges are joined."""
+        if not self.pending:
+            self.since_ms = now_ms
+        self.pending += last - first + 1
+        if self._pairs and self._pairs[-1][1] + 1 == first:
+            self._pairs[-1][1] = last
+        else:
+            self._pairs.append([first, last])
+
+    def notify(self, on_reply: OnReply) -> None:
+        """Call this when everything that waits to be sent now has its reply."""
+        self._answers.append(on_reply)
+
+    def take_pending(self) -> list[bytes]:
+        """Frames of everything that waits to be sent; ``on_reply`` functions get the reply to all of them."""
+        pairs, replies = self._pairs, self._answers
+        self._pairs, self._answers, self.pending = [], [], 0
+        parts = [pairs[start : start + RANGES_MAX] for start in range(0, len(pairs), RANGES_MAX)]
+        if replies and len(parts) > 1:
+            replies = [_of_all(len(parts), replies)]
+        return [self.ask("ack", part, sum(last - first + 1 for first, last in part), replies) for part in parts]
+
+    def ask(self, kind: str, what: Sequence[object], numbers: int, on_reply: list[OnReply]) -> bytes:
+        """A frame that gets a reply."""
+        self._last_id += 1
+        self._in_flight[self._last_id] = _Asked(kind, what, numbers, on_reply)
+        return ack_frame(kind, self._last_id, what)
+
+    def again(self) -> list[bytes]:
+        """Every frame without a reply, in order, for a new connection."""
+        unanswered, self._in_flight = self._in_flight, {}
+        return [self.ask(asked.kind, asked.what, asked.numbers, asked.on_reply) for asked in unanswered.values()]
+
+    def on_response(self, frame: ReplyFrame) -> list[int]:
+        """The service has carried out the frame. Returns the stale numbers."""
+        asked = self._in_flight.pop(frame.id, None)
+        if asked is None:
+            return []
+        stale: list[int] = []
+        for item in frame.stale:
+            stale.extend((item,) if isinstance(item, int) else range(item[0], item[1] + 1))
+        self.stale += len(stale)
+        for reply in asked.on_reply:
+            reply(stale, None)
+        return stale
+
+    def waits_for(self, frame_id: int) -> bool:
+        """Whether this frame has no reply yet."""
+        return frame_id in self._in_flight
+
+    def refused(self, frame_id: int, error: HoldfastError) -> bool:
+        """The service refused the frame. False where no caller waits for it."""
+        asked = self._in_flight.pop(frame_id, None)
+        for reply in asked.on_reply if asked is not None else ():
+            reply((), error)
+        return asked is not None and bool(asked.on_reply)
+
+    def fail(self, error: HoldfastError) -> None:
+        """No reply will arrive any more."""
+        waiting = [reply for asked in self._in_flight.values() for reply in asked.on_reply] + self._answers
+        self._answers = []
+        for asked in self._in_flight.values():
+            asked.on_reply = []
+        for reply in waiting:
+            reply((), error)
+
+    def check(self) -> None:
+        """Assert every law; for tests."""
+        assert self.pending == sum(last - first + 1 for first, last in self._pairs), "ranges are counted"
+        assert all(first <= last for first, last in self._pairs), "a range is not empty"
+        assert all(frame_id <= self._last_id for frame_id in self._in_flight), "a frame has the id it was sent with"
+
+
+EXACT_MESSAGES: Final = 1_024
+INTERVAL_MS: Final = 1.0
+
+
+class StartedReports:
+    """The ``started`` reports of one subscriber."""
+
+    def __init__(self) -> None:
+        self._is_taken = False
+        self._exact_left = 0
+        self._ranges: list[list[int]] = []
+        self._since_ms = math.inf
+        self.is_exact = False
+        """Whether the message taken last must be reported before it is handed out."""
+
+    @property
+    def due_ms(self) -> float:
+        """When the next report must be sent."""
+        return self._since_ms if not self._ranges else (-math.inf if self.is_exact else self._since_ms + INTERVAL_MS)
+
+    def begin(self, *, is_taken: bool) -> None:
+        """A connection begins. ``is_taken``: the service takes reports."""
+        self._is_taken = is_taken
+        self._exact_left = EXACT_MESSAGES
+        self.lost()
+
+    def lost(self) -> None:
+        """The connection is lost: its messages are delivered again."""
+        self._ranges, self._since_ms, self.is_exact = [], math.inf, False
+
+    def took(self, messages: Sequence[Delivery], now_ms: float) -> None:
+        """The application is about to get these."""
+        if not self._is_taken or not messages:
+            return
+        self.is_exact = self._exact_left > 0 or any(message.redelivered for message in messages)
+        self._exact_left = max(0, self._exact_left - len(messages))
+        if not self._ranges:
+            self._since_ms = now_ms
+        for message in messages:
+            if self._ranges and self._ranges[-1][1] + 1 == message.seq:
+                self._ranges[-1][1] = message.seq
+            else:
+                self._ranges.append([message.seq, message.seq])
+
+    def take_frame(self) -> bytes | None:
+        """The report of everything that waits, or None."""
+        if not self._ranges:
+            return None
+        frame = started_frame(self._ranges)
+        self.lost()
+        return frame
+
+
+class Window:
+    """The window of one subscriber. ``asked`` is its own, None for the durable's.
+
+    With the durable's window, credit comes back half a window at a time as messages are taken; with its own, as they
+    are acknowledged, so the subscriber never holds more. A message that is never acknowledged keeps its place.
+    """
+
+    def __init__(self, asked: int | None) -> None:
+        self._asked = asked
+        self._offered = AttachedFrame().prefetch
+        self._owed = 0
+        self._held: set[int] | None = set() if asked is not None else None
+        """Numbers not acknowledged yet, where this subscriber has its own window."""
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the subscriber has its own window."""
+        return self._held is not None
+
+    @property
+    def size(self) -> int:
+        """The window in messages."""
+        return self._offered if self._asked is None else min(self._asked, self._offered)
+
+    def begin(self, offered: int) -> int:
+        """A connection begins; ``offered`` is the durable's window. Returns the credit to give."""
+        self._offered = offered
+        self._owed = 0
+        return self.size
+
+    def lost(self) -> None:
+        """The connection is lost: the subscriber holds no messages."""
+        if self._held is not None:
+            self._held.clear()
+
+    def arrived(self, messages: Sequence[Delivery]) -> None:
+        """These came."""
+        if self._held is None:
+            return
+        for message in messages:
+            if message.seq in self._held:  # its acknowledgement time was over, and it came back to us
+                self._owed += 1
+            self._held.add(message.seq)
+
+    def took(self, count: int) -> bool:
+        """The application has this many more. Returns whether credit is due."""
+        if self._held is not None:
+            return False
+        self._owed += count
+        return self._owed * 2 >= self.size
+
+    def settled(self, first: int, last: int) -> None:
+        """These are not held any more."""
+        if self._held is not None:
+            for seq in range(first, last + 1):
+                if seq in self._held:
+                    self._held.discard(seq)
+                    self._owed += 1
+
+    def take_owed(self) -> int:
+        """The credit to give now."""
+        owed, self._owed = self._owed, 0
+        return owed

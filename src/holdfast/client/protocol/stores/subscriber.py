@@ -1,0 +1,662 @@
+"""The machines of a subscriber and of a watch, without I/O: credit, deliveries, acknowledgements, reconnecting.
+
+    state         what happens                                  how it ends
+    connecting    the driver is to open a WebSocket             ``Connect`` was returned -> opening
+    opening       the driver opens it                           opened -> attaching; refused for good, or no endpoint
+                                                                usable as configured -> ended; lost or ``timeout_ms``
+                                                                over -> waiting
+    attaching     open, the service has not sent ``attached``   attached -> attached; lost or silent -> waiting
+    attached      credit out, messages in, acknowledgements     lost or silent for ``timeout_ms`` -> waiting; a frame
+                  out, each frame with a reply to its id        above ``event_bytes_max`` -> ended
+    waiting       a jittered pause that doubles, until a        connecting; ``retry_duration`` over -> ended
+                  connection brings more than ``attached``
+    ended         ``failure`` has the reason, None after close  -
+
+A connection that breaks is replaced under the same subscriber name. Messages that were received and not handed out are
+dropped, as the service delivers them again. Acknowledgements without a reply are sent again first.
+
+Messages arrive at least once; ``redelivered`` marks those that may have been seen. Memory is bounded by the credit,
+which is never above the prefetch, and by ``advisories_max``; in a watch by the keys of the map with their revisions and
+one change for each key.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+from typing import Final
+
+import msgspec
+
+from holdfast.client.protocol.effects import Wait
+from holdfast.client.protocol.endpoint import Endpoint, UnusableEndpoints
+from holdfast.client.protocol.options import FOR_EVER, SubscriberOptions
+from holdfast.client.protocol.retry_budget import Session
+from holdfast.client.protocol.stores.acknowledgements import AckBatcher, OnReply, StartedReports, Window
+from holdfast.client.protocol.stores.messages import (
+    PASSING_CODES,
+    Advisories,
+    close_frame,
+    closing_error,
+    coded_error,
+    credit_frame,
+    decode_frame,
+    frame_too_large,
+    named_error,
+    started_frame,
+)
+from holdfast.client.protocol.stores.web_socket import Disconnected, Opened, Pong, Refused, TooLarge
+from holdfast.errors import Closed, Code, CorruptData, HoldfastError, InvalidRequest, Unavailable
+from holdfast.stores.values.messages import Delivery
+from holdfast.wire.log import ErrorBody
+from holdfast.wire.stores import (
+    AdvisoryFrame,
+    AttachedFrame,
+    ChangesFrame,
+    CurrentFrame,
+    ErrorFrame,
+    KeyChange,
+    MessagesFrame,
+    ReplyFrame,
+)
+
+
+class Connect(msgspec.Struct, frozen=True):
+    """Drop the connection, if any, and open a WebSocket; then ``opened``, ``refused`` or ``lost``."""
+
+    endpoint: Endpoint
+    target: str
+    timeout_ms: float
+    payload_bytes_max: int
+
+
+class Talk(msgspec.Struct, frozen=True):
+    """Send ``outgoing`` (and a ping when ``probes``), then pass on what arrives, for at most ``timeout_ms``.
+
+    Payloads go to ``received``; then, at the time-out, or when something was added, call ``next_step`` again.
+    """
+
+    outgoing: tuple[bytes, ...]
+    probes: bool
+    timeout_ms: float
+
+
+class Ended(msgspec.Struct, frozen=True):
+    """The machine has ended. ``outgoing`` are the last frames for an open connection."""
+
+    outgoing: tuple[bytes, ...] = ()
+
+
+Step = Connect | Talk | Wait | Ended
+
+
+RETRY_DELAY: Final = 0.1
+RETRY_DELAY_MAX: Final = 60.0
+OnError = Callable[[Delivery, Exception], None]
+"""Called with the message and what its handler raised."""
+_logger = logging.getLogger("holdfast.subscriber")
+
+
+class HandlerFailures:
+    """What one handler does after its exceptions."""
+
+    def __init__(self, retry_delay: float, on_error: OnError | None, *, stop_on_error: bool) -> None:
+        if not _is_delay(retry_delay):
+            raise InvalidRequest(
+                f"retry_delay is a number of seconds from 0 to {RETRY_DELAY_MAX:g}",
+                code=Code.BAD_CONFIGURATION,
+                retry_delay=repr(retry_delay)[:80],
+            )
+        self._first = self._next = retry_delay
+        self._on_error = on_error
+        self._stops = stop_on_error
+
+    def met(self, message: Delivery, error: Exception) -> float:
+        """The handler raised. Returns the seconds to pause. Raises: the error, with ``stop_on_error``."""
+        if self._on_error is not None:
+            self._on_error(message, error)
+        if self._stops:
+            raise error
+        delay, self._next = self._next, min(self._next * 2, RETRY_DELAY_MAX)
+        _logger.error(
+            "a handler failed seq=%d delivery_count=%d pause_seconds=%g",
+            message.seq,
+            message.delivery_count,
+            delay,
+            exc_info=error,
+        )
+        return delay
+
+    def forget(self) -> None:
+        """The handler succeeded."""
+        self._next = self._first
+
+
+def _is_delay(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= RETRY_DELAY_MAX
+
+
+def handler_count(handlers: object) -> int:
+    """The checked number of handlers. Raises: InvalidRequest."""
+    if isinstance(handlers, bool) or not isinstance(handlers, int) or handlers < 1:
+        raise InvalidRequest(
+            "handlers is a whole number of at least 1", code=Code.BAD_CONFIGURATION, handlers=repr(handlers)[:80]
+        )
+    return handlers
+
+
+_RECONNECTED_CODES: Final = PASSING_CODES | {Code.LAGGING}
+"""After these codes the subscriber connects again."""
+
+_NORMAL_CLOSE: Final = frozenset({1000, 1001, 1005, 1006, 1011, 1012, 1013})
+
+
+class _State(Enum):
+    CONNECTING = "connecting"
+    OPENING = "opening"
+    ATTACHING = "attaching"
+    ATTACHED = "attached"
+    WAITING = "waiting"
+    ENDED = "ended"
+
+
+_WORKING_FRAMES: Final = (MessagesFrame, ReplyFrame, ChangesFrame, CurrentFrame)
+_CONNECTED: Final = frozenset({_State.OPENING, _State.ATTACHING, _State.ATTACHED})
+
+
+class SubscriberMachine:
+    """Its driver calls ``next_step``, carries the step out, reports events, and repeats. Not thread-safe.
+
+    ``target``: see ``subscribe_target``.
+    """
+
+    def __init__(self, session: Session, target: str, options: SubscriberOptions) -> None:
+        self._session = session
+        self._target = target
+        self._options = options
+        self._state = _State.CONNECTING
+        self._asked_endpoint: Endpoint | None = None
+        self._unusable = UnusableEndpoints(session.route)
+        self._pause: Wait | None = None
+        self._ceiling_ms = session.options.retry_base_ms
+        self._lost_since_ms: float | None = None
+        """Since when no connection has received anything. The clock stops while one is attached."""
+        self._attached_ms = 0.0
+        self._away_since_ms: float | None = None
+        """Since when it is not attached, for advisories."""
+        self._was_attached = False
+        self._bytes_ms = 0.0
+        """When the last bytes arrived, or a connection began."""
+        self._heard_ms = 0.0
+        """When the last whole frame arrived: no probe is in flight after it."""
+        self._probed_ms = 0.0
+        self._terms = AttachedFrame()
+        self._ready: deque[Delivery] = deque()
+        self._window = Window(options.prefetch)
+        self._outgoing: list[bytes] = []
+        self._acks = AckBatcher()
+        self._started = StartedReports()
+        self.reports_first = False
+        """Whether outgoing frames must be sent before the application gets the message that was taken last."""
+        self.advisories = Advisories(options.advisories_max)
+        self._last_said: AdvisoryFrame | None = None
+        """A close frame has room for a code only; this advisory before it has the facts."""
+        self._closing = False
+        self.failure: HoldfastError | None = None
+
+    # called by the application
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing will arrive any more; ``failure`` has the reason."""
+        return self._state is _State.ENDED
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether the service delivers to this subscriber now."""
+        return self._state is _State.ATTACHED
+
+    @property
+    def was_attached(self) -> bool:
+        """Whether the service has delivered to this subscriber: a dynamic durable exists from then on."""
+        return self._was_attached
+
+    @property
+    def acknowledges_at_once(self) -> bool:
+        """Whether the durable wants each acknowledgement confirmed alone (``ack_mode`` sync)."""
+        return self._terms.ack_mode == "sync"
+
+    @property
+    def has_ready(self) -> bool:
+        """Whether ``take`` has something."""
+        return bool(self._ready)
+
+    @property
+    def send_due_ms(self) -> float:
+        """When waiting acknowledgements and reports are sent."""
+        acks_ms = self._acks.since_ms + self._batch_time_ms() if self._acks.pending else math.inf
+        return min(acks_ms, self._started.due_ms)
+
+    @property
+    def unconfirmed(self) -> int:
+        """How many acknowledgements have no reply yet."""
+        return self._acks.unconfirmed
+
+    @property
+    def stale(self) -> int:
+        """How many acknowledgements came too late: their messages were delivered again."""
+        return self._acks.stale
+
+    def take(self, now_ms: float) -> Delivery | None:
+        """The next message that arrived, or None. Where ``reports_first`` is set then, send the outgoing frames before
+        the application gets the message."""
+        if not self._ready:
+            return None
+        message = self._ready.popleft()
+        self._took((message,), now_ms)
+        return message
+
+    def take_all(self, now_ms: float) -> list[Delivery]:
+        """Everything that arrived."""
+        messages = list(self._ready)
+        self._ready.clear()
+        self._took(messages, now_ms)
+        return messages
+
+    def _took(self, messages: Sequence[Delivery], now_ms: float) -> None:
+        if self._window.took(len(messages)):
+            self._give_credit()
+        self._started.took(messages, now_ms)
+        self.reports_first = self._started.is_exact
+        if self.reports_first:
+            self._report_started()
+
+    def _report_started(self) -> None:
+        if self._state is _State.ATTACHED and (frame := self._started.take_frame()) is not None:
+            self._outgoing.append(frame)
+
+    def acknowledge(self, ranges: Sequence[tuple[int, int]], now_ms: float, on_reply: OnReply | None = None) -> None:
+        """Acknowledge ranges. They are sent together with others, immediately with ``on_reply``."""
+        self._require_usable()
+        for first, last in ranges:
+            self._acks.add(first, last, now_ms)
+            self._window.settled(first, last)
+        if on_reply is not None:
+            self._acks.notify(on_reply)
+        if on_reply is not None or self._acks.pending >= self._batch_count() or self.acknowledges_at_once:
+            self.flush()
+
+    def put_back(self, seq: int, delay_ms: int, on_reply: OnReply | None = None) -> None:
+        """Deliver this again to any subscriber, ``delay_ms`` later."""
+        self._ask("nack", [(seq, delay_ms)], 1, on_reply)
+        self._window.settled(seq, seq)
+        self._give_credit()
+
+    def reject(self, seq: int, on_reply: OnReply | None = None) -> None:
+        """Move this to the dead letters."""
+        self._ask("reject", [seq], 1, on_reply)
+        self._window.settled(seq, seq)
+        self._give_credit()
+
+    def extend(self, seq: int, on_reply: OnReply | None = None) -> None:
+        """Restart the acknowledgement time of this."""
+        self._ask("extend", [seq], 1, on_reply)
+
+    def flush(self) -> None:
+        """Send waiting acknowledgements and reports."""
+        if self._state is not _State.ATTACHED:
+            return
+        self._report_started()
+        if self._acks.pending:
+            self._outgoing += self._acks.take_pending()
+            if self._window.is_own:  # after the acknowledgement, so that the window is never exceeded
+                self._give_credit()
+
+    def close(self) -> None:
+        """Send acknowledgements, wait for the replies, then disconnect."""
+        self._closing = True
+        self.flush()
+
+    def end(self, failure: HoldfastError | None) -> None:
+        """End now. Every wait for a reply gets the failure, or ``Closed``."""
+        if self._state is _State.ENDED:
+            return
+        self._state = _State.ENDED
+        self._pause = None
+        self._outgoing.clear()
+        self.failure = failure
+        self._ready.clear()
+        self._acks.fail(failure if failure is not None else Closed("the subscriber was closed before the answer came"))
+
+    # called by the driver
+
+    def next_step(self, now_ms: float) -> Step:
+        """The next step."""
+        if self._state in _CONNECTED and now_ms - self._bytes_ms >= self._options.timeout_ms:
+            self.lost(now_ms, f"nothing was heard for {self._options.timeout_ms:g} ms")
+        match self._state:
+            case _State.ENDED:
+                return Ended()
+            case _State.WAITING | _State.CONNECTING | _State.OPENING | _State.ATTACHING if self._closing:
+                self.end(None)
+                return Ended()
+            case _State.WAITING:
+                assert self._pause is not None, "waiting has a pause"
+                return self._pause
+            case _State.CONNECTING:
+                self._asked_endpoint = self._session.route.current
+                self._bytes_ms = now_ms
+                self._state = _State.OPENING
+                bytes_max = self._session.options.event_bytes_max
+                return Connect(self._asked_endpoint, self._target, self._options.timeout_ms, bytes_max)
+            case _State.OPENING | _State.ATTACHING:
+                return Talk((), False, self._bytes_ms + self._options.timeout_ms - now_ms)
+            case _State.ATTACHED:
+                return self._talk(now_ms)
+
+    def _talk(self, now_ms: float) -> Step:
+        if now_ms >= self.send_due_ms:
+            self.flush()
+        if self._closing and not self.unconfirmed:
+            last_words = (*self._take_outgoing(), close_frame())
+            self.end(None)
+            return Ended(last_words)
+        options = self._options
+        probes = now_ms - max(self._heard_ms, self._probed_ms) >= options.heartbeat_ms
+        if probes:
+            self._probed_ms = now_ms
+        probe_due_ms = max(self._heard_ms, self._probed_ms) + options.heartbeat_ms
+        due_ms = min(self._bytes_ms + options.timeout_ms, probe_due_ms, self.send_due_ms)
+        return Talk(self._take_outgoing(), probes, max(0.0, due_ms - now_ms))
+
+    def waited(self) -> None:
+        """The pause is over."""
+        if self._state is _State.WAITING:
+            self._pause = None
+            self._state = _State.CONNECTING
+
+    def opened(self, now_ms: float) -> None:
+        """The WebSocket is open. The service speaks first: ``attached``."""
+        self._bytes_ms = self._heard_ms = self._probed_ms = now_ms
+        if self._state is _State.OPENING:
+            self._state = _State.ATTACHING
+            self._unusable.forget()
+
+    def refused(self, now_ms: float, status: int, headers: Mapping[str, str], body: bytes) -> None:
+        """An HTTP response instead of a WebSocket."""
+        if self._state is not _State.OPENING:
+            return
+        error = coded_error(status, headers, body)
+        if error is None:
+            unclear = Unavailable("something before the service answered with an error", status=status)
+            self._again_or_end(now_ms, unclear) if status >= 500 or status == 429 else self.end(unclear)
+        elif error.code in _RECONNECTED_CODES:
+            self._again_or_end(now_ms, error)
+        else:
+            self.end(error)
+
+    def on_event(self, event: Opened | Refused | Pong | Disconnected | TooLarge, now_ms: float) -> None:
+        """The WebSocket reported something other than a frame. Call ``bytes_arrived`` first."""
+        match event:
+            case Opened():
+                self.opened(now_ms)
+            case Pong():
+                self.heard(now_ms)
+            case Refused(status=status, headers=headers, body=body):
+                self.refused(now_ms, status, headers, body)
+            case Disconnected(reason=reason, code=code, name=name):
+                self.lost(now_ms, reason, code, name)
+            case TooLarge():
+                self.too_large()
+
+    def bytes_arrived(self, now_ms: float) -> None:
+        """Bytes arrived, perhaps a part of a frame: the service is not silent. Call this before their events."""
+        self._bytes_ms = now_ms
+
+    def heard(self, now_ms: float) -> None:
+        """A pong arrived."""
+        self._bytes_ms = self._heard_ms = now_ms
+        if self._state is _State.ATTACHED:
+            self._made_progress()
+
+    def too_large(self) -> None:
+        """A frame is above the client's bound, as it would be on every connection."""
+        if self._state in _CONNECTED:
+            self.end(frame_too_large(self._session.options.event_bytes_max))
+
+    def received(self, payload: bytes, now_ms: float) -> None:
+        """A frame arrived. One that the API does not describe ends the subscription."""
+        self._bytes_ms = self._heard_ms = now_ms
+        if self._state not in (_State.ATTACHING, _State.ATTACHED):
+            return
+        try:
+            frame = decode_frame(payload)
+        except CorruptData as error:
+            self.end(error)
+            return
+        if isinstance(frame, _WORKING_FRAMES):
+            self._made_progress()
+        match frame:
+            case MessagesFrame(messages=messages):
+                self._window.arrived(messages)
+                self._ready.extend(messages)
+            case ReplyFrame():
+                self._on_response(frame)
+            case AttachedFrame():
+                self._attached(frame, now_ms)
+            case AdvisoryFrame(kind=kind, facts=facts):
+                self._last_said = frame
+                self.advisories.add(kind, facts)
+            case ErrorFrame():
+                self._errored(frame, now_ms)
+            case ChangesFrame() | CurrentFrame():
+                self.watched(frame)
+
+    def lost(self, now_ms: float, reason: str, code: int = 1006, name: str = "") -> None:
+        """The connection is lost. ``code`` and ``name`` (an error's code) are those of a close frame."""
+        if self._state not in _CONNECTED:
+            return
+        error: HoldfastError = Unavailable(f"the connection to the service was lost: {reason}")
+        if code not in _NORMAL_CLOSE and name:
+            error = closing_error(name, self._last_said)
+            if error.code not in _RECONNECTED_CODES:
+                self.end(error)
+                return
+        self._again_or_end(now_ms, error)
+
+    def unreached(self, now_ms: float, reason: str, problem: HoldfastError | None) -> None:
+        """No connection was made. ``problem``: none will be until a configuration is changed."""
+        if self._state is not _State.OPENING:
+            return
+        if problem is not None and self._unusable.met(problem, self._asked_endpoint):
+            self.end(problem)
+        else:
+            self.lost(now_ms, reason)
+
+    # the rules
+
+    def watched(self, frame: ChangesFrame | CurrentFrame) -> None:
+        """Changes of a map, for ``WatchMachine``; other subscribers of a map get advisories only."""
+
+    def attached(self) -> None:
+        """A connection begins."""
+
+    def _attached(self, terms: AttachedFrame, now_ms: float) -> None:
+        self._terms = terms
+        self._state, self._attached_ms = _State.ATTACHED, now_ms
+        self.attached()
+        if self._away_since_ms is not None and self._was_attached:
+            self.advisories.add("store_available", {"away_ms": round(now_ms - self._away_since_ms)})
+        self._was_attached = True
+        self._away_since_ms = None
+        credit = self._window.begin(terms.prefetch)
+        self._started.begin(is_taken=terms.started_reports)
+        if terms.started_reports:
+            self._outgoing.append(started_frame(()))
+        self._outgoing += self._acks.again()
+        self.flush()
+        if not self._closing:
+            self._outgoing.append(credit_frame(credit))
+
+    def _made_progress(self) -> None:
+        """The connection brought a message or reply, so the next loss starts a new retry budget. Being attached is not
+        enough: a cause that ends each connection would be retried without a bound."""
+        self._ceiling_ms = self._session.options.retry_base_ms
+        self._lost_since_ms = None
+
+    def _again_or_end(self, now_ms: float, error: HoldfastError) -> None:
+        if self._asked_endpoint is not None:
+            self._session.route.failed(self._asked_endpoint)
+        self._ready.clear()
+        self._outgoing.clear()
+        self._window.lost()
+        self._started.lost()
+        if self._lost_since_ms is None:
+            self._lost_since_ms = now_ms
+        elif self._state is _State.ATTACHED:
+            self._lost_since_ms += now_ms - self._attached_ms
+        if self._away_since_ms is None:
+            self._away_since_ms = now_ms
+            if self._was_attached:
+                self.advisories.add("store_unavailable", {"reason": error.statement()})
+        seconds = self._options.retry_duration
+        if self._closing or (seconds != FOR_EVER and now_ms - self._lost_since_ms >= seconds * 1000):
+            self.end(None if self._closing else error)
+            return
+        at_least = float(error.retry_after_ms or 0)
+        self._pause = Wait(at_least, at_least + self._ceiling_ms, error.statement())
+        self._ceiling_ms = min(self._ceiling_ms * 2, self._session.options.retry_max_ms)
+        self._state = _State.WAITING
+
+    def _on_response(self, frame: ReplyFrame) -> None:
+        stale = self._acks.on_response(frame)
+        if stale:
+            self.advisories.add("stale_acknowledgement", {"messages": len(stale), "first_seq": stale[0]})
+
+    def _errored(self, frame: ErrorFrame, now_ms: float) -> None:
+        error = named_error(ErrorBody(frame.code, frame.message, hint=frame.hint), 500)
+        if error.code in _RECONNECTED_CODES and (self._acks.waits_for(frame.id) or not frame.id):
+            self._again_or_end(now_ms, error)  # the frame goes out again when the service is back
+        elif not self._acks.refused(frame.id, error):
+            self.end(error)
+
+    def _ask(self, kind: str, what: Sequence[object], numbers: int, on_reply: OnReply | None) -> None:
+        self._require_usable()
+        frame = self._acks.ask(kind, what, numbers, [] if on_reply is None else [on_reply])
+        if self._state is _State.ATTACHED:
+            self._outgoing.append(frame)
+
+    def _give_credit(self) -> None:
+        if self._state is _State.ATTACHED and (owed := self._window.take_owed()):
+            self._outgoing.append(credit_frame(owed))
+
+    def _batch_count(self) -> int:
+        asked = self._options.ack_batch_count
+        count = self._terms.ack_batch_count if asked is None else asked
+        # Later than half the window, acknowledging would stop the deliveries that it makes room for.
+        return max(1, min(count, self._window.size // 2))
+
+    def _batch_time_ms(self) -> float:
+        asked = self._options.ack_batch_time
+        return self._terms.ack_batch_time_ms if asked is None else asked * 1000
+
+    def _take_outgoing(self) -> tuple[bytes, ...]:
+        outgoing = tuple(self._outgoing)
+        self._outgoing.clear()
+        return outgoing
+
+    @property
+    def has_outgoing(self) -> bool:
+        """Whether the driver should be woken to send."""
+        return bool(self._outgoing)
+
+    def _require_usable(self) -> None:
+        if self._state is _State.ENDED or self._closing:
+            if self.failure is not None:
+                raise self.failure
+            raise Closed("this subscriber is closed")
+
+    def check(self) -> None:
+        """Assert every law of the state; for tests."""
+        self._acks.check()
+        assert (self._state is _State.WAITING) == (self._pause is not None), "only waiting has a pause"
+        assert not (self._ready and self._state is not _State.ATTACHED), "only an attached subscriber has messages"
+        assert not (self._outgoing and self._state is not _State.ATTACHED), (
+            "only an attached subscriber has frames to send"
+        )
+
+
+_THERE: Final = frozenset({"present", "set"})
+
+
+class WatchMachine(SubscriberMachine):
+    """The subscriber of a map: ``take_change`` instead of messages.
+
+    Each connection begins with the whole content of the map. After a reconnect only differences are delivered: a key
+    with another revision as ``present``, a missing key as ``removed`` with its last revision.
+    """
+
+    def __init__(self, session: Session, target: str, options: SubscriberOptions) -> None:
+        super().__init__(session, target, options)
+        self._known: dict[str, int] = {}
+        """The revision of each key after the changes delivered so far and those in ``_changes``."""
+        self._changes: dict[str, KeyChange] = {}
+        """Changes not taken yet, one for each key, in the order of the newest."""
+        self._met: set[str] | None = set()
+        """Keys received on this connection, until it is current."""
+
+    @property
+    def has_ready(self) -> bool:
+        """Whether ``take_change`` has something."""
+        return bool(self._changes)
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the content of the map at the start of the connection has been taken."""
+        return self._met is None and not self._changes
+
+    def take_change(self) -> KeyChange | None:
+        """The next change, or None."""
+        return self._changes.pop(next(iter(self._changes))) if self._changes else None
+
+    def attached(self) -> None:
+        """A connection begins with the whole content."""
+        self._met = set()
+
+    def watched(self, frame: ChangesFrame | CurrentFrame) -> None:
+        """Changes arrived, or the initial content is complete."""
+        if isinstance(frame, ChangesFrame):
+            self._changed(frame.changes)
+            return
+        met, self._met = self._met, None
+        for key in [key for key in self._known if met is not None and key not in met]:
+            self._gone(KeyChange(key, self._known[key], "removed"))
+
+    def _changed(self, changes: Sequence[KeyChange]) -> None:
+        for change in changes:
+            if change.cause not in _THERE:
+                self._gone(change)
+                continue
+            if self._met is not None:
+                self._met.add(change.key)
+            if self._known.get(change.key) != change.revision:
+                self._known[change.key] = change.revision
+                self._put(change)
+
+    def _gone(self, change: KeyChange) -> None:
+        if self._known.pop(change.key, None) is not None:
+            self._put(change)
+
+    def _put(self, change: KeyChange) -> None:
+        self._changes.pop(change.key, None)
+        self._changes[change.key] = change
+
+    def check(self) -> None:
+        """Assert every law of the state; for tests."""
+        super().check()
+        for key, change in self._changes.items():
+            known = self._known.get(key)
+            assert known == (change.revision if change.cause in _THERE else None), "a change is the newest of its key"

@@ -1,0 +1,38 @@
+"""Publishers, subscribers, maps and browsers of the message stores, for blocking programs.
+
+The asyncio clients are ``holdfast.aio.StoreClient`` and the objects that it returns.
+"""
+
+from __future__ import annotations
+
+from holdfast.extras import needs
+
+with needs("client"):
+    from holdfast.client.protocol.options import PublisherOptions, SubscriberOptions
+    from holdfast.client.protocol.stores.administration import Lock, Redelivered
+    from holdfast.client.protocol.stores.messages import Advisory
+    from holdfast.client.protocol.stores.publisher import Failure, Sent
+    from holdfast.client.sync.stores import Browser, Map, Publisher, StoreClient, Subscriber, Watch
+    from holdfast.stores.values.messages import Delivery, Message
+    from holdfast.wire.stores import Entry, KeyChange, Receipt
+
+__all__ = [
+    "Advisory",
+    "Browser",
+    "Delivery",
+    "Entry",
+    "Failure",
+    "KeyChange",
+    "Lock",
+    "Map",
+    "Message",
+    "Publisher",
+    "PublisherOptions",
+    "Receipt",
+    "Redelivered",
+    "Sent",
+    "StoreClient",
+    "Subscriber",
+    "SubscriberOptions",
+    "Watch",
+]
