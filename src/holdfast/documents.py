@@ -19,8 +19,6 @@ from typing import Any, Final, cast
 from holdfast.errors import Code, InvalidRequest
 from holdfast.extras import MissingExtra, needs
 
-__all__ = ["YAML_ENDINGS", "Document", "read_document"]
-
 YAML_ENDINGS: Final = (".yaml", ".yml")
 NODES_MAX: Final = 1_000_000
 DEPTH_MAX: Final = 100

@@ -11,8 +11,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import TracebackType
 
-__all__ = ["DISTRIBUTION", "MissingExtra", "install_command", "needs"]
-
 DISTRIBUTION = "holdfastdb"
 """The name on the package index. There, ``holdfast`` is another project."""
 

@@ -7,8 +7,6 @@ import os
 from contextlib import suppress
 from typing import Final
 
-__all__ = ["DIRECTORY_MODE", "FILE_MODE", "make_private", "make_private_directory", "private", "restrict_to_owner"]
-
 FILE_MODE: Final = 0o600
 DIRECTORY_MODE: Final = 0o700
 

@@ -23,12 +23,6 @@ from urllib.parse import unquote, urlsplit
 from holdfast.documents import YAML_ENDINGS, Document, read_document
 from holdfast.errors import Code, InvalidRequest
 
-__all__ = [
-    "KEYS", "CommitSettings", "Configuration", "Key", "LeaderSettings", "LogSettings", "LoggingSettings", "Origin",
-    "PersistSettings", "Role", "ServerSettings", "Settings", "StoresSettings", "SubscriptionSettings", "Token",
-    "ViewSettings", "load_configuration",
-]  # fmt: skip
-
 Role = Literal["read", "write", "admin"]
 Parse = Callable[[object], object]
 Source = Literal["default", "file", "env", "flag"]

@@ -4,11 +4,6 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple, NewType
 
-__all__ = [
-    "SLOT_DIGITS", "VERSION_MAX", "Instant", "LeaderId", "LogId", "LogPosition", "Slot", "Version", "is_log_id",
-    "parse_position", "parse_slot", "slot_text",
-]  # fmt: skip
-
 Slot = NewType("Slot", int)
 """The number of one batch object. The first is 2^64-1 and they count down, so a larger slot is older."""
 

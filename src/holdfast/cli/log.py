@@ -12,8 +12,6 @@ import typer
 
 from holdfast.cli.options import ConfigOption, JsonOption, LogArgument, configuration, log_url_of
 
-__all__ = ["commands"]
-
 commands = typer.Typer(no_args_is_help=True, help="Begin a log, and inspect one on its store.", rich_markup_mode=None)
 
 

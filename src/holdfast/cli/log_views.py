@@ -33,8 +33,6 @@ from holdfast.objects.open import open_store
 from holdfast.objects.port import Listed, ObjectStore
 from holdfast.values import LeaderId, LogId, parse_slot, slot_text
 
-__all__ = ["cat", "init", "ls", "show", "stat", "verify"]
-
 T = TypeVar("T")
 HEADERS_AT_ONCE: Final = 32
 

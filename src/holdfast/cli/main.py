@@ -17,8 +17,6 @@ from holdfast.extras import MissingExtra
 if TYPE_CHECKING:
     import typer
 
-__all__ = ["main"]
-
 EXTRAS: Final = {"serve": "server", "check-config": "server", "log": "server", "spark": "spark,client"}
 """The extra that a command needs; all others need ``client``."""
 SERVER_PACKAGES: Final = {

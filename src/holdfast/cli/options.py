@@ -16,11 +16,6 @@ from holdfast.settings import Configuration, load_configuration
 from holdfast.values import LogPosition
 from holdfast.values import parse_position as read_position
 
-__all__ = [
-    "ConfigOption", "Encoding", "EncodingOption", "JsonOption", "LogArgument", "SetOption", "TokenOption", "UrlOption",
-    "configuration", "items_max", "log_url_of", "parse_bytes", "parse_pairs", "parse_position", "timeout_option",
-]  # fmt: skip
-
 
 class Encoding(StrEnum):
     """How keys and values are written on the command line."""

@@ -33,12 +33,6 @@ from holdfast.errors import (
     Unavailable,
 )
 
-__all__ = [
-    "Exit", "Progress", "answering", "base64_text", "exit_of", "flush_output", "output_errors", "output_failed",
-    "print_error", "print_fields", "print_json", "print_line", "print_table", "printable", "progress", "readable",
-    "write_bytes",
-]  # fmt: skip
-
 
 class Exit(IntEnum):
     """How a command ended."""

@@ -47,8 +47,6 @@ from holdfast.queue.log.reader import read_write_position
 from holdfast.queue.repair import LostMessages, QueueCheck, QueueRepair, repair_queue, trim_queue, verify_queue
 from holdfast.queue.repair.files import open_files, queues_in, writer_pid
 
-__all__ = ["commands", "paths_like"]
-
 CHARACTERS_MAX: Final = 100
 PROGRESS_MESSAGES: Final = 10_000
 WIDTH: Final = 32

@@ -13,8 +13,6 @@ from holdfast.cli.output import print_json, print_line, print_table
 from holdfast.errors import InvalidRequest
 from holdfast.settings import LogSettings
 
-__all__ = ["check_config", "serve"]
-
 
 def serve(
     log: Annotated[str | None, typer.Option("--log", help="The URL of the log: file:, s3:, az: or memory:.")] = None,

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from holdfast.client.protocol.endpoint import Endpoint
     from holdfast.client.stores import StoreClient
 
-__all__ = ["LOCAL", "STREAM_SECONDS", "Service", "WaitNotice", "on_service", "one_line"]
-
 LOCAL: Final = "http://127.0.0.1:8080"
 TEXT_COLUMNS: Final = {"author", "name", "time", "type"}
 """Columns of tables that are aligned to the left."""

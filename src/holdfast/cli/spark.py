@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     # The one name that cli knows of spark: see the contract "tops" in pyproject.toml.
     from holdfast.spark.commands import JobResult, Report, RequestSource, SparkTarget
 
-__all__ = ["commands", "ingest", "load", "resolve"]
-
 commands = typer.Typer(no_args_is_help=True, help="Tables and files made of a log by Spark.", rich_markup_mode=None)
 
 LogOption: TypeAlias = Annotated[str, typer.Option("--log", help="The log: file:, s3: or az:.")]

@@ -26,11 +26,6 @@ from holdfast.stores.definitions.cluster import definition_of
 if TYPE_CHECKING:
     from holdfast.client.stores import StoreClient
 
-__all__ = [
-    "DeleteOption", "PlaceArgument", "PlacesArgument", "YesOption", "ask_first", "commands", "described",
-    "difference", "parse_value", "places_of", "split_place",
-]  # fmt: skip
-
 commands = typer.Typer(
     no_args_is_help=True,
     help="Message stores of a service: define, publish, subscribe, maintain.",

@@ -19,8 +19,6 @@ from holdfast.cli.service import Service, on_service
 from holdfast.cli.stores import commands
 from holdfast.errors import AlreadyOpen, CorruptData, InvalidRequest, NotFound
 
-__all__ = ["backup", "commands", "compact", "repair", "restore", "verify"]
-
 WORK_TIMEOUT: Final = "How long to wait for the end of the work; an hour by default. The work ends all the same."
 
 

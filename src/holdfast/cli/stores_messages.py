@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from holdfast.client.stores import Delivery, KeyChange, Receipt, Sent, StoreClient, Subscriber
     from holdfast.stores.values.messages import FieldValue
 
-__all__ = ["browse", "commands", "explain", "message_text", "publish", "purge", "redeliver", "rewind", "tail", "watch"]
-
 DELIVERY_SECONDS: Final = 0.5
 T = TypeVar("T")
 MatchOption: TypeAlias = Annotated[

@@ -46,8 +46,6 @@ if TYPE_CHECKING:
     from holdfast.client.protocol.effects import Event
     from holdfast.commit.format.transaction import Operation, Precondition, Transaction
 
-__all__ = ["bench", "commit", "get", "operation_fields", "operation_text", "short", "status", "subscribe", "version"]
-
 CHARACTERS_MAX: Final = 60
 
 

@@ -8,8 +8,6 @@ from typing import Final
 from holdfast.commit.format.transaction import Committed, Rejected
 from holdfast.commit.stages.events import CommitEntry
 
-__all__ = ["LATENCY_BOUNDS_MS", "ServiceMetrics"]
-
 LATENCY_BOUNDS_MS: Final = (0.5, 1.0, 2.0, 3.0, 5.0, 7.5, 10.0, 15.0, 25.0, 50.0, 100.0, 250.0, 500.0, 1000.0, 5000.0)
 
 

@@ -39,13 +39,13 @@ from holdfast.commit.leadership.takeover import (
     AskAsStandby,
     AskLeader,
     Clock,
-    Takeover,
     TakeoverOptions,
     local_scope,
     newest_slot,
     now,
     take_the_lead,
 )
+from holdfast.commit.leadership.takeover_machine import Takeover
 from holdfast.commit.metrics import ServiceMetrics
 from holdfast.commit.reading.feed import Feed, TransactionEvent
 from holdfast.commit.reading.reader import read_header
@@ -70,8 +70,6 @@ from holdfast.objects.budget import TimeLimited
 from holdfast.objects.port import CreateAnswer, ObjectStore, Unknown
 from holdfast.values import LeaderId, LogId, Slot
 from holdfast.wire.log import StatusAnswer
-
-__all__ = ["CommitEntry", "CommitService", "ServiceEnd", "ServiceOptions"]
 
 log = structlog.get_logger("holdfast.commit.service")
 

@@ -28,8 +28,6 @@ from holdfast.errors import (
     Unavailable,
 )
 
-__all__ = ["OlderHistory", "RolledBack", "subscribe"]
-
 
 class OlderHistory(Protocol):
     """History that is kept outside the log. ``through`` is called first."""

@@ -31,11 +31,6 @@ from typing import Final
 
 from holdfast.commit.format.transaction import Operation, RangeDelete
 
-__all__ = [
-    "BOUND_BYTES", "DeletedRanges", "Generation", "KEY_BYTES", "Merge", "RecentWrites", "Run", "SHAPE", "Shape",
-    "VERSION_BYTES",
-]  # fmt: skip
-
 KEY_BYTES: Final = 56
 """Bytes of a key in addition to its content and dictionary entry: an object header, rounded up, and an item of a run.
 """

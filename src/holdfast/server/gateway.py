@@ -27,13 +27,6 @@ from holdfast.server.http.state import HttpLimits, HttpState
 from holdfast.values import LogPosition
 from holdfast.wire.log import StatusAnswer
 
-__all__ = [
-    "CLIENTS_MAX",
-    "ClientRates",
-    "Gateway",
-    "GatewayLimits",
-]
-
 VersionWaiter = Callable[[int | HoldfastError], None]
 
 OVERLOADED_RETRY_AFTER_MS: Final = 1000

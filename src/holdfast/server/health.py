@@ -24,16 +24,6 @@ from holdfast.server.http.routes import Answer, Call, Parameter, Route, json_ans
 from holdfast.server.stores.hosting import StoreHost
 from holdfast.wire.log import Liveness, PipelineResponse, Readiness
 
-__all__ = [
-    "DOCS_PAGE",
-    "STALLED_MS_MAX",
-    "STANDBY_HEADER",
-    "STANDBY_PROOF_HEADER",
-    "StoreWatch",
-    "description_routes",
-    "health_routes",
-]
-
 OK_SECONDS_MAX: Final = 10.0
 STANDBY_HEADER: Final = "Holdfast-Standby"
 """Names the standby that asks, by its address: of two standbys one may be cut off while the other one asks."""

@@ -15,11 +15,6 @@ from typing import Final, Literal, TextIO, cast
 
 import structlog
 
-__all__ = [
-    "configure_logs",
-    "keep_pandas_out",
-]
-
 _LEVELS: Final = {
     "debug": logging.DEBUG,
     "info": logging.INFO,

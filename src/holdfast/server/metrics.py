@@ -27,8 +27,6 @@ from holdfast.server.stores.hosting import StoreHost
 from holdfast.server.stores.store_metrics import cumulative_buckets, store_metrics
 from holdfast.server.view.embedded_view import EmbeddedView
 
-__all__ = ["ServerMetrics"]
-
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
 

@@ -14,8 +14,6 @@ from holdfast.server.http.responses import STATUS_OF
 from holdfast.server.http.routes import ANY_ROUTE_CODES, Route
 from holdfast.wire.log import ErrorResponse
 
-__all__ = ["describe"]
-
 Json = dict[str, object]
 
 _TEXT_TYPES: Final = frozenset({"JsonDelete", "JsonPointRead", "JsonRangeDelete", "JsonRangeRead", "JsonWrite"})

@@ -15,8 +15,6 @@ from holdfast.server.stores.routes_administration import store_routes
 from holdfast.server.view.embedded_view import EmbeddedView
 from holdfast.server.view.routes import view_routes
 
-__all__ = ["route_table"]
-
 
 def route_table(
     gateway: Gateway,

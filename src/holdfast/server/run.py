@@ -66,14 +66,6 @@ from holdfast.server.view.messages import ViewStart
 from holdfast.settings import Settings
 from holdfast.wire.log import Liveness
 
-__all__ = [
-    "StopBound",
-    "ask_leader",
-    "hint_of",
-    "main",
-    "require_writable_place",
-]
-
 GRACE_SECONDS: Final = 5.0
 AFTER_REIGN_SECONDS: Final = (1.0, 5.0)
 OWN_CONNECTIONS: Final = 4

@@ -11,19 +11,6 @@ from pyspark.sql import types as spark
 
 from holdfast.commit.format.batch import ItemKind
 
-__all__ = [
-    "COLUMNS",
-    "OPERATION",
-    "OPERATION_KINDS",
-    "QUEUE_COLUMNS",
-    "STORE_COLUMNS",
-    "TIMESTAMP",
-    "Shape",
-    "arrow_schema",
-    "default_columns",
-    "spark_schema",
-]
-
 
 class Shape(StrEnum):
     """What one row of a log stands for."""

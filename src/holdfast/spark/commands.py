@@ -40,8 +40,6 @@ from holdfast.spark.tables.changes import Changes
 from holdfast.spark.tables.segments import SEGMENT_LOG_BYTES_MIN, Segments
 from holdfast.spark.tables.snapshot import Snapshot
 
-__all__ = ["BulkCommand", "JobResult", "Report", "RequestSource", "SparkTarget", "command_session", "doctor", "run_job"]
-
 FORMATS: Final = ("parquet", "json", "csv", "table")
 POLL_SECONDS: Final = 0.2
 

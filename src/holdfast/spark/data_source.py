@@ -20,8 +20,6 @@ from holdfast.spark.options import MessageOptions, Mode, ReadOptions, StoreOptio
 if TYPE_CHECKING:  # the client of a service, which a read does not need
     from holdfast.spark.sink.writer import HoldfastBatchWriter, HoldfastStreamWriter
 
-__all__ = ["HoldfastDataSource"]
-
 
 class HoldfastDataSource(DataSource):
     """A log, a queue or a message store as a table; ``holdfast.spark.options`` lists what ``.option(...)`` takes."""

@@ -22,26 +22,9 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 
 from holdfast.commit.format.batch import ItemKind
-from holdfast.commit.format.transaction import VERSION_MAX
 from holdfast.errors import Code, InvalidRequest
 from holdfast.spark.columns import COLUMNS, OPERATION_KINDS, QUEUE_COLUMNS, STORE_COLUMNS, Shape, default_columns
-from holdfast.values import is_log_id
-
-__all__ = [
-    "Admission",
-    "MessageOptions",
-    "Mode",
-    "Position",
-    "ReadOptions",
-    "StoreOptions",
-    "WriteOptions",
-    "is_read_of_messages",
-    "is_read_of_store",
-    "parse_message_options",
-    "parse_read_options",
-    "parse_store_options",
-    "parse_write_options",
-]
+from holdfast.values import VERSION_MAX, is_log_id
 
 EARLIEST: Final = "earliest"
 LATEST: Final = "latest"

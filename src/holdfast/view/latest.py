@@ -19,8 +19,6 @@ from holdfast.errors import Closed, Code, CorruptData, InvalidRequest
 from holdfast.values import LogPosition
 from holdfast.view.storage import MemoryStorage, Position, Row, Stored, ViewStorage
 
-__all__ = ["Checkpointed", "CommittedTransaction", "View", "ViewStorage"]
-
 
 class CommittedTransaction(Protocol):
     """A durable transaction, as ``TransactionEvent`` of the client and of the service are."""

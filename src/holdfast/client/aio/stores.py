@@ -37,8 +37,6 @@ from holdfast.client.transport.clock import now_ms
 from holdfast.stores.values.messages import Delivery
 from holdfast.wire.stores import Entry, Page, Purged
 
-__all__ = ["Browser", "Map", "Publisher", "StoreClient", "Subscriber", "Watch"]
-
 PAGE_MESSAGES = 100
 PAGE_ENTRIES = 1_000
 

@@ -86,13 +86,6 @@ from holdfast.commit.format.transaction import (
 from holdfast.errors import Code, CorruptData
 from holdfast.values import LeaderId, LogId, Slot, Version, parse_slot, slot_text
 
-__all__ = [
-    "BODY_SCHEMA", "CLAIM_BYTES", "DATA_BYTES_MIN", "END_OF_STREAM", "FIRST_SLOT", "HEADER_BYTES", "Header", "ItemKind",
-    "Kind", "LoggedTransaction", "PREFIX", "AddressScope", "REPEATED_BYTES_MAX", "SPAN_MAX", "UNKNOWN_SCOPE",
-    "VERSION_JUMP", "decode_body", "decode_header", "encode_body", "encode_object", "encode_record_batch", "jump",
-    "object_name", "read_body_table", "repeated_bytes", "slot_of",
-]  # fmt: skip
-
 # pyarrow ships no types, so its tables are unknown to the checker; ours are not.
 # pyright: reportUnknownParameterType=false
 

@@ -14,8 +14,6 @@ from holdfast.commit.format.batch import FIRST_SLOT, VERSION_JUMP, Header, Kind,
 from holdfast.errors import Code, CorruptData, NotFound
 from holdfast.values import Slot, slot_text
 
-__all__ = ["ChainWalker", "check_genesis", "check_link"]
-
 
 def broken(rule: str, slot: int, **facts: str | int) -> CorruptData:
     """The error for a log that breaks ``rule`` at ``slot``."""

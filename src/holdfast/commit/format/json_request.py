@@ -31,11 +31,6 @@ from holdfast.commit.format.transaction import (
 )
 from holdfast.errors import Code, InvalidRequest
 
-__all__ = [
-    "JsonDelete", "JsonPointRead", "JsonRangeDelete", "JsonRangeRead", "JsonTransaction", "JsonWrite", "decode_json",
-    "decode_json_lines", "undecodable",
-]  # fmt: skip
-
 _QUAD: Final = "[A-Za-z0-9+/]"
 _CANONICAL: Final = f"^({_QUAD}{{4}})*({_QUAD}[AQgw]==|{_QUAD}{{2}}[AEIMQUYcgkosw048]=)?$"
 

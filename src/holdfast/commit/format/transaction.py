@@ -12,12 +12,6 @@ from msgspec import Meta, Struct
 
 from holdfast.values import VERSION_MAX
 
-__all__ = [
-    "Committed", "Delete", "FailedPrecondition", "Operation", "Outcome", "PointRead", "Precondition", "RangeDelete",
-    "RangeRead", "Rejected", "RejectedBecause", "Reused", "Transaction", "Unanswered", "VERSION_MAX", "Write",
-    "prefix_end",
-]  # fmt: skip
-
 RequestVersion = Annotated[int, Meta(ge=0, le=VERSION_MAX)]
 
 

@@ -43,11 +43,6 @@ from holdfast.commit.format.chain import broken, next_slot
 from holdfast.errors import Code, CorruptData, NotFound
 from holdfast.values import LeaderId, LogId, Slot, Version, slot_text
 
-__all__ = [
-    "Frontier", "Heartbeat", "Identity", "NeedHeaders", "Page", "claim_header", "encode_claim", "encode_proof",
-    "first_base", "first_headers", "parse_proof", "plan_recovery", "read_page", "has_successor", "walk_on",
-]  # fmt: skip
-
 FIRST_BASE_MIN = 100_000_000
 FIRST_BASE_MAX = 10**12
 GUESSES_MAX = 64

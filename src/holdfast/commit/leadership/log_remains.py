@@ -16,8 +16,6 @@ import msgspec
 from holdfast.errors import Code, CorruptData, InvalidRequest, Unavailable
 from holdfast.objects.port import ObjectStore
 
-__all__ = ["bind_stores", "bound_log", "refuse_remains", "remains_around", "require_bound", "view_directory"]
-
 BINDING_NAME: Final = "log.json"
 BINDING_BYTES_MAX: Final = 4_096
 META_PREFIX: Final = "meta/"

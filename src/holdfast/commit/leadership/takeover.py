@@ -26,11 +26,6 @@ from holdfast.objects.port import ObjectStore, Unknown
 from holdfast.objects.probe import clean_up, probe
 from holdfast.values import Instant, LogId, Slot
 
-__all__ = [
-    "AskLeader", "Clock", "Takeover", "TakeoverOptions", "init_log", "newest_slot", "now", "take_the_lead",
-    "local_scope",
-]  # fmt: skip
-
 log = structlog.get_logger("holdfast.commit.leadership.takeover")
 
 AskLeader = Callable[[str], Awaitable[str | None]]

@@ -45,13 +45,6 @@ from holdfast.errors import Closed, Code, HoldfastError, NotFound, Unavailable
 from holdfast.objects.port import CreateAnswer, Created, Unknown
 from holdfast.values import Instant, LeaderId, LogId, Slot, slot_text
 
-__all__ = [
-    "Answer", "AskLeader", "ClaimAnswered", "ClaimRead", "CleanUp", "Effect", "Event", "Fail", "Failed", "HeaderRead",
-    "HeadersRead", "LeaderAnswered", "Led", "ListNewest", "ListPage", "NewestListed", "PageListed", "Probe", "Probed",
-    "ReadClaim", "ReadHeader", "ReadHeaders", "Request", "SendClaim", "StandBy", "Takeover", "TakeoverMachine",
-    "TakeoverRules", "Wait", "Woken",
-]  # fmt: skip
-
 
 @dataclass(slots=True)
 class Takeover:

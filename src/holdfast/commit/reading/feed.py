@@ -16,8 +16,6 @@ from msgspec import Struct
 from holdfast.commit.format.batch import Header, LoggedTransaction
 from holdfast.commit.format.transaction import Operation
 
-__all__ = ["Channel", "Checkpoint", "Event", "EventBatch", "Feed", "LeaderChange", "TransactionEvent", "events_of"]
-
 
 class TransactionEvent(Struct, frozen=True, gc=False):
     """One committed transaction as subscribers see it. ``prev_version`` is that of the transaction before it."""

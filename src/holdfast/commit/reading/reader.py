@@ -31,11 +31,6 @@ from holdfast.errors import Code, HoldfastError, NotFound
 from holdfast.objects.port import ObjectReader, ObjectStore
 from holdfast.values import Slot, slot_text
 
-__all__ = [
-    "LoggedBatch", "Leadership", "damage_unless_truncated", "find_frontier", "follow", "has_gone", "read_frontier",
-    "read_header", "leaderships_back", "start_after",
-]  # fmt: skip
-
 PREFETCH: Final = 16
 LISTINGS: Final = 3
 """How often the end is looked for while what was listed, or what that leads to, is not there any more."""

@@ -29,8 +29,6 @@ from holdfast.errors import HoldfastError, NotFound
 from holdfast.objects.port import ObjectStore
 from holdfast.values import Slot
 
-__all__ = ["AttemptHistory", "Found", "look_up", "walker_after"]
-
 
 @dataclass(frozen=True, slots=True)
 class Found:

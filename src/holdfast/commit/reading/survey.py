@@ -18,8 +18,6 @@ from holdfast.errors import Code, CorruptData, NotFound
 from holdfast.objects.port import Listed, ObjectStore
 from holdfast.values import Slot, slot_text
 
-__all__ = ["LogCheck", "Survey", "check_reached", "survey", "verify_log", "walker_after"]
-
 PAGE: Final = 1000
 
 

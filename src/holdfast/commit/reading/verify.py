@@ -24,8 +24,6 @@ from holdfast.errors import CorruptData, HoldfastError, NotFound
 from holdfast.objects.port import ObjectReader
 from holdfast.values import Slot
 
-__all__ = ["DamageLog", "OBJECT_BYTES_MIN", "Scrub", "ScrubPlan", "requests_per_month"]
-
 PLACES_MAX: Final = 1_000
 HINT: Final = "do not delete anything; `holdfast log verify` names every damaged object; restore them from a copy"
 

@@ -16,8 +16,6 @@ from holdfast.commit.format.batch import LoggedTransaction
 from holdfast.commit.format.transaction import Committed, Outcome, Rejected, Reused, Transaction, Unanswered
 from holdfast.commit.stages.events import CommitEntry
 
-__all__ = ["Attempts", "Ban", "Known", "fingerprint", "judge_from_log"]
-
 ATTEMPT_BYTES = 320
 """Bytes of memory per attempt: an estimate (the id, the record, the dictionary's share), not a measurement."""
 

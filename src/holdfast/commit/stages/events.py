@@ -17,13 +17,6 @@ from holdfast.errors import HoldfastError
 from holdfast.objects.port import CreateAnswer, Unknown
 from holdfast.values import Instant, Slot
 
-__all__ = [
-    "Abandon", "Answer", "Arrived", "Batch", "CheckOwnership", "CommitEntry", "Drain", "Durable", "Effect", "EndKind",
-    "Ended", "Event", "HeaderFound", "LookUp", "NoopAsked", "OwnershipSeen", "Position", "Put", "PutAnswered",
-    "Reached", "ReadBack", "Resolved", "StatusAsked", "StatusQuestion", "StatusReady", "Tick", "VersionAsked",
-    "VersionIs", "request_bytes",
-]  # fmt: skip
-
 ITEM_BYTES = 32
 """What an item costs besides its value and the request id, for the size bound of a batch."""
 

@@ -23,8 +23,6 @@ from holdfast.commit.stages.events import Batch, CommitEntry, Position, Put, Rea
 from holdfast.objects.port import CreateAnswer, Created, Refused, Unknown
 from holdfast.values import Instant, Slot, Version
 
-__all__ = ["Deadline", "Persist", "PersistRules", "Put", "ReadBack", "Verdict"]
-
 LATE_MS: Final = 1_000.0
 """A process woken this much later than it asked for was paused."""
 GRACE_MS: Final = 2_000.0

@@ -71,8 +71,6 @@ from holdfast.commit.stages.sequence import Sequence
 from holdfast.objects.port import Unknown
 from holdfast.values import Instant, Slot
 
-__all__ = ["Pipeline", "PipelineRules"]
-
 FLOOR_EVERY_MS: Final = 20.0
 OWNERSHIP_RETRY_MS: Final = 100.0
 

@@ -14,8 +14,6 @@ from typing import Final
 from holdfast.commit.format.transaction import Committed, Unanswered
 from holdfast.commit.stages.events import Batch, CommitEntry, Position
 
-__all__ = ["PROOF_MS_MAX", "Release"]
-
 PROOF_MS_MAX: Final = 10_000.0
 
 

@@ -19,8 +19,6 @@ from holdfast.commit.stages.attempts import Attempts
 from holdfast.commit.stages.events import CommitEntry, Position
 from holdfast.commit.window import RecentWrites
 
-__all__ = ["Resolve"]
-
 _TOO_OLD: Final = Rejected("too_old")
 SAMPLES_MAX: Final = 4096
 

@@ -15,8 +15,6 @@ from holdfast.commit.stages.attempts import Attempts, Ban, Known, fingerprint
 from holdfast.commit.stages.events import CommitEntry
 from holdfast.errors import Code, InvalidRequest
 
-__all__ = ["HOLD_BACK", "Sequence"]
-
 HOLD_BACK: Final = 90_000_000
 assert HOLD_BACK < VERSION_JUMP, "assigned versions stay below the next base"
 

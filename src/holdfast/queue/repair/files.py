@@ -17,8 +17,6 @@ from holdfast.queue.files.local import LocalFiles
 from holdfast.queue.files.pages import PageDirectory
 from holdfast.queue.format.file_names import FileNames
 
-__all__ = ["open_files", "queues_in", "system_errors", "writer_pid"]
-
 _FILE_OF_QUEUE: Final = re.compile(r"(.+?)(?:-allMeta|-writeMeta|-[1-9][0-9]*\.(?:page|idx))")
 NAMED_MAX: Final = 5
 

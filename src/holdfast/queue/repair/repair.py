@@ -42,8 +42,6 @@ from holdfast.queue.repair.survey import (
     survey_queue,
 )
 
-__all__ = ["QueueRepair", "repair_queue"]
-
 COPY_BYTES: Final = 1 << 20
 _VERSION_FIELD: Final = 1
 _BASE_SEQ_FIELD: Final = 7

@@ -24,19 +24,6 @@ from holdfast.queue.log.reader import read_write_position
 from holdfast.queue.log.recovery import Here
 from holdfast.queue.repair.files import open_files
 
-__all__ = [
-    "KnownGap",
-    "LostMessages",
-    "OnProgress",
-    "PageSurvey",
-    "QueueCheck",
-    "QueueSurvey",
-    "damage_list_name",
-    "known_gaps",
-    "survey_queue",
-    "verify_queue",
-]
-
 OnProgress = Callable[[int, int | None], None]
 """Called with MiB read and MiB in total."""
 WHOLE: Final = "whole"

@@ -12,8 +12,6 @@ from holdfast.queue.files.pages import PageDirectory
 from holdfast.queue.options import moment_ns
 from holdfast.queue.repair.files import open_files
 
-__all__ = ["TrimReport", "trim_queue"]
-
 
 @dataclass(frozen=True, slots=True)
 class TrimReport:

@@ -35,8 +35,6 @@ from holdfast.server.http.routes import Call, Route
 from holdfast.wire.formats import WireFormat
 from holdfast.wire.log import CommitReceipt, ItemError, NotCommitted
 
-__all__ = ["NDJSON", "MSGPACK", "ItemReader", "JsonLines", "MsgpackItems", "stream_route"]
-
 NDJSON: Final = "application/x-ndjson"
 MSGPACK: Final = "application/msgpack"
 MSGPACK_NAMES: Final = frozenset({MSGPACK, "application/x-msgpack", "application/vnd.msgpack"})

@@ -20,11 +20,6 @@ from holdfast.extras import install_command
 from holdfast.objects.port import ObjectStore
 from holdfast.settings import Settings
 
-__all__ = [
-    "require_places_of_this_log",
-    "segment_history",
-]
-
 PATIENCE_SECONDS: Final = 60.0
 AGAIN_SECONDS: Final = 0.5
 

@@ -21,8 +21,6 @@ from holdfast.server.http.state import FastRequest, PendingResponse, RequestFiel
 from holdfast.wire.formats import encode
 from holdfast.wire.log import CommitReceipt, Liveness, NotCommitted, StatusAnswer, SteppedDown, VersionAnswer
 
-__all__ = ["COMMIT_CODES", "CommitRequest", "LivezRequest", "VersionRequest", "log_routes"]
-
 COMMIT_CODES = (
     *(Code.MALFORMED, Code.NO_OPERATIONS, Code.FUTURE_VERSION, Code.BAD_BASE64, Code.BAD_RANGE, Code.BAD_REQUEST_ID),
     *(Code.READ_VERSION_REQUIRED, Code.LOG_MISMATCH, Code.LEADER_CHANGED, Code.REQUEST_ID_REUSED, Code.TOO_LARGE),

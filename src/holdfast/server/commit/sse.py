@@ -38,12 +38,6 @@ from holdfast.server.http.routes import POSITION_SCHEMA, Call, Parameter, Route,
 from holdfast.values import LogPosition
 from holdfast.wire.log import CheckpointData, LaggingData, LeaderChangeData, LogData, TransactionData
 
-__all__ = [
-    "KeyFilter",
-    "Subscriptions",
-    "encode_batch",
-]
-
 MEDIA_TYPE: Final = "text/event-stream"
 KEEPALIVE: Final = b": keepalive\n\n"
 KEEPALIVE_TICKS: Final = 8

@@ -20,8 +20,6 @@ from uvicorn.server import ServerState
 from holdfast.errors import Code, HoldfastError, InvalidRequest, LimitExceeded
 from holdfast.server.http.requests import problem_with_host
 
-__all__ = ["ConnectionView", "AsgiConnection", "Framework"]
-
 HEAD_BYTES_MAX: Final = 65_536
 KEEP_ALIVE_SECONDS: Final = 75
 

@@ -13,8 +13,6 @@ from typing import Final, cast
 
 from holdfast.errors import Code, HoldfastError, PermissionDenied
 
-__all__ = ["TOKEN_HINT", "Authenticator", "Role"]
-
 TOKEN_HINT: Final = "send Authorization: Bearer <token>; commands take --token or HOLDFAST_TOKEN"
 """The hint of every ``unauthenticated``."""
 

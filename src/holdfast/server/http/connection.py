@@ -29,15 +29,6 @@ from holdfast.server.http.requests import problem_with_host
 from holdfast.server.http.responses import STATUS_OF, error_answer
 from holdfast.server.http.state import JSON, FastMatcher, FastRequest, HttpState, LongPoll, PendingResponse
 
-__all__ = [
-    "DISCARD_BYTES_MAX",
-    "Connection",
-    "HEAD_BYTES_MAX",
-    "ConnectionContext",
-    "FastResponse",
-    "UNANSWERED_MAX",
-]
-
 HEAD_BYTES_MAX: Final = 65_536
 KNOWN_HEAD_BYTES_MAX: Final = 4_096
 UNANSWERED_MAX: Final = 256

@@ -39,14 +39,6 @@ from holdfast.server.http.responses import error_answer
 from holdfast.server.http.routes import Endpoint, Route
 from holdfast.server.http.state import FastMatcher, HttpState
 
-__all__ = [
-    "BACKLOG",
-    "FreedMemory",
-    "HttpServer",
-    "Listener",
-    "make_app",
-]
-
 _log = structlog.get_logger("holdfast.server")
 
 PARTIAL_SECONDS_MAX: Final = 30

@@ -27,17 +27,6 @@ from holdfast.commit.format.json_request import undecodable
 from holdfast.commit.format.transaction import RangeDelete, RangeRead, Transaction
 from holdfast.errors import Code, Fenced, HoldfastError, InvalidRequest, LimitExceeded
 
-__all__ = [
-    "ITEMS_MAX",
-    "REQUEST_ID_LENGTH_MAX",
-    "decode_msgpack",
-    "decode_msgpack_items",
-    "log_mismatch",
-    "problem_with",
-    "problem_with_host",
-    "problem_with_request_id",
-]
-
 REQUEST_ID_LENGTH_MAX: Final = 255
 LOG_ID_SHOWN_MAX: Final = 64
 """How much of a wrong log id an error repeats."""

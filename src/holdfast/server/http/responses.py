@@ -17,15 +17,6 @@ from holdfast.errors import Code, Fenced, HoldfastError, InvalidRequest, Outcome
 from holdfast.wire.formats import WireFormat, encode
 from holdfast.wire.log import CommitReceipt, ErrorBody, ErrorResponse, ItemError, NotCommitted
 
-__all__ = [
-    "CommitAnswers",
-    "LeaderHint",
-    "STATUS_OF",
-    "error_answer",
-    "retry_after_seconds",
-    "without_traceback",
-]
-
 STATUS_OF: Final[Mapping[Code, int]] = {
     Code.MALFORMED: 400,
     Code.NO_OPERATIONS: 400,

@@ -18,30 +18,14 @@ import structlog
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
-from holdfast.commit.format.transaction import VERSION_MAX, prefix_end
+from holdfast.commit.format.transaction import prefix_end
 from holdfast.errors import Code, HoldfastError, InternalError, InvalidRequest, LimitExceeded
 from holdfast.server.http.asgi_connection import ConnectionView
 from holdfast.server.http.auth import Role
 from holdfast.server.http.responses import error_answer, without_traceback
 from holdfast.server.http.state import JSON, FastRequest, HttpState, PendingResponse
-from holdfast.values import LogPosition, parse_position
+from holdfast.values import VERSION_MAX, LogPosition, parse_position
 from holdfast.wire.formats import encode
-
-__all__ = [
-    "ANY_ROUTE_CODES",
-    "POSITION_SCHEMA",
-    "Answer",
-    "Call",
-    "Endpoint",
-    "Handler",
-    "Parameter",
-    "Route",
-    "StreamHandler",
-    "json_answer",
-    "key_from_text",
-    "key_parameters",
-    "text_key",
-]
 
 _log = structlog.get_logger("holdfast.server")
 

@@ -17,18 +17,6 @@ from holdfast.errors import HoldfastError
 from holdfast.server.http.auth import Authenticator
 from holdfast.server.http.responses import LeaderHint
 
-__all__ = [
-    "FastMatcher",
-    "FastRequest",
-    "HttpLimits",
-    "HttpState",
-    "JSON",
-    "LongPoll",
-    "PendingResponse",
-    "RequestCounters",
-    "RequestFields",
-]
-
 JSON: Final = "application/json"
 
 

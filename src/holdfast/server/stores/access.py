@@ -17,8 +17,6 @@ from holdfast.server.http.auth import TOKEN_HINT, Authenticator, Role
 from holdfast.server.http.responses import without_traceback
 from holdfast.stores.definitions.permissions import CLUSTER, Permissions, Right
 
-__all__ = ["StoreAccess"]
-
 _ROLE_FOR: Final[Mapping[Right, Role]] = {
     Right.PUBLISH: Role.WRITE,
     Right.SUBSCRIBE: Role.WRITE,

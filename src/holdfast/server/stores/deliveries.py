@@ -36,20 +36,6 @@ from holdfast.stores.values.commands import Acknowledge, Attach, Attached, Deliv
 from holdfast.stores.values.messages import Delivery
 from holdfast.stores.values.sequence_set import SequenceSet
 
-__all__ = [
-    "Backlog",
-    "Deliveries",
-    "PIECE_BYTES",
-    "Polled",
-    "Poller",
-    "Problem",
-    "Run",
-    "SHARE_MAX",
-    "Subscriber",
-    "address_of",
-    "wall_ms",
-]
-
 _log = structlog.get_logger("holdfast.stores")
 
 PORTION_BYTES: Final = 4 * 1_048_576

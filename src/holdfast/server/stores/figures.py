@@ -20,15 +20,6 @@ from holdfast.stores.machine.store import Durable
 from holdfast.stores.service import StoreService
 from holdfast.stores.storage.disk_limit import disk_use
 
-__all__ = [
-    "DurableFigures",
-    "LATENCY_BOUNDS_SECONDS",
-    "Latency",
-    "Statistics",
-    "attached_names",
-    "figures_of",
-]
-
 Json = dict[str, object]
 
 

@@ -29,13 +29,6 @@ from holdfast.stores.durables.pending import SET_APART_MAX
 from holdfast.stores.service import StoreService
 from holdfast.stores.values.effects import Advise, Changed, Effect
 
-__all__ = [
-    "LINE_EVERY_SECONDS",
-    "OpenStores",
-    "ParkingLog",
-    "StoreHost",
-]
-
 IN_FLIGHT_BYTES_MAX: Final = 256 * 1_048_576
 IN_FLIGHT_MAX: Final = 65_536
 SILENT_EVERY_SECONDS: Final = 1.0

@@ -21,8 +21,6 @@ from holdfast.stores.definitions.permissions import Right
 from holdfast.wire.formats import MSGPACK, format_of
 from holdfast.wire.stores import AckRequest, PublishRequest
 
-__all__ = ["ACKS_ROUTE", "POLL_ROUTE", "PUBLISH_ROUTE", "HotRequest", "HotStores"]
-
 LINES_KEPT_MAX: Final = 4_096
 PUBLISH_ROUTE: Final = "/v1/stores/{store}/messages"
 ACKS_ROUTE: Final = "/v1/stores/{store}/durables/{durable}/acks"

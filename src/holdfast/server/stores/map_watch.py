@@ -25,8 +25,6 @@ from holdfast.stores.machine.state import State
 from holdfast.stores.service import StoreService
 from holdfast.wire.stores import ChangesFrame, CurrentFrame, KeyChange
 
-__all__ = ["MapWatch", "Watcher", "WatchedMap"]
-
 PAGE_KEYS: Final = 1_000
 PORTION_KEYS: Final = 256
 PORTION_BYTES: Final = 524_288

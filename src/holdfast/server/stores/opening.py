@@ -29,8 +29,6 @@ from holdfast.stores.definitions.parts import differences, keep_sections, parts_
 from holdfast.stores.service import StoreService
 from holdfast.stores.values.commands import Redefine
 
-__all__ = ["Opening", "read_definitions"]
-
 AUTHOR: Final = "stores.definitions"
 FIRST_AUTHOR: Final = "holdfast.default"
 """The author of ``FIRST_DEFINITION`` in the history."""

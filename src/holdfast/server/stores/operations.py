@@ -45,22 +45,6 @@ from holdfast.stores.values.messages import Delivery
 from holdfast.wire.formats import UNDECODABLE, WireFormat, encode
 from holdfast.wire.stores import AckedResponse, AckRequest, DeliveredResponse, PublishRequest, Receipt
 
-__all__ = [
-    "DEFAULT_DURABLE",
-    "Done",
-    "InForce",
-    "POLL_MESSAGES_DEFAULT",
-    "POLL_MESSAGES_MAX",
-    "POLL_WAIT_MS_MAX",
-    "PendingPoll",
-    "StoreOperations",
-    "acked_response",
-    "decode",
-    "published_bytes",
-    "ranges_of",
-    "require_keys",
-]
-
 POLL_MESSAGES_DEFAULT: Final = 100
 POLL_MESSAGES_MAX: Final = 512
 POLL_WAIT_MS_MAX: Final = 60_000

@@ -40,21 +40,6 @@ from holdfast.stores.storage.disk_limit import disk_use
 from holdfast.stores.values.commands import Attach, Attached, Detach, Done, Part, Redefine, Unsubscribe
 from holdfast.wire.stores import BackupRequest, NothingMore, QuorumResponse, Rollback
 
-__all__ = [
-    "cluster_routes",
-    "definition_routes",
-    "filtered",
-    "patched",
-    "patched_part",
-    "patched_store",
-    "store_of",
-    "store_routes",
-    "with_part",
-    "with_store",
-    "without_part",
-    "without_store",
-]
-
 Json = dict[str, object]
 _KINDS: Final = (DURABLES, TEMPLATES)
 

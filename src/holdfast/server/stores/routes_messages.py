@@ -66,13 +66,6 @@ from holdfast.wire.stores import (
     UnlockRequest,
 )
 
-__all__ = [
-    "flag",
-    "map_routes",
-    "message_routes",
-    "subscribe_routes",
-]
-
 BROWSE_MESSAGES_DEFAULT: Final = 100
 BROWSE_MESSAGES_MAX: Final = 1_000
 

@@ -62,13 +62,6 @@ from holdfast.wire.stores import (
     StartedFrame,
 )
 
-__all__ = [
-    "SubscribeRequest",
-    "SubscribeSocket",
-    "decode_frame",
-    "message_frames",
-]
-
 FRAME_BYTES_MAX: Final = 1_048_576
 UNSENT_BYTES_MAX: Final = 4 * 1_048_576
 UNREAD_BYTES_MAX: Final = 4 * 1_048_576

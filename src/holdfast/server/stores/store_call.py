@@ -16,8 +16,6 @@ from holdfast.server.stores.operations import PollRequest, decode
 from holdfast.stores.definitions.permissions import CLUSTER, Right
 from holdfast.wire.formats import MSGPACK, WireFormat, encode, format_of
 
-__all__ = ["DOCUMENT", "JSON", "STORE_CODES", "StoreCall", "parameter", "path_parameters", "store_route"]
-
 JSON: Final = "application/json"
 DOCUMENT: Final = dict[str, Any]
 """Describes a JSON object whose members the reference page lists, for the description alone."""

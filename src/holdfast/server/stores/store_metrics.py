@@ -16,11 +16,6 @@ from holdfast.server.stores.hosting import OpenStores, StoreHost
 from holdfast.stores.machine.store import Store
 from holdfast.stores.storage.disk_limit import disk_use
 
-__all__ = [
-    "cumulative_buckets",
-    "store_metrics",
-]
-
 DURABLES_MAX: Final = 2_000
 
 

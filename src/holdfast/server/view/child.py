@@ -36,8 +36,6 @@ from holdfast.server.view.messages import Announcement, Damage, Report, ViewStar
 from holdfast.view.sqlite import open_for_readers
 from holdfast.view.storage import Row, Stored
 
-__all__ = ["ViewChild", "ViewFile"]
-
 PACE_SECONDS: Final = 0.1
 READ_THREADS: Final = 2
 RESTART_SECONDS: Final = (0.1, 5.0)

@@ -27,13 +27,6 @@ from holdfast.server.view.messages import Damage, ViewStart
 from holdfast.view import View
 from holdfast.view.storage import Row, Stored
 
-__all__ = [
-    "EmbeddedView",
-    "MemoryReads",
-    "Subscribe",
-    "ViewInProcess",
-]
-
 CATCH_UP_SECONDS_MAX: Final = 5.0
 
 

@@ -8,8 +8,6 @@ from msgspec import Struct
 
 from holdfast.errors import Code, CorruptData
 
-__all__ = ["Announcement", "Damage", "Report", "ViewStart"]
-
 
 class ViewStart(Struct, frozen=True, kw_only=True):
     """What a view process is started with. ``log_id`` and ``directory`` are known when a reign begins; ``segments_url``

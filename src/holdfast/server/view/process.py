@@ -58,12 +58,6 @@ from holdfast.view.storage import Layer, Position, Stored
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = [
-    "ViewBuilder",
-    "ViewProcess",
-    "main",
-]
-
 NICE: Final = 5
 FLUSH_BYTES: Final = 16 << 20
 FLUSH_SECONDS: Final = 1.0

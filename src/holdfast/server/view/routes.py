@@ -26,8 +26,6 @@ from holdfast.server.http.routes import (
 from holdfast.server.view.embedded_view import EmbeddedView
 from holdfast.wire.log import Found, FoundRange
 
-__all__ = ["RANGE_LIMIT_MAX", "view_routes"]
-
 RANGE_LIMIT_DEFAULT: Final = 1000
 RANGE_LIMIT_MAX: Final = 10_000
 

@@ -59,8 +59,6 @@ from holdfast.spark.runtime.session import task_errors
 from holdfast.spark.runtime.store_thread import StoreThread, is_directory
 from holdfast.spark.runtime.table_files import write_table
 
-__all__ = ["Ingest", "IngestCounts"]
-
 GROUP_REQUESTS: Final = 5_000
 assert GROUP_REQUESTS < 1_000_000, "a wave of groups stays far below the bound on versions that are not durable"
 GROUP_BYTES: Final = 4 * 2**20

@@ -34,13 +34,12 @@ from holdfast.commit.format.batch import (
     object_name,
 )
 from holdfast.commit.leadership.claims import Identity, has_successor
-from holdfast.commit.leadership.takeover import Takeover, TakeoverOptions, newest_slot, take_the_lead
+from holdfast.commit.leadership.takeover import TakeoverOptions, newest_slot, take_the_lead
+from holdfast.commit.leadership.takeover_machine import Takeover
 from holdfast.errors import Code, CorruptData, Fenced, InvalidRequest, NotFound, Unavailable
 from holdfast.objects.port import Created, ObjectStore, Refused, Unknown
 from holdfast.spark.runtime.store_thread import StoreThread
 from holdfast.values import LeaderId, LogId, Slot, Version, slot_text
-
-__all__ = ["LeadershipOptions", "DEFAULT_LEADERSHIP", "Leadership", "ask_to_step_down", "put_batch"]
 
 PATIENCE_S: Final = 60.0
 BACKOFF_S: Final = 0.1

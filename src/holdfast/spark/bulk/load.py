@@ -58,8 +58,6 @@ from holdfast.spark.bulk.verdicts import write_verdicts
 from holdfast.spark.runtime.session import task_errors
 from holdfast.spark.runtime.store_thread import StoreThread, is_directory
 
-__all__ = ["LoadOptions", "LoadReport", "load_requests"]
-
 PUTS_IN_FLIGHT: Final = 4
 
 Numbers = npt.NDArray[np.int64]

@@ -17,8 +17,6 @@ import pyarrow.compute as pc
 from holdfast.commit.format.batch import ItemKind
 from holdfast.spark.bulk.sequencing import ordinals_of, plain_numbers
 
-__all__ = ["CLEAR", "COMMITTED", "CONFLICT", "REJECTED", "UNKNOWN", "Items", "Problem", "make_problem", "select_items"]
-
 Numbers: TypeAlias = npt.NDArray[np.int64]
 Flags: TypeAlias = npt.NDArray[np.bool_]
 Ordinals: TypeAlias = npt.NDArray[np.int32]

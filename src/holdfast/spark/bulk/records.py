@@ -32,20 +32,6 @@ from holdfast.objects.port import ObjectStore
 from holdfast.spark.bulk.requests import ParsedRequest
 from holdfast.spark.runtime.session import task_errors
 
-__all__ = [
-    "GroupRecord",
-    "LoadProgress",
-    "RequestOutcome",
-    "decode_progress",
-    "newest_nearby",
-    "newest_of_log",
-    "progress_key",
-    "record_key",
-    "records_nearby",
-    "records_of_log",
-    "requests_digest",
-]
-
 T = TypeVar("T")
 
 LOAD_LOOK_BACK_OBJECTS: Final = 64

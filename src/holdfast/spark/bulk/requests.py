@@ -59,26 +59,6 @@ from holdfast.commit.format.transaction import (
 from holdfast.errors import Code, InvalidRequest
 from holdfast.spark.runtime.session import task_errors
 
-__all__ = [
-    "AS_NAMED",
-    "ChunkPlace",
-    "ParsedRequest",
-    "RequestFormat",
-    "Staged",
-    "chunk_key",
-    "decode_request",
-    "frame_errors",
-    "in_order",
-    "operations_at",
-    "other_requests",
-    "pack",
-    "parsed_requests",
-    "read_stream",
-    "require_judged",
-    "stage",
-    "stream",
-]
-
 _COLUMNS: Final = ("operations", "preconditions", "read_version", "request_id", "key", "value", "kind", "end")
 _OPERATION_JSON: Final = "array<struct<kind string, type string, key string, begin string, value string, end string>>"
 _READ_JSON: Final = "array<struct<kind string, type string, key string, begin string, end string, version string>>"

@@ -57,8 +57,6 @@ from holdfast.spark.bulk.sequencing import WHOLE_INPUT, Fate, Sequencing, Window
 from holdfast.spark.runtime.session import task_errors
 from holdfast.spark.runtime.store_thread import PlannedObjectsThread
 
-__all__ = ["Resolution", "look_up", "resolve_requests"]
-
 ITEMS_IN_A_RANGE: Final = 1_000_000
 """About 60 bytes each while a task has them."""
 PIECE_BYTES: Final = 4 * 2**20

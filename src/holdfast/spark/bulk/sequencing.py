@@ -21,8 +21,6 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = ["BELOW", "Fate", "Sequencing", "WHOLE_INPUT", "Windows", "ordinals_of", "plain_numbers", "sequence_requests"]
-
 Numbers = npt.NDArray[np.int64]
 
 BELOW: Final = -1

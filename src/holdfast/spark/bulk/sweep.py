@@ -25,8 +25,6 @@ import numpy.typing as npt
 
 from holdfast.spark.bulk.problem import CLEAR, COMMITTED, CONFLICT, REJECTED, UNKNOWN, Problem
 
-__all__ = ["conflicting_changes", "empty", "levels", "load_loops", "newest", "record", "record_one", "sweep"]
-
 Flags: TypeAlias = npt.NDArray[np.bool_]
 Numbers: TypeAlias = npt.NDArray[np.int64]
 Ordinals: TypeAlias = npt.NDArray[np.int32]

@@ -33,8 +33,6 @@ from holdfast.spark.log.delta_output import DeltaOutput
 from holdfast.spark.runtime.session import task_errors
 from holdfast.spark.runtime.table_files import FILES_TYPE, file_rows, new_files, write_table
 
-__all__ = ["INVALID_CODES", "VERDICTS", "write_verdicts"]
-
 Numbers = npt.NDArray[np.int64]
 
 _CONFLICT: Final = pa.struct([("precondition", pa.int32()), ("version", pa.int64())])

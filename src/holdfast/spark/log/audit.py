@@ -55,8 +55,6 @@ from holdfast.spark.source.scan import fetched
 from holdfast.spark.source.shapes import seq_of
 from holdfast.values import slot_text
 
-__all__ = ["Verify", "audit"]
-
 PAGE: Final = 50_000
 FOREIGN_KEYS_MAX: Final = 1_000
 CLAIMS_AT_ONCE: Final = 1_000

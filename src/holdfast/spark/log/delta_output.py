@@ -30,8 +30,6 @@ from holdfast.spark.log.runner import StepResult
 from holdfast.spark.runtime.table_files import NewFile
 from holdfast.spark.source.plan import log_head
 
-__all__ = ["DeltaJob", "DeltaOutput", "TableFile", "TableState"]
-
 FORMAT: Final = 1
 DELTA_TRIES: Final = 5
 

@@ -25,8 +25,6 @@ from holdfast.spark.runtime.store_thread import with_store
 from holdfast.spark.source.plan import Chain, LogHead, Plan, live_chain, plan_read, read_header
 from holdfast.spark.source.scan import scan
 
-__all__ = ["Increment", "Work", "first_above", "map_increment", "next_increment", "read_increment"]
-
 
 @dataclass(frozen=True, slots=True)
 class Increment:

@@ -34,8 +34,6 @@ from holdfast.spark.log.increments import Increment, next_increment
 from holdfast.spark.log.runner import StepResult
 from holdfast.spark.source.plan import log_head
 
-__all__ = ["Replay"]
-
 T = TypeVar("T")
 
 CHUNK_TRANSACTIONS: Final = 1_000

@@ -19,8 +19,6 @@ from holdfast.errors import Code, Conflict, InvalidRequest, Unavailable
 from holdfast.spark.log.increments import Increment
 from holdfast.spark.runtime.session import task_errors
 
-__all__ = ["Job", "RunReport", "Schedule", "StepReport", "StepResult", "run_pipeline"]
-
 log = structlog.get_logger("holdfast.spark.pipeline")
 
 RETRIES_MAX: Final = 8

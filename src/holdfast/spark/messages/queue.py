@@ -18,8 +18,6 @@ from holdfast.queue import Message, Queue
 from holdfast.spark.columns import QUEUE_COLUMNS
 from holdfast.spark.options import MessageOptions
 
-__all__ = ["HoldfastMessageReader", "MessagePartition", "message_rows", "plan_messages"]
-
 
 @dataclass
 class MessagePartition(InputPartition):

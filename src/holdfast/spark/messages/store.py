@@ -27,8 +27,6 @@ from holdfast.spark.options import StoreOptions
 from holdfast.stores.repair.reader import Placed, StoredMessage, StoreReader
 from holdfast.stores.storage.locations import Extent
 
-__all__ = ["HoldfastStoreReader", "HoldfastStoreStreamReader"]
-
 
 @dataclass
 class StorePartition(InputPartition):

@@ -20,8 +20,6 @@ from holdfast.objects.port import Created, ObjectStore
 from holdfast.spark.runtime.session import find_java, require_pandas
 from holdfast.spark.runtime.store_thread import with_store
 
-__all__ = ["Diagnosis", "diagnose"]
-
 PYTHON_MIN: Final = (3, 11)
 SPARK_MIN: Final = (4, 3)
 ARROW_MIN: Final = (21,)

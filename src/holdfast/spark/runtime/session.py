@@ -22,8 +22,6 @@ from pyspark.sql import SparkSession
 from holdfast import errors
 from holdfast.errors import Code, HoldfastError, InvalidRequest
 
-__all__ = ["find_java", "require_pandas", "session", "task_errors"]
-
 JAVA_MAJORS: Final = (17, 21)
 """The Javas that Spark 4 runs on, best first."""
 PANDAS_MAJOR_MAX: Final = 2

@@ -37,8 +37,6 @@ from holdfast.objects.port import (
     require_key,
 )
 
-__all__ = ["PlannedObjectsThread", "StoreThread", "is_directory", "set_imports_aside", "with_store"]
-
 
 class DirectoryHere:
     """An ``ObjectStore`` on the directory that a ``file:`` URL names. Raises: NotFound when there is none."""

@@ -26,8 +26,6 @@ from holdfast.errors import Unavailable
 from holdfast.objects.port import Created, ObjectStore, Refused
 from holdfast.segments.table_location import open_table_store
 
-__all__ = ["FILES_TYPE", "NewFile", "file_rows", "new_files", "read_files", "read_objects", "tables_of", "write_table"]
-
 _TEXT: Final = pa.string()
 FILES_SCHEMA: Final = pa.schema(
     [("path", _TEXT), ("size", pa.int64()), ("rows", pa.int64()), ("partition", _TEXT), ("stats", _TEXT)]

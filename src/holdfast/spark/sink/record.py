@@ -24,22 +24,6 @@ from holdfast.commit.format.transaction import Operation, PointRead, RangeDelete
 from holdfast.errors import Code, Conflict, CorruptData, Fenced, InvalidRequest
 from holdfast.spark.options import WriteOptions
 
-__all__ = [
-    "Intent",
-    "Progress",
-    "Wanted",
-    "begin",
-    "decode_progress",
-    "encode",
-    "finish",
-    "progress_key",
-    "read_record",
-    "record_key",
-    "request_id",
-    "stream_range",
-    "token_of",
-]
-
 T = TypeVar("T")
 
 RECENT_MAX: Final = 64

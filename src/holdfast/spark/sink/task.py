@@ -46,8 +46,6 @@ from holdfast.spark.sink.record import (
 )
 from holdfast.values import LogPosition
 
-__all__ = ["CHUNK_BYTES", "CHUNK_TRANSACTIONS", "check_schema", "send_partition", "transactions_of"]
-
 _OPERATION_COLUMNS: Final = ("key", "value", "kind", "end")
 _OWN: Final = frozenset(COLUMNS[Shape.OPERATIONS]) | frozenset(COLUMNS[Shape.TRANSACTIONS])
 

@@ -23,8 +23,6 @@ from holdfast.spark.options import WriteOptions
 from holdfast.spark.sink.record import Intent, Wanted, begin, finish, stream_range, token_of
 from holdfast.spark.sink.task import CHUNK_BYTES, CHUNK_TRANSACTIONS, send_partition
 
-__all__ = ["HoldfastBatchWriter", "HoldfastStreamWriter", "Written", "open_client", "wanted_batch", "wanted_stream"]
-
 TOKEN_VARIABLE: Final = "HOLDFAST_TOKEN"
 
 

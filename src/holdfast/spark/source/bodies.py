@@ -31,8 +31,6 @@ from holdfast.commit.format.transaction import Write
 from holdfast.errors import Code, CorruptData
 from holdfast.values import slot_text
 
-__all__ = ["Bodies", "decode_bodies", "join_bodies"]
-
 Numbers: TypeAlias = npt.NDArray[np.int64]
 Bits: TypeAlias = npt.NDArray[np.bool_]
 

@@ -22,8 +22,6 @@ from pyspark.sql.types import StringType, StructField, StructType
 from holdfast.errors import Code, InvalidRequest
 from holdfast.spark.options import Mode, parse_read_options
 
-__all__ = ["ValueFormat", "read_log", "with_decoded"]
-
 
 class ValueFormat(StrEnum):
     """How an application wrote its values."""

@@ -42,31 +42,6 @@ from holdfast.spark.runtime.store_thread import with_store
 from holdfast.spark.source.shapes import RowFilter, seq_of
 from holdfast.values import slot_text
 
-__all__ = [
-    "Chain",
-    "LogHead",
-    "LogPartition",
-    "Piece",
-    "Plan",
-    "SegmentPartition",
-    "claim_of",
-    "cut",
-    "empty_log",
-    "first_index",
-    "first_place",
-    "index_after",
-    "list_slots",
-    "live_chain",
-    "log_head",
-    "lost",
-    "newest_header",
-    "plan_read",
-    "read_header",
-    "require_log",
-    "walk",
-]
-
-
 Slots: TypeAlias = npt.NDArray[np.uint64]
 Sizes: TypeAlias = npt.NDArray[np.int64]
 Indices: TypeAlias = npt.NDArray[np.int64]

@@ -31,8 +31,6 @@ from holdfast.spark.source.shapes import RowFilter
 if TYPE_CHECKING:
     from holdfast.spark.source.plan import LogPartition, Plan, SegmentPartition
 
-__all__ = ["HoldfastBatchReader", "row_filter_of"]
-
 REQUEST_IDS_MAX: Final = 10_000
 """A longer list is left to Spark: it would travel to every task."""
 

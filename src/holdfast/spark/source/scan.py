@@ -29,8 +29,6 @@ from holdfast.spark.source.plan import Piece, claim_of, lost, read_header, requi
 from holdfast.spark.source.shapes import RowFilter, batch_rows, operation_rows, transaction_rows
 from holdfast.values import slot_text
 
-__all__ = ["checked_objects", "fetched", "scan"]
-
 T = TypeVar("T")
 
 FETCH_BYTES: Final = 16 * 2**20

@@ -16,7 +16,6 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import structlog
 
-from holdfast.commit.format.transaction import VERSION_MAX
 from holdfast.errors import Code, CorruptData, InvalidRequest, NotFound, statement_of
 from holdfast.objects.port import ObjectStore
 from holdfast.segments.index import Segment, SegmentIndex, read_segment_index
@@ -40,8 +39,7 @@ from holdfast.spark.source.plan import (
 from holdfast.spark.source.scan import scan
 from holdfast.spark.source.shapes import RowFilter
 from holdfast.spark.source.stream import LogTail, objects_between
-
-__all__ = ["SEGMENT_SCHEMA", "index_of_log", "plan_with_segments", "scan_segment", "stream_with_segments"]
+from holdfast.values import VERSION_MAX
 
 SEGMENT_SCHEMA: Final = arrow_schema(Shape.OPERATIONS, list(COLUMNS[Shape.OPERATIONS]))
 

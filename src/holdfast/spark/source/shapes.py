@@ -24,8 +24,6 @@ from holdfast.spark.columns import COLUMNS, OPERATION, OPERATION_KINDS, TIMESTAM
 from holdfast.spark.source.bodies import Bodies
 from holdfast.values import slot_text
 
-__all__ = ["RowFilter", "batch_rows", "operation_rows", "seq_of", "transaction_rows"]
-
 
 @cache
 def _kind_names() -> pa.Array:

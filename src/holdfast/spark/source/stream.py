@@ -49,8 +49,6 @@ from holdfast.spark.source.scan import scan
 from holdfast.spark.source.shapes import RowFilter, seq_of
 from holdfast.values import is_log_id
 
-__all__ = ["HoldfastStreamReader", "LogTail", "objects_between"]
-
 AHEAD_MAX: Final = 16
 """Headers read at once while the stream catches up."""
 JUMP_TO_END_AFTER: Final = 256

@@ -40,8 +40,6 @@ from holdfast.spark.runtime.table_files import (
 )
 from holdfast.spark.tables.state import Coverage, Place, ranges_of
 
-__all__ = ["History", "Latest"]
-
 Numbers: TypeAlias = npt.NDArray[np.int64]
 Flags: TypeAlias = npt.NDArray[np.bool_]
 

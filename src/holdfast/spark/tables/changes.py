@@ -23,8 +23,6 @@ from holdfast.spark.log.increments import Increment, map_increment
 from holdfast.spark.log.runner import StepResult
 from holdfast.spark.runtime.table_files import FILES_TYPE, NewFile, file_rows, new_files, write_table
 
-__all__ = ["Changes"]
-
 COLUMNS: Final = "version,position,request_id,kind,key,end,value,timestamp"
 SCHEMA: Final = arrow_schema(Shape.OPERATIONS, COLUMNS.split(",")).append(pa.field("day", pa.date32()))
 FILE_BYTES: Final = 128 * 2**20

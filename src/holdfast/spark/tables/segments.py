@@ -23,8 +23,6 @@ from holdfast.spark.runtime.table_files import FILES_TYPE, file_rows, new_files,
 from holdfast.spark.source.plan import log_head
 from holdfast.spark.source.segments import SEGMENT_SCHEMA, index_of_log
 
-__all__ = ["SEGMENT_LOG_BYTES_MIN", "Segments", "read_operations"]
-
 SEGMENT_LOG_BYTES_MIN: Final = 64 * 2**20
 SEGMENT_LOG_BYTES: Final = 128 * 2**20
 SEGMENT_ROW_BYTES_MAX: Final = 256 * 2**20

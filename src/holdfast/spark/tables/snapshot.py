@@ -25,8 +25,6 @@ from holdfast.spark.log.runner import StepResult
 from holdfast.spark.runtime.table_files import FILES_TYPE, file_rows, new_files, read_files, tables_of, write_table
 from holdfast.spark.tables.state import newest_values, range_coverage
 
-__all__ = ["Snapshot", "write_sorted"]
-
 SCHEMA: Final = pa.schema([("key", pa.binary()), ("value", pa.binary()), ("version", pa.int64())])
 ROWS: Final = "key binary, value binary, version long"
 RANGE_BYTES: Final = 128 * 2**20

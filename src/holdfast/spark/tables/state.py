@@ -21,8 +21,6 @@ from pyspark.sql import functions as F  # noqa: N812  the name that every Spark 
 
 from holdfast.errors import Code, InvalidRequest, LimitExceeded
 
-__all__ = ["Coverage", "Place", "RangeDeleted", "last_version", "materialise_latest", "newest_values", "range_coverage"]
-
 
 class Place(NamedTuple):
     """The position of an operation in the total order of the log."""
