@@ -1,8 +1,4 @@
-"""The figures and the picture of a run.
-
-Owns: what is computed from the customers' records, the printed tables, ``report.json`` and the PNG. Does not own: what
-was compared (``comparisons``).
-"""
+"""The figures and the picture of a run: the printed tables, ``report.json`` and ``report.png``."""
 
 from __future__ import annotations
 
@@ -89,7 +85,7 @@ def write_json(path: Path, figures: dict[str, float], comparisons: list[Comparis
 
 
 def draw(path: Path, answered: list[Answered], timeline: Timeline) -> None:
-    """Throughput and latency over time, the crash marked."""
+    """Throughput and response times from the first commit on; the time without a leader is marked."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -100,10 +96,11 @@ def draw(path: Path, answered: list[Answered], timeline: Timeline) -> None:
         if each.fate == "committed":
             step = int((each.ended - timeline.began) / PICTURE_STEP_SECONDS)
             latencies.setdefault(step, []).append((each.ended - each.began) * 1000)
-    steps = range(int((timeline.ended - timeline.began) / PICTURE_STEP_SECONDS))
-    seconds = [step * PICTURE_STEP_SECONDS for step in steps]
+    first = min(latencies, default=0)
+    steps = range(first, int((timeline.ended - timeline.began) / PICTURE_STEP_SECONDS))
+    seconds = [(step - first) * PICTURE_STEP_SECONDS for step in steps]
     rates = [len(latencies.get(step, ())) / PICTURE_STEP_SECONDS for step in steps]
-    figure, (above, below) = plt.subplots(2, 1, sharex=True, figsize=(11, 6.5), constrained_layout=True)
+    figure, (above, below) = plt.subplots(2, 1, sharex=True, figsize=(9, 5), constrained_layout=True)
     above.fill_between(seconds, rates, step="post", color="#2a6f97", alpha=0.35, linewidth=0)
     above.step(seconds, rates, where="post", color="#2a6f97", linewidth=1.2)
     above.set_ylabel("committed per second")
@@ -112,19 +109,20 @@ def draw(path: Path, answered: list[Answered], timeline: Timeline) -> None:
         shown = [percentile(sorted(latencies.get(step, ())), part) for step in steps]
         below.plot(seconds, shown, color=colour, linewidth=1.2, label=f"p{part * 100:.0f}")
     below.set_yscale("log")
-    below.set_ylabel("until durable, ms")
+    below.set_ylabel("response time, ms")
     below.set_xlabel("seconds")
     below.legend(loc="upper right", frameon=False)
-    killed, leading = timeline.killed - timeline.began, timeline.leading - timeline.began
+    shown_from = timeline.began + first * PICTURE_STEP_SECONDS
+    killed, leading = timeline.killed - shown_from, timeline.leading - shown_from
     for axes in (above, below):
         axes.axvspan(killed, leading, color="#c1121f", alpha=0.12, linewidth=0)
         axes.axvline(killed, color="#c1121f", linewidth=1)
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
     above.annotate(
-        f"kill -9; new leader after {leading - killed:.1f} s", (leading, above.get_ylim()[1] * 0.92),
+        f"kill -9; a new leader after {leading - killed:.1f} s", (leading, above.get_ylim()[1] * 0.92),
         xytext=(6, 0), textcoords="offset points", color="#c1121f",
     )  # fmt: skip
-    above.set_title("Holdfast: seats, money and aircraft under many clients, with the leader killed in the middle")
-    figure.savefig(path, dpi=130)
+    above.set_title("make demo: many clients buy seats; the leader is killed, and a standby takes over")
+    figure.savefig(path, dpi=100)
     plt.close(figure)

@@ -305,7 +305,7 @@ def test_a_backup_is_verified_and_restored(
     for words in (["verify"], ["repair"], ["repair", "--lose"]):
         shell.run(*words, str(folder / "log-stores"), expected=Exit.UNAVAILABLE)
     shell.run("repair", path, "--lose", expected=Exit.BAD_REQUEST)
-    with pytest.raises(InvalidRequest, match="this is a backup"):
+    with pytest.raises(InvalidRequest, match="the directory is a backup"):
         Storage.open(path)
     assert shell.rows("verify", path) == [before]
     with (tmp_path / "again" / "index.sqlite").open("r+b") as index:

@@ -21,7 +21,7 @@ from queue import Empty, Full
 from time import monotonic
 
 from holdfast.errors import Closed, Code, HoldfastError
-from holdfast.queue.files.process import poison_in_children
+from holdfast.queue.files.process import forked, poison_in_children
 from holdfast.queue.options import sync_level, whole_number
 from holdfast.queue.queue import Queue
 from holdfast.queue.work.work_queue import DELIVERIES_MAX, LEASE_S_MAX, STARTED_MAX
@@ -30,6 +30,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable
+    from types import TracebackType
     from typing import Self, TypeVar
 
     from holdfast.queue.options import SyncLevel
@@ -45,11 +46,11 @@ LOOK_S = 1.0
 
 
 class FileQueue:
-    """A first-in, first-out queue of items for the threads of one process, which survives the process.
+    """A first-in, first-out queue of items for the threads of one process, which survives the process. Thread-safe.
 
     ``maxsize`` is a number of items; 0 is no limit. A million items may be got and not done; then ``get`` waits. Items
-    are bytes, or what the ``serializer`` takes; ``sync`` as for ``holdfast.Queue``. Thread-safe.
-    *Raises*: as ``holdfast.Queue``; every method ``Closed`` once it is closed, a sync has failed, or in a forked child.
+    are bytes, or what the ``serializer`` takes; ``sync`` as for ``holdfast.Queue``. *Raises*: as ``holdfast.Queue``;
+    every method ``Closed`` once it is closed, a sync has failed, or in a forked child.
     """
 
     def __init__(
@@ -308,13 +309,13 @@ class FileQueue:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def poison_after_fork(self) -> None:
         """In a forked child: replace the locks, which the parent's threads may hold, and refuse everything."""
         self._make_locks()
         if self._closed is None:
-            self._closed = Closed(
-                "a forked child cannot use its parent's queue", code=Code.FORKED, hint="open it in one process"
-            )
+            self._closed = forked("use its parent's queue")

@@ -44,9 +44,8 @@ def whole_number(name: str, value: object, least: int, most: int) -> int:
 
 
 def renamed_argument(old: str, value: Argument | None, new: str, current: Argument) -> Argument:
-    """The value of a public argument that was renamed. The old name still works, with a ``DeprecationWarning``.
-
-    Called by a public method, so the warning names the line of the program.
+    """The value of a public argument that was renamed. The old name still works, with a ``DeprecationWarning`` for the
+    caller of the public method.
     """
     if value is None:
         return current

@@ -4,16 +4,13 @@
         for order in orders:
             send(order)
 
-Delivery is at least once, in order. Asking for the next item commits the one before; a crash gives it again. An error
-of the source or the queue arrives after the items that were stored before it. ``PersistRun`` is one run without
-threads, ``persist_flow`` its rules; one thread at a time uses the producer's side, one the consumer's.
-
-The source runs in *turns* on the scheduler: a turn stores items until the bound is reached and then ends, so a waiting
-source takes no thread of an executor. One turn runs at a time. No lock is held during a wait, so an interrupt (Ctrl-C)
-leaves none locked; the thread is a daemon.
+Delivery is at least once, in order. ``PersistRun`` is one run without threads, ``persist_flow`` its rules; one thread
+at a time uses the producer's side, one the consumer's. The source runs in *turns* on the scheduler: a turn stores items
+until the bound is reached and then ends, so a waiting source takes no thread of an executor. No lock is held during a
+wait, so an interrupt (Ctrl-C) leaves none locked.
 
 Space is freed in three steps: find the oldest item that a cursor has not passed; sync all cursors; remove the pages
-before it. So no cursor is ever before the first page. The page of the last item stays, for a source that resumes.
+before it. The page of the last item stays, for a source that resumes.
 """
 
 from __future__ import annotations
@@ -44,42 +41,19 @@ from holdfast.queue.serializers import check_named, serializer_named
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import os
-    from collections.abc import Callable, Iterator
-    from concurrent.futures import Executor
+    from collections.abc import Callable
     from datetime import datetime, timedelta
-    from typing import NoReturn, Protocol, Self, TypeAlias
+    from types import TracebackType
+    from typing import NoReturn, Self, TypeAlias
 
     from holdfast.queue.consumers.consumer import Consumer
     from holdfast.queue.log.messages import Block, Message
     from holdfast.queue.log.reader import LogReader
     from holdfast.queue.options import SyncLevel
     from holdfast.queue.persist_flow import Ending
-    from holdfast.queue.queue import Queue
     from holdfast.queue.serializers import Serializer
 
     Since: TypeAlias = datetime | str | Callable[[], datetime | str]
-
-    class Place(Protocol):
-        """Where a subscription stands: kept under a name, or not kept."""
-
-        consumed_seq: int
-
-        def take(self) -> list[Message]:
-            """The next items that are stored, at least one where there is one."""
-            ...
-
-        def rewind(self) -> None:
-            """Take again what was taken and not committed."""
-            ...
-
-        def commit(self, seq: int, *, durable: bool) -> None:
-            """All items up to this one are done."""
-            ...
-
-        def close(self) -> None:
-            """Close the files. Twice is harmless."""
-            ...
 
 
 Item = TypeVar("Item")
@@ -96,9 +70,8 @@ DROPPED_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Stored(Generic[Item]):
-    """What earlier runs have stored, for a source that resumes: ``count`` items, the last one is ``last``.
-
-    ``last`` is None before the first item, and when ``lifetime`` has removed it.
+    """What earlier runs have stored: ``count`` items, the last one is ``last``; None before the first item, and when
+    ``lifetime`` has removed it.
     """
 
     count: int
@@ -156,9 +129,7 @@ class PersistSettings:
 
 
 def check_executor(scheduler: Executor) -> None:
-    """Refuse executors of other processes or interpreters, which cannot get the source. *Raises*:
-    ``InvalidRequest``.
-    """
+    """Refuse executors that cannot get the source. *Raises*: ``InvalidRequest``."""
     for kind in type(scheduler).__mro__:
         if kind.__module__.startswith("concurrent.futures") and kind.__name__ in POOLS_THAT_PICKLE:
             raise InvalidRequest(
@@ -169,9 +140,7 @@ def check_executor(scheduler: Executor) -> None:
 
 
 def not_an_end(error: BaseException) -> BaseException:
-    """The error to raise for an error of the source or serializer: an escaped ``StopIteration`` would look like the
-    end of the items.
-    """
+    """The error to raise for one of the source or serializer: an escaped ``StopIteration`` would look like the end."""
     if not isinstance(error, StopIteration | StopAsyncIteration):
         return error
     found = RuntimeError(f"the source or its serializer raised {type(error).__name__}, which is not an end here")
@@ -180,10 +149,7 @@ def not_an_end(error: BaseException) -> BaseException:
 
 
 def close_dropped(close: Callable[[], object]) -> None:
-    """Close a dropped subscription, on the thread that reports only these errors.
-
-    *Raises*: ``HoldfastError`` and ``OSError``; ``Closed`` for what the source raises.
-    """
+    """Close a dropped subscription, on the thread that reports only these errors: ``HoldfastError`` and ``OSError``."""
     try:
         close()
     except (HoldfastError, OSError):
@@ -193,10 +159,8 @@ def close_dropped(close: Callable[[], object]) -> None:
 
 
 class PersistRun:
-    """An open queue with one subscription and the passing items. ``flow`` is the state.
-
-    *Raises*: ``AlreadyOpen`` when another run has it; ``InvalidRequest`` for a missing or different serializer; else as
-    ``Queue`` and ``Queue.consumer``.
+    """An open queue with one subscription and the passing items. ``flow`` is the state. *Raises*: ``AlreadyOpen``;
+    ``InvalidRequest`` for a missing or different serializer; else as ``Queue`` and ``Queue.consumer``.
     """
 
     def __init__(self, settings: PersistSettings, open_queue: Callable[[], Queue]) -> None:
@@ -215,7 +179,7 @@ class PersistRun:
             try:
                 left_seq = self.queue.last_seq
                 self.flow = Flow(
-                    consumed_seq=self._place.consumed_seq,
+                    consumed_seq=self._place.committed_seq,
                     left_seq=left_seq,
                     max_bytes=settings.max_bytes,
                     page_bytes=settings.page_bytes,
@@ -230,9 +194,9 @@ class PersistRun:
             raise
         poison_in_children(self)
 
-    def _subscribe(self, settings: PersistSettings) -> Place:
+    def _subscribe(self, settings: PersistSettings) -> Consumer | _Since:
         if settings.consumer is not None:
-            return _Named(self.queue.consumer(settings.consumer, hold=True))
+            return self.queue.consumer(settings.consumer, hold=True)
         since = settings.since() if callable(settings.since) else settings.since
         if since is None:
             raise InvalidRequest("since must return a starting point", hint="a time, earliest or latest")
@@ -283,7 +247,7 @@ class PersistRun:
 
     def produce(self, pull: Callable[[], object], close_source: Callable[[], None]) -> bool:
         """One step of the producer: ``pull`` returns the next item or raises ``StopIteration``. False if there is
-        nothing to do until an item is consumed.
+        nothing to do.
         """
         flow = self.flow
         work = flow.work
@@ -311,9 +275,7 @@ class PersistRun:
     # ---- the consumer's side ----------------------------------------------------------------------------------------
 
     def consume(self, *, durable: bool = False) -> None:
-        """The last item is done; ``durable`` syncs that. *Raises*: as ``Consumer.commit``; then the item is not
-        done.
-        """
+        """The last item is done; ``durable`` syncs that. *Raises*: as ``Consumer.commit``; then it is not done."""
         given, flow = self.given, self.flow
         if given is not None:
             self._place.commit(given.seq, durable=durable)
@@ -342,16 +304,15 @@ class PersistRun:
         return bool(ready)
 
     def take(self) -> None:
-        """Fetch the next items. They stay here until they are consumed, so an interrupt loses none.
-
-        *Raises*: ``Gap`` and ``Trimmed``, again the next time; ``Unavailable``; ``Closed``.
+        """Fetch the next items. They stay here until they are consumed, so an interrupt loses none. *Raises*: ``Gap``
+        and ``Trimmed``, again the next time; ``Unavailable``; ``Closed``.
         """
-        self._ready.extend(self._place.take())
+        self._ready.extend(self._place.poll(0.0, TAKE_ITEMS))
         if not self._is_in_order():
             # An interrupt has dropped items.
             self._ready.clear()
             self._place.rewind()
-            self._ready.extend(self._place.take())
+            self._ready.extend(self._place.poll(0.0, TAKE_ITEMS))
         if not self._is_in_order():
             raise InternalError("a stored item cannot be read", seq=self.flow.consumed_seq + 1)
 
@@ -359,9 +320,8 @@ class PersistRun:
         return self.has_next and self._ready[0].seq == self.flow.consumed_seq + 1
 
     def next_item(self) -> tuple[Message, object]:
-        """The next item as stored, and as the source returned it. The same one until it is consumed.
-
-        *Raises*: as ``take`` and the serializer.
+        """The next item as stored, and its value; the same until it is consumed. *Raises*: as ``take`` and the
+        serializer.
         """
         if not self._is_in_order():
             self.take()
@@ -379,7 +339,6 @@ class PersistRun:
         unconsumed = first_unconsumed_seq(queue.pages, lambda: queue.last_seq)
         if unconsumed is not None and unconsumed > queue.first_seq:
             sync_holds(queue.pages, self._sync_failed, every=True)
-            # A kill may leave a new page without an item: the page of the last item stays, for a source that resumes.
             queue.trim(before_seq=min(unconsumed, queue.last_seq))
 
     def _sync_failed(self, error: OSError) -> None:
@@ -400,11 +359,7 @@ class PersistRun:
         self.flow.stopped = True
 
     def close(self) -> None:
-        """Close the subscription and the queue, which makes everything durable. The position stays where it was
-        committed.
-
-        *Raises*: as ``Queue.close``.
-        """
+        """Close the subscription and the queue, which makes everything durable. *Raises*: as ``Queue.close``."""
         self.flow.stopped = True
         self._left = None
         try:
@@ -418,38 +373,18 @@ class PersistRun:
         self.flow.stopped = self.flow.source_closed = True
 
 
-class _Named:
-    """A place that is kept under a consumer's name."""
-
-    def __init__(self, consumer: Consumer) -> None:
-        self._consumer = consumer
-        self.consumed_seq = consumer.committed_seq
-
-    def take(self) -> list[Message]:
-        return self._consumer.poll(0.0, TAKE_ITEMS)
-
-    def rewind(self) -> None:
-        self._consumer.rewind()
-
-    def commit(self, seq: int, *, durable: bool) -> None:
-        self._consumer.commit(seq, durable=durable)
-
-    def close(self) -> None:
-        self._consumer.close()
-
-
 class _Since:
-    """A place that is kept nowhere."""
+    """The position of a subscription without a name, with the methods of ``Consumer`` that ``PersistRun`` calls."""
 
     def __init__(self, queue: Queue, since: datetime | str) -> None:
         self._queue = queue
         self._reader: LogReader | None = None
         self._reading = threading.RLock()  # another thread that closes must not take the file from under a read
         with queue.asking():
-            self.consumed_seq = seq_since(queue, since) - 1
-        self._taken_seq = self.consumed_seq
+            self.committed_seq = seq_since(queue, since) - 1
+        self._taken_seq = self.committed_seq
 
-    def take(self) -> list[Message]:
+    def poll(self, timeout: float, max_messages: int) -> list[Message]:  # noqa: ARG002 - as the consumer's
         with self._reading:
             try:
                 with self._queue.asking():
@@ -465,10 +400,10 @@ class _Since:
 
     def rewind(self) -> None:
         self.close()
-        self._taken_seq = self.consumed_seq
+        self._taken_seq = self.committed_seq
 
     def commit(self, seq: int, *, durable: bool) -> None:  # noqa: ARG002 - there is nothing to keep
-        self.consumed_seq = seq
+        self.committed_seq = seq
 
     def close(self) -> None:
         with self._reading:
@@ -544,10 +479,8 @@ def check_source(source: object, *, is_result: bool = False) -> None:
 
 
 class Persisted(Iterator[Item]):
-    """The result of ``persist``: an iterator and a context manager. One thread at a time.
-
-    It closes itself after the last item and after an error of the source. A dropped one is closed on another thread,
-    with a ``ResourceWarning``; an opening waits for that.
+    """The result of ``persist``: an iterator and a context manager. One thread at a time. It closes itself after the
+    last item and after an error of the source. A dropped one is closed on another thread, with a ``ResourceWarning``.
     """
 
     def __init__(
@@ -619,10 +552,7 @@ class Persisted(Iterator[Item]):
         raise error
 
     def commit(self, *, durable: bool = False) -> None:
-        """The last item is consumed now; ``durable`` survives lost power.
-
-        *Raises*: as ``Consumer.commit``; ``Closed``.
-        """
+        """The last item is consumed; ``durable`` survives lost power. *Raises*: as ``Consumer.commit``; ``Closed``."""
         if self._run.flow.stopped:
             raise self._run.closed_error()
         self._run.consume(durable=durable)
@@ -645,12 +575,12 @@ class Persisted(Iterator[Item]):
         return self._run.flow.consumed_seq
 
     def close(self, timeout: float = CLOSE_S) -> bool:
-        """Stop the source, close it if it is a generator or the result of ``persist``, and close the queue. This
-        does not consume the last item.
+        """Stop the source, close it if it is a generator or the result of ``persist``, and close the queue. Consumes
+        nothing.
 
-        Waits ``timeout`` seconds at most for a source that is busy with its next item. False if it still is: it is
-        abandoned, that item is not stored, and its generator is closed when it returns. Closing twice is harmless.
-        *Raises*: what closing the generator raised; ``Closed`` when the queue could not be made durable.
+        Waits ``timeout`` seconds at most for a busy source. False if it still is: that item is not stored, and its
+        generator is closed when it returns. Closing twice is harmless. *Raises*: what closing the generator raised;
+        ``Closed`` when the queue could not be made durable.
         """
         seconds_ns("timeout", timeout)
         self._keep()
@@ -664,15 +594,14 @@ class Persisted(Iterator[Item]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
 
 class _Producer(Generic[Item]):
-    """The source, its turns on the scheduler, and the end of a run.
-
-    It does not reference the ``Persisted``, so that one can be collected while a turn runs.
-    """
+    """The source, its turns on the scheduler, and the end of a run. It does not reference the ``Persisted``."""
 
     def __init__(
         self,

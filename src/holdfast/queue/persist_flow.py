@@ -1,9 +1,7 @@
 """The rules of ``persist``: how far the source runs ahead, which items are consumed, when the end arrives. Pure.
 
 Two sides use one ``Flow`` at the same time without a lock: each field has one writer, the producer's or the consumer's
-side; either sets ``stopped``, once.
-
-What the producer does next (``work``), first row that holds:
+side; either sets ``stopped``, once. What the producer does next (``work``), first row that holds:
 
 | state | work |
 |---|---|
@@ -14,10 +12,8 @@ What the producer does next (``work``), first row that holds:
 | else | PULL |
 
 The producer asks for an item while fewer than ``max_bytes`` are unconsumed. Once it has waited, it continues when at
-most half of ``max_bytes`` are. So at most ``max_bytes`` and one item are unconsumed, and an item larger than
-``max_bytes`` passes.
-
-What the consumer gets next (``step``), first row that holds:
+most half of ``max_bytes`` are. So at most ``max_bytes`` and one item are unconsumed. What the consumer gets next
+(``step``), first row that holds:
 
 | state | step |
 |---|---|
@@ -63,9 +59,7 @@ class Ending:
         self.error = error
 
     def closing_failed(self, failure: Exception) -> None:
-        """Closing after this end has failed. The source's error carries the failure; without one it is raised, and
-        the end comes with the next call.
-        """
+        """Closing after this end has failed. The source's error carries the failure; without one it is raised."""
         if self.error is None:
             raise failure
         self.error.add_note(f"closing failed, too: {failure!r}")

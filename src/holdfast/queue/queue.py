@@ -1,8 +1,4 @@
-"""``Queue``, the public class: it opens the files, joins writer, retention and readers, and closes them in order.
-
-A queue that was not closed is found as after a kill. An iterator releases its files when it ends or is dropped. An
-iterator that another thread uses while the queue is closed ends with ``Closed``.
-"""
+"""``Queue``, the public class: it opens the files, joins writer, retention and readers, and closes them in order."""
 
 from __future__ import annotations
 
@@ -14,11 +10,17 @@ from itertools import chain
 from weakref import WeakValueDictionary
 
 from holdfast.errors import Closed, Code, HoldfastError, InvalidRequest, NotFound, PermissionDenied
-from holdfast.queue.files.disk_errors import Opening, refusals
+from holdfast.queue.files.disk_errors import opening, refusals
 from holdfast.queue.files.local import LocalFiles
 from holdfast.queue.files.meta_files import WritePositionFile, open_identity, read_identity
 from holdfast.queue.files.pages import PageDirectory, check_new_queue
-from holdfast.queue.files.process import Background, close_when_dropped, locked_after_dropped, poison_in_children
+from holdfast.queue.files.process import (
+    Background,
+    close_when_dropped,
+    forked,
+    locked_after_dropped,
+    poison_in_children,
+)
 from holdfast.queue.format.checksum import CRC32, checksum_for_writing
 from holdfast.queue.format.file_names import FileNames
 from holdfast.queue.format.page import PAGE_BYTES_MAX
@@ -34,20 +36,17 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, MutableMapping, Sequence
     from datetime import datetime, timedelta
+    from types import TracebackType
     from typing import Self, TypeVar
 
     from holdfast.queue.consumers.consumer import Consumer
     from holdfast.queue.files.index import KeptIndexes
-    from holdfast.queue.files.pages import PageDirectory
     from holdfast.queue.files.port import FilePort
     from holdfast.queue.format.page import PageHeader
-    from holdfast.queue.log.messages import Block, Message
+    from holdfast.queue.log.messages import Block
     from holdfast.queue.log.page_scan import Anchors
-    from holdfast.queue.log.port import Dependent
     from holdfast.queue.log.reader import DamagePolicy
-    from holdfast.queue.log.writer import Writer
     from holdfast.queue.options import SyncLevel
-    from holdfast.queue.serializers import Serializer
     from holdfast.queue.work.work_queue import WorkQueue
 
     Found = TypeVar("Found")
@@ -126,14 +125,16 @@ class Queue:
         self._closed = False
         self._closer: dict[str, tuple[int, int, object]] = {}  # who closes it: process and thread
         self._ended = threading.Event()
-        self._dependents_closed: list[Dependent] = []
+        self._dependents_closed: list[Consumer | WorkQueue] = []
         self._level, self._full, self._keeps_all = level, full, keep == "all"
         self._clock, self._entropy, self._with_background = clock, entropy, background
         self._closes_dropped = files is None
         # Weak references: a dropped dependent closes itself, except over files of the program's own.
-        self._dependents: MutableMapping[int, Dependent] = WeakValueDictionary() if self._closes_dropped else {}
+        self._dependents: MutableMapping[int, Consumer | WorkQueue] = (
+            WeakValueDictionary() if self._closes_dropped else {}
+        )
         self._keep: Callable[[], object] = _nothing
-        with Opening(path):
+        with opening(path):
             directory = self._open_directory(folder, make=not read_only)
             self._pages = PageDirectory(self._port, directory, self._names)
             self._resources = _Resources(self._pages)
@@ -142,16 +143,16 @@ class Queue:
                     self._open_for_reading(path, serializer)
                     return
                 self._resources.lock_file = locked_after_dropped(lambda: self._port.lock(directory, self._names.lock))
-                self._pages.set_exclusive()
+                self._pages.be_sole()
                 record = "" if serializer is None else record_of(serializer)
-                writer = self._open_writer(page_size, level, compression, max_message, checksum, clock, entropy, record)
+                writer = self._open_writer(page_size, compression, max_message, checksum, record)
                 self._use(chosen_serializer(serializer, self.identity.serializer))
             except BaseException:
                 self._resources.close_handles()
                 raise
         self._writer = self._resources.writer = writer
         try:
-            self._start(writer, level, kept_ns, max_bytes, background=background)
+            self._start(writer, kept_ns, max_bytes)
         except BaseException:
             self._release()
             raise
@@ -184,11 +185,9 @@ class Queue:
         except FileNotFoundError as error:
             raise NotFound("no such directory", path=folder) from error
 
-    def _start(
-        self, writer: Writer, level: SyncLevel, kept_ns: int | None, max_bytes: int | None, *, background: bool
-    ) -> None:
+    def _start(self, writer: Writer, kept_ns: int | None, max_bytes: int | None) -> None:
         """Connect the writer with retention and the helper thread."""
-        pages, held, keeps_all = self._pages, self._resources, self._keeps_all
+        pages, held, keeps_all, level = self._pages, self._resources, self._keeps_all, self._level
         space = self._space = held.space = Space(
             pages,
             lifetime_ns=kept_ns,
@@ -204,7 +203,7 @@ class Queue:
             sync_failed=writer.durability.fail,
         )
         writer.before_roll, writer.on_full = space.before_roll, space.trim
-        if background:
+        if self._with_background:
             # Consumers in other processes wake no helper thread of this one.
             looks = [LIFETIME_LOOK_S] if kept_ns is not None or not keeps_all else []
             interval_s = min([*looks, level.ms_max / 1000] if level.ms_max else looks, default=None)
@@ -221,24 +220,16 @@ class Queue:
             self.__dict__["append"] = append
 
     def _open_writer(
-        self,
-        page_size: int,
-        level: SyncLevel,
-        compression: int,
-        max_message: int,
-        checksum: int,
-        clock: Callable[[], int],
-        entropy: Callable[[int], bytes],
-        serializer: str,
+        self, page_size: int, compression: int, max_message: int, checksum: int, serializer: str
     ) -> Writer:
-        port, pages = self._port, self._pages
+        pages = self._pages
         if not self._is_of_work_queue:
             check_new_queue(pages)
-        identity = open_identity(pages, entropy, page_size, checksum, serializer)
+        identity = open_identity(pages, self._entropy, page_size, checksum, serializer)
         if serializer and identity.serializer != serializer:
             raise other_serializer(serializer, identity.serializer)
         written = read_write_position(pages)
-        end = find_end(pages, written, port.boot_id())
+        end = find_end(pages, written, self._port.boot_id())
         repair_tail(pages, end)
         self.identity = identity
         self.recovered_gaps: list[tuple[int, int]] = end.gaps
@@ -250,10 +241,10 @@ class Queue:
             page_bytes=page_size,
             checksum_id=checksum,
             message_bytes_max=max_message,
-            sync=level,
+            sync=self._level,
             compression=compression,
-            clock=clock,
-            entropy=entropy,
+            clock=self._clock,
+            entropy=self._entropy,
             first_page_bytes=self._first_page_bytes,
         )
 
@@ -295,15 +286,12 @@ class Queue:
         return (self._writer or self._refuse_all()).append_many(payloads, atomic=atomic)
 
     def append_at_once(self, payload: bytes) -> int | None:
-        """Append bytes if that needs no sync and no new page; else do nothing and return None. For callers that must
-        not block.
-        """
+        """Append bytes if that needs no sync and no new page; else return None. For callers that must not block."""
         return None if self._writer is None else self._writer.append_at_once(payload)
 
     def wait_durable(self, seq: int) -> None:
-        """Return when ``seq`` and all messages before it are durable.
-
-        *Raises*: ``Closed`` after a failed sync; ``InvalidRequest`` for a future message.
+        """Return when ``seq`` and all messages before it are durable. *Raises*: ``Closed`` after a failed sync;
+        ``InvalidRequest`` for a future message.
         """
         writer = self._writer or self._refuse_all()
         if seq >= writer.next_seq:
@@ -316,10 +304,8 @@ class Queue:
         (self._writer or self._refuse_all()).flush()
 
     def trim(self, *, before_seq: int) -> int:
-        """Remove the pages whose messages are all below ``before_seq``. Returns how many pages.
-
-        *Raises*: ``Unavailable`` when the file system refuses, and some pages may be removed then; ``Closed``;
-        ``PermissionDenied``.
+        """Remove the pages whose messages are all below ``before_seq``. Returns how many pages. *Raises*:
+        ``Unavailable``, and some pages may be removed then; ``Closed``; ``PermissionDenied``.
         """
         (self._writer or self._refuse_all()).raise_if_closed()
         before_seq = whole_number("before_seq", before_seq, 0, SEQ_MAX)
@@ -334,10 +320,7 @@ class Queue:
         return self._space
 
     def _refuse_all(self) -> Writer:
-        raise self._refusal()
-
-    def _refusal(self) -> HoldfastError:
-        return _closed() if self._closed else _reader_only()
+        raise _closed() if self._closed else _reader_only()
 
     # ---- where it stands --------------------------------------------------------------------------------------------
 
@@ -373,7 +356,7 @@ class Queue:
 
     @contextmanager
     def asking(self) -> Generator[None]:
-        """A block that reads files. Refusals of the file system become ``Unavailable``. If another thread closes the
+        """A block that reads files. Refusals of the file system become ``Unavailable``; if another thread closes the
         queue meanwhile, the block raises ``Closed``: the directory's number may be reused, so its result does not
         count.
         """
@@ -398,10 +381,8 @@ class Queue:
         seq: int | None = None,
         damage: DamagePolicy | None = None,
     ) -> LogReader:
-        """A position in the log at a starting point: the primitive for ``read``, ``batches`` and consumers.
-
-        ``read_messages()`` and ``read_blocks()`` return what is there now, or None; they never wait. Errors of the file
-        system are ``OSError``.
+        """A position in the log at a starting point. ``read_messages()`` and ``read_blocks()`` return what is there
+        now, or None; they never wait. Errors of the file system are ``OSError``.
         """
         if self._closed:
             raise Closed("the queue is closed")
@@ -556,7 +537,7 @@ class Queue:
         if self._closed:
             raise Closed("the queue is closed")
         holding = self._full != "drop_oldest" if hold is None else hold
-        with Opening(self._path):
+        with opening(self._path):
             found = Consumer(self, self._pages, name, since=since, damage=damage, hold=holding)
         self._dependents[id(found)] = found
         return found
@@ -589,7 +570,7 @@ class Queue:
         if self._closed:
             raise Closed("the queue is closed")
         ack_wait = renamed_argument("visibility", visibility, "ack_wait", ack_wait)
-        with Opening(self._path):
+        with opening(self._path):
             found = WorkQueue(
                 self,
                 self._pages,
@@ -607,19 +588,19 @@ class Queue:
         self._dependents[id(found)] = found
         return found
 
-    def forget(self, dependent: Dependent) -> None:
+    def forget(self, dependent: Consumer | WorkQueue) -> None:
         """The dependent is closed: closing the queue need not close it."""
         self._dependents.pop(id(dependent), None)
 
     def close_when_dropped(
-        self, dependent: Dependent, what: str, release: Callable[[], object]
+        self, dependent: Consumer | WorkQueue, what: str, release: Callable[[], object]
     ) -> Callable[[], object]:
         """Close a dependent that the program drops; nothing is done over the program's own files."""
         if not self._closes_dropped:
             return _nothing
         return close_when_dropped(dependent, what, f"{self._path}-{dependent.name}", release, warn=True)
 
-    def open_sibling(
+    def beside(
         self,
         name: str,
         *,
@@ -628,9 +609,8 @@ class Queue:
         clock: Callable[[], int] | None = None,
         read_only: bool = False,
     ) -> Queue:
-        """The queue ``<path>-<name>`` over the same files.
-
-        ``sync`` defaults to the level of this queue; at "always" the caller uses ``wait_durable``.
+        """The queue ``<path>-<name>`` over the same files. ``sync`` defaults to this queue's level; at "always" the
+        caller uses ``wait_durable``.
         """
         level = self._level if sync is None and self._level.name == "every" else (sync or "os")
         return _QueueOfWork(
@@ -706,22 +686,20 @@ class Queue:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def poison_after_fork(self) -> None:
         """In a forked child: release the lock, which is the parent's, and refuse everything."""
         if self._writer is not None:
-            self._writer.poison_after_fork(
-                Closed(
-                    "a forked child cannot write to its parent's queue", code=Code.FORKED, hint="open it in one process"
-                )
-            )
+            self._writer.poison_after_fork(forked("write to its parent's queue"))
             # The parent's threads may have held any lock; the writer has new ones.
             self._append_by(self._writer.append)
             self._resources.background = None
             self._space.poison_after_fork()
-            self._pages.set_exclusive(sole=False)
+            self._pages.be_sole(sole=False)
         self._keep()
         if self._resources.lock_file >= 0:
             self._port.close(self._resources.lock_file)
@@ -834,7 +812,7 @@ def _refuse_reader(payload: bytes) -> int:  # noqa: ARG001 - stands in for a wri
     raise _reader_only()
 
 
-def _is_read_by(thread: int, dependent: Dependent) -> bool:
+def _is_read_by(thread: int, dependent: Consumer | WorkQueue) -> bool:
     return getattr(dependent, "read_by", 0) == thread
 
 

@@ -81,9 +81,8 @@ def record_of(serializer: Serializer | str) -> str:
 
 
 def chosen_serializer(given: Serializer | str | None, recorded: str) -> Serializer | None:
-    """The serializer of a queue, from the argument and its record ("" for none).
-
-    Raises: ``InvalidRequest`` if they differ.
+    """The serializer of a queue, from the argument and its record ("" for none). Raises: ``InvalidRequest`` if they
+    differ.
     """
     if given is not None:
         if recorded and record_of(given) != recorded:
@@ -97,10 +96,7 @@ def chosen_serializer(given: Serializer | str | None, recorded: str) -> Serializ
 
 
 def check_named(given: Serializer | str | None, recorded: str) -> None:
-    """Refuse an opening without the recorded serializer, if the program has to name it.
-
-    Raises: ``InvalidRequest``.
-    """
+    """Raise ``InvalidRequest`` without the recorded serializer, if the program has to name it."""
     if given is None and recorded not in BYTES_BY_RECORD and recorded not in USED_BY_RECORD:
         raise _not_named(recorded)
 

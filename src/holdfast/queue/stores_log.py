@@ -7,16 +7,13 @@ from holdfast.queue.queue import Queue
 
 
 class StoresLog(Queue):
-    """A queue that can send replies between a sync and its record. The arguments are those of ``Queue``; every page has
-    the whole page size, because compaction counts in pages."""
+    """A queue that can send replies between a sync and its record. Every page has the whole page size."""
 
     _first_page_bytes = PAGE_BYTES_MAX
 
     def flush_data(self) -> None:
-        """As ``flush``, without recording the write position: ``record_position`` or the next ``flush`` does that.
-
-        With the record, the next opening can tell damage at the end from the end, and readers in other processes know
-        how far the log is durable.
+        """As ``flush``, without recording the write position: ``record_position`` or the next ``flush`` does that. The
+        record tells readers in other processes and the next opening how far the log is durable.
         """
         (self._writer or self._refuse_all()).flush(record=False)
 

@@ -1,4 +1,4 @@
-"""What worlds have found, each told once more as plainly as it can be."""
+"""Defects of the queue that worlds have found, each as the plainest test."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import itertools
 from random import Random
 
 import pytest
-from tests.worlds.queue import CrashFiles, run_followers, run_world
+from tests.worlds.queue import CrashFiles, run_followers
 from tests.worlds.queue.ledger import moment
 from tests.worlds.queue.mutants import MUTANTS
 
@@ -40,7 +40,7 @@ def payloads(queue: Queue) -> list[bytes]:
     return [message.payload for message in queue.read()]
 
 
-def test_no_message_is_earlier_than_its_page_when_the_first_was_refused_and_the_clock_stepped_back() -> None:
+def test_no_message_is_earlier_than_its_page_after_a_refused_write_and_a_clock_that_went_back() -> None:
     disk = Disk()
     queue = disk.open()
     queue.append(b"a" * 1000)
@@ -83,7 +83,7 @@ def test_a_page_whose_name_was_taken_by_one_that_failed_is_not_written_to() -> N
         assert payloads(again) == [b"a" * 3000, b"b" * 2000]
 
 
-def test_a_mark_that_cannot_be_written_refuses_no_message_and_no_flush() -> None:
+def test_messages_and_flushes_succeed_while_the_mark_cannot_be_written() -> None:
     disk = Disk()
     queue = disk.open()
     queue.append(b"0" * 100)  # the first after an opening says durably that the queue is open
@@ -96,7 +96,7 @@ def test_a_mark_that_cannot_be_written_refuses_no_message_and_no_flush() -> None
         assert payloads(again) == [b"%d" % number * 100 for number in range(50)]
 
 
-def test_the_index_of_a_page_that_lost_its_end_leads_nowhere_behind_it() -> None:
+def test_a_page_that_lost_its_end_is_not_read_beyond_it_through_its_index() -> None:
     """A start closed a page before frames that its index still named: reading since a time delivered them."""
     disk = Disk()
     disk.page_bytes = 65_536
@@ -117,7 +117,7 @@ def test_the_index_of_a_page_that_lost_its_end_leads_nowhere_behind_it() -> None
     files = disk.files
     files.before = lambda operation: images.append(files.after_kill(Random(3))) if operation == "truncate" else None
     disk.open().close()
-    # The SEAL is there, and what lies behind it still is.
+    # The SEAL is there, and so is what follows it.
     (disk.files,) = images
     with Queue("d/q", files=disk.files, read_only=True) as again:
         whole = list(again.read())
@@ -127,11 +127,11 @@ def test_the_index_of_a_page_that_lost_its_end_leads_nowhere_behind_it() -> None
             assert found == whole[len(whole) - len(found) :]
 
 
-def test_the_hold_of_a_new_work_queue_outlives_lost_power() -> None:
-    """Its first cursor was not synced: retention took what nobody had done, before the work queue was opened again."""
+def test_the_hold_of_a_new_work_queue_survives_lost_power() -> None:
+    """Its first cursor was not synced: retention took what was not done, before the work queue was opened again."""
     run_followers(100)
 
 
 def test_stale_frames_of_one_size_are_not_taken_for_messages() -> None:
-    """Their numbers were all wrong by the same bits and followed one another, behind a hole without marks."""
-    run_world(4, MUTANTS["no_salt"].focus)
+    """Their numbers were all wrong by the same bits and followed one another, after a hole without marks."""
+    MUTANTS["no_salt"].play(4)

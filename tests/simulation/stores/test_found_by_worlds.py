@@ -1,4 +1,4 @@
-"""What worlds of the message stores have found, each told once more as plainly as it can be."""
+"""Defects of the message stores that worlds have found, each as the plainest test."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Service:
         return durable.pending
 
 
-def test_deleting_a_message_that_somebody_holds_tells_that_there_is_room() -> None:
+def test_deleting_a_held_message_makes_the_durable_ready() -> None:
     service = Service(prefetch=1)
     service.publish(0, Message(b"1"), Message(b"2"))
     assert service.deliver(0) == [(1, 1, 1)]
@@ -64,7 +64,7 @@ def test_deleting_a_message_that_somebody_holds_tells_that_there_is_room() -> No
     assert READY in service.effects
 
 
-def test_a_wider_window_tells_that_there_is_room() -> None:
+def test_a_larger_prefetch_makes_the_durable_ready() -> None:
     service = Service(prefetch=1)
     service.publish(0, Message(b"1"), Message(b"2"))
     assert service.deliver(0) == [(1, 1, 1)]
@@ -73,7 +73,7 @@ def test_a_wider_window_tells_that_there_is_room() -> None:
     assert service.deliver(0) == [(2, 2, 1)]
 
 
-def test_a_message_put_back_beyond_its_time_to_live_goes_when_that_ends() -> None:
+def test_a_message_put_back_for_longer_than_its_ttl_expires_at_its_ttl() -> None:
     service = Service(message_ttl=1)
     service.publish(0, Message(b"1"))
     service.deliver(0)
@@ -83,7 +83,7 @@ def test_a_message_put_back_beyond_its_time_to_live_goes_when_that_ends() -> Non
     assert service.pending == 0
 
 
-def test_a_delayed_message_that_came_back_does_not_hide_the_end_of_those_behind_it() -> None:
+def test_a_delayed_message_that_came_back_does_not_hide_the_expiry_of_later_messages() -> None:
     service = Service(message_ttl=10, ack_wait=3_600)
     service.publish(0, Message(b"late", deliver_at_ms=5_000), Message(b"now"))
     assert service.deliver(6_000) == [(1, 2, 1)]
@@ -93,14 +93,14 @@ def test_a_delayed_message_that_came_back_does_not_hide_the_end_of_those_behind_
     assert service.pending == 1
 
 
-def test_a_publication_that_moves_the_cursor_of_a_durable_that_retains_arms_its_deadline() -> None:
+def test_a_publication_that_moves_the_cursor_of_a_retaining_durable_sets_its_deadline() -> None:
     service = Service(matcher={"kind": "a"}, retention_time=2)
     service.publish(0, Message(b"other"))
     service.publish(0, Message(b"mine", {"kind": "a"}))
     assert service.pending == 1
 
 
-def test_a_dying_message_can_be_deleted_after_a_rewind_too() -> None:
+def test_a_dying_message_can_be_deleted_after_a_rewind() -> None:
     service = Service(retention_time=3_600, max_delivery=1, dead_letter_store="dead")
     service.publish(0, Message(b"one"), Message(b"two"))
     service.deliver(0)
@@ -112,10 +112,10 @@ def test_a_dying_message_can_be_deleted_after_a_rewind_too() -> None:
 
 
 class Stopping(Stage):
-    """A stage that crashes when it is told to, and then only, and loses nothing by it."""
+    """A stage that crashes only when ``crash`` is called, and loses nothing."""
 
     def __init__(self) -> None:
-        super().__init__(1, {"fork_rate": 0.0, "crash_rate": 0.0, "crowd": 0})
+        super().__init__(1, fork_rate=0.0, crash_rate=0.0, crowd=0)
         durable = {"type": "shared", "message_ttl": 5, "message_limit": 2}
         self._define({"stores": {"s": {"durables": {"d": durable}}}})
         self.submit(commands.Attach(self.now_ms, "s", "d", "ann"))
@@ -131,14 +131,14 @@ class Stopping(Stage):
         self._become(Machine(self.machine.log))
 
 
-def test_after_a_crash_the_judge_knows_what_a_delivery_let_go_before_a_purge() -> None:
+def test_after_a_crash_the_model_knows_what_a_delivery_dropped_before_a_purge() -> None:
     stage = Stopping()
     stage.find_them_expired()
     stage.submit(commands.Purge(stage.now_ms, "s", "d"))
     stage.crash()
 
 
-def test_after_a_crash_the_judge_knows_what_a_delivery_let_go_before_a_publication_that_has_room() -> None:
+def test_after_a_crash_the_model_knows_what_a_delivery_dropped_before_a_publication() -> None:
     stage = Stopping()
     stage.find_them_expired()
     stage.submit(commands.Publish(stage.now_ms, "s", "", [Message(b"3")]))
@@ -150,8 +150,8 @@ FOUND = (98036137153, 98036137238, 98036137364, 98036137727, 43609838980, 618189
 
 
 @pytest.mark.parametrize("seed", matrix(FOUND, lambda seed: seed != 98036137238))
-def test_worlds_that_broke_a_promise_keep_every_one(seed: int) -> None:
-    """The first two delivered what had expired; the judge of the next two forgot in a crash what a delivery let go. In
-    the fifth a map let go of a block, and the bound of a last-value durable moved on: it wakes once too early. In the
-    last the judge let go what a holder had given back above a limit, though no message had come."""
+def test_seeds_that_broke_a_promise_keep_every_promise(seed: int) -> None:
+    """The first two delivered what had expired. The model of the next two forgot in a crash what a delivery dropped.
+    In the fifth a map released a block, and the bound of a last-value durable moved on: it wakes once too early. In the
+    last the model dropped what a holder had given back above a limit, though no message had come."""
     run_world(seed)

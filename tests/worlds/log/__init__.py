@@ -1,12 +1,10 @@
-"""Whole worlds from one seed: the real state machines of the commit log, driven through every fault there is.
+"""Worlds of the commit log: the real state machines and the real shells of several nodes, under every kind of fault.
 
-    python -m tests.worlds.log --seeds 1000 --jobs 2
-
-Owns: the worlds, the promises they are held to, and the mutants that prove that a broken promise is noticed. Does not
-own: anything that runs in production.
+``world`` is a world from its first event to its end, ``node`` one process of it, ``network`` the store and what happens
+to requests, ``clients`` the workloads. ``agenda`` and ``loop`` are virtual time. ``promises`` judges all the time and
+``settle`` at the end. ``etiquette`` has calm worlds of an idle leader and its standbys. ``mutants`` proves the judges.
 """
 
-from tests.worlds.log.promises import PromiseBroken
-from tests.worlds.log.world import World, WorldReport, run_world
+from tests.worlds.log.world import World, run_world
 
-__all__ = ["PromiseBroken", "World", "WorldReport", "run_world"]
+__all__ = ["World", "run_world"]

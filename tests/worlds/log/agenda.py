@@ -1,9 +1,6 @@
-"""The virtual time of one simulated world: what happens next, and in which order.
+"""The virtual time of one world of the log: planned events, in the order in which they happen.
 
-Owns: the queue of future happenings, the count of those that happened, the digest that makes two runs comparable. Does
-not own: what happens (``node``, ``network``, ``clients``).
-
-Failure model: pure and deterministic. Ties in time are broken by the order in which happenings were planned.
+Events at the same time happen in the order in which they were planned. The digest is of each event's time and name.
 """
 
 from __future__ import annotations
@@ -17,7 +14,7 @@ __all__ = ["Agenda", "Owner"]
 
 
 class Owner(Protocol):
-    """Somebody whose happenings wait while they are paused and vanish when they crash."""
+    """A process: its events wait while it is paused, and vanish when it crashes."""
 
     incarnation: int
     paused_until: float

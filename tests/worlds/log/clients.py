@@ -1,7 +1,6 @@
-"""Clients of a simulated world: they read, decide, commit, lose answers, and find out what became of their attempts.
+"""The clients of a world of the log. Workloads: bank, ring, exactly-once counter, blind writes, range deletes.
 
-Owns: the workloads (bank, ring, exactly-once counter, blind writes and range deletes) and the client's duty after an
-unknown outcome: ask status, never send blindly. Does not own: whether answers are right (``promises``).
+After an unknown outcome a client asks for the status of its attempt. It never sends it again blindly.
 """
 
 from __future__ import annotations
@@ -91,7 +90,7 @@ class Client:
     def _ask_early(self, node: Node) -> bool:
         """Ask once more for the attempt whose id is used again, and begin a moment later from what is shown early.
 
-        The new attempt is then in flight behind the question, under its id.
+        The new attempt is then in flight after the question, under its id.
         """
         world = self._world
         if self.reuse is None or not world.strikes("status_copy", 0.3):
@@ -112,7 +111,7 @@ class Client:
     def _request_id(self, read_version: int) -> str | None:
         if self.reuse is not None and read_version > self.reuse[1]:
             request_id, self.reuse = self.reuse[0], None
-            self._world.coverage["request_id_used_again"] += 1
+            self._world.seen["request_id_used_again"] += 1
             return request_id
         self.reuse = None
         return None if self._world.random.random() < 0.2 else f"{self.name}-{self.number}"
@@ -144,7 +143,7 @@ class Client:
             self._settle(attempt)
 
     def unknown(self, attempt: Attempt) -> None:
-        """Nobody can say: ask status by the request id; without one the attempt stays unknown."""
+        """The outcome is unknown: ask status by the request id; without one the attempt stays unknown."""
         if attempt is not self.attempt:
             return
         if attempt.request_id is None:
@@ -163,7 +162,7 @@ class Client:
         world = self._world
         node = world.believed_leader()
         if node is not None:
-            world.coverage["status_asked"] += 1
+            world.seen["status_asked"] += 1
             world.agenda.after(world.network.delay_ms(), node, node.asked_status, attempt)
             if world.strikes("status_copy", 0.2):
                 # The question arrives once more, when its client may have gone on with another attempt under the id.
@@ -177,7 +176,7 @@ class Client:
             self._ask(attempt)
 
     def _settle(self, attempt: Attempt) -> None:
-        attempt.settled = True
+        attempt.complete = True
         self.attempt = self.txn = None
         self._asks = 0
         world = self._world

@@ -1,10 +1,8 @@
-"""Worlds of an idle leader and its standbys: who may claim when, and what is written meanwhile.
+"""Worlds of an idle leader and its standbys: which of them may claim, when, and what is written meanwhile.
 
-Owns: calm worlds without clients, in which nodes are cut off from one another, killed or started late, with the times
-of real settings; and the promises of politeness. Does not own: safety, which never depends on it (``world``).
-
-The store is well and near; so a leader that is alive writes its heartbeats in time, and each promise is a bound in
-virtual time or a number of objects.
+They are calm and have no clients. Nodes are cut off from one another, killed or started late, with the times of real
+settings. The store works and is near, so a live leader writes its heartbeats in time, and each promise is a bound in
+virtual time or a number of objects. Safety never depends on any of this (``world``).
 """
 
 from __future__ import annotations
@@ -14,9 +12,10 @@ from dataclasses import replace
 from random import Random
 from typing import Final
 
+from tests.worlds.harness import WorldReport
 from tests.worlds.log.node import Node
 from tests.worlds.log.shape import FAULTS, draw_shape, protocol_width, silent
-from tests.worlds.log.world import World, WorldReport
+from tests.worlds.log.world import World
 
 __all__ = ["SCENES", "run_etiquette"]
 
@@ -66,8 +65,8 @@ class _Etiquette(World):
             finally:
                 for node in self.nodes:
                     node.stop()
-        self.coverage[scene.__name__] += 1
-        return WorldReport(self.seed, self.agenda.happened, self.agenda.digest(), dict(sorted(self.coverage.items())))
+        self.seen[scene.__name__] += 1
+        return self.report()
 
     def pass_time(self, ms: float) -> None:
         """Let everything happen that happens in so many milliseconds."""
@@ -101,12 +100,12 @@ class _Etiquette(World):
         """A connection between these two fails at once."""
         self.refused.add(frozenset((one.number, other.number)))
 
-    def ask(self, asker: Node, address: str, told: Callable[[str | None], None]) -> None:
+    def ask(self, asker: Node, address: str, reply: Callable[[str | None], None]) -> None:
         """As in any world, except where connections are refused."""
         if frozenset((asker.number, self.node_at(address).number)) in self.refused:
-            self.agenda.after(self.network.delay_ms(), asker, told, None)
+            self.agenda.after(self.network.delay_ms(), asker, reply, None)
         else:
-            super().ask(asker, address, told)
+            super().ask(asker, address, reply)
 
     def write_every(self, ms: float, leader: Node) -> None:
         """The leader writes a batch now and after each such time."""
@@ -116,7 +115,7 @@ class _Etiquette(World):
     def require_left_alone(self, leader: Node) -> None:
         """A start found that the leader is alive."""
         self.require_not_deposed(leader)
-        self.require(self.coverage["start_leader_alive"] == 1, "a start without --take-over leaves a leader alone")
+        self.require(self.seen["start_leader_alive"] == 1, "a start without --take-over leaves a leader alone")
 
     def objects(self) -> int:
         """How many objects the log has."""

@@ -1,7 +1,7 @@
-"""Subscribers of a simulated world: what they saw must be the log, whoever led.
+"""Subscribers of a world of the log: what they saw must be the log, whichever node led.
 
-Owns: a model of the change stream's hand-over (history, then live, over leader changes), proved by ``prev_version``.
-Does not own: the rings and requests of the real stream (``commit/feed``, ``commit/subscription``).
+This is a model of the change stream (history, then live, over changes of the leader), proved by ``prev_version``. It
+has no ring and no requests as the real stream has (``commit/reading/feed``).
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Follower:
     def _take(self, version: int, previous: int) -> None:
         last = self.seen[-1] if self.seen else 0
         if version <= self._after:
-            # A leader of long ago may still learn what it made durable. Who resumed above it is not told again.
+            # A deposed leader may still learn what it made durable. A subscriber that resumed above it sees it once.
             if version not in self._world.promises.transactions:
                 self._world.promises.break_("a subscriber misses nothing", f"{version} is shown and not in the log")
             return
@@ -78,7 +78,7 @@ class Follower:
         self._early_upto = max(self._early_upto, self.seen[-1] if self.seen else 0)
 
     def lost(self, node: Node) -> None:
-        """The leader's stream ended: roll back to what the log kept of its reign, as the next leader will say."""
+        """The leader's stream ended: roll back to what the log kept of its leadership, as the next leader will say."""
         if node is not self._node:
             return
         self._node = None

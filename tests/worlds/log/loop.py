@@ -1,10 +1,7 @@
 """An event loop on the virtual time of a world: the real shells of a node run on it.
 
-Owns: the ready queue of one process, its timers as happenings of the ``Agenda``, and its death. Does not own: the order
-of the world (``agenda``), sockets, threads.
-
-A happening runs everything that is ready, so callbacks take no virtual time. Timers of a paused process wait; those of
-one that crashed never come. Deterministic: no clock, no random number, first in first out.
+An event runs everything that is ready, so callbacks take no virtual time. Timers of a paused process wait; those of a
+process that crashed never fire. There is no clock and no random number; callbacks run first in, first out.
 """
 
 from __future__ import annotations
@@ -16,6 +13,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from contextvars import Context
 from typing import Any, Final, TypeVar, TypeVarTuple, Unpack
+from weakref import WeakKeyDictionary
 
 from tests.worlds.log.agenda import Agenda, Owner
 
@@ -39,6 +37,8 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         self._trouble = trouble
         self._ready: deque[asyncio.Handle] = deque()
         self._turning = False
+        self._numbers = 0
+        self._started: WeakKeyDictionary[asyncio.Task[Any], int] = WeakKeyDictionary()
         self._timers_at_once = 0
         self._timer_ms = 0.0
         self.dead = False
@@ -79,7 +79,8 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         self._ready.clear()
 
         def cancel_all() -> None:
-            for task in asyncio.all_tasks(self):
+            # In a fixed order: a cancelled task may draw random numbers, and the order of a set depends on addresses.
+            for task in sorted(asyncio.all_tasks(self), key=self._started.__getitem__):
                 task.cancel()
 
         self._drain(cancel_all)
@@ -145,7 +146,10 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         context: Context | None = None,
     ) -> asyncio.Task[T]:
         """A task of this loop."""
-        return asyncio.Task(coro, loop=self, name=name, context=context)
+        task = asyncio.Task(coro, loop=self, name=name, context=context)
+        self._numbers += 1
+        self._started[task] = self._numbers
+        return task
 
     def get_debug(self) -> bool:
         """Never."""

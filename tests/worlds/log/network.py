@@ -1,11 +1,9 @@
-"""A strict object store, and a network between it and the nodes that loses, delays, repeats and reorders.
+"""A strict object store, and a network that loses, delays, repeats and reorders the requests of nodes.
 
-Owns: the objects, and the fate of every request. Does not own: what nodes make of the answers (``node``).
-
-Failure model, all drawn from the world's seed: a PUT's request or answer is lost; it lands long after its sender gave
-up; the store's client sends it twice and reports the second answer; the network copies it; the store is busy (409),
-throttles (503), or fails after it committed (500); a GET fails; a LIST fails or its pages are of different moments.
-Strictness: a slot is created once and its bytes never change; every answer is as late as real ones.
+A PUT's request or response is lost; it lands long after its sender gave up; the store's client sends it twice and
+reports the second response; the network copies it; the store is busy (409), throttles (503), or fails after it
+committed (500). A GET fails. A LIST fails, or its pages are of different moments. The store is strict: a slot is
+created once and its bytes never change.
 """
 
 from __future__ import annotations
@@ -71,22 +69,23 @@ class Network:
         store: StrictStore,
         rates: dict[str, float],
         latency_ms: float,
-        coverage: Counter[str],
+        seen: Counter[str],
     ) -> None:
         self._agenda = agenda
         self._random = random
         self._store = store
         self._rates = rates
         self._latency_ms = latency_ms
-        self._coverage = coverage
+        self._seen = seen
         self.partitioned: set[int] = set()
         self.healed = False
 
-    def _strikes(self, fault: str, chance: float) -> bool:
+    def strikes(self, fault: str, chance: float) -> bool:
+        """Whether a fault strikes now, and count it."""
         rate = self._rates[fault]
         if not rate or self.healed or self._random.random() >= rate * chance:
             return False
-        self._coverage[fault] += 1
+        self._seen[fault] += 1
         return True
 
     def delay_ms(self) -> float:
@@ -103,28 +102,28 @@ class Network:
     def create(self, owner: Owner, slot: int, data: bytes, done: Callable[[CreateAnswer], None]) -> None:
         """Send one conditional PUT; ``done`` gets its answer."""
         after = self._agenda.after
-        if self._cut_off(owner) or self._strikes("put_request_lost", 0.02):
+        if self._cut_off(owner) or self.strikes("put_request_lost", 0.02):
             after(REQUEST_TIMEOUT_MS, owner, done, Unknown("no answer in time"))
             return
-        if self._strikes("put_late", 0.02):
+        if self.strikes("put_late", 0.02):
             late = REQUEST_TIMEOUT_MS * self._random.choice((0.5, 2.0, 10.0, 100.0)) * self._random.random()
             after(late, None, self._lands_unheard, slot, data)
             after(REQUEST_TIMEOUT_MS, owner, done, Unknown("no answer in time"))
             return
-        if self._strikes("put_throttled_503", 0.04):
+        if self.strikes("put_throttled_503", 0.04):
             after(self.delay_ms(), owner, done, Unknown("503", retry_after_ms=self._random.choice((None, 5))))
             return
-        if self._strikes("put_busy_409", 0.02):
+        if self.strikes("put_busy_409", 0.02):
             after(self.delay_ms(), owner, done, Refused(certain=False))
             return
-        if self._strikes("put_copied", 0.03):
+        if self.strikes("put_copied", 0.03):
             after(self.delay_ms() * self._random.choice((1, 20, 200)), None, self._lands_unheard, slot, data)
         mode = "heard"
-        if self._strikes("put_answer_lost", 0.03):
+        if self.strikes("put_answer_lost", 0.03):
             mode = "lost"
-        elif self._strikes("put_500_after_commit", 0.02):
+        elif self.strikes("put_500_after_commit", 0.02):
             mode = "500"
-        elif self._strikes("put_sent_twice_by_the_store_client", 0.03):
+        elif self.strikes("put_sent_twice_by_the_store_client", 0.03):
             mode = "twice"
         after(self.delay_ms(), None, self._lands, owner, owner.incarnation, slot, data, done, mode)
 
@@ -145,18 +144,18 @@ class Network:
         else:
             # The store cannot know that its client repeats itself; some stores say "taken" and "busy" alike.
             answer = Refused(certain=self._random.random() < 0.8)
-            self._coverage["put_refused_412"] += 1
+            self._seen["put_refused_412"] += 1
         self._agenda.after(delay, owner, done, answer)
 
     def _lands_unheard(self, slot: int, data: bytes) -> None:
         created = self._store.create(slot, data)
-        self._coverage["late_put_landed" if created else "late_put_refused"] += 1
+        self._seen["late_put_landed" if created else "late_put_refused"] += 1
 
     # -- GET and LIST -------------------------------------------------------------------------------------------------
 
     def read(self, owner: Owner, slot: int, done: Callable[[bytes | Unknown | None], None]) -> None:
         """Read the first bytes of a slot; ``done`` gets them, None for an empty slot, or Unknown."""
-        if self._cut_off(owner) or self._strikes("read_failed", 0.05):
+        if self._cut_off(owner) or self.strikes("read_failed", 0.05):
             self._agenda.after(REQUEST_TIMEOUT_MS, owner, done, Unknown("no answer in time"))
         else:
             self._agenda.after(self.delay_ms(), None, self._reads, owner, owner.incarnation, slot, done)
@@ -168,7 +167,7 @@ class Network:
 
     def list(self, owner: Owner, limit: int, done: Callable[[Rows | Unknown], None]) -> None:
         """List the newest objects; ``done`` gets the rows or Unknown."""
-        if self._cut_off(owner) or self._strikes("list_failed", 0.05):
+        if self._cut_off(owner) or self.strikes("list_failed", 0.05):
             self._agenda.after(REQUEST_TIMEOUT_MS, owner, done, Unknown("no answer in time"))
         else:
             self._agenda.after(self.delay_ms(), None, self._lists, owner, owner.incarnation, limit, done, [])
@@ -180,7 +179,7 @@ class Network:
             return
         after = int(earlier[-1][0][-20:]) if earlier else -1
         rows = earlier + self._store.page(limit - len(earlier), after)
-        if not earlier and len(rows) > 1 and self._strikes("list_torn", 0.3):
+        if not earlier and len(rows) > 1 and self.strikes("list_torn", 0.3):
             cut = rows[: self._random.randrange(1, len(rows))]
             self._agenda.after(self.delay_ms() * 3, None, self._lists, owner, incarnation, limit, done, cut)
         else:

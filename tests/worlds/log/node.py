@@ -1,12 +1,8 @@
-"""One process of a simulated world: standby, taking over, leading, deposed.
+"""One machine of a world of the log: its processes stand by, take over, lead and are deposed, with the real shells.
 
-Owns: the life of a process on its own simulated loop, the questions that clients and other nodes put to it, and what
-its answers are held against. Does not own: taking over and leading, which are the real ``take_the_lead`` and the real
-``CommitService``; the network; what clients make of answers.
-
-Failure model: a node crashes at any moment (its requests stay on their way), pauses while its clocks run on, has its
-wall clock set, is cut off from the store or from other nodes, reaches the store by a way that ignores conditions, and
-does not know that it was deposed until its own requests report it.
+A node crashes at any moment (its requests stay on their way), pauses while its clocks go on, has its wall clock set, is
+cut off from the store or from other nodes, reaches the store over a path that ignores conditions, and does not know
+that it was deposed until its own requests report it. Every response is held against ``promises``.
 """
 
 from __future__ import annotations
@@ -75,12 +71,12 @@ class Node:
 
     @property
     def pipeline(self) -> Pipeline | None:
-        """The pipeline of the reign."""
+        """The pipeline of the leadership."""
         return self.service.pipeline if self.service is not None else None
 
     @property
     def claim(self) -> Header | None:
-        """The claim of the reign."""
+        """The claim of the leadership."""
         return self.service.claim if self.service is not None else None
 
     def readable_version(self) -> int:
@@ -137,7 +133,7 @@ class Node:
         except CorruptData as error:
             self.world.promises.break_("recovery accepts an undamaged log", f"{error} {error.fields}")
         except HoldfastError as error:
-            self.world.coverage[f"start_{error.code}"] += 1
+            self.world.seen[f"start_{error.code}"] += 1
         else:
             await self._reign(self.service)
         self.world.agenda.after(50.0 + 500.0 * self.world.random.random(), self, self._again)
@@ -170,11 +166,11 @@ class Node:
             ask_leader=self._ask_leader,
             probe=unfit or shape.probes,
         )
-        world.coverage["recoveries"] += 1
+        world.seen["recoveries"] += 1
         takeover = await take_the_lead(live, identity, LogId(random.randbytes(16)), options, self.now)
         if unfit:
             world.promises.break_("a store that fails its probe gets nothing", self.address)
-        world.coverage["claim_lost"] += takeover.restarts
+        world.seen["claim_lost"] += takeover.restarts
         self._shown = takeover.claim
         self._resolved = []
         self._resolved_shown = 0
@@ -197,7 +193,7 @@ class Node:
         self.recovering = False
         service.feed = _WatchedFeed(self, takeover.claim)
         vars(service.pipeline)["step"] = self._watched(service.pipeline)
-        world.coverage["reigns"] += 1
+        world.seen["reigns"] += 1
         world.began_to_lead(self)
         return service
 
@@ -210,14 +206,14 @@ class Node:
             if pipeline.ended is None:
                 world.stepped(pipeline)
             if pipeline.release.holding:
-                world.coverage["held_for_a_proof"] += any(isinstance(effect, p.CheckOwnership) for effect in effects)
+                world.seen["held_for_a_proof"] += any(isinstance(effect, p.CheckOwnership) for effect in effects)
             return effects
 
         return watched
 
     async def _reign(self, service: CommitService) -> None:
         end: ServiceEnd = await service.ended
-        self.world.coverage[end.kind] += 1
+        self.world.seen[end.kind] += 1
         if end.kind == "damaged":
             self.world.promises.break_("no law of our own is broken", end.detail)
         if end.kind == "deposed":
@@ -226,12 +222,12 @@ class Node:
         await service.close()
 
     def count_persist(self) -> None:
-        """Add what this reign's third stage counted to the world's coverage."""
+        """Add what the third stage counted to the world's ``seen``."""
         if self.service is not None:
             counters = self.service.pipeline.persist.counters
-            self.world.coverage["retries"] += counters.retries
-            self.world.coverage["hedges"] += counters.hedges
-            self.world.coverage["own_successes"] += counters.own_successes
+            self.world.seen["retries"] += counters.retries
+            self.world.seen["hedges"] += counters.hedges
+            self.world.seen["own_successes"] += counters.own_successes
 
     # -- nodes ask one another who they are ---------------------------------------------------------------------------
 
@@ -259,11 +255,11 @@ class Node:
         service = self.service
         refusal = None if service is None else service.admission()
         if service is None or refusal is not None:
-            self.world.coverage["refused_while_stalled"] += "waited_ms" in (refusal.fields if refusal else ())
-            self.world.tell(self.world.owner_of(attempt).unknown, attempt)
+            self.world.seen["refused_while_stalled"] += "waited_ms" in (refusal.fields if refusal else ())
+            self.world.respond(self.world.owner_of(attempt).unknown, attempt)
             return
         if service.options.stalled_ms_max < inf:
-            self.world.coverage["admitted_while_in_flight"] += bool(service.pipeline.persist.in_flight)
+            self.world.seen["admitted_while_in_flight"] += bool(service.pipeline.persist.in_flight)
         incarnation = self.incarnation
 
         def reply(entry: CommitEntry) -> None:
@@ -275,7 +271,7 @@ class Node:
     def asked_status(self, attempt: Attempt) -> None:
         """A status question arrives."""
         if self.service is None or attempt.request_id is None:
-            self.world.tell(self.world.owner_of(attempt).unknown, attempt)
+            self.world.respond(self.world.owner_of(attempt).unknown, attempt)
             return
         self._run(self._status(self.service, attempt, attempt.request_id))
 
@@ -285,8 +281,8 @@ class Node:
         except CorruptData as error:
             self.world.promises.break_("history is readable", f"{error} {error.fields}")
         except HoldfastError as error:
-            self.world.coverage[f"status_{error.code}"] += 1
-            self.world.tell(self.world.owner_of(attempt).unknown, attempt)
+            self.world.seen[f"status_{error.code}"] += 1
+            self.world.respond(self.world.owner_of(attempt).unknown, attempt)
         else:
             self._status_is(attempt, answer.version)
 
@@ -299,10 +295,10 @@ class Node:
         try:
             version = await service.version()
         except HoldfastError as error:
-            self.world.coverage[f"version_{error.code}"] += 1
+            self.world.seen[f"version_{error.code}"] += 1
         else:
             self.world.promises.version_answered(version, frontier)
-            self.world.coverage["version_answered"] += 1
+            self.world.seen["version_answered"] += 1
 
     def asked_noop(self) -> None:
         """A no-op arrives."""
@@ -313,9 +309,9 @@ class Node:
         try:
             await service.noop()
         except HoldfastError as error:
-            self.world.coverage[f"noop_{error.code}"] += 1
+            self.world.seen[f"noop_{error.code}"] += 1
         else:
-            self.world.coverage["noops"] += 1
+            self.world.seen["noops"] += 1
 
     def write(self) -> None:
         """This leader writes a batch that belongs to no client."""
@@ -338,38 +334,38 @@ class Node:
         match outcome:
             case Committed(version=version):
                 world.promises.answered_committed(attempt, version)
-                world.coverage["answered_committed"] += 1
-                world.tell(client.committed, attempt, version)
+                world.seen["answered_committed"] += 1
+                world.respond(client.committed, attempt, version)
             case Rejected():
                 world.promises.answered_rejected(entry, outcome, world.promises.end_version())
                 world.promises.answered_not_committed(attempt)
-                world.coverage[f"answered_{outcome.reason}"] += 1
-                world.tell(client.denied, attempt)
+                world.seen[f"answered_{outcome.reason}"] += 1
+                world.respond(client.denied, attempt)
             case InvalidRequest() | Unavailable():
                 # The version was read at a leader that this one does not know of: the attempt may go elsewhere.
-                world.coverage["answered_future_version"] += 1
-                world.tell(client.unknown, attempt)
+                world.seen["answered_future_version"] += 1
+                world.respond(client.unknown, attempt)
             case None:
                 world.promises.break_("every answer has an outcome", f"{attempt.identity}")
             case _:
-                world.coverage["answered_" + type(outcome).__name__.lower()] += 1
-                world.tell(client.unknown, attempt)
+                world.seen["answered_" + type(outcome).__name__.lower()] += 1
+                world.respond(client.unknown, attempt)
 
     def _status_is(self, attempt: Attempt, version: int | None) -> None:
         world = self.world
         client = world.owner_of(attempt)
         if version is None:
             world.promises.answered_not_committed(attempt)
-            world.coverage["status_not_committed"] += 1
-            world.tell(client.denied, attempt)
+            world.seen["status_not_committed"] += 1
+            world.respond(client.denied, attempt)
             return
         world.promises.answered_committed(attempt, version, by_id=True)
-        world.coverage["status_committed"] += 1
+        world.seen["status_committed"] += 1
         if world.promises.at.get(attempt.identity) == version:
-            world.tell(client.committed, attempt, version)
+            world.respond(client.committed, attempt, version)
         else:
             # Another attempt under the same id committed: this one did not.
-            world.tell(client.denied, attempt)
+            world.respond(client.denied, attempt)
 
     # -- what subscribers are shown -----------------------------------------------------------------------------------
 

@@ -1,9 +1,7 @@
-"""A node's ways to the object store: the port of the real shells, over the simulated network.
+"""The object store's port as a node sees it, over the simulated network.
 
-Owns: waiting for the network's answers, and the probe's keys. Does not own: the fate of a request (``network``).
-
-Two ways: ``NodeStore`` sees what the store holds now; ``Archive`` is read for history, where nothing was ever removed
-(as a reader of segments sees it), so that questions about old attempts have answers in worlds with retention.
+``NodeStore`` sees what the store holds now. ``Archive`` is for reading history: nothing was ever removed there, as a
+reader of segments sees it, so that questions about old attempts have answers in worlds with retention.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
-"""What Holdfast promises, held against everything that a simulated world shows.
+"""What the log promises, held against everything that a world shows.
 
-Owns: the true log (a real ``ChainWalker`` fed at the moment an object lands), the auditor of its transactions, and what
-was answered to whom. Does not own: making things happen (``world``).
-
-A broken promise raises ``PromiseBroken`` with the promise's name, at the moment it breaks.
+``Promises`` follows the true log with a real ``ChainWalker`` at the moment an object lands, audits every transaction,
+and remembers what each client was answered. It raises ``PromiseBroken`` at the moment a promise breaks.
 """
 
 from __future__ import annotations
@@ -12,6 +10,7 @@ from bisect import bisect_right
 from collections import Counter
 from typing import Final, NoReturn
 
+from tests.worlds.harness import PromiseBroken
 from tests.worlds.log.network import StrictStore
 
 from holdfast.commit.format import batch as batch_format
@@ -21,7 +20,7 @@ from holdfast.commit.format.transaction import Delete, PointRead, RangeDelete, R
 from holdfast.commit.stages.events import CommitEntry
 from holdfast.errors import HoldfastError
 
-__all__ = ["OPENING_BALANCE", "Attempt", "PromiseBroken", "Promises"]
+__all__ = ["OPENING_BALANCE", "Attempt", "Promises"]
 
 OPENING_BALANCE: Final = 100
 BANK: Final = b"a/"
@@ -29,18 +28,10 @@ RING: Final = b"r/"
 COUNTER: Final = b"c/"
 
 
-class PromiseBroken(AssertionError):
-    """The world showed something that must never be."""
-
-    def __init__(self, promise: str, detail: str) -> None:
-        super().__init__(f"{promise}: {detail}")
-        self.promise = promise
-
-
 class Attempt:
     """One attempt of one client: (request id, read version) or, without an id, the marker key it writes."""
 
-    __slots__ = ("committed_at", "denied", "identity", "request_id", "settled", "txn_read_version")
+    __slots__ = ("committed_at", "denied", "identity", "request_id", "complete", "txn_read_version")
 
     def __init__(self, identity: tuple[str, int], request_id: str | None) -> None:
         self.identity = identity
@@ -48,11 +39,11 @@ class Attempt:
         self.txn_read_version = identity[1]
         self.committed_at: int | None = None
         self.denied = False
-        self.settled = False
+        self.complete = False
 
 
 def identity_of(txn: LoggedTransaction) -> tuple[str, int]:
-    """What tells this transaction from every other attempt of the world."""
+    """What distinguishes this transaction from every other attempt of the world."""
     if txn.request_id is not None:
         return txn.request_id, txn.read_version or 0
     last = txn.operations[-1]
@@ -63,9 +54,9 @@ def identity_of(txn: LoggedTransaction) -> tuple[str, int]:
 class Promises:
     """The auditor. ``ring_size`` is the number of nodes of the ring workload."""
 
-    def __init__(self, store: StrictStore, ring_size: int, coverage: Counter[str]) -> None:
+    def __init__(self, store: StrictStore, ring_size: int, seen: Counter[str]) -> None:
         self._store = store
-        self._coverage = coverage
+        self._seen = seen
         self._ring_size = ring_size
         self.walker = chain.ChainWalker()
         self.headers: dict[int, Header] = {}
@@ -84,7 +75,7 @@ class Promises:
 
     def break_(self, promise: str, detail: str) -> NoReturn:
         """A promise is broken. The world ends with it, even where a real shell catches the error."""
-        error = PromiseBroken(promise, detail)
+        error = PromiseBroken(f"{promise}: {detail}")
         self.trouble(error)
         raise error
 
@@ -99,7 +90,7 @@ class Promises:
         walker = self.walker
         if slot != walker.next_slot:
             if walker.claim is not None and walker.claim.slot > slot > walker.next_slot:
-                self._coverage["dead_object_landed"] += 1
+                self._seen["dead_object_landed"] += 1
             return
         while (data := self._store.objects.get(walker.next_slot)) is not None:
             here = walker.next_slot
@@ -111,7 +102,7 @@ class Promises:
                 self.break_("the chain holds no damage", f"slot {here}: {error}")
             self.headers[here] = header
             if header.kind is Kind.CLAIM:
-                self._coverage["claims"] += 1
+                self._seen["claims"] += 1
             for txn in transactions:
                 self._append(txn)
 
@@ -203,7 +194,7 @@ class Promises:
     # -- answers ------------------------------------------------------------------------------------------------------
 
     def answered_committed(self, attempt: Attempt, version: int, *, by_id: bool = False) -> None:
-        """A leader tells somebody that an attempt committed. ``by_id``: it was asked for the id alone."""
+        """A leader reports that an attempt committed. ``by_id``: it was asked for the id alone."""
         txn = self.transactions.get(version)
         if txn is None:
             self.break_("nothing acknowledged is lost", f"{attempt.identity} at {version} is not in the log")
@@ -216,7 +207,7 @@ class Promises:
         self.frontier = max(self.frontier, version)
 
     def answered_not_committed(self, attempt: Attempt) -> None:
-        """A leader tells somebody that an attempt did not commit and never will."""
+        """A leader reports that an attempt did not commit and never will."""
         if attempt.identity in self.at:
             self.break_(
                 "what was answered not_committed never commits",
@@ -230,10 +221,10 @@ class Promises:
             self.break_("a rejection names a durable version", f"{entry.durable_version} above {durable_end}")
         for conflict in outcome.conflicts:
             if conflict.version not in self.transactions or conflict.version > entry.durable_version:
-                self.break_("a rejection stays behind the versions it lists", f"{conflict} {entry.durable_version}")
+                self.break_("a rejection comes after the versions it lists", f"{conflict} {entry.durable_version}")
 
     def end_version(self) -> int:
-        """The last version that the true log settles."""
+        """The last version that is decided in the true log."""
         return self.walker.head.last_version if self.walker.head is not None else 0
 
     def version_answered(self, version: int, frontier: int) -> None:
@@ -259,14 +250,14 @@ class Promises:
                 self.break_("a version is handed out once", f"{version} by {claim} and {self._handed_out[version]}")
 
     def deposed(self, claim: Header, detail: str) -> None:
-        """A leader says that it was deposed: somebody must have claimed after it."""
+        """A leader says that it was deposed: another must have claimed after it."""
         if self.walker.claim is None or self.walker.claim.slot >= claim.slot:
             self.break_("only a later leader deposes", f"claim {claim.slot}: {detail}")
 
     def at_the_end(self, attempts: list[Attempt]) -> None:
-        """When everything is settled: exactly the committed attempts with an id are in the log."""
+        """When every outcome is known: exactly the committed attempts with an id are in the log."""
         for attempt in attempts:
-            if attempt.request_id is None or not attempt.settled:
+            if attempt.request_id is None or not attempt.complete:
                 continue
             there = self.at.get(attempt.identity)
             if attempt.denied and there is not None:

@@ -1,14 +1,11 @@
-"""The settling of accounts at the end of a simulated world.
-
-Owns: the comparison of everything that was answered with a fresh walk of the log and with what recovery decides. Does
-not own: the promises themselves (``promises``).
-"""
+"""The last check of a world of the log: a fresh reader and recovery agree with everything that was answered."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tests.worlds.log.promises import COUNTER, PromiseBroken
+from tests.worlds.harness import PromiseBroken
+from tests.worlds.log.promises import COUNTER
 
 from holdfast.commit.format import batch as batch_format
 from holdfast.commit.format.chain import ChainWalker
@@ -18,20 +15,20 @@ from holdfast.errors import HoldfastError
 if TYPE_CHECKING:
     from tests.worlds.log.world import World
 
-__all__ = ["settle_accounts"]
+__all__ = ["check_outcomes"]
 
 
-def settle_accounts(world: World) -> None:
+def check_outcomes(world: World) -> None:
     """Raise PromiseBroken unless answers, a fresh reader and recovery agree about the whole log."""
     promises = world.promises
     promises.at_the_end([attempt for client in world.clients for attempt in client.attempts])
     counted = int(promises.value(b"%s0" % COUNTER, promises.end_version()) or b"0")
     if counted != promises.increments:
-        raise PromiseBroken("every increment counts exactly once", f"{counted} of {promises.increments}")
+        raise PromiseBroken(f"every increment counts exactly once: {counted} of {promises.increments}")
     for follower in world.followers:
         follower.lost_at_the_end()
         follower.check()
-    if not world.shape.retention and not world.coverage["claims_removed"]:
+    if not world.shape.retention and not world.seen["claims_removed"]:
         _walk_afresh(world)
     _recover_afresh(world)
 
@@ -45,7 +42,7 @@ def _walk_afresh(world: World) -> None:
         assert walker.head is not None, "just accepted"
         seen.append(walker.head.slot)
     if seen != list(world.promises.headers):
-        raise PromiseBroken("every reader sees the same log", f"{len(seen)} objects")
+        raise PromiseBroken(f"every reader sees the same log: {len(seen)} objects")
 
 
 def _recover_afresh(world: World) -> None:
@@ -55,7 +52,7 @@ def _recover_afresh(world: World) -> None:
     try:
         plan = claims.plan_recovery(page, objects, allow_new=False)  # type: ignore[arg-type]
     except HoldfastError as error:
-        raise PromiseBroken("recovery accepts an undamaged log", str(error)) from error
+        raise PromiseBroken(f"recovery accepts an undamaged log: {error}") from error
     walker = world.promises.walker
     if isinstance(plan, claims.NeedHeaders) or plan.slot != walker.next_slot or plan.predecessor != walker.head:
-        raise PromiseBroken("recovery and the chain agree", f"{plan} against {walker.next_slot}")
+        raise PromiseBroken(f"recovery and the chain agree: {plan} against {walker.next_slot}")

@@ -1,23 +1,21 @@
-"""What kind of world a seed makes: sizes, bounds and how often which fault strikes.
+"""The sizes, bounds and fault rates of a world of the log, drawn from its seed.
 
-Owns: drawing a ``WorldShape`` from a seed, and the narrow protocol that makes its corners reachable. Does not own: time
-and events (``world``).
-
-Swarm testing: every world draws which kinds of faults it has at all, so that some run with one kind only and reach
-depths that a mixture would never reach.
+Every world draws which kinds of faults it has at all (swarm testing), so that worlds with one kind of fault reach
+depths that a mixture never reaches. ``protocol_width`` makes the protocol's corners reachable.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from math import inf
 from random import Random
 from typing import Any, Final
 
 import structlog
+from tests.worlds.harness import patched
 
 from holdfast.commit.format import batch, chain
 from holdfast.commit.format.batch import VERSION_JUMP
@@ -162,8 +160,9 @@ def silent() -> Generator[None]:
         structlog.configure(**before)
 
 
-@contextmanager
-def protocol_width(span: int, version_jump: int = VERSION_JUMP, proof_ms: float = PROOF_MS_MAX) -> Generator[None]:
+def protocol_width(
+    span: int, version_jump: int = VERSION_JUMP, proof_ms: float = PROOF_MS_MAX
+) -> AbstractContextManager[None]:
     """Run the real protocol with another W: the span, the page and the jump stay one number, as they must.
 
     Worlds with a small W reach in hundreds of events what takes W = 1000 a million. So does a small version jump, of
@@ -175,11 +174,4 @@ def protocol_width(span: int, version_jump: int = VERSION_JUMP, proof_ms: float 
     if version_jump != VERSION_JUMP:
         values += [(module, "VERSION_JUMP", version_jump) for module in (batch, chain, claims)]
         values += [(sequence, "HOLD_BACK", version_jump * 9 // 10), (persist, "HEARTBEAT_VERSIONS", version_jump // 10)]
-    before = [getattr(module, name) for module, name, _ in values]
-    for module, name, value in values:
-        setattr(module, name, value)
-    try:
-        yield
-    finally:
-        for (module, name, _), value in zip(values, before, strict=True):
-            setattr(module, name, value)
+    return patched(*values)

@@ -1,54 +1,39 @@
-"""A whole world from one seed: nodes, a store, a network, clients, faults, and the promises that must hold throughout.
+"""A world of the log: nodes, a store, a network, clients, faults, and the promises that must hold throughout.
 
-Owns: the order of a world's life (chaos, healing, the settling of accounts) and the faults that strike nodes. Does not
-own: what is right (``promises``).
-
-Failure model: deterministic; a broken promise raises ``PromiseBroken``. No clock, no event loop but the simulated ones
-of its nodes, one ``random.Random(seed)``.
+First there is chaos, then every fault stops and every outcome must be found, then ``settle`` compares the whole log.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from random import Random
 from typing import Final
 
+from tests.worlds.harness import PromiseBroken, SeededWorld, WorldReport
 from tests.worlds.log.agenda import Agenda
 from tests.worlds.log.clients import Client
 from tests.worlds.log.followers import Follower
 from tests.worlds.log.network import Network, StrictStore
 from tests.worlds.log.node import Node
-from tests.worlds.log.promises import Attempt, PromiseBroken, Promises
-from tests.worlds.log.settle import settle_accounts
+from tests.worlds.log.promises import Attempt, Promises
+from tests.worlds.log.settle import check_outcomes
 from tests.worlds.log.shape import WorldShape, draw_shape, protocol_width, silent
 
 from holdfast.commit.format.batch import CLAIM_BYTES, Header, Kind, LoggedTransaction
 from holdfast.commit.stages.pipeline import Pipeline
 from holdfast.commit.stages.release import PROOF_MS_MAX
 
-__all__ = ["EVENTS_MIN", "World", "WorldReport", "run_world"]
+__all__ = ["EVENTS_MIN", "World", "run_world"]
 
 EVENTS_MIN: Final = 2_000
 ANSWER_TIMEOUT_MS: Final = 100.0
 """How long a node waits for another one to say who it is."""
 HEAL_MS: Final = 120_000.0
-"""Once faults have stopped, everything must be settled within this virtual time."""
-
-
-@dataclass(frozen=True, slots=True)
-class WorldReport:
-    """What one world showed."""
-
-    seed: int
-    events: int
-    digest: str
-    coverage: dict[str, int]
+"""Once faults have stopped, every outcome must be known within this virtual time."""
 
 
 class _Timeout:
-    """The end of somebody's patience, unless it is over before."""
+    """The timeout of a question, unless its answer came before."""
 
     over = False
 
@@ -57,22 +42,19 @@ class _Timeout:
         return self.over
 
 
-class World:
+class World(SeededWorld):
     """One seed's world. ``check_every``: how many steps of a pipeline pass between two checks of all its invariants."""
 
     def __init__(
         self, seed: int, *, check_every: int = 1, events: int = EVENTS_MIN, shape: WorldShape | None = None
     ) -> None:
-        self.seed = seed
-        self.random = Random(seed)
+        super().__init__(seed, Random(seed))
         self.shape: WorldShape = draw_shape(self.random) if shape is None else shape
-        self.coverage: Counter[str] = Counter()
         self.agenda = Agenda()
         self.store = StrictStore(self._landed)
-        self.promises = Promises(self.store, self.shape.hot_keys, self.coverage)
-        self.network = Network(
-            self.agenda, self.random, self.store, self.shape.rates, self.shape.latency_ms, self.coverage
-        )
+        self.promises = Promises(self.store, self.shape.hot_keys, self.seen)
+        self.network = Network(self.agenda, self.random, self.store, self.shape.rates, self.shape.latency_ms, self.seen)
+        self.strikes = self.network.strikes
         self.nodes = [Node(self, number) for number in range(self.shape.nodes)]
         self.clients = [Client(self, f"c{number}") for number in range(self.shape.clients)]
         self._by_name = {client.name: client for client in self.clients}
@@ -89,14 +71,6 @@ class World:
 
     # -- what nodes and clients ask of their world --------------------------------------------------------------------
 
-    def strikes(self, fault: str, chance: float) -> bool:
-        """Whether a fault strikes now, and count it."""
-        rate = self.shape.rates[fault]
-        if not rate or self.network.healed or self.random.random() >= rate * chance:
-            return False
-        self.coverage[fault] += 1
-        return True
-
     def believed_leader(self) -> Node | None:
         """Whom a client sends to: mostly the latest leader it heard of, sometimes one that was deposed long ago."""
         loyal = 0.85 if self.shape.proof_ms >= PROOF_MS_MAX else 0.3
@@ -109,8 +83,8 @@ class World:
         """The node with this address."""
         return self.nodes[int(address.removeprefix("node-").partition(":")[0])]
 
-    def ask(self, asker: Node, address: str, told: Callable[[str | None], None]) -> None:
-        """A node asks the process at an address who it is; ``told`` gets the answer, None when none comes."""
+    def ask(self, asker: Node, address: str, reply: Callable[[str | None], None]) -> None:
+        """A node asks the process at an address who it is; ``reply`` gets the answer, None when none comes."""
         node = self.node_at(address)
         lost = frozenset((asker.number, node.number)) in self.cut or self.strikes("question_lost", 0.05)
 
@@ -121,10 +95,10 @@ class World:
 
         def arrives(answer: str | None) -> None:
             timeout.over = True
-            told(answer)
+            reply(answer)
 
         after = self.agenda.after
-        after(self.answer_timeout_ms, asker, told, None, handle=timeout)
+        after(self.answer_timeout_ms, asker, reply, None, handle=timeout)
         if not node.up:
             answered(None)
         elif not lost:
@@ -135,7 +109,7 @@ class World:
         name = attempt.identity[0].removeprefix("m/").partition("-")[0]
         return self._by_name[name]
 
-    def tell(self, hear: Callable[..., None], *facts: object) -> None:
+    def respond(self, hear: Callable[..., None], *facts: object) -> None:
         """An answer travels to a client, and may be lost."""
         if not self.strikes("client_answer_lost", 0.03):
             self.agenda.after(self.network.delay_ms(), None, hear, *facts)
@@ -180,8 +154,8 @@ class World:
         random = self.random
         node = random.choice(self.nodes)
         if self.strikes("crash", 0.12):
-            self.coverage["crash_in_recovery"] += node.recovering
-            self.coverage["crash_of_a_leader"] += node.leading
+            self.seen["crash_in_recovery"] += node.recovering
+            self.seen["crash_of_a_leader"] += node.leading
             node.crash()
             self.agenda.after(20.0 + 800.0 * random.random(), node, node.start)
         elif self.strikes("pause", 0.1):
@@ -191,7 +165,7 @@ class World:
         elif self.strikes("clock_jump", 0.1):
             jump = random.choice((-86_400_000.0, -5_000.0, -50.0, 50.0, 5_000.0, 86_400_000.0))
             node.wall_skew_ms += jump
-            self.coverage["clock_back" if jump < 0 else "clock_forward"] += 1
+            self.seen["clock_back" if jump < 0 else "clock_forward"] += 1
         elif self.strikes("partition", 0.08):
             self.network.partitioned.add(id(node))
             self.agenda.after(random.choice((200.0, 1_500.0, 8_000.0)), None, self._reunite, node)
@@ -214,7 +188,7 @@ class World:
         self.cut.discard(pair)
 
     def _questions(self) -> None:
-        """Version questions and no-ops, to whoever believes to lead."""
+        """Version questions and no-ops, to a node that believes it leads."""
         node = self.random.choice(self.nodes)
         if node.leading:
             ask = node.asked_version if self.random.random() < 0.8 else node.asked_noop
@@ -235,7 +209,7 @@ class World:
         if leader is None or leader.pipeline is None or not leader.pipeline.persist.in_flight:
             after(1.0, None, self._freeze_twice)
             return
-        self.coverage["frozen_twice"] += 1
+        self.seen["frozen_twice"] += 1
         first_ms = proof_ms * (0.4 + 0.5 * random.random())
         gap_ms = random.choice((3.0, 10.0, 60.0)) * (0.3 + random.random())
         second_ms = proof_ms * (0.5 + 0.45 * random.random())
@@ -270,7 +244,7 @@ class World:
             newest = claim is None or slot <= claim.slot
             if self.agenda.now - landed_ms > self.shape.proof_ms and not newest:
                 del self._claims_landed[slot]
-                self.coverage["claims_removed"] += 1
+                self.seen["claims_removed"] += 1
                 self.store.delete(slot)
         self.agenda.after(20.0, None, self._lose_claims)
 
@@ -283,27 +257,31 @@ class World:
                 for slot in [slot for slot in self.store.slots if slot >= watermark + self.shape.span]:
                     header = self.promises.headers.get(slot)
                     if header is not None and header.kind is not Kind.CLAIM:
-                        self.coverage["retention_removed"] += 1
+                        self.seen["retention_removed"] += 1
                         self.store.delete(slot)
         self.agenda.after(200.0, None, self._retain)
 
     # -- a world's life -----------------------------------------------------------------------------------------------
 
     def run(self) -> WorldReport:
-        """Chaos, healing, settlement. Raises: PromiseBroken."""
+        """Chaos, healing, the last check. Raises: PromiseBroken."""
         with protocol_width(self.shape.span, self.shape.version_jump, self.shape.proof_ms), silent():
             try:
                 self._begin()
                 while self.agenda.happened < self._events:
                     self._step()
                 self._heal()
-                settle_accounts(self)
+                check_outcomes(self)
             finally:
                 for node in self.nodes:
                     node.stop()
-        self.coverage["small_version_jump"] += self.shape.version_jump < 1_000
-        self.coverage["narrow_world" if self.shape.span < 1000 else "wide_world"] += 1
-        return WorldReport(self.seed, self.agenda.happened, self.agenda.digest(), dict(sorted(self.coverage.items())))
+        self.seen["small_version_jump"] += self.shape.version_jump < 1_000
+        self.seen["narrow_world" if self.shape.span < 1000 else "wide_world"] += 1
+        return self.report()
+
+    def report(self) -> WorldReport:
+        """The log's worlds count events, and their digest is of each event and its time."""
+        return WorldReport(self.seed, self.agenda.happened, self.seen, self.agenda.digest())
 
     def _begin(self) -> None:
         for node in self.nodes:
@@ -328,8 +306,8 @@ class World:
         for node in self.nodes:
             node.paused_until = min(node.paused_until, self.agenda.now)
         until = self.agenda.now + HEAL_MS
-        commits = self.coverage["answered_committed"]
-        while self.coverage["answered_committed"] < commits + 3:
+        commits = self.seen["answered_committed"]
+        while self.seen["answered_committed"] < commits + 3:
             self._live(until, "a leader commits once faults have stopped")
         self.closing = True
         while any(client.attempt is not None for client in self.clients):
@@ -337,7 +315,7 @@ class World:
 
     def _live(self, until: float, promise: str) -> None:
         if not self._step() or self.agenda.now > until:
-            raise PromiseBroken(promise, f"not by {self.agenda.now:.0f} ms")
+            raise PromiseBroken(f"{promise}: not by {self.agenda.now:.0f} ms")
 
     def _step(self) -> bool:
         happened = self.agenda.step()

@@ -1,18 +1,15 @@
-"""Whole worlds of the embedded queue from one seed: the real queue on a disk that forgets, over crashes at any moment.
+"""Worlds of the embedded queue: the real queue on files in memory that lose what no sync wrote, with crashes.
 
-    python -m tests.worlds.queue --worlds 400 --jobs 2 --mutants
+``world`` is a world of the queue's log, ``followers`` of consumers and work queues, ``persisting`` of ``persist``.
+``files`` and ``page_cache`` are the disk, ``ledger`` has the promises of the log, ``damage`` what a broken disk does.
+``mutants`` proves the judges.
 
-Owns: the file port in memory, the worlds, the promises that they are held to, media damage, and the mutants that prove
-that a broken promise is noticed. Does not own: anything that runs in production.
-
-To crash-test a program of one's own over a queue, pass ``CrashFiles`` as ``files=`` and open what
-``after_power_loss`` or ``after_kill`` returns.
+To crash-test another program over a queue, pass ``CrashFiles`` as ``files=`` and open what ``after_power_loss`` or
+``after_kill`` returns.
 """
 
 from tests.worlds.queue.files import CrashFiles
 from tests.worlds.queue.followers import run_followers
-from tests.worlds.queue.ledger import Ledger, PromiseBroken
-from tests.worlds.queue.persisting import run_persist
-from tests.worlds.queue.world import World, WorldReport, run_world
+from tests.worlds.queue.world import run_world
 
-__all__ = ["CrashFiles", "Ledger", "PromiseBroken", "World", "WorldReport", "run_followers", "run_persist", "run_world"]
+__all__ = ["CrashFiles", "run_followers", "run_world"]

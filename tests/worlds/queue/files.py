@@ -1,14 +1,10 @@
-"""The queue's file port in memory, on a disk that forgets, refuses and lies about nothing but what was never synced.
+"""The queue's file port in memory, harsher than a file system, with injected errors and images of what a crash leaves.
 
-Owns: names, handles, locks, the operations of ``FilePort``, injected errors, images after a crash. Does not own: what a
-crash leaves of one file (``page_cache``), when one happens (``world``).
-
-Failure model: harsher than a file system. Each name in a directory is, after a crash, what it was at any time since the
-last sync of the directory, whatever became of the others. ``before`` is called before each operation that changes
-something, and once in the middle of a write; it may take images of what a crash at that moment leaves. What
-``during_sync`` writes is written while a sync is under way, as by another thread. ``refuse`` may
-answer an operation with an error; a refused write has written some of its bytes, a refused sync has dropped some, and a
-refused sync of a directory some of its names.
+After a crash each name in a directory is what it was at any time since the last sync of the directory, whatever became
+of the others. ``before`` is called before each operation that changes something, and once in the middle of a write; it
+may take images of what a crash at that moment leaves. ``during_sync`` writes while a sync is under way, as another
+thread would. ``refuse`` may answer an operation with an error: a refused write has written some of its bytes, a refused
+sync has dropped some, and a refused sync of a directory some of its names. ``page_cache`` has the bytes of one file.
 """
 
 from __future__ import annotations
@@ -18,8 +14,9 @@ from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+from tests.worlds.harness import SeededWorld
 from tests.worlds.queue.page_cache import BLOCK_BYTES, SECTOR_BYTES, CachedFile, CrashStyle
 
 from holdfast.errors import AlreadyOpen, InternalError
@@ -28,7 +25,12 @@ if TYPE_CHECKING:
     from holdfast.queue.files.port import WritableMap
     from holdfast.queue.format.checksum import Octets
 
-__all__ = ["CachedDirectory", "CrashFiles"]
+__all__ = ["DIRECTORY", "PATH", "PREFIX", "CachedDirectory", "CrashFiles", "QueueWorld"]
+
+PATH: Final = "d/q"
+DIRECTORY: Final = "d"
+PREFIX: Final = "q"
+"""Where the queue of a world is."""
 
 Refusal = Callable[[str, str], "OSError | None"]
 Graveyard = dict[str, bytes]
@@ -269,7 +271,7 @@ class CrashFiles:
         one, data = self._file(file), b"".join(parts)
         error = self._step("write", one.name)
         one.modified_ns = self.now_ns
-        # Whole sectors: the kernel copies into a page that nobody can write back meanwhile.
+        # Whole sectors: the kernel copies into a page that is not written back meanwhile.
         first = SECTOR_BYTES - offset % SECTOR_BYTES
         cut = self.random.choice([0, *range(first, len(data), SECTOR_BYTES)])
         if error is not None:
@@ -329,13 +331,13 @@ class CrashFiles:
         return {name: bytes(file.content) for name, file in sorted(self.directories[path].entries.items())}
 
     def set_content(self, path: str, name: str, data: bytes | None) -> None:
-        """Damage or remove a file on disk, behind everybody's back."""
+        """Damage or remove a file on disk, without any process noticing."""
         self.directories[path].put(name, None if data is None else CachedFile(name, data))
         self.directories[path].sync()
 
     @property
     def open_handles(self) -> int:
-        """Handles that nobody has closed."""
+        """Handles that are still open."""
         return len(self._handles)
 
     def _handle(self, directory: CachedDirectory, name: str, file: CachedFile | None) -> int:
@@ -356,3 +358,25 @@ class CrashFiles:
         file = self._handles[handle][2]
         assert file is not None, "a directory has no bytes"
         return file
+
+
+class QueueWorld(SeededWorld):
+    """A world on such files. Its digest is of every byte that each life left; ``states`` counts crash states."""
+
+    files: CrashFiles
+    now_ns: int
+
+    def clock(self) -> int:
+        """A time of day that goes on."""
+        self.now_ns += self.random.choice((0, 1000, 50_000_000))
+        return self.now_ns
+
+    def digest_files(self) -> None:
+        """Put what a life left into the digest."""
+        for name, data in self.files.contents(DIRECTORY).items():
+            self.digest.update(name.encode() + data)
+
+    def after_crash(self, *, killed: bool) -> CrashFiles:
+        """What a crash now leaves: a kill, or a loss of power."""
+        crash = self.files.after_kill if killed else self.files.after_power_loss
+        return crash(Random(self.random.random()))

@@ -1,9 +1,6 @@
-"""Worlds of those who follow a queue: a named consumer and a work queue, over crashes at any moment.
+"""Worlds of a named consumer and a work queue that follow one queue, with crashes at any moment.
 
-Owns: what they do, what they were promised, the judgement of what a crash leaves of it. Does not own: the promises of
-the log itself (``world``, ``ledger``), crashes (``files``).
-
-Failure model: the same seed gives the same world. ``PromiseBroken`` says which promise did not hold:
+``PromiseBroken`` begins with the promise:
 
 | promise | |
 |---|---|
@@ -23,22 +20,20 @@ In a third of the worlds the queue has ``keep="consumed"``, and then also
 | K2 | what all have committed goes with the next background work |
 | K3 | reading what has gone raises ``Trimmed`` |
 
-Messages are told apart by their bytes, because a crash may give a number to another message.
+Messages are distinguished by their bytes, because a crash may give a number to another message.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from functools import partial
-from hashlib import sha256
 from random import Random
 from typing import TYPE_CHECKING, Final
 
-from tests.worlds.queue.files import CrashFiles
-from tests.worlds.queue.ledger import Ledger, PromiseBroken
+from tests.worlds.harness import PromiseBroken, WorldReport
+from tests.worlds.queue.files import PATH, CrashFiles, QueueWorld
+from tests.worlds.queue.ledger import Ledger
 from tests.worlds.queue.shape import FIRST_PAGE_BYTES
-from tests.worlds.queue.world import WorldReport
 
 from holdfast.errors import Backpressure
 from holdfast.queue import Queue, Trimmed
@@ -51,8 +46,6 @@ if TYPE_CHECKING:
 
 __all__ = ["FOLLOWER_KINDS", "run_followers"]
 
-PATH: Final = "d/q"
-DIRECTORY: Final = "d"
 PAGE_BYTES: Final = 4096
 SECOND_NS: Final = 1_000_000_000
 DELIVERIES_MAX: Final = 3
@@ -91,14 +84,11 @@ class GrowingQueue(Queue):
     _first_page_bytes = FIRST_PAGE_BYTES
 
 
-class FollowersWorld:
+class FollowersWorld(QueueWorld):
     """See the module."""
 
     def __init__(self, seed: int, *, consumed: bool | None = None) -> None:
-        self.seed = seed
-        self.random = Random(f"followers/{seed}")
-        self.seen: Counter[str] = Counter()
-        self.states = 0
+        super().__init__(seed, Random(f"followers/{seed}"))
         self.serial = 0
         self.now_ns = 1_700_000_000 * SECOND_NS
         self.sync = self.random.choice(("os", "os", "always"))
@@ -121,7 +111,6 @@ class FollowersWorld:
         self.found_seq = 0  # what the present life began with
         self.jobs: list[Job] = []
         self._power_lost = False
-        self._digest = sha256()
 
     # ---- the world --------------------------------------------------------------------------------------------------
 
@@ -129,14 +118,8 @@ class FollowersWorld:
         """Live some lives; raises ``PromiseBroken``."""
         for _ in range(self.random.randint(1, 3)):
             self._live()
-            for name, data in self.files.contents(DIRECTORY).items():
-                self._digest.update(name.encode() + data)
-        return WorldReport(self.seed, self.states, self.seen, self._digest.hexdigest())
-
-    def clock(self) -> int:
-        """A time of day that goes on."""
-        self.now_ns += self.random.choice((0, 1000, 50_000_000))
-        return self.now_ns
+            self.digest_files()
+        return self.report()
 
     def open(self, files: CrashFiles) -> Queue:
         """A writer on these files."""
@@ -184,8 +167,7 @@ class FollowersWorld:
                 raise PromiseBroken(f"a closed queue and its followers hold {self.files.open_handles} handles")
             self.acks.durable |= self.acks.returned
             self.ledger.durable = self.ledger.accepted = len(self.ledger.payloads)
-        crash = self.files.after_power_loss if how == "power loss" else self.files.after_kill
-        self.files = crash(Random(self.random.random()))
+        self.files = self.after_crash(killed=how != "power loss")
         if how == "power loss":
             self.ledger.accepted = self.ledger.durable
             self._power_lost = True
@@ -263,7 +245,7 @@ class FollowersWorld:
         queue.run_background_work()
         if self.keep == "consumed":
             self.seen["consumed page removed"] += queue.first_seq > first_seq
-            self._check_consumed(queue, settled=flushed and queue.last_seq > self.found_seq)
+            self._check_consumed(queue, durable_end=flushed and queue.last_seq > self.found_seq)
 
     def _visit(self, queue: Queue, consumer: Consumer, work: WorkQueue) -> None:
         """A third one that is open for a moment: it counts while it is not."""
@@ -287,16 +269,16 @@ class FollowersWorld:
         for job in jobs:
             self.acks.call({job.payload}, partial(work.ack, job), durable=self.sync == "always")
 
-    def _check_consumed(self, queue: Queue, *, settled: bool) -> None:
-        """K2 and K3 of a queue whose background work is done. ``settled``: it has appended, and that is durable. A log
-        whose last page was just closed when its writer was killed knows no later page before."""
+    def _check_consumed(self, queue: Queue, *, durable_end: bool) -> None:
+        """K2 and K3 of a queue whose background work is done. ``durable_end``: this life has appended, and that is
+        durable. Before, a log whose last page was just closed when its writer was killed knows no later page."""
         headers = [header for number in queue.pages.numbers() if (header := queue.pages.header_of(number)) is not None]
         bases = [header.base_seq for header in headers if not header.prepared]
         found = committed_seqs(queue.pages, queue.last_seq)
         cursors = [name for name in queue.pages.port.names(queue.pages.directory) if name.endswith(".cursor")]
         # The cursor that a crash has left without a value has committed nothing.
         committed = min(found.values(), default=0) if len(found) == len(cursors) else 0
-        if settled and len(bases) > 1 and bases[1] - 1 <= committed:
+        if durable_end and len(bases) > 1 and bases[1] - 1 <= committed:
             raise PromiseBroken(f"K2: all have committed {committed}, and the first page ends at {bases[1] - 1}")
         if queue.first_seq > 1:
             try:
@@ -314,8 +296,7 @@ class FollowersWorld:
         killed = self.random.random() < 0.5
         self.seen["follower killed" if killed else "follower lost power"] += 1
         with self.files.quiet():
-            crash = self.files.after_kill if killed else self.files.after_power_loss
-            image = crash(Random(self.random.random()))
+            image = self.after_crash(killed=killed)
         saved_ns = self.now_ns
         self._judge(image, killed=killed)
         self.now_ns = saved_ns
@@ -341,7 +322,7 @@ class FollowersWorld:
             if self.random.random() < 0.7:  # while no consumer is open
                 queue.flush()
                 queue.run_background_work()
-                self._check_consumed(queue, settled=queue.last_seq > len(history))
+                self._check_consumed(queue, durable_end=queue.last_seq > len(history))
         messages = list(queue.read())
         removed = set(history[: queue.first_seq - 1])
         consumer, work = self.follow(queue)

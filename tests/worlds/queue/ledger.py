@@ -1,8 +1,6 @@
-"""What a world has put into its queue, and the seven promises that whatever is found afterwards is held to.
+"""The plain model of a queue, a list, and the seven promises that everything read from the real one must keep.
 
-Owns: the plain model of a queue (a list), and I1 to I7. Does not own: how the queue came to its state (``world``).
-
-Failure model: a broken promise is ``PromiseBroken``, which names the promise.
+``PromiseBroken`` begins with the promise:
 
 | | promise |
 |---|---|
@@ -21,15 +19,13 @@ from datetime import UTC, datetime, timedelta
 from random import Random
 from typing import Final
 
+from tests.worlds.harness import PromiseBroken
+
 from holdfast.queue import Gap, Message, Queue, Trimmed
 
-__all__ = ["Ledger", "PromiseBroken", "check_reading", "moment"]
+__all__ = ["Ledger", "check_reading", "moment"]
 
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-
-
-class PromiseBroken(AssertionError):
-    """A promise of the queue does not hold in this world."""
 
 
 class Ledger:
@@ -111,8 +107,10 @@ class Ledger:
             if message.payload != history[message.seq - 1]:
                 raise PromiseBroken(f"I1: message {message.seq} is {message.payload[:40]!r}")
 
-    def check_told(self, messages: list[Message], reports: list[Gap | Trimmed], first_seq: int, last_seq: int) -> None:
-        """I1, and I2 where something is missing: what is delivered is exact and in order, what is not is told.
+    def check_reported(
+        self, messages: list[Message], reports: list[Gap | Trimmed], first_seq: int, last_seq: int
+    ) -> None:
+        """I1, and I2 where something is missing: what is delivered is exact and in order, what is not is reported.
 
         Raises: ``PromiseBroken``.
         """
@@ -123,10 +121,12 @@ class Ledger:
         for message in messages:
             if message.payload != history[message.seq - 1]:
                 raise PromiseBroken(f"I1: message {message.seq} is {message.payload[:40]!r}")
-        told = {seq for report in reports if isinstance(report, Gap) for seq in range(report.first, report.last + 1)}
+        reported = {
+            seq for report in reports if isinstance(report, Gap) for seq in range(report.first, report.last + 1)
+        }
         missing = set(range(first_seq, last_seq + 1)) - set(found)
-        if not missing <= told or (told and min(told) <= self.durable and min(told) > self.trimmed_max):
-            raise PromiseBroken(f"I2: {sorted(missing)[:5]} are missing, {sorted(told)[:5]} told")
+        if not missing <= reported or (reported and min(reported) <= self.durable and min(reported) > self.trimmed_max):
+            raise PromiseBroken(f"I2: {sorted(missing)[:5]} are missing, {sorted(reported)[:5]} reported")
 
     def arrived_since(self, time_ns: int, first_seq: int, last_seq: int) -> int:
         """The first message at or after this time that has to be delivered; ``last_seq + 1`` where there is none."""

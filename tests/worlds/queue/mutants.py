@@ -1,48 +1,75 @@
-"""Broken rules, one at a time: the proof that the queue's worlds would notice.
+"""Mutants of the queue: the real code with one rule taken out, which a world must notice.
 
-Owns: a registry of mutants, each the real code with one rule taken out, and the search for a seed that catches it. Does
-not own: the rules, nor their broken versions (``broken_rules``).
-
-A mutant is caught when a world under it breaks a promise or reports damage that no disk has done, within ``SEEDS_MAX``
-seeds.
+A world notices by a broken promise, or by damage that is reported and that no disk has done. These functions stand in
+for private methods of the real code and know its fields.
 """
+# pyright: reportPrivateUsage=false
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
-from typing import Final
+from functools import partial
+from typing import TYPE_CHECKING, Final
 
-from tests.worlds.queue import broken_rules as broken
-from tests.worlds.queue import persist_broken_rules as persist_broken
+from tests.worlds.harness import Mutants
 from tests.worlds.queue.files import CrashFiles
 from tests.worlds.queue.followers import run_followers
 from tests.worlds.queue.persisting import run_persist
 from tests.worlds.queue.shape import LIFETIME_NS
-from tests.worlds.queue.world import WorldReport, run_world
+from tests.worlds.queue.world import run_world
 
-from holdfast.errors import CorruptData
+from holdfast.errors import AlreadyOpen, CorruptData
 from holdfast.queue import every, queue
 from holdfast.queue.consumers import cursor_file
 from holdfast.queue.consumers.consumer import Consumer
-from holdfast.queue.consumers.cursor_file import CursorFile
+from holdfast.queue.consumers.cursor_file import (
+    CursorFile,
+    committed_seqs,
+    first_held_seq,
+    first_unconsumed_seq,
+    sync_holds,
+)
 from holdfast.queue.files.pages import PageDirectory
+from holdfast.queue.format.frame import HEAD, HEAD_BYTES, SEAL, SEAL_BYTES, SEQ_MASK, implied_seq, page_seed
+from holdfast.queue.format.meta import WritePosition
+from holdfast.queue.format.page import PageHeader, encode_header
 from holdfast.queue.log import opening, page_scan, reader, space, tail
+from holdfast.queue.log.opening import LogEnd
 from holdfast.queue.log.page_scan import PageScan
 from holdfast.queue.log.reader import LogReader
+from holdfast.queue.log.recovery import Following, Here, Owed, Step, decide
 from holdfast.queue.log.space import Space
-from holdfast.queue.log.tail import Durability, LogTail, SyncProgress
+from holdfast.queue.log.tail import Durability, LogTail, OpenPage, SyncProgress, SyncTarget
 from holdfast.queue.log.writer import PageSupply, Writer
-from holdfast.queue.persist import PersistRun
-from holdfast.queue.persist_flow import Flow
-from holdfast.queue.work.log import WorkLog
+from holdfast.queue.persist import PersistRun, Stored
+from holdfast.queue.persist_flow import Flow, Work
+from holdfast.queue.persist_flow import Step as FlowStep
+from holdfast.queue.work.command import DeadLetter, Kind
+from holdfast.queue.work.log import DEAD_PAGE_BYTES, WorkLog
 from holdfast.queue.work.machine import WorkMachine
 from holdfast.queue.work.work_queue import WorkQueue
 
-__all__ = ["EQUIVALENT", "MUTANTS", "SEEDS_MAX", "Caught", "Mutant", "catch"]
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
 
-SEEDS_MAX: Final = 200
+    from holdfast.queue import Message
+    from holdfast.queue.format.checksum import Checksum, Octets
+    from holdfast.queue.format.cursor import Place
+    from holdfast.queue.log.page_scan import FrameView
+    from holdfast.queue.log.space import ClosedPage
+    from holdfast.queue.persist import PersistSettings, _Since
+
+__all__ = ["MUTANTS", "UNPROVED"]
+
+MUTANTS: Final = Mutants(run_world, seeds_max=200, noticed=(AssertionError, CorruptData))
+
+UNPROVED: Final = {
+    "slots written in place": "a mark is a hint: without one a start reads more and finds the same (I5)",
+    "no second writing of the header": "the base of a page follows from the page before it",
+}
+"""Rules whose loss costs time and no message, so no world can prove them."""
+
+GROWN_BYTES = 32_768
+"""The configured size in the worlds where a broken rule takes it for the size of every page."""
 FAULTS: Final = {"fault_rate": 0.06, "page_bytes": 12_288, "uniform": False, "max_bytes": None}
 ALIGNED: Final = {
     "grows": False,
@@ -53,342 +80,502 @@ ALIGNED: Final = {
     "steps": 40,
     "lives": 1,
 }
-GROWING: Final = {"grows": True, "page_bytes": broken.GROWN_BYTES, "lives": 4, "max_bytes": None}
+GROWING: Final = {"grows": True, "page_bytes": GROWN_BYTES, "lives": 4, "max_bytes": None}
 
-Patch = tuple[object, str, object]
-
-
-@dataclass(frozen=True, slots=True)
-class Mutant:
-    """One rule taken out: ``patches`` replace attributes of the real code. ``focus`` is where it is looked for, in
-    worlds of the log, of its ``followers`` (with ``consumed`` only where ``keep="consumed"``) or of ``persist``."""
-
-    name: str
-    rule: str
-    patches: tuple[Patch, ...]
-    focus: Mapping[str, object] = field(default_factory=dict[str, object])
-    followers: bool = False
-    consumed: bool = False
-    persist: bool = False
-
-    def world(self, seed: int) -> WorldReport:
-        """Run the kind of world in which this rule matters."""
-        if self.persist:
-            return run_persist(seed)
-        if self.followers:
-            return run_followers(seed, consumed=self.consumed or None)
-        return run_world(seed, self.focus)
+_sync_data = CrashFiles.sync_data
+_take = SyncProgress.take
+_find_end = opening.find_end
+_write_mark = SyncProgress.record_position
+_write_cursor = CursorFile.write
+_record = WorkLog.record
+_resume = LogTail.resume
+_first_unconsumed_seq = cursor_file.first_unconsumed_seq
 
 
-@dataclass(frozen=True, slots=True)
-class Caught:
-    """How a mutant was noticed: in which seed, by what; ``seed`` is None when it was not."""
-
-    mutant: str
-    seed: int | None
-    promise: str
-    seeds_tried: int
-
-
-@contextmanager
-def _applied(patches: tuple[Patch, ...]) -> Generator[None]:
-    with ExitStack() as stack:
-        for owner, name, value in patches:
-            stack.callback(setattr, owner, name, vars(owner)[name])
-            setattr(owner, name, value)
-        yield
-
-
-def catch(mutant: Mutant, *, first_seed: int = 0, seeds: int = SEEDS_MAX) -> Caught:
-    """Run worlds under a mutant until one breaks a promise."""
-    for tried in range(seeds):
-        seed = first_seed + tried
-        with _applied(mutant.patches):
-            try:
-                mutant.world(seed)
-            except (AssertionError, CorruptData) as error:
-                return Caught(mutant.name, seed, str(error), tried + 1)
-    return Caught(mutant.name, None, "", seeds)
-
-
-def _everywhere(name: str, value: object, *modules: object) -> tuple[Patch, ...]:
-    return tuple((module, name, value) for module in modules)
-
-
-_FIND_END: Final = (queue, reader)
-_REGISTRY: Final = (
-    Mutant(
-        "no_salt",
-        "stale bytes of another life of a page never verify",
-        _everywhere("page_seed", broken.seed_without_salt, tail, opening, page_scan),
-        {**ALIGNED, "stale": True, "page_bytes": 8192},
-    ),
-    Mutant(
-        "no_sequence_number_in_the_check",
-        "a frame verifies in one place only",
-        ((PageScan, "_verify", broken.verify_without_sequence),),
-        {**ALIGNED, "page_bytes": 16_384, "damage_rounds": 200},
-    ),
-    Mutant(
-        "no_check",
-        "a frame is whole or it is not there",
-        (
-            *_everywhere("checksum_for_writing", broken.checksum_without_bytes, tail),
-            *_everywhere("checksum_for_reading", broken.checksum_without_bytes, opening, page_scan),
-        ),
-    ),
-    Mutant(
-        "pointer_before_data",
-        "the data are synced before the pointer says so",
-        ((Durability, "_sync", broken.pointer_before_data),),
-    ),
-    Mutant(
-        "acknowledge_unsynced",
-        "durable is what a sync returned for",
-        ((Durability, "wait_for", broken.acknowledge_unsynced),),
-    ),
-    Mutant(
-        "sync_tried_again",
-        "a failed sync is never repeated",
-        ((CrashFiles, "sync_data", broken.sync_again),),
-        FAULTS,
-    ),
-    Mutant(
-        "no_poison_mark",
-        "after a failed sync the cache is not trusted",
-        ((SyncProgress, "poison", broken.no_poison),),
-        {**FAULTS, "lives": 4, "sync": "os", "steps": 20},
-    ),
-    Mutant(
-        "nothing_written_again",
-        "after a failed sync what is found is written again",
-        ((opening, "_rewrite", broken.nothing_written_again),),
-        {**FAULTS, "fault_rate": 0.12, "lives": 8, "steps": 14, "sync": every(bytes=9000)},
-    ),
-    Mutant(
-        "no_seal",
-        "a closed page says that it is",
-        ((Writer, "_seal", broken.no_seal),),
-        {**ALIGNED, "page_bytes": 4096},
-    ),
-    Mutant(
-        "no_seal_and_no_end_of_page",
-        "a page ends where nothing valid is and the next begins",
-        ((Writer, "_seal", broken.no_seal), *_everywhere("decide", broken.end_without_seal, opening, reader)),
-    ),
-    Mutant(
-        "latest_page_at_or_before",
-        "reading since T begins in the last page strictly before T",
-        ((LogReader, "seek_time", broken.seek_latest_page_at_or_before),),
-    ),
-    Mutant(
-        "last_record_at_or_before",
-        "reading since T begins at the last record strictly before T",
-        ((PageScan, "seek_time", broken.seek_last_record_at_or_before),),
-    ),
-    Mutant(
-        "resume_past_a_hole",
-        "writing goes on at the verified end",
-        _everywhere("find_end", broken.end_at_the_written_mark, *_FIND_END),
-    ),
-    Mutant(
-        "mark_of_any_boot",
-        "the written mark is true only while the page cache lives",
-        _everywhere("find_end", broken.mark_of_any_boot, *_FIND_END),
-    ),
-    Mutant(
-        "torn_page_written_on",
-        "behind a torn tail a new page is begun",
-        _everywhere("find_end", broken.resume_the_torn_page, *_FIND_END),
-        {**ALIGNED, "lives": 3, "steps": 15},
-    ),
-    Mutant(
-        "directory_not_synced",
-        "a name is durable before anything in its file is acknowledged",
-        ((CrashFiles, "sync_directory", broken.directory_not_synced),),
-    ),
-    Mutant(
-        "page_named_before_its_sync",
-        "under its name a page is whole",
-        ((PageDirectory, "create", broken.create_without_sync),),
-    ),
-    Mutant(
-        "closed_pages_forgotten",
-        "nothing is durable before the pages in front of it are",
-        ((SyncProgress, "take", broken.forget_closed_pages),),
-    ),
-    Mutant(
-        "page_closed_meanwhile_is_synced",
-        "a page that is closed while its sync is under way wants another one",
-        ((SyncProgress, "reached", broken.page_closed_meanwhile_is_synced),),
-        {"sync": "os", "max_bytes": None, "page_bytes": 4096, "crowd": 0.8, "steps": 28},
-    ),
-    Mutant(
-        "clean_mark_stays",
-        "an open queue has no clean mark on disk",
-        ((SyncProgress, "record_position", broken.clean_mark_stays),),
-        {**ALIGNED, "lives": 4, "steps": 10, "page_bytes": 65_536},
-    ),
-    Mutant(
-        "page_in_use_removed",
-        "retention removes closed pages only",
-        ((Space, "remove", broken.remove_any_page),),
-        {"page_bytes": 4096, "max_bytes": 12_288},
-    ),
-    Mutant(
-        "pages_removed_at_once",
-        "the name of a page is gone for good before the next goes",
-        ((Space, "remove", broken.remove_pages_at_once),),
-        {"uniform": False, "page_bytes": 4096, "lifetime_ns": LIFETIME_NS, "max_bytes": None, "sync": "os"},
-    ),
-    Mutant(
-        "cursor_trusts_its_number",
-        "a cursor is never ahead of what was committed",
-        ((cursor_file, "kept_seq", broken.trust_the_number),),
-        followers=True,
-    ),
-    Mutant(
-        "durable_commit_without_the_log",
-        "what is committed durably is durable in the log",
-        ((Consumer, "_sync_log", broken.log_not_synced),),
-        followers=True,
-    ),
-    Mutant(
-        "commit_not_written",
-        "a commit survives a kill",
-        ((CursorFile, "write", broken.write_every_other_value),),
-        followers=True,
-    ),
-    Mutant(
-        "acknowledged_in_memory",
-        "a step is written before it counts",
-        ((WorkLog, "record", broken.record_nothing_that_ends),),
-        followers=True,
-    ),
-    Mutant(
-        "buried_before_its_letter",
-        "a message is a dead letter before it is given up",
-        ((WorkQueue, "_bury", broken.bury_before_the_letter),),
-        followers=True,
-    ),
-    Mutant(
-        "started_counts_as_done",
-        "retention waits for what is not finished",
-        ((WorkMachine, "committed_seq", broken.committed_is_started),),
-        followers=True,
-    ),
-    Mutant(
-        "consumed_forgets_closed_consumers",
-        "what is consumed goes when every consumer has committed it, open or not",
-        ((cursor_file, "first_unconsumed_seq", broken.forget_closed_consumers),),
-        followers=True,
-        consumed=True,
-    ),
-    Mutant(
-        "consumed_asks_those_that_hold",
-        "what is consumed goes when every consumer has committed it, whether it holds or not",
-        ((cursor_file, "first_unconsumed_seq", cursor_file.first_held_seq),),
-        followers=True,
-        consumed=True,
-    ),
-    Mutant(
-        "consumed_goes_before_the_cursors",
-        "the cursors are durable before the pages that they have passed go",
-        ((cursor_file, "sync_holds", broken.sync_no_cursor),),
-        followers=True,
-        consumed=True,
-    ),
-    Mutant(
-        "consumed_takes_the_page_in_use",
-        "a page stays while one of its messages is not committed",
-        ((space, "pages_consumed", broken.one_page_more),),
-        followers=True,
-        consumed=True,
-    ),
-    Mutant(
-        "resumed_page_has_the_configured_size",
-        "a page ends where its header says",
-        ((LogTail, "resume", broken.resume_with_the_configured_size),),
-        GROWING,
-    ),
-    Mutant(
-        "start_ends_the_growth",
-        "the size of a page follows from its number, also after a start",
-        ((PageSupply, "next_bytes", property(broken.grown_after_a_start)),),
-        GROWING,
-    ),
-    Mutant(
-        "growth_without_a_bound",
-        "pages grow up to the configured size",
-        ((PageSupply, "next_bytes", property(broken.grow_without_end)),),
-        {**GROWING, "page_bytes": 8192},
-    ),
-    Mutant(
-        "persist_acknowledges_when_given",
-        "an item is consumed when the next one is asked for",
-        ((PersistRun, "next_item", persist_broken.acknowledge_when_given),),
-        persist=True,
-    ),
-    Mutant(
-        "persist_drops_what_is_left",
-        "a new run first gives what is left",
-        ((PersistRun, "_subscribe", persist_broken.drop_what_is_left),),
-        persist=True,
-    ),
-    Mutant(
-        "persist_ends_before_the_last_items",
-        "the end comes after the items before it",
-        ((Flow, "step", property(persist_broken.end_before_the_last_items)),),
-        persist=True,
-    ),
-    Mutant(
-        "persist_consumes_in_memory",
-        "what is consumed stays consumed after a kill",
-        ((PersistRun, "consume", persist_broken.consume_in_memory),),
-        persist=True,
-    ),
-    Mutant(
-        "persist_never_waits",
-        "the source waits at the bound",
-        ((Flow, "work", property(persist_broken.never_wait)),),
-        persist=True,
-    ),
-    Mutant(
-        "persist_measures_nothing",
-        "what earlier runs have left counts against the bound",
-        ((PersistRun, "measure", persist_broken.nothing_left_to_measure),),
-        persist=True,
-    ),
-    Mutant(
-        "persist_forgets_what_is_stored",
-        "a source resumes after what is stored",
-        ((PersistRun, "stored", persist_broken.forget_what_is_stored),),
-        persist=True,
-    ),
-    Mutant(
-        "persist_frees_for_one_consumer",
-        "space is freed of what every consumer has consumed",
-        ((PersistRun, "_free", persist_broken.free_for_this_consumer),),
-        persist=True,
-    ),
-    Mutant(
-        "persist_frees_for_consumers_that_hold",
-        "space is freed of what every consumer has consumed, also of one that does not hold",
-        ((PersistRun, "_free", persist_broken.free_for_consumers_that_hold),),
-        persist=True,
-    ),
-    Mutant(
-        "persist_frees_before_the_cursors",
-        "the cursors are durable before the pages that they have passed go",
-        ((PersistRun, "_free", persist_broken.free_before_the_cursors_are_durable),),
-        persist=True,
-    ),
+@MUTANTS.breaks(
+    "stale bytes of another life of a page never verify",
+    "page_seed",
+    tail,
+    opening,
+    page_scan,
+    focus={**ALIGNED, "stale": True, "page_bytes": 8192},
 )
+def no_salt(checksum: Checksum, salt: int, page_number: int) -> int:
+    """Every life of a page has the same checks."""
+    return page_seed(checksum, salt & 0, page_number)
 
-MUTANTS: Final[Mapping[str, Mutant]] = {mutant.name: mutant for mutant in _REGISTRY}
 
-EQUIVALENT: Final[Mapping[str, str]] = {
-    "slots written in place": "a mark is a hint: without one a start reads more and finds the same (I5)",
-    "no second writing of the header": "the base of a page follows from the page before it",
-}
-"""Rules whose loss costs time and no message: named here so that nobody takes them for proved."""
+@MUTANTS.breaks(
+    "a frame verifies in one place only",
+    "_verify",
+    PageScan,
+    focus={**ALIGNED, "page_bytes": 16_384, "damage_rounds": 200},
+)
+def no_sequence_number_in_the_check(
+    self: PageScan, data: bytes, seq: int, last_time_ns: int
+) -> tuple[list[FrameView], bytes | None]:
+    """A frame is valid anywhere in its page, with any number that it was written with."""
+    frames: list[FrameView] = []
+    start = HEAD_BYTES
+    view = memoryview(data)
+    while start <= len(data):
+        length, check, time_ns, tail = HEAD.unpack_from(data, start - HEAD_BYTES)
+        end = start + length
+        if end > len(data) or tail == 0 or time_ns < last_time_ns:
+            break
+        implied = implied_seq(self._checksum, self._seed, (length, check, time_ns, tail), view[start:end])
+        if not 0 <= implied - self.header.base_seq <= self.header.page_bytes:
+            break
+        count, flags = tail & SEQ_MASK, tail >> 32
+        if count == 0:
+            return frames, data[start:end] if flags == SEAL and not frames else None
+        frames.append((seq, time_ns, count, flags, start, end))
+        seq, last_time_ns, start = seq + count, time_ns, end + HEAD_BYTES
+    return frames, None
+
+
+def check_without_bytes(data: Octets, value: int = 0) -> int:
+    """A frame is believed for its length and its place."""
+    return value
+
+
+def checksum_without_bytes(checksum_id: int) -> Checksum:
+    """The function of every page."""
+    return check_without_bytes
+
+
+@MUTANTS.breaks("the data are synced before the pointer says so", "_sync", Durability)
+def pointer_before_data(self: Durability, *, sealed_only: bool) -> None:
+    """The durable place is written, and made durable, before the data are."""
+    target = self._take(sealed_only)
+    try:
+        self._reached(SyncTarget([], None, target.next_seq, target.position))
+        for file in [*target.closed, *([] if target.open is None else [target.open])]:
+            self._port.sync_data(file)
+        self._reached(target)
+        self.next_seq = max(self.next_seq, target.next_seq)
+    finally:
+        with self._condition:
+            self._syncing = False
+            self._condition.notify_all()
+
+
+@MUTANTS.breaks("durable is what a sync returned for", "wait_for", Durability)
+def acknowledge_unsynced(self: Durability, next_seq: int) -> None:
+    """What was written counts as durable."""
+    self.next_seq = max(self.next_seq, next_seq)
+
+
+@MUTANTS.breaks("a failed sync is never repeated", "sync_data", CrashFiles, focus=FAULTS)
+def sync_tried_again(self: CrashFiles, file: int) -> None:
+    """A sync that failed is tried once more, and then it succeeds."""
+    try:
+        _sync_data(self, file)
+    except OSError:
+        refuse, self.refuse = self.refuse, None
+        try:
+            _sync_data(self, file)
+        finally:
+            self.refuse = refuse
+
+
+@MUTANTS.breaks("a closed page says that it is", "_seal", Writer, focus={**ALIGNED, "page_bytes": 4096})
+def no_seal(self: Writer, page: OpenPage) -> None:
+    """A page is left as it is when it is full."""
+    del page
+    self._progress.write_index()
+
+
+def end_without_seal(here: Here, following: Following, owed: Owed) -> Step:
+    """Where there is no SEAL, the log ends, whatever follows."""
+    if here is Here.NOTHING and following is Following.CONTINUES:
+        return Step.END
+    return decide(here, following, owed)
+
+
+@MUTANTS.breaks("reading since T begins in the last page strictly before T", "seek_time", LogReader)
+def latest_page_at_or_before(self: LogReader, time_ns: int) -> None:
+    """The latest page whose first time is at most T, instead of strictly below."""
+    self._seek_page(lambda header: header.base_time_ns <= time_ns)
+    self._from_seq, self._from_time_ns = 1, time_ns
+    if self._scan is not None:
+        self._scan.seek_time(time_ns)
+
+
+@MUTANTS.breaks("reading since T begins at the last record strictly before T", "seek_time", PageScan)
+def last_record_at_or_before(self: PageScan, time_ns: int) -> None:
+    """The last record whose time is at most T, instead of strictly below."""
+    if self._index is not None:
+        self._seek(self._index, self._index.last_earlier(time_ns + 1), lambda indexed, _: indexed <= time_ns)
+
+
+@MUTANTS.breaks("writing goes on at the verified end", "find_end", queue, reader)
+def resume_past_a_hole(pages: PageDirectory, mark: WritePosition | None, boot_id: bytes) -> LogEnd:
+    """Writing goes on where the writer was, not where verified frames end."""
+    end = _find_end(pages, mark, boot_id)
+    if mark is not None and mark.page == end.page and mark.next_seq > end.next_seq:
+        end.position, end.next_seq, end.last_time_ns = mark.position, mark.next_seq, mark.last_time_ns
+    return end
+
+
+@MUTANTS.breaks("the written mark is true only while the page cache lives", "find_end", queue, reader)
+def mark_of_any_boot(pages: PageDirectory, mark: WritePosition | None, boot_id: bytes) -> LogEnd:
+    """The page cache is taken for whole, also after a loss of power."""
+    if mark is not None:
+        boot_id = mark.boot_id
+    return _find_end(pages, mark, boot_id)
+
+
+@MUTANTS.breaks(
+    "after a torn tail a new page is begun", "find_end", queue, reader, focus={**ALIGNED, "lives": 3, "steps": 15}
+)
+def torn_page_written_on(pages: PageDirectory, mark: WritePosition | None, boot_id: bytes) -> LogEnd:
+    """After a loss of power writing goes on in the same page, before what may follow the hole."""
+    end = _find_end(pages, mark, boot_id)
+    end.resume = end.resume or (end.page > 0 and not end.sealed and not end.doubtful)
+    return end
+
+
+@MUTANTS.breaks("a name is durable before anything in its file is acknowledged", "sync_directory", CrashFiles)
+def directory_not_synced(self: CrashFiles, directory: int) -> None:
+    """A name is taken for durable when it is there."""
+    del self, directory
+
+
+@MUTANTS.breaks("under its name a page is whole", "create", PageDirectory)
+def page_named_before_its_sync(self: PageDirectory, header: PageHeader) -> int:
+    """A page gets its name before its bytes are durable."""
+    name = self.names.page(header.number)
+    temporary = self.names.temporary(name)
+    self.remove(temporary)
+    file = self.port.create(self.directory, temporary)
+    self.port.allocate(file, header.page_bytes)
+    self.port.write(file, 0, (encode_header(header),))
+    self.port.rename(self.directory, temporary, name)
+    self._changes += 1
+    self.port.sync_directory(self.directory)
+    return file
+
+
+@MUTANTS.breaks("nothing is durable before the pages in front of it are", "take", SyncProgress)
+def closed_pages_forgotten(self: SyncProgress, sealed_only: bool) -> SyncTarget:
+    """Only the page being written is synced: that those before it are durable is taken for granted."""
+    target = _take(self, sealed_only)
+    page = self._tail.page
+    return target if page is None or sealed_only else SyncTarget([], page.file, target.next_seq, target.position)
+
+
+_reached = SyncProgress.reached
+
+
+@MUTANTS.breaks(
+    "a page that is closed while its sync is under way wants another one",
+    "reached",
+    SyncProgress,
+    focus={"sync": "os", "max_bytes": None, "page_bytes": 4096, "crowd": 0.8, "steps": 28},
+)
+def page_closed_meanwhile_is_synced(self: SyncProgress, target: SyncTarget) -> None:
+    """What it got while its sync was under way is taken for synced with the rest."""
+    if target.open is not None:
+        target.closed = [*target.closed, target.open]
+    _reached(self, target)
+
+
+@MUTANTS.breaks(
+    "after a failed sync the cache is not trusted",
+    "poison",
+    SyncProgress,
+    focus={**FAULTS, "lives": 4, "sync": "os", "steps": 20},
+)
+def no_poison_mark(self: SyncProgress) -> None:
+    """The mark does not say that the page cache is in doubt."""
+    del self
+
+
+@MUTANTS.breaks(
+    "after a failed sync what is found is written again",
+    "_rewrite",
+    opening,
+    focus={**FAULTS, "fault_rate": 0.12, "lives": 8, "steps": 14, "sync": every(bytes=9000)},
+)
+def nothing_written_again(pages: PageDirectory, file: int, end: int) -> None:
+    """After a failed sync a start syncs once more what the cache counts as clean."""
+    del pages, file, end
+
+
+@MUTANTS.breaks("retention removes closed pages only", "remove", Space, focus={"page_bytes": 4096, "max_bytes": 12_288})
+def page_in_use_removed(self: Space, numbers: list[int]) -> None:
+    """Retention takes one more page than it may: the one after, closed or not."""
+    names, port, directory = self._pages.names, self._pages.port, self._pages.directory
+    for number in [*numbers, *([numbers[-1] + 1] if numbers else [])]:
+        self._pages.remove(names.page(number))
+        self._pages.remove(names.index(number))
+    if numbers:
+        port.sync_directory(directory)
+
+
+@MUTANTS.breaks(
+    "the name of a page is gone for good before the next goes",
+    "remove",
+    Space,
+    focus={"uniform": False, "page_bytes": 4096, "lifetime_ns": LIFETIME_NS, "max_bytes": None, "sync": "os"},
+)
+def pages_removed_at_once(self: Space, numbers: list[int]) -> None:
+    """Pages are removed one after the other without a sync between them."""
+    for number in numbers:
+        self._pages.remove(self._pages.names.page(number))
+        self._pages.remove(self._pages.names.index(number))
+        self._headers.pop(number, None)
+
+
+@MUTANTS.breaks(
+    "what is consumed goes when every consumer has committed it, open or not",
+    "first_unconsumed_seq",
+    cursor_file,
+    play=partial(run_followers, consumed=True),
+)
+def consumed_forgets_closed_consumers(pages: PageDirectory, last_seq: Callable[[], int]) -> int | None:
+    """While a consumer is open, only those that are open count."""
+    floors: list[int] = []
+    for name, committed_seq in committed_seqs(pages, last_seq()).items():
+        try:
+            pages.port.unlock(pages.port.lock(pages.directory, pages.names.named_lock(name)))
+        except AlreadyOpen:
+            floors.append(committed_seq + 1)
+    return min(floors) if floors else _first_unconsumed_seq(pages, last_seq)
+
+
+@MUTANTS.breaks(
+    "the cursors are durable before the pages that they have passed go",
+    "sync_holds",
+    cursor_file,
+    play=partial(run_followers, consumed=True),
+)
+def consumed_goes_before_the_cursors(
+    pages: PageDirectory, failed: Callable[[OSError], None], *, every: bool = False
+) -> None:
+    """A page goes by what is committed, while lost power may take the commit back."""
+    del pages, failed, every
+
+
+@MUTANTS.breaks(
+    "a page stays while one of its messages is not committed",
+    "pages_consumed",
+    space,
+    play=partial(run_followers, consumed=True),
+)
+def consumed_takes_the_page_in_use(pages: list[ClosedPage], unconsumed_seq: int | None) -> list[int]:
+    """The page of the next message goes, too."""
+    return [page.number for page in pages if unconsumed_seq is not None and page.last_seq <= unconsumed_seq]
+
+
+@MUTANTS.breaks("a page ends where its header says", "resume", LogTail, focus=GROWING)
+def resumed_page_has_the_configured_size(self: LogTail, page: OpenPage, end: LogEnd) -> None:
+    """A start takes the last page for one of the configured size, ``GROWN_BYTES``."""
+    if page.map is not None:
+        self._port.unmap(page.map)
+        page.map = None
+    page.limit = GROWN_BYTES - SEAL_BYTES
+    _resume(self, page, end)
+
+
+@MUTANTS.breaks(
+    "the size of a page follows from its number, also after a start", "next_bytes", PageSupply, focus=GROWING
+)
+@property
+def start_ends_the_growth(self: PageSupply) -> int:
+    """The first page after a start has the configured size."""
+    if self.number and self._taken is None:
+        return self._page_bytes
+    return min(self._page_bytes, self._first_page_bytes << self.number)
+
+
+@MUTANTS.breaks("pages grow up to the configured size", "next_bytes", PageSupply, focus={**GROWING, "page_bytes": 8192})
+@property
+def growth_without_a_bound(self: PageSupply) -> int:
+    """Pages double beyond the configured size."""
+    return self._first_page_bytes << min(self.number, 8)
+
+
+@MUTANTS.breaks(
+    "an open queue has no clean mark on disk",
+    "record_position",
+    SyncProgress,
+    focus={**ALIGNED, "lives": 4, "steps": 10, "page_bytes": 65_536},
+)
+def clean_mark_stays(self: SyncProgress, *, clean: bool = False) -> None:
+    """Opening leaves the mark of the clean close where it is."""
+    if clean or self._tail.page is None or self._tail.next_seq > self.durable.next_seq:
+        _write_mark(self, clean=clean)
+
+
+@MUTANTS.breaks("a cursor is never ahead of what was committed", "kept_seq", cursor_file, play=run_followers)
+def cursor_trusts_its_number(
+    committed_seq: int,
+    history: Sequence[Place],
+    numbers: Sequence[int],
+    header_of: Callable[[int], PageHeader | None],
+    last_seq: int,
+) -> int:
+    """A cursor is as good as its number, whatever became of the log."""
+    return min(committed_seq, last_seq)
+
+
+@MUTANTS.breaks("what is committed durably is durable in the log", "_sync_log", Consumer, play=run_followers)
+def durable_commit_without_the_log(self: Consumer, seq: int, history: list[Place]) -> None:
+    """A durable commit syncs the cursor and leaves the log to itself."""
+    del self, seq, history
+
+
+@MUTANTS.breaks("a commit survives a kill", "write", CursorFile, play=run_followers)
+def commit_not_written(self: CursorFile, value: bytes) -> None:
+    """A cursor is written now and then."""
+    if int.from_bytes(value[8:16], "little") % 2 == 0:
+        _write_cursor(self, value)
+
+
+@MUTANTS.breaks("a step is written before it counts", "record", WorkLog, play=run_followers)
+def acknowledged_in_memory(self: WorkLog, command: bytes) -> None:
+    """An acknowledgement counts when it is in memory."""
+    if command[0] != Kind.DONE:
+        _record(self, command)
+
+
+@MUTANTS.breaks("a message is a dead letter before it is given up", "_bury", WorkQueue, play=run_followers)
+def buried_before_its_letter(self: WorkQueue, message: Message, deliveries: int, reason: str) -> int:
+    """A message is given up, and then its letter is written."""
+    if self._resources.dead is None:
+        self._resources.dead = self._queue.beside(f"{self.name}-dead", page_size=DEAD_PAGE_BYTES, sync="always")
+    mark = self._do(Kind.BURY, 0, message[0], self._resources.dead.last_seq + 1)
+    letter = DeadLetter(message[0], message[1], message[2], deliveries=deliveries, reason=reason)
+    self._resources.dead.append(letter.encode())
+    return mark
+
+
+@MUTANTS.breaks("retention waits for what is not finished", "committed_seq", WorkMachine, play=run_followers)
+def started_counts_as_done(self: WorkMachine) -> int:
+    """The cursor of a work queue passes what is being worked on."""
+    return self.next_seq - 1
+
+
+# -- persist --------------------------------------------------------------------------------------------------------
+
+_next_item = PersistRun.next_item
+_subscribe = PersistRun._subscribe
+_stored = PersistRun.stored
+
+
+@MUTANTS.breaks("an item is consumed when the next one is asked for", "next_item", PersistRun, play=run_persist)
+def persist_acknowledges_when_given(self: PersistRun) -> tuple[Message, object]:
+    """An item is committed when it is given."""
+    message, item = _next_item(self)
+    self._place.commit(message.seq, durable=False)
+    return message, item
+
+
+@MUTANTS.breaks("a new run first gives what is left", "_subscribe", PersistRun, play=run_persist)
+def persist_drops_what_is_left(self: PersistRun, settings: PersistSettings) -> Consumer | _Since:
+    """A new run begins after what the last one has left."""
+    if settings.consumer is not None:
+        with self.queue.consumer(settings.consumer, hold=True) as consumer:
+            if consumer.committed_seq < self.queue.last_seq:
+                consumer.reset(since="latest")
+    return _subscribe(self, settings)
+
+
+@MUTANTS.breaks("the end comes after the items before it", "step", Flow, play=run_persist)
+@property
+def persist_ends_before_the_last_items(self: Flow) -> FlowStep:
+    """The end is given as soon as the source has ended."""
+    if self.stopped:
+        return FlowStep.CLOSED
+    if self.ending is not None:
+        return FlowStep.END
+    return FlowStep.GIVE if self.consumed_seq < self.stored_seq else FlowStep.WAIT
+
+
+@MUTANTS.breaks("what is consumed stays consumed after a kill", "consume", PersistRun, play=run_persist)
+def persist_consumes_in_memory(self: PersistRun, *, durable: bool = False) -> None:
+    """An item counts as consumed, and the cursor is not written."""
+    if self.given is not None:
+        self.flow.consumed(self.given.seq, len(self.given.payload))
+        self.given = None
+
+
+@MUTANTS.breaks("the source waits at the bound", "work", Flow, play=run_persist)
+@property
+def persist_never_waits(self: Flow) -> Work:
+    """The source runs ahead without a bound."""
+    if self.stopped or self.ending is not None:
+        return Work.NOTHING if self.source_closed else Work.CLOSE_SOURCE
+    return Work.MEASURE if self.measured_seq < self.left_seq else Work.PULL
+
+
+@MUTANTS.breaks("what earlier runs have left counts against the bound", "measure", PersistRun, play=run_persist)
+def persist_measures_nothing(self: PersistRun) -> None:
+    """What earlier runs have left does not count against the bound."""
+    self.flow.measured_seq = self.flow.left_seq
+
+
+@MUTANTS.breaks("a source resumes after what is stored", "stored", PersistRun, play=run_persist)
+def persist_forgets_what_is_stored(self: PersistRun) -> Stored[object]:
+    """The source learns of the items that were consumed, and not of all that are stored."""
+    found = _stored(self)
+    return Stored(self.flow.consumed_seq, found.last)
+
+
+@MUTANTS.breaks("space is freed of what every consumer has consumed", "_free", PersistRun, play=run_persist)
+def persist_frees_for_one_consumer(self: PersistRun) -> None:
+    """Space is freed as soon as this consumer needs it no more, whatever others need."""
+    queue = self.queue
+    if not self._keeps_consumed:
+        sync_holds(queue.pages, self._sync_failed, every=True)
+        queue.trim(before_seq=self.flow.consumed_seq + 1)
+
+
+@MUTANTS.breaks(
+    "space is freed of what every consumer has consumed, also of one that does not hold",
+    "_free",
+    PersistRun,
+    play=run_persist,
+)
+def persist_frees_for_consumers_that_hold(self: PersistRun) -> None:
+    """Space is freed although a consumer that does not hold has yet to consume it."""
+    queue = self.queue
+    held = first_held_seq(queue.pages, lambda: queue.last_seq)
+    if held is not None and not self._keeps_consumed:
+        sync_holds(queue.pages, self._sync_failed, every=True)
+        queue.trim(before_seq=held)
+
+
+@MUTANTS.breaks(
+    "the cursors are durable before the pages that they have passed go", "_free", PersistRun, play=run_persist
+)
+def persist_frees_before_the_cursors(self: PersistRun) -> None:
+    """Space is freed while lost power may take the cursors back before it."""
+    queue = self.queue
+    unconsumed = first_unconsumed_seq(queue.pages, lambda: queue.last_seq)
+    if unconsumed is not None and not self._keeps_consumed:
+        queue.trim(before_seq=unconsumed)
+
+
+MUTANTS.add(
+    "no_check",
+    "a frame is whole or it is not there",
+    (tail, "checksum_for_writing", checksum_without_bytes),
+    (opening, "checksum_for_reading", checksum_without_bytes),
+    (page_scan, "checksum_for_reading", checksum_without_bytes),
+)
+MUTANTS.add(
+    "no_seal_and_no_end_of_page",
+    "a page ends where nothing valid is and the next begins",
+    (Writer, "_seal", no_seal),
+    (opening, "decide", end_without_seal),
+    (reader, "decide", end_without_seal),
+)
+MUTANTS.add(
+    "consumed_asks_those_that_hold",
+    "what is consumed goes when every consumer has committed it, whether it holds or not",
+    (cursor_file, "first_unconsumed_seq", cursor_file.first_held_seq),
+    play=partial(run_followers, consumed=True),
+)

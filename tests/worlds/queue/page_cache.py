@@ -1,12 +1,9 @@
-"""One file between the page cache and the disk: what a crash may leave of it.
+"""One file between the page cache and the disk, harsher than a disk: what a crash may leave of it.
 
-Owns: blocks, their versions since the last sync, sizes, tearing, what a failed sync does. Does not own: names
-(``names``), handles (``files``), when a crash happens (``world``).
-
-Failure model: harsher than a disk. Every 4 KiB block reaches it by itself, in any order, in any version that it had
-since the last sync, and a block that was on its way is torn at 512 bytes: some sectors old, some new. The size is any
-that the file had. A sync that fails leaves an arbitrary version of each block on disk, *forgets that they were dirty*,
-so that the next sync has nothing to do and succeeds, and the cache may show either version afterwards.
+Every block of 4 KiB reaches the disk by itself, in any order, in any version that it had since the last sync, and a
+block that was on its way is torn at 512 bytes: some sectors old, some new. The size is any that the file had. A sync
+that fails leaves an arbitrary version of each block on disk and *forgets that they were dirty*, so that the next sync
+has nothing to do and succeeds; the cache may show either version afterwards.
 """
 
 from __future__ import annotations

@@ -1,10 +1,6 @@
-"""Worlds of ``persist``: a source, a subscription and their queue, over crashes at any moment.
+"""Worlds of ``persist``: a source, a subscription and their queue, with crashes at any moment.
 
-Owns: what both sides do, what they were promised, the judgement of what a crash leaves of it. Does not own: the promises
-of the log itself (``world``, ``ledger``), crashes (``files``), threads and tasks: a world calls the two sides itself, in
-any order.
-
-Failure model: the same seed gives the same world. ``PromiseBroken`` says which promise did not hold:
+There are no threads and no tasks: the world calls the two sides in any order. ``PromiseBroken`` begins with the promise:
 
 | promise | |
 |---|---|
@@ -21,16 +17,13 @@ Item ``n`` of the source is always the same bytes, so the message with number ``
 
 from __future__ import annotations
 
-from collections import Counter
 from datetime import timedelta
 from functools import partial
-from hashlib import sha256
 from random import Random
 from typing import TYPE_CHECKING, Final
 
-from tests.worlds.queue.files import CrashFiles
-from tests.worlds.queue.ledger import PromiseBroken
-from tests.worlds.queue.world import WorldReport
+from tests.worlds.harness import PromiseBroken, WorldReport
+from tests.worlds.queue.files import DIRECTORY, CrashFiles, QueueWorld
 
 from holdfast.errors import HoldfastError
 from holdfast.queue import Queue, every
@@ -43,7 +36,6 @@ if TYPE_CHECKING:
 
 __all__ = ["PERSIST_KINDS", "run_persist"]
 
-DIRECTORY: Final = "d"
 PAGE_BYTES: Final = 4096
 NAMES: Final = ("main", "main", "main", "audit")
 PERSIST_KINDS: Final = (
@@ -131,14 +123,11 @@ class Side:
             raise PromiseBroken(f"P4: the source ended at {expected}, and {stored} items were stored")
 
 
-class PersistWorld:
+class PersistWorld(QueueWorld):
     """See the module."""
 
     def __init__(self, seed: int) -> None:
-        self.seed = seed
-        self.random = Random(f"persist/{seed}")
-        self.seen: Counter[str] = Counter()
-        self.states = 0
+        super().__init__(seed, Random(f"persist/{seed}"))
         self.now_ns = 1_700_000_000_000_000_000
         self.items = self.random.randint(10, 50)
         self.max_bytes = self.random.choice((None, 1, 700, 4000))
@@ -151,7 +140,6 @@ class PersistWorld:
         self.accepted = self.durable = self._reached_seq = 0
         self._side: Side | None = None
         self._name = ""
-        self._digest = sha256()
 
     def item(self, number: int) -> bytes:
         """What the source gives as its item ``number``, from 0."""
@@ -159,11 +147,6 @@ class PersistWorld:
         return b"%d/%d:" % (self.seed, number) + b"x" * random.choice((0, 60, 300, 900, 1500))
 
     # ---- what a run is given ----------------------------------------------------------------------------------------
-
-    def clock(self) -> int:
-        """A time of day that goes on."""
-        self.now_ns += self.random.choice((0, 1000, 50_000_000))
-        return self.now_ns
 
     def open(self, files: CrashFiles, *, name: str | None, fails_at: int | None = None) -> Side:
         """A run on these files: of a consumer, or from the earliest item on."""
@@ -206,9 +189,8 @@ class PersistWorld:
         """Live some lives; raises ``PromiseBroken``."""
         for _ in range(self.random.randint(1, 4)):
             self._live()
-            for name, data in self.files.contents(DIRECTORY).items():
-                self._digest.update(name.encode() + data)
-        return WorldReport(self.seed, self.states, self.seen, self._digest.hexdigest())
+            self.digest_files()
+        return self.report()
 
     def _live(self) -> None:
         self._name = self.random.choice(NAMES)
@@ -243,8 +225,7 @@ class PersistWorld:
             if self.files.open_handles:
                 raise PromiseBroken(f"a closed run holds {self.files.open_handles} handles")
             self.durable = self.accepted
-        crash = self.files.after_power_loss if how == "power loss" else self.files.after_kill
-        self.files = crash(Random(self.random.random()))
+        self.files = self.after_crash(killed=how != "power loss")
         if how == "power loss":
             self.accepted = self.durable
             for kept in self.kept.values():
@@ -307,8 +288,7 @@ class PersistWorld:
             self.seen["crash with a given item"] += side.run.given is not None
             self.seen["crash before the first item"] += side.run.queue.last_seq == 0
         with self.files.quiet():
-            crash = self.files.after_kill if killed else self.files.after_power_loss
-            image = crash(Random(self.random.random()))
+            image = self.after_crash(killed=killed)
         saved_ns = self.now_ns
         try:
             self._judge(image, killed=killed)

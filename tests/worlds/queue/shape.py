@@ -1,28 +1,20 @@
-"""What a world is like: sizes, levels, the kind of file system, how much goes wrong. Drawn once, from the seed.
-
-Owns: the draw. Does not own: what is done with it (``world``).
-
-Failure model: pure; a seed gives one shape.
-"""
+"""The sizes, sync levels, file system and fault rates of a world of the queue, drawn from its seed."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from random import Random
-from types import MappingProxyType
 from typing import Final
 
 from holdfast.queue import SyncLevel, every
 
-__all__ = ["FIRST_PAGE_BYTES", "FRAME_BYTES", "NO_FOCUS", "Shape", "draw_shape", "focused"]
+__all__ = ["FIRST_PAGE_BYTES", "FRAME_BYTES", "Shape", "draw_shape"]
 
 FIRST_PAGE_BYTES: Final = 4096
 FRAME_BYTES: Final = 64
 """In a uniform world each message has a frame of this size. It divides a sector and is the size of a page's header, so
 that frames begin where sectors and blocks do, and what is stale or misplaced is aligned."""
 LIFETIME_NS: Final = 60_000_000_000
-NO_FOCUS: Final[Mapping[str, object]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +76,3 @@ def draw_shape(random: Random, growth: Random) -> Shape:
         grows=grows,
         keep=growth.choice(("all", "all", "consumed")),
     )
-
-
-def focused(shape: Shape, focus: Mapping[str, object]) -> Shape:
-    """The same shape with some of its fields replaced.
-
-    >>> focused(draw_shape(Random(1), Random(2)), {"page_bytes": 8192}).page_bytes
-    8192
-    """
-    return replace(shape, **focus)  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]

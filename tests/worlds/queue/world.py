@@ -1,34 +1,26 @@
-"""One world: a queue that is written, read, killed and cut off from power, and looked at after every such moment.
+"""A world of the queue's log: it is written, read, killed and cut off from power, and judged after every such moment.
 
-Owns: the life of a queue from one seed, and which moments are crash points. Does not own: what crashes leave
-(``files``), what must hold (``ledger``).
-
-Failure model: a world that breaks a promise raises ``PromiseBroken``; the seed repeats it exactly.
-
-A world has several lives of one queue, each ended by a clean close, a kill or a loss of power; what that leaves is
-where the next begins. Before every operation that changes a file, in the middle of every write and after every call
-of the queue's methods, an image is taken of what a crash at that moment leaves. On every image the queue is opened,
-judged, written to and read again; on some, the recovery itself is crashed at each of its operations, and has to end
-where it would have ended.
+A world has several lives of one queue, each ended by a clean close, a kill or a loss of power; the next life begins
+with what that leaves. Before every operation that changes a file, in the middle of every write and after every call of
+a method, an image is taken of what a crash at that moment leaves. On every image the queue is opened, judged, written
+to and read again. On some, the recovery itself crashes at each of its operations, and must end where it would have
+ended.
 """
 
 from __future__ import annotations
 
 import errno
-from collections import Counter
-from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import replace
 from datetime import timedelta
-from hashlib import sha256
 from random import Random
-from typing import Final
+from typing import Any, Final
 
-from tests.worlds.queue.damage import check_damaged
-from tests.worlds.queue.files import CrashFiles
-from tests.worlds.queue.ledger import Ledger, PromiseBroken, check_reading
-from tests.worlds.queue.seals import check_seals
-from tests.worlds.queue.shape import FIRST_PAGE_BYTES, FRAME_BYTES, NO_FOCUS, Shape, draw_shape, focused
+from tests.worlds.harness import PromiseBroken, WorldReport
+from tests.worlds.queue.damage import check_damaged, check_seals
+from tests.worlds.queue.files import DIRECTORY, PATH, PREFIX, CrashFiles, QueueWorld
+from tests.worlds.queue.ledger import Ledger, check_reading
+from tests.worlds.queue.shape import FIRST_PAGE_BYTES, FRAME_BYTES, Shape, draw_shape
 
 from holdfast.errors import Backpressure, Closed, HoldfastError, Unavailable
 from holdfast.queue import Gap, Message, Queue, Trimmed
@@ -37,32 +29,19 @@ from holdfast.queue.format.frame import SEAL_BYTES, batch_body, compress_body
 from holdfast.queue.format.page import HEADER_BYTES
 from holdfast.queue.stores_log import StoresLog
 
-__all__ = ["World", "WorldReport", "run_world"]
+__all__ = ["World", "run_world"]
 
-PATH: Final = "d/q"
-DIRECTORY: Final = "d"
-PREFIX: Final = "q"
 HEAD_BYTES: Final = 24
 HOUR_NS: Final = 3_600_000_000_000
 DERIVED_SUFFIXES: Final = (".idx", "Meta", ".lock")
 
 
-@dataclass(frozen=True, slots=True)
-class WorldReport:
-    """What a world did: crash states judged, kinds of events counted, and a digest of every byte it left."""
-
-    seed: int
-    states: int
-    seen: Counter[str]
-    digest: str
-
-
-def run_world(seed: int, focus: Mapping[str, object] = NO_FOCUS) -> WorldReport:
+def run_world(seed: int, **focus: object) -> WorldReport:
     """Run one world to its end. ``focus`` replaces fields of its ``Shape``, to look where something is expected.
 
     Raises: ``PromiseBroken``, or whatever the queue raises that it should not.
     """
-    return World(seed, focus).run()
+    return World(seed, **focus).run()
 
 
 class GrowingLog(StoresLog):
@@ -71,25 +50,21 @@ class GrowingLog(StoresLog):
     _first_page_bytes = FIRST_PAGE_BYTES
 
 
-class World:
+class World(QueueWorld):
     """See the module. ``seen`` counts what happened."""
 
-    def __init__(self, seed: int, focus: Mapping[str, object] = NO_FOCUS) -> None:
-        self.seed = seed
-        self.random = Random(seed)
-        self.shape: Shape = focused(draw_shape(self.random, Random(f"growth/{seed}")), focus)
-        self.seen: Counter[str] = Counter()
-        self.states = 0
+    def __init__(self, seed: int, **focus: Any) -> None:
+        super().__init__(seed, Random(seed))
+        self.shape: Shape = replace(draw_shape(self.random, Random(f"growth/{seed}")), **focus)
         self.ledger = Ledger()
         self.now_ns = 1_700_000_000_000_000_000
         self.latest_ns = self.now_ns
         self.serial = 0
         self.frame_pages: set[int] = set()
         self.files = CrashFiles(Random(self.random.random()), seen=self.seen)
-        self._digest = sha256()
         self._queue: Queue | None = None
         self._lives_lived = 0
-        self._unmended = False  # power was lost, and no start has come to its end since
+        self._unrepaired = False  # power was lost, and no start has come to its end since
         # A sync has failed, and the mark does not say so yet, or could not: what was not durable may be damaged.
         self._doubt = self._poison_refused = False
         if self.shape.stale:
@@ -155,23 +130,22 @@ class World:
             if queue is None:
                 break
             self._live(queue)
-            for name, data in self.files.contents(DIRECTORY).items():
-                self._digest.update(name.encode() + data)
-        return WorldReport(self.seed, self.states, self.seen, self._digest.hexdigest())
+            self.digest_files()
+        return self.report()
 
     def _begin_or_hear_of_the_loss(self) -> Queue | None:
         """None where the world ends: a sync has failed, and so has the mark that was to say so.
 
-        The next start cannot know then that the cache shows what no sync will ever write. Whoever appended was told by
+        The next start cannot know then that the cache shows what no sync will ever write. The appender got
         ``Closed``; what later starts call durable is not, until the machine has been restarted.
         """
-        in_doubt, restarted = self._doubt, self._unmended
+        in_doubt, restarted = self._doubt, self._unrepaired
         try:
             queue = self._begin()
         except Gap:
             if not in_doubt:
                 raise
-            self.seen["loss by a failed sync told"] += 1
+            self.seen["loss by a failed sync reported"] += 1
             return None
         if in_doubt and not restarted:
             self.seen["failed sync with a refused mark"] += 1
@@ -211,7 +185,7 @@ class World:
             first = messages[0].seq if messages else queue.first_seq
             ledger.check(messages, first, queue.last_seq, floor=ledger.durable)
             self._check_pages(queue)
-        self._doubt = self._unmended = False
+        self._doubt = self._unrepaired = False
         ledger.recovered(queue.last_seq)
         ledger.accepted = queue.last_seq
         ledger.durable = max(ledger.durable, queue.durable_seq)
@@ -243,9 +217,9 @@ class World:
         self.files = files.after_power_loss(after) if how == "power loss" else files.after_kill(after)
         if how == "power loss":
             self.ledger.accepted = self.ledger.durable
-            self._unmended = True
+            self._unrepaired = True
         with suppress(HoldfastError, OSError):
-            queue.close()  # of the old world, whose files nobody sees any more
+            queue.close()  # of the old world, whose files are gone
 
     def _end_of_a_clean_close(self, files: CrashFiles) -> None:
         """SEALs, where no crash has taken one; and media damage, on copies."""
@@ -407,7 +381,7 @@ class World:
         except Gap:
             if not (killed and self._doubt):
                 raise
-            self.seen["loss by a failed sync told"] += 1
+            self.seen["loss by a failed sync reported"] += 1
 
     def _judge(self, image: CrashFiles, ledger: Ledger, *, floor: int) -> None:
         """Open the image, hold it to the promises, write on, and sometimes lose power once more."""
@@ -429,7 +403,7 @@ class World:
             self._judge_exactly(interrupted, ledger, last_seq, "a recovery that was interrupted")
             self.seen["crash in recovery"] += 1
         if hintless is not None:
-            if image.boot > self.files.boot or self._unmended:
+            if image.boot > self.files.boot or self._unrepaired:
                 self._judge_without_hints(hintless, ledger, last_seq)
             else:
                 self._judge_exactly(hintless, ledger, last_seq, "I5: without index and metadata files, the log")
@@ -480,13 +454,13 @@ class World:
 
     def _judge_without_hints(self, image: CrashFiles, ledger: Ledger, last_seq: int) -> None:
         """Who takes the marks away after a loss of power gets at least what the marks would have left, and may get
-        messages from behind the hole, which is told."""
+        messages after the hole, which is reported."""
         self.states += 1
         with self.open(image) as queue:
             reports: list[Gap | Trimmed] = []
             messages = list(queue.read(damage=reports.append))
-            ledger.check_told(messages, reports, queue.first_seq, max(last_seq, queue.last_seq))
-        self.seen["hole told without marks"] += any(isinstance(report, Gap) for report in reports)
+            ledger.check_reported(messages, reports, queue.first_seq, max(last_seq, queue.last_seq))
+        self.seen["hole reported without marks"] += any(isinstance(report, Gap) for report in reports)
 
     def _without_hints(self, image: CrashFiles) -> CrashFiles:
         copy = image.after_kill(Random(self.random.random()))

@@ -1,9 +1,7 @@
-"""Whole worlds of the message stores from one seed: the real state machine, plain models, crashes at any command.
+"""Worlds of the message stores: the real state machine against plain models, with crashes at any command.
 
-    python -m tests.worlds.stores --worlds 1000 --jobs 2 --mutants
-
-Owns: the ports in memory, the models, the worlds, the promises that they are held to, and the mutants that prove that a
-broken promise is noticed. Does not own: anything that runs in production; files and their crashes (``queue_world``).
-
-``promises`` lists what is promised and who judges it.
+``promises`` lists what is promised and which module judges it. ``world`` is what users and administrators do, ``stage``
+the service's part and the crashes, ``machine`` the state machine with its log and checkpoints on ``memory_ports``.
+``store_model``, ``consumed_model`` and ``keyed_model`` are the judges, ``mutants`` proves them. ``small_blocks`` has
+the same worlds with blocks of 4 messages.
 """

@@ -1,9 +1,7 @@
-"""The plain model of a standard or shared durable: one item for each message, looked through from end to end.
+"""The plain model of a standard or shared durable: one item for each message, searched from end to end.
 
-Owns: where each message is, and what each command may answer. Does not own: which commands come (``world``), the store
-around it (``store_model``). It shares no code with the state machine but the definitions and matchers.
-
-Failure model: an answer that the model does not allow raises ``PromiseBroken``.
+It knows where each message is and what each command may answer, and raises ``PromiseBroken`` for any other answer. It
+shares no code with the state machine except the definitions and matchers.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ __all__ = ["ConsumedModel", "Item"]
 
 @dataclass(slots=True)
 class Item:
-    """One message in one durable. ``place``: waiting, held, returned, dying, settled or gone."""
+    """One message in one durable. ``place``: waiting, held, returned, dying, acknowledged or gone."""
 
     seq: int
     publisher: str
@@ -42,7 +40,7 @@ class Item:
     died: int = 0
     """Rises with each message that dies."""
     again: bool = False
-    """Whether somebody had it before its first delivery that counts."""
+    """Whether a subscriber had it before its first delivery that counts."""
     rewound: bool = False
     """Whether a rewind reached it while it waited for its dead letter: the cursor may meet it again as a new one."""
 
@@ -53,7 +51,7 @@ class Item:
 
     @property
     def pending(self) -> bool:
-        """Whether the durable still owes it to somebody."""
+        """Whether the durable still owes it to a subscriber."""
         return self.place in ("waiting", "held", "returned", "dying")
 
 
@@ -63,7 +61,7 @@ class ConsumedModel:
     def __init__(self, definition: DurableDefinition) -> None:
         self.definition = definition
         self.items: dict[int, Item] = {}
-        """What the durable keeps: pending, or settled and retained."""
+        """What the durable keeps: pending, or acknowledged and retained."""
         self.gone: dict[int, Item] = {}
         self.subscribers: list[str] = []
         self.reporting: set[str] = set()
@@ -78,7 +76,7 @@ class ConsumedModel:
 
     def kept(self) -> set[int]:
         """The messages that it keeps, retained ones included."""
-        return {item.seq for item in self.items.values() if item.pending or item.place == "settled"}
+        return {item.seq for item in self.items.values() if item.pending or item.place == "acknowledged"}
 
     def held(self, subscriber: str) -> list[Item]:
         """What a subscriber holds."""
@@ -119,7 +117,7 @@ class ConsumedModel:
         return found
 
     def _takers(self, subscriber: str, now_ms: int) -> dict[str | None, set[int]]:
-        """By key the messages that are with somebody else, or were put back with a delay: the key waits for them."""
+        """By key, messages that another subscriber holds or that were put back with a delay: the key waits for them."""
         found: dict[str | None, set[int]] = {}
         if self.definition.key_ordered:
             for item in self.items.values():
@@ -174,7 +172,7 @@ class ConsumedModel:
         return over or 0 < definition.bytelimit < sum(item.size for item in pending) + size
 
     def keep_limits(self, now_ms: int) -> None:
-        """The oldest that nobody holds goes first; one that waits for its time only where no other is left."""
+        """The oldest that no subscriber holds goes first; one that waits for its time only where no other is left."""
         if self.definition.discard is not Discard.OLD:
             return
         free = [item for item in self.items.values() if self._ages(item)]
@@ -242,13 +240,13 @@ class ConsumedModel:
             item = self.items.get(seq) or self.gone.get(seq)
             promise(item is not None, "only what matches is delivered", seq=seq, durable=self.definition.name)
             assert item is not None
-            promise(item.place not in ("settled", "gone"), "nothing acknowledged or gone comes back", item=item)
+            promise(item.place not in ("acknowledged", "gone"), "nothing acknowledged or gone comes back", item=item)
             promise(
                 seq in possible, "nothing is delivered early, twice, expired or past its key", item=item, now=now_ms
             )
             uncounted = item.again and not item.deliveries
             allowed = {-1 if uncounted else item.deliveries + 1} | ({1} if uncounted and item.rewound else set())
-            promise(times in allowed, "delivery counts are exact", item=item, told=times)
+            promise(times in allowed, "delivery counts are exact", item=item, delivered=times)
             self._check_order(item, now_ms, subscriber)
             item.place, item.holder, item.deliveries = "held", subscriber, item.deliveries + 1
             item.lapses_ms, item.not_before_ms = now_ms + self.definition.ack_wait_ms, 0
@@ -269,7 +267,7 @@ class ConsumedModel:
     def acknowledge(self, command: Acknowledge, result: Acknowledged) -> None:
         """Judge and follow an acknowledgement."""
         now_ms = command.at_ms
-        settled = 0
+        counted = 0
         stale: list[int] = []
         if command.started is not None:
             self.reporting.add(command.subscriber)
@@ -280,19 +278,19 @@ class ConsumedModel:
             if item is None:
                 stale.append(seq)
                 continue
-            settled += 1
-            item.place, item.holder = "settled", ""
+            counted += 1
+            item.place, item.holder = "acknowledged", ""
             if not self.definition.retention_time_ms:
                 self.leave(item, "acknowledged")
         for seq, delay_ms in command.nack:
             for item, _ in self._held_of(command, [(seq, seq)]):
-                settled += item is not None
+                counted += item is not None
                 if item is None:
                     stale.append(seq)
                 else:
                     self._give_back(item, now_ms, delay_ms)
         for item, seq in self._held_of(command, [(seq, seq) for seq in command.reject]):
-            settled += item is not None
+            counted += item is not None
             if item is None:
                 stale.append(seq)
             else:
@@ -302,9 +300,9 @@ class ConsumedModel:
                 stale.append(seq)
             else:
                 item.lapses_ms = now_ms + self.definition.ack_wait_ms
-        told = [seq for first, last in result.stale for seq in range(first, last + 1)]
-        promise(sorted(told) == sorted(stale), "only what is held now counts", told=told, stale=stale)
-        promise(result.acknowledged == settled, "what is held and settled counts", result=result, settled=settled)
+        reported = [seq for first, last in result.stale for seq in range(first, last + 1)]
+        promise(sorted(reported) == sorted(stale), "only what is held now counts", reported=reported, stale=stale)
+        promise(result.acknowledged == counted, "every held message counts", result=result, expected=counted)
 
     def _held_of(self, command: Acknowledge, ranges: Iterable[tuple[int, int]]) -> list[tuple[Item | None, int]]:
         found: list[tuple[Item | None, int]] = []
@@ -366,7 +364,7 @@ class ConsumedModel:
             retention_ms = self.definition.retention_time_ms
             aged = item.published_ms + retention_ms <= now_ms
             own = 0 < item.message.ttl_ms <= now_ms - item.begins_ms
-            if item.place == "settled" and (aged or own):
+            if item.place == "acknowledged" and (aged or own):
                 self.leave(item, "retention")
 
     def sweep(self, now_ms: int) -> None:
@@ -384,7 +382,7 @@ class ConsumedModel:
     def retains_nothing(self) -> None:
         """Follow a definition without a retention time."""
         for item in list(self.items.values()):
-            if item.place == "settled":
+            if item.place == "acknowledged":
                 self.leave(item, "retention")
 
     def redeliver(self, command: Redeliver, result: Redelivered) -> None:
@@ -431,7 +429,9 @@ class ConsumedModel:
         """
         for item in self.items.values():
             young = item.published_ms + self.definition.retention_time_ms > now_ms
-            places = ("held", "returned", "settled", "dying") if self.parks else ("held", "returned", "settled")
+            places = (
+                ("held", "returned", "acknowledged", "dying") if self.parks else ("held", "returned", "acknowledged")
+            )
             if item.seq >= seq and young and item.place in places:
                 item.place, item.holder, item.deliveries, item.not_before_ms = "waiting", "", 0, 0
                 item.died, item.again, item.rewound = 0, False, False

@@ -1,9 +1,6 @@
-"""The plain models of last-value durables and maps: dictionaries.
+"""The plain models of last-value durables and maps: dictionaries of values, of what subscribers saw, and of locks.
 
-Owns: what each key has, who has seen what, who holds which lock. Does not own: which commands come (``world``), the
-store around them (``store_model``).
-
-Failure model: an answer that the model does not allow raises ``PromiseBroken``.
+An answer that the model does not allow raises ``PromiseBroken``.
 """
 
 from __future__ import annotations
@@ -20,7 +17,7 @@ from holdfast.stores.values.commands import Delivered, MapChange, MapLock, MapUn
 from holdfast.stores.values.effects import Advise, Effect
 from holdfast.stores.values.messages import Message
 
-Told = Sequence[tuple[str, int, str]] | None
+Watched = Sequence[tuple[str, int, str]] | None
 
 __all__ = ["LastValueModel", "LockModel", "MapModel", "Value"]
 
@@ -113,7 +110,7 @@ class LastValueModel(_Keyed):
         key, seen = self.seen[subscriber]
         value = self.values.get(key)
         expected = [(value.revision, value.revision, 1)] if value is not None and value.revision > seen else []
-        promise(result.runs == expected, "the last value of the key, once", told=result.runs, expected=expected)
+        promise(result.runs == expected, "the last value of the key, once", delivered=result.runs, expected=expected)
         if value is not None:
             self.seen[subscriber] = key, value.revision
 
@@ -135,24 +132,26 @@ class MapModel(_Keyed):
         self.locks: dict[str, LockModel] = {}
         self.fence = 0
         self.sessions: dict[str, None] = {}
-        self.untold: list[tuple[str, int, str]] = []
-        """What a clear has still to tell watchers, in steps."""
+        self.unreported: list[tuple[str, int, str]] = []
+        """What a clear has still to report to watchers, in steps."""
         self.unsure = False
-        """Whether some of that was told already, by commands that are only followed."""
+        """Whether some of that was reported already, by commands that are only followed."""
 
-    def cleared(self, told: list[tuple[str, int, str]]) -> list[tuple[str, int, str]]:
-        """Follow what a clear tells: one step now, which is the answer, the rest later."""
-        self.untold += told[keyed_residue.STEP_ENTRIES :]
-        return told[: keyed_residue.STEP_ENTRIES]
+    def cleared(self, changes: list[tuple[str, int, str]]) -> list[tuple[str, int, str]]:
+        """Follow what a clear reports: one step now, which is returned, the rest later."""
+        self.unreported += changes[keyed_residue.STEP_ENTRIES :]
+        return changes[: keyed_residue.STEP_ENTRIES]
 
-    def told_later(self, change: tuple[str, int, str]) -> None:
-        """Judge and follow what a later step of a clear tells."""
-        promise(change in self.untold, "watchers are told once what a clear removed", told=change, left=self.untold)
-        self.untold.remove(change)
+    def reported_later(self, change: tuple[str, int, str]) -> None:
+        """Judge and follow what a later step of a clear reports."""
+        promise(
+            change in self.unreported, "watchers see once what a clear removed", change=change, left=self.unreported
+        )
+        self.unreported.remove(change)
 
     def swept(self) -> None:
         """Nothing is due any more."""
-        self.untold, self.unsure = [], False
+        self.unreported, self.unsure = [], False
 
     def detach(self, subscriber: str, effects: Sequence[Effect] | None) -> None:
         """Judge and follow a session's end: the locks of its name go with it, by key."""
@@ -162,8 +161,8 @@ class MapModel(_Keyed):
             del self.locks[key]
         if effects is not None:
             facts = [dict(effect.facts) for effect in effects if isinstance(effect, Advise)]
-            told = [(one["key"], one["fence"]) for one in facts if one["cause"] == "disconnected"]
-            promise(told == lost, "the locks of a session go with it", told=told, expected=lost)
+            released = [(one["key"], one["fence"]) for one in facts if one["cause"] == "disconnected"]
+            promise(released == lost, "the locks of a session go with it", released=released, expected=lost)
 
     # ---- changes ----------------------------------------------------------------------------------------------------
 
@@ -207,18 +206,20 @@ class MapModel(_Keyed):
             size -= before.size if before is not None else 0
         return messages, size
 
-    def change(self, command: MapChange, first_seq: int, watched: Told) -> tuple[list[tuple[str, int, str]], int, int]:
-        """Follow a change; returns what watchers must be told, the revision and how many keys changed.
+    def change(
+        self, command: MapChange, first_seq: int, watched: Watched
+    ) -> tuple[list[tuple[str, int, str]], int, int]:
+        """Follow a change; returns what watchers must see, the revision and how many keys changed.
 
-        ``watched`` is what they were told, None where that is not known.
+        ``watched`` is what they saw, None where that is not known.
         """
         if command.remove_all:
             keys = sorted(self.values)
             self.values.clear()
-            told = self.cleared([(key, first_seq, "removed") for key in keys])
-            return told, first_seq if keys else 0, len(keys)
-        told = self._told_first(command, watched)
-        before_count = len(told)
+            changes = self.cleared([(key, first_seq, "removed") for key in keys])
+            return changes, first_seq if keys else 0, len(keys)
+        changes = self._cleared_first(command, watched)
+        before_count = len(changes)
         seq = first_seq
         for key, body, _ in command.changes:
             before = self.values.pop(key, None)
@@ -226,21 +227,21 @@ class MapModel(_Keyed):
                 continue
             if body is not None:
                 self.values[key] = Value(seq, command.at_ms, len(key.encode()) + len(body), body)
-            told.append((key, seq, "removed" if body is None else "set"))
+            changes.append((key, seq, "removed" if body is None else "set"))
             seq += 1
-        changed = len(told) - before_count
-        return told + self._discard_old(), seq - 1 if changed else 0, changed
+        changed = len(changes) - before_count
+        return changes + self._discard_old(), seq - 1 if changed else 0, changed
 
-    def _told_first(self, command: MapChange, watched: Told) -> list[tuple[str, int, str]]:
-        """What a clear has still to tell of the keys that change now."""
+    def _cleared_first(self, command: MapChange, watched: Watched) -> list[tuple[str, int, str]]:
+        """What a clear has still to report of the keys that change now."""
         keys = [key for key, body, _ in command.changes if body is not None or key in self.values]
-        found = [one for key in keys for one in self.untold if one[0] == key]
-        self.untold = [one for one in self.untold if one not in found]
+        found = [one for key in keys for one in self.unreported if one[0] == key]
+        self.unreported = [one for one in self.unreported if one not in found]
         return [one for one in found if not self.unsure or watched is None or one in watched]
 
     def _discard_old(self) -> list[tuple[str, int, str]]:
         definition = self.definition
-        told: list[tuple[str, int, str]] = []
+        changes: list[tuple[str, int, str]] = []
 
         def is_over() -> bool:
             size = sum(value.size for value in self.values.values())
@@ -248,8 +249,8 @@ class MapModel(_Keyed):
 
         while definition.discard is Discard.OLD and is_over():
             key = min(self.values, key=lambda key: self.values[key].revision)
-            told.append((key, self.values.pop(key).revision, "discarded"))
-        return told
+            changes.append((key, self.values.pop(key).revision, "discarded"))
+        return changes
 
     # ---- locks ------------------------------------------------------------------------------------------------------
 

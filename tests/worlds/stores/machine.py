@@ -1,13 +1,8 @@
 """The state machine under test with its log and its checkpoints, and what a crash leaves of them.
 
-Owns: applying commands, their records as bytes, images of a checkpoint, recovery. Does not own: which commands come
-(``world``), what they must answer (``store_model``).
-
-The log is a list of encoded records of which a prefix is durable. A checkpoint is a snapshot together with copies of
-what the ports keep, at a durable position. After a crash the newest image is taken up, and the records behind it that
-are left are applied again; each has to give the result that it gave the first time.
-
-Failure model: a recovery that differs raises ``PromiseBroken``.
+The log is a list of encoded records of which a prefix is durable. A checkpoint is a snapshot with copies of what the
+ports keep, at a durable position. After a crash the newest checkpoint is restored, and the records after it are applied
+again; each must give the result that it gave the first time, or ``PromiseBroken`` is raised.
 """
 
 from __future__ import annotations
@@ -15,8 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import msgspec
+from tests.worlds.harness import PromiseBroken
 from tests.worlds.stores.memory_ports import MemoryBlocks, MemoryEntries, MemoryMessages
-from tests.worlds.stores.promises import PromiseBroken, promise
+from tests.worlds.stores.promises import promise
 
 from holdfast.errors import HoldfastError
 from holdfast.stores.machine.state import State

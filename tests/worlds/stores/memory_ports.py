@@ -1,7 +1,7 @@
-"""The ports of the message stores, in memory: for simulations and tests.
+"""The ports of the message stores, in memory, stricter than the real ones.
 
-Owns: obvious implementations, stricter than the real ones: a message whose count fell to 0 cannot be read any more, and
-a block must be given to ``put`` after a change or the change is lost (``strict``). Failure model: none.
+A message whose count fell to 0 cannot be read any more. With ``strict`` a block that was changed and not given to
+``put`` loses the change.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class MemoryBlocks:
 
 
 class MemoryMessages:
-    """Messages by store and number. Give it the blocks and it forgets what nobody keeps, at the moment of reading."""
+    """Messages by store and number. With the blocks it hides what no durable keeps, when it is read."""
 
     def __init__(self, blocks: MemoryBlocks | None = None) -> None:
         self.kept: dict[str, dict[int, Kept]] = {}

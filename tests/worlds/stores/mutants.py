@@ -1,45 +1,52 @@
-"""Broken rules, one at a time: the proof that the worlds of the message stores would notice.
+"""Mutants of the stores: the real code with one rule taken out, which a world must notice.
 
-Owns: a registry of mutants, each the real code with one rule taken out, and the search for a seed that catches it. Does
-not own: the rules, nor their broken versions (``broken_rules``).
-
-A mutant is caught when a world under it breaks a promise or an invariant of the machine, within ``SEEDS_MAX`` seeds.
-Every promise of ``promises`` has at least one; "replay is the same" has those that forget, which it meets first.
+``MUTANTS`` are looked for in worlds with blocks of 1,024 messages, ``SMALL_BLOCK_MUTANTS`` with blocks of 4. Every
+promise of ``promises`` has at least one; "replay is the same" has those that forget, which it meets first. These
+functions stand in for private methods of the real code and know its fields.
 """
+# pyright: reportPrivateUsage=false
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
-from typing import Final
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Final
 
-from tests.worlds.stores import broken_rules as broken
+import msgspec
+from tests.worlds.harness import Mutants
 from tests.worlds.stores.shape import DEAD, STORE
 from tests.worlds.stores.world import run_world
 
-from holdfast.stores.durables import aging, backlog, pending
-from holdfast.stores.durables.backlog import Backlog
+from holdfast.errors import Backpressure, Code, HoldfastError
+from holdfast.stores.durables import aging, backlog
+from holdfast.stores.durables.aging import without_expired
+from holdfast.stores.durables.backlog import Backlog, Fate, fate
 from holdfast.stores.durables.consumption import Consumption, Standard
 from holdfast.stores.durables.key_ordered import KeyOrdered
-from holdfast.stores.durables.keyed import KeyedMessages, KeyedResidue
+from holdfast.stores.durables.keyed import KeyedMessages, KeyedResidue, KeyedResidueState, KeyedState
 from holdfast.stores.durables.leases import Holder, Leases
-from holdfast.stores.durables.map import Locks, Map
-from holdfast.stores.durables.pending import PendingMessages
+from holdfast.stores.durables.map import Lock, Locks, LocksState, Map, Plan
+from holdfast.stores.durables.pending import ConsumptionState, PendingMessages
 from holdfast.stores.durables.redelivery import RedeliveryQueue
 from holdfast.stores.machine import map_commands, redefine
-from holdfast.stores.machine import state as state_module
-from holdfast.stores.machine.store import Publishers, Store
+from holdfast.stores.machine.store import Publishers, PublisherState, Store
+from holdfast.stores.values.ports import BLOCK_MESSAGES
 from holdfast.stores.values.reference_counts import ReferenceCounts
+from holdfast.stores.values.sequence_set import SequenceSet
 
-__all__ = ["MUTANTS", "SEEDS_MAX", "SMALL_BLOCK", "Caught", "Mutant", "catch"]
+if TYPE_CHECKING:
+    from holdfast.stores.durables.leases import Lease
+    from holdfast.stores.values.commands import MapChange
+    from holdfast.stores.values.effects import Effect
+    from holdfast.stores.values.messages import Batch, Message
+    from holdfast.stores.values.ports import Entry, Kept
 
-SEEDS_MAX: Final = 120
+__all__ = ["MUTANTS", "SMALL_BLOCK_MUTANTS"]
+
+MUTANTS: Final = Mutants(run_world, seeds_max=120)
+SMALL_BLOCK_MUTANTS: Final = Mutants(run_world, seeds_max=120)
+
 FORGETFUL: Final = {"crash_rate": 0.1, "fork_rate": 0.3, "sync_rate": 1.0, "crowd": 0, "steps": 80}
 CALM: Final = {"crash_rate": 0.0, "fork_rate": 0.02, "crowd": 0, "steps": 150}
-
-SMALL_BLOCK: Final = 4
-"""Messages of a block, so that blocks are forgotten all the time."""
 
 KEYED: Final = {
     **FORGETFUL,
@@ -76,335 +83,328 @@ MAPS: Final = {
 }
 """Maps that are cleared and changed."""
 
-Patch = tuple[object, str, object]
+_state = Consumption.state
+_restore = Consumption.restore
+_add = RedeliveryQueue.add
+_give_back = Consumption._give_back
+_die = Consumption._die
+_duplicates = Publishers.duplicates
+_plan = Map.plan
+_release = ReferenceCounts.release
+_mark_timed = ReferenceCounts.mark_timed
+_next_deadline_ms = Consumption.next_deadline_ms
+_locks_state = Locks.state
 
 
-@dataclass(frozen=True, slots=True)
-class Mutant:
-    """One rule taken out: ``patches`` replace attributes of the real code. ``focus`` is where it is looked for."""
-
-    name: str
-    rule: str
-    patches: tuple[Patch, ...]
-    focus: Mapping[str, object] = field(default_factory=dict[str, object])
-    block_messages: int = 1_024
-    """The blocks in whose worlds it is looked for; the process has to have them."""
+@MUTANTS.breaks("nothing confirmed is lost", "state", PendingMessages, focus=FORGETFUL)
+def snapshot_without_holdings(self: Consumption) -> ConsumptionState:
+    """A snapshot forgets what subscribers hold: it is never delivered again."""
+    state = _state(self)
+    held = sum(run[1] - run[0] + 1 for _, _, runs in state.subscribers for run in runs)
+    people = [(name, key, list[tuple[int, int, int, int]]()) for name, key, _ in state.subscribers]
+    return msgspec.structs.replace(state, subscribers=people, pending=state.pending - held, marks=[])
 
 
-@dataclass(frozen=True, slots=True)
-class Caught:
-    """How a mutant was noticed: in which seed, by what; ``seed`` is None when it was not."""
-
-    mutant: str
-    seed: int | None
-    promise: str
-    seeds_tried: int
+@MUTANTS.breaks("nothing confirmed is lost", "state", PendingMessages, focus=FORGETFUL)
+def snapshot_without_returned(self: Consumption) -> ConsumptionState:
+    """A snapshot forgets what came back."""
+    return msgspec.structs.replace(_state(self), redelivery=[], later=[])
 
 
-@contextmanager
-def _applied(patches: tuple[Patch, ...]) -> Generator[None]:
-    with ExitStack() as stack:
-        for owner, name, value in patches:
-            stack.callback(setattr, owner, name, vars(owner)[name])
-            setattr(owner, name, value)
-        yield
+@MUTANTS.breaks("nothing acknowledged comes back", "_acknowledged", Consumption, focus=CALM)
+def acknowledged_comes_back(self: Consumption, first: int, last: int, now_ms: int) -> None:
+    """An acknowledgement only puts the message back."""
+    del now_ms
+    self.redelivery.add(first, last, 1)
 
 
-def catch(mutant: Mutant, *, first_seed: int = 0, seeds: int = SEEDS_MAX) -> Caught:
-    """Run worlds under a mutant until one breaks a promise."""
-    for tried in range(seeds):
-        seed = first_seed + tried
-        with _applied(mutant.patches):
-            try:
-                run_world(seed, mutant.focus)
-            except AssertionError as error:
-                return Caught(mutant.name, seed, str(error)[:200], tried + 1)
-    return Caught(mutant.name, None, "", seeds)
+@MUTANTS.breaks("deadlines do not move", "restore", PendingMessages, focus=FORGETFUL)
+def deadlines_move(self: Consumption, state: ConsumptionState) -> None:
+    """A restart gives every subscriber its whole time again."""
+    people = [
+        (name, key, [(run[0], run[1], run[2], run[3] + 1_000) for run in runs]) for name, key, runs in state.subscribers
+    ]
+    _restore(self, msgspec.structs.replace(state, subscribers=people))
 
 
-def _everywhere(name: str, value: object, *modules: object) -> tuple[Patch, ...]:
-    return tuple((module, name, value) for module in modules if name in vars(module))
+@MUTANTS.breaks("order per publisher", "hand_out", Consumption, focus=CALM)
+def out_of_order(self: Consumption, holder: Holder, room: int, now_ms: int, runs: list[tuple[int, int, int]]) -> None:
+    """Of what the cursor passes, the last is handed out, and what is before it waits."""
+    deadline_ms = now_ms + self.definition.ack_wait_ms
+    found = [seq for first, last in self.scan(room + 1, now_ms).runs for seq in range(first, last + 1)]
+    for seq in found[:-room]:
+        self.redelivery.add(seq, seq, 0)
+    for seq in found[-room:]:
+        self.leases.hold(holder, (seq, seq, 1, deadline_ms))
+        runs.append((seq, seq, 1))
+    left = room - len(found[-room:])
+    while left > 0 and (run := self.redelivery.take(left)) is not None:
+        self.leases.hold(holder, (run[0], run[1], run[2] + 1, deadline_ms))
+        runs.append((run[0], run[1], run[2] + 1))
+        left -= run[1] - run[0] + 1
 
 
-_REGISTRY: Final = (
-    Mutant(
-        "snapshot_without_holdings",
-        "nothing confirmed is lost",
-        ((PendingMessages, "state", broken.state_without_holdings),),
-        FORGETFUL,
-    ),
-    Mutant(
-        "snapshot_without_returned",
-        "nothing confirmed is lost",
-        ((PendingMessages, "state", broken.state_without_returned),),
-        FORGETFUL,
-    ),
-    Mutant(
-        "acknowledged_comes_back",
-        "nothing acknowledged comes back",
-        ((Consumption, "_acknowledged", broken.acknowledged_comes_back),),
-        CALM,
-    ),
-    Mutant(
-        "discarded_comes_back",
-        "nothing acknowledged comes back",
-        ((Backlog, "exclude", broken.nothing_is_excluded),),
-        CALM,
-    ),
-    Mutant(
-        "out_of_order",
-        "order per publisher",
-        ((Consumption, "hand_out", broken.hand_out_in_reverse),),
-        CALM,
-    ),
-    Mutant(
-        "every_key_is_free",
-        "one key with one subscriber",
-        ((KeyOrdered, "_free", broken.every_key_is_free),),
-        CALM,
-    ),
-    Mutant(
-        "count_from_one",
-        "delivery counts are exact",
-        ((RedeliveryQueue, "add", broken.count_from_one),),
-        CALM,
-    ),
-    Mutant(
-        "once_more",
-        "max_delivery is exact",
-        ((Consumption, "_give_back", broken.once_more),),
-        CALM,
-    ),
-    Mutant(
-        "deadlines_move",
-        "deadlines do not move",
-        ((PendingMessages, "restore", broken.deadlines_move),),
-        FORGETFUL,
-    ),
-    Mutant(
-        "no_delay",
-        "nothing early, nothing late",
-        ((RedeliveryQueue, "add_later", broken.no_delay),),
-        CALM,
-    ),
-    Mutant(
-        "delayed_is_due",
-        "nothing early, nothing late",
-        ((backlog, "fate", broken.delayed_is_due),),
-        CALM,
-    ),
-    Mutant(
-        "expires_from_publication",
-        "nothing early, nothing late",
-        _everywhere(
-            "expires_ms",
-            broken.expires_from_publication,
-            aging,
-            backlog,
-            pending,
-            state_module,
-        ),
-        CALM,
-    ),
-    Mutant(
-        "never_woken",
-        "nothing early, nothing late",
-        ((Leases, "next_ms", broken.never_woken),),
-        CALM,
-    ),
-    Mutant(
-        "nobody_is_told",
-        "who can be served is told",
-        ((Consumption, "_note_ready", broken.nobody_is_told),),
-        CALM,
-    ),
-    Mutant(
-        "one_cause",
-        "dead letters keep their cause",
-        ((Consumption, "_die", broken.one_cause),),
-        CALM,
-    ),
-    Mutant(
-        "restore_without_dying",
-        "dead letters keep their cause",
-        ((PendingMessages, "restore", broken.restore_without_dying),),
-        FORGETFUL,
-    ),
-    Mutant(
-        "leak",
-        "one message, one place",
-        ((ReferenceCounts, "release", broken.leak),),
-        CALM,
-    ),
-    Mutant(
-        "two_at_a_time",
-        "the newest subscriber wins",
-        ((Standard, "exclusive", False),),
-        CALM,
-    ),
-    Mutant(
-        "everything_is_new",
-        "a resent message is stored once",
-        ((Publishers, "duplicates", broken.everything_is_new),),
-        CALM,
-    ),
-    Mutant(
-        "gaps_are_fine",
-        "a resent message is stored once",
-        ((Publishers, "duplicates", broken.gaps_are_fine),),
-        CALM,
-    ),
-    Mutant(
-        "publishers_forgotten",
-        "a resent message is stored once",
-        ((Publishers, "state", broken.publishers_forgotten),),
-        FORGETFUL,
-    ),
-    Mutant(
-        "no_conditions",
-        "maps are linear",
-        ((Map, "plan", broken.no_conditions),),
-        CALM,
-    ),
-    Mutant(
-        "no_fence",
-        "maps are linear",
-        ((Locks, "require", broken.no_fence),),
-        CALM,
-    ),
-    Mutant(
-        "locks_outlive_their_session",
-        "maps are linear",
-        ((Locks, "release_owner", broken.locks_outlive_their_session),),
-        CALM,
-    ),
-    Mutant(
-        "fences_begin_again",
-        "maps are linear",
-        ((Locks, "state", broken.fences_begin_again),),
-        FORGETFUL,
-    ),
-    Mutant(
-        "replaced_is_kept",
-        "a key has its last value",
-        ((KeyedMessages, "_release", broken.replaced_is_kept),),
-        CALM,
-    ),
-    Mutant(
-        "locks_never_end",
-        "nothing early, nothing late",
-        ((Locks, "expire", broken.locks_never_end),),
-        CALM,
-    ),
-    Mutant(
-        "everything_held_counts",
-        "delivery counts are exact",
-        ((Holder, "counting", broken.everything_held_counts),),
-        CALM,
-    ),
-    Mutant(
-        "restart_counts",
-        "delivery counts are exact",
-        ((Holder, "restarted", broken.restart_counts),),
-        FORGETFUL,
-    ),
-    Mutant(
-        "parked_is_dropped",
-        "one message, one place",
-        ((Consumption, "_die", broken.parked_is_dropped),),
-        CALM,
-    ),
-    Mutant(
-        "parked_never_expires",
-        "nothing early, nothing late",
-        ((aging, "_parked_next_ms", broken.parked_never_expires),),
-        CALM,
-    ),
-    Mutant(
-        "put_back_is_lost",
-        "nothing confirmed is lost",
-        ((Consumption, "_put_back", broken.put_back_is_lost),),
-        CALM,
-    ),
-    Mutant(
-        "letter_for_everybody",
-        "one message, one place",
-        ((Store, "accept_for", broken.letter_for_everybody),),
-        CALM,
-    ),
-    Mutant(
-        "state_without_marks",
-        "replay is the same",
-        ((PendingMessages, "state", broken.state_without_marks),),
-        FORGETFUL,
-    ),
-    Mutant(
-        "changed_in_name_only",
-        "a definition is carried out",
-        ((redefine, "_change_durable", broken.changed_in_name_only),),
-    ),
-    Mutant(
-        "deadline_from_blocks",
-        "deadlines do not move",
-        ((KeyedMessages, "next_ms", broken.deadline_from_blocks),),
-        KEYED,
-        SMALL_BLOCK,
-    ),
-    Mutant(
-        "each_part_decides",
-        "delivery counts are exact",
-        ((Holder, "lapses_on", broken.each_part_decides),),
-        CALM,
-    ),
-    Mutant(
-        "rest_is_not_due",
-        "one message, one place",
-        ((Consumption, "next_deadline_ms", broken.rest_is_not_due),),
-        CALM,
-        SMALL_BLOCK,
-    ),
-    Mutant(
-        "removals_after_changes",
-        "watchers are told every change in order",
-        ((map_commands, "_notify_first", broken.removals_after_changes),),
-        MAPS,
-        SMALL_BLOCK,
-    ),
-    Mutant(
-        "state_without_cleared_keys",
-        "replay is the same",
-        ((KeyedResidue, "state", broken.state_without_cleared_keys),),
-        MAPS,
-        SMALL_BLOCK,
-    ),
-    Mutant(
-        "cursor_time_from_blocks",
-        "deadlines do not move",
-        ((aging, "ttl_next_ms", broken.cursor_time_from_blocks),),
-        FORGETFUL,
-        SMALL_BLOCK,
-    ),
-    Mutant(
-        "snapshot_without_oldest_ms",
-        "replay is the same",
-        ((KeyedMessages, "state", broken.snapshot_without_oldest_ms),),
-        KEYED,
-        SMALL_BLOCK,
-    ),
-    Mutant(
-        "snapshot_without_cursor_ms",
-        "replay is the same",
-        ((PendingMessages, "state", broken.snapshot_without_cursor_ms),),
-        FORGETFUL,
-        SMALL_BLOCK,
-    ),
-    Mutant(
-        "wanted_blocks_only",
-        "a command is carried out or refused",
-        ((ReferenceCounts, "mark_timed", broken.wanted_blocks_only),),
-        CALM,
-        SMALL_BLOCK,
-    ),
-)
+@MUTANTS.breaks("delivery counts are exact", "add", RedeliveryQueue, focus=CALM)
+def count_from_one(self: RedeliveryQueue, first: int, last: int, deliveries: int) -> None:
+    """What comes back is delivered as if for the first time."""
+    _add(self, first, last, deliveries * 0)
 
-MUTANTS: Final[Mapping[str, Mutant]] = {mutant.name: mutant for mutant in _REGISTRY}
+
+@MUTANTS.breaks("nothing early, nothing late", "add_later", RedeliveryQueue, focus=CALM)
+def no_delay(self: RedeliveryQueue, at_ms: int, seq: int, deliveries: int) -> None:
+    """A message put back with a delay can be handed out at once."""
+    del at_ms
+    self.add(seq, seq, deliveries)
+
+
+@MUTANTS.breaks("nothing early, nothing late", "fate", backlog, focus=CALM)
+def delayed_is_due(kept: Kept, swept_ms: int, now_ms: int) -> Fate:
+    """A delayed message is delivered before its time."""
+    found = fate(kept, swept_ms, now_ms)
+    return Fate.LIVE if found is Fate.DELAYED else found
+
+
+@MUTANTS.breaks("nothing early, nothing late", "expires_ms", aging, backlog, focus=CALM)
+def expires_from_publication(kept: Kept) -> int:
+    """A delayed message's time-to-live begins before it is due."""
+    return kept.published_ms + kept.ttl_ms if kept.ttl_ms else 0
+
+
+@MUTANTS.breaks("dead letters keep their cause", "_die", Consumption, focus=CALM)
+def one_cause(self: Consumption, seq: int, deliveries: int, cause: str, now_ms: int, effects: list[Effect]) -> None:
+    """Every cause of a dead letter is reported as a rejection."""
+    _die(self, seq, deliveries, "rejected" if cause else cause, now_ms, effects)
+
+
+@MUTANTS.breaks("dead letters keep their cause", "restore", PendingMessages, focus=FORGETFUL)
+def restore_without_dying(self: Consumption, state: ConsumptionState) -> None:
+    """A restart does not announce the messages that wait for their dead letter."""
+    _restore(self, msgspec.structs.replace(state, dying=[], pending=state.pending - len(state.dying)))
+
+
+@MUTANTS.breaks("max_delivery is exact", "_give_back", Consumption, focus=CALM)
+def once_more(self: Consumption, run: Lease, now_ms: int, effects: list[Effect], delay_ms: int = 0) -> None:
+    """A message is delivered once more than ``max_delivery``."""
+    maximum = self.definition.max_delivery
+    if maximum and run[2] == maximum:
+        for first, last in without_expired(self, run[0], run[1], now_ms):
+            self.redelivery.add(first, last, run[2])
+        return
+    _give_back(self, run, now_ms, effects, delay_ms)
+
+
+@MUTANTS.breaks("one message, one place", "release", ReferenceCounts, focus=CALM)
+def leak(self: ReferenceCounts, first: int, last: int) -> int:
+    """The last reference of a lone message is never given back."""
+    return self.size(first, last) if first == last else _release(self, first, last)
+
+
+@MUTANTS.breaks("a resent message is stored once", "duplicates", Publishers, focus=CALM)
+def everything_is_new(self: Publishers, publisher: str, messages: Sequence[Message]) -> int:
+    """A message that is sent again is stored again."""
+    _duplicates(self, publisher, messages)
+    return 0
+
+
+@MUTANTS.breaks("a resent message is stored once", "duplicates", Publishers, focus=CALM)
+def gaps_are_fine(self: Publishers, publisher: str, messages: Sequence[Message]) -> int:
+    """What a publisher left out is not missed."""
+    try:
+        return _duplicates(self, publisher, messages)
+    except HoldfastError:
+        return 0
+
+
+@MUTANTS.breaks("a resent message is stored once", "state", Publishers, focus=FORGETFUL)
+def publishers_forgotten(self: Publishers) -> tuple[list[PublisherState], list[str]]:
+    """A snapshot does not know who has published what."""
+    del self
+    return [], []
+
+
+@MUTANTS.breaks("maps are linear", "plan", Map, focus=CALM)
+def no_conditions(self: Map, command: MapChange) -> Plan:
+    """A key is set whatever its revision."""
+    changes = [(key, body, None) for key, body, _ in command.changes]
+    return _plan(self, msgspec.structs.replace(command, changes=changes))
+
+
+@MUTANTS.breaks("maps are linear", "release_owner", Locks, focus=CALM)
+def locks_outlive_their_session(self: Locks, owner: str) -> list[Lock]:
+    """A session that ended holds its locks until they expire."""
+    del self, owner
+    return []
+
+
+@MUTANTS.breaks("maps are linear", "require", Locks, focus=CALM)
+def no_fence(self: Locks, fence: int, keys: Iterable[str], now_ms: int) -> None:
+    """A client that lost its lock continues to write."""
+    del self, fence, keys, now_ms
+
+
+@MUTANTS.breaks("maps are linear", "state", Locks, focus=FORGETFUL)
+def fences_begin_again(self: Locks) -> LocksState:
+    """A restart gives out tokens that were given out before."""
+    return 0, _locks_state(self)[1]
+
+
+@MUTANTS.breaks("nothing early, nothing late", "expire", Locks, focus=CALM)
+def locks_never_end(self: Locks, now_ms: int, count: int) -> list[Lock]:
+    """A holder that never returns keeps its lock permanently."""
+    del self, now_ms, count
+    return []
+
+
+@MUTANTS.breaks("a key has its last value", "_release", KeyedMessages, focus=CALM)
+def replaced_is_kept(self: KeyedMessages, entry: Entry) -> None:
+    """A value that was replaced keeps its message."""
+    self.messages -= 1
+    self.bytes -= entry.size
+
+
+@MUTANTS.breaks("one key with one subscriber", "_free", KeyOrdered, focus=CALM)
+def every_key_is_free(self: KeyOrdered, holder: Holder) -> Iterator[tuple[int, int]]:
+    """The messages of one key go to several subscribers at a time."""
+    del holder
+    for first, last, deliveries in self.redelivery.runs:
+        for seq in range(first, last + 1):
+            yield seq, deliveries
+
+
+@MUTANTS.breaks("a durable that can serve says so", "_note_ready", Consumption, focus=CALM)
+def ready_not_sent(self: Consumption, effects: list[Effect]) -> None:
+    """A durable that can serve sends no ``Ready``."""
+    del self, effects
+
+
+@MUTANTS.breaks("nothing acknowledged comes back", "exclude", Backlog, focus=CALM)
+def discarded_comes_back(self: Backlog, first: int, last: int) -> None:
+    """What was discarded or deleted is found again."""
+    del self, first, last
+
+
+@MUTANTS.breaks("nothing early, nothing late", "next_ms", Leases, focus=CALM)
+def never_woken(self: object) -> int | None:
+    """The service is not woken when a held message lapses."""
+    del self
+    return None
+
+
+@MUTANTS.breaks("delivery counts are exact", "counting", Holder, focus=CALM)
+def everything_held_counts(self: Holder) -> SequenceSet:
+    """What waits in the prefetch window counts as delivered to the application."""
+    return SequenceSet((run[0], run[1]) for run in self.runs)
+
+
+@MUTANTS.breaks("delivery counts are exact", "restarted", Holder, focus=FORGETFUL)
+def restart_counts(self: Holder) -> bool:
+    """A start of the service leaves what was reported, and the oldest message counts."""
+    del self
+    return False
+
+
+@MUTANTS.breaks("one message, one place", "_die", Consumption, focus=CALM)
+def parked_is_dropped(
+    self: Consumption, seq: int, deliveries: int, cause: str, now_ms: int, effects: list[Effect]
+) -> None:
+    """A message that was delivered too often is dropped where there is no dead-letter store."""
+    if self.parks:
+        self.gone(seq, seq, cause)
+        return
+    _die(self, seq, deliveries, cause, now_ms, effects)
+
+
+@MUTANTS.breaks("nothing early, nothing late", "_parked_next_ms", aging, focus=CALM)
+def parked_never_expires(durable: Consumption) -> int | None:
+    """A parked message outlives its time."""
+    del durable
+    return None
+
+
+@MUTANTS.breaks("nothing confirmed is lost", "_put_back", Consumption, focus=CALM)
+def put_back_is_lost(durable: Consumption, seq: int) -> None:
+    """A parked message that is put back is found nowhere."""
+    del durable, seq
+
+
+@MUTANTS.breaks("one message, one place", "accept_for", Store, focus=CALM)
+def letter_for_every_durable(self: Store, durable: Consumption, batch: Batch, effects: list[Effect]) -> int:
+    """A dead letter that is sent back goes to every durable that matches."""
+    if not durable.admits([0], batch):
+        raise Backpressure("the durable is full", code=Code.STORE_FULL)
+    return self.accept(batch, effects)[0]
+
+
+@MUTANTS.breaks("delivery counts are exact", "lapses_on", Holder, focus=CALM)
+def each_part_decides(*_: object) -> None:
+    """Of what lapses in parts the oldest message of each part counts."""
+
+
+@SMALL_BLOCK_MUTANTS.breaks("one message, one place", "next_deadline_ms", Consumption, focus=CALM)
+def rest_is_not_due(self: Consumption) -> int | None:
+    """What a command left above the limits stays until the next command."""
+    discards_ms, self.discards_ms = self.discards_ms, 0
+    try:
+        return _next_deadline_ms(self)
+    finally:
+        self.discards_ms = discards_ms
+
+
+@SMALL_BLOCK_MUTANTS.breaks("watchers see every change in order", "_notify_first", map_commands, focus=MAPS)
+def removals_after_changes(*_: object) -> None:
+    """The change of a key is reported before its removal by an earlier clear."""
+
+
+@SMALL_BLOCK_MUTANTS.breaks("replay is the same", "state", KeyedResidue, focus=MAPS)
+def state_without_cleared_keys(residue: KeyedResidue) -> KeyedResidueState:
+    """A snapshot starts the clear again."""
+    return residue.of
+
+
+@MUTANTS.breaks("a definition is carried out", "_change_durable", redefine)
+def changed_in_name_only(*_: object) -> None:
+    """A durable keeps the parameters that it had."""
+
+
+@MUTANTS.breaks("replay is the same", "state", PendingMessages, focus=FORGETFUL)
+def state_without_marks(self: Consumption) -> ConsumptionState:
+    """A snapshot forgets what subscribers reported."""
+    return msgspec.structs.replace(_state(self), marks=[])
+
+
+@SMALL_BLOCK_MUTANTS.breaks("deadlines do not move", "next_ms", KeyedMessages, focus=KEYED)
+def deadline_from_blocks(self: KeyedMessages, ttl_ms: int) -> int | None:
+    """The deadline of keyed messages follows from the blocks that other durables keep."""
+    if not ttl_ms or not self.messages:
+        return None
+    return self._shelf.counts.time_from(self.oldest) + ttl_ms
+
+
+@SMALL_BLOCK_MUTANTS.breaks("deadlines do not move", "ttl_next_ms", aging, focus=FORGETFUL)
+def cursor_time_from_blocks(durable: Consumption) -> int | None:
+    """The deadline of a backlog follows from the blocks that other durables keep."""
+    ttl_ms = durable.definition.message_ttl_ms
+    counts, cursor = durable.shelf.counts, durable.backlog.cursor
+    return counts.time_from(cursor) + ttl_ms if ttl_ms and durable.undelivered > 0 else None
+
+
+@SMALL_BLOCK_MUTANTS.breaks("replay is the same", "state", KeyedMessages, focus=KEYED)
+def snapshot_without_oldest_ms(self: KeyedMessages) -> KeyedState:
+    """A restart finds the time of the oldest key in what is kept by then."""
+    return KeyedState(self.messages, self.bytes, self.oldest)
+
+
+@SMALL_BLOCK_MUTANTS.breaks("replay is the same", "state", PendingMessages, focus=FORGETFUL)
+def snapshot_without_cursor_ms(self: Consumption) -> ConsumptionState:
+    """A restart finds the time of the cursor in what is kept by then."""
+    return msgspec.structs.replace(_state(self), cursor_ms=None, floor_ms=None)
+
+
+@SMALL_BLOCK_MUTANTS.breaks("a command is carried out or refused", "mark_timed", ReferenceCounts, focus=CALM)
+def wanted_blocks_only(self: ReferenceCounts, seq: int, deadline_ms: int) -> None:
+    """A block that no durable wants has to be there."""
+    assert self.block(seq // BLOCK_MESSAGES) is not None, "a message that was accepted has a block"
+    _mark_timed(self, seq, deadline_ms)
+
+
+MUTANTS.add("two_at_a_time", "the newest subscriber wins", (Standard, "exclusive", False), focus=CALM)

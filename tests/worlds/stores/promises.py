@@ -1,13 +1,10 @@
-"""What the worlds of the message stores hold the state machine to, and how a broken promise is told.
-
-Owns: the list and the exception. Does not own: the models that judge (``consumed_model``, ``keyed_model``,
-``store_model``), the worlds (``world``).
+"""What the state machine of the stores promises, and which check of the worlds and models judges it.
 
 | promise | judged by |
 |---|---|
 | nothing confirmed is lost | every message a model has pending is delivered in the end, also after a crash |
 | nothing acknowledged comes back | only what a model has pending is delivered; a rewind puts back what is retained |
-| order per publisher | nobody is given a message for the first time before an earlier one of its publisher |
+| order per publisher | no message is first delivered before an earlier one of its publisher |
 | delivery counts are exact | each delivery is the model's count plus one |
 | deadlines do not move | after a crash the next deadline, and all that follows, is what it was |
 | nothing early, nothing late | no delay ends before its time; the machine asks to be woken in time |
@@ -17,20 +14,18 @@ Owns: the list and the exception. Does not own: the models that judge (``consume
 | maps are linear | conditions hold exactly, a stale fence writes nothing, a session's locks go with it |
 | a command is carried out or refused | the machine raises nothing but ``HoldfastError`` |
 | what is not logged changes nothing | a command without a record leaves every byte of the state as it was |
-| replay is the same | a record gives the same result again, a snapshot with the records behind it the same state |
+| replay is the same | a record gives the same result again, a snapshot and the records after it give the same state |
 """
 
 from __future__ import annotations
 
-__all__ = ["PromiseBroken", "promise"]
+from tests.worlds.harness import PromiseBroken
 
-
-class PromiseBroken(AssertionError):
-    """A world has seen what must not happen; the text says which promise, with the facts."""
+__all__ = ["promise"]
 
 
 def promise(holds: object, text: str, **facts: object) -> None:
     """Raise ``PromiseBroken`` unless ``holds``."""
     if not holds:
-        told = " ".join(f"{name}={value!r}" for name, value in facts.items())
-        raise PromiseBroken(f"{text}: {told}")
+        listed = " ".join(f"{name}={value!r}" for name, value in facts.items())
+        raise PromiseBroken(f"{text}: {listed}")

@@ -1,28 +1,21 @@
-"""What a world of the message stores is like: its definition, its people, how often what happens. Drawn from the seed.
-
-Owns: the draw. Does not own: what is done with it (``world``).
-
-Failure model: pure; a seed gives one shape.
-"""
+"""The definition of the stores, the length and the crash rates of a world, drawn from its seed."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from random import Random
-from types import MappingProxyType
 from typing import Final
 
 from holdfast.stores.values.ports import BLOCK_MESSAGES
 
-__all__ = ["DEAD", "FOLLOWED_KEYS", "KEYS", "KINDS", "NO_FOCUS", "STORE", "Shape", "draw_shape", "focused"]
+__all__ = ["DEAD", "FOLLOWED_KEYS", "KEYS", "KINDS", "STORE", "Shape", "draw_shape"]
 
 STORE: Final = "s"
 DEAD: Final = "dead"
 KINDS: Final = ("a", "b", "c")
 KEYS: Final = ("k1", "k2", "k3", "k4")
 FOLLOWED_KEYS: Final = KEYS[:3]
-NO_FOCUS: Final[Mapping[str, object]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,12 +89,3 @@ def _draw_durable(random: Random, kind: str) -> dict[str, object]:
             durable |= random.choice(({"message_limit": 2}, {"bytelimit": 12}))
             durable["discard"] = random.choice(("old", "new"))
     return durable
-
-
-def focused(shape: Shape, focus: Mapping[str, object]) -> Shape:
-    """The same shape with some of its fields replaced.
-
-    >>> focused(draw_shape(Random(1)), {"steps": 7}).steps
-    7
-    """
-    return replace(shape, **focus)  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]

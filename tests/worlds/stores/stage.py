@@ -1,30 +1,25 @@
-"""The stage of a world: one machine under its judge, the service's part, and crashes at any command.
+"""The service's part of a world of the stores: commands with all their checks, time, syncs, checkpoints and crashes.
 
-Owns: carrying a command out with everything that is checked after it; time, deadlines, syncs and checkpoints; forks and
-what the service does when it comes back. Does not own: what people do (``world``), the judge (``store_model``), the log
-(``machine``).
-
-After every command the state machine checks itself, the model judges the answer, and the deadlines and the effects are
-held against what the model knows. At a share of the commands the world is forked: the log is cut at any length from the
-durable one on, the machine is recovered from it beside the running one, and has to be what the model is after these
-records. Some forks become the world: then ``CrashedError`` ends what was being done.
-
-Failure model: a broken promise raises ``PromiseBroken``, a broken invariant of the machine its own assertion.
+After every command the state machine checks itself, the model judges the answer, and deadlines and effects are compared
+with what the model knows. After a share of the commands the world is forked: the log is cut at any length from the
+durable one on, a second machine is recovered from it, and it must be what the model is after these records. Some forks
+become the world: then ``CrashedError`` ends what was being done.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from hashlib import sha256
 from random import Random
-from typing import Final
+from typing import Any, Final
 
 import msgspec
+from tests.worlds.harness import SeededWorld
 from tests.worlds.stores.consumed_model import ConsumedModel
 from tests.worlds.stores.machine import Image, Machine
 from tests.worlds.stores.promises import promise
-from tests.worlds.stores.shape import NO_FOCUS, Shape, draw_shape, focused
+from tests.worlds.stores.shape import Shape, draw_shape
 from tests.worlds.stores.store_model import ClusterModel
 
 from holdfast.errors import HoldfastError
@@ -45,32 +40,29 @@ class CrashedError(Exception):
     """The machine has crashed and was recovered: whatever was being done is not done any more."""
 
 
-class Stage:
+class Stage(SeededWorld):
     """See the module. ``seen`` counts what happened, ``states`` the crash states that were judged."""
 
-    def __init__(self, seed: int, focus: Mapping[str, object] = NO_FOCUS) -> None:
-        self.seed = seed
-        self.random = Random(seed)
-        self.shape: Shape = focused(draw_shape(self.random), focus)
-        self.seen: Counter[str] = Counter()
-        self.states = 0
+    def __init__(self, seed: int, **focus: Any) -> None:
+        super().__init__(seed, Random(seed))
+        self.shape: Shape = replace(draw_shape(self.random), **focus)
         self.now_ms = START_MS
         self.machine = Machine()
         self.model = ClusterModel()
         self.durable = 0
         """Records that a sync has returned for: what is confirmed."""
         self.image: Image | None = None
-        self.told: set[tuple[str, str]] = set()
-        """Durables that are ready as far as the service was told: since the last delivery that found too little."""
+        self.notified: set[tuple[str, str]] = set()
+        """Durables whose ``Ready`` the service has seen since the last delivery that left them with nothing."""
         self._revision = 0
         self.check_rate = 0.1 if self.shape.crowd else 1.0
         """A check looks at every message."""
-        self._settling = False
+        self._ending = False
         self._fingerprints: dict[int, bytes] = {}
         """By the length of the log the digest of everything that a recovery from it has to find again."""
         self._swept: dict[int, int] = {}
-        """By the length of the log the latest time at which no deadline was left there. A delivery lets go what it
-        comes upon and no record tells what that was: the model that is made again has to be told when it was all."""
+        """By the length of the log the latest time at which no deadline was left there. A delivery drops what it
+        finds expired, and no record has it: a model that is made again must learn when everything expired was gone."""
 
         self._back: dict[int, dict[tuple[str, str], set[int]]] = {}
         """By the length of the log after a ``Restarted`` what an ``Expire`` before it had taken back: a crash came
@@ -89,7 +81,7 @@ class Stage:
         except HoldfastError as error:
             answer = error
             promise(len(self.machine.log) == before, "a refusal changes nothing", command=command)
-        if isinstance(command, commands.Restarted) and not self.model.settled:
+        if isinstance(command, commands.Restarted) and not self.model.expire_done:
             back = self._came_back()
             self.model.came_back(back)
             if len(self.machine.log) > before:  # a start that changes nothing has no record
@@ -103,7 +95,7 @@ class Stage:
         self._count(effects)
         self._check_deadlines()
         self._check_ready(command, effects)
-        if self.model.settled:
+        if self.model.expire_done:
             self._check_totals()
         if not isinstance(command, commands.Expire) and self._counts_what_is_left():
             self._expire()
@@ -119,7 +111,7 @@ class Stage:
             real = self.machine.state.stores[store].durables.get(name)
             if isinstance(real, Consumption):
                 held = {item.seq for subscriber in durable.subscribers for item in durable.held(subscriber)}
-                back[store, name] = {seq for seq in held if real.leases.holder(seq) is None}
+                back[store, name] = {seq for seq in held if real.leases.holder_of(seq) is None}
         return back
 
     def _counts_what_is_left(self) -> bool:
@@ -161,23 +153,23 @@ class Stage:
 
     def _check_deadlines(self) -> None:
         event_ms = self.model.next_event_ms(self.now_ms)
-        if event_ms is not None and self.model.settled:
+        if event_ms is not None and self.model.expire_done:
             due_ms = self.machine.state.next_deadline_ms()
             late = due_ms is None or due_ms > event_ms
             promise(not late, "nothing early, nothing late", event_ms=event_ms, wakes_ms=due_ms, now_ms=self.now_ms)
 
     def _check_ready(self, command: Command, effects: Sequence[Effect]) -> None:
-        """Whoever can be served must have been told so since a delivery left the durable with nothing for anybody."""
+        """A durable that can serve must have sent ``Ready`` since a delivery left it with nothing."""
         if isinstance(command, commands.Deliver) and not self.machine.state.ready(command.store, command.durable):
-            self.told.discard((command.store, command.durable))
-        self.told.update((effect.store, effect.durable) for effect in effects if isinstance(effect, Ready))
-        if not self.model.settled or self._is_due():
+            self.notified.discard((command.store, command.durable))
+        self.notified.update((effect.store, effect.durable) for effect in effects if isinstance(effect, Ready))
+        if not self.model.expire_done or self._is_due():
             return
         serving = self.model.servable(self.now_ms)
-        silent = sorted(serving - self.told)
-        promise(not silent, "who can be served is told", silent=silent, command=command)
+        silent = sorted(serving - self.notified)
+        promise(not silent, "a durable that can serve says so", silent=silent, command=command)
         for store, durable in sorted(serving):
-            promise(self.machine.state.ready(store, durable), "who can be served is ready", durable=durable)
+            promise(self.machine.state.ready(store, durable), "a durable that can serve is ready", durable=durable)
 
     def _check_totals(self) -> None:
         """Where every deadline is carried out, the machine's totals are the model's."""
@@ -185,7 +177,7 @@ class Stage:
             return
         self._swept[len(self.machine.log)] = self.now_ms
         for _, name, of_keys in self.model.maps():
-            promise(of_keys.unsure or not of_keys.untold, "watchers are told all that a clear removed", map=name)
+            promise(of_keys.unsure or not of_keys.unreported, "watchers see all that a clear removed", map=name)
         self.model.sweep(self.now_ms)
         for store in self.model.stores.values():
             real = self.machine.state.stores[store.name]
@@ -196,17 +188,27 @@ class Stage:
                     assert isinstance(found, Consumption), "a durable has its type"
                     owed = sorted(item.seq for item in durable.pending())
                     promise(
-                        found.pending == len(owed), "one message, one place", name=name, told=found.pending, is_=owed
+                        found.pending == len(owed),
+                        "one message, one place",
+                        name=name,
+                        counted=found.pending,
+                        owed=owed,
                     )
                 else:
                     assert not isinstance(found, Consumption), "a durable has its type"
                     entries = {entry.key: entry.revision for entry in found.keyed.scan()}
                     expected = {key: value.revision for key, value in durable.values.items()}
-                    promise(entries == expected, "a key has its last value", durable=name, told=entries, is_=expected)
+                    promise(
+                        entries == expected,
+                        "a key has its last value",
+                        durable=name,
+                        entries=entries,
+                        expected=expected,
+                    )
             if not any(durable.definition.retention_time_ms for durable in store.durables.values()):
                 kept = store.kept()
-                told = self.machine.kept(store.name)
-                promise(told == kept, "what is kept is what is owed", more=told - kept, less=kept - told)
+                real_kept = self.machine.kept(store.name)
+                promise(real_kept == kept, "what is kept is what is owed", more=real_kept - kept, less=kept - real_kept)
 
     def _is_due(self) -> bool:
         due_ms = self.machine.state.next_deadline_ms()
@@ -229,11 +231,13 @@ class Stage:
             promise(
                 recovered.state.next_deadline_ms() == self.machine.state.next_deadline_ms(), "deadlines do not move"
             )
-            told = [effect for effect in recovered.state.pending_effects() if isinstance(effect, DeadLettering)]
+            effects = [effect for effect in recovered.state.pending_effects() if isinstance(effect, DeadLettering)]
             expected = self.model.dying()
-            again = {(effect.store, effect.durable, effect.seq): effect for effect in told}
-            promise(not self.model.settled or again == expected, "who dies is announced again", told=told)
-        if not self._settling and self.random.random() < self.shape.crash_rate / self.shape.fork_rate:
+            again = {(effect.store, effect.durable, effect.seq): effect for effect in effects}
+            promise(
+                not self.model.expire_done or again == expected, "dead letters are announced again", effects=effects
+            )
+        if not self._ending and self.random.random() < self.shape.crash_rate / self.shape.fork_rate:
             self._become(recovered)
             raise CrashedError
 
@@ -254,11 +258,11 @@ class Stage:
             self.model.judge(record.command, record.result, None)
             if position in self._swept:
                 self.model.sweep(self._swept[position])
-        # A service that starts may have a clock that is behind: then time stands still.
+        # The clock of a service that starts may be late: then time stands still.
         self.now_ms = max(recovered.state.at_ms, START_MS)
         self._revision = recovered.state.revision
-        # A service that starts looks at every durable, as if it had been told of all.
-        self.told = {(store.name, name) for store in self.model.stores.values() for name in store.durables}
+        # A service that starts looks at every durable, as after a ``Ready`` of each.
+        self.notified = {(store.name, name) for store in self.model.stores.values() for name in store.durables}
 
     def _come_back(self) -> None:
         """What the service does first after a start; it may crash again at that."""
@@ -280,7 +284,7 @@ class Stage:
     def _expire(self) -> None:
         """Carry out every deadline that is due, as the service's timer does."""
         for _ in range(EXPIRES_MAX):
-            if self.model.settled and not self._is_due():
+            if self.model.expire_done and not self._is_due():
                 return
             looks = self.random.choice((1, 2, commands.EXPIRE_LOOKS, commands.EXPIRE_LOOKS))
             self.submit(commands.Expire(self.now_ms, self.random.choice((1, 3, 10_000, 10_000)), looks=looks))

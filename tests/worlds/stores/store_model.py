@@ -1,12 +1,8 @@
 """The plain model of all stores: what each command may answer, and what is kept afterwards.
 
-Owns: numbers, publishers, limits of stores, which durables there are; handing each command to the model of its durable.
-Does not own: those models (``consumed_model``, ``keyed_model``), which commands come (``world``).
-
-The model is told of every command with its answer or refusal, in the order of the log. It raises ``PromiseBroken``
-where the answer is another than it must be. After a crash it is made again from the records that are left.
-
-Failure model: see above.
+It judges every command with its answer or refusal, in the order of the log, and raises ``PromiseBroken`` where the
+answer is not the expected one. Commands of a durable go to its model (``consumed_model``, ``keyed_model``). After a
+crash the model is made again from the records that are left.
 """
 
 from __future__ import annotations
@@ -67,7 +63,7 @@ class PublisherModel:
     used_ms: int = 0
 
 
-Told = Sequence[Effect] | None
+Effects = Sequence[Effect] | None
 """The effects of a command; None where it is only followed."""
 
 
@@ -99,7 +95,7 @@ class StoreModel:
         self.idle_since_ms[definition.name] = now_ms
 
     def accept(self, messages: Sequence[Message], publisher: str, now_ms: int) -> tuple[int, int]:
-        """Follow messages that are new; returns the first number and how many nobody keeps."""
+        """Follow messages that are new; returns the first number and how many no durable keeps."""
         first = self.next_seq
         batch = [(seq, message, size_of(message)) for seq, message in enumerate(messages, first)]
         self.next_seq += len(messages)
@@ -113,18 +109,18 @@ class StoreModel:
 
 
 class ClusterModel:
-    """All stores. ``settled`` is False between two steps of one long ``Expire``: then nothing else may come."""
+    """All stores. ``expire_done`` is False between two steps of one long ``Expire``: then nothing else may come."""
 
     def __init__(self) -> None:
         self.definition = ClusterDefinition()
         self.stores: dict[str, StoreModel] = {}
-        self.settled = True
+        self.expire_done = True
         self._stopped_ms = 0
         """The time of the last ``Expire`` that left something due."""
         self.swept_ms = 0
         """When every deadline was last carried out."""
-        self._told: dict[tuple[str, str, int], DeadLettering] | None = {}
-        """Who was announced as dying since the model was last settled; None where that is not known."""
+        self._announced: dict[tuple[str, str, int], DeadLettering] | None = {}
+        """The dead letters announced since ``expire_done``; None where that is not known."""
 
     # ---- questions --------------------------------------------------------------------------------------------------
 
@@ -224,14 +220,14 @@ class ClusterModel:
             case _:
                 self._on_durable(command, answer, effects)
         if effects is None:
-            # Who dies was told when it was carried out; who waits is told again by the recovered machine.
-            self._told = None if not self.settled else {}
+            # Deaths were announced when they were carried out; a recovered machine announces those that wait.
+            self._announced = None if not self.expire_done else {}
             return
-        if self._told is not None:
-            self._told.update(((e.store, e.durable, e.seq), e) for e in effects if isinstance(e, DeadLettering))
-        if self.settled and self._told is not None:
-            self._check_dying(before, self._told)
-        self._told = {} if self.settled else self._told
+        if self._announced is not None:
+            self._announced.update(((e.store, e.durable, e.seq), e) for e in effects if isinstance(e, DeadLettering))
+        if self.expire_done and self._announced is not None:
+            self._check_dying(before, self._announced)
+        self._announced = {} if self.expire_done else self._announced
 
     def maps(self) -> list[tuple[str, str, MapModel]]:
         """Every map with its store and name."""
@@ -247,26 +243,26 @@ class ClusterModel:
         for store, name, durable in self.consumed():
             durable.came_back(back.get((store, name), ()), self._stopped_ms)
 
-    def _steps_of_clears(self, effects: Told) -> None:
-        """What an ``Expire`` tells watchers of clears; where that is not known, it may be told already."""
+    def _steps_of_clears(self, effects: Effects) -> None:
+        """What an ``Expire`` reports to watchers of clears; where that is not known, it may be reported already."""
         for store, name, durable in self.maps():
             if effects is None:
-                durable.unsure |= bool(durable.untold)
+                durable.unsure |= bool(durable.unreported)
                 continue
             for effect in effects:
                 if isinstance(effect, Changed) and (effect.store, effect.map) == (store, name):
                     for change in effect.changes:
                         if change[2] in ("removed", "deleted"):
-                            durable.told_later(change)
+                            durable.reported_later(change)
 
     def _check_dying(
-        self, before: Collection[tuple[str, str, int]], told: Mapping[tuple[str, str, int], DeadLettering]
+        self, before: Collection[tuple[str, str, int]], announced: Mapping[tuple[str, str, int], DeadLettering]
     ) -> None:
         now = self.dying()
-        for key, effect in told.items():
-            promise(now.get(key) == effect, "dead letters keep their cause", told=effect, is_=now.get(key))
+        for key, effect in announced.items():
+            promise(now.get(key) == effect, "dead letters keep their cause", announced=effect, is_=now.get(key))
         for key, effect in now.items():
-            promise(key in before or key in told, "who dies is announced", unannounced=effect)
+            promise(key in before or key in announced, "every dead letter is announced", unannounced=effect)
 
     def _with(self, parts: Iterable[commands.Part]) -> ClusterDefinition:
         """The definition with these parts, by way of its whole document."""
@@ -339,10 +335,12 @@ class ClusterModel:
             expected = known.seqs[first_number], known.seqs[command.messages[-1].publisher_seq]
         else:
             expected = first, first + len(fresh) - 1
-        told = result.first_seq, result.last_seq
-        promise(told == expected, "a message has one number, for ever", told=told, expected=expected)
+        numbers = result.first_seq, result.last_seq
+        promise(numbers == expected, "a message always has the same number", numbers=numbers, expected=expected)
         promise(result.duplicates == duplicates, "a resent message is stored once", result=result, expected=duplicates)
-        promise(result.unmatched == unmatched, "what nobody wants is counted", result=result, expected=unmatched)
+        promise(
+            result.unmatched == unmatched, "messages without a durable are counted", result=result, expected=unmatched
+        )
 
     def _is_full(self, store: StoreModel, fresh: Sequence[Message]) -> bool:
         wanted = [message for message in fresh if self._is_wanted(store, message)]
@@ -379,7 +377,7 @@ class ClusterModel:
 
     # ---- durables ---------------------------------------------------------------------------------------------------
 
-    def _on_durable(self, command: Command, answer: Answer, told: Told) -> None:
+    def _on_durable(self, command: Command, answer: Answer, effects: Effects) -> None:
         at = cast("_OnDurable", command)
         store = self.stores[at.store]
         durable = store.durables.get(at.durable)
@@ -395,7 +393,7 @@ class ClusterModel:
                 del store.durables[at.durable]
                 store.idle_since_ms.pop(at.durable, None)
             case commands.Detach():
-                self._detach(store, durable, at, answer, told)
+                self._detach(store, durable, at, answer, effects)
             case commands.Deliver():
                 _deliver(durable, at, answer)
             case commands.Acknowledge():
@@ -406,7 +404,7 @@ class ClusterModel:
                 durable.acknowledge(at, _answered(command, answer, commands.Acknowledged))
             case commands.Purge():
                 if isinstance(durable, MapModel):
-                    _purge_told(durable, _watched(told))
+                    _purge_map(durable, _watched(effects))
                 messages, size = durable.purge()
                 result = _answered(command, answer, commands.Purged)
                 promise((result.messages, result.bytes) == (messages, size), "a purge is exact", result=result)
@@ -448,7 +446,7 @@ class ClusterModel:
         promise(result == commands.Attached(created, displaced), "the newest subscriber wins", result=result)
 
     def _detach(
-        self, store: StoreModel, durable: DurableModel, command: commands.Detach, answer: Answer, told: Told
+        self, store: StoreModel, durable: DurableModel, command: commands.Detach, answer: Answer, effects: Effects
     ) -> None:
         known = _attached(durable)
         if command.subscriber not in known:
@@ -460,7 +458,7 @@ class ClusterModel:
         elif isinstance(durable, LastValueModel):
             durable.detach(command.subscriber)
         else:
-            durable.detach(command.subscriber, told)
+            durable.detach(command.subscriber, effects)
         if len(known) == 0:
             store.idle_since_ms[command.durable] = command.at_ms
 
@@ -498,7 +496,7 @@ class ClusterModel:
 
     def _expire(self, command: commands.Expire, answer: Answer) -> None:
         result = _answered(command, answer, commands.Expired)
-        self.settled = not result.more
+        self.expire_done = not result.more
         if result.more:
             self._stopped_ms = command.at_ms
             return
@@ -521,7 +519,7 @@ class ClusterModel:
 
     # ---- maps -------------------------------------------------------------------------------------------------------
 
-    def _map_change(self, command: commands.MapChange, answer: Answer, effects: Told) -> None:
+    def _map_change(self, command: commands.MapChange, answer: Answer, effects: Effects) -> None:
         store = self.stores[command.store]
         found = store.durables[command.map]
         assert isinstance(found, MapModel)
@@ -533,14 +531,14 @@ class ClusterModel:
             return
         result = _answered(command, answer, commands.MapChanged)
         watched = _watched(effects)
-        told, revision, changed = found.change(command, store.next_seq, watched)
+        changes, revision, changed = found.change(command, store.next_seq, watched)
         store.next_seq = max(store.next_seq, revision + 1)
         if changed and not found.sessions:
             store.idle_since_ms[command.map] = command.at_ms
         expected = revision, changed
         promise((result.revision, result.changed) == expected, "revisions are the store's numbers", result=result)
-        in_order = watched is None or watched == told
-        promise(in_order, "watchers are told every change in order", told=watched, expected=told)
+        in_order = watched is None or watched == changes
+        promise(in_order, "watchers see every change in order", watched=watched, expected=changes)
 
     def _locks(self, command: commands.MapLock | commands.MapUnlock, answer: Answer) -> None:
         found = self.stores[command.store].durables[command.map]
@@ -586,17 +584,17 @@ def _answered(command: Command, answer: Answer, kind: type[Kind]) -> Kind:
     return cast("Kind", answer)
 
 
-def _watched(effects: Told) -> list[tuple[str, int, str]] | None:
-    """What watchers of maps are told."""
+def _watched(effects: Effects) -> list[tuple[str, int, str]] | None:
+    """The changes that watchers of maps see."""
     if effects is None:
         return None
     return [change for effect in effects if isinstance(effect, Changed) for change in effect.changes]
 
 
-def _purge_told(found: MapModel, watched: list[tuple[str, int, str]] | None) -> None:
+def _purge_map(found: MapModel, watched: list[tuple[str, int, str]] | None) -> None:
     expected = found.cleared(sorted((key, value.revision, "deleted") for key, value in found.values.items()))
     in_order = watched is None or watched == expected
-    promise(in_order, "watchers are told of a purge", told=watched, expected=expected)
+    promise(in_order, "watchers see a purge", watched=watched, expected=expected)
 
 
 def _done(command: Command, answer: Answer) -> None:

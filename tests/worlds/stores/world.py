@@ -1,33 +1,25 @@
-"""One world of the message stores: people who publish, subscribe and come again, over crashes at any command.
+"""A world of the stores: publishers, subscribers and administrators, with crashes at any command.
 
-Owns: what people and administrators do, from one seed, and the end. Does not own: the service's part, crashes and what
-is checked after each command (``stage``), the state machine and its log (``machine``), the judge (``store_model``).
-
-In the end everything that is owed is taken and acknowledged: nothing may be left, nothing may be missing.
-
-Failure model: a world that breaks a promise raises ``PromiseBroken`` (or the machine its own assertion); the seed
-repeats it exactly.
+In the end everything that is owed is delivered and acknowledged: nothing may be left, and nothing may be missing.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from hashlib import sha256
+from collections.abc import Sequence
 from typing import Final
 
+from tests.worlds.harness import WorldReport
 from tests.worlds.stores.consumed_model import ConsumedModel
 from tests.worlds.stores.keyed_model import LastValueModel, MapModel
 from tests.worlds.stores.machine import Machine
 from tests.worlds.stores.promises import promise
-from tests.worlds.stores.shape import DEAD, FOLLOWED_KEYS, KEYS, KINDS, NO_FOCUS, STORE
+from tests.worlds.stores.shape import DEAD, FOLLOWED_KEYS, KEYS, KINDS, STORE
 from tests.worlds.stores.stage import EXPIRES_MAX, CrashedError, Stage
 
 from holdfast.stores.values import commands
 from holdfast.stores.values.messages import FieldValue, Message
 
-__all__ = ["World", "WorldReport", "run_world"]
+__all__ = ["World", "run_world"]
 
 PUBLISHERS: Final = ("p1", "p2", "")
 SUBSCRIBERS: Final = ("ann", "bob", "cid")
@@ -36,37 +28,26 @@ OWNERS: Final = ("ann", "bob")
 RETENTION_STEP_MS: Final = 1_001
 
 
-@dataclass(frozen=True, slots=True)
-class WorldReport:
-    """What a world did: crash states judged, kinds of events counted, and a digest of every record that it wrote."""
-
-    seed: int
-    states: int
-    seen: Counter[str]
-    digest: str
-
-
-def run_world(seed: int, focus: Mapping[str, object] = NO_FOCUS) -> WorldReport:
+def run_world(seed: int, **focus: object) -> WorldReport:
     """Run one world to its end. ``focus`` replaces fields of its ``Shape``, to look where something is expected.
 
     Raises: ``PromiseBroken``, or whatever the state machine raises that it should not.
     """
-    return World(seed, focus).run()
+    return World(seed, **focus).run()
 
 
 class World(Stage):
     """See the module."""
 
-    def __init__(self, seed: int, focus: Mapping[str, object] = NO_FOCUS) -> None:
-        super().__init__(seed, focus)
+    def __init__(self, seed: int, **focus: object) -> None:
+        super().__init__(seed, **focus)
         self.serial = 0
         self.sent: dict[str, list[list[Message]]] = {name: [] for name in PUBLISHERS}
         """Numbered batches of each publisher, to be sent again."""
-        self._digest = sha256()
         self._crowd_at = self.random.randrange(self.shape.steps) if self.shape.crowd else -1
 
     def run(self) -> WorldReport:
-        """Live, then settle every debt."""
+        """Live, then deliver everything that is owed."""
         for step in range(-1, self.shape.steps):
             try:
                 if step < 0:
@@ -75,10 +56,10 @@ class World(Stage):
                     self._step(step)
             except CrashedError:
                 self._come_back()
-        self._settle_everything()
+        self._deliver_everything()
         for data in self.machine.log:
-            self._digest.update(data)
-        return WorldReport(self.seed, self.states, self.seen, self._digest.hexdigest())
+            self.digest.update(data)
+        return self.report()
 
     def _bury(self) -> None:
         dying = self.model.dying()
@@ -289,7 +270,7 @@ class World(Stage):
             return
         durable = self.model.stores[STORE].durables[name]
         assert isinstance(durable, ConsumedModel)
-        seqs = [item.seq for item in durable.items.values() if item.place != "settled"]
+        seqs = [item.seq for item in durable.items.values() if item.place != "acknowledged"]
         if seqs:
             self.submit(commands.Drop(self.now_ms, STORE, name, self.random.choice(seqs)))
 
@@ -360,9 +341,9 @@ class World(Stage):
 
     # ---- the end ----------------------------------------------------------------------------------------------------
 
-    def _settle_everything(self) -> None:
+    def _deliver_everything(self) -> None:
         """After a last crash, take and acknowledge all that is owed: the judge sees whether anything is missing."""
-        self._settling = True
+        self._ending = True
         self._sync()
         self._become(Machine(self.machine.log, self.image))
         self._come_back()

@@ -11,9 +11,11 @@ import asyncio
 from collections import deque
 from contextlib import suppress
 from functools import partial
+from typing import Generic, TypeVar
 from weakref import WeakKeyDictionary
 
 from holdfast.errors import Closed, Fenced, HoldfastError
+from holdfast.queue.consumers.consumer import Consumer as BlockingConsumer
 from holdfast.queue.consumers.consumer import Owner
 from holdfast.queue.options import renamed_argument, whole_number
 
@@ -21,13 +23,13 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
     from datetime import datetime
-    from typing import Protocol, Self, TypeAlias, TypeVar
+    from types import TracebackType
+    from typing import Protocol, Self
 
-    from holdfast.queue.consumers import consumer as blocking_consumer
     from holdfast.queue.log.messages import Message
-    from holdfast.queue.work import work_queue as blocking_work_queue
     from holdfast.queue.work.command import DeadLetter
     from holdfast.queue.work.work_queue import Job
+    from holdfast.queue.work.work_queue import WorkQueue as BlockingWorkQueue
 
     class Closable(Protocol):
         """Holds files or a name until it is closed."""
@@ -35,11 +37,17 @@ if TYPE_CHECKING:
         def close(self) -> None:
             """Let go of them."""
 
-    WaitUntil: TypeAlias = Callable[[Callable[[], Awaitable[bool]], float | None, float | None], Awaitable[bool]]
-    """``Queue.wait_until``: looks until it is true, at most for ``timeout`` seconds, at least every so many."""
+    class WaitUntil(Protocol):
+        """``Queue.wait_until``."""
 
-    Result = TypeVar("Result")
-    Opened = TypeVar("Opened", bound=Closable)
+        def __call__(  # noqa: D102
+            self, look: Callable[[], Awaitable[bool]], timeout: float | None, *, look_again_s: float | None = None
+        ) -> Awaitable[bool]: ...
+
+
+Result = TypeVar("Result")
+Opened = TypeVar("Opened", bound="Closable")
+Blocking = TypeVar("Blocking", bound="Closable")
 
 POLL_MESSAGES = 1000
 COUNT_MAX = 1 << 60
@@ -61,17 +69,15 @@ async def to_its_end(work: Awaitable[Result]) -> Result:
 
 
 async def on_helper(work: Callable[[], Result]) -> Result:
-    """Run on a helper thread. It has ended when this returns, because the next step may close its files.
-
-    If the caller is cancelled, the result is lost: ``work`` itself stores what must not be lost.
+    """Run on a helper thread. It has ended when this returns, because the next step may close its files. A cancelled
+    caller loses the result.
     """
     return await to_its_end(asyncio.get_running_loop().run_in_executor(None, work))
 
 
 async def open_by(run: Callable[[Callable[[], None]], Awaitable[None]], open_blocking: Callable[[], Opened]) -> Opened:
-    """Open something by ``run``, on another thread; a cancelled caller leaves nothing open.
-
-    *Raises*: as ``open_blocking``.
+    """Open something by ``run``, on another thread; a cancelled caller leaves nothing open. *Raises*: as
+    ``open_blocking``.
     """
     found: list[Opened] = []
     try:
@@ -85,7 +91,44 @@ async def open_by(run: Callable[[Callable[[], None]], Awaitable[None]], open_blo
     return found[0]
 
 
-class Consumer:
+class _Opened(Generic[Blocking]):
+    """What a consumer and a work queue share: a name, and the blocking object, once it is open."""
+
+    _kind = ""
+
+    def __init__(self, wait_until: WaitUntil, name: str, open_blocking: Callable[[], Blocking]) -> None:
+        self.name = name
+        self._wait_until = wait_until
+        self._open = open_blocking
+        self._inner: Blocking | None = None
+
+    async def open(self) -> Self:
+        """Take the name. *Raises*: as the method of ``holdfast.Queue``."""
+        if self._inner is not None:
+            raise Closed(f"a {self._kind} is opened once", hint="make another")
+        self._inner = await open_by(on_helper, self._open)
+        return self
+
+    def _opened(self) -> Blocking:
+        if self._inner is None:
+            raise Closed(f"the {self._kind} is not open yet", hint="async with")
+        return self._inner
+
+    async def close(self) -> None:
+        """Release the files and the name. Commits nothing. Closing twice is harmless."""
+        if self._inner is not None:
+            await on_helper(self._inner.close)
+
+    async def __aenter__(self) -> Self:
+        return await self.open()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
+class Consumer(_Opened[BlockingConsumer]):
     """A position in the log that is kept under a name, opened by ``async with`` or ``await consumer.open()``.
 
     The methods are those of the blocking ``Consumer``, with tasks instead of threads. Take messages in the task that
@@ -93,26 +136,11 @@ class Consumer:
     3.12. A task that commits messages of another task commits the list: ``commit(messages)``.
     """
 
-    def __init__(
-        self, wait_until: WaitUntil, name: str, open_blocking: Callable[[], blocking_consumer.Consumer]
-    ) -> None:
-        self.name = name
-        self._wait_until = wait_until
-        self._open = open_blocking
-        self._inner: blocking_consumer.Consumer | None = None
+    _kind = "consumer"
+
+    def __init__(self, wait_until: WaitUntil, name: str, open_blocking: Callable[[], BlockingConsumer]) -> None:
+        super().__init__(wait_until, name, open_blocking)
         self._owners: WeakKeyDictionary[asyncio.Task[object], Owner] = WeakKeyDictionary()
-
-    async def open(self) -> Self:
-        """Take the name. *Raises*: as ``holdfast.Queue.consumer``."""
-        if self._inner is not None:
-            raise Closed("a consumer is opened once", hint="make another")
-        self._inner = await open_by(on_helper, self._open)
-        return self
-
-    def _opened(self) -> blocking_consumer.Consumer:
-        if self._inner is None:
-            raise Closed("the consumer is not open yet", hint="async with")
-        return self._inner
 
     def _owner(self) -> Owner:
         """The owner of the messages that the current task takes."""
@@ -158,7 +186,7 @@ class Consumer:
         while True:
             async for message in self:
                 yield message
-            if not await self._wait_until(self._refill, timeout, None):
+            if not await self._wait_until(self._refill, timeout):
                 return
 
     async def poll(self, timeout: float | None = 0.0, max_messages: int = POLL_MESSAGES) -> list[Message]:
@@ -173,14 +201,12 @@ class Consumer:
             return bool(found)
 
         if not found:
-            await self._wait_until(look, timeout, None)
+            await self._wait_until(look, timeout)
         return found
 
     async def commit(self, message: Message | int | list[Message] | None = None, *, durable: bool = False) -> None:
         """This message and all earlier ones that this task was given are done; without an argument, all that it was
-        given.
-
-        Each message of a list is done, whichever task was given it.
+        given. Each message of a list is done, whichever task was given it.
         """
         inner, owner = self._opened(), self._owner()
         if durable or inner.may_wait:
@@ -201,58 +227,29 @@ class Consumer:
         """How many messages of the log are not committed; removed ones do not count."""
         return await on_helper(self._opened().lag)
 
-    async def close(self) -> None:
-        """Release the files and the name. Commits nothing. Closing twice is harmless."""
-        if self._inner is not None:
-            await on_helper(self._inner.close)
 
-    async def __aenter__(self) -> Self:
-        return await self.open()
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
-
-
-class WorkQueue:
-    """Jobs for the tasks of an event loop, opened by ``async with`` or ``await work.open()``.
-
-    The methods are those of the blocking ``WorkQueue``. Any number of tasks may share it.
+class WorkQueue(_Opened["BlockingWorkQueue"]):
+    """Jobs for the tasks of an event loop, opened by ``async with`` or ``await work.open()``. The methods are those of
+    the blocking ``WorkQueue``. Any number of tasks may share it.
     """
 
-    def __init__(
-        self, wait_until: WaitUntil, name: str, open_blocking: Callable[[], blocking_work_queue.WorkQueue]
-    ) -> None:
-        self.name = name
-        self._wait_until = wait_until
-        self._open = open_blocking
-        self._inner: blocking_work_queue.WorkQueue | None = None
+    _kind = "work queue"
+
+    def __init__(self, wait_until: WaitUntil, name: str, open_blocking: Callable[[], BlockingWorkQueue]) -> None:
+        super().__init__(wait_until, name, open_blocking)
         # Taken for tasks that were cancelled before they got them.
         self._kept: deque[Job] = deque()
 
-    async def open(self) -> Self:
-        """Take the name. *Raises*: as ``holdfast.Queue.work_queue``."""
-        if self._inner is not None:
-            raise Closed("a work queue is opened once", hint="make another")
-        self._inner = await open_by(on_helper, self._open)
-        return self
-
-    def _opened(self) -> blocking_work_queue.WorkQueue:
-        if self._inner is None:
-            raise Closed("the work queue is not open yet", hint="async with")
-        return self._inner
-
     async def get(self, timeout: float | None = None) -> Job | None:
-        """The next job, or None after ``timeout`` seconds without one (None: waits; 0: looks).
-
-        A job whose delay or lease has ended is found within 50 ms.
+        """The next job, or None after ``timeout`` seconds without one (None: waits; 0: looks). A job whose delay or
+        lease has ended is found within 50 ms.
         """
         found = await self.get_many(1, timeout)
         return found[0] if found else None
 
     async def get_many(self, max_jobs: int, timeout: float | None = 0.0) -> list[Job]:
-        """As ``get``, up to ``max_jobs`` that are there now; waits only for the first.
-
-        Jobs that a cancelled call had taken come first, alone.
+        """As ``get``, up to ``max_jobs`` that are there now; waits only for the first. Jobs that a cancelled call had
+        taken come first, alone.
         """
         whole_number("max_jobs", max_jobs, 1, COUNT_MAX)
         inner = self._opened()
@@ -263,14 +260,14 @@ class WorkQueue:
             return bool(found)
 
         try:
-            await self._wait_until(look, timeout, DUE_LOOK_S)
+            await self._wait_until(look, timeout, look_again_s=DUE_LOOK_S)
         except BaseException:
             # Their deliveries are counted: the next caller gets them.
             self._kept.extend(found)
             raise
         return found
 
-    def _take(self, inner: blocking_work_queue.WorkQueue, max_jobs: int, found: list[Job]) -> None:
+    def _take(self, inner: BlockingWorkQueue, max_jobs: int, found: list[Job]) -> None:
         """On a helper thread: put kept jobs into ``found``, or if there are none, new ones."""
         while len(found) < max_jobs:
             try:
@@ -324,14 +321,3 @@ class WorkQueue:
     async def lag(self) -> int:
         """Messages that are not done."""
         return await on_helper(self._opened().lag)
-
-    async def close(self) -> None:
-        """Release the files and the name. Closing twice is harmless."""
-        if self._inner is not None:
-            await on_helper(self._inner.close)
-
-    async def __aenter__(self) -> Self:
-        return await self.open()
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable
     from datetime import timedelta
+    from types import TracebackType
     from typing import NoReturn, Self
 
     from holdfast.queue.options import SyncLevel
@@ -110,10 +111,8 @@ def check_source(source: object, *, is_result: bool = False) -> None:
 
 
 class Persisted(AsyncIterator[Item]):
-    """The result of ``persist``: an asynchronous iterator and context manager. One task at a time.
-
-    It closes itself after the last item and after an error of the source. A dropped one is closed as the blocking one.
-    It belongs to the event loop on which it was opened.
+    """The result of ``persist``: an asynchronous iterator and context manager, for one task at a time. It belongs to
+    the event loop on which it was opened, and is closed as the blocking one.
     """
 
     def __init__(
@@ -135,9 +134,7 @@ class Persisted(AsyncIterator[Item]):
         self._asks = False
 
     async def open(self) -> Self:
-        """Open the files and start the source. *Raises*: as ``holdfast.persist``; ``Closed`` if it was opened
-        before.
-        """
+        """Open the files and start the source, once. *Raises*: as ``holdfast.persist``; ``Closed``."""
         if self._opened:
             raise Closed("a subscription is opened once", hint="call persist again")
         self._opened = True
@@ -162,10 +159,7 @@ class Persisted(AsyncIterator[Item]):
         return self
 
     async def __anext__(self) -> Item:
-        """The next item; asking for it consumes the one before. Waits for the source.
-
-        *Raises*: as the blocking one.
-        """
+        """The next item; asking for it consumes the one before. Waits for the source. *Raises*: as the blocking one."""
         if self._finished:
             raise StopAsyncIteration
         if self._asks:
@@ -212,10 +206,7 @@ class Persisted(AsyncIterator[Item]):
         raise error
 
     async def commit(self, *, durable: bool = False) -> None:
-        """The last item is consumed now; ``durable`` survives lost power.
-
-        *Raises*: as ``Consumer.commit``; ``Closed``.
-        """
+        """The last item is consumed; ``durable`` survives lost power. *Raises*: as ``Consumer.commit``; ``Closed``."""
         run, producer = self._parts()
         if run.flow.stopped:
             raise run.closed_error()
@@ -241,12 +232,12 @@ class Persisted(AsyncIterator[Item]):
         return self._parts()[0].flow.consumed_seq
 
     async def close(self, timeout: float = CLOSE_S) -> bool:
-        """Cancel the source, close it if it is a generator or the result of ``persist``, and close the queue. This
-        does not consume the last item.
+        """Cancel the source, close it if it is a generator or the result of ``persist``, and close the queue. Consumes
+        nothing.
 
         Waits ``timeout`` seconds at most for the source. False if it has not ended: it is abandoned. Closing twice is
-        harmless; a cancelled caller has closed, too.
-        *Raises*: what closing the generator raised; ``Closed`` when the queue could not be made durable.
+        harmless; a cancelled caller has closed, too. *Raises*: what closing the generator raised; ``Closed`` when the
+        queue could not be made durable.
         """
         seconds_ns("timeout", timeout)
         if self._found is None:
@@ -267,7 +258,9 @@ class Persisted(AsyncIterator[Item]):
     async def __aenter__(self) -> Self:
         return await self.open()
 
-    async def __aexit__(self, *_: object) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         await self.close()
 
 
@@ -281,9 +274,7 @@ class _Bell:
         self.clear, self.wait = self._event.clear, self._event.wait
 
     def ring(self) -> None:
-        """Call after a change. The waiting task clears the bell, looks, then waits, so it sees the change or the
-        bell.
-        """
+        """Call after a change. The waiting task clears the bell, looks, then waits, so it misses nothing."""
         if self._event.is_set():
             return
         if self._thread == threading.get_ident():

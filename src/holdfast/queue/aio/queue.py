@@ -11,10 +11,9 @@ Nothing that may wait for the disk runs on the event loop. A task that is cancel
 A cancelled ``open`` leaves nothing open; a cancelled ``close`` has closed when the cancellation is reported. A queue
 belongs to the event loop on which it was opened; its tasks may share it.
 
-How appends share syncs (``AppendLane``): requests wait in a list while the thread is busy. Then it takes the whole
-list, writes it as one batch with one sync, and completes all futures. A request waits for two syncs at most; an
-``atomic`` batch has its own. When a write ends in the middle (a full disk), the requests that are wholly in the log
-succeed; each other one gets its own error, whose ``appended`` counts its own messages.
+Appends share syncs (``AppendLane``): requests wait in a list while the thread is busy. Then it writes the whole list as
+one batch with one sync; an ``atomic`` batch has its own. When a write ends in the middle (a full disk), the requests
+that are wholly in the log succeed; each other one gets its own error, whose ``appended`` counts its own messages.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from holdfast.queue.aio.consumers import Consumer, WorkQueue, on_helper, open_by
 from holdfast.queue.files.process import opened_at, opening_from
 from holdfast.queue.format.checksum import CRC32
 from holdfast.queue.format.frame import octets
-from holdfast.queue.log.reader import PAUSE_MAX_S, PAUSE_MIN_S
+from holdfast.queue.log.reader import PAUSE_MAX_S, PAUSE_MIN_S, LogReader
 from holdfast.queue.options import each_of, renamed_argument, sync_level
 from holdfast.queue.queue import Queue as BlockingQueue
 
@@ -41,11 +40,12 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
     from datetime import datetime, timedelta
+    from types import TracebackType
     from typing import Self, TypeVar
 
     from holdfast.queue.files.port import FilePort
     from holdfast.queue.log.messages import Block, Gap, Message, Trimmed
-    from holdfast.queue.log.reader import DamagePolicy, LogReader
+    from holdfast.queue.log.reader import DamagePolicy
     from holdfast.queue.options import SyncLevel
     from holdfast.queue.serializers import Serializer
 
@@ -142,9 +142,8 @@ class _Work:
 
 
 class AppendLane:
-    """Appends to ``queue`` from one event loop, on one thread. ``moved`` is called on the loop after each batch.
-
-    Call every method except ``run`` on the loop.
+    """Appends to ``queue`` from one event loop, on one thread. ``moved`` is called on the loop after each batch. Call
+    every method except ``run`` on the loop.
     """
 
     __slots__ = ("_executor", "_loop", "_moved", "_queue", "_running", "_shared", "_waiting")
@@ -231,9 +230,7 @@ class AppendLane:
             self._running = None
 
     async def run(self, work: Callable[[], Result]) -> Result:
-        """Run ``work`` on the thread, after everything submitted before. It has ended when this returns, also after
-        a cancellation.
-        """
+        """Run ``work`` on the thread, after everything submitted before, to its end, also after a cancellation."""
         return await to_its_end(self._loop.run_in_executor(self._executor, work))
 
     async def drain(self) -> None:
@@ -247,9 +244,8 @@ class AppendLane:
 
 
 class Queue:
-    """A durable queue for asyncio, opened by ``async with`` or ``await queue.open()``.
-
-    The arguments are those of ``holdfast.Queue``. What tasks append at the same time is one batch at every level.
+    """A durable queue for asyncio, opened by ``async with`` or ``await queue.open()``. The arguments are those of
+    ``holdfast.Queue``. What tasks append at the same time is one batch at every level.
     """
 
     def __init__(
@@ -368,7 +364,9 @@ class Queue:
     async def __aenter__(self) -> Self:
         return await self.open()
 
-    async def __aexit__(self, *_: object) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         await self.close()
 
     def _opened(self) -> tuple[BlockingQueue, AppendLane]:
@@ -400,10 +398,7 @@ class Queue:
         return await lane.append(data)
 
     async def append_many(self, payloads: Iterable[object], *, atomic: bool = False) -> tuple[int, int]:
-        """Append messages in order with no others between them; returns the first and the last sequence number.
-
-        *Raises*: as ``holdfast.Queue.append_many``.
-        """
+        """As ``holdfast.Queue.append_many``: returns the first and the last sequence number."""
         lane = self._opened()[1]
         data = [self._encoded(payload) for payload in each_of(payloads)]
         if not data:
@@ -525,7 +520,7 @@ class Queue:
         damage: DamagePolicy | None = None,
     ) -> AsyncIterator[Block]:
         """As ``read``, in blocks of consecutive messages without an object for each."""
-        async for blocks in self._along(_read_blocks, since, seq, follow, damage):
+        async for blocks in self._along(LogReader.read_blocks, since, seq, follow, damage):
             for block in blocks:
                 yield block
 
@@ -574,11 +569,9 @@ class Queue:
             reader.close()
 
     async def wait_until(
-        self, look: Callable[[], Awaitable[bool]], timeout: float | None, look_again_s: float | None
+        self, look: Callable[[], Awaitable[bool]], timeout: float | None, *, look_again_s: float | None = None
     ) -> bool:
-        """Look until there is something, after each append and every ``look_again_s``; False after ``timeout``
-        seconds.
-        """
+        """Look until there is something: after each append, and every ``look_again_s``. False after ``timeout``."""
         loop = asyncio.get_running_loop()
         until = None if timeout is None else loop.time() + timeout
         wait = _Wait(self._followers, polls=self._read_only)
@@ -649,7 +642,3 @@ def _on_loop(callback: Callable[[Gap | Trimmed], None]) -> Callable[[Gap | Trimm
 def _read_messages(reader: LogReader) -> list[list[Message]] | None:
     parts = reader.read_message_parts()
     return None if parts is None else [list(part) for part in parts]
-
-
-def _read_blocks(reader: LogReader) -> list[Block] | None:
-    return reader.read_blocks()

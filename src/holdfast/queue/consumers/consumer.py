@@ -5,17 +5,13 @@
             charge(message.payload)
             consumer.commit(message)
 
-Delivery is at least once, in order. After a crash the consumer continues after the last commit that survived; messages
-that were handed out and not committed are handed out again. A commit survives a killed process, a durable one survives
-lost power. If a crash took committed messages, the cursor goes back with the log (``cursor``), so their replacements
-are not skipped. A raised ``Gap`` or ``Trimmed`` moves nothing: reading again raises it again, until ``reset`` or
-another damage policy. A failed sync finishes the consumer.
-
-A durable commit syncs the log up to the message, writes the cursor, then syncs the cursor. A crash leaves the old or
-the new cursor, both true.
+Delivery is at least once, in order. After a crash the consumer continues after the last commit that survived: a commit
+survives a killed process, a durable one lost power. If a crash took committed messages, the cursor goes back with the
+log (``cursor``), so their replacements are not skipped. A raised ``Gap`` or ``Trimmed`` moves nothing: reading again
+raises it again, until ``reset`` or another damage policy. A failed sync finishes the consumer.
 
 Threads may share a consumer; each message goes to one of them. The committed position is below every message that is
-not done:
+not done (decision 0049):
 
 | call | what it finishes |
 |---|---|
@@ -29,12 +25,7 @@ not done:
 
 An interrupt (Ctrl-C) inside the consumer takes its hand-out back, so no commit finishes a message that the program did
 not get. ``next(iter(consumer))`` and ``list(consumer)`` may lose their result after that; ``rewind`` hands out again
-what was not committed.
-
-A thread that commits messages of another thread commits the list, or each message: earlier messages may still be at
-work in a third thread (decision 0049). A ``RuntimeWarning`` reports a thousand runs of messages that wait between
-committed ones. Any number of consumers read one queue independently, each in at most one process. Each has four files
-open.
+what was not committed. A ``RuntimeWarning`` reports a thousand runs of messages that wait between committed ones.
 """
 
 from __future__ import annotations
@@ -58,7 +49,7 @@ from holdfast.queue.consumers.cursor_file import (
     seq_since,
 )
 from holdfast.queue.files.disk_errors import Refusal, refusals
-from holdfast.queue.files.process import poison_in_children
+from holdfast.queue.files.process import forked, poison_in_children
 from holdfast.queue.format.cursor import cursor_pages, encode_cursor
 from holdfast.queue.log.reader import check_damage_policy
 from holdfast.queue.options import whole_number
@@ -67,6 +58,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from datetime import datetime
+    from types import TracebackType
     from typing import Self
 
     from holdfast.queue.files.pages import PageDirectory
@@ -81,9 +73,8 @@ RANGES_MAX = 1_000_000
 
 
 class Chunk:
-    """Messages in memory, up to ``last_seq``, and the last one taken.
-
-    ``messages`` is an iterator without Python code, so taking one or all is one atomic step for every thread.
+    """Messages in memory, up to ``last_seq``, and the last one taken. Taking one or all is one atomic step for every
+    thread.
     """
 
     __slots__ = ("last_seq", "messages", "taken_seq")
@@ -95,10 +86,8 @@ class Chunk:
 
 
 class Owner:
-    """A thread or task that takes messages. ``last_seq`` is its last message, 0 for none; ``moves`` the consumer's
-    count of moves at that time.
-
-    An object, not a thread's number: numbers are reused, and a new thread must not finish the messages of a dead one.
+    """A thread or task that takes messages, ``last_seq`` the last of them, 0 for none; ``moves`` is the consumer's
+    count of moves at that time. An object, because numbers of threads are reused.
     """
 
     __slots__ = ("last_seq", "moves")
@@ -139,9 +128,8 @@ class HandOuts:
         return self._ranges[0][0] - 1 if self._ranges else self._given_seq
 
     def give(self, owner: Owner, until: int, moves: int = 0, *, first: int = 0) -> None:
-        """Give the messages from ``first`` (0: the next number) to ``until`` to the owner.
-
-        Raises: ``LimitExceeded``, and nothing has changed.
+        """Give the messages from ``first`` (0: the next number) to ``until`` to the owner. Raises: ``LimitExceeded``,
+        and nothing has changed.
         """
         given_seq = self.given_seq
         first = first or given_seq + 1
@@ -156,10 +144,8 @@ class HandOuts:
         owner.last_seq, owner.moves = until, moves
 
     def take_back(self, owner: Owner, after: int, until: int) -> bool:
-        """The owner never got its messages above ``after``, up to ``until``.
-
-        True if these are handed out next. False if later ones were handed out: then they belong to an owner that
-        commits nothing.
+        """The owner never got its messages above ``after``, up to ``until``. True if these are handed out next; False
+        if later ones were handed out: then they belong to an owner that commits nothing.
         """
         if self.given_seq <= until:
             self._given_seq = after
@@ -281,11 +267,7 @@ GAPS_WARNED = 1000
 
 
 class Consumer:
-    """A position in the log that is kept under a name. Made by ``Queue.consumer``. Thread-safe.
-
-    ``committed_seq`` is the last message that is done together with all before it, ``next_seq`` the next one to be
-    handed out. The module tells what a commit finishes when threads share a consumer.
-    """
+    """A position in the log that is kept under a name. Made by ``Queue.consumer``. Thread-safe: see the module."""
 
     def __init__(
         self,
@@ -385,8 +367,8 @@ class Consumer:
         """The messages from the first that was not handed out. Ends at the end of the log.
 
         ``rewind``, ``reset`` and ``poll`` inside the loop take effect immediately. *Raises*: ``Gap`` and ``Trimmed`` by
-        the policy; ``Unavailable`` when the file system refuses, and reading continues from the same message;
-        ``LimitExceeded`` when a million ranges of messages are not committed; ``Closed``.
+        the policy; ``Unavailable``, and reading continues from the same message; ``LimitExceeded`` when a million
+        ranges of messages are not committed; ``Closed``.
         """
         while True:
             owner = self.owner
@@ -414,9 +396,8 @@ class Consumer:
                 return
 
     def values(self) -> Iterator[object]:
-        """As iterating, what the queue's serializer makes of each payload; ``commit()`` finishes what was handed out.
-
-        *Raises*: also what the serializer raises; that message was handed out.
+        """As iterating, what the queue's serializer makes of each payload. *Raises*: also what the serializer raises;
+        that message was handed out.
         """
         return (message.value for message in self)
 
@@ -429,8 +410,7 @@ class Consumer:
 
     def poll(self, timeout: float | None = 0.0, max_messages: int = POLL_MESSAGES) -> list[Message]:
         """The next messages, at least one and at most ``max_messages``; none after ``timeout`` seconds (None: waits).
-
-        *Raises*: ``InvalidRequest`` for ``max_messages`` below 1; else as iterating.
+        *Raises*: as iterating; ``InvalidRequest`` for ``max_messages`` below 1.
         """
         whole_number("max_messages", max_messages, 1, COUNT_MAX)
         until = None if timeout is None else monotonic() + timeout
@@ -456,10 +436,8 @@ class Consumer:
                 return found
 
     def take(self, owner: Owner, count: int) -> list[Message]:
-        """Hand out up to ``count`` messages from memory. Waits for no disk.
-
-        An interrupt takes the hand-out back. Signals are handled after calls and at backward jumps, so none comes
-        between the last ``except`` and the return.
+        """Hand out up to ``count`` messages from memory. Waits for no disk. An interrupt takes the hand-out back:
+        signals are handled after calls and at backward jumps, so none comes between the last ``except`` and the return.
         """
         self._admit(owner)
         found: list[Message] = []
@@ -493,10 +471,7 @@ class Consumer:
         return found
 
     def _take_back(self, owner: Owner, found: list[Message], taken_seq: int, moves: int, was: tuple[int, int]) -> None:
-        """Hand ``found`` out again: the owner never got it. Call with the lock held.
-
-        If another owner has later messages, they come after ``rewind`` or another opening.
-        """
+        """Hand ``found`` out again, now or after ``rewind``: the owner never got it. Call with the lock held."""
         owner.last_seq, owner.moves = was
         if self._moves != moves:
             return
@@ -534,9 +509,8 @@ class Consumer:
                 raise
 
     def fill(self, count: int = 1) -> bool:
-        """Read messages into memory, about ``count``, if there are none. False if there are none now.
-
-        *Raises*: as iterating.
+        """Read about ``count`` messages into memory, if there are none. False if there are none now. *Raises*: as
+        iterating.
         """
         with self._reading:
             self._raise_if_closed()
@@ -843,10 +817,8 @@ class Consumer:
             raise self._closed.with_traceback(None)  # else it would keep the frames of all who met it
 
     def close(self) -> None:
-        """Release the files and the name. Commits nothing. Closing twice is harmless.
-
-        Waits for a commit or a read of another thread.
-        """
+        """Release the files and the name, after a commit or read of another thread. Commits nothing. Twice is
+        harmless."""
         with self._file_lock:
             if self._released:
                 return
@@ -864,7 +836,9 @@ class Consumer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def poison_after_fork(self) -> None:
@@ -875,6 +849,4 @@ class Consumer:
             self._released = True
             self._keep()
             self._pages.port.close(self._resources.lock_file)
-            self._closed = Closed(
-                "a forked child cannot use its parent's consumer", code=Code.FORKED, hint="open it in one process"
-            )
+            self._closed = forked("use its parent's consumer")

@@ -1,9 +1,8 @@
 """The cursor files ``<prefix>-<name>.cursor``: make, read, write and lock them; which cursors retention waits for.
 
 A crash leaves the old value or the new one. A cursor is durable under its name before its consumer gets a message. A
-file that cannot be read stays, and the caller gets the error. A missing or empty file is no cursor: the consumer begins
-as a new one. A file with bytes and without a valid value is *damaged*: its consumer has read an unknown number of
-messages. It begins at the first message there is, and until it is opened retention keeps everything.
+missing or empty file is a new cursor. A file with bytes and without a valid value is *damaged*: its consumer begins at
+the first message there is, and until then retention keeps everything.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import errno
 from contextlib import suppress
 
 from holdfast.errors import PermissionDenied
-from holdfast.queue.files.pages import check_name, other_owner
+from holdfast.queue.files.pages import check_name, other_owner, read_file
 from holdfast.queue.files.process import locked_after_dropped
 from holdfast.queue.format.cursor import HISTORY_PAGES_MAX, Cursor, decode_cursor, kept_seq
 from holdfast.queue.format.meta import SLOTS_BYTES, encode_slot, newest_slot, slot_offset
@@ -32,9 +31,7 @@ SUFFIX = ".cursor"
 
 class CursorFile:
     """One open cursor. One thread at a time. ``found`` is the value at the opening; None if it is new or ``damaged``.
-
-    That value may never have been durable, however many openings wrote it. So an opening writes a value and syncs it
-    before anything depends on the cursor.
+    It may never have been durable, so an opening writes and syncs a value before anything depends on the cursor.
     """
 
     __slots__ = ("_file", "_generation", "_pages", "_slot", "damaged", "found")
@@ -124,14 +121,9 @@ def read_cursor(pages: PageDirectory, name: str) -> Cursor | None:
 
     A damaged cursor has committed nothing and holds.
     """
-    try:
-        file = pages.port.open(pages.directory, pages.names.cursor(name), write=False)
-    except FileNotFoundError:
+    data = read_file(pages, pages.names.cursor(name), SLOTS_BYTES)
+    if data is None:
         return None
-    try:
-        data = pages.port.read(file, 0, SLOTS_BYTES)
-    finally:
-        pages.port.close(file)
     slot = newest_slot(data)
     found = decode_cursor(slot[1]) if slot is not None else None
     return Cursor(0, [], of_work_queue=False, holds=True) if found is None and any(data) else found
@@ -157,25 +149,19 @@ def _cursors(pages: PageDirectory, unwritten: Cursor | None = None) -> Iterable[
 
 
 def committed_seqs(pages: PageDirectory, last_seq: int) -> dict[str, int]:
-    """The last message that each consumer and work queue has finished, by name.
-
-    Cost: one listing and a few small reads for each cursor.
-    """
+    """The last message that each consumer and work queue has finished, by name. Cost: a few small reads for each."""
     return {name: kept_in(pages, found, last_seq) for name, found in _cursors(pages)}
 
 
 def first_held_seq(pages: PageDirectory, last_seq: Callable[[], int]) -> int | None:
-    """The first message that a holding cursor has not committed, whether its consumer is open or not; None without such
-    a cursor.
-    """
+    """The first message that a holding cursor has not committed, open or not; None without such a cursor."""
     held = [kept_in(pages, found, last_seq()) + 1 for _, found in _cursors(pages) if found.holds]
     return min(held, default=None)
 
 
 def first_unconsumed_seq(pages: PageDirectory, last_seq: Callable[[], int]) -> int | None:
-    """The first message that any cursor has not committed, whether it holds or not; None without cursors.
-
-    A damaged or unwritten cursor has committed nothing.
+    """The first message that any cursor has not committed, holding or not; None without cursors. A damaged or unwritten
+    one has committed nothing.
     """
     floors = [
         kept_in(pages, found, last_seq()) + 1
@@ -185,9 +171,8 @@ def first_unconsumed_seq(pages: PageDirectory, last_seq: Callable[[], int]) -> i
 
 
 def sync_holds(pages: PageDirectory, failed: Callable[[OSError], None], *, every: bool = False) -> None:
-    """Make the cursors that retention waits for durable; with ``every``, all cursors. Cost: a data sync for each.
-
-    ``failed`` is called with the error of a sync, which must not be repeated, and raises.
+    """Make the cursors that retention waits for durable, or ``every`` cursor. ``failed`` is called with the error of a
+    sync, which must not be repeated, and raises. Cost: a data sync for each.
     """
     for name, found in _cursors(pages):
         if found.holds or every:
@@ -227,9 +212,8 @@ def seq_since(queue: QueuePort, since: datetime | str | None) -> int:
 
 
 def lock_name(pages: PageDirectory, name: str, *, of_work_queue: bool = False) -> int:
-    """Lock the name of a consumer or work queue after checking it. Returns the lock's file.
-
-    Raises: ``InvalidRequest``; ``AlreadyOpen``; ``PermissionDenied`` when nothing may be written; ``OSError``.
+    """Lock the name of a consumer or work queue after checking it. Returns the lock's file. Raises: ``InvalidRequest``;
+    ``AlreadyOpen``; ``PermissionDenied`` when nothing may be written; ``OSError``.
     """
     check_name(pages, name, of_work_queue=of_work_queue)
     try:

@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import errno
+from contextlib import contextmanager
 
 from holdfast.errors import Code, HoldfastError, InvalidRequest, PermissionDenied, Unavailable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Generator
     from types import TracebackType
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 FORBIDDEN = (errno.EROFS, errno.EACCES, errno.EPERM)
 NO_SUCH_PLACE = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EILSEQ)
+
+
+def _unavailable(error: OSError, again: str, **facts: object) -> Unavailable:
+    """The error for a refused step; ``again`` is what may be done once there is room."""
+    full = error.errno in FULL
+    return Unavailable(
+        "the disk is full" if full else "the file system refused",
+        code=Code.DISK_FULL if full else Code.STORE_UNAVAILABLE,
+        hint=f"free some space and {again}" if full else "",
+        facts={**facts, "cause": error.strerror},
+    )
 
 
 def refusal(error: OSError, appended: int) -> Unavailable:
@@ -21,14 +34,7 @@ def refusal(error: OSError, appended: int) -> Unavailable:
     >>> refusal(OSError(errno.ENOSPC, "no space"), 2).code, refusal(OSError(errno.EIO, "broken"), 0).code
     (<Code.DISK_FULL: 'disk_full'>, <Code.STORE_UNAVAILABLE: 'store_unavailable'>)
     """
-    full = error.errno in FULL
-    return Unavailable(
-        "the disk is full" if full else "the file system refused",
-        code=Code.DISK_FULL if full else Code.STORE_UNAVAILABLE,
-        hint="free some space and append again" if full else "",
-        appended=appended,
-        cause=error.strerror,
-    )
+    return _unavailable(error, "append again", appended=appended)
 
 
 class Refusal(Unavailable, OSError):
@@ -40,13 +46,8 @@ class Refusal(Unavailable, OSError):
     """
 
     def __init__(self, error: OSError) -> None:
-        full = error.errno in FULL
-        super().__init__(
-            "the disk is full" if full else "the file system refused",
-            code=Code.DISK_FULL if full else Code.STORE_UNAVAILABLE,
-            hint="free some space and try again" if full else "",
-            cause=error.strerror,
-        )
+        found = _unavailable(error, "try again")
+        super().__init__(found.message, code=found.code, hint=found.hint, facts=found.fields)
         self.errno, self.strerror = error.errno, error.strerror
 
     def __reduce__(self) -> tuple[type[Refusal], tuple[object, ...], dict[str, object]]:
@@ -85,29 +86,15 @@ def opening_error(error: OSError, path: str) -> HoldfastError:
         )
     if error.errno in NO_SUCH_PLACE:
         return InvalidRequest("there can be no such file", path=path, cause=error.strerror)
-    full = error.errno in FULL
-    return Unavailable(
-        "the disk is full" if full else "the file system refused",
-        code=Code.DISK_FULL if full else Code.STORE_UNAVAILABLE,
-        hint="free some space and open it again" if full else "",
-        path=path,
-        cause=error.strerror,
-    )
+    return _unavailable(error, "open it again", path=path)
 
 
-class Opening:
+@contextmanager
+def opening(path: str) -> Generator[None]:
     """A block that opens something at ``path``: errors of the file system become ``opening_error``."""
-
-    __slots__ = ("_path",)
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-
-    def __enter__(self) -> None:
-        return
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if isinstance(error, OSError) and not isinstance(error, HoldfastError):
-            raise opening_error(error, self._path) from error
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, HoldfastError):
+            raise
+        raise opening_error(error, path) from error

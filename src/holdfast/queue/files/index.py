@@ -33,8 +33,8 @@ _pack = RECORD.pack
 
 
 class PageIndex:
-    """``records`` are in the file, with the checksum ``check``; ``pending`` are not. A frame of one message at or
-    after ``due`` gets a record. After an ``OSError`` the next write begins at the same place.
+    """``records`` are in the file, with the checksum ``check``; ``pending`` are not. A single frame at or after ``due``
+    gets a record. After an ``OSError`` the next write begins at the same place.
     """
 
     __slots__ = ("check", "due", "pending", "records")
@@ -68,10 +68,8 @@ RECORDS_AT_ONCE = 1 << 12
 
 
 class IndexReader:
-    """The index of page ``number``. Its file is opened when needed.
-
-    ``kept`` is given for a finished page, whose index does not grow: the first search by time reads an index of at most
-    256 KiB, and later searches by all readers use it. Sixteen are kept, at most 4 MiB for each open queue.
+    """The index of page ``number``. Its file is opened when needed. ``kept`` is given for a finished page: the first
+    search by time keeps an index of at most 256 KiB there for all readers, sixteen for each open queue.
     """
 
     __slots__ = ("_file", "_is_open", "_kept", "_number", "_pages", "_salt")
@@ -90,9 +88,7 @@ class IndexReader:
         return self._kept is not None
 
     def last_earlier(self, time_ns: int) -> tuple[int, int, int]:
-        """How many records are earlier than ``time_ns``, and the last of them: time and position; zeros if there is
-        none.
-        """
+        """How many records are earlier than ``time_ns``, and time and position of the last; zeros if there are none."""
         kept = None if self._kept is None else self._kept.get(self._salt) or self._keep(self._kept)
         if kept is None:
             return self.last_before(lambda indexed, _: indexed < time_ns)
@@ -101,7 +97,7 @@ class IndexReader:
         return (before, times[before - 1], positions[before - 1]) if before else (0, 0, 0)
 
     def last_before(self, belongs_before: Callable[[int, int], bool]) -> tuple[int, int, int]:
-        """See ``time_index.last_before``."""
+        """As ``last_before`` of ``format.page``, in this index."""
         return last_before(self._read, self._count(), belongs_before)
 
     def record(self, place: int) -> tuple[int, int] | None:

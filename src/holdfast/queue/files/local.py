@@ -1,10 +1,8 @@
-"""The file port on Linux and macOS: about one system call for each operation. See ``FilePort`` for what each
-promises.
+"""The file port on Linux and macOS: about one system call for each operation. ``FilePort`` says what each promises.
 
-Without ``posix_fallocate`` (macOS) zeros are written. On macOS a sync is ``F_FULLFSYNC``, because ``fsync`` stops at
-the drive's cache, and the boot id is unknown. Maps are for Linux, where ``fdatasync`` writes what was stored through
-one. A store into a map cannot return an error: a failed read of the block, a full copy-on-write file system (btrfs,
-ZFS) or a truncated file kills the process (SIGBUS), and the queue is found as after any kill.
+On macOS zeros are written instead of ``posix_fallocate``, a sync is ``F_FULLFSYNC``, and the boot id is unknown. Maps
+are for Linux, where ``fdatasync`` writes what was stored through one. A store into a map cannot return an error: a
+failed read, a full copy-on-write file system or a truncated file kills the process (SIGBUS).
 """
 
 # ruff: noqa: D102 - documented in the port

@@ -1,14 +1,14 @@
 """The small files ``<prefix>-allMeta`` (identity) and ``<prefix>-writeMeta`` (write position).
 
-A file whose name could not be synced is removed again, as far as the disk allows: the next opening would take it for
-durable, and lost power could remove it. An identity that is absent or does not verify is made again; no page depends on
-it. The write position is a hint: a missing one costs time at the next opening.
+A file whose name could not be synced is removed again: the next opening would take it for durable. An identity that is
+absent or does not verify is made again; no page depends on it.
 """
 
 from __future__ import annotations
 
 from contextlib import suppress
 
+from holdfast.queue.files.pages import read_file, replace_file
 from holdfast.queue.format.meta import (
     IDENTITY_BYTES,
     SLOTS_BYTES,
@@ -28,48 +28,29 @@ if TYPE_CHECKING:
 
 
 def read_identity(pages: PageDirectory) -> Identity | None:
-    """The identity, or None without a file."""
-    port = pages.port
-    try:
-        file = port.open(pages.directory, pages.names.identity, write=False)
-    except FileNotFoundError:
-        return None
-    try:
-        return decode_identity(port.read(file, 0, IDENTITY_BYTES))
-    finally:
-        port.close(file)
+    """The identity, or None without a valid file."""
+    data = read_file(pages, pages.names.identity, IDENTITY_BYTES)
+    return None if data is None else decode_identity(data)
 
 
 def open_identity(
     pages: PageDirectory, entropy: Callable[[int], bytes], page_bytes: int, checksum_id: int, serializer: str = ""
 ) -> Identity:
-    """Read the identity, or make it. A queue without a recorded serializer adopts the given one.
-
-    Temporary file, sync, rename, sync of the directory: a crash leaves the old record or the new one.
-    """
+    """Read the identity, or make it. A queue without a recorded serializer adopts the given one."""
     found = read_identity(pages)
     if found is not None and (found.serializer or not serializer):
         return found
-    port, name = pages.port, pages.names.identity
     if found is not None:
         identity = Identity(found.queue_id, found.page_bytes, found.checksum_id, serializer)
     else:
         identity = Identity(entropy(16), page_bytes, checksum_id, serializer)
-    temporary = pages.names.temporary(name)
-    pages.remove(temporary)
-    file = port.create(pages.directory, temporary)
+    replace_file(pages, pages.names.identity, encode_identity(identity))
     try:
-        port.write(file, 0, (encode_identity(identity),))
-        port.sync_data(file)
-    finally:
-        port.close(file)
-    port.rename(pages.directory, temporary, name)
-    try:
-        port.sync_directory(pages.directory)
+        pages.port.sync_directory(pages.directory)
     except BaseException:
-        if found is None:  # else either record is true, and the next start that names a serializer writes it again
+        if found is None:  # else either record is true, and the next opening that names a serializer writes it again
             with suppress(OSError):
-                pages.remove(name)
+                pages.remove(pages.names.identity)
         raise
     return identity
 
@@ -78,9 +59,7 @@ UNKNOWN_BOOT = bytes(16)
 
 
 class WritePositionFile:
-    """The open file of two slots, written in turn; made if absent. ``boot_id`` is this run of the machine; zeros
-    once the page cache is not trusted.
-    """
+    """The open file of two slots, written in turn; made if absent. ``boot_id`` is zeros once a sync has failed."""
 
     __slots__ = ("_file", "_generation", "_port", "boot_id")
 

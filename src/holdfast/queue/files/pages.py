@@ -22,7 +22,7 @@ from holdfast.queue.format.page import HEADER_BYTES, PageHeader, decode_header, 
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Collection
 
     from holdfast.queue.files.port import FilePort
     from holdfast.queue.format.file_names import FileNames
@@ -58,14 +58,11 @@ class PageDirectory:
         return files, numbers
 
     def known_numbers(self) -> list[int]:
-        """As ``numbers``, without a listing if nothing has changed. Do not modify the list.
-
-        A page that was removed by hand may still be listed: it cannot be opened.
-        """
+        """As ``numbers``, without a listing if nothing has changed. Do not modify the list."""
         changes, numbers = self._known
         return numbers if self._sole and changes == self._changes else self.numbers()
 
-    def set_exclusive(self, *, sole: bool = True) -> None:
+    def be_sole(self, *, sole: bool = True) -> None:
         """From now on only this object makes and removes pages, or no longer."""
         self._sole = sole
 
@@ -112,14 +109,11 @@ class PageDirectory:
 
     def header_of(self, number: int) -> PageHeader | None:
         """The header of a page by number, or None where it is absent or not readable."""
-        return self._with_file(number, lambda file: self.header(file, number))
-
-    def _with_file(self, number: int, action: Callable[[int], PageHeader | None]) -> PageHeader | None:
         file = self.open(number)
         if file is None:
             return None
         try:
-            return action(file)
+            return self.header(file, number)
         finally:
             self.port.close(file)
 
@@ -151,13 +145,38 @@ class PageDirectory:
             return
 
 
+def read_file(pages: PageDirectory, name: str, length: int | None = None) -> bytes | None:
+    """The first ``length`` bytes of a file, or all of it; None without the file."""
+    port = pages.port
+    try:
+        file = port.open(pages.directory, name, write=False)
+    except FileNotFoundError:
+        return None
+    try:
+        return port.read(file, 0, port.size(file) if length is None else length)
+    finally:
+        port.close(file)
+
+
+def replace_file(pages: PageDirectory, name: str, data: bytes) -> None:
+    """Write a file under a temporary name, sync it and rename it. The caller syncs the directory."""
+    port = pages.port
+    temporary = pages.names.temporary(name)
+    pages.remove(temporary)
+    file = port.create(pages.directory, temporary)
+    try:
+        port.write(file, 0, (data,))
+        port.sync_data(file)
+    finally:
+        port.close(file)
+    port.rename(pages.directory, temporary, name)
+
+
 class DurableRename:
     """The names that one step removes or renames, with one sync of the directory. Not thread-safe; used once.
 
-    A failed sync may have dropped the change, and the next sync would succeed without it; a removed name could come
-    back after lost power, without its neighbours. So a file keeps a temporary name until the sync has succeeded, and
-    gets its own name back after a failure, as far as the disk allows. A crash leaves either name or both; the next
-    opening removes or sets aside the temporary one.
+    A failed sync may have dropped the change, and the next one would succeed without it. So a file keeps a temporary
+    name until the sync has succeeded, and gets its own name back after a failure. A crash leaves either name or both.
     """
 
     __slots__ = ("_moved", "_pages")

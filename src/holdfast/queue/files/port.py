@@ -2,8 +2,7 @@
 
 Every operation raises ``OSError`` and has then done all, none or a part of its work. After a crash of the machine,
 bytes survive that ``sync_data`` returned for, in files whose names ``sync_directory`` returned for. Everything else may
-survive in any part. A killed process loses nothing. A simulation implements this protocol in memory and loses, reorders
-and tears what was not synced.
+survive in any part. A killed process loses nothing.
 """
 
 from __future__ import annotations

@@ -3,8 +3,7 @@
 - A forked child shares its parent's lock and file positions, so every open queue in a child refuses everything.
 - The garbage collector may run a finalizer in any thread, inside any lock. So a finalizer takes no lock and touches no
   file: it puts the closing into a ``SimpleQueue`` for another thread, and warns (``ResourceWarning``). At the
-  interpreter's exit nothing is closed; queues are found as after a kill. ``threading.excepthook`` reports an error of a
-  closing, and the thread continues.
+  interpreter's exit nothing is closed. ``threading.excepthook`` reports an error of a closing.
 - The helper thread is a daemon. Waking it takes no lock of Python's, which an interrupt (Ctrl-C) could leave locked.
 """
 
@@ -21,7 +20,7 @@ from contextlib import contextmanager, suppress
 from queue import Empty, SimpleQueue
 from weakref import WeakSet
 
-from holdfast.errors import AlreadyOpen, HoldfastError
+from holdfast.errors import AlreadyOpen, Closed, Code, HoldfastError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,9 +32,14 @@ if TYPE_CHECKING:
 
         def poison_after_fork(self) -> None:
             """Called in the child, by its only thread."""
-            ...
 
     Found = TypeVar("Found")
+
+
+def forked(what: str) -> Closed:
+    """The error of a forked child."""
+    return Closed(f"a forked child cannot {what}", code=Code.FORKED, hint="open it in one process")
+
 
 _open: WeakSet[Poisonable] = WeakSet()
 _registered: list[bool] = []
@@ -59,10 +63,8 @@ PACKAGE = __name__.partition(".")[0]
 
 
 class _Closer:
-    """The thread that closes dropped objects. The first drop starts it.
-
-    A program that drops nothing stays single-threaded: with a second thread the C library's memory allocator is slower,
-    and reading 1 KiB payloads took 4 % longer.
+    """The thread that closes dropped objects. The first drop starts it: with a second thread the C library's memory
+    allocator is slower, and reading 1 KiB payloads took 4 % longer.
     """
 
     def __init__(self) -> None:
@@ -76,8 +78,8 @@ class _Closer:
         self._thread_id = 0
 
     def start(self) -> None:
-        """Start the thread, once. Takes no lock, unlike ``threading.Thread``. If the system has no thread to give,
-        the next call tries again.
+        """Start the thread, once. Takes no lock, unlike ``threading.Thread``. After a failure the next call tries
+        again.
         """
         try:
             self._unstarted.pop()
@@ -144,9 +146,8 @@ def opening_from(place: str) -> Generator[None]:
 def close_when_dropped(
     owner: object, what: str, path: str, release: Callable[[], object], *, warn: bool
 ) -> Callable[[], object]:
-    """Run ``release`` on the closer's thread when ``owner`` is dropped; ``release`` must not keep it alive.
-
-    Returns a function that cancels this; call it when the owner is closed.
+    """Run ``release`` on the closer's thread when ``owner`` is dropped; ``release`` must not keep it alive. Returns a
+    function that cancels this.
     """
     finalizer = weakref.finalize(owner, _dropped, os.getpid(), what if warn else "", path, opened_at(), release)
     finalizer.atexit = False
@@ -159,10 +160,8 @@ def wait_until_closed() -> None:
 
 
 def locked_after_dropped(lock: Callable[[], Found]) -> Found:
-    """The result of ``lock``, after everything dropped is closed.
-
-    If this process has the lock, its holder may be in a reference cycle: collect garbage and try once more. *Raises*:
-    as ``lock``. *Cost*: a full garbage collection, only then.
+    """The result of ``lock``, after everything dropped is closed. If this process has the lock, its holder may be in a
+    reference cycle: collect garbage and try once more.
     """
     wait_until_closed()
     try:
@@ -196,10 +195,9 @@ def _dropped(pid: int, what: str, path: str, place: str, release: Callable[[], o
 
 
 class Background:
-    """Calls ``work`` after each ``wake`` and every ``interval_s`` seconds (None: only when woken), until ``stop``.
-
-    The thread starts when it is first needed; with an interval, in the constructor, which raises ``RuntimeError`` if
-    the system has no thread to give. ``work`` handles its own errors; any other error ends the thread.
+    """Calls ``work`` after each ``wake`` and every ``interval_s`` seconds (None: only when woken), until ``stop``. The
+    thread starts when it is needed; with an interval in the constructor, which raises ``RuntimeError`` if the system
+    has no thread to give. ``work`` handles its own errors.
     """
 
     __slots__ = ("_interval_s", "_starting", "_stopped", "_thread", "_wakes", "_work")

@@ -85,10 +85,7 @@ def checksum_for_reading(checksum_id: int) -> Checksum:
 
 
 def checksum_for_writing(checksum_id: int) -> Checksum:
-    """The checksum function of a new page.
-
-    Raises: ``InvalidRequest`` for an unknown id, or for CRC-32C without its package.
-    """
+    """The checksum of a new page. Raises: ``InvalidRequest`` for an unknown id, or CRC-32C without its package."""
     if checksum_id == CRC32:
         return _crc32()
     function = _package() if checksum_id == CRC32C else None

@@ -56,10 +56,8 @@ class FileNames:
         return f"{self.prefix}-{name}.cursor"
 
     def named_lock(self, name: str) -> str:
-        """The lock of a named consumer or work queue.
-
-        No queue's lock has this name, because no queue's name ends in ``.cursor``.
-        """
+        """The lock of a named consumer or work queue. No queue's name ends in ``.cursor``, so no queue has this
+        lock."""
         return f"{self.prefix}-{name}.cursor.lock"
 
     def temporary(self, name: str) -> str:

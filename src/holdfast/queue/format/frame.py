@@ -1,9 +1,4 @@
-"""Frames: how messages lie in a page, and how a reader knows that they are whole.
-
-Owns: the bytes of a frame, its checksum, the SEAL. Does not own: where frames go (``writer``), what to do about one
-that does not verify (``recovery``, ``reader``).
-
-Failure model: pure. A frame that does not verify is never looked into.
+"""Frames: the messages in a page, and how a reader knows that they are whole. Pure.
 
 A frame is one message or a batch. Little-endian; all offsets from the first byte of the frame:
 
@@ -22,9 +17,8 @@ Compression covers everything after the head.
 
 The *check* is ``c(fields, c(body, seed)) xor (first sequence number mod 2^32)``, where ``c`` is the page's checksum,
 ``seed`` is ``c(salt u64, page number u64)``, ``body`` is everything after the head, and ``fields`` are the 20 bytes
-length, arrival, count, flags and zero. A page never holds 2^32 messages, so each place in a page accepts one sequence
-number only. The sequence number comes last for a reason: at a position that the index names, but whose sequence number
-is not known, it can be computed (``implied_seq``), and the frames that follow confirm it.
+length, arrival, count, flags and zero. A page never holds 2^32 messages, so each position accepts one sequence number
+only. That number comes last, so it can be computed where it is not known (``implied_seq``); the next frames confirm it.
 
 A frame is *valid* at a position with an expected sequence number when its length stays within the page, its count is
 not zero (unless it is a SEAL), unknown flags are zero and the check matches. Stale bytes of another life of the page
@@ -78,10 +72,8 @@ _uniform: dict[tuple[int, int], Struct] = {}
 
 
 class SinglePackers(dict[int, "tuple[Callable[..., bytes], Callable[..., None]]"]):
-    """For frames of one message, by its size: the function that packs the octets of the check (message, length,
-    arrival, 1), and the one that stores the whole frame (buffer, offset, length, check, arrival, 1, message).
-
-    One call each instead of two saves a tenth of an append. Entries are kept, so the caller bounds the sizes.
+    """For frames of one message, by its size: the functions that pack the octets of the check (message, length,
+    arrival, 1) and store the whole frame (buffer, offset, length, check, arrival, 1, message). Entries are kept.
     """
 
     __slots__ = ()
@@ -95,9 +87,8 @@ single_packers = SinglePackers()
 
 
 def octets(payload: object) -> bytes:
-    """A message as bytes.
-
-    Raises: ``InvalidRequest`` for anything that is not a buffer; ``bytes()`` alone would accept a number or a list.
+    """A message as bytes. Raises: ``InvalidRequest`` for anything that is not a buffer; ``bytes()`` would accept a
+    number.
     """
     if type(payload) is bytes:
         return payload
@@ -175,10 +166,8 @@ def _cut(ends: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 
 def batch_body(messages: Sequence[bytes]) -> list[bytes]:
-    """The parts of one body: lengths where there are several messages, then the messages joined.
-
-    Raises: ``InvalidRequest`` for what is not bytes.
-    """
+    """The parts of one body: lengths where there are several messages, then the messages. Raises:
+    ``InvalidRequest``."""
     return _body(messages, *length_table(_lengths(messages)))
 
 
@@ -235,10 +224,7 @@ def seal_fields(body: Octets) -> tuple[int, int, int, int]:
 
 
 def raw_body(body: bytes, flags: int) -> bytes:
-    """The body before compression.
-
-    Raises: ``CorruptData`` for a damaged stream or a body above 1 GiB.
-    """
+    """The body before compression. Raises: ``CorruptData`` for a damaged stream or a body above 1 GiB."""
     if not flags & COMPRESSED:
         return body
     decompressor = zlib.decompressobj()
@@ -262,9 +248,8 @@ def message_lengths(body: Octets, start: int, count: int) -> array[int]:
 
 
 def payloads(body: bytes, start: int, end: int, count: int) -> Sequence[bytes]:
-    """The messages of one verified, uncompressed frame whose body is ``body[start:end]``.
-
-    Raises: ``CorruptData`` when the lengths do not add up, which only a broken writer can cause.
+    """The messages of one verified, uncompressed frame whose body is ``body[start:end]``. Raises: ``CorruptData`` when
+    the lengths do not add up, which only a broken writer can cause.
     """
     if count == 1:
         return (body[start:end],)

@@ -150,14 +150,8 @@ def newest_slot(data: bytes) -> tuple[int, bytes] | None:
         if len(slot) < SLOT_BYTES or _CHECK.unpack_from(slot, SLOT_BYTES - 4)[0] != crc32(slot[: SLOT_BYTES - 4]):
             continue
         magic, version, length, generation = SLOT_HEAD.unpack_from(slot)
-        if (
-            magic != SLOT_MAGIC
-            or version != SLOT_VERSION
-            or length > VALUE_BYTES_MAX
-            or slot_offset(generation) != start
-        ):
-            continue
-        if best is None or generation > best[0]:
+        fits = length <= VALUE_BYTES_MAX and slot_offset(generation) == start
+        if (magic, version) == (SLOT_MAGIC, SLOT_VERSION) and fits and (best is None or generation > best[0]):
             best = generation, slot[SLOT_HEAD.size : SLOT_HEAD.size + length]
     return best
 
@@ -179,41 +173,37 @@ class DurablePosition:
 
 
 class WritePosition:
-    """One decoded write position."""
+    """One decoded write position, by the table above."""
 
     __slots__ = (
         "boot_id", "clean", "durable", "frames", "index_check", "index_due", "index_records", "last_time_ns",
         "next_seq", "page", "position", "salt",
     )  # fmt: skip
 
-    def __init__(
-        self,
-        *,
-        page: int,
-        salt: int,
-        position: int,
-        next_seq: int,
-        last_time_ns: int,
-        frames: int,
-        index_records: int,
-        index_check: int,
-        index_due: int,
-        clean: bool,
-        durable: DurablePosition,
-        boot_id: bytes,
-    ) -> None:
-        self.page = page
-        self.salt = salt
-        self.position = position
-        self.next_seq = next_seq
-        self.last_time_ns = last_time_ns
-        self.frames = frames
-        self.index_records = index_records
-        self.index_check = index_check
-        self.index_due = index_due
-        self.clean = clean
-        self.durable = durable
-        self.boot_id = boot_id
+    page: int
+    salt: int
+    next_seq: int
+    last_time_ns: int
+    position: int
+    frames: int
+    index_records: int
+    index_check: int
+    index_due: int
+    clean: bool
+    durable: DurablePosition
+    boot_id: bytes
+
+    def __init__(self, value: bytes) -> None:
+        fields = WRITE_POSITION.unpack(value)
+        self.page, self.salt, self.next_seq, self.last_time_ns, self.position = fields[:5]
+        self.frames, self.index_records, self.index_check, self.index_due = fields[5:9]
+        self.clean = fields[9] == 1
+        self.durable = DurablePosition(fields[10], fields[11], fields[14], fields[12], fields[13])
+        self.boot_id = fields[16]
+
+    def is_true(self, boot_id: bytes) -> bool:
+        """Whether the written position is true in this run of the machine."""
+        return self.clean or (any(boot_id) and self.boot_id == boot_id)
 
 
 def write_position_value(
@@ -254,20 +244,4 @@ def write_position_value(
 
 def decode_write_position(value: bytes) -> WritePosition | None:
     """The write position, or None for a value of another length."""
-    if len(value) != WRITE_POSITION.size:
-        return None
-    fields = WRITE_POSITION.unpack(value)
-    return WritePosition(
-        page=fields[0],
-        salt=fields[1],
-        next_seq=fields[2],
-        last_time_ns=fields[3],
-        position=fields[4],
-        frames=fields[5],
-        index_records=fields[6],
-        index_check=fields[7],
-        index_due=fields[8],
-        clean=fields[9] == 1,
-        durable=DurablePosition(fields[10], fields[11], fields[14], fields[12], fields[13]),
-        boot_id=fields[16],
-    )
+    return WritePosition(value) if len(value) == WRITE_POSITION.size else None

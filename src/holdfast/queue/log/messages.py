@@ -25,9 +25,8 @@ if TYPE_CHECKING:
 
 
 class Message(tuple[int, int, bytes]):
-    """One message: ``seq``, ``time_ns`` (arrival, nanoseconds since 1970, never falling) and ``payload``.
-
-    A tuple of the three without a constructor of its own, which would dominate the cost of reading.
+    """One message: ``seq``, ``time_ns`` (arrival, nanoseconds since 1970, never falling) and ``payload``, a tuple of
+    the three.
 
     >>> message = Message((7, 1_767_225_600_000_000_000, b"hello"))
     >>> message.payload, message.time.isoformat()
@@ -146,10 +145,8 @@ class Trimmed(NotFound):
 
 
 class Block:
-    """Consecutive messages in one buffer, without an object for each: one batch, or a run of single messages.
-
-    ``first_seq`` and ``time_ns`` are those of the first message, ``len()`` is the number of messages. A block stays
-    valid as long as it is kept.
+    """Consecutive messages in one buffer, without an object for each. ``first_seq`` and ``time_ns`` are those of the
+    first message, ``len()`` is the number of messages.
     """
 
     __slots__ = ("_bounds", "_count", "_data", "_end", "_skip", "_start", "first_seq", "time_ns")

@@ -1,16 +1,13 @@
-"""Opening a log: find where it ends, then make the files say so (``repair_tail``).
-
-Where the walk begins:
+"""Opening a log: find where it ends, then make the files say so (``repair_tail``). The walk begins:
 
 1. At the *written* position, if the machine has not been restarted since: the page cache is whole.
 2. Else at the *durable* position.
 3. Else, without a record or with one about missing files, ``UNSYNCED_PAGES_MAX`` pages before the last begun page: the
-   writer never has more pages waiting for their sync. No crash takes both slots of the record, so this is damage or a
-   deletion; valid frames after a hole count (``recovery``).
+   writer never has more pages waiting for their sync.
 
-Writing continues in the same page after a clean close or a killed process, and in a new page otherwise. After the end
-of a torn page there may be valid frames k+2, k+3 whose k+1 is lost. A new k+1 of the same length would join them to the
-log again, so the page is sealed and a page with another salt is begun.
+Writing continues in the same page after a clean close or a killed process, else in a new page. After the end of a torn
+page there may be valid frames k+2, k+3 whose k+1 is lost; a new k+1 of the same length would join them to the log
+again. So the page is sealed, and a page with another salt is begun.
 """
 
 from __future__ import annotations
@@ -22,7 +19,7 @@ from holdfast.queue.format.frame import HEAD_BYTES, SEAL_BYTES, encode_seal, pag
 from holdfast.queue.format.meta import WritePosition
 from holdfast.queue.format.page import HEADER_BYTES, PageHeader, encode_header
 from holdfast.queue.log.page_scan import WINDOW_BYTES, PageScan
-from holdfast.queue.log.recovery import Following, Here, Owed, Step, decide
+from holdfast.queue.log.recovery import Following, Here, Owed, Step, decide, following_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,11 +30,9 @@ UNSYNCED_PAGES_MAX = 8
 
 
 class LogEnd:
-    """Where a log ends.
-
-    ``page`` is the last page of the log, 0 if there is none. ``resume``: writing may continue at ``position``;
-    ``sealed``: a SEAL is there; ``doubtful``: pages after the end. ``expected_seq`` belongs to ``position``; it is
-    below ``next_seq`` where the log ends with damage.
+    """Where a log ends: in ``page``, 0 if there is none. ``resume``: writing may continue at ``position``; ``sealed``:
+    a SEAL is there; ``doubtful``: pages after the end. ``expected_seq`` belongs to ``position``; it is below
+    ``next_seq`` where the log ends with damage.
     """
 
     __slots__ = (
@@ -64,10 +59,8 @@ class LogEnd:
 
 
 def find_end(pages: PageDirectory, written: WritePosition | None, boot_id: bytes) -> LogEnd:
-    """Walk to the end. Reads only, and never leaves out a valid frame that follows a valid frame.
-
-    Cost: after a kill or a clean close at most about 1 MiB; after a restart of the machine what was not synced; without
-    a record at most nine pages.
+    """Walk to the end. Reads only, and never leaves out a valid frame that follows a valid frame. Cost: at most about 1
+    MiB after a kill or a clean close; what was not synced after a restart of the machine; nine pages without a record.
     """
     return _Walk(pages, written, boot_id).run()
 
@@ -120,10 +113,6 @@ class _Walk:
             self._headers[number] = header
         return header
 
-    def _begun_header(self, number: int) -> PageHeader | None:
-        header = self._header(number)
-        return None if header is None or header.prepared else header
-
     def _begun(self, number: int) -> bool:
         header = self._header(number)
         return header is None or not header.prepared
@@ -143,8 +132,8 @@ class _Walk:
                 # Retention may have removed that page; no crash does. Otherwise the record belongs to other files, or
                 # its page is damaged.
                 self._blind = bool(self._numbers) and durable.page >= self._numbers[0]
-            same_run = written.boot_id == self._boot_id and any(written.boot_id)
-            if (same_run or written.clean) and self._page_matches(written.page, written.salt):
+            is_true = written.is_true(self._boot_id)
+            if is_true and self._page_matches(written.page, written.salt):
                 end.page, end.position, end.next_seq = written.page, written.position, written.next_seq
                 end.last_time_ns, end.frames, end.resume = written.last_time_ns, written.frames, True
                 end.index = PageIndex(written.index_records, written.index_check, written.index_due)
@@ -159,7 +148,7 @@ class _Walk:
                 self._floor = max(
                     self._floor,
                     durable.next_seq if self._is_unreadable(durable.page) else 0,
-                    written.next_seq if (same_run or written.clean) and self._is_unreadable(written.page) else 0,
+                    written.next_seq if is_true and self._is_unreadable(written.page) else 0,
                 )
         if end.page:
             header = self._header(end.page)
@@ -181,7 +170,8 @@ class _Walk:
 
     def _begin_without_mark(self) -> bool:
         numbers, end = self._numbers, self._end
-        begun = next((number for number in reversed(numbers) if self._begun_header(number) is not None), 0)
+        headers = ((number, self._header(number)) for number in reversed(numbers))
+        begun = next((number for number, header in headers if header is not None and not header.prepared), 0)
         # Pages that wait for their sync may be *prepared* again. The page before them is whole, or the first page,
         # whose base is known.
         early = [number for number in numbers if number < begun - UNSYNCED_PAGES_MAX]
@@ -255,17 +245,7 @@ class _Walk:
         return None if number is None else self._header(number)
 
     def _following(self) -> Following:
-        if self._next_number() is None:
-            return Following.NONE
-        header = self._next_header()
-        if header is None:
-            return Following.UNREADABLE
-        if header.prepared:
-            return Following.PREPARED
-        expected = self._end.next_seq
-        if header.base_seq == expected:
-            return Following.CONTINUES
-        return Following.AHEAD if header.base_seq > expected else Following.BEHIND
+        return Following.NONE if self._next_number() is None else following_of(self._next_header(), self._end.next_seq)
 
     def _next_number(self) -> int | None:
         return next((number for number in self._numbers if number > self._end.page), None)
@@ -302,19 +282,15 @@ class _Walk:
 
 
 SET_ASIDE_PAGES_MAX = UNSYNCED_PAGES_MAX + 1
-"""This many pages that openings set aside are kept: as many as one crash can leave. ``holdfast queue info`` lists them.
-"""
+"""Pages that openings set aside and keep: as many as one crash can leave. ``holdfast queue info`` lists them."""
 
 
 def repair_tail(pages: PageDirectory, end: LogEnd) -> None:
     """Make the files say what ``find_end`` found, durably. It may be stopped anywhere and run again.
 
-    1. A page that is not continued loses its index, durably, then gets its SEAL and a sync. A crash before leaves the
-       same torn tail; readers do not need an index.
-    2. Prepared pages after the end are removed, begun pages are renamed, then the directory is synced. A crash leaves
-       some of them, still after the end. Of the pages set aside earlier, the oldest are removed.
-
-    If the sync of the directory fails, the names are back (``DurableRename``), so the next opening removes them again.
+    1. A page that is not continued loses its index, durably, then gets its SEAL and a sync.
+    2. Prepared pages after the end are removed, begun pages are renamed, then the directory is synced. Of the pages set
+       aside earlier, the oldest are removed. If that sync fails, the names are back, so the next opening tries again.
     """
     port = pages.port
     if end.page and not end.resume:
@@ -350,9 +326,7 @@ def repair_tail(pages: PageDirectory, end: LogEnd) -> None:
 
 
 def _forget_set_aside(pages: PageDirectory, coming: int) -> bool:
-    """Remove the oldest pages that earlier openings set aside, if with the ``coming`` ones there are more than
-    ``SET_ASIDE_PAGES_MAX``.
-    """
+    """Remove the oldest pages that earlier openings set aside, to leave room for the ``coming`` ones."""
     port, directory = pages.port, pages.directory
     kept = [name for name in port.names(directory) if pages.names.is_set_aside(name)]
     excess = len(kept) + coming - SET_ASIDE_PAGES_MAX

@@ -1,7 +1,6 @@
 """Walking the frames of one page: read in windows, verify each frame, find a later frame after damage.
 
-A frame that does not verify ends the walk and is not an error. ``OSError`` from the port passes. A page may be walked
-while it is written: a half-written frame does not verify *yet*.
+A frame that does not verify ends the walk; in a page that is being written it may verify later. ``OSError`` passes.
 """
 
 from __future__ import annotations
@@ -38,13 +37,9 @@ if TYPE_CHECKING:
     Anchors: TypeAlias = dict[tuple[int, int], FrameAt]
 
 WINDOW_BYTES = 2 * (BATCH_BYTES_MAX + HEAD_BYTES)
-"""One read: two whole batches, because a partial frame is read again. Larger windows leave the processor's cache before
-the checksum.
-"""
+"""One read: two whole batches. Larger windows leave the processor's cache before the checksum."""
 FIRST_WINDOW_BYTES = 16 << 10
-"""The first read after a seek or a miss, so that short reads are cheap. Each hit makes the next read four times as
-large, unless it saw the end of the log.
-"""
+"""The first read after a seek or a miss. Each hit makes the next read four times as large, except at the log's end."""
 NEAR_BYTES = 24 << 10
 """One read where a seek lands in a finished page: the frame and the one that confirms it."""
 ANCHORS_MAX = 1 << 14
@@ -62,10 +57,8 @@ class Window:
 
 
 class PageScan:
-    """A position in a page that moves over verified frames only.
-
-    ``position`` and ``next_seq`` are those of the next frame, ``last_time_ns`` is the arrival of the last one.
-    ``anchors`` remembers confirmed frames by (salt, position); scans may share it.
+    """A position in a page that moves over verified frames only. ``position`` and ``next_seq`` are those of the next
+    frame, ``last_time_ns`` is the arrival of the last one. ``anchors`` remembers confirmed frames by (salt, position).
     """
 
     __slots__ = (
@@ -86,7 +79,6 @@ class PageScan:
         anchors: Anchors | None = None,
         window_bytes: int = FIRST_WINDOW_BYTES,
     ) -> None:
-        """``window_bytes`` bounds the first read; a page that is known to be full allows more than the default."""
         self._port = port
         self._file = file
         self._index = index
@@ -103,9 +95,7 @@ class PageScan:
 
     def read(self, window_bytes: int = WINDOW_BYTES) -> Window | None:
         """The next frames, at least one, or None where the next frame does not verify. Stops before a SEAL and keeps
-        it.
-
-        ``window_bytes`` bounds one read, unless one frame is larger.
+        it. ``window_bytes`` bounds one read, unless one frame is larger.
         """
         limit = self.header.page_bytes - self.position
         window_bytes = min(window_bytes, self._window_bytes, limit)
@@ -140,9 +130,7 @@ class PageScan:
         return window
 
     def _verify(self, data: bytes, seq: int, last_time_ns: int) -> tuple[list[FrameView], bytes | None]:
-        """Every whole frame from the start of ``data``, where ``seq`` is next, or the SEAL there. The hottest loop of
-        reading.
-        """
+        """Every whole frame from the start of ``data``, where ``seq`` is next, or the SEAL there. The hottest loop."""
         checksum, seed = self._checksum, self._seed
         unpack, pack = HEAD.unpack_from, FIELDS.pack
         view = memoryview(data)
@@ -190,10 +178,8 @@ class PageScan:
         return Here.INVALID if any(head) else Here.NOTHING
 
     def seek_time(self, time_ns: int) -> None:
-        """Move to a frame after which every message that arrived at or after ``time_ns`` is found.
-
-        Goes to the last indexed frame strictly before ``time_ns``: frames of equal time may be on both sides of a
-        record.
+        """Move to a frame after which every message that arrived at or after ``time_ns`` is found: the last indexed one
+        strictly before it, because frames of equal time may be on both sides of a record.
         """
         if self._index is None:
             return
@@ -216,8 +202,8 @@ class PageScan:
     def _seek(
         self, index: IndexReader, found: tuple[int, int, int], belongs_before: Callable[[int, int], bool]
     ) -> FrameAt | None:
-        """Move to the last such record whose frame is confirmed, searching back in growing steps, and return the frame;
-        None leaves the scan at the start of the page. A walk from there reports damage.
+        """Move to the last such record whose frame is confirmed, and return the frame; None leaves the scan at the
+        page's start.
         """
         before, time_ns, position = found
         step = 1
@@ -233,10 +219,10 @@ class PageScan:
         return None
 
     def _land(self, position: int, time_ns: int | None, ends: Container[int | None] | None = ()) -> FrameAt | None:
-        """Move to ``position`` if a frame is there, with this arrival if given, and return it; else stay.
+        """Move to ``position`` if a confirmed frame is there, with this arrival if given, and return it; else stay.
 
-        Every position verifies for *some* number, so a number counts only when the next frame confirms it. If nothing
-        follows yet, the frame must end at a known end: ``ends``, or None if the number is known.
+        Every position verifies for *some* number, so the next frame must confirm it. If nothing follows yet, the frame
+        must end at one of ``ends``; None: its number is known.
         """
         key = self.header.salt, position
         found = self._anchors.get(key)
@@ -254,10 +240,8 @@ class PageScan:
         return found
 
     def _is_possible(self, position: int, frame: FrameAt) -> bool:
-        """Whether that many messages have room up to here, and time does not fall.
-
-        Stale frames of one size confirm each other: checksums are linear, and under another salt all numbers are wrong
-        by the same bits. But such numbers are wrong by far.
+        """Whether that many messages have room up to here, and time does not fall. Stale frames of one size confirm
+        each other: under another salt all numbers are wrong by the same bits, but by far.
         """
         seq, time_ns, tail, _ = frame
         room = position - self.position
@@ -283,9 +267,8 @@ class PageScan:
         return bool(frames) or seal is not None
 
     def _frame_at(self, time_ns: int | None, position: int) -> tuple[FrameAt | None, bytes]:
-        """The frame that verifies here under some number, with arrival ``time_ns`` if given, and the bytes read after
-        it: at least the next head if there is one.
-        """
+        """The frame that verifies here under some number, and the bytes read after it: the next head if there is
+        one."""
         room = self.header.page_bytes - position
         if position < HEADER_BYTES or room < HEAD_BYTES:
             return None, b""
@@ -306,10 +289,9 @@ class PageScan:
         return (base + ((implied - base) & SEQ_MASK), found_ns, tail, position + whole), data[whole:]
 
     def resync(self, ends: Container[int | None]) -> bool:
-        """After damage, move to the next confirmed frame. False if there is none; then nothing moved.
-
-        ``ends`` are the numbers that may follow the page's last message. The damaged frame's own head is tried first,
-        then the index. Cost: the index, and one head for each record after the damage until one is confirmed.
+        """After damage, move to the next confirmed frame; False if there is none. ``ends`` are the numbers that may
+        follow the page's last message. Tries the damaged frame's own head, then the index. Cost: the index, and a head
+        for each record.
         """
         damaged, floor = self.position, self.next_seq
         head = self._port.read(self._file, damaged, HEAD_BYTES)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from contextlib import AbstractContextManager
     from datetime import datetime
+    from types import TracebackType
 
     from holdfast.queue.files.pages import PageDirectory
     from holdfast.queue.log.messages import Message
@@ -17,21 +18,8 @@ if TYPE_CHECKING:
     from holdfast.queue.serializers import Serializer
 
 
-class Dependent(Protocol):
-    """A consumer or a work queue: it is closed before its queue."""
-
-    @property
-    def name(self) -> str:
-        """The name of its cursor."""
-        ...
-
-    def close(self) -> None:
-        """Close its files and release its name."""
-        ...
-
-
 class QueuePort(Protocol):
-    """An open queue. ``open_sibling`` opens the queue ``<path>-<name>`` in the same directory."""
+    """An open queue. A dependent, a consumer or a work queue, is closed before it."""
 
     # ruff: noqa: D102
 
@@ -69,11 +57,9 @@ class QueuePort(Protocol):
     ) -> LogReader: ...
     def asking(self) -> AbstractContextManager[None]: ...
     def waiter(self) -> Waiter: ...
-    def forget(self, dependent: Dependent) -> None: ...
-    def close_when_dropped(
-        self, dependent: Dependent, what: str, release: Callable[[], object]
-    ) -> Callable[[], object]: ...
-    def open_sibling(
+    def forget(self, dependent: Any) -> None: ...
+    def close_when_dropped(self, dependent: Any, what: str, release: Callable[[], object]) -> Callable[[], object]: ...
+    def beside(
         self,
         name: str,
         *,
@@ -84,4 +70,6 @@ class QueuePort(Protocol):
     ) -> QueuePort: ...
     def close(self) -> None: ...
     def __enter__(self) -> QueuePort: ...  # noqa: PYI034 - Self would make the protocol recursive
-    def __exit__(self, *_: object) -> None: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...

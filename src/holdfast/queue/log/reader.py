@@ -1,9 +1,8 @@
 """Reading a queue, in the writer's process or another, without locks and without writing.
 
-Bytes that do not verify at the end of a log are not there *yet*. Bytes that do not verify although the writer is past
-them are damage: ``Gap``. A page that retention removed before it was read: ``Trimmed``. The damage policy handles both:
-``"raise"`` (reading again raises again), ``"skip"``, or a callable. ``OSError`` from the port passes. Waiting
-(``Waiter``) only saves work; a wake-up may be missed for at most 5 ms.
+Bytes that do not verify at the end of a log are not there *yet*. If the writer is past them they are damage: ``Gap``.
+A page that retention removed before it was read: ``Trimmed``. The damage policy handles both: ``"raise"`` (reading
+again raises again), ``"skip"``, or a callable. ``OSError`` from the port passes.
 """
 
 from __future__ import annotations
@@ -14,13 +13,14 @@ from operator import itemgetter
 
 from holdfast.errors import InvalidRequest
 from holdfast.queue.files.index import IndexReader
+from holdfast.queue.files.pages import read_file
 from holdfast.queue.format.frame import COMPRESSED, HEAD_BYTES, payloads, raw_body
 from holdfast.queue.format.meta import SLOTS_BYTES, decode_write_position, newest_slot
 from holdfast.queue.format.page import HEADER_BYTES
 from holdfast.queue.log.messages import Block, Gap, Message, Trimmed, block_of_singles, messages_of
 from holdfast.queue.log.opening import find_end
 from holdfast.queue.log.page_scan import FIRST_WINDOW_BYTES, WINDOW_BYTES, PageScan
-from holdfast.queue.log.recovery import Following, Here, Owed, Step, decide
+from holdfast.queue.log.recovery import Following, Here, Owed, Step, decide, following_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -41,9 +41,7 @@ HEARTBEAT_S = 0.25
 
 
 class Waiter:
-    """Waits between two reads. In the writer's process an append wakes it (``subscribe``); elsewhere it polls, every 50
-    microseconds at first and every 5 ms later.
-    """
+    """Waits between two reads: for an append in the writer's process, else polling every 50 microseconds to 5 ms."""
 
     __slots__ = ("_armed", "_pause_s", "_subscribe", "_unsubscribe", "_woken")
 
@@ -66,9 +64,7 @@ class Waiter:
             self._subscribe(self._fired)
 
     def disarm(self) -> None:
-        """Call when the wait is over, also after an error: otherwise the writer keeps the callback until the next
-        append.
-        """
+        """Call when the wait is over, also after an error: else the writer keeps the callback until an append."""
         if self._unsubscribe is not None:
             self._unsubscribe(self._fired)
             self._armed = False
@@ -104,14 +100,8 @@ SINGLES_WINDOW_BYTES = 128 << 10
 
 def read_write_position(pages: PageDirectory) -> WritePosition | None:
     """The write position that the writer recorded last, or None."""
-    try:
-        file = pages.port.open(pages.directory, pages.names.write_meta, write=False)
-    except FileNotFoundError:
-        return None
-    try:
-        slot = newest_slot(pages.port.read(file, 0, SLOTS_BYTES))
-    finally:
-        pages.port.close(file)
+    data = read_file(pages, pages.names.write_meta, SLOTS_BYTES)
+    slot = None if data is None else newest_slot(data)
     return None if slot is None else decode_write_position(slot[1])
 
 
@@ -122,11 +112,11 @@ def check_damage_policy(damage: DamagePolicy) -> None:
 
 
 class LogReader:
-    """A position in the log that moves forward. One thread at a time.
+    """A position in the log that moves forward. One thread at a time. ``next_seq`` is the next message.
 
-    ``next_seq`` is the next message. ``live_next_seq`` returns how far a writer in this process is; without it the
-    recorded write position is read. Readers of a queue may share ``headers`` (of begun pages), ``anchors`` (confirmed
-    frames) and ``indexes`` (of finished pages).
+    ``live_next_seq`` returns how far a writer in this process is; without it the recorded write position is read.
+    Readers of a queue may share ``headers`` (of begun pages), ``anchors`` (confirmed frames) and ``indexes`` (of
+    finished pages).
     """
 
     __slots__ = (
@@ -183,10 +173,8 @@ class LogReader:
             self._reported_seq = end.next_seq
 
     def seek_seq(self, seq: int) -> None:
-        """Move to message ``seq``, which may be a future one.
-
-        Raises: ``InvalidRequest`` below 1; ``Trimmed`` by the policy if it was removed. Cost: O(log pages) headers and
-        O(log frames) frames of one page.
+        """Move to message ``seq``, which may be a future one. Raises: ``InvalidRequest`` below 1; ``Trimmed`` by the
+        policy if it was removed. Cost: O(log pages) headers and O(log frames) frames of one page.
         """
         if seq < 1:
             raise InvalidRequest("sequence numbers begin at 1", seq=seq)
@@ -203,10 +191,7 @@ class LogReader:
             scan.seek_seq(seq)
 
     def seek_time(self, time_ns: int) -> None:
-        """Move to the first message that arrived at or after ``time_ns``.
-
-        Cost: O(log pages) headers, O(log frames) index records.
-        """
+        """Move to the first message that arrived at or after ``time_ns``. Cost: as ``seek_seq``."""
         self._from_seq, self._from_time_ns = 1, time_ns
         # Strictly below: a page may end with the time with which the next one begins.
         self._seek_page(lambda header: header.base_time_ns < time_ns)
@@ -257,10 +242,7 @@ class LogReader:
         return self._scan.header if self._scan is not None else None
 
     def read_window(self) -> Window | None:
-        """The next verified frames, or None if there is nothing more now.
-
-        Raises: ``Gap`` and ``Trimmed`` by the policy.
-        """
+        """The next verified frames, or None if there are none now. Raises: ``Gap`` and ``Trimmed`` by the policy."""
         while True:
             scan = self._scan
             if scan is None:
@@ -341,9 +323,7 @@ class LogReader:
         return False
 
     def _go_to(self, number: int, expected: int | None) -> bool:
-        """Enter a page whose header said that it is next. If the page is gone or damaged, forget its header, so the
-        next read decides again.
-        """
+        """Enter a page whose header said that it is next. If it is gone or damaged, the next read decides again."""
         if not self._enter(number, expected):
             self._headers.pop(number, None)
         return True
@@ -356,14 +336,7 @@ class LogReader:
                 return Following.NONE, None
             number = later[0]
             header = self._header(number)
-            if header is None:
-                return Following.UNREADABLE, number
-        if header.prepared:
-            return Following.PREPARED, number
-        expected = self.next_seq
-        if header.base_seq == expected:
-            return Following.CONTINUES, number
-        return (Following.AHEAD if header.base_seq > expected else Following.BEHIND), number
+        return following_of(header, self.next_seq), number
 
     def _owed(self) -> Owed:
         owed = self._owed_seq()
@@ -378,12 +351,7 @@ class LogReader:
         written = read_write_position(self._pages)
         if written is None:
             return None
-        boot_id = self._pages.port.boot_id()
-        return (
-            written.next_seq
-            if written.clean or (any(boot_id) and written.boot_id == boot_id)
-            else written.durable.next_seq
-        )
+        return written.next_seq if written.is_true(self._pages.port.boot_id()) else written.durable.next_seq
 
     def _header(self, number: int) -> PageHeader | None:
         """The header of a page; cached once the page was begun, because it never changes again."""
@@ -395,9 +363,8 @@ class LogReader:
         return header
 
     def _enter(self, number: int, expected: int | None) -> bool:
-        """Move to the start of a begun page; False if it is not begun or readable. ``expected`` is its base if its
-        header may not have it yet.
-        """
+        """Move to the start of a begun page; False if it is none. ``expected`` is its base if the header may lack
+        it."""
         file = self._pages.open(number)
         if file is None:
             return False
@@ -435,9 +402,8 @@ class LogReader:
         return True
 
     def _begun(self, file: int, prepared: PageHeader, expected: int) -> PageHeader | None:
-        """The header of a prepared page as begun with ``expected``, if that message or a later page is there.
-
-        Until then a larger page may take the name of the last page; a reader in this one would wait forever.
+        """The header of a prepared page as begun with ``expected``, if that message or a later page is there. Until
+        then a larger page may take its name, and a reader in this one would wait forever.
         """
         header = prepared.started(expected, 0)
         first = PageScan(self._pages.port, file, header, next_seq=expected)
@@ -475,9 +441,7 @@ class LogReader:
         return self.read_messages()
 
     def read_message_parts(self) -> Iterator[Iterable[Message]] | None:
-        """As ``read_messages``, made as they are taken, so used messages are freed before the next are made. Use up the
-        result before the next read.
-        """
+        """As ``read_messages``, made as they are taken. Use up the result before the next read."""
         parts = self.read_bounded_parts()
         return None if parts is None else map(_messages_of_part, parts)
 

@@ -3,9 +3,8 @@
 A walk expects a sequence number at a position. *Here* is a SEAL, nothing (zeros), or bytes that do not verify.
 *Follows* is the next page, by its header. *Owed* means that the expected message was there: it is at or below the
 durable position, or a living writer is past it. A missing owed message is damage: it is skipped and reported. Otherwise
-it is the torn tail of a crash, and the log ends here. Without a recorded write position this is unknown. No crash takes
-both slots of the record, so something was damaged or deleted: later valid frames count and the hole is reported,
-because otherwise durable messages would be cut silently.
+it is the torn tail of a crash. Without a recorded write position this is unknown: no crash takes both slots of the
+record, so later valid frames count, because otherwise durable messages would be cut silently.
 
 | here | follows | owed | step | why |
 |---|---|---|---|---|
@@ -29,6 +28,10 @@ from __future__ import annotations
 
 from enum import Enum
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from holdfast.queue.format.page import PageHeader
+
 
 class Here(Enum):
     """What is at the position of the next frame."""
@@ -48,6 +51,17 @@ class Following(Enum):
     AHEAD = "ahead"
     BEHIND = "behind"
     UNREADABLE = "unreadable"
+
+
+def following_of(header: PageHeader | None, expected_seq: int) -> Following:
+    """The next page, by its header; None where that cannot be read."""
+    if header is None:
+        return Following.UNREADABLE
+    if header.prepared:
+        return Following.PREPARED
+    if header.base_seq == expected_seq:
+        return Following.CONTINUES
+    return Following.AHEAD if header.base_seq > expected_seq else Following.BEHIND
 
 
 class Owed(Enum):

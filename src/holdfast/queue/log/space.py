@@ -1,15 +1,11 @@
 """The space of a queue: its limit, the policies when it is full, and which pages are removed.
 
-Only closed pages are removed, oldest first, and the scan stops at the first page that must stay, so the rest is a run
-without holes. The page that was begun last always stays, because it carries the sequence number. A page is *expired*
-when its last message is older than the lifetime by the writer's clock **and** the file is older by the file system's
-clock: a clock that jumps ahead removes nothing.
+Only closed pages are removed, oldest first, up to the first page that must stay; the page that was begun last always
+stays, because it carries the sequence number. A page is *expired* when its last message is older than the lifetime by
+the writer's clock **and** the file by the file system's clock: a clock that jumps ahead removes nothing.
 
-The name of a page is removed before its index, and the directory is synced before the next page. A crash leaves an
-index without a page or a temporary name, which the next opening removes, or the page. A reader that has the page open
-reads it to its end; a later one gets ``Trimmed``. A failed sync of names or cursors closes the queue.
-
-When another page would exceed ``max_bytes``:
+The name of a page is removed before its index, and the directory is synced before the next page. A reader that has the
+page open reads it to its end; a later one gets ``Trimmed``. When another page would exceed ``max_bytes``:
 
 | full | then |
 |---|---|
@@ -17,10 +13,9 @@ When another page would exceed ``max_bytes``:
 | ``"block"`` | the append waits until consumers have confirmed, or the lifetime has freed, a page |
 | ``"raise"`` | ``Backpressure`` (queue_full); nothing was appended |
 
-The cursors are read again before each page. A consumer that is being made in this process waits for the trim to end;
-one in another process checks the pages again when its cursor is written. With ``"block"`` and ``"raise"`` only pages
-are removed that every consumer has confirmed; without a consumer only the lifetime removes pages. The prepared page is
-not counted: a queue takes at most ``max_bytes``, one page and the small indexes.
+With ``"block"`` and ``"raise"`` only pages are removed that every consumer has confirmed; without a consumer only the
+lifetime removes pages. The cursors are read again before each page. The prepared page is not counted: a queue takes at
+most ``max_bytes``, one page and the small indexes.
 """
 
 from __future__ import annotations
@@ -40,10 +35,7 @@ if TYPE_CHECKING:
 
 
 class ClosedPage:
-    """A full page: number, bytes on disk, last sequence number, last arrival, time of the last write.
-
-    The sequence number and the times may be too high; then the page only stays longer.
-    """
+    """A full page. Its last sequence number and its times may be too high; then the page only stays longer."""
 
     __slots__ = ("bytes", "last_seq", "last_time_ns", "modified_ns", "number")
 
@@ -58,10 +50,8 @@ class ClosedPage:
 def pages_that_may_go(
     pages: list[ClosedPage], *, now_ns: int, lifetime_ns: int | None, bytes_over: int, held_seq: int | None
 ) -> list[int]:
-    """The numbers of the pages to remove, oldest first.
-
-    The queue is ``bytes_over`` above its limit. Pages at or above ``held_seq``, the first message that a consumer
-    needs, stay.
+    """The numbers of the pages to remove, oldest first. The queue is ``bytes_over`` above its limit. Pages at or above
+    ``held_seq``, the first message that a consumer needs, stay.
 
     >>> pages = [ClosedPage(n, 100, 10 * n + 9, n, n) for n in (1, 2, 3)]
     >>> pages_that_may_go(pages, now_ns=10, lifetime_ns=None, bytes_over=150, held_seq=None)
@@ -118,12 +108,10 @@ def check_limits(max_bytes: object, full: str, page_bytes: int, keep: str) -> No
 
 
 class Space:
-    """Retention of one queue.
-
-    ``current`` returns the page being written; pages below ``safe_below()`` may be removed, and ``make_durable`` raises
-    that number. ``first_held`` returns the first message that a holding consumer needs, or None; ``first_unconsumed``
-    the first that any consumer needs. ``sync_holds`` makes these cursors durable. ``sync_failed`` gets the error of a
-    failed sync and raises ``Closed``.
+    """Retention of one queue. ``current`` returns the page being written; pages below ``safe_below()`` may be removed,
+    and ``make_durable`` raises that number. ``first_held`` returns the first message that a holding consumer needs, or
+    None, ``first_unconsumed`` the first that any consumer needs; ``sync_holds`` makes their cursors durable.
+    ``sync_failed`` gets the error of a failed sync and raises ``Closed``.
     """
 
     __slots__ = (
@@ -169,18 +157,15 @@ class Space:
         self._closed = False
 
     def confirmed(self) -> None:
-        """A consumer has committed: wake appends that wait for space, and the helper thread if consumed pages are
-        removed.
-        """
+        """A consumer has committed: wake appends that wait for space, and the helper thread."""
         if self._first_unconsumed is not None:
             self.on_consumed()
         with self._waits:
             self._freed.notify_all()
 
     def before_roll(self, page_bytes: int) -> None:
-        """Make room for one more page, or apply the policy.
-
-        Raises: ``Backpressure`` (queue_full); ``Closed`` when the queue is closed during the wait, or a sync failed.
+        """Make room for one more page, or apply the policy. Raises: ``Backpressure`` (queue_full); ``Closed`` when the
+        queue is closed during the wait, or a sync failed.
         """
         if self._max_bytes is None:
             return
@@ -202,9 +187,8 @@ class Space:
                 self._freed.wait(BLOCKED_LOOK_S)
 
     def trim(self, page_bytes: int = 0) -> int:
-        """Remove pages; ``page_bytes`` will be added. Returns the bytes still above the limit, or less than 1.
-
-        Raises: ``Closed`` (sync_failed). Cost: one listing, and the size and time of each page.
+        """Remove pages; ``page_bytes`` will be added. Returns the bytes still above the limit, or less than 1. Raises:
+        ``Closed`` (sync_failed). Cost: one listing, and the size and time of each page.
         """
         if self._lifetime_ns is None and self._max_bytes is None and self._first_unconsumed is None:
             return 0
@@ -242,18 +226,15 @@ class Space:
         return self._lock
 
     def trim_before(self, seq: int) -> int:
-        """Remove the closed pages whose messages are all below ``seq``. Returns how many. Raises: ``Closed``
-        (sync_failed).
-        """
+        """Remove the closed pages whose messages are all below ``seq``; returns how many. Raises: ``Closed``."""
         with self._lock:
             going = [page.number for page in self._survey()[0] if page.last_seq < seq]
             self.remove(going)
             return len(going)
 
     def _survey(self) -> tuple[list[ClosedPage], int]:
-        """The closed pages, oldest first, and the bytes of these and of the page being written.
-
-        Damaged pages are included: otherwise later pages would be removed before them, and they never.
+        """The closed pages, oldest first, and the bytes of these and of the page being written. Damaged pages are
+        included: otherwise later pages would be removed before them.
         """
         pages, current, safe_below = self._pages, self._current(), self._safe_below()
         numbers = [number for number in pages.numbers() if number <= current]
@@ -281,10 +262,8 @@ class Space:
         return None if header is None or header.prepared else header
 
     def remove(self, numbers: list[int]) -> None:
-        """Remove pages and their indexes, oldest first, with a sync of the directory after each: if two names were
-        removed at once, a crash could bring back only the older one and leave a hole.
-
-        Raises: ``Closed`` (sync_failed); the name of that page is then back.
+        """Remove pages and their indexes, oldest first, with a sync of the directory after each: a crash must not bring
+        back an older page alone. Raises: ``Closed`` (sync_failed); the name of that page is then back.
         """
         pages = self._pages
         for number in numbers:

@@ -1,21 +1,17 @@
 """The end of the log: the page being written, the fast paths that append there, and how much of it is durable.
 
-An append that raises has appended nothing, and the next append overwrites what it left. An append that is interrupted
-(Ctrl-C) has appended its frame or not; the next append finds out (``complete_interrupted``).
+An append that raises has appended nothing, and the next append overwrites what it left. After an interrupt (Ctrl-C) its
+frame is there or not; the next append finds out (``complete_interrupted``). Two paths move the end:
 
-Who may move the end:
+- The slow path (``writer``) closes the fast path first, and holds ``lock`` where other threads read several fields.
+- The storing fast path takes the one element out of the list ``_turns`` and puts it back: a lock at a quarter of the
+  price. A thread that finds the list empty takes the slow path. To close the fast path, set ``limit``, then wait until
+  the element is back.
 
-- The slow path (``writer``) closes the fast path first, and holds ``lock`` wherever other threads read several fields.
-- The storing fast path takes the one element out of the list ``_turns`` and puts it back. That is a lock at a quarter
-  of the price. No thread waits for it: a thread that finds the list empty takes the slow path. A thread that closes the
-  fast path sets ``limit`` first and then waits until the element is back.
-- ``end`` is one tuple, so a reader sees a position, number and time that belong together.
-
-A failed sync of a file or directory is never repeated: Linux may have dropped the dirty pages and would report success
-the second time. From then on nothing above ``durable_seq`` is acknowledged; every call raises ``Closed`` (sync_failed),
-until the queue is opened again and finds what is on disk. The recorded write position says that the page cache is not
-trusted. If the disk refuses that record, too, an opening before the machine restarts may report cached messages as
-durable.
+A failed sync is never repeated: Linux may have dropped the dirty pages and would report success. From then on every
+call raises ``Closed`` (sync_failed), until the queue is opened again and finds what is on disk. The recorded write
+position then says that the page cache is not trusted; if the disk refuses that, too, an opening before the machine
+restarts may report cached messages as durable.
 """
 
 from __future__ import annotations
@@ -46,9 +42,8 @@ if TYPE_CHECKING:
 
 
 class OpenPage:
-    """The open files and header of a page; ``limit`` is where frames end, so that a SEAL always fits after them.
-
-    The constructor closes ``file`` if it raises.
+    """The open files of a page. Frames end at ``limit``, so that a SEAL fits. The constructor closes ``file`` if it
+    raises.
     """
 
     __slots__ = ("checksum", "file", "header", "index_file", "limit", "map", "seed")
@@ -79,7 +74,7 @@ class OpenPage:
             self.file = -1
 
     def release(self, port: FilePort) -> None:
-        """Close all files except the page itself: the syncing thread closes that one."""
+        """Close all files except the page itself, which the syncing thread closes."""
         self.file = -1
         self.close(port)
 
@@ -93,9 +88,8 @@ SHORT_S = 0.00005
 class LogTail:
     """``end`` is the position and the number of the next frame, and its earliest time.
 
-    A writer has at most one fast path: it ``stores`` into the mapped page, or it ``writes``. The fast path stops at
-    ``limit``: the next record of the write position or the end of the page; -1 while the slow path runs.
-    ``slow_append`` appends what the fast path cannot.
+    A writer has at most one fast path: it ``stores`` into the mapped page, or it ``writes``. It stops at ``limit``: the
+    next record of the write position or the end of the page; -1 while the slow path runs.
     """
 
     __slots__ = (
@@ -139,10 +133,8 @@ class LogTail:
     # ---- the fast paths ---------------------------------------------------------------------------------------------
 
     def append(self, payload: Octets) -> int:
-        """Append one message by storing it into the mapped page. Returns its sequence number.
-
-        Raises: as ``Writer.append_frames``. Cost: about one microsecond; no system call where the page is mapped and
-        the level is "os".
+        """Append one message by storing it into the mapped page. Returns its sequence number. Raises: as
+        ``Writer.append_frames``. Cost: about one microsecond, without a system call.
         """
         try:
             size = len(payload)
@@ -183,8 +175,8 @@ class LogTail:
         return self.append(payload) if self._stores and frame_end <= self.limit else None
 
     def write(self, payload: bytes) -> int:
-        """Append one message by a system call; 0 where the slow path is needed. For the level "always": a store into
-        the mapped page makes each sync slower, because the kernel write-protects the page again.
+        """Append one message by a system call; 0 where the slow path is needed. For the level "always": after a store
+        into the mapped page a sync is slower, because the kernel write-protects the page again.
         """
         with self.lock:
             position, seq, last_ns = self.end
@@ -226,7 +218,6 @@ class LogTail:
         """Write one frame at the end, then publish the new end, ``frame_end``. Call with the fast path closed.
 
         One write per frame: if a full disk cut a write of several, whole frames would stay after the published end.
-        Readers in other processes would deliver them, and the next append would overwrite them.
         """
         position = self.position
         if frame_end - position <= SMALL_FRAME_BYTES and page.map is not None:
@@ -245,9 +236,8 @@ class LogTail:
         self.end = frame_end, seq + count, time_ns
 
     def complete_interrupted(self) -> None:
-        """Publish a frame that an interrupt left written and unpublished, if there is one.
-
-        Readers in other processes may have delivered it. Overwriting it would give its number to a second message.
+        """Publish a frame that an interrupt left whole and unpublished. Readers in other processes may have delivered
+        it, so its number must not go to a second message.
         """
         page = self.page
         if not self.interrupted or page is None:
@@ -322,10 +312,8 @@ class LogTail:
 
 
 class SyncTarget:
-    """What one sync covers: the files of ``closed`` pages, then the ``open`` page if any. It makes everything before
-    ``next_seq`` durable.
-
-    The two are separate because a page that is closed during its sync has grown and needs another sync.
+    """What one sync covers: files of ``closed`` pages, then the ``open`` page; it makes everything before ``next_seq``
+    durable. Separate, because a page that is closed during its sync has grown and needs another sync.
     """
 
     __slots__ = ("closed", "next_seq", "open", "position")
@@ -340,10 +328,8 @@ class SyncTarget:
 
 
 class Durability:
-    """Group commit: the first thread that needs a sync leads it, the others wait for its result.
-
-    ``take`` returns what to sync; ``reached`` is called after success, ``failed`` after failure. None of them is called
-    with this object's lock held.
+    """Group commit: the first thread that needs a sync leads it, the others wait for its result. ``take`` returns what
+    to sync; ``reached`` is called after success, ``failed`` after failure, all without this object's lock.
     """
 
     __slots__ = (
@@ -368,24 +354,21 @@ class Durability:
         self._condition = threading.Condition(self._lock)
         self._failing = threading.Lock()
         self._syncing = False
-        self._followed = False
-        """Whether anybody has waited for the sync that is under way."""
+        self._followed = False  # a thread has waited for the sync that is under way
         self._ended: Closed | None = None
         self.failure: OSError | None = None
         self.next_seq = next_seq
         self.syncs = 0
 
     def wait_for(self, next_seq: int) -> None:
-        """Return when everything before ``next_seq`` is durable.
-
-        Raises: ``Closed`` (sync_failed) once any sync has failed. Cost: one data sync for all threads that wait at the
-        same time; a waiting thread may need the one after.
+        """Return when everything before ``next_seq`` is durable. Raises: ``Closed`` (sync_failed) once any sync has
+        failed. Cost: one data sync for all threads that wait at the same time.
         """
         while self.next_seq < next_seq:
             self._lead_or_follow(next_seq)
 
     def sync_sealed(self) -> None:
-        """Sync the closed pages. Returns when done, or immediately when another thread is syncing."""
+        """Sync the closed pages, or return immediately when another thread is syncing."""
         self._lead_or_follow(None)
 
     def fail(self, error: OSError) -> None:
@@ -420,10 +403,7 @@ class Durability:
             ) from self.failure
 
     def _lead_or_follow(self, next_seq: int | None) -> None:
-        """Lead a sync and wake the waiting threads whatever its result, or wait for another leader.
-
-        ``next_seq`` must become durable; None syncs closed pages only.
-        """
+        """Lead a sync, or wait for another leader. None syncs closed pages only."""
         leads = False
         try:
             with self._lock:
@@ -466,9 +446,8 @@ class SyncProgress:
     """How far the log is durable, and the recorded write position. ``closing`` are files of sealed pages that wait for
     their sync, oldest first. While ``silent``, the disk does not say yet that the queue is open.
 
-    With ``records_at_once`` each sync records the position; otherwise only a sync that closes pages does, and
-    ``record_owed_position`` the others. The record is a hint: an error while writing it is suppressed, because the
-    messages are in the log. Only ``announce`` and ``close_cleanly`` need the record and raise.
+    With ``records_at_once`` each sync records the position; otherwise only a sync that closes pages does. The record is
+    a hint, so its errors are suppressed, except in ``announce`` and ``close_cleanly``, which need it.
     """
 
     __slots__ = (
@@ -540,7 +519,6 @@ class SyncProgress:
 
     def _record_owed_position(self) -> None:
         self._position_is_owed = False
-        # A hint: everything up to the target is durable without it.
         with suppress(OSError):
             self.record_position()
 
@@ -554,19 +532,15 @@ class SyncProgress:
 
     @property
     def pages_safe_below(self) -> int:
-        """Pages below this one may be removed: the page after each of them is durably begun, so the first page of the
-        log always has its base sequence.
-        """
+        """Pages below this one may be removed: the page after each of them is durably begun, and has the base."""
         durable = self.durable
         return durable.page if durable.position > HEADER_BYTES else durable.page - 1
 
     # ---- marks ------------------------------------------------------------------------------------------------------
 
     def announce(self) -> None:
-        """Before the first frame: both slots say durably that the queue is open.
-
-        If a clean record stayed on disk, a crash could bring it back together with later frames. When both slots are
-        whole, no crash takes both. This is not done while opening: readers should not pay for syncs.
+        """Before the first frame: both slots say durably that the queue is open, so no crash brings back a clean record
+        together with later frames. Not done while opening: readers should not pay for syncs.
         """
         if self.silent:
             self._make_names_durable()

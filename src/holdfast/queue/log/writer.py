@@ -1,10 +1,8 @@
 """The writer of a queue: one per queue, any number of threads. It owns the slow path; ``tail`` has the fast paths.
 
-An append that raises has appended nothing except what its error counts as ``appended``. A full disk is ``Unavailable``
-(disk_full); the queue works again when there is room. Order of a page roll, and what a crash leaves:
+Order of a page roll, and what a crash leaves:
 
-1. The next page exists durably before the last one gets its SEAL. Before that nothing has changed, and the error is the
-   caller's.
+1. The next page exists durably before the last one gets its SEAL. Before that nothing has changed.
 2. The SEAL, the header of the next page and the first frame are written without a sync. A crash may lose any of them,
    and then the later ones do not count (``recovery``).
 3. The helper thread syncs the closed page. Nothing in the next page is durable before that.
@@ -45,17 +43,12 @@ if TYPE_CHECKING:
 
 
 FIRST_PAGE_BYTES = 1 << 20
-"""The size of a queue's first page. Each later page is twice as large, up to ``page_size``: twenty small queues take 20
-MiB.
-"""
+"""The first page of a queue. Each later page is twice as large, up to ``page_size``."""
 
 
 class PageSupply:
     """The pages that the writer takes: made ahead of their use, or when needed. ``number`` is the last page taken.
-    Thread-safe.
-
-    Page numbers have no holes, because a hole would end the log: a page that was taken and not begun stays the next
-    one.
+    Thread-safe. A page that was taken and not begun stays the next one: a hole in the numbers would end the log.
     """
 
     __slots__ = (
@@ -156,9 +149,8 @@ POSITION_EVERY_BYTES = 512 << 10
 class Writer:
     """Appends frames. Thread-safe. Every method raises ``Closed`` when the writer is closed, poisoned or forked.
 
-    A slow operation holds ``_turn`` from beginning to end. Meanwhile the fast path is closed, so other threads wait for
-    their turn. ``append`` appends one message; ``append_at_once`` does so only if it needs no sync, page or other
-    thread, and otherwise returns None. Both raise as ``append_frames``.
+    A slow operation holds ``_turn``; meanwhile the fast path is closed. ``append`` appends one message;
+    ``append_at_once`` does so only if it needs no sync, page or other thread, and otherwise returns None.
     """
 
     __slots__ = (
@@ -201,7 +193,7 @@ class Writer:
         )
         self.message_bytes_max = message_bytes_max
         self.on_work: Callable[[], None] = _nothing
-        self.before_roll: Callable[[int], None] = _accept
+        self.before_roll: Callable[[int], object] = _nothing
         self.on_full: Callable[[], object] = _nothing
         stores = not compression and (
             sync.name == "os" or (sync.name == "every" and not (sync.messages_max or sync.bytes_max))
@@ -246,21 +238,24 @@ class Writer:
     def append_many(self, payloads: Sequence[bytes], *, atomic: bool) -> tuple[int, int]:
         """Append messages in order with no others between them. Returns the first and the last sequence number.
 
-        A frame holds at most 256 KiB or 4,096 messages, or all of them if ``atomic``; after a crash a frame is there or
-        not. If the disk or queue is full between two frames, the earlier frames stay, synced as the level requires, and
-        the error's ``appended`` counts their messages.
+        A frame holds at most 256 KiB or 4,096 messages, or all of them if ``atomic``. If the disk or queue is full
+        between two frames, the earlier frames stay, synced as the level requires, and the error's ``appended`` counts
+        their messages.
         """
         if not payloads:
             raise InvalidRequest("append_many needs a message")
-        size, bodies = _one_body(payloads) if atomic else split_batches(payloads)
-        if size > self.message_bytes_max:
-            self.check_messages(payloads)
+        if not atomic:
+            size, bodies = split_batches(payloads)
+        else:
+            body = batch_body(payloads)
+            size, bodies = sum(map(len, body)), [(body, len(payloads))]
+        if size > self.message_bytes_max and (largest := max(map(len, payloads))) > self.message_bytes_max:
+            raise LimitExceeded("message is too large", bytes=largest, max=self.message_bytes_max)
         return self.append_frames(bodies)
 
     def append_frames(self, bodies: Iterable[tuple[list[bytes], int]]) -> tuple[int, int]:
-        """Append each body, with its number of messages, as one frame, and sync as the level requires.
-
-        Raises: ``Closed``; ``LimitExceeded`` above ``message_bytes_max``; ``Unavailable`` (disk_full); ``Backpressure``
+        """Append each body, with its number of messages, as one frame, and sync as the level requires. Raises:
+        ``Closed``; ``LimitExceeded``; ``Unavailable`` (disk_full), until there is room again; ``Backpressure``
         (queue_full).
         """
         try:
@@ -331,12 +326,6 @@ class Writer:
         if self._compression and size > RAW_BODY_BYTES_MAX:
             raise LimitExceeded("batch is too large for one compressed frame", bytes=size, max=RAW_BODY_BYTES_MAX)
 
-    def check_messages(self, payloads: Sequence[bytes]) -> None:
-        """Raise ``LimitExceeded`` for a message above the limit."""
-        largest = max(map(len, payloads))
-        if largest > self.message_bytes_max:
-            raise LimitExceeded("message is too large", bytes=largest, max=self.message_bytes_max)
-
     def _sync_names(self) -> None:
         """Sync the directory. Raises: ``Closed`` (sync_failed)."""
         try:
@@ -357,10 +346,7 @@ class Writer:
 
     def flush(self, *, record: bool = True) -> None:
         """Return when everything appended before the call is durable. Without ``record`` the write position is left to
-        ``record_position``.
-
-        Raises: ``Closed``. Cost: one data sync, shared with all threads that wait at the same time; none if nothing is
-        new.
+        ``record_position``. Raises: ``Closed``. Cost: one shared data sync; none if nothing is new.
         """
         with self._tail.lock:
             self.raise_if_closed()
@@ -390,9 +376,8 @@ class Writer:
             self._tail.close_fast_path()
 
     def notify_no_more(self, listener: Callable[[], None]) -> None:
-        """Remove ``listener`` if it was not called yet.
-
-        Takes no lock: a garbage-collected iterator may call this from any thread, inside any lock.
+        """Remove ``listener`` if it was not called yet. Takes no lock: the garbage collector may call this in any
+        thread, inside any lock.
         """
         with suppress(ValueError):
             self._listeners.remove(listener)
@@ -503,10 +488,7 @@ class Writer:
             self.on_work()
 
     def prepare(self) -> None:
-        """Prepare the next page if it is time. For the helper thread.
-
-        Raises: ``OSError``; the append that needs the page tries again and reports the error.
-        """
+        """Prepare the next page if it is time. Raises: ``OSError``; the append that needs the page tries again."""
         self._supply.prepare(self.wants_page)
 
     def wants_page(self) -> bool:
@@ -525,18 +507,6 @@ class Writer:
     def next_seq(self) -> int:
         """The number of the next message."""
         return self._tail.next_seq
-
-    def completed_next_seq(self) -> int:
-        """As ``next_seq``, after completing an interrupted append."""
-        if self._tail.interrupted:
-            with self._turn:
-                self._tail.complete_interrupted()
-        return self._tail.next_seq
-
-    @property
-    def last_time_ns(self) -> int:
-        """The arrival of the last message, 0 before the first."""
-        return self._tail.last_time_ns
 
     @property
     def page_number(self) -> int:
@@ -603,15 +573,5 @@ class Writer:
             self._progress.close()
 
 
-def _one_body(payloads: Sequence[bytes]) -> tuple[int, list[tuple[list[bytes], int]]]:
-    """As ``split_batches``, in one body."""
-    body = batch_body(payloads)
-    return sum(map(len, body)), [(body, len(payloads))]
-
-
-def _nothing() -> None:
+def _nothing(*_: object) -> None:
     """The default callback."""
-
-
-def _accept(page_bytes: int) -> None:
-    """There is no limit on the space of the queue."""

@@ -1,7 +1,5 @@
-"""The files of a queue, opened without a lock and without writing, also on a read-only mount.
-
-Raises ``NotFound`` with the names of nearby queues where there is no queue. ``OSError`` becomes ``PermissionDenied``,
-``InvalidRequest`` or ``Unavailable`` with the name of the file.
+"""The files of a queue, opened without a lock and without writing, also on a read-only mount. ``OSError`` becomes
+``PermissionDenied``, ``InvalidRequest`` or ``Unavailable`` with the name of the file.
 """
 
 from __future__ import annotations
@@ -27,9 +25,8 @@ NAMED_MAX: Final = 5
 
 @contextmanager
 def open_files(path: str) -> Generator[PageDirectory]:
-    """The directory and the file names of the queue at ``path``.
-
-    Raises: ``NotFound`` if there is no queue; ``InvalidRequest`` if the path names a file of one.
+    """The directory and the file names of the queue at ``path``. Raises: ``NotFound`` with the names of nearby queues;
+    ``InvalidRequest`` if the path names a file of one.
     """
     folder, name = os.path.split(path)
     with system_errors(path):
@@ -93,9 +90,8 @@ def system_errors(path: str) -> Generator[None]:
 
 
 def writer_pid(pages: PageDirectory) -> int | None:
-    """The process that has the queue open for writing; 0 if there is none, None if the system does not show locks.
-
-    Read from the system's list of locks: to take the lock, even briefly, could refuse a writer that starts now.
+    """The process that has the queue open for writing; 0 if there is none, None if the system does not show locks. Read
+    from the system's list: taking the lock, even briefly, could refuse a writer that starts now.
     """
     port = pages.port
     try:

@@ -25,7 +25,7 @@ from zlib import crc32
 
 from holdfast.errors import AlreadyOpen, Code, CorruptData
 from holdfast.queue import Queue
-from holdfast.queue.files.pages import PageDirectory
+from holdfast.queue.files.pages import PageDirectory, replace_file
 from holdfast.queue.format.checksum import CRC32, CRC32C, checksum_for_reading
 from holdfast.queue.format.frame import HEAD, HEAD_BYTES, encode_seal, page_seed
 from holdfast.queue.format.page import HEADER, HEADER_BYTES, PageHeader, encode_header
@@ -226,19 +226,11 @@ class _Repair:
 
     def _rebuild_index(self, page: PageSurvey) -> None:
         """Replace the index by one built from the page, then write its checksum into the page's SEAL."""
-        pages, port, directory = self._pages, self._pages.port, self._pages.directory
+        pages, port = self._pages, self._pages.port
         name = pages.names.index(page.number)
         data = bytes(page.records.pending)
-        temporary = pages.names.temporary(name)
-        pages.remove(temporary)
-        file = port.create(directory, temporary)
-        try:
-            port.write(file, 0, (data,))
-            port.sync_data(file)
-        finally:
-            port.close(file)
-        port.rename(directory, temporary, name)
-        port.sync_directory(directory)
+        replace_file(pages, name, data)
+        port.sync_directory(pages.directory)
         if not page.sealed:
             return
         header = page.header
@@ -267,10 +259,9 @@ class _Repair:
 def restored_header(pages: PageDirectory, file: int, number: int) -> PageHeader | None:
     """The header of the open page ``number`` whose own header does not verify, or None if none can be proved.
 
-    The first frame proves a guess, because its checksum depends on the page's salt, its number and the sequence number.
-    The number is in the file's name, the page size is the file's size. The base is the end of the page before, or the
-    header's field. The salt is the header's field, with at most one bit flipped: worse damage to it is not restored.
-    Raises: ``CorruptData`` for an intact header of another format version, which is not damage.
+    The first frame proves a guess: its checksum depends on salt, page number and sequence number. The base is the end
+    of the page before, or the header's field; the salt is the header's field, with at most one bit flipped. Raises:
+    ``CorruptData`` for an intact header of another format version, which is not damage.
     """
     port = pages.port
     raw = port.read(file, 0, HEADER_BYTES + HEAD_BYTES)

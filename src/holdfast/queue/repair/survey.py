@@ -1,8 +1,8 @@
 """Reads a whole queue and reports what is in each page, what is damaged and which messages are lost.
 
-It only reads and takes no lock, so it may run next to a writer; messages that are appended meanwhile may or may not be
-counted. Messages that were never durable and did not survive a crash are not damage: the log ends before them. Messages
-that exist according to the writer's mark but do not verify are a gap.
+It takes no lock, so it may run next to a writer; messages that are appended meanwhile may be counted. Messages that
+were never durable and did not survive a crash are not damage. Messages that exist by the recorded write position but do
+not verify are a gap.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from holdfast.queue.files.index import PageIndex
-from holdfast.queue.files.pages import PageDirectory
+from holdfast.queue.files.pages import PageDirectory, read_file
 from holdfast.queue.files.port import FilePort
 from holdfast.queue.format.checksum import checksum_for_reading
 from holdfast.queue.format.frame import HEAD, HEAD_BYTES, SEQ_MASK, implied_seq, page_seed, seal_fields
@@ -46,10 +46,8 @@ DAMAGED: Final = "damaged"
 
 @dataclass(frozen=True, slots=True)
 class LostMessages:
-    """Messages ``first`` to ``last`` cannot be read: ``bytes`` bytes of page ``page`` are damaged from ``position`` on.
-
-    A page that is absent or has no readable header is lost from position 0; an absent page has 0 bytes. ``known`` says
-    that a repair has already listed the gap.
+    """Messages ``first`` to ``last`` cannot be read: ``bytes`` bytes of page ``page`` are damaged from ``position`` on;
+    0 bytes if the page is absent. ``known`` says that a repair has already listed the gap.
     """
 
     page: int
@@ -72,10 +70,8 @@ class LostMessages:
 
 @dataclass(slots=True)
 class PageSurvey:
-    """One page: its messages, the end of its frames, and the state of its index.
-
-    ``index`` is "whole", "absent" or "damaged"; ``records`` is the index as a repair would write it, ``index_file`` is
-    the content of the file, of which ``index_matched`` records were compared.
+    """One page. ``index`` is "whole", "absent" or "damaged"; ``records`` is the index as a repair would write it,
+    ``index_file`` is the content of the file, of which ``index_matched`` records were compared.
     """
 
     number: int
@@ -98,37 +94,6 @@ class PageSurvey:
     index_wrong: bool = False
 
 
-@dataclass(slots=True)
-class QueueSurvey:
-    """All pages, oldest first, with what is damaged.
-
-    ``unreadable`` are pages whose header does not verify; ``outside`` are begun pages after the end of the log, whose
-    messages were never durable; ``tail_bytes`` after the end do not verify: a write that a crash cut off.
-    """
-
-    pages: list[PageSurvey] = field(default_factory=list[PageSurvey])
-    gaps: list[LostMessages] = field(default_factory=list[LostMessages])
-    unreadable: list[int] = field(default_factory=list[int])
-    outside: list[int] = field(default_factory=list[int])
-    tail_bytes: int = 0
-    bytes: int = 0
-
-    @property
-    def messages(self) -> int:
-        """Messages that can be read."""
-        return sum(page.messages for page in self.pages)
-
-    @property
-    def lost(self) -> int:
-        """Messages that were there and cannot be read."""
-        return sum(gap.messages for gap in self.gaps)
-
-    @property
-    def doubtful_indexes(self) -> list[PageSurvey]:
-        """Pages whose index is absent or damaged. No message is lost by it: a repair builds the index again."""
-        return [page for page in self.pages if page.index != WHOLE]
-
-
 @dataclass(frozen=True, slots=True)
 class KnownGap:
     """A gap that a repair has handled. ``file`` holds its damaged bytes; it is empty if there were none."""
@@ -149,16 +114,8 @@ def damage_list_name(pages: PageDirectory) -> str:
 
 def known_gaps(pages: PageDirectory) -> list[KnownGap]:
     """Every gap that a repair has handled. Torn and foreign lines do not count."""
-    try:
-        file = pages.port.open(pages.directory, damage_list_name(pages), write=False)
-    except FileNotFoundError:
-        return []
-    try:
-        data = pages.port.read(file, 0, pages.port.size(file))
-    finally:
-        pages.port.close(file)
     gaps: list[KnownGap] = []
-    for line in data.splitlines():
+    for line in (read_file(pages, damage_list_name(pages)) or b"").splitlines():
         try:
             gaps.append(KnownGap(**json.loads(line)))
         except (ValueError, TypeError):
@@ -223,85 +180,100 @@ def verify_queue(path: str, on_progress: OnProgress | None = None) -> QueueCheck
 
 
 def _written_end(pages: PageDirectory) -> tuple[int, int, int]:
-    """The end of the log according to the writer's mark: next sequence number, its page and its position.
-
-    Zeros if there is no mark.
-    """
-    mark = read_write_position(pages)
-    if mark is None:
+    """The end of the log by the recorded write position: next sequence number, page and position; zeros without one."""
+    written = read_write_position(pages)
+    if written is None:
         return 0, 0, 0
-    boot_id = pages.port.boot_id()
-    same_run = any(boot_id) and mark.boot_id == boot_id
-    end = mark if mark.clean or same_run else mark.durable
+    end = written if written.is_true(pages.port.boot_id()) else written.durable
     return end.next_seq, end.page, end.position
 
 
 def survey_queue(pages: PageDirectory, on_progress: OnProgress | None = None) -> QueueSurvey:
     """Read every page and check every frame. Cost: one reading of all pages."""
-    return _Survey(pages, on_progress).run()
+    return QueueSurvey(pages, on_progress)
 
 
-class _Survey:
-    """The walk. Messages below ``_expected_end`` exist according to the writer's mark."""
+class QueueSurvey:
+    """A walk over all pages, oldest first, and what it found.
 
-    def __init__(self, pages: PageDirectory, on_progress: OnProgress | None) -> None:
-        self._pages = pages
+    ``unreadable`` are pages whose header does not verify; ``outside`` are begun pages after the end of the log, whose
+    messages were never durable; ``tail_bytes`` after the end do not verify: a write that a crash cut off. Messages
+    below ``_expected_end`` exist by the recorded write position.
+    """
+
+    def __init__(self, files: PageDirectory, on_progress: OnProgress | None) -> None:
+        self._files = files
         self._on_progress = on_progress
-        self._survey = QueueSurvey()
-        self._expected_end, self._expected_page, self._expected_position = _written_end(pages)
-        self._numbers = pages.numbers()
+        self.pages: list[PageSurvey] = []
+        self.gaps: list[LostMessages] = []
+        self.unreadable: list[int] = []
+        self.outside: list[int] = []
+        self.tail_bytes = 0
+        self.bytes = 0
+        self._expected_end, self._expected_page, self._expected_position = _written_end(files)
+        self._numbers = files.numbers()
         self._next_seq: int | None = None
         self._last_time_ns = 0
         self._read_bytes = 0
         self._has_removed = False
         self._prepared = {number for number in self._numbers if self._is_prepared(number)}
+        self._walk()
 
-    def run(self) -> QueueSurvey:
-        survey, pages = self._survey, self._pages
+    @property
+    def messages(self) -> int:
+        """Messages that can be read."""
+        return sum(page.messages for page in self.pages)
+
+    @property
+    def doubtful_indexes(self) -> list[PageSurvey]:
+        """Pages whose index is absent or damaged. No message is lost by it: a repair builds the index again."""
+        return [page for page in self.pages if page.index != WHOLE]
+
+    def _walk(self) -> None:
+        files = self._files
         sizes = {number: size for number in self._numbers if (size := self._size(number)) is not None}
-        survey.bytes = sum(sizes.values())
+        self.bytes = sum(sizes.values())
         before = 0
         for index, number in enumerate(self._numbers):
-            header = pages.header_of(number)
-            if number not in sizes or (header is None and number not in pages.numbers()):
+            header = files.header_of(number)
+            if number not in sizes or (header is None and number not in files.numbers()):
                 self._note_removed(number)
                 continue
             if header is None:
-                survey.unreadable.append(number)
+                self.unreadable.append(number)
                 continue
             header = self._begun(number, header)
             if header is None:
                 continue  # prepared, not used yet
             if not self._joins(header, before, number):
-                survey.outside += [later for later in self._numbers[index:] if self._is_begun(later)]
+                self.outside += [later for later in self._numbers[index:] if self._is_begun(later)]
                 break
             self._walk_page(number, header, sizes[number])
-            before = survey.pages[-1].number if survey.pages else 0  # this page, unless it was removed
+            before = self.pages[-1].number if self.pages else 0  # this page, unless it was removed
         else:
             self._check_end(before)
-        return survey
 
     def _note_removed(self, number: int) -> None:
         """A page was removed during the walk. If retention took it, the walk starts again at the next page."""
-        if number in self._prepared or any(left < number for left in self._pages.numbers()):
+        if number in self._prepared or any(left < number for left in self._files.numbers()):
             # A starting writer removes prepared pages, and retention removes the oldest first: this was not retention.
             return
         self._has_removed = True
         self._next_seq = None
-        self._survey.unreadable.clear()
+        self.unreadable.clear()
 
     def _size(self, number: int) -> int | None:
         try:
-            return self._pages.port.size_of(self._pages.directory, self._pages.names.page(number))
+            return self._files.port.size_of(self._files.directory, self._files.names.page(number))
         except FileNotFoundError:
             return None
 
     def _is_begun(self, number: int) -> bool:
-        header = self._pages.header_of(number)
+        header = self._files.header_of(number)
         return header is not None and not header.prepared
 
     def _is_prepared(self, number: int) -> bool:
-        header = self._pages.header_of(number)
+        header = self._files.header_of(number)
         return header is not None and header.prepared
 
     def _begun(self, number: int, header: PageHeader) -> PageHeader | None:
@@ -309,21 +281,21 @@ class _Survey:
         if not header.prepared:
             return header
         started = header.started(self._next_seq or 1, self._last_time_ns)
-        file = self._pages.open(number)
+        file = self._files.open(number)
         if file is None:
             return None
         try:
-            scan = PageScan(self._pages.port, file, started, next_seq=started.base_seq)
+            scan = PageScan(self._files.port, file, started, next_seq=started.base_seq)
             return started if scan.read() is not None else None
         finally:
-            self._pages.port.close(file)
+            self._files.port.close(file)
 
     def _joins(self, header: PageHeader, before: int, number: int) -> bool:
         """Whether this page belongs to the log; notes what is missing between it and the page before."""
-        survey, expected = self._survey, self._next_seq
+        expected = self._next_seq
         if expected is None:
             self._next_seq = header.base_seq
-            if survey.unreadable and header.base_seq > 1:
+            if self.unreadable and header.base_seq > 1:
                 # The first message of the first page is unknown, unless it is page 1.
                 first = 1 if self._numbers[0] == 1 else header.base_seq
                 self._lost_pages(first, header.base_seq - 1, before, number)
@@ -340,22 +312,20 @@ class _Survey:
         """Note messages of pages that are absent or unreadable."""
         if last < first:
             return
-        readable = {page.number for page in self._survey.pages}
-        between = [page for page in self._survey.unreadable if page > before]
+        readable = {page.number for page in self.pages}
+        between = [page for page in self.unreadable if page > before]
         page = between[0] if between else (before + 1 if number is None or before + 1 < number else before)
         if page in readable:
-            self._survey.gaps.append(
-                LostMessages(page, self._survey.pages[-1].end, 0, first, last, "the page ends too early")
-            )
+            self.gaps.append(LostMessages(page, self.pages[-1].end, 0, first, last, "the page ends too early"))
         elif between:
             size = sum(self._size(lost) or 0 for lost in between)
-            self._survey.gaps.append(LostMessages(page, 0, size, first, last, "the header of the page is damaged"))
+            self.gaps.append(LostMessages(page, 0, size, first, last, "the header of the page is damaged"))
         else:
-            self._survey.gaps.append(LostMessages(page, 0, 0, first, last, "the page is absent"))
+            self.gaps.append(LostMessages(page, 0, 0, first, last, "the page is absent"))
 
     def _check_end(self, before: int) -> None:
         """Note messages that should follow the last page according to the writer's mark."""
-        if self._next_seq is None and self._has_removed and not self._survey.unreadable:
+        if self._next_seq is None and self._has_removed and not self.unreadable:
             return  # the log continues in pages that are newer than the walk
         expected = self._next_seq if self._next_seq is not None else 1
         if self._expected_end > expected:
@@ -364,14 +334,14 @@ class _Survey:
     # ---- one page ---------------------------------------------------------------------------------------------------
 
     def _walk_page(self, number: int, header: PageHeader, size: int) -> None:
-        file = self._pages.open(number)
+        file = self._files.open(number)
         if file is None:
             self._note_removed(number)
             return
         page = PageSurvey(number, header, size, next_seq=header.base_seq, last_time_ns=self._last_time_ns)
         try:
-            scan = PageScan(self._pages.port, file, header, next_seq=header.base_seq, last_time_ns=self._last_time_ns)
-            search = FrameSearch(self._pages.port, file, header)
+            scan = PageScan(self._files.port, file, header, next_seq=header.base_seq, last_time_ns=self._last_time_ns)
+            search = FrameSearch(self._files.port, file, header)
             page.index_file = self._index_records(number)
             self._walk_frames(page, scan)
             while (here := scan.here()) is not Here.SEAL:
@@ -381,7 +351,7 @@ class _Survey:
                 if following == scan.next_seq or self._expected_end <= scan.next_seq:
                     break
                 gap, resumed = self._gap_at(page, scan, search, file, following)
-                self._survey.gaps.append(gap)
+                self.gaps.append(gap)
                 page.gaps += 1
                 if resumed is None:
                     self._finish_page(page, scan)
@@ -390,10 +360,10 @@ class _Survey:
                 scan = resumed
                 self._walk_frames(page, scan)
             if here is Here.INVALID and self._following_base(number) is None:
-                self._survey.tail_bytes = search.content_end(scan.position) - scan.position
+                self.tail_bytes = search.content_end(scan.position) - scan.position
             self._finish_page(page, scan)
         finally:
-            self._pages.port.close(file)
+            self._files.port.close(file)
 
     def _walk_frames(self, page: PageSurvey, scan: PageScan) -> bool:
         """Count frames until the next one does not verify. Returns whether there was any."""
@@ -411,7 +381,7 @@ class _Survey:
             page.frames += len(window.frames)
             page.messages += scan.next_seq - window.frames[0][0]
             if self._on_progress is not None:
-                self._on_progress((self._read_bytes + scan.position) >> 20, self._survey.bytes >> 20)
+                self._on_progress((self._read_bytes + scan.position) >> 20, self.bytes >> 20)
         return page.frames > before
 
     def _finish_page(self, page: PageSurvey, scan: PageScan) -> None:
@@ -422,9 +392,9 @@ class _Survey:
             page.seal_frames, _, _, page.seal_index_check = seal_fields(scan.seal)
         self._next_seq, self._last_time_ns = scan.next_seq, scan.last_time_ns
         self._read_bytes += page.bytes
-        self._survey.pages.append(page)
-        name = self._pages.names.index(page.number)
-        data = self._file_bytes(name)
+        self.pages.append(page)
+        name = self._files.names.index(page.number)
+        data = read_file(self._files, name)
         if page.sealed and page.seal_index_check and data is not None:
             page.index_wrong = checksum_for_reading(page.header.checksum_id)(data, 0) != page.seal_index_check
         if data is None and page.records.pending:
@@ -433,19 +403,8 @@ class _Survey:
             page.index = DAMAGED
 
     def _index_records(self, number: int) -> list[tuple[int, int]]:
-        data = self._file_bytes(self._pages.names.index(number)) or b""
+        data = read_file(self._files, self._files.names.index(number)) or b""
         return list(RECORD.iter_unpack(data[: len(data) // RECORD_BYTES * RECORD_BYTES]))
-
-    def _file_bytes(self, name: str) -> bytes | None:
-        port = self._pages.port
-        try:
-            file = port.open(self._pages.directory, name, write=False)
-        except FileNotFoundError:
-            return None
-        try:
-            return port.read(file, 0, port.size(file))
-        finally:
-            port.close(file)
 
     def _gap_at(
         self, page: PageSurvey, scan: PageScan, search: FrameSearch, file: int, following: int | None
@@ -461,7 +420,7 @@ class _Survey:
             return LostMessages(page.number, position, end - position, first, below - 1, "no frame verifies"), None
         again, seq = following_frame
         resumed = PageScan(
-            self._pages.port, file, scan.header, next_seq=seq, position=again, last_time_ns=scan.last_time_ns
+            self._files.port, file, scan.header, next_seq=seq, position=again, last_time_ns=scan.last_time_ns
         )
         return LostMessages(page.number, position, again - position, first, seq - 1, "no frame verifies"), resumed
 
@@ -469,7 +428,7 @@ class _Survey:
         """The base sequence number of the next begun and readable page."""
         for later in self._numbers:
             if later > number:
-                header = self._pages.header_of(later)
+                header = self._files.header_of(later)
                 if header is not None and not header.prepared:
                     return header.base_seq
         return None
@@ -483,11 +442,11 @@ _HEAD: Final = re.compile(rb"(?=[\s\S]{16}(?!\0\0\0\0)[\s\S]{4}[\x00\x01]\0\0\0)
 
 
 class FrameSearch:
-    """Finds the next intact frame after damage, byte by byte.
+    """Finds the next intact frame after damage, byte by byte, where the damaged frame's length and the index lead
+    nowhere.
 
-    A reader uses the damaged frame's own length and the index. If both are damaged, this search still finds the next
-    frame: every frame's checksum depends on the page's salt and on its sequence number. A position counts if its head
-    is possible, its checksum fits a possible sequence number, and the next frame or SEAL verifies or no bytes follow.
+    A position counts if its head is possible, its checksum fits a possible sequence number, and the next frame or SEAL
+    verifies or no bytes follow.
     """
 
     def __init__(self, port: FilePort, file: int, header: PageHeader) -> None:
@@ -499,10 +458,9 @@ class FrameSearch:
         self._end = min(header.page_bytes, port.size(file))
 
     def next_frame(self, after: int, *, expected: int, last_time_ns: int, below: int | None) -> tuple[int, int] | None:
-        """The first intact frame after position ``after`` that can follow message ``expected - 1``, or None.
-
-        Returns its position and its sequence number, which is less than ``below`` if that is given.
-        Cost: one pass over the bytes in between, about 20 ms for each MiB.
+        """The first intact frame after position ``after`` that can follow message ``expected - 1``, or None: its
+        position and its sequence number, less than ``below`` if that is given. Cost: about 20 ms for each MiB in
+        between.
         """
         for position in self._heads(after + HEAD_BYTES):
             seq = self._sequence_number(position, after, expected, last_time_ns)

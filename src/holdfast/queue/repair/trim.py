@@ -1,7 +1,4 @@
-"""Removes the oldest pages of a queue: by arrival time, by sequence number or by size.
-
-``Queue.trim`` removes pages by sequence number. This module finds that number.
-"""
+"""Removes the oldest pages of a queue: by arrival time, by sequence number or by size."""
 
 from __future__ import annotations
 
@@ -61,10 +58,8 @@ def trim_queue(
 
 
 def _first_seq_since(pages: PageDirectory, queue: Queue, moment: datetime) -> int:
-    """The first message that arrived at ``moment`` or later. A damaged message counts as late if it may have been.
-
-    A damaged message arrived before the messages after it. So only damage directly before the first wanted message
-    counts, and no damage in a page before one that was begun before ``moment``.
+    """The first message that arrived at ``moment`` or later. Damage directly before it counts as late, except in a page
+    before one that was begun before ``moment``.
     """
     damaged: list[Gap] = []
 
@@ -100,10 +95,7 @@ def _first_seq_within(pages: PageDirectory, bytes_max: int, last_seq: int) -> in
 
 
 def _last_seqs(pages: PageDirectory) -> list[int]:
-    """The last sequence number of every page that another page follows, as retention sees them.
-
-    Includes pages whose header is damaged: the next readable page bounds their end.
-    """
+    """The last sequence number of every page that another page follows; the next readable page bounds damaged ones."""
     closed: list[int] = []
     last: int | None = None
     for number in reversed(pages.numbers()):

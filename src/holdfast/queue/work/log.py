@@ -1,15 +1,11 @@
 """The log of a work queue's commands: replay, compaction, and the state at an opening.
 
-A command that could not be written was not done. An interrupt between writing and applying a command leaves ``in_step``
-set: nothing more is written, and the next opening replays the log. A lost log begins again after the cursor. Damage
-before the last state costs nothing; after it commands are missing, and the damage policy raises or doubts
-(``machine``).
+A command that could not be written was not done. An interrupt between writing and applying one leaves ``in_step`` set:
+nothing more is written, and the next opening replays the log. A lost log begins again after the cursor. Damage before
+the last state costs nothing; after it commands are missing, and the damage policy raises or doubts (``machine``).
 
-How the log is kept short, and what a crash leaves:
-
-1. After enough commands the whole state is appended as one message: a frame, there or not.
-2. When it is durable, the pages before it are removed, oldest first. A crash leaves some of them; an opening applies
-   nothing before the last state.
+The log is kept short: after enough commands the whole state is appended as one frame; when that is durable, the pages
+before it are removed, oldest first. A crash leaves some; an opening applies nothing before the last state.
 """
 
 from __future__ import annotations
@@ -43,11 +39,9 @@ if TYPE_CHECKING:
 
 
 class WorkClock:
-    """Nanoseconds since 1970 that never fall, within a process or below the last time that was written.
-
-    It follows the monotonic clock, so a jump of the system time ends no lease. An opening takes the system time,
-    because deadlines continue while no process runs, or the last written time if that is later. A custom clock is used
-    as it is.
+    """Nanoseconds since 1970 that never fall, within a process or below the last time that was written. It follows the
+    monotonic clock, so a jump of the system time ends no lease; an opening begins at the system time, because deadlines
+    continue while no process runs. A custom clock is used as it is.
     """
 
     __slots__ = ("_ahead_ns", "_clock")
@@ -93,9 +87,8 @@ class WorkLog:
         self.left = COMMAND_BYTES_MAX  # bytes until the next state is due
 
     def replay(self, damage: DamagePolicy) -> tuple[WorkMachine | None, int]:
-        """The state after every command, None without commands; and the time of the last command.
-
-        Raises: ``Gap`` by the policy; ``CorruptData``. Cost: reads the log and applies about 128 KiB of commands.
+        """The state after every command, None without commands; and the time of the last command. Raises: ``Gap`` by
+        the policy; ``CorruptData``. Cost: reads the log and applies about 128 KiB of commands.
         """
         gaps: list[Gap | Trimmed] = []
         machine: WorkMachine | None = None
@@ -148,9 +141,7 @@ class WorkLog:
         return machine
 
     def record(self, command: bytes) -> None:
-        """Append a command and begin its step, which the caller ends after applying it. Raises what appending
-        raises; then nothing was done.
-        """
+        """Append a command and begin its step, which the caller ends. After an error nothing was done."""
         self.in_step = True
         try:
             self.written = self._append(command)
@@ -170,9 +161,7 @@ class WorkLog:
             raise
 
     def wait(self, written: int) -> None:
-        """Return when this command is as durable as the sync level promises. Thread-safe; one sync for all waiting
-        threads.
-        """
+        """Return when this command is as durable as the sync level promises. Thread-safe; threads share a sync."""
         if self.synced:
             self._log.wait_durable(written)
 
@@ -181,10 +170,7 @@ class WorkLog:
         self._log.flush()
 
     def compact(self, machine: WorkMachine, *, now: bool = False) -> None:
-        """Append the state, and remove the pages before the last durable state.
-
-        With ``now`` the new state is synced first.
-        """
+        """Append the state, synced first if ``now``, and remove the pages before the last durable state."""
         before = self._state_seq
         state = encode_state(machine.state())
         self._state_seq = self._log.append_many([state], atomic=True)[1]
@@ -230,9 +216,8 @@ def find_state(
 ) -> WorkMachine:
     """The state to continue from, written durably if it differs from the commands. Sets the clock.
 
-    It may be stopped anywhere and run again: nothing is removed before the state is durable. Messages that the log has
-    lost are dropped first, so that a dead letter of a lost message is not applied to its successor. Raises: ``Gap`` and
-    ``CorruptData`` by the policy.
+    It may be stopped anywhere and run again. Messages that the log has lost are dropped first, so that a dead letter of
+    a lost message is not applied to its successor. Raises: ``Gap`` and ``CorruptData`` by the policy.
     """
     machine, last_ns = log.replay(damage)
     clock.not_before(last_ns)
@@ -261,13 +246,13 @@ def find_state(
 def find_buried(queue: QueuePort, name: str, machine: WorkMachine) -> None:
     """Apply the dead letters whose BURY was lost: those after the last one that a BURY names."""
     try:
-        with queue.open_sibling(f"{name}-dead", read_only=True) as dead:
+        with queue.beside(f"{name}-dead", read_only=True) as dead:
             last_seq = dead.last_seq
     except NotFound:
         return
     if last_seq <= machine.dead_seq:
         return
-    with queue.open_sibling(f"{name}-dead", page_size=DEAD_PAGE_BYTES) as dead:
+    with queue.beside(f"{name}-dead", page_size=DEAD_PAGE_BYTES) as dead:
         # A killed process may have written them without a sync: they must be durable now.
         dead.flush()
         for message in dead.read(seq=machine.dead_seq + 1, damage="skip"):

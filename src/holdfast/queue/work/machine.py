@@ -40,9 +40,8 @@ STALE_MAX = 64
 
 
 class WorkMachine:
-    """The state. ``started`` maps a message to (due, deliveries, leased), rising.
-
-    ``dues`` is a heap of (due, message) with an entry for each started message, and stale entries.
+    """``started`` maps a message to (due, deliveries, leased), rising. ``dues`` is a heap of (due, message) with an
+    entry for each started message, and stale entries.
     """
 
     __slots__ = ("dead_seq", "doubtful", "dues", "next_seq", "pages", "started")
@@ -64,13 +63,8 @@ class WorkMachine:
 
     def due(self, now_ns: int) -> int | None:
         """The message that has been due for longest, or None. Cost: O(log started), amortised."""
-        dues, started = self.dues, self.started
-        while dues and dues[0][0] <= now_ns:
-            due, seq = dues[0]
-            if seq in started and started[seq][0] == due:
-                return seq
-            heappop(dues)
-        return None
+        due_ns = self.next_due_ns()
+        return None if due_ns is None or due_ns > now_ns else self.dues[0][1]
 
     def next_due_ns(self) -> int | None:
         """When the next started message is due, or None."""
@@ -210,9 +204,7 @@ class WorkMachine:
         self.doubtful = True
 
     def cut(self, last_seq: int, pages: Sequence[Place]) -> None:
-        """The queue ends earlier than was known: messages above ``last_seq`` are gone, and their numbers will be
-        used again.
-        """
+        """The queue ends earlier than was known: messages above ``last_seq`` are gone, and their numbers are reused."""
         if self.next_seq > last_seq + 1:
             self.next_seq = last_seq + 1
             for seq in [started for started in self.started if started > last_seq]:

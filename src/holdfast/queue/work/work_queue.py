@@ -10,7 +10,7 @@
                 work.ack(job)
 
 Delivery is at least once. Every step is written to the work queue's own log before it counts, at the sync level of the
-queue. After a crash:
+queue. After a crash, or an interrupt (Ctrl-C) inside a step, after which every call is refused until the next opening:
 
 | at the moment of the crash | afterwards |
 |---|---|
@@ -20,10 +20,8 @@ queue. After a crash:
 | any of them had not returned | it was done or not |
 | a dead letter was being written | it is among the dead letters, once, or comes back |
 
-An interrupt (Ctrl-C) inside a step has the same result: every call is refused, ``close`` writes nothing, and the next
-opening follows the log. When a lease ends, the next worker gets the message, and a late ``ack`` is refused (``Fenced``,
-lease_lost). Deadlines are system times while no process runs and ignore clock jumps while one runs. If a crash of the
-machine took messages, the work queue goes back with the log (``cursor``).
+Deadlines are system times while no process runs and ignore clock jumps while one runs. If a crash of the machine took
+messages, the work queue goes back with the log (``cursor``).
 
 A message is given up in two steps: append it to the dead letters and sync them; write BURY. If the BURY is lost, an
 opening finds the dead letter after the last one that a BURY names, and applies it.
@@ -40,7 +38,7 @@ from operator import itemgetter
 from holdfast.errors import Closed, Code, Fenced, HoldfastError, InvalidRequest, NotFound
 from holdfast.queue.consumers.cursor_file import CursorFile, lock_name, log_history
 from holdfast.queue.files.disk_errors import refusals
-from holdfast.queue.files.process import poison_in_children
+from holdfast.queue.files.process import forked, poison_in_children
 from holdfast.queue.format.cursor import cursor_pages, encode_cursor
 from holdfast.queue.log.messages import Gap, Message, class_with_value
 from holdfast.queue.log.reader import check_damage_policy
@@ -52,6 +50,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
     from datetime import datetime
+    from types import TracebackType
     from typing import Self
 
     from holdfast.queue.files.pages import PageDirectory
@@ -98,9 +97,7 @@ def lease_lost(job: Job) -> Fenced:
 
 
 class WorkSource:
-    """The messages of jobs: new ones in order, and returned ones from anywhere. Not thread-safe.
-
-    It reads ahead one window of the reader, and keeps the batch of the last returned message. A raised report moves
+    """The messages of jobs: new ones in order, and returned ones from anywhere. Not thread-safe. A raised report moves
     nothing. ``place`` is the page (number and salt) of the last new message.
     """
 
@@ -132,8 +129,8 @@ class WorkSource:
             self._peeked = None
 
     def read_ahead(self, next_seq: int, count: int) -> list[Message]:
-        """Up to ``count`` consecutive messages from ``next_seq`` on that are in memory, and continue after them.
-        None while one is peeked. Call ``close`` if they cannot be handed out.
+        """Up to ``count`` consecutive messages from ``next_seq`` on that are in memory; none while one is peeked.
+        Continues after them. Call ``close`` if they cannot be handed out.
         """
         if self._peeked is not None:
             return []
@@ -195,7 +192,7 @@ class WorkSource:
 def read_letters(queue: QueuePort, name: str) -> Iterator[DeadLetter]:
     """The dead letters of the work queue, oldest first."""
     try:
-        dead = queue.open_sibling(f"{name}-dead", read_only=True)
+        dead = queue.beside(f"{name}-dead", read_only=True)
     except NotFound:
         return
     with dead:
@@ -236,8 +233,8 @@ class _Resources:
 class WorkQueue:
     """Jobs for any number of threads. Made by ``Queue.work_queue``, which describes the arguments. Thread-safe.
 
-    Every method raises ``Closed`` once this is closed, a sync has failed, an interrupt (Ctrl-C) has cut a step off, or
-    in a forked child; ``Unavailable`` when the file system refuses: then the step was not done.
+    Every method raises ``Closed`` once this is closed, a sync has failed, an interrupt has cut a step off, or in a
+    forked child; ``Unavailable`` when the file system refuses: then the step was not done.
     """
 
     def __init__(
@@ -297,7 +294,7 @@ class WorkQueue:
             if found is not None and not found.of_work_queue:
                 raise InvalidRequest("this name is a consumer's", name=self.name)
             self._log = WorkLog(
-                queue.open_sibling(f"{self.name}.work", page_size=LOG_PAGE_BYTES, clock=self._clock),
+                queue.beside(f"{self.name}.work", page_size=LOG_PAGE_BYTES, clock=self._clock),
                 synced=self._synced,
             )
             try:
@@ -319,10 +316,10 @@ class WorkQueue:
     def get(self, timeout: float | None = None) -> Job | None:
         """The next job, or None after ``timeout`` seconds without one (None: waits; 0: looks).
 
-        Due jobs come first, the longest due before others; then new ones in order. The worker has it for ``ack_wait``
-        seconds, or as ``extend`` says. While ``max_started`` messages are started, new ones wait. *Raises*: ``Gap`` and
-        ``Trimmed`` by the policy; nothing has moved then. *Cost*: a few microseconds; one shared sync at "always"; for
-        a returned job about 0.1 ms, up to 1 ms if it was appended in a batch of thousands.
+        Due jobs come first, then new ones in order. The worker has it for ``ack_wait`` seconds, or as ``extend`` says.
+        While ``max_started`` messages are started, new ones wait. *Raises*: ``Gap`` and ``Trimmed`` by the policy;
+        nothing has moved then. *Cost*: a few microseconds; one shared sync at "always"; 0.1 ms to 1 ms for a returned
+        job.
         """
         with self._lock:
             job, written = self._take(), self._log.written
@@ -335,9 +332,8 @@ class WorkQueue:
     def get_many(self, max_jobs: int, timeout: float | None = 0.0) -> list[Job]:
         """As ``get``, up to ``max_jobs`` that are there now; waits only for the first.
 
-        *Raises*: as ``get``, but not once it has a job: the next call meets the error again. *Cost*: one ``get``, and
-        about a microsecond for each further new job: up to 1,000 are taken in one command. *After a crash* inside it,
-        the first few were taken, or none.
+        *Raises*: as ``get``, but not once it has a job. *Cost*: one ``get``, and about a microsecond for each further
+        new job. *After a crash* inside it, the first few were taken, or none.
         """
         whole_number("max_jobs", max_jobs, 1, DELIVERIES_MAX)
         first, written = self._take_later(timeout)
@@ -492,7 +488,6 @@ class WorkQueue:
 
     def nack(self, job: Job, *, delay: float = 0.0, reason: str = "") -> None:
         """Return this job: it comes again after ``delay`` seconds, or is a dead letter after ``max_deliveries``.
-
         *Raises*: as ``ack``; ``InvalidRequest`` for a delay below zero or above ten years, or a reason that is not
         text.
         """
@@ -554,9 +549,7 @@ class WorkQueue:
         seq, started = message[0], self._machine.started
         letters = self._letters = {other: place for other, place in self._letters.items() if other in started}
         if self._resources.dead is None:
-            self._resources.dead = self._queue.open_sibling(
-                f"{self.name}-dead", page_size=DEAD_PAGE_BYTES, sync="always"
-            )
+            self._resources.dead = self._queue.beside(f"{self.name}-dead", page_size=DEAD_PAGE_BYTES, sync="always")
         with self._log.step():
             if seq not in letters:
                 letter = DeadLetter(seq, message[1], message[2], deliveries=deliveries, reason=reason)
@@ -634,9 +627,7 @@ class WorkQueue:
         return self._closed is None and not self._log.in_step
 
     def return_leased(self, keep: Collection[int] = ()) -> None:
-        """Return the messages that workers have, also of an earlier process, except ``keep``. For an owner that
-        knows all workers.
-        """
+        """Return the messages that workers have, except ``keep``. For an owner that knows all workers."""
         with self._lock:
             self._raise_if_closed()
             self._return_leased(keep)
@@ -675,7 +666,9 @@ class WorkQueue:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def poison_after_fork(self) -> None:
@@ -684,6 +677,4 @@ class WorkQueue:
         if self._closed is None:
             self._keep()
             self._pages.port.close(self._resources.lock_file)
-            self._closed = Closed(
-                "a forked child cannot use its parent's work queue", code=Code.FORKED, hint="open it in one process"
-            )
+            self._closed = forked("use its parent's work queue")

@@ -1,0 +1,21 @@
+"""The kinds of worlds of the log, for ``harness``."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.worlds.harness import Kind
+from tests.worlds.log.etiquette import SCENES, run_etiquette
+from tests.worlds.log.mutants import MUTANTS
+from tests.worlds.log.shape import FAULTS
+from tests.worlds.log.world import run_world
+
+__all__ = ["KINDS"]
+
+ADMISSION: Final = ("refused_while_stalled", "admitted_while_in_flight")
+"""Both replies of admission while the store takes batches."""
+
+KINDS: Final = {
+    "log": Kind(run_world, "events", (*FAULTS, *ADMISSION), 20, MUTANTS),
+    "etiquette": Kind(run_etiquette, "events", tuple(scene.__name__ for scene in SCENES), 20, MUTANTS),
+}
