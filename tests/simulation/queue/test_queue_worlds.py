@@ -13,13 +13,7 @@ from tests.worlds.queue.mutants import MUTANTS, UNPROVED
 SMALL = os.environ.get("HOLDFAST_SMALL") == "1"
 FIXED_WORLDS = 8
 FRESH_WORLDS = 2 if SMALL else 8
-STATES_PROVED = 100_000
 FOLLOWER_WORLDS = 3 if SMALL else FIXED_WORLDS
-FOLLOWER_WORLDS_PROVED = 200
-PERSIST_WORLDS = 5
-PERSIST_FOUND = (1042,)
-"""Worlds that have found a defect: freeing space removed the last item, after a page was begun and got none."""
-PERSIST_STATES_PROVED = 10_000
 SLOW = {
     "clean_mark_stays", "consumed_asks_those_that_hold", "cursor_trusts_its_number", "durable_commit_without_the_log",
     "last_record_at_or_before", "latest_page_at_or_before", "no_check", "no_poison_mark", "no_seal",
@@ -28,6 +22,12 @@ SLOW = {
     "torn_page_written_on",
 }  # fmt: skip
 """Mutants that take more than a second until a world notices them."""
+STATES_PROVED = 100_000
+FOLLOWER_WORLDS_PROVED = 200
+PERSIST_WORLDS = 5
+PERSIST_FOUND = (1042,)
+"""Worlds that have found a defect: freeing space removed the last item, after a page was begun and got none."""
+PERSIST_STATES_PROVED = 10_000
 RecordProperty = Callable[[str, object], None]
 
 

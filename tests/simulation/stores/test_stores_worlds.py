@@ -12,11 +12,11 @@ from tests.matrix import matrix
 from tests.worlds.harness import run_seeds
 from tests.worlds.stores.mutants import MUTANTS, SMALL_BLOCK_MUTANTS
 
+SLOW = {"parked_never_expires"}
+"""A mutant that takes more than ten seconds until a world notices it."""
 FIXED_WORLDS = 10
 FRESH_WORLDS = 6
 WORLDS_PROVED = 3_000
-SLOW = {"parked_never_expires"}
-"""A mutant that takes more than ten seconds until a world notices it."""
 RecordProperty = Callable[[str, object], None]
 
 
