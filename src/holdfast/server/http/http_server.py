@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import errno
-import gc
 import os
 import resource
 import socket
 import ssl
 import stat
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from email.utils import formatdate
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Final
 
@@ -30,12 +28,13 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route as FrameworkRoute
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from holdfast.errors import Code, HoldfastError, InternalError, InvalidRequest, NotFound
 from holdfast.server.http.asgi_connection import Framework, MakeSocket
 from holdfast.server.http.connection import Connection, ConnectionContext
-from holdfast.server.http.responses import error_answer
+from holdfast.server.http.freed_memory import FreedMemory
+from holdfast.server.http.responses import error_answer, http_date
 from holdfast.server.http.routes import Endpoint, Route
 from holdfast.server.http.state import FastMatcher, HttpState
 
@@ -79,7 +78,7 @@ class HttpServer:
         self._listeners: list[Listener] = []
         self._unix_sockets: list[tuple[str, int]] = []
         """Path and inode of each."""
-        self._freed = FreedMemory()
+        self._freed = FreedMemory(state.loop)
         self._ticking: asyncio.TimerHandle | None = None
 
     def _error_response(self, error: HoldfastError) -> bytes:
@@ -160,7 +159,7 @@ class HttpServer:
 
     def _tick(self) -> None:
         """Once a second. Everything that only needs a rough clock hangs on this, so that no request costs a timer."""
-        date = formatdate(usegmt=True).encode()
+        date = http_date(time.time())
         context, framework = self.context, self.framework
         context.tell_date(date)
         framework.tell_date(date)
@@ -365,42 +364,6 @@ class Listener:
                 left -= len(data)
 
 
-TRIM_SECONDS: Final = 5
-"""At most one trim in this time. One that returns 2 GB takes about 0.1 s, one that finds nothing less than 1 ms."""
-CONNECTIONS_MIN: Final = 64
-"""So many connections have to end before a trim; with fewer than this many open a full collection comes before it."""
-
-COLLECTIONS: Final = 2
-"""Full collections after a burst. Tasks of the last connections are still being cancelled at the first one."""
-
-
-class FreedMemory:
-    """Decides when a trim is worth its time. ``look`` is called once a second."""
-
-    def __init__(self) -> None:
-        libc = ctypes.CDLL(None)
-        self._trim = libc.malloc_trim if hasattr(libc, "malloc_trim") else None
-        self._ended = 0
-        self._seconds = 0
-        self._collections = 0
-
-    def look(self, *, ended: int, opened: int, in_flight: int) -> None:
-        """``ended``: connections ended since the start; ``opened``: those open now; ``in_flight``: commits."""
-        self._seconds += 1
-        if self._seconds < TRIM_SECONDS or self._trim is None:
-            return
-        if ended - self._ended >= CONNECTIONS_MIN:
-            self._collections = COLLECTIONS
-        elif not self._collections:
-            return
-        self._seconds = 0
-        if opened < CONNECTIONS_MIN and not in_flight:
-            self._ended = ended
-            self._collections -= 1
-            gc.collect()
-        self._trim(0)
-
-
 class _AnyText(Convertor[str]):
     """The rest of a path, whatever it holds: the framework's own ``path`` stops at a line feed."""
 
@@ -430,7 +393,36 @@ class _ByMethod:
         await self._endpoints[method](scope, receive, send)
 
 
-def make_app(state: HttpState, routes: Sequence[Route]) -> Starlette:
+class _Direct:
+    """Serves the routes without parameters in their path itself, and all others through the framework.
+
+    A request that waits in the framework keeps a dozen coroutines in memory, and every part of a streamed response goes
+    through them.
+    """
+
+    def __init__(self, app: Starlette, by_path: Mapping[str, Mapping[str, Endpoint]]) -> None:
+        self._app = app
+        self.routes = app.routes
+        """The framework's table of all routes."""
+        self._endpoints = {
+            (method, path): endpoint
+            for path, endpoints in by_path.items()
+            if self._first(path) == path
+            for method, endpoint in endpoints.items()
+        }
+
+    def _first(self, path: str) -> str | None:
+        """The first row of the framework's table that ``path`` fits."""
+        rows = (row for row in self.routes if isinstance(row, FrameworkRoute))
+        return next((row.path for row in rows if row.path_regex.match(path)), None)
+
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        """Serve one request."""
+        endpoint = self._endpoints.get((scope["method"], scope["path"]))
+        return (self._app if endpoint is None else endpoint)(scope, receive, send)
+
+
+def make_app(state: HttpState, routes: Sequence[Route]) -> ASGIApp:
     """The ASGI application that serves ``routes``."""
 
     def refuse(error: HoldfastError) -> Response:
@@ -464,4 +456,4 @@ def make_app(state: HttpState, routes: Sequence[Route]) -> Starlette:
         exception_handlers={HTTPException: no_such_route, Exception: bug},
     )
     app.router.redirect_slashes = False
-    return app
+    return _Direct(app, by_path)
