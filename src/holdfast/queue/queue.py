@@ -11,7 +11,7 @@ from weakref import WeakValueDictionary
 
 from holdfast.errors import Closed, Code, HoldfastError, InvalidRequest, NotFound, PermissionDenied
 from holdfast.queue.files.disk_errors import opening, refusals
-from holdfast.queue.files.local import LocalFiles
+from holdfast.queue.files.local import LocalFiles, lock_taken_at
 from holdfast.queue.files.meta_files import WritePositionFile, open_identity, read_identity
 from holdfast.queue.files.pages import PageDirectory, check_new_queue
 from holdfast.queue.files.process import (
@@ -26,7 +26,13 @@ from holdfast.queue.format.file_names import FileNames
 from holdfast.queue.format.page import PAGE_BYTES_MAX
 from holdfast.queue.log.messages import Message, class_with_value
 from holdfast.queue.log.opening import find_end, repair_tail
-from holdfast.queue.log.reader import LogReader, Waiter, check_damage_policy, read_write_position
+from holdfast.queue.log.reader import (
+    LogReader,
+    Waiter,
+    check_damage_policy,
+    read_numbered_write_position,
+    read_write_position,
+)
 from holdfast.queue.log.space import Space, check_limits
 from holdfast.queue.log.writer import FIRST_PAGE_BYTES, Writer
 from holdfast.queue.options import each_of, lifetime_ns, moment_ns, renamed_argument, sync_level, whole_number
@@ -120,7 +126,8 @@ class Queue:
         self._writer: Writer | None = None
         if serializer is not None:
             serializer_named(serializer)  # refused before a file is touched
-        self._use(None)
+        self._serializer: Serializer | None = None
+        self._message: type[Message] = Message
         self._append: Callable[[bytes], int] = _refuse_reader
         self._closed = False
         self._closer: dict[str, tuple[int, int, object]] = {}  # who closes it: process and thread
@@ -129,10 +136,8 @@ class Queue:
         self._level, self._full, self._keeps_all = level, full, keep == "all"
         self._clock, self._entropy, self._with_background = clock, entropy, background
         self._closes_dropped = files is None
-        # Weak references: a dropped dependent closes itself, except over files of the program's own.
-        self._dependents: MutableMapping[int, Consumer | WorkQueue] = (
-            WeakValueDictionary() if self._closes_dropped else {}
-        )
+        # One mapping, which the first dependent makes: ``setdefault`` is one step, also among threads.
+        self._dependents: dict[str, MutableMapping[int, Consumer | WorkQueue]] = {}
         self._keep: Callable[[], object] = _nothing
         with opening(path):
             directory = self._open_directory(folder, make=not read_only)
@@ -161,7 +166,9 @@ class Queue:
 
     def _close_when_dropped(self, *, warn: bool) -> None:
         if self._closes_dropped:
-            self._keep = close_when_dropped(self, "the queue", self._path, self._resources.release, warn=warn)
+            resources = self._resources
+            opened = lock_taken_at(resources.lock_file)
+            self._keep = close_when_dropped(self, "the queue", self._path, resources.release, warn=warn, opened=opened)
 
     def _open_for_reading(self, path: str, serializer: Serializer | str | None) -> None:
         # A reader may come before the first message.
@@ -228,7 +235,7 @@ class Queue:
         identity = open_identity(pages, self._entropy, page_size, checksum, serializer)
         if serializer and identity.serializer != serializer:
             raise other_serializer(serializer, identity.serializer)
-        written = read_write_position(pages)
+        generation, written = read_numbered_write_position(pages)
         end = find_end(pages, written, self._port.boot_id())
         repair_tail(pages, end)
         self.identity = identity
@@ -237,7 +244,7 @@ class Queue:
             pages,
             end,
             written,
-            WritePositionFile(pages),
+            WritePositionFile(pages, generation),
             page_bytes=page_size,
             checksum_id=checksum,
             message_bytes_max=max_message,
@@ -539,7 +546,7 @@ class Queue:
         holding = self._full != "drop_oldest" if hold is None else hold
         with opening(self._path):
             found = Consumer(self, self._pages, name, since=since, damage=damage, hold=holding)
-        self._dependents[id(found)] = found
+        self._add_dependent(found)
         return found
 
     def work_queue(
@@ -585,12 +592,21 @@ class Queue:
                 damage=self._damage if damage is None else damage,
                 hold=hold,
             )
-        self._dependents[id(found)] = found
+        self._add_dependent(found)
         return found
+
+    def _add_dependent(self, dependent: Consumer | WorkQueue) -> None:
+        # Weak references: a dropped dependent closes itself, except over files of the program's own.
+        made: MutableMapping[int, Consumer | WorkQueue] = WeakValueDictionary() if self._closes_dropped else {}
+        self._dependents.setdefault("", made)[id(dependent)] = dependent
+
+    def _open_dependents(self) -> list[Consumer | WorkQueue]:
+        return [dependent for known in self._dependents.values() for dependent in known.values()]
 
     def forget(self, dependent: Consumer | WorkQueue) -> None:
         """The dependent is closed: closing the queue need not close it."""
-        self._dependents.pop(id(dependent), None)
+        for known in self._dependents.values():
+            known.pop(id(dependent), None)
 
     def close_when_dropped(
         self, dependent: Consumer | WorkQueue, what: str, release: Callable[[], object]
@@ -658,12 +674,12 @@ class Queue:
             self._closer, self._ended = {"": closer}, threading.Event()
         elif first is not closer:
             # In a signal handler or a callback for damage, the closing thread may be waiting for this one.
-            dependents = [*self._dependents.values(), *self._dependents_closed]
+            dependents = [*self._open_dependents(), *self._dependents_closed]
             if first[1] != closer[1] and not any(_is_read_by(closer[1], found) for found in dependents):
                 self._ended.wait()
             return
         self._keep()
-        self._dependents_closed = list(self._dependents.values())
+        self._dependents_closed = self._open_dependents()
         try:
             with ExitStack() as closing:
                 for dependent in self._dependents_closed:

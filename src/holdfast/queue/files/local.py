@@ -221,6 +221,12 @@ class LocalFiles:
         return self._boot_id
 
 
+def lock_taken_at(file: int) -> str | None:
+    """Where the program took this lock, ``file:line``; None for a file that is not a lock."""
+    lock = _locks.get(file)
+    return None if lock is None else _opened.get(lock)
+
+
 def _lock_of(directory: int, name: str) -> tuple[int, int, str]:
     found = os.fstat(directory)
     return found.st_dev, found.st_ino, name

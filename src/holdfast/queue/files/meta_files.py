@@ -63,7 +63,8 @@ class WritePositionFile:
 
     __slots__ = ("_file", "_generation", "_port", "boot_id")
 
-    def __init__(self, pages: PageDirectory) -> None:
+    def __init__(self, pages: PageDirectory, generation: int | None = None) -> None:
+        """``generation`` of the newest record, if the caller has read it."""
         port = self._port = pages.port
         name = pages.names.write_meta
         try:
@@ -79,12 +80,14 @@ class WritePositionFile:
                     pages.remove(name)
                 raise
         try:
-            slot = newest_slot(port.read(self._file, 0, SLOTS_BYTES))
+            if generation is None:
+                slot = newest_slot(port.read(self._file, 0, SLOTS_BYTES))
+                generation = 0 if slot is None else slot[0]
             self.boot_id = port.boot_id()
         except BaseException:
             port.close(self._file)
             raise
-        self._generation = 0 if slot is None else slot[0]
+        self._generation = generation
 
     def write(self, value: bytes) -> None:
         """Write the next slot; not synced. Does nothing once the file is closed."""

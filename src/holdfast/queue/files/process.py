@@ -60,6 +60,7 @@ def _after_fork() -> None:
 
 WAIT_S_MAX = 10.0
 PACKAGE = __name__.partition(".")[0]
+INSIDE = f"{PACKAGE}."
 
 
 class _Closer:
@@ -128,7 +129,10 @@ def opened_at() -> str:
     if place:
         return place
     frame = sys._getframe()  # pyright: ignore[reportPrivateUsage] - a frame, without reading sources
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == PACKAGE:
+    while frame.f_back is not None:
+        name = frame.f_globals.get("__name__", "")
+        if not name.startswith(INSIDE) and name != PACKAGE:
+            break
         frame = frame.f_back
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
@@ -144,12 +148,14 @@ def opening_from(place: str) -> Generator[None]:
 
 
 def close_when_dropped(
-    owner: object, what: str, path: str, release: Callable[[], object], *, warn: bool
+    owner: object, what: str, path: str, release: Callable[[], object], *, warn: bool, opened: str | None = None
 ) -> Callable[[], object]:
-    """Run ``release`` on the closer's thread when ``owner`` is dropped; ``release`` must not keep it alive. Returns a
-    function that cancels this.
+    """Run ``release`` on the closer's thread when ``owner`` is dropped; ``release`` must not keep it alive.
+
+    ``opened`` is where it was opened, if the caller knows. Returns a function that cancels this.
     """
-    finalizer = weakref.finalize(owner, _dropped, os.getpid(), what if warn else "", path, opened_at(), release)
+    opened = opened or opened_at()
+    finalizer = weakref.finalize(owner, _dropped, os.getpid(), what if warn else "", path, opened, release)
     finalizer.atexit = False
     return finalizer.detach
 

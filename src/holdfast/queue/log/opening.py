@@ -67,7 +67,8 @@ def find_end(pages: PageDirectory, written: WritePosition | None, boot_id: bytes
 
 class _Walk:
     __slots__ = (
-        "_blind", "_boot_id", "_end", "_first_unsynced", "_floor", "_headers", "_written", "_numbers", "_pages",
+        "_blind", "_boot_id", "_end", "_first_unsynced", "_floor", "_headers", "_kept", "_written", "_numbers",
+        "_pages",
     )  # fmt: skip
 
     def __init__(self, pages: PageDirectory, written: WritePosition | None, boot_id: bytes) -> None:
@@ -80,8 +81,18 @@ class _Walk:
         self._floor = 0  # sequence numbers below this are owed
         self._blind = written is None  # later ones are unknown: see `recovery`
         self._first_unsynced = 0
+        self._kept: tuple[int, int] | None = None
+        """Number and file of the page of the write position, open from its header to the walk, which begins there."""
 
     def run(self) -> LogEnd:
+        try:
+            return self._run()
+        finally:
+            kept, self._kept = self._kept, None
+            if kept is not None:
+                self._pages.port.close(kept[1])
+
+    def _run(self) -> LogEnd:
         end = self._end
         if not self._begin():
             if self._floor:
@@ -108,10 +119,27 @@ class _Walk:
 
     def _header(self, number: int) -> PageHeader | None:
         """The header of a page; cached once the page was begun, because it never changes again."""
-        header = self._headers.get(number) or self._pages.header_of(number)
+        header = self._headers.get(number) or self._read_header(number)
         if header is not None and not header.prepared:
             self._headers[number] = header
         return header
+
+    def _read_header(self, number: int) -> PageHeader | None:
+        pages = self._pages
+        if self._kept is not None or self._written is None or number != self._written.page:
+            return pages.header_of(number)
+        file = pages.open(number)
+        if file is None:
+            return None
+        self._kept = number, file
+        return pages.header(file, number)
+
+    def _open(self, number: int) -> int | None:
+        kept = self._kept
+        if kept is None or kept[0] != number:
+            return self._pages.open(number)
+        self._kept = None
+        return kept[1]
 
     def _begun(self, number: int) -> bool:
         header = self._header(number)
@@ -192,7 +220,7 @@ class _Walk:
         """Walk the last page to where it stops, and decide."""
         end, pages = self._end, self._pages
         assert end.header is not None, "a walk stands in a page with a header"
-        file = pages.open(end.page)
+        file = self._open(end.page)
         if file is None:
             return Step.END
         index = IndexReader(pages, end.page, end.header.salt)
@@ -303,8 +331,8 @@ def repair_tail(pages: PageDirectory, end: LogEnd) -> None:
         _close_page(pages, end)
     going = DurableRename(pages)
     changed = False if end.resume else _forget_set_aside(pages, len(end.doubtful))
-    files = pages.files()
-    living = {*map(pages.names.page_number, files)}
+    files = pages.known_files()
+    living = {*pages.known_numbers()}
     for name in files:
         if pages.names.is_temporary(name):
             pages.remove(name)  # one that lost power brings back goes at the next start

@@ -100,9 +100,14 @@ SINGLES_WINDOW_BYTES = 128 << 10
 
 def read_write_position(pages: PageDirectory) -> WritePosition | None:
     """The write position that the writer recorded last, or None."""
+    return read_numbered_write_position(pages)[1]
+
+
+def read_numbered_write_position(pages: PageDirectory) -> tuple[int | None, WritePosition | None]:
+    """As ``read_write_position``, after its generation."""
     data = read_file(pages, pages.names.write_meta, SLOTS_BYTES)
     slot = None if data is None else newest_slot(data)
-    return None if slot is None else decode_write_position(slot[1])
+    return (None, None) if slot is None else (slot[0], decode_write_position(slot[1]))
 
 
 def check_damage_policy(damage: DamagePolicy) -> None:
