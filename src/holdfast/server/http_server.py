@@ -20,9 +20,9 @@ import socket
 import ssl
 import stat
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from email.utils import formatdate
 from functools import partial
 from typing import Final
 
@@ -34,6 +34,7 @@ from holdfast.server.fast_lane import FastLane
 from holdfast.server.framework_lane import Framework
 from holdfast.server.freed_memory import FreedMemory
 from holdfast.server.front import Front
+from holdfast.server.http_date import http_date
 from holdfast.server.lanes import Lanes
 from holdfast.server.listener import BACKLOG, Listener
 from holdfast.server.routes import Route
@@ -170,7 +171,7 @@ class HttpServer:
 
     def _tick(self) -> None:
         """Once a second. Everything that only needs a rough clock hangs on this, so that no request costs a timer."""
-        date = formatdate(usegmt=True).encode()
+        date = http_date(time.time())
         lanes, framework = self.lanes, self.framework
         lanes.tell_date(date)
         framework.tell_date(date)
