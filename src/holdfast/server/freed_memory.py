@@ -4,40 +4,98 @@ The C library keeps what was freed for later requests, and a small block in use 
 burst of half-sent requests a process stays as large as it was. glibc's ``malloc_trim`` returns the free pages of the
 whole heap. Elsewhere (musl, macOS) there is no such call, and nothing is done.
 
-The interpreter's own arenas are returned only when they are empty. A full collection empties the lists of free objects
-that are spread over them. It stops the loop for as long as it takes, so it is done only when nothing is under way.
+The interpreter's own arenas (1 MiB each) are returned only when they are empty: one small object keeps a whole one. A
+full collection empties the interpreter's lists of free objects, which are spread over them. It stops the loop for as
+long as it takes, so it is done only when nothing is under way. ``_FreeLists`` sees to the lists that no collection
+empties.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextvars
 import ctypes
 import gc
+from collections.abc import Callable
 from typing import Final
 
 __all__ = ["FreedMemory"]
 
-TRIM_SECONDS: Final = 5
+TRIM_SECONDS: Final = 3
 """At most one trim in this time. One that returns 2 GB takes about 0.1 s, one that finds nothing less than 1 ms."""
 CONNECTIONS_MIN: Final = 64
-"""So many connections have to end before a trim; with fewer than this many open a full collection comes before it."""
+"""This many connections have to end before a trim.
 
+Where fewer are open, and fewer ended in the last second, a full collection comes before the trim.
+"""
 COLLECTIONS: Final = 2
 """Full collections after a burst. Tasks of the last connections are still being cancelled at the first one."""
+
+FREE_LIST_LENGTH: Final = 256
+"""The loop's lists of free handles hold 250 objects each, asyncio's list of a future's iterators 255."""
+FAR_SECONDS: Final = 3600.0
+
+
+def _nothing() -> None:
+    """What a spare handle calls."""
+
+
+class _FreeLists:
+    """Keeps the free lists of the event loop and of asyncio from holding arenas.
+
+    These lists take what is freed first after a burst: a few hundred objects all over the arenas of the burst, for
+    good. So this class holds as many objects of the same kinds, made at the start, side by side. After a burst it takes
+    the objects of the lists, gives its own to the lists, frees what it took (the lists are full), and takes its own
+    again.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._context = contextvars.Context()
+        self._future = loop.create_future()
+        self._spare = self._take()
+
+    def _take(self) -> list[object]:
+        """As many objects of each kind as a list holds; those in the lists come first."""
+        loop, context = self._loop, self._context
+        taken: list[object] = []
+        for _ in range(FREE_LIST_LENGTH):
+            timer = loop.call_later(FAR_SECONDS, _nothing, context=context)
+            timer.cancel()
+            taken += (timer, loop.call_soon(_nothing, context=context), iter(self._future))
+        return taken
+
+    def replace(self, then: Callable[[], object]) -> None:
+        """Put the spare objects in the place of those in the lists, and call ``then``, a turn of the loop later."""
+        taken = self._take()
+        # The loop holds what was taken until its turn, which comes before that of this call.
+        self._loop.call_soon(self._put, taken, then)
+
+    def _put(self, taken: list[object], then: Callable[[], object]) -> None:
+        self._spare.clear()
+        taken.clear()
+        self._spare = self._take()
+        then()
 
 
 class FreedMemory:
     """Decides when a trim is worth its time. ``look`` is called once a second."""
 
-    def __init__(self) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         libc = ctypes.CDLL(None)
         self._trim = libc.malloc_trim if hasattr(libc, "malloc_trim") else None
+        self._loop = loop
+        self._free_lists = _FreeLists(loop)
         self._ended = 0
+        self._ended_before = 0
         self._seconds = 0
         self._collections = 0
 
     def look(self, *, ended: int, opened: int, in_flight: int) -> None:
         """``ended``: connections ended since the start; ``opened``: those open now; ``in_flight``: commits."""
         self._seconds += 1
+        quiet = ended - self._ended_before < CONNECTIONS_MIN and opened < CONNECTIONS_MIN and not in_flight
+        self._ended_before = ended
         if self._seconds < TRIM_SECONDS or self._trim is None:
             return
         if ended - self._ended >= CONNECTIONS_MIN:
@@ -45,8 +103,15 @@ class FreedMemory:
         elif not self._collections:
             return
         self._seconds = 0
-        if opened < CONNECTIONS_MIN and not in_flight:
+        if quiet:
             self._ended = ended
             self._collections -= 1
-            gc.collect()
-        self._trim(0)
+            # Not from a timer: handles of timers that end in one are freed only after the calls of the same turn.
+            self._loop.call_soon(self._free_lists.replace, self._collect)
+        else:
+            self._trim(0)
+
+    def _collect(self) -> None:
+        gc.collect()
+        if self._trim is not None:
+            self._trim(0)

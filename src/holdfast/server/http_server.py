@@ -90,7 +90,7 @@ class HttpServer:
         self._store_connections = store_connections
         self._listeners: list[Listener] = []
         self._unix_sockets: list[_UnixSocket] = []
-        self._freed = FreedMemory()
+        self._freed = FreedMemory(front.loop)
         self._ticking: asyncio.TimerHandle | None = None
 
     def _error_response(self, error: HoldfastError) -> bytes:
