@@ -8,7 +8,7 @@ answer.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 
 from starlette.applications import Starlette
 from starlette.convertors import Convertor, register_url_convertor
@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route as FrameworkRoute
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from holdfast.errors import Code, HoldfastError, InternalError, InvalidRequest, NotFound
 from holdfast.server.front import Front
@@ -55,7 +55,36 @@ class _ByMethod:
         await self._endpoints[method](scope, receive, send)
 
 
-def make_app(front: Front, routes: Sequence[Route]) -> Starlette:
+class _Direct:
+    """The routes without parameters in their path, served past the framework; the framework serves everything else.
+
+    A request that waits in the framework's hands keeps a dozen coroutines and what they hold in memory, and every part
+    of a streamed answer goes through them.
+    """
+
+    def __init__(self, app: Starlette, by_path: Mapping[str, Mapping[str, Endpoint]]) -> None:
+        self._app = app
+        self.routes = app.routes
+        """The framework's table of all routes."""
+        self._endpoints = {
+            (method, path): endpoint
+            for path, endpoints in by_path.items()
+            if self._first(path) == path
+            for method, endpoint in endpoints.items()
+        }
+
+    def _first(self, path: str) -> str | None:
+        """The first row of the framework's table that ``path`` fits."""
+        rows = (row for row in self.routes if isinstance(row, FrameworkRoute))
+        return next((row.path for row in rows if row.path_regex.match(path)), None)
+
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        """Serve one request."""
+        endpoint = self._endpoints.get((scope["method"], scope["path"]))
+        return (self._app if endpoint is None else endpoint)(scope, receive, send)
+
+
+def make_app(front: Front, routes: Sequence[Route]) -> ASGIApp:
     """The ASGI application that serves ``routes``."""
 
     def refuse(error: HoldfastError) -> Response:
@@ -89,4 +118,4 @@ def make_app(front: Front, routes: Sequence[Route]) -> Starlette:
         exception_handlers={HTTPException: no_such_route, Exception: bug},
     )
     app.router.redirect_slashes = False
-    return app
+    return _Direct(app, by_path)
