@@ -186,17 +186,15 @@ async def commits(call: Call) -> None:
     reader, wire_format = _reader_for(call)
     await call.start(200, {}, NDJSON if wire_format == "json" else MSGPACK)
     stream = _CommitStream(call, reader, wire_format)
-    writer = asyncio.create_task(stream.write_results())
     try:
         await stream.read_items()
-        await writer
+        await stream.written()
         if reader.problem is not None:
             await _read_away(call)
         await call.finish()
     except ClientDisconnect:
         pass  # what was submitted stands
     finally:
-        writer.cancel()
         stream.end()
     if reader.problem is not None:
         call.connection.close()
@@ -238,6 +236,8 @@ class _CommitStream:
         self._index = 0
         self._room: asyncio.Future[None] | None = None
         self._ready: asyncio.Future[None] | None = None
+        self._writer: asyncio.Task[None] | None = None
+        """Writes the results, from the first item on: a stream that sends none is kept as small as it can be."""
         self._client = call.client
         rates = self._front.client_rates
         self._block_items = (
@@ -302,6 +302,7 @@ class _CommitStream:
                 entry.ticket = problem
             self._due_bytes += entry.size
             due.append(entry)
+        self._begin_writing()
         front.counters.stream_items += len(txns)
         if accepted:
             front.submit_many(accepted, accepted_bytes)
@@ -311,6 +312,7 @@ class _CommitStream:
     def _add_problem(self, problem: HoldfastError) -> None:
         entry = CommitEntry(Transaction([]), self._settle, problem)
         self._due.append(entry)
+        self._begin_writing()
         self._wake_writer()
 
     async def _within_rate(self, items: int) -> None:
@@ -343,8 +345,20 @@ class _CommitStream:
 
     # Results
 
+    def _begin_writing(self) -> None:
+        if self._writer is None:
+            self._writer = asyncio.create_task(self._write_results())
+
+    async def written(self) -> None:
+        """Return when every result is written, after the last item was read."""
+        if self._writer is not None:
+            await self._writer
+
     def end(self) -> None:
-        """Drop the results that are still due, each of which refers to this stream."""
+        """Stop writing, and drop the results that are still due, each of which refers to this stream."""
+        writer, self._writer = self._writer, None  # its task refers to this stream too
+        if writer is not None:
+            writer.cancel()
         self._due.clear()
 
     def _settle(self, entry: CommitEntry) -> None:
@@ -357,7 +371,7 @@ class _CommitStream:
         if ready is not None and not ready.done():
             ready.set_result(None)
 
-    async def write_results(self) -> None:
+    async def _write_results(self) -> None:
         """Write results in the order of their items, as many at a time as are ready."""
         while True:
             text = self._ready_results()

@@ -163,6 +163,8 @@ class _RequestParser:
     A server that does not take the offer reads the request as if there were none (RFC 9110, section 7.8).
     """
 
+    __slots__ = ("_lane", "_parser")
+
     def __init__(self, lane: FrameworkLane) -> None:
         self._lane = lane
         self._begin()
@@ -170,10 +172,22 @@ class _RequestParser:
     def _begin(self) -> None:
         self._parser = httptools.HttpRequestParser(self._lane)
         self._parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's own
-        self.get_method = self._parser.get_method
-        self.get_http_version = self._parser.get_http_version
-        self.should_keep_alive = self._parser.should_keep_alive
-        self.should_upgrade = self._parser.should_upgrade
+
+    def get_method(self) -> bytes:
+        """The method of the request that is being read."""
+        return self._parser.get_method()
+
+    def get_http_version(self) -> str:
+        """Its version."""
+        return self._parser.get_http_version()
+
+    def should_keep_alive(self) -> bool:
+        """Whether the connection goes on after it."""
+        return self._parser.should_keep_alive()
+
+    def should_upgrade(self) -> bool:
+        """Whether it offers an upgrade."""
+        return self._parser.should_upgrade()
 
     def feed_data(self, data: bytes) -> None:
         """Take bytes. Raises: HttpParserError; HttpParserUpgrade for an offer that is taken."""
