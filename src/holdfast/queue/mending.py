@@ -49,8 +49,8 @@ def mend(pages: PageDirectory, end: LogEnd) -> None:
         _close_page(pages, end)
     going = Moves(pages)
     changed = False if end.resume else _forget_set_aside(pages, len(end.doubtful))
-    files = pages.files()
-    living = {*map(pages.names.page_number, files)}
+    files = pages.known_files()
+    living = {*pages.known_numbers()}
     for name in files:
         if pages.names.is_temporary(name):
             pages.remove(name)  # one that lost power brings back goes at the next start

@@ -29,7 +29,7 @@ __all__ = ["PageDirectory"]
 class PageDirectory:
     """The pages of one queue in an open directory."""
 
-    __slots__ = ("_changes", "_known", "_sole", "directory", "names", "port")
+    __slots__ = ("_changes", "_files", "_known", "_sole", "directory", "names", "port")
 
     def __init__(self, port: FilePort, directory: int, names: FileNames) -> None:
         self.port = port
@@ -38,6 +38,8 @@ class PageDirectory:
         self._sole = False
         self._changes = 0
         self._known: tuple[int, list[int]] = (-1, [])
+        self._files: list[str] | None = None
+        """The files of the listing that ``_known`` is of, until they were asked for."""
 
     def files(self) -> list[str]:
         """Every file in the directory, of this queue and of others. Cost: one listing."""
@@ -52,8 +54,13 @@ class PageDirectory:
         files = self.port.names(self.directory)
         found = [self.names.page_number(name) for name in files]
         numbers = sorted(number for number in found if number is not None)
-        self._known = changes, numbers
+        self._known, self._files = (changes, numbers), files
         return files, numbers
+
+    def known_files(self) -> list[str]:
+        """As ``files``, once without a listing where no page has changed since the last one."""
+        files, self._files = self._files, None
+        return files if files is not None and self._sole and self._changes == self._known[0] else self.files()
 
     def known_numbers(self) -> list[int]:
         """As ``numbers``, without a listing where nothing has changed since the last one. Not to be changed.
