@@ -35,6 +35,7 @@ __all__ = ["close_when_dropped", "locked_after_dropped", "opened_at", "opening_f
 
 WAIT_S_MAX = 10.0
 PACKAGE = __name__.partition(".")[0]
+INSIDE = f"{PACKAGE}."
 
 
 class _Closer:
@@ -106,7 +107,10 @@ def opened_at() -> str:
     if place:
         return place
     frame = sys._getframe()  # pyright: ignore[reportPrivateUsage] - a frame, without reading sources
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == PACKAGE:
+    while frame.f_back is not None:
+        name = frame.f_globals.get("__name__", "")
+        if not name.startswith(INSIDE) and name != PACKAGE:
+            break
         frame = frame.f_back
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
@@ -122,13 +126,15 @@ def opening_from(place: str) -> Generator[None]:
 
 
 def close_when_dropped(
-    owner: object, what: str, path: str, release: Callable[[], object], *, warn: bool
+    owner: object, what: str, path: str, release: Callable[[], object], *, warn: bool, place: str | None = None
 ) -> Callable[[], object]:
     """Run ``release`` on the closer's thread when ``owner`` is dropped; ``release`` must not keep it alive.
 
-    Returns how to take that back: call it when the owner is closed.
+    ``place`` is where it was opened, where the caller has it already. Returns how to take that back: call it when the
+    owner is closed.
     """
-    finalizer = weakref.finalize(owner, _dropped, os.getpid(), what if warn else "", path, opened_at(), release)
+    place = place or opened_at()
+    finalizer = weakref.finalize(owner, _dropped, os.getpid(), what if warn else "", path, place, release)
     finalizer.atexit = False
     return finalizer.detach
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from holdfast.queue.checksum import Octets
     from holdfast.queue.file_port import WritableMap
 
-__all__ = ["LocalFiles"]
+__all__ = ["LocalFiles", "lock_taken_at"]
 
 PARTS_MAX = 1024
 ELSEWHERE = (
@@ -243,6 +243,12 @@ class LocalFiles:
             except (OSError, ValueError):
                 self._boot_id = bytes(16)
         return self._boot_id
+
+
+def lock_taken_at(file: int) -> str | None:
+    """The place in the program where this lock was taken; None for what is not a lock."""
+    lock = _locks.get(file)
+    return None if lock is None else _opened.get(lock)
 
 
 def _lock_of(directory: int, name: str) -> tuple[int, int, str]:

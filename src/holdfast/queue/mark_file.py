@@ -29,7 +29,8 @@ class MarkFile:
 
     __slots__ = ("_file", "_generation", "_port", "boot_id")
 
-    def __init__(self, pages: PageDirectory) -> None:
+    def __init__(self, pages: PageDirectory, generation: int | None = None) -> None:
+        """``generation`` of the newest mark, where the caller has read it."""
         port = self._port = pages.port
         name = pages.names.write_meta
         try:
@@ -45,12 +46,14 @@ class MarkFile:
                     pages.remove(name)
                 raise
         try:
-            slot = newest_slot(port.read(self._file, 0, SLOTS_BYTES))
+            if generation is None:
+                slot = newest_slot(port.read(self._file, 0, SLOTS_BYTES))
+                generation = 0 if slot is None else slot[0]
             self.boot_id = port.boot_id()
         except BaseException:
             port.close(self._file)
             raise
-        self._generation = 0 if slot is None else slot[0]
+        self._generation = generation
 
     def write(self, value: bytes) -> None:
         """Write a mark to the next slot; not synced. Nothing once the file is closed: its number may be another

@@ -92,7 +92,18 @@ def find_end(pages: PageDirectory, mark: WriteMark | None, boot_id: bytes) -> Lo
 
 
 class _Walk:
-    __slots__ = ("_blind", "_boot_id", "_end", "_first_unsynced", "_floor", "_headers", "_mark", "_numbers", "_pages")
+    __slots__ = (
+        "_blind",
+        "_boot_id",
+        "_end",
+        "_first_unsynced",
+        "_floor",
+        "_headers",
+        "_kept",
+        "_mark",
+        "_numbers",
+        "_pages",
+    )
 
     def __init__(self, pages: PageDirectory, mark: WriteMark | None, boot_id: bytes) -> None:
         self._pages = pages
@@ -104,8 +115,19 @@ class _Walk:
         self._floor = 0  # sequence numbers below this are owed
         self._blind = mark is None  # and of those above, nobody knows: see `recovery`
         self._first_unsynced = 0
+        self._kept: tuple[int, int] | None = None
+        """Number and file of the page of the mark, open from its header to the walk, which begins there."""
 
     def run(self) -> LogEnd:
+        """The end."""
+        try:
+            return self._run()
+        finally:
+            kept, self._kept = self._kept, None
+            if kept is not None:
+                self._pages.port.close(kept[1])
+
+    def _run(self) -> LogEnd:
         end = self._end
         if not self._begin():
             if self._floor:
@@ -132,10 +154,27 @@ class _Walk:
 
     def _header(self, number: int) -> PageHeader | None:
         """The header of a page; kept once the page was begun, because it never changes again."""
-        header = self._headers.get(number) or self._pages.header_of(number)
+        header = self._headers.get(number) or self._read_header(number)
         if header is not None and not header.prepared:
             self._headers[number] = header
         return header
+
+    def _read_header(self, number: int) -> PageHeader | None:
+        pages = self._pages
+        if self._kept is not None or self._mark is None or number != self._mark.page:
+            return pages.header_of(number)
+        file = pages.open(number)
+        if file is None:
+            return None
+        self._kept = number, file
+        return pages.header(file, number)
+
+    def _open(self, number: int) -> int | None:
+        kept = self._kept
+        if kept is None or kept[0] != number:
+            return self._pages.open(number)
+        self._kept = None
+        return kept[1]
 
     def _begun_header(self, number: int) -> PageHeader | None:
         header = self._header(number)
@@ -219,7 +258,7 @@ class _Walk:
         """Walk the page at the end to where it stops, and decide."""
         end, pages = self._end, self._pages
         assert end.header is not None, "a walk stands in a page with a header"
-        file = pages.open(end.page)
+        file = self._open(end.page)
         if file is None:
             return Step.END
         index = IndexReader(pages, end.page, end.header.salt)

@@ -27,7 +27,7 @@ from holdfast.queue.dropped import close_when_dropped, locked_after_dropped
 from holdfast.queue.file_names import FileNames
 from holdfast.queue.forks import poison_in_children
 from holdfast.queue.identity_file import open_identity, read_identity
-from holdfast.queue.local_files import LocalFiles
+from holdfast.queue.local_files import LocalFiles, lock_taken_at
 from holdfast.queue.log_reading import SEQ_MAX, LogReading
 from holdfast.queue.mark_file import MarkFile
 from holdfast.queue.mending import mend
@@ -37,7 +37,7 @@ from holdfast.queue.opening import find_end
 from holdfast.queue.page_files import PageDirectory
 from holdfast.queue.page_header import PAGE_BYTES_MAX
 from holdfast.queue.page_supply import FIRST_PAGE_BYTES
-from holdfast.queue.reader import check_damage_policy, read_mark
+from holdfast.queue.reader import check_damage_policy, read_numbered_mark
 from holdfast.queue.serializers import Serializer, chosen_serializer, other_serializer, record_of, serializer_named
 from holdfast.queue.space import Space, check_limits
 from holdfast.queue.sync_levels import sync_level
@@ -127,7 +127,7 @@ class Queue(LogReading):
         self._writer = None
         if serializer is not None:
             serializer_named(serializer)  # refused before a file is touched
-        self._use(None)
+        self._serializer, self._message = None, Message
         self._append: Callable[[bytes], int] = _refuse_reader
         self._closed = False
         self._closer: dict[str, tuple[int, int, object]] = {}  # who closes it: process and thread
@@ -136,10 +136,7 @@ class Queue(LogReading):
         self._level, self._full, self._keeps_all = level, full, keep == "all"
         self._clock, self._entropy, self._with_background = clock, entropy, background
         self._closes_dropped = files is None
-        # Not held: one that the program drops closes by itself, but over files of the program's own.
-        self._dependents: MutableMapping[int, Consumer | WorkQueue] = (
-            WeakValueDictionary() if self._closes_dropped else {}
-        )
+        self._dependents: dict[str, MutableMapping[int, Consumer | WorkQueue]] = {}  # one mapping, made by the first
         self._keep: Callable[[], object] = _nothing
         with Opening(path):
             directory = self._open_directory(folder, make=not read_only)
@@ -168,7 +165,9 @@ class Queue(LogReading):
 
     def _close_when_dropped(self, *, warn: bool) -> None:
         if self._closes_dropped:
-            self._keep = close_when_dropped(self, "the queue", self._path, self._held.release, warn=warn)
+            held = self._held
+            place = lock_taken_at(held.lock_file)
+            self._keep = close_when_dropped(self, "the queue", self._path, held.release, warn=warn, place=place)
 
     def _open_for_reading(self, path: str, serializer: Serializer | str | None) -> None:
         # A queue without a page is one that nothing was appended to yet: a reader may come first.
@@ -245,7 +244,7 @@ class Queue(LogReading):
         identity = open_identity(pages, entropy, page_size, checksum, serializer)
         if serializer and identity.serializer != serializer:
             raise other_serializer(serializer, identity.serializer)
-        mark = read_mark(pages)
+        generation, mark = read_numbered_mark(pages)
         end = find_end(pages, mark, port.boot_id())
         mend(pages, end)
         self.identity = identity
@@ -254,7 +253,7 @@ class Queue(LogReading):
             pages,
             end,
             mark,
-            MarkFile(pages),
+            MarkFile(pages, generation),
             page_bytes=page_size,
             checksum_id=checksum,
             message_bytes_max=max_message,
@@ -374,7 +373,7 @@ class Queue(LogReading):
         holding = self._full != "drop_oldest" if hold is None else hold
         with Opening(self._path):
             found = Consumer(self, self._pages, name, since=since, damage=damage, hold=holding)
-        self._dependents[id(found)] = found
+        self._join(found)
         return found
 
     def work_queue(
@@ -417,12 +416,22 @@ class Queue(LogReading):
                 damage=self._damage if damage is None else damage,
                 hold=hold,
             )
-        self._dependents[id(found)] = found
+        self._join(found)
         return found
+
+    def _join(self, dependent: Consumer | WorkQueue) -> None:
+        """Closing the queue closes it from here on."""
+        # Not held: one that the program drops closes by itself, but over files of the program's own.
+        made: MutableMapping[int, Consumer | WorkQueue] = WeakValueDictionary() if self._closes_dropped else {}
+        self._dependents.setdefault("", made)[id(dependent)] = dependent
+
+    def _living(self) -> list[Consumer | WorkQueue]:
+        return [found for known in self._dependents.values() for found in known.values()]
 
     def forget(self, dependent: Consumer | WorkQueue) -> None:
         """It is closed: closing the queue need not close it."""
-        self._dependents.pop(id(dependent), None)
+        for known in self._dependents.values():
+            known.pop(id(dependent), None)
 
     def close_when_dropped(
         self, dependent: Consumer | WorkQueue, what: str, release: Callable[[], object]
@@ -491,12 +500,12 @@ class Queue(LogReading):
             self._closer, self._ended = {"": closer}, threading.Event()
         elif first is not closer:
             # In a signal's handler, or a callback for damage, the one who closes may be waiting for this very thread.
-            dependents = [*self._dependents.values(), *self._dependents_closed]
+            dependents = [*self._living(), *self._dependents_closed]
             if first[1] != closer[1] and not any(_is_read_by(closer[1], found) for found in dependents):
                 self._ended.wait()
             return
         self._keep()
-        self._dependents_closed = list(self._dependents.values())
+        self._dependents_closed = self._living()
         try:
             with ExitStack() as closing:
                 for dependent in self._dependents_closed:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     DamagePolicy: TypeAlias = str | Callable[["Gap | Trimmed"], None]
 
-__all__ = ["LogReader", "read_mark"]
+__all__ = ["LogReader", "read_mark", "read_numbered_mark"]
 
 SINGLES_MIN = 8
 _messages_of_part: Callable[[tuple[int, Iterable[Message]]], Iterable[Message]] = itemgetter(1)
@@ -48,15 +48,20 @@ SINGLES_WINDOW_BYTES = 128 << 10
 
 def read_mark(pages: PageDirectory) -> WriteMark | None:
     """The writer's newest mark, or None."""
+    return read_numbered_mark(pages)[1]
+
+
+def read_numbered_mark(pages: PageDirectory) -> tuple[int | None, WriteMark | None]:
+    """The same with its generation, where there is one."""
     try:
         file = pages.port.open(pages.directory, pages.names.write_meta, write=False)
     except FileNotFoundError:
-        return None
+        return None, None
     try:
         slot = newest_slot(pages.port.read(file, 0, SLOTS_BYTES))
     finally:
         pages.port.close(file)
-    return None if slot is None else decode_mark(slot[1])
+    return (None, None) if slot is None else (slot[0], decode_mark(slot[1]))
 
 
 def check_damage_policy(damage: DamagePolicy) -> None:
