@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from holdfast.queue.serializers import Serializer
     from holdfast.queue.work.work_queue import Job, WorkQueue
 
-    Found = TypeVar("Found")
+    Result = TypeVar("Result")
 
 NAME = "tasks"
 MAXSIZE_MAX = 1 << 60
@@ -216,16 +216,16 @@ class FileQueue:
         return not self.maxsize or self._waiting() < self.maxsize
 
     def _wait_until(
-        self, condition: threading.Condition, look: Callable[[], Found], block: bool, timeout: float | None
-    ) -> Found:
+        self, condition: threading.Condition, look: Callable[[], Result], block: bool, timeout: float | None
+    ) -> Result:
         """The first true result of ``look``, or the last false one at the timeout."""
         until = None if timeout is None else monotonic() + timeout
         while True:
             self._check()
-            found = look()
+            result = look()
             left_s = LOOK_S if until is None else until - monotonic()
-            if found or not block or left_s <= 0:
-                return found
+            if result or not block or left_s <= 0:
+                return result
             condition.wait(min(left_s, LOOK_S))
 
     def _check(self) -> None:
@@ -261,7 +261,7 @@ class FileQueue:
         self._wake_all()
 
     def _open_work_again(self) -> None:
-        """An interrupt left a command half done; only the log tells its result."""
+        """An interrupt left a command half done; only the log has its result."""
         try:
             self._work.close()
             self._work = self._open_work()

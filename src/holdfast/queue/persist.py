@@ -101,7 +101,7 @@ class PersistSettings:
                 "consumer and since exclude each other",
                 consumer=consumer,
                 since=repr(since),
-                hint="a consumer resumes at its place; since starts there and keeps no place",
+                hint="a consumer resumes at its position; since starts there and keeps no position",
             )
         if lifetime is not None:
             lifetime_ns(lifetime)
@@ -143,9 +143,9 @@ def not_an_end(error: BaseException) -> BaseException:
     """The error to raise for one of the source or serializer: an escaped ``StopIteration`` would look like the end."""
     if not isinstance(error, StopIteration | StopAsyncIteration):
         return error
-    found = RuntimeError(f"the source or its serializer raised {type(error).__name__}, which is not an end here")
-    found.__cause__ = error
-    return found
+    wrapped = RuntimeError(f"the source or its serializer raised {type(error).__name__}, which is not an end here")
+    wrapped.__cause__ = error
+    return wrapped
 
 
 def close_dropped(close: Callable[[], object]) -> None:
@@ -175,11 +175,11 @@ class PersistRun:
         try:
             check_named(settings.serializer, self.queue.identity.serializer)
             self._serializer = self.queue.serializer
-            self._place = self._subscribe(settings)
+            self._subscription = self._subscribe(settings)
             try:
                 left_seq = self.queue.last_seq
                 self.flow = Flow(
-                    consumed_seq=self._place.committed_seq,
+                    consumed_seq=self._subscription.committed_seq,
                     left_seq=left_seq,
                     max_bytes=settings.max_bytes,
                     page_bytes=settings.page_bytes,
@@ -187,7 +187,7 @@ class PersistRun:
                 self._left: Iterator[Block] | None = None
                 self._free()
             except BaseException:
-                self._place.close()
+                self._subscription.close()
                 raise
         except BaseException:
             self.queue.close()
@@ -242,8 +242,8 @@ class PersistRun:
             self._left = None
             flow.measured(flow.left_seq, 0)
         elif block.last_seq > flow.measured_seq:
-            found = block.bounds[max(0, flow.measured_seq + 1 - block.first_seq) :]
-            flow.measured(block.last_seq, sum(end - start for start, end in found))
+            bounds = block.bounds[max(0, flow.measured_seq + 1 - block.first_seq) :]
+            flow.measured(block.last_seq, sum(end - start for start, end in bounds))
 
     def produce(self, pull: Callable[[], object], close_source: Callable[[], None]) -> bool:
         """One step of the producer: ``pull`` returns the next item or raises ``StopIteration``. False if there is
@@ -278,11 +278,11 @@ class PersistRun:
         """The last item is done; ``durable`` syncs that. *Raises*: as ``Consumer.commit``; then it is not done."""
         given, flow = self.given, self.flow
         if given is not None:
-            self._place.commit(given.seq, durable=durable)
+            self._subscription.commit(given.seq, durable=durable)
             flow.consumed(given.seq, len(given.payload))
             self.given = None
         elif durable:
-            self._place.commit(flow.consumed_seq, durable=True)
+            self._subscription.commit(flow.consumed_seq, durable=True)
 
     def free(self) -> None:
         """Free the space of consumed items, if ``flow.frees``. *Raises*: as ``Queue.trim``; then it is tried again."""
@@ -307,12 +307,12 @@ class PersistRun:
         """Fetch the next items. They stay here until they are consumed, so an interrupt loses none. *Raises*: ``Gap``
         and ``Trimmed``, again the next time; ``Unavailable``; ``Closed``.
         """
-        self._ready.extend(self._place.poll(0.0, TAKE_ITEMS))
+        self._ready.extend(self._subscription.poll(0.0, TAKE_ITEMS))
         if not self._is_in_order():
             # An interrupt has dropped items.
             self._ready.clear()
-            self._place.rewind()
-            self._ready.extend(self._place.poll(0.0, TAKE_ITEMS))
+            self._subscription.rewind()
+            self._ready.extend(self._subscription.poll(0.0, TAKE_ITEMS))
         if not self._is_in_order():
             raise InternalError("a stored item cannot be read", seq=self.flow.consumed_seq + 1)
 
@@ -363,7 +363,7 @@ class PersistRun:
         self.flow.stopped = True
         self._left = None
         try:
-            self._place.close()
+            self._subscription.close()
         finally:
             self.queue.close()
 
@@ -390,13 +390,13 @@ class _Since:
                 with self._queue.asking():
                     if self._reader is None:
                         self._reader = self._queue.reader(seq=self._taken_seq + 1)
-                    found = self._reader.read_messages() or []
+                    messages = self._reader.read_messages() or []
             except BaseException:
                 self.close()
                 raise
-        if found:
-            self._taken_seq = found[-1].seq
-        return found
+        if messages:
+            self._taken_seq = messages[-1].seq
+        return messages
 
     def rewind(self) -> None:
         self.close()
@@ -442,8 +442,8 @@ def persist(
 
     *Shape*: items are bytes, or what ``serializer`` takes ("str", "json", a ``Serializer``). The queue records the name
     of the first serializer and refuses another; without the argument it uses the recorded one. ``consumer`` names the
-    place, "main" by default; with ``since`` (a time, "earliest", "latest", or a callable that gives one) the
-    subscription starts there and keeps no place. ``lifetime`` keeps consumed items for that long; without it their
+    position, "main" by default; with ``since`` (a time, "earliest", "latest", or a callable that gives one) the
+    subscription starts there and keeps no position. ``lifetime`` keeps consumed items for that long; without it their
     space is freed. ``sync`` and ``page_size`` are those of ``Queue``.
     *Raises*: ``AlreadyOpen`` when another subscription, or writer, has the queue; ``InvalidRequest`` for arguments that
     cannot be, and for a serializer that is not the recorded one; else as ``Queue``. An error of the source is raised
@@ -589,7 +589,7 @@ class Persisted(Iterator[Item]):
     def _stop(self) -> None:
         """Return nothing more; another thread that waits for an item gets ``Closed``."""
         self._run.stop()
-        self._producer.ring()
+        self._producer.wake_consumer()
 
     def __enter__(self) -> Self:
         return self
@@ -613,7 +613,7 @@ class _Producer(Generic[Item]):
         self._source = source
         self._items: Iterator[Item] | None = None
         self._scheduler = scheduler
-        self._bell: SimpleQueue[None] = SimpleQueue()
+        self._wakeups: SimpleQueue[None] = SimpleQueue()
         self._baton = threading.Lock()  # held by the turn that runs; a turn that does not get it ends
         self._turn: Future[None] | None = None
         self._thread = 0
@@ -628,11 +628,11 @@ class _Producer(Generic[Item]):
             self._thread = threading.get_ident()
             try:
                 while run.produce(self._pull, self._close_source):
-                    self.ring()
+                    self.wake_consumer()
             finally:
                 self._thread = 0
                 self._baton.release()
-            # A consume or a stop since the last look found the turn taken and relies on this one.
+            # A consume or a stop since the last look saw the turn taken and relies on this one.
             if run.flow.work in (Work.NOTHING, Work.WAIT):
                 return
 
@@ -663,14 +663,14 @@ class _Producer(Generic[Item]):
 
     # ---- on the consumer's thread -----------------------------------------------------------------------------------
 
-    def ring(self) -> None:
+    def wake_consumer(self) -> None:
         """Let the consumer look again."""
-        if self._bell.empty():
-            self._bell.put(None)
+        if self._wakeups.empty():
+            self._wakeups.put(None)
 
     def wait_for_change(self) -> None:
         """Wait until an item is stored, the source has ended, or a turn has. May return early."""
-        self._bell.get()
+        self._wakeups.get()
 
     def start_turn(self) -> None:
         """Start a turn, if the source has work and no turn runs."""
@@ -691,7 +691,7 @@ class _Producer(Generic[Item]):
     def _turn_done(self, turn: Future[None]) -> None:
         if not turn.cancelled() and (error := turn.exception()) is not None:
             self._run.flow.ended(error)  # the scheduler has failed: a turn itself raises nothing
-        self.ring()
+        self.wake_consumer()
 
     # ---- the end ----------------------------------------------------------------------------------------------------
 
@@ -699,7 +699,7 @@ class _Producer(Generic[Item]):
         """See ``Persisted.close``."""
         run = self._run
         run.stop()
-        self.ring()
+        self.wake_consumer()
         items = self._items or self._source
         if isinstance(items, Persisted):
             # The turn may wait for its next item.

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from holdfast.queue.options import SyncLevel
     from holdfast.queue.work.work_queue import WorkQueue
 
-    Found = TypeVar("Found")
+    Result = TypeVar("Result")
 
 SEQ_MAX = (1 << 64) - 1
 PAGE_BYTES_MIN = 4096
@@ -59,7 +59,7 @@ CLOSED_UNDER = "the queue was closed under a reader"
 
 
 class Queue:
-    """A durable queue in the files ``path-*`` of one directory. The package tells what it promises.
+    """A durable queue in the files ``path-*`` of one directory. See the package for its promises.
 
     *Raises*: ``AlreadyOpen`` when another writer has it; ``InvalidRequest`` for impossible settings; ``NotFound`` with
     ``read_only`` when there is no such queue; ``PermissionDenied``; ``Unavailable`` (disk_full) and for other refusals
@@ -143,7 +143,7 @@ class Queue:
                     self._open_for_reading(path, serializer)
                     return
                 self._resources.lock_file = locked_after_dropped(lambda: self._port.lock(directory, self._names.lock))
-                self._pages.be_sole()
+                self._pages.set_exclusive()
                 record = "" if serializer is None else record_of(serializer)
                 writer = self._open_writer(page_size, compression, max_message, checksum, record)
                 self._use(chosen_serializer(serializer, self.identity.serializer))
@@ -274,12 +274,12 @@ class Queue:
         """
         if not isinstance(payloads, list | tuple):
             payloads = each_of(payloads)
-        found: Sequence[bytes] = payloads  # type: ignore[assignment]  # refused by the writer if it is something else
+        encoded: Sequence[bytes] = payloads  # type: ignore[assignment]  # refused by the writer if it is something else
         if self._serializer is not None:
-            found = [*map(self._serializer.dump, payloads)]
+            encoded = [*map(self._serializer.dump, payloads)]
         elif not isinstance(payloads, list | tuple):
-            found = [*payloads]  # type: ignore[list-item]  # refused by the writer if it is something else
-        return self.append_encoded(found, atomic=atomic)
+            encoded = [*payloads]  # type: ignore[list-item]  # refused by the writer if it is something else
+        return self.append_encoded(encoded, atomic=atomic)
 
     def append_encoded(self, payloads: Sequence[bytes], *, atomic: bool = False) -> tuple[int, int]:
         """As ``append_many``, for payloads that the serializer has encoded already."""
@@ -327,9 +327,9 @@ class Queue:
     @property
     def last_seq(self) -> int:
         """The newest message, 0 before the first."""
-        found = self._writer  # asked for once: closing in another thread takes it away
-        if found is not None:
-            return found.next_seq - 1
+        writer = self._writer  # asked for once: closing in another thread takes it away
+        if writer is not None:
+            return writer.next_seq - 1
         with self.asking():
             return find_end(self._pages, read_write_position(self._pages), self._pages.port.boot_id()).next_seq - 1
 
@@ -389,7 +389,7 @@ class Queue:
         if since is not None and seq is not None:
             raise InvalidRequest("since and seq exclude each other")
         writer = self._writer
-        found = LogReader(
+        reader = LogReader(
             self._pages,
             damage=damage if damage is not None else self._damage,
             live_next_seq=(lambda: writer.next_seq) if writer is not None else None,
@@ -400,29 +400,29 @@ class Queue:
         )
         try:
             if seq is not None:
-                found.seek_seq(whole_number("seq", seq, 1, SEQ_MAX))
+                reader.seek_seq(whole_number("seq", seq, 1, SEQ_MAX))
             elif since is None or since == "earliest":
-                found.seek_earliest()
+                reader.seek_earliest()
             elif since == "latest":
-                found.seek_latest()
+                reader.seek_latest()
             else:
-                found.seek_time(moment_ns(since))
+                reader.seek_time(moment_ns(since))
         except BaseException:
-            found.close()
+            reader.close()
             raise
-        return found
+        return reader
 
     def begin_reading(self, since: datetime | str | None, seq: int | None, damage: DamagePolicy | None) -> LogReader:
         """As ``reader``, with the errors of ``asking``."""
-        found: LogReader | None = None
+        reader: LogReader | None = None
         try:
             with self.asking():
-                found = self.reader(since=since, seq=seq, damage=damage)
+                reader = self.reader(since=since, seq=seq, damage=damage)
         except BaseException:
-            if found is not None:
-                found.close()
+            if reader is not None:
+                reader.close()
             raise
-        return found
+        return reader
 
     def read(
         self,
@@ -439,9 +439,9 @@ class Queue:
         not consume. *Raises*: ``InvalidRequest``; ``Gap`` and ``Trimmed`` as ``damage`` says ("raise", "skip", or a
         callable that gets the report); ``Unavailable`` when the file system refuses; ``Closed``.
         """
-        found = self.begin_reading(since, seq, damage)
+        reader = self.begin_reading(since, seq, damage)
         nothing: Iterator[Iterable[Message]] = iter(())
-        windows = self._along(found, found.read_message_parts, follow, nothing)
+        windows = self._along(reader, reader.read_message_parts, follow, nothing)
         return chain.from_iterable(chain.from_iterable(windows))
 
     def batches(
@@ -453,20 +453,20 @@ class Queue:
         damage: DamagePolicy | None = None,
     ) -> Iterator[Block]:
         """As ``read``, in blocks of consecutive messages without an object for each."""
-        found = self.begin_reading(since, seq, damage)
-        return chain.from_iterable(self._along(found, found.read_blocks, follow, []))
+        reader = self.begin_reading(since, seq, damage)
+        return chain.from_iterable(self._along(reader, reader.read_blocks, follow, []))
 
     def _along(
-        self, reader: LogReader, step: Callable[[], Found | None], follow: bool, nothing: Found
-    ) -> Iterator[Found]:
+        self, reader: LogReader, step: Callable[[], Result | None], follow: bool, nothing: Result
+    ) -> Iterator[Result]:
         """What each step returns. The generator is started here: an unstarted one would not release its files."""
         steps = self._steps(reader, step, follow, nothing)
         next(steps)
         return steps
 
     def _steps(
-        self, reader: LogReader, step: Callable[[], Found | None], follow: bool, nothing: Found
-    ) -> Iterator[Found]:
+        self, reader: LogReader, step: Callable[[], Result | None], follow: bool, nothing: Result
+    ) -> Iterator[Result]:
         waiter = self.waiter() if follow else None
         try:
             yield nothing
@@ -474,11 +474,11 @@ class Queue:
                 if waiter is not None:
                     waiter.arm()
                 with self.asking():
-                    found = step()
-                if found is not None:
-                    yield found
+                    result = step()
+                if result is not None:
+                    yield result
                     if waiter is not None:
-                        waiter.found()
+                        waiter.reset_pause()
                 elif waiter is None:
                     return
                 else:
@@ -538,9 +538,9 @@ class Queue:
             raise Closed("the queue is closed")
         holding = self._full != "drop_oldest" if hold is None else hold
         with opening(self._path):
-            found = Consumer(self, self._pages, name, since=since, damage=damage, hold=holding)
-        self._dependents[id(found)] = found
-        return found
+            consumer = Consumer(self, self._pages, name, since=since, damage=damage, hold=holding)
+        self._dependents[id(consumer)] = consumer
+        return consumer
 
     def work_queue(
         self,
@@ -571,7 +571,7 @@ class Queue:
             raise Closed("the queue is closed")
         ack_wait = renamed_argument("visibility", visibility, "ack_wait", ack_wait)
         with opening(self._path):
-            found = WorkQueue(
+            work = WorkQueue(
                 self,
                 self._pages,
                 name,
@@ -585,8 +585,8 @@ class Queue:
                 damage=self._damage if damage is None else damage,
                 hold=hold,
             )
-        self._dependents[id(found)] = found
-        return found
+        self._dependents[id(work)] = work
+        return work
 
     def forget(self, dependent: Consumer | WorkQueue) -> None:
         """The dependent is closed: closing the queue need not close it."""
@@ -600,7 +600,7 @@ class Queue:
             return _nothing
         return close_when_dropped(dependent, what, f"{self._path}-{dependent.name}", release, warn=True)
 
-    def beside(
+    def open_sibling(
         self,
         name: str,
         *,
@@ -654,12 +654,12 @@ class Queue:
             return
         closer = os.getpid(), threading.get_ident(), object()
         first = self._closer.setdefault("", closer)  # one step, also under a signal
-        if first[0] != closer[0]:  # a fork's parent was at it: here nobody is
+        if first[0] != closer[0]:  # the parent of this forked child was closing it
             self._closer, self._ended = {"": closer}, threading.Event()
         elif first is not closer:
             # In a signal handler or a callback for damage, the closing thread may be waiting for this one.
             dependents = [*self._dependents.values(), *self._dependents_closed]
-            if first[1] != closer[1] and not any(_is_read_by(closer[1], found) for found in dependents):
+            if first[1] != closer[1] and not any(_is_read_by(closer[1], dependent) for dependent in dependents):
                 self._ended.wait()
             return
         self._keep()
@@ -699,7 +699,7 @@ class Queue:
             self._append_by(self._writer.append)
             self._resources.background = None
             self._space.poison_after_fork()
-            self._pages.be_sole(sole=False)
+            self._pages.set_exclusive(exclusive=False)
         self._keep()
         if self._resources.lock_file >= 0:
             self._port.close(self._resources.lock_file)

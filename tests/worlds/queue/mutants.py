@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
     from holdfast.queue import Message
     from holdfast.queue.format.checksum import Checksum, Octets
-    from holdfast.queue.format.cursor import Place
+    from holdfast.queue.format.cursor import PageId
     from holdfast.queue.log.page_scan import FrameView
     from holdfast.queue.log.space import ClosedPage
     from holdfast.queue.persist import PersistSettings, _Since
@@ -412,7 +412,7 @@ def clean_mark_stays(self: SyncProgress, *, clean: bool = False) -> None:
 @MUTANTS.breaks("a cursor is never ahead of what was committed", "kept_seq", cursor_file, play=run_followers)
 def cursor_trusts_its_number(
     committed_seq: int,
-    history: Sequence[Place],
+    history: Sequence[PageId],
     numbers: Sequence[int],
     header_of: Callable[[int], PageHeader | None],
     last_seq: int,
@@ -422,7 +422,7 @@ def cursor_trusts_its_number(
 
 
 @MUTANTS.breaks("what is committed durably is durable in the log", "_sync_log", Consumer, play=run_followers)
-def durable_commit_without_the_log(self: Consumer, seq: int, history: list[Place]) -> None:
+def durable_commit_without_the_log(self: Consumer, seq: int, history: list[PageId]) -> None:
     """A durable commit syncs the cursor and leaves the log to itself."""
     del self, seq, history
 
@@ -445,7 +445,7 @@ def acknowledged_in_memory(self: WorkLog, command: bytes) -> None:
 def buried_before_its_letter(self: WorkQueue, message: Message, deliveries: int, reason: str) -> int:
     """A message is given up, and then its letter is written."""
     if self._resources.dead is None:
-        self._resources.dead = self._queue.beside(f"{self.name}-dead", page_size=DEAD_PAGE_BYTES, sync="always")
+        self._resources.dead = self._queue.open_sibling(f"{self.name}-dead", page_size=DEAD_PAGE_BYTES, sync="always")
     mark = self._do(Kind.BURY, 0, message[0], self._resources.dead.last_seq + 1)
     letter = DeadLetter(message[0], message[1], message[2], deliveries=deliveries, reason=reason)
     self._resources.dead.append(letter.encode())
@@ -469,7 +469,7 @@ _stored = PersistRun.stored
 def persist_acknowledges_when_given(self: PersistRun) -> tuple[Message, object]:
     """An item is committed when it is given."""
     message, item = _next_item(self)
-    self._place.commit(message.seq, durable=False)
+    self._subscription.commit(message.seq, durable=False)
     return message, item
 
 

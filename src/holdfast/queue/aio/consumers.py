@@ -79,16 +79,16 @@ async def open_by(run: Callable[[Callable[[], None]], Awaitable[None]], open_blo
     """Open something by ``run``, on another thread; a cancelled caller leaves nothing open. *Raises*: as
     ``open_blocking``.
     """
-    found: list[Opened] = []
+    results: list[Opened] = []
     try:
-        await run(lambda: found.append(open_blocking()))
+        await run(lambda: results.append(open_blocking()))
     except asyncio.CancelledError:
-        for opened in found:
+        for opened in results:
             # It has no owner, and would keep its lock as long as the process lives.
             with suppress(HoldfastError, OSError):
                 await run(opened.close)
         raise
-    return found[0]
+    return results[0]
 
 
 class _Opened(Generic[Blocking]):
@@ -146,10 +146,10 @@ class Consumer(_Opened[BlockingConsumer]):
         """The owner of the messages that the current task takes."""
         task = asyncio.current_task()
         assert task is not None, "a coroutine runs in a task"
-        found = self._owners.get(task)
-        if found is None:
-            found = self._owners[task] = Owner()
-        return found
+        owner = self._owners.get(task)
+        if owner is None:
+            owner = self._owners[task] = Owner()
+        return owner
 
     @property
     def committed_seq(self) -> int:
@@ -193,16 +193,16 @@ class Consumer(_Opened[BlockingConsumer]):
         """The next messages, 1 to ``max_messages``; none after ``timeout`` seconds (None: waits)."""
         whole_number("max_messages", max_messages, 1, COUNT_MAX)
         inner, owner = self._opened(), self._owner()
-        found = inner.take(owner, max_messages)
+        messages = inner.take(owner, max_messages)
 
         async def look() -> bool:
             if await self._refill():
-                found.extend(inner.take(owner, max_messages))
-            return bool(found)
+                messages.extend(inner.take(owner, max_messages))
+            return bool(messages)
 
-        if not found:
+        if not messages:
             await self._wait_until(look, timeout)
-        return found
+        return messages
 
     async def commit(self, message: Message | int | list[Message] | None = None, *, durable: bool = False) -> None:
         """This message and all earlier ones that this task was given are done; without an argument, all that it was
@@ -242,10 +242,10 @@ class WorkQueue(_Opened["BlockingWorkQueue"]):
 
     async def get(self, timeout: float | None = None) -> Job | None:
         """The next job, or None after ``timeout`` seconds without one (None: waits; 0: looks). A job whose delay or
-        lease has ended is found within 50 ms.
+        lease has ended is jobs within 50 ms.
         """
-        found = await self.get_many(1, timeout)
-        return found[0] if found else None
+        jobs = await self.get_many(1, timeout)
+        return jobs[0] if jobs else None
 
     async def get_many(self, max_jobs: int, timeout: float | None = 0.0) -> list[Job]:
         """As ``get``, up to ``max_jobs`` that are there now; waits only for the first. Jobs that a cancelled call had
@@ -253,34 +253,34 @@ class WorkQueue(_Opened["BlockingWorkQueue"]):
         """
         whole_number("max_jobs", max_jobs, 1, COUNT_MAX)
         inner = self._opened()
-        found: list[Job] = []
+        jobs: list[Job] = []
 
         async def look() -> bool:
-            await on_helper(partial(self._take, inner, max_jobs, found))
-            return bool(found)
+            await on_helper(partial(self._take, inner, max_jobs, jobs))
+            return bool(jobs)
 
         try:
             await self._wait_until(look, timeout, look_again_s=DUE_LOOK_S)
         except BaseException:
             # Their deliveries are counted: the next caller gets them.
-            self._kept.extend(found)
+            self._kept.extend(jobs)
             raise
-        return found
+        return jobs
 
-    def _take(self, inner: BlockingWorkQueue, max_jobs: int, found: list[Job]) -> None:
-        """On a helper thread: put kept jobs into ``found``, or if there are none, new ones."""
-        while len(found) < max_jobs:
+    def _take(self, inner: BlockingWorkQueue, max_jobs: int, jobs: list[Job]) -> None:
+        """On a helper thread: put kept jobs into ``jobs``, or if there are none, new ones."""
+        while len(jobs) < max_jobs:
             try:
-                found.append(self._kept.popleft())
+                jobs.append(self._kept.popleft())
             except IndexError:  # not asked before: another task's thread may take the last one
                 break
             try:
                 # The ``ack_wait`` seconds of the worker begin now.
-                inner.extend(found[-1])
+                inner.extend(jobs[-1])
             except Fenced:
-                found.pop()  # its lease ended, and the message was given to somebody else
-        if not found:
-            found.extend(inner.get_many(max_jobs, 0.0))
+                jobs.pop()  # its lease ended, and the message was given to somebody else
+        if not jobs:
+            jobs.extend(inner.get_many(max_jobs, 0.0))
 
     async def ack(self, job: Job) -> None:
         """This job is done and never comes back. *Raises*: ``Fenced`` (lease_lost)."""

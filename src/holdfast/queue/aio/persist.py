@@ -128,7 +128,7 @@ class Persisted(AsyncIterator[Item]):
         self._scheduler = scheduler
         self._open_queue = open_queue or settings.open
         self._opened = False
-        self._found: tuple[PersistRun, _Producer[Item]] | None = None
+        self._running: tuple[PersistRun, _Producer[Item]] | None = None
         self._ending: Ending | None = None  # what is left to give: closing on the way there may be cancelled
         self._finished = False
         self._asks = False
@@ -144,16 +144,16 @@ class Persisted(AsyncIterator[Item]):
             self._opened = False
             raise
         producer = _Producer(run, self._source, quick=self._settings.sync.name == "os")
-        self._found = run, producer
+        self._running = run, producer
         release = partial(close_dropped, producer.close_dropped)
         self._keep = close_when_dropped(self, "the subscription", self._settings.path, release, warn=True)
         producer.start(self._scheduler)
         return self
 
     def _parts(self) -> tuple[PersistRun, _Producer[Item]]:
-        if self._found is None:
+        if self._running is None:
             raise Closed("the subscription is not open", hint="async with")
-        return self._found
+        return self._running
 
     def __aiter__(self) -> Self:
         return self
@@ -177,7 +177,7 @@ class Persisted(AsyncIterator[Item]):
             while True:
                 if self._ending is not None:
                     await self._end(self._ending)
-                producer.item_bell.clear()
+                producer.item_event.clear()
                 step = run.step
                 if step is Step.GIVE:
                     break
@@ -186,7 +186,7 @@ class Persisted(AsyncIterator[Item]):
                 if step is Step.END:
                     self._ending = run.flow.ending
                 else:
-                    await producer.item_bell.wait()
+                    await producer.item_event.wait()
             if not run.has_next:
                 await on_helper(run.take)
             message, item = run.next_item()
@@ -240,10 +240,10 @@ class Persisted(AsyncIterator[Item]):
         queue could not be made durable.
         """
         seconds_ns("timeout", timeout)
-        if self._found is None:
+        if self._running is None:
             self._opened = True
             return True
-        run, producer = self._found
+        run, producer = self._running
         self._keep()
         producer.stop()
         try:
@@ -264,7 +264,7 @@ class Persisted(AsyncIterator[Item]):
         await self.close()
 
 
-class _Bell:
+class _LoopEvent:
     """Wakes a task of the event loop on which it was made, from any thread."""
 
     def __init__(self) -> None:
@@ -273,8 +273,8 @@ class _Bell:
         self._event = asyncio.Event()
         self.clear, self.wait = self._event.clear, self._event.wait
 
-    def ring(self) -> None:
-        """Call after a change. The waiting task clears the bell, looks, then waits, so it misses nothing."""
+    def set(self) -> None:
+        """Call after a change. The waiting task clears the event, looks, then waits, so it misses nothing."""
         if self._event.is_set():
             return
         if self._thread == threading.get_ident():
@@ -295,13 +295,13 @@ class _Producer(Generic[Item]):
         quick: bool,
     ) -> None:
         self.run = run
-        self.item_bell = _Bell()
+        self.item_event = _LoopEvent()
         self.ended: Future[None] = Future()
         self.failure: BaseException | None = None  # of closing the source
         self._source = source
         self._items: AsyncIterator[Item] | None = None
         self._quick = quick
-        self._room_bell: _Bell | None = None
+        self._room_event: _LoopEvent | None = None
         self._task: asyncio.Task[None] | None = None
         self._consumers_loop = asyncio.get_running_loop()
         self._loop = self._consumers_loop
@@ -357,13 +357,13 @@ class _Producer(Generic[Item]):
 
     def resume_source(self) -> None:
         """An item was consumed: a waiting source may continue."""
-        if self.run.flow.waiting and self.run.flow.work is not Work.WAIT and self._room_bell is not None:
-            self._room_bell.ring()
+        if self.run.flow.waiting and self.run.flow.work is not Work.WAIT and self._room_event is not None:
+            self._room_event.set()
 
     def stop(self) -> None:
         """Cancel the source."""
         self.run.stop()
-        self.item_bell.ring()
+        self.item_event.set()
         if self._task is not None:
             with suppress(RuntimeError):  # its loop is closed
                 self._loop.call_soon_threadsafe(self._task.cancel)
@@ -386,7 +386,7 @@ class _Producer(Generic[Item]):
         """Run the source to its end. Raises nothing."""
         flow = self.run.flow
         self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
-        self._room_bell = _Bell()
+        self._room_event = _LoopEvent()
         try:
             await self._store_items()
         except asyncio.CancelledError as error:
@@ -404,15 +404,15 @@ class _Producer(Generic[Item]):
         self._set_ended()
 
     async def _store_items(self) -> None:
-        flow, bell = self.run.flow, self._room_bell
-        assert bell is not None, "the bell is made before the first item"
+        flow, event = self.run.flow, self._room_event
+        assert event is not None, "the event is made before the first item"
         count = 0
         while True:
-            bell.clear()
+            event.clear()
             work = flow.work
             if work is Work.WAIT:
                 if flow.waiting:
-                    await bell.wait()
+                    await event.wait()
                 flow.waiting = True  # by another limit: look again before waiting
                 continue
             if work not in (Work.PULL, Work.MEASURE):
@@ -428,7 +428,7 @@ class _Producer(Generic[Item]):
                 flow.ended(None)
                 return
             await self._store(item)
-            self.item_bell.ring()
+            self.item_event.set()
             count += 1
             if not count % TURN_ITEMS:
                 await asyncio.sleep(0)
@@ -457,7 +457,7 @@ class _Producer(Generic[Item]):
         self.run.flow.source_closed = True
         with suppress(InvalidStateError):  # the consumer's side has given up this loop
             self.ended.set_result(None)
-        self.item_bell.ring()
+        self.item_event.set()
 
     # ---- on the thread that closes dropped objects -----------------------------------------------------------------
 

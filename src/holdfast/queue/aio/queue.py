@@ -70,12 +70,12 @@ def _own(failure: BaseException, appended: int = 0) -> BaseException:
 class _Batch:
     """Messages that are appended together, and the futures of their requests."""
 
-    __slots__ = ("answers", "atomic", "counts", "failure", "first", "payloads", "written")
+    __slots__ = ("futures", "atomic", "counts", "failure", "first", "payloads", "written")
 
     def __init__(self, *, atomic: bool) -> None:
         self.atomic = atomic
         self.payloads: list[bytes] = []
-        self.answers: list[asyncio.Future[int]] = []
+        self.futures: list[asyncio.Future[int]] = []
         self.counts: list[int] = []
         self.first = 0
         self.written = 0
@@ -92,19 +92,19 @@ class _Batch:
             appended = error.fields.get("appended") if isinstance(error, HoldfastError) else None
             self.written = appended if isinstance(appended, int) else 0
 
-    def answer(self) -> None:
+    def complete(self) -> None:
         """Complete the futures with the first number of their messages, if all of them are in the log."""
         seq = self.first
         end = seq + self.written
-        for answer, count in zip(self.answers, self.counts, strict=True):
+        for future, count in zip(self.futures, self.counts, strict=True):
             first, seq = seq, seq + count
-            if answer.done():
+            if future.done():
                 continue  # cancelled while it waited
             if seq <= end:
-                answer.set_result(first)
+                future.set_result(first)
             else:
                 # Part of the batch may be in the log: count the messages of this request before the end.
-                answer.set_exception(_own(self.failure, max(0, end - first)))
+                future.set_exception(_own(self.failure, max(0, end - first)))
 
 
 class _Work:
@@ -128,10 +128,10 @@ class _Work:
             except BaseException as error:  # noqa: BLE001 - raised by the futures
                 self.failure = error
 
-    def answer(self) -> None:
+    def complete(self) -> None:
         """Complete all futures."""
         for batch in self.batches:
-            batch.answer()
+            batch.complete()
         for flush in self.flushes:
             if flush.done():
                 continue
@@ -169,27 +169,27 @@ class AppendLane:
     def append(self, payload: bytes) -> asyncio.Future[int]:
         """Append after everything submitted before. The result is the sequence number."""
         batch = self._shared or self._add_batch(atomic=False)
-        answer: asyncio.Future[int] = self._loop.create_future()
+        future: asyncio.Future[int] = self._loop.create_future()
         batch.payloads.append(payload)
         batch.counts.append(1)
-        batch.answers.append(answer)
-        return answer
+        batch.futures.append(future)
+        return future
 
     def append_many(self, payloads: Sequence[bytes], *, atomic: bool) -> asyncio.Future[int]:
         """As ``append``, with no others between them. The result is the first sequence number."""
         batch = None if atomic else self._shared
         batch = batch or self._add_batch(atomic=atomic)
-        answer: asyncio.Future[int] = self._loop.create_future()
+        future: asyncio.Future[int] = self._loop.create_future()
         batch.payloads.extend(payloads)
         batch.counts.append(len(payloads))
-        batch.answers.append(answer)
-        return answer
+        batch.futures.append(future)
+        return future
 
     def flush(self) -> asyncio.Future[int]:
         """Make everything durable that was submitted before."""
-        answer: asyncio.Future[int] = self._loop.create_future()
-        self._to_do().flushes.append(answer)
-        return answer
+        future: asyncio.Future[int] = self._loop.create_future()
+        self._to_do().flushes.append(future)
+        return future
 
     def _add_batch(self, *, atomic: bool) -> _Batch:
         batch = _Batch(atomic=atomic)
@@ -221,7 +221,7 @@ class AppendLane:
             self._loop.call_soon_threadsafe(self._finish, work)
 
     def _finish(self, work: _Work) -> None:
-        work.answer()
+        work.complete()
         self._moved()
         if self._waiting is not None:
             self._start()
@@ -306,7 +306,7 @@ class Queue:
         """Open the files. *Raises*: as ``holdfast.Queue``; ``Closed`` if it was opened before."""
         if self._lane is not None:
             raise Closed("a queue is opened once", hint="make another Queue")
-        place, open_blocking, wake = opened_at(), self._open, WeakMethod(self._wake)
+        location, open_blocking, wake = opened_at(), self._open, WeakMethod(self._wake)
 
         def moved() -> None:
             """Not the method itself: that would keep this queue, and it could not be dropped."""
@@ -314,7 +314,7 @@ class Queue:
                 wake_now()
 
         def open_here() -> BlockingQueue:
-            with opening_from(place):
+            with opening_from(location):
                 return open_blocking()
 
         lane = self._lane = AppendLane(moved)
@@ -554,10 +554,10 @@ class Queue:
                 if follow:
                     wait.arm()
                 with queue.asking():
-                    found = await on_helper(partial(step, reader))
-                if found is not None:
-                    wait.found()
-                    yield found
+                    result = await on_helper(partial(step, reader))
+                if result is not None:
+                    wait.reset_pause()
+                    yield result
                 elif follow:
                     await wait.until_appended(None)
                 else:
@@ -624,7 +624,7 @@ class _Wait:
         await asyncio.sleep(self._pause_s if limit_s is None else min(self._pause_s, limit_s))
         self._pause_s = min(PAUSE_MAX_S, self._pause_s * 1.25)
 
-    def found(self) -> None:
+    def reset_pause(self) -> None:
         """There was something: poll soon after the next miss."""
         self._pause_s = PAUSE_MIN_S
 

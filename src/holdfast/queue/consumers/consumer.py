@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from holdfast.queue.files.pages import PageDirectory
-    from holdfast.queue.format.cursor import Place
+    from holdfast.queue.format.cursor import PageId
     from holdfast.queue.log.messages import Message
     from holdfast.queue.log.port import QueuePort
     from holdfast.queue.log.reader import DamagePolicy, Waiter
@@ -251,12 +251,12 @@ def _first_of(stretch: tuple[int, int, Owner]) -> int:
     return stretch[0]
 
 
-def give_messages(outs: HandOuts, owner: Owner, found: list[Message], taken_seq: int, moves: int) -> None:
+def give_messages(outs: HandOuts, owner: Owner, messages: list[Message], taken_seq: int, moves: int) -> None:
     """Hand out these messages, the next after ``taken_seq``, without the numbers that have no message."""
-    if found[-1][0] - taken_seq == len(found):
-        outs.give(owner, found[-1][0], moves)
+    if messages[-1][0] - taken_seq == len(messages):
+        outs.give(owner, messages[-1][0], moves)
         return
-    for first, last in runs_of(message[0] for message in found):
+    for first, last in runs_of(message[0] for message in messages):
         outs.give(owner, last, moves, first=first)
 
 
@@ -312,7 +312,7 @@ class Consumer:
         # Pages with uncommitted messages: the first message of each, the history up to it, and that packed.
         self._page_starts: list[int] = []
         self._page_values: list[bytes] = []
-        self._histories: list[list[Place]] = [[]]
+        self._histories: list[list[PageId]] = [[]]
         held = self._resources = ConsumerFiles(pages, lock_name(pages, name))
         try:
             # The writer must not miss this cursor and then remove pages.
@@ -327,17 +327,17 @@ class Consumer:
 
     def _start(self, since: datetime | str | None) -> None:
         """Continue at the cursor, or begin a new consumer."""
-        found = self._cursor.found
-        if found is None:
+        cursor = self._cursor.stored
+        if cursor is None:
             # After damage the position is unknown: from "latest" on, messages would be skipped silently.
             self._stand(seq_since(self._queue, "earliest" if self._cursor.damaged else since) - 1)
-        elif found.of_work_queue:
+        elif cursor.of_work_queue:
             raise InvalidRequest("this name is a work queue's", name=self.name)
         else:
-            self._stand(kept_in(self._pages, found, self._queue.last_seq))
+            self._stand(kept_in(self._pages, cursor, self._queue.last_seq))
         # Before the first message: lost power could take the hold, and retention the messages.
         self._cursor.sync()
-        if found is None and self._queue.first_seq > self.committed_seq + 1:
+        if cursor is None and self._queue.first_seq > self.committed_seq + 1:
             # A writer in another process read the cursors before this one existed.
             self._stand(self._queue.first_seq - 1)
             self._cursor.sync()
@@ -416,66 +416,68 @@ class Consumer:
         until = None if timeout is None else monotonic() + timeout
         owner = self.owner
         while True:
-            found = self._take_or_read(owner, max_messages)
-            if found or timeout == 0 or not self._wait(until):
-                return found
+            messages = self._take_or_read(owner, max_messages)
+            if messages or timeout == 0 or not self._wait(until):
+                return messages
 
     @property
     def owner(self) -> Owner:
         """The owner of the messages that the calling thread takes."""
         try:
-            found: Owner = self._owners.value
+            owner: Owner = self._owners.value
         except AttributeError:
-            found = self._owners.value = Owner()
-        return found
+            owner = self._owners.value = Owner()
+        return owner
 
     def _take_or_read(self, owner: Owner, count: int) -> list[Message]:
         while True:
-            found = self.take(owner, count)
-            if found or not self.fill(count):
-                return found
+            messages = self.take(owner, count)
+            if messages or not self.fill(count):
+                return messages
 
     def take(self, owner: Owner, count: int) -> list[Message]:
         """Hand out up to ``count`` messages from memory. Waits for no disk. An interrupt takes the hand-out back:
         signals are handled after calls and at backward jumps, so none comes between the last ``except`` and the return.
         """
         self._admit(owner)
-        found: list[Message] = []
+        messages: list[Message] = []
         taken_seq, moves, was, given = 0, 0, (0, 0), False
         try:
             with self._lock:
                 self._raise_if_closed()
                 chunk, outs, moves = self._chunk, self._outs, self._moves
                 if outs is None and self._sole is not owner:
-                    return found  # moved elsewhere just now: asking again finds out
+                    return messages  # moved elsewhere just now: asking again finds out
                 taken_seq, was = chunk.taken_seq, (chunk.taken_seq, moves)
                 if outs is not None:
                     outs.check_room()
                     was = owner.last_seq, owner.moves
                 try:
-                    found.extend(islice(chunk.messages, count))
-                    if found:
+                    messages.extend(islice(chunk.messages, count))
+                    if messages:
                         if outs is not None:
-                            give_messages(outs, owner, found, taken_seq, moves)
-                        chunk.taken_seq = found[-1][0]
+                            give_messages(outs, owner, messages, taken_seq, moves)
+                        chunk.taken_seq = messages[-1][0]
                 except BaseException:
-                    # Under the lock: another thread must not take the messages after ``found``.
-                    self._take_back(owner, found, taken_seq, moves, was)
+                    # Under the lock: another thread must not take the messages after ``messages``.
+                    self._take_back(owner, messages, taken_seq, moves, was)
                     raise
                 given = True
         except BaseException:
             if given:
                 with self._lock:
-                    self._take_back(owner, found, taken_seq, moves, was)
+                    self._take_back(owner, messages, taken_seq, moves, was)
             raise
-        return found
+        return messages
 
-    def _take_back(self, owner: Owner, found: list[Message], taken_seq: int, moves: int, was: tuple[int, int]) -> None:
-        """Hand ``found`` out again, now or after ``rewind``: the owner never got it. Call with the lock held."""
+    def _take_back(
+        self, owner: Owner, messages: list[Message], taken_seq: int, moves: int, was: tuple[int, int]
+    ) -> None:
+        """Hand ``messages`` out again, now or after ``rewind``: the owner never got it. Call with the lock held."""
         owner.last_seq, owner.moves = was
         if self._moves != moves:
             return
-        until = found[-1][0] if found else taken_seq
+        until = messages[-1][0] if messages else taken_seq
         if self._outs is None or self._outs.take_back(owner, taken_seq, until):
             self._chunk = Chunk((), taken_seq, taken_seq)
 
@@ -620,7 +622,7 @@ class Consumer:
         """The next message to be handed out."""
         return self._chunk.taken_seq + 1
 
-    # ---- keeping the place ------------------------------------------------------------------------------------------
+    # ---- keeping the position ---------------------------------------------------------------------------------------
 
     def commit(self, message: Message | int | list[Message] | None = None, *, durable: bool = False) -> None:
         """This message and all earlier ones that this thread was given are done; without an argument, all that it was
@@ -733,12 +735,12 @@ class Consumer:
     def _forget_pages(self, seq: int) -> None:
         """Drop the pages that a commit has passed, and wake those that wait for their space."""
         with self._lock:
-            behind = bisect_right(self._page_starts, seq) - 1
-            del self._page_starts[:behind], self._page_values[:behind], self._histories[:behind]
+            passed = bisect_right(self._page_starts, seq) - 1
+            del self._page_starts[:passed], self._page_values[:passed], self._histories[:passed]
         if self._queue.writable:
             self._queue.space.confirmed()
 
-    def _sync_log(self, seq: int, history: list[Place]) -> None:
+    def _sync_log(self, seq: int, history: list[PageId]) -> None:
         """Make the log durable up to ``seq``; ``history`` are the pages up to there."""
         queue, port = self._queue, self._pages.port
         if queue.durable_seq >= seq:

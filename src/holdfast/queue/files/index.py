@@ -34,7 +34,7 @@ _pack = RECORD.pack
 
 class PageIndex:
     """``records`` are in the file, with the checksum ``check``; ``pending`` are not. A single frame at or after ``due``
-    gets a record. After an ``OSError`` the next write begins at the same place.
+    gets a record. After an ``OSError`` the next write begins at the same position.
     """
 
     __slots__ = ("check", "due", "pending", "records")
@@ -100,9 +100,9 @@ class IndexReader:
         """As ``last_before`` of ``format.page``, in this index."""
         return last_before(self._read, self._count(), belongs_before)
 
-    def record(self, place: int) -> tuple[int, int] | None:
+    def record(self, number: int) -> tuple[int, int] | None:
         """Time and position; None if there is no such record."""
-        data = self._read(place * RECORD_BYTES, RECORD_BYTES) if place >= 0 else b""
+        data = self._read(number * RECORD_BYTES, RECORD_BYTES) if number >= 0 else b""
         return RECORD.unpack(data) if len(data) == RECORD_BYTES else None
 
     def records(self) -> Iterator[tuple[int, int]]:
@@ -124,8 +124,8 @@ class IndexReader:
         data = self._read(0, count * RECORD_BYTES)
         if len(kept) >= KEPT_MAX:
             kept.clear()
-        found = kept[self._salt] = times_and_positions(data)
-        return found
+        index = kept[self._salt] = times_and_positions(data)
+        return index
 
     def _count(self) -> int:
         file = self._opened()

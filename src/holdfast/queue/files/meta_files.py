@@ -37,18 +37,18 @@ def open_identity(
     pages: PageDirectory, entropy: Callable[[int], bytes], page_bytes: int, checksum_id: int, serializer: str = ""
 ) -> Identity:
     """Read the identity, or make it. A queue without a recorded serializer adopts the given one."""
-    found = read_identity(pages)
-    if found is not None and (found.serializer or not serializer):
-        return found
-    if found is not None:
-        identity = Identity(found.queue_id, found.page_bytes, found.checksum_id, serializer)
+    existing = read_identity(pages)
+    if existing is not None and (existing.serializer or not serializer):
+        return existing
+    if existing is not None:
+        identity = Identity(existing.queue_id, existing.page_bytes, existing.checksum_id, serializer)
     else:
         identity = Identity(entropy(16), page_bytes, checksum_id, serializer)
     replace_file(pages, pages.names.identity, encode_identity(identity))
     try:
         pages.port.sync_directory(pages.directory)
     except BaseException:
-        if found is None:  # else either record is true, and the next opening that names a serializer writes it again
+        if existing is None:  # else either record is true, and the next opening that names a serializer writes it again
             with suppress(OSError):
                 pages.remove(pages.names.identity)
         raise

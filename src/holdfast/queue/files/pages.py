@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 class PageDirectory:
     """The pages of one queue in an open directory."""
 
-    __slots__ = ("_changes", "_known", "_sole", "directory", "names", "port")
+    __slots__ = ("_changes", "_known", "_exclusive", "directory", "names", "port")
 
     def __init__(self, port: FilePort, directory: int, names: FileNames) -> None:
         self.port = port
         self.directory = directory
         self.names = names
-        self._sole = False
+        self._exclusive = False
         self._changes = 0
         self._known: tuple[int, list[int]] = (-1, [])
 
@@ -52,19 +52,18 @@ class PageDirectory:
     def _list(self) -> tuple[list[str], list[int]]:
         changes = self._changes  # before the listing: what changes meanwhile makes it old
         files = self.port.names(self.directory)
-        found = [self.names.page_number(name) for name in files]
-        numbers = sorted(number for number in found if number is not None)
+        numbers = sorted(number for number in map(self.names.page_number, files) if number is not None)
         self._known = changes, numbers
         return files, numbers
 
     def known_numbers(self) -> list[int]:
         """As ``numbers``, without a listing if nothing has changed. Do not modify the list."""
         changes, numbers = self._known
-        return numbers if self._sole and changes == self._changes else self.numbers()
+        return numbers if self._exclusive and changes == self._changes else self.numbers()
 
-    def be_sole(self, *, sole: bool = True) -> None:
+    def set_exclusive(self, *, exclusive: bool = True) -> None:
         """From now on only this object makes and removes pages, or no longer."""
-        self._sole = sole
+        self._exclusive = exclusive
 
     def create(self, header: PageHeader) -> int:
         """A durable prepared page of zeros. Returns the open file."""
@@ -257,10 +256,9 @@ def other_owner(prefix: str, name: str, files: Collection[str]) -> str | None:
 
 def check_new_queue(pages: PageDirectory) -> None:
     """Refuse to make a queue whose name belongs to a consumer or work queue of another. Raises: ``InvalidRequest``."""
-    name, found = pages.names.prefix, pages.files()
-    if name + _IDENTITY in found or pages.known_numbers():
+    name, files = pages.names.prefix, frozenset(pages.files())
+    if name + _IDENTITY in files or pages.known_numbers():
         return
-    files = frozenset(found)
     work = name.removesuffix(_WORK)
     if work != name and "-" in work:
         raise InvalidRequest("names that end like this are those of work queues", queue=name, ending=_WORK)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
         def poison_after_fork(self) -> None:
             """Called in the child, by its only thread."""
 
-    Found = TypeVar("Found")
+    Result = TypeVar("Result")
 
 
 def forked(what: str) -> Closed:
@@ -124,9 +124,9 @@ _here = threading.local()
 
 def opened_at() -> str:
     """Where the program opens something, ``file:line``: the first frame outside of this package."""
-    place: str = getattr(_here, "place", "")
-    if place:
-        return place
+    location: str = getattr(_here, "location", "")
+    if location:
+        return location
     frame = sys._getframe()  # pyright: ignore[reportPrivateUsage] - a frame, without reading sources
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == PACKAGE:
         frame = frame.f_back
@@ -134,13 +134,13 @@ def opened_at() -> str:
 
 
 @contextmanager
-def opening_from(place: str) -> Generator[None]:
-    """A block on another thread that opens something for the program at ``place``."""
-    _here.place = place
+def opening_from(location: str) -> Generator[None]:
+    """A block on another thread that opens something for the program at ``location``."""
+    _here.location = location
     try:
         yield
     finally:
-        _here.place = ""
+        _here.location = ""
 
 
 def close_when_dropped(
@@ -159,7 +159,7 @@ def wait_until_closed() -> None:
     _closer.wait()
 
 
-def locked_after_dropped(lock: Callable[[], Found]) -> Found:
+def locked_after_dropped(lock: Callable[[], Result]) -> Result:
     """The result of ``lock``, after everything dropped is closed. If this process has the lock, its holder may be in a
     reference cycle: collect garbage and try once more.
     """
@@ -174,7 +174,7 @@ def locked_after_dropped(lock: Callable[[], Found]) -> Found:
     return lock()
 
 
-def _dropped(pid: int, what: str, path: str, place: str, release: Callable[[], object]) -> None:
+def _dropped(pid: int, what: str, path: str, location: str, release: Callable[[], object]) -> None:
     if os.getpid() != pid:
         return
     waiting = _closer.waiting
@@ -191,7 +191,7 @@ def _dropped(pid: int, what: str, path: str, place: str, release: Callable[[], o
     _closer.work.put(close)
     _closer.start()
     if what:
-        warnings.warn(f"{what} {path} was not closed; it was opened at {place}", ResourceWarning, stacklevel=2)
+        warnings.warn(f"{what} {path} was not closed; it was opened at {location}", ResourceWarning, stacklevel=2)
 
 
 class Background:

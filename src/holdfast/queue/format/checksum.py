@@ -53,11 +53,11 @@ def _crc32() -> Checksum:
     if _quick_crc32 is None:
         _quick_crc32 = crc32
         try:
-            found: Checksum = importlib.import_module("zlib_ng.zlib_ng").crc32
+            packaged: Checksum = importlib.import_module("zlib_ng.zlib_ng").crc32
         except ImportError:
             return crc32
-        if all(found(sample, seed) == crc32(sample, seed) for sample in _SAMPLES for seed in (0, 1, 0xFFFFFFFF)):
-            _quick_crc32 = found
+        if all(packaged(sample, seed) == crc32(sample, seed) for sample in _SAMPLES for seed in (0, 1, 0xFFFFFFFF)):
+            _quick_crc32 = packaged
     return _quick_crc32
 
 

@@ -72,11 +72,11 @@ class FileNames:
         >>> names.set_aside("orders-7.page", ()), names.set_aside("orders-7.page", ["orders-7.page.torn"])
         ('orders-7.page.torn', 'orders-7.page.2.torn')
         """
-        found, count = f"{name}.torn", 1
-        while found in taken:
+        free, count = f"{name}.torn", 1
+        while free in taken:
             count += 1
-            found = f"{name}.{count}.torn"
-        return found
+            free = f"{name}.{count}.torn"
+        return free
 
     def is_set_aside(self, name: str) -> bool:
         """Whether an opening set this page aside.

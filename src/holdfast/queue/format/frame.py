@@ -22,7 +22,7 @@ only. That number comes last, so it can be computed where it is not known (``imp
 
 A frame is *valid* at a position with an expected sequence number when its length stays within the page, its count is
 not zero (unless it is a SEAL), unknown flags are zero and the check matches. Stale bytes of another life of the page
-have another salt; a frame from another place has another sequence number.
+have another salt; a frame from another position has another sequence number.
 
 A SEAL closes a page. Its count is 0, its arrival that of the last frame, and its body:
 

@@ -35,7 +35,7 @@ every crash.
 | offset | bytes | field |
 |---|---|---|
 | 0 | 8 | page being written |
-| 8 | 8 | its salt: a mark about another life of the page is no mark |
+| 8 | 8 | its salt: a record about another life of the page does not count |
 | 16 | 8 | next sequence number |
 | 24 | 8 | arrival of the last frame |
 | 32 | 4 | position of the next frame |
@@ -50,7 +50,7 @@ every crash.
 | 80 | 8 | durable: arrival of the last frame |
 | 88 | 4 | durable: position |
 | 92 | 4 | zero |
-| 96 | 16 | boot id: of the machine's run in which the mark was written; zeros where unknown |
+| 96 | 16 | boot id: of the machine's run in which the record was written; zeros where unknown |
 """
 
 from __future__ import annotations

@@ -120,8 +120,10 @@ def decode_header(data: bytes, number: int) -> PageHeader | None:
     """
     if len(data) < HEADER_BYTES or _CHECK.unpack_from(data, HEADER.size)[0] != crc32(data[: HEADER.size]):
         return None
-    magic, version, flags, checksum_id, page_bytes, _, found, base_seq, base_time_ns, salt, _ = HEADER.unpack_from(data)
-    if magic != MAGIC or found != number:
+    magic, version, flags, checksum_id, page_bytes, _, stored_number, base_seq, base_time_ns, salt, _ = (
+        HEADER.unpack_from(data)
+    )
+    if magic != MAGIC or stored_number != number:
         return None
     if version != VERSION or flags & ~PREPARED:
         raise CorruptData(

@@ -253,7 +253,7 @@ class _Walk:
     def _enter_next(self, *, after_gap: bool) -> bool:
         """Move to the start of the next readable page. False if there is none."""
         end = self._end
-        for number in [found for found in self._numbers if found > end.page]:
+        for number in [later for later in self._numbers if later > end.page]:
             header = self._header(number)
             if header is None:
                 continue

@@ -1,4 +1,4 @@
-"""The queue as its consumers and work queues see it. ``Queue`` implements this; its methods tell what each does."""
+"""The queue as its consumers and work queues see it. ``Queue`` implements this and documents the methods."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class QueuePort(Protocol):
     def waiter(self) -> Waiter: ...
     def forget(self, dependent: Any) -> None: ...
     def close_when_dropped(self, dependent: Any, what: str, release: Callable[[], object]) -> Callable[[], object]: ...
-    def beside(
+    def open_sibling(
         self,
         name: str,
         *,

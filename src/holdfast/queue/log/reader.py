@@ -86,7 +86,7 @@ class Waiter:
         time.sleep(self._pause_s if limit_s is None else min(self._pause_s, limit_s))
         self._pause_s = min(PAUSE_MAX_S, self._pause_s * 1.25)
 
-    def found(self) -> None:
+    def reset_pause(self) -> None:
         """There was a message: poll soon after the next miss."""
         self._pause_s = PAUSE_MIN_S
 
@@ -213,12 +213,12 @@ class LogReader:
 
     def _enter_first(self, numbers: list[int]) -> bool:
         """Enter the first readable page of these. Report unreadable pages before it."""
-        self.close()  # a place before this one says nothing about what may stand here: neither its time nor its number
+        self.close()  # a index before this one says nothing about what may stand here: neither its time nor its number
         self._reported_seq = 1
-        for place, number in enumerate(numbers):
+        for index, number in enumerate(numbers):
             if self._enter(number, 1 if number == 1 else None):
-                if place:
-                    self._report_unreadable(numbers[:place])
+                if index:
+                    self._report_unreadable(numbers[:index])
                 return True
         return False
 
@@ -265,24 +265,24 @@ class LogReader:
 
     def _move_on(self, scan: PageScan) -> bool:
         """Decide where the frames stop. True if reading may continue."""
-        following, found = self._following(scan.header.number + 1)
+        following, next_number = self._following(scan.header.number + 1)
         here = scan.here()
         owed = Owed.NO if following is Following.CONTINUES else self._owed()
         step = decide(here, following, owed)
         if step is Step.END:
             return False
-        if step is Step.NEXT_PAGE and following is Following.PREPARED and found is not None:
-            return self._enter(found, self.next_seq)
+        if step is Step.NEXT_PAGE and following is Following.PREPARED and next_number is not None:
+            return self._enter(next_number, self.next_seq)
         # The writer is past this position, so a second read distinguishes damage from a frame that was being written.
         if owed is not Owed.NO and self._verifies_now(scan, *scan.state, here):
             return True
         if step is Step.RESYNC:
-            if self._resync(scan, found, here):
+            if self._resync(scan, next_number, here):
                 return True
             step = decide(Here.EXHAUSTED, following, owed)
             if step is Step.END:
                 return False
-        return self._leave_page(scan, step, found)
+        return self._leave_page(scan, step, next_number)
 
     def _verifies_now(self, scan: PageScan, position: int, seq: int, last_time_ns: int, here: Here) -> bool:
         """Whether by now something follows where nothing did."""
@@ -304,11 +304,11 @@ class LogReader:
             self._report(Gap(first, scan.next_seq - 1, scan.header.number))
         return True
 
-    def _leave_page(self, scan: PageScan, step: Step, found: int | None) -> bool:
+    def _leave_page(self, scan: PageScan, step: Step, next_number: int | None) -> bool:
         first, number = self.next_seq, scan.header.number
-        if step is Step.NEXT_PAGE and found is not None:
-            return self._go_to(found, first)
-        for later in self._pages.numbers() if found is not None and step is not Step.END_AFTER_GAP else []:
+        if step is Step.NEXT_PAGE and next_number is not None:
+            return self._go_to(next_number, first)
+        for later in self._pages.numbers() if next_number is not None and step is not Step.END_AFTER_GAP else []:
             header = self._header(later)
             if later <= number or header is None or header.prepared:
                 continue
@@ -331,7 +331,7 @@ class LogReader:
     def _following(self, number: int) -> tuple[Following, int | None]:
         header = self._header(number)
         if header is None:
-            later = [found for found in self._pages.numbers() if found >= number]
+            later = [other for other in self._pages.numbers() if other >= number]
             if not later:
                 return Following.NONE, None
             number = later[0]
@@ -465,12 +465,12 @@ class LogReader:
         for seq, time_ns, count, flags, start, end in frames:
             if flags & COMPRESSED:
                 raw = raw_body(data[start:end], flags)
-                found = payloads(raw, 0, len(raw), count)
+                bodies = payloads(raw, 0, len(raw), count)
             else:
-                found = payloads(data, start, end, count)
+                bodies = payloads(data, start, end, count)
             if seq < from_seq:
-                found, seq = found[from_seq - seq :], from_seq
-            yield seq + len(found) - 1, messages_of(seq, time_ns, found, message)
+                bodies, seq = bodies[from_seq - seq :], from_seq
+            yield seq + len(bodies) - 1, messages_of(seq, time_ns, bodies, message)
 
     def read_blocks(self) -> list[Block] | None:
         """The next blocks, at least one, or None if there is nothing more now."""
@@ -478,12 +478,12 @@ class LogReader:
             frames = self._wanted(window)
             blocks: list[Block] = []
             run = 0  # first of the single frames that are not in a block yet
-            for place, (seq, time_ns, count, flags, start, end) in enumerate(frames):
+            for index, (seq, time_ns, count, flags, start, end) in enumerate(frames):
                 if count == 1 and not flags:
                     continue
-                if run < place:
-                    blocks.append(block_of_singles(window.data, frames[run:place]))
-                run = place + 1
+                if run < index:
+                    blocks.append(block_of_singles(window.data, frames[run:index]))
+                run = index + 1
                 data = window.data
                 if flags & COMPRESSED:
                     data = raw_body(data[start:end], flags)

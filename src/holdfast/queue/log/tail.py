@@ -118,7 +118,7 @@ class LogTail:
         self.lock = threading.Lock()
         self._turns: list[None] = [None]
         self.limit = -1
-        self.interrupted = False  # a frame may stand behind the end, whole and not published
+        self.interrupted = False  # a frame may be after the end, whole and not published
         self.page: OpenPage | None = None
         self.map: WritableMap = bytearray()
         self.seed = 0
@@ -144,7 +144,7 @@ class LogTail:
             self._turns.pop()
         except IndexError:  # another thread is in the fast path
             pass
-        except BaseException:  # an interrupt behind it
+        except BaseException:  # an interrupt after it
             self._turns.append(None)
             raise
         else:
@@ -536,7 +536,7 @@ class SyncProgress:
         durable = self.durable
         return durable.page if durable.position > HEADER_BYTES else durable.page - 1
 
-    # ---- marks ------------------------------------------------------------------------------------------------------
+    # ---- records ----------------------------------------------------------------------------------------------------
 
     def announce(self) -> None:
         """Before the first frame: both slots say durably that the queue is open, so no crash brings back a clean record
@@ -581,7 +581,7 @@ class SyncProgress:
 
     def close_cleanly(self) -> None:
         """Everything is durable: record that, durably."""
-        self._make_names_durable()  # the start after a clean mark takes them for that
+        self._make_names_durable()  # the start after a clean record takes them for that
         with self._tail.lock:
             self.write_index()
             self._position_is_owed = False

@@ -311,7 +311,7 @@ class QueueSurvey:
             self.gaps.append(LostMessages(page, 0, 0, first, last, "the page is absent"))
 
     def _check_end(self, before: int) -> None:
-        """Note messages that should follow the last page according to the writer's mark."""
+        """Note messages that should follow the last page by the recorded write position."""
         if self._next_seq is None and self._has_removed and not self.unreadable:
             return  # the log continues in pages that are newer than the walk
         expected = self._next_seq if self._next_seq is not None else 1

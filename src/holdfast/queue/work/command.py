@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import TypeAlias
 
-    from holdfast.queue.format.cursor import Place
+    from holdfast.queue.format.cursor import PageId
     from holdfast.queue.serializers import Serializer
 
     Started: TypeAlias = tuple[int, int, bool]
@@ -69,7 +69,7 @@ COMMAND_NUMBERS_MAX = 1000
 ONE = Struct("<BqQ")
 HEAD = Struct("<Bq")
 STATE = Struct("<BqQQII")
-PLACE = Struct("<QQ")
+PAGE_ID = Struct("<QQ")
 STARTED = Struct("<QqII")
 NUMBER_BYTES = 8
 
@@ -95,7 +95,7 @@ class WorkState:
 
     __slots__ = ("dead_seq", "next_seq", "pages", "started")
 
-    def __init__(self, next_seq: int, dead_seq: int, pages: Sequence[Place], started: dict[int, Started]) -> None:
+    def __init__(self, next_seq: int, dead_seq: int, pages: Sequence[PageId], started: dict[int, Started]) -> None:
         self.next_seq = next_seq
         self.dead_seq = dead_seq
         self.pages = pages
@@ -133,7 +133,7 @@ def is_state(data: bytes) -> bool:
 def encode_state(state: WorkState) -> bytes:
     """The bytes of a state. Cost: 24 bytes for each started message."""
     head = STATE.pack(Kind.STATE, 0, state.next_seq, state.dead_seq, len(state.pages), len(state.started))
-    pages = [PLACE.pack(number, salt) for number, salt in state.pages]
+    pages = [PAGE_ID.pack(number, salt) for number, salt in state.pages]
     started = [STARTED.pack(seq, due, count, leased) for seq, (due, count, leased) in state.started.items()]
     return b"".join((head, *pages, *started))
 
@@ -148,13 +148,13 @@ def decode_state(data: bytes) -> WorkState:
     """
     try:
         _, _, next_seq, dead_seq, pages, started = STATE.unpack_from(data)
-        middle = STATE.size + pages * PLACE.size
+        middle = STATE.size + pages * PAGE_ID.size
         if len(data) != middle + started * STARTED.size:
             raise CorruptData("a state of a work queue is cut", code=Code.CORRUPT_QUEUE, bytes=len(data))
         return WorkState(
             next_seq,
             dead_seq,
-            list(PLACE.iter_unpack(data[STATE.size : middle])),
+            list(PAGE_ID.iter_unpack(data[STATE.size : middle])),
             {seq: (due, count, leased == 1) for seq, due, count, leased in STARTED.iter_unpack(data[middle:])},
         )
     except error as cause:
@@ -176,8 +176,8 @@ class DeadLetter:
     """A message that was given up: its number, its deliveries and the reason.
 
     >>> letter = DeadLetter(7, 5, b"hello", deliveries=3, reason="no such address")
-    >>> found = DeadLetter.decode(letter.encode())
-    >>> found.seq, found.payload, found.deliveries, found.reason
+    >>> copy = DeadLetter.decode(letter.encode())
+    >>> copy.seq, copy.payload, copy.deliveries, copy.reason
     (7, b'hello', 3, 'no such address')
     """
 

@@ -33,7 +33,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from holdfast.queue.format.cursor import Place
+    from holdfast.queue.format.cursor import PageId
     from holdfast.queue.work.command import Started
 
 STALE_MAX = 64
@@ -49,7 +49,7 @@ class WorkMachine:
     def __init__(self, state: WorkState | None = None) -> None:
         self.next_seq = state.next_seq if state is not None else 1
         self.dead_seq = state.dead_seq if state is not None else 0
-        self.pages: list[Place] = list(state.pages) if state is not None else []
+        self.pages: list[PageId] = list(state.pages) if state is not None else []
         self.started: dict[int, Started] = dict(state.started) if state is not None else {}
         self.doubtful = False
         self.dues = [(due, seq) for seq, (due, _, _) in self.started.items()]
@@ -78,8 +78,8 @@ class WorkMachine:
 
     def is_leased(self, seq: int, deliveries: int) -> bool:
         """Whether the worker with this delivery still has the message."""
-        found = self.started.get(seq)
-        return found is not None and found[1] == deliveries and found[2]
+        entry = self.started.get(seq)
+        return entry is not None and entry[1] == deliveries and entry[2]
 
     def committed_seq(self) -> int:
         """The last message up to which all are finished. Cost: O(1)."""
@@ -128,9 +128,9 @@ class WorkMachine:
 
     def take(self, seq: int, lease_ends_ns: int) -> int:
         """Hand out one message. Returns its deliveries, this one included."""
-        found = self.started.get(seq)
-        if found is not None:
-            deliveries = found[1] + 1
+        entry = self.started.get(seq)
+        if entry is not None:
+            deliveries = entry[1] + 1
         elif seq == self.next_seq:
             deliveries = 1
             self.next_seq = seq + 1
@@ -189,21 +189,21 @@ class WorkMachine:
                 self._take_in_doubt(seq)
 
     def _set_due(self, seq: int, due_ns: int, *, leased: bool) -> None:
-        found = self.started.get(seq)
-        if found is None:
+        entry = self.started.get(seq)
+        if entry is None:
             if seq < self.next_seq and (self.doubtful or not leased):
                 return
             if not self.doubtful:
                 raise _illegal(Kind.RETURN, seq)
-            found = (0, self._take_in_doubt(seq), False)
-        self.started[seq] = (due_ns, found[1], leased)
+            entry = (0, self._take_in_doubt(seq), False)
+        self.started[seq] = (due_ns, entry[1], leased)
         self._push(due_ns, seq)
 
     def doubt(self) -> None:
         """From here on commands may be missing."""
         self.doubtful = True
 
-    def cut(self, last_seq: int, pages: Sequence[Place]) -> None:
+    def cut(self, last_seq: int, pages: Sequence[PageId]) -> None:
         """The queue ends earlier than was known: messages above ``last_seq`` are gone, and their numbers are reused."""
         if self.next_seq > last_seq + 1:
             self.next_seq = last_seq + 1
@@ -218,7 +218,7 @@ class WorkMachine:
         assert all(count > 0 for _, count, _ in self.started.values()), "what is started was delivered"
         entries = set(self.dues)
         assert all((due, seq) in entries for seq, (due, _, _) in self.started.items()), "all that is started falls due"
-        assert all(self.dues[place] >= self.dues[(place - 1) // 2] for place in range(1, len(self.dues))), "a heap"
+        assert all(self.dues[index] >= self.dues[(index - 1) // 2] for index in range(1, len(self.dues))), "a heap"
 
 
 def _pair(kind: Kind, numbers: Sequence[int]) -> tuple[int, int]:
@@ -229,7 +229,7 @@ def _pair(kind: Kind, numbers: Sequence[int]) -> tuple[int, int]:
 
 def _illegal(kind: Kind, seq: int) -> CorruptData:
     return CorruptData(
-        "the log of a work queue breaks its law",
+        "the log of a work queue breaks its rules",
         code=Code.CORRUPT_QUEUE,
         kind=kind.name,
         seq=seq,

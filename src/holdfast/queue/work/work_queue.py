@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from holdfast.queue.files.pages import PageDirectory
-    from holdfast.queue.format.cursor import Place
+    from holdfast.queue.format.cursor import PageId
     from holdfast.queue.log.messages import Message
     from holdfast.queue.log.port import QueuePort
     from holdfast.queue.log.reader import DamagePolicy, LogReader, Waiter
@@ -98,10 +98,10 @@ def lease_lost(job: Job) -> Fenced:
 
 class WorkSource:
     """The messages of jobs: new ones in order, and returned ones from anywhere. Not thread-safe. A raised report moves
-    nothing. ``place`` is the page (number and salt) of the last new message.
+    nothing. ``page_id`` is the page (number and salt) of the last new message.
     """
 
-    __slots__ = ("_damage", "_near", "_peeked", "_queue", "_reader", "_ready", "place")
+    __slots__ = ("_damage", "_near", "_peeked", "_queue", "_reader", "_ready", "page_id")
 
     def __init__(self, queue: QueuePort, damage: DamagePolicy) -> None:
         self._queue = queue
@@ -110,7 +110,7 @@ class WorkSource:
         self._ready: Iterator[Message] = iter(())
         self._peeked: Message | None = None
         self._near: list[Message] = []
-        self.place: Place = (0, 0)
+        self.page_id: PageId = (0, 0)
 
     def peek(self, next_seq: int) -> Message | None:
         """The message ``next_seq``, or the first readable one after it; the same one until it is ``taken``."""
@@ -118,7 +118,7 @@ class WorkSource:
         if message is None:
             try:
                 message = self._peeked = next(self._ready, None) or self._refill(next_seq)
-            except BaseException:  # an interrupt behind ``next``: that message would be passed over
+            except BaseException:  # an interrupt after ``next``: that message would be passed over
                 self.close()
                 raise
         return message
@@ -135,14 +135,14 @@ class WorkSource:
         if self._peeked is not None:
             return []
         try:
-            found = list(islice(self._ready, count))
+            messages = list(islice(self._ready, count))
         except BaseException:
             self.close()
             raise
-        if found and found[-1][0] != next_seq + len(found) - 1:
-            self._ready = chain(found, self._ready)
+        if messages and messages[-1][0] != next_seq + len(messages) - 1:
+            self._ready = chain(messages, self._ready)
             return []
-        return found
+        return messages
 
     def _refill(self, next_seq: int) -> Message | None:
         """Read on; after an error the next call begins at the first message that was not taken."""
@@ -155,7 +155,7 @@ class WorkSource:
                 return None
             page = reader.page
             assert page is not None, "messages come from a page"
-            self.place = (page.number, page.salt)
+            self.page_id = (page.number, page.salt)
             self._ready = chain.from_iterable(parts)
             return next(self._ready, None)
         except BaseException:
@@ -166,19 +166,19 @@ class WorkSource:
         """One message from anywhere; None if it is gone or damaged and the policy continues."""
         # Returned messages were mostly appended together: read a batch once.
         near = self._near
-        place = seq - near[0].seq if near else -1
-        if not 0 <= place < len(near) or near[place].seq != seq:
+        index = seq - near[0].seq if near else -1
+        if not 0 <= index < len(near) or near[index].seq != seq:
             reader = self._queue.reader(seq=seq, damage=self._damage)
             try:
                 near = self._near = reader.read_near() or []
             finally:
                 reader.close()
-            place = 0
+            index = 0
             if not near or near[0].seq != seq:
                 if self._damage == "raise":
                     raise Gap(seq, seq, 0)
                 return None
-        return near[place]
+        return near[index]
 
     def close(self) -> None:
         """Close the reader and forget what was read ahead."""
@@ -192,7 +192,7 @@ class WorkSource:
 def read_letters(queue: QueuePort, name: str) -> Iterator[DeadLetter]:
     """The dead letters of the work queue, oldest first."""
     try:
-        dead = queue.beside(f"{name}-dead", read_only=True)
+        dead = queue.open_sibling(f"{name}-dead", read_only=True)
     except NotFound:
         return
     with dead:
@@ -271,7 +271,7 @@ class WorkQueue:
         self._closed: Closed | None = None
         self._waiters: list[Waiter] = []
         self._source = WorkSource(queue, damage)
-        self._place = (0, 0)  # the page that the last PAGES named, in this process
+        self._page_id = (0, 0)  # the page that the last PAGES named, in this process
         self._letters: dict[int, int] = {}  # messages that have a letter, and its number: BURY is written or owed
         self._until_cursor = CURSOR_EVERY
         self._resources = _Resources(pages, lock_name(pages, name, of_work_queue=True), self._source)
@@ -290,16 +290,16 @@ class WorkQueue:
         queue = self._queue
         self._cursor = CursorFile(self._pages, self.name)
         try:
-            found = self._cursor.found
-            if found is not None and not found.of_work_queue:
+            cursor = self._cursor.stored
+            if cursor is not None and not cursor.of_work_queue:
                 raise InvalidRequest("this name is a consumer's", name=self.name)
             self._log = WorkLog(
-                queue.beside(f"{self.name}.work", page_size=LOG_PAGE_BYTES, clock=self._clock),
+                queue.open_sibling(f"{self.name}.work", page_size=LOG_PAGE_BYTES, clock=self._clock),
                 synced=self._synced,
             )
             try:
                 self._machine = find_state(
-                    queue, self.name, self._log, self._clock, found, since=since, damage=self._damage, hold=self._hold
+                    queue, self.name, self._log, self._clock, cursor, since=since, damage=self._damage, hold=self._hold
                 )
                 # Before the first job: lost power could take the hold, and retention unfinished messages.
                 self._note_cursor(durable=True)
@@ -424,9 +424,9 @@ class WorkQueue:
         message = source.peek(next_seq)
         if message is None:
             return None
-        if source.place != self._place:
-            self._do(Kind.PAGES, 0, *chain.from_iterable(log_history(self._pages, source.place[0])))
-            self._place = source.place
+        if source.page_id != self._page_id:
+            self._do(Kind.PAGES, 0, *chain.from_iterable(log_history(self._pages, source.page_id[0])))
+            self._page_id = source.page_id
         if message[0] > next_seq:
             self._do(Kind.SKIP, 0, next_seq, message[0] - 1)
         return message
@@ -547,15 +547,17 @@ class WorkQueue:
     def _bury(self, message: Message, deliveries: int, reason: str) -> int:
         """Write the dead letter, unless an earlier try did; then BURY."""
         seq, started = message[0], self._machine.started
-        letters = self._letters = {other: place for other, place in self._letters.items() if other in started}
+        letters = self._letters = {other: number for other, number in self._letters.items() if other in started}
         if self._resources.dead is None:
-            self._resources.dead = self._queue.beside(f"{self.name}-dead", page_size=DEAD_PAGE_BYTES, sync="always")
+            self._resources.dead = self._queue.open_sibling(
+                f"{self.name}-dead", page_size=DEAD_PAGE_BYTES, sync="always"
+            )
         with self._log.step():
             if seq not in letters:
                 letter = DeadLetter(seq, message[1], message[2], deliveries=deliveries, reason=reason)
                 letters[seq] = self._resources.dead.append(letter.encode())
             # An opening looks after this number: no letter whose BURY is owed may be before it.
-            owed = [place - 1 for other, place in letters.items() if other != seq]
+            owed = [number - 1 for other, number in letters.items() if other != seq]
             return self._do(Kind.BURY, 0, seq, min([self._resources.dead.last_seq, *owed]))
 
     def _do(self, kind: Kind, time_ns: int, *numbers: int) -> int:
