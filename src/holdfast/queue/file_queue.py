@@ -22,7 +22,7 @@ from time import monotonic
 
 from holdfast.errors import Closed, Code, HoldfastError
 from holdfast.queue.files.process import forked, poison_in_children
-from holdfast.queue.options import sync_level, whole_number
+from holdfast.queue.options import SyncLevel, sync_level, whole_number
 from holdfast.queue.queue import Queue
 from holdfast.queue.work.work_queue import DELIVERIES_MAX, LEASE_S_MAX, STARTED_MAX
 
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self, TypeVar
 
-    from holdfast.queue.options import SyncLevel
     from holdfast.queue.serializers import Serializer
     from holdfast.queue.work.work_queue import Job, WorkQueue
 

@@ -19,42 +19,32 @@ import atexit
 import os
 import threading
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Executor, Future, wait
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from functools import partial
 from queue import SimpleQueue
 from time import monotonic
-from typing import Generic, TypeVar, cast
+from types import TracebackType
+from typing import Generic, NoReturn, Self, TypeVar, cast
 
 from holdfast.errors import AlreadyOpen, Closed, Code, HoldfastError, InternalError, InvalidRequest
+from holdfast.queue.consumers.consumer import Consumer
 from holdfast.queue.consumers.cursor_file import first_unconsumed_seq, seq_since, sync_holds
 from holdfast.queue.files.process import close_when_dropped, poison_in_children
 from holdfast.queue.format.file_names import FileNames
 from holdfast.queue.format.frame import octets
 from holdfast.queue.format.page import PAGE_BYTES_MAX
-from holdfast.queue.options import lifetime_ns, seconds_ns, sync_level, whole_number
-from holdfast.queue.persist_flow import Flow, Step, Work
+from holdfast.queue.log.messages import Block, Message
+from holdfast.queue.log.reader import LogReader
+from holdfast.queue.options import SyncLevel, lifetime_ns, seconds_ns, sync_level, whole_number
+from holdfast.queue.persist_flow import Ending, Flow, Step, Work
 from holdfast.queue.queue import PAGE_BYTES_MIN, Queue
-from holdfast.queue.serializers import check_named, serializer_named
+from holdfast.queue.serializers import Serializer, check_named, serializer_named
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from datetime import datetime, timedelta
-    from types import TracebackType
-    from typing import NoReturn, Self, TypeAlias
-
-    from holdfast.queue.consumers.consumer import Consumer
-    from holdfast.queue.log.messages import Block, Message
-    from holdfast.queue.log.reader import LogReader
-    from holdfast.queue.options import SyncLevel
-    from holdfast.queue.persist_flow import Ending
-    from holdfast.queue.serializers import Serializer
-
-    Since: TypeAlias = datetime | str | Callable[[], datetime | str]
-
+Since = datetime | str | Callable[[], datetime | str]
 
 Item = TypeVar("Item")
 
@@ -664,7 +654,6 @@ class _Producer(Generic[Item]):
     # ---- on the consumer's thread -----------------------------------------------------------------------------------
 
     def wake_consumer(self) -> None:
-        """Let the consumer look again."""
         if self._wakeups.empty():
             self._wakeups.put(None)
 
@@ -673,7 +662,6 @@ class _Producer(Generic[Item]):
         self._wakeups.get()
 
     def start_turn(self) -> None:
-        """Start a turn, if the source has work and no turn runs."""
         flow = self._run.flow
         if flow.work in (Work.NOTHING, Work.WAIT) or (self._turn is not None and not self._turn.done()):
             return
@@ -696,7 +684,6 @@ class _Producer(Generic[Item]):
     # ---- the end ----------------------------------------------------------------------------------------------------
 
     def close(self, timeout_s: float) -> bool:
-        """See ``Persisted.close``."""
         run = self._run
         run.stop()
         self.wake_consumer()
@@ -733,7 +720,6 @@ class _Producer(Generic[Item]):
         return flow.source_closed
 
     def close_at_exit(self) -> None:
-        """Close at the exit of the interpreter, if the program has not."""
         with suppress(HoldfastError, OSError):
             self.close(EXIT_S)
 
@@ -746,7 +732,6 @@ class _DaemonThread(Executor):
         self._thread: threading.Thread | None = None
 
     def submit(self, turn: Callable[[], None]) -> Future[None]:  # type: ignore[override]  # of this kind alone
-        """Run ``turn`` on the thread."""
         if self._thread is None:
             thread = threading.Thread(target=self._serve, name="holdfast-persist", daemon=True)
             thread.start()
@@ -769,5 +754,4 @@ class _DaemonThread(Executor):
         self._tasks.put(None)  # for another that an interrupt of its start has left unknown
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: ARG002 - the base's
-        """End the thread after its task."""
         self._tasks.put(None)

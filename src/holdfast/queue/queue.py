@@ -23,13 +23,21 @@ from holdfast.queue.files.process import (
 )
 from holdfast.queue.format.checksum import CRC32, checksum_for_writing
 from holdfast.queue.format.file_names import FileNames
-from holdfast.queue.format.page import PAGE_BYTES_MAX
-from holdfast.queue.log.messages import Message, class_with_value
+from holdfast.queue.format.page import PAGE_BYTES_MAX, PageHeader
+from holdfast.queue.log.messages import Block, Message, class_with_value
 from holdfast.queue.log.opening import find_end, repair_tail
-from holdfast.queue.log.reader import LogReader, Waiter, check_damage_policy, read_write_position
+from holdfast.queue.log.reader import DamagePolicy, LogReader, Waiter, check_damage_policy, read_write_position
 from holdfast.queue.log.space import Space, check_limits
 from holdfast.queue.log.writer import FIRST_PAGE_BYTES, Writer
-from holdfast.queue.options import each_of, lifetime_ns, moment_ns, renamed_argument, sync_level, whole_number
+from holdfast.queue.options import (
+    SyncLevel,
+    each_of,
+    lifetime_ns,
+    moment_ns,
+    renamed_argument,
+    sync_level,
+    whole_number,
+)
 from holdfast.queue.serializers import Serializer, chosen_serializer, other_serializer, record_of, serializer_named
 
 TYPE_CHECKING = False
@@ -42,11 +50,7 @@ if TYPE_CHECKING:
     from holdfast.queue.consumers.consumer import Consumer
     from holdfast.queue.files.index import KeptIndexes
     from holdfast.queue.files.port import FilePort
-    from holdfast.queue.format.page import PageHeader
-    from holdfast.queue.log.messages import Block
     from holdfast.queue.log.page_scan import Anchors
-    from holdfast.queue.log.reader import DamagePolicy
-    from holdfast.queue.options import SyncLevel
     from holdfast.queue.work.work_queue import WorkQueue
 
     Result = TypeVar("Result")
@@ -186,7 +190,6 @@ class Queue:
             raise NotFound("no such directory", path=folder) from error
 
     def _start(self, writer: Writer, kept_ns: int | None, max_bytes: int | None) -> None:
-        """Connect the writer with retention and the helper thread."""
         pages, held, keeps_all, level = self._pages, self._resources, self._keeps_all, self._level
         space = self._space = held.space = Space(
             pages,
@@ -719,7 +722,6 @@ class _Resources:
         self.background: Background | None = None
 
     def run_background_work(self) -> None:
-        """See ``Queue.run_background_work``."""
         writer, space = self.writer, self.space
         if writer is None or space is None:
             return
@@ -737,7 +739,6 @@ class _Resources:
         space.trim()
 
     def work(self) -> None:
-        """As ``run_background_work``, on the helper thread."""
         try:
             self.run_background_work()
         except (HoldfastError, OSError):
@@ -746,7 +747,6 @@ class _Resources:
             return
 
     def release(self) -> None:
-        """Make everything durable and close the files."""
         writer = self.writer
         if self.space is not None:
             self.space.close()
@@ -763,7 +763,6 @@ class _Resources:
             self.close_handles()
 
     def close_handles(self) -> None:
-        """Close the lock's file and the directory."""
         port = self.pages.port
         if self.lock_file >= 0:
             port.unlock(self.lock_file)
@@ -774,7 +773,6 @@ class _Resources:
 
 
 def _first_held(pages: PageDirectory, writer: Writer) -> int | None:
-    """The first message that a holding consumer has not committed."""
     from holdfast.queue.consumers.cursor_file import first_held_seq
 
     return first_held_seq(pages, lambda: writer.next_seq - 1)

@@ -9,40 +9,37 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
+from datetime import datetime
 from functools import partial
-from typing import Generic, TypeVar
+from types import TracebackType
+from typing import Generic, Protocol, Self, TypeVar
 from weakref import WeakKeyDictionary
 
 from holdfast.errors import Closed, Fenced, HoldfastError
 from holdfast.queue.consumers.consumer import Consumer as BlockingConsumer
 from holdfast.queue.consumers.consumer import Owner
+from holdfast.queue.log.messages import Message
 from holdfast.queue.options import renamed_argument, whole_number
+from holdfast.queue.work.command import DeadLetter
+from holdfast.queue.work.work_queue import Job
+from holdfast.queue.work.work_queue import WorkQueue as BlockingWorkQueue
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-    from datetime import datetime
-    from types import TracebackType
-    from typing import Protocol, Self
 
-    from holdfast.queue.log.messages import Message
-    from holdfast.queue.work.command import DeadLetter
-    from holdfast.queue.work.work_queue import Job
-    from holdfast.queue.work.work_queue import WorkQueue as BlockingWorkQueue
+class Closable(Protocol):
+    """Holds files or a name until it is closed."""
 
-    class Closable(Protocol):
-        """Holds files or a name until it is closed."""
+    def close(self) -> None:
+        """Let go of them."""
 
-        def close(self) -> None:
-            """Let go of them."""
 
-    class WaitUntil(Protocol):
-        """``Queue.wait_until``."""
+class WaitUntil(Protocol):
+    """``Queue.wait_until``."""
 
-        def __call__(  # noqa: D102
-            self, look: Callable[[], Awaitable[bool]], timeout: float | None, *, look_again_s: float | None = None
-        ) -> Awaitable[bool]: ...
+    def __call__(  # noqa: D102
+        self, look: Callable[[], Awaitable[bool]], timeout: float | None, *, look_again_s: float | None = None
+    ) -> Awaitable[bool]: ...
 
 
 Result = TypeVar("Result")
@@ -143,7 +140,6 @@ class Consumer(_Opened[BlockingConsumer]):
         self._owners: WeakKeyDictionary[asyncio.Task[object], Owner] = WeakKeyDictionary()
 
     def _owner(self) -> Owner:
-        """The owner of the messages that the current task takes."""
         task = asyncio.current_task()
         assert task is not None, "a coroutine runs in a task"
         owner = self._owners.get(task)
@@ -162,7 +158,6 @@ class Consumer(_Opened[BlockingConsumer]):
         return self._opened().next_seq
 
     async def _refill(self) -> bool:
-        """Read messages into memory. False if there are none now."""
         return await on_helper(partial(self._opened().fill, POLL_MESSAGES))
 
     async def __aiter__(self) -> AsyncIterator[Message]:

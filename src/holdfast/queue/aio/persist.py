@@ -12,42 +12,34 @@ source's task, or its event loop is closed or stopped for two seconds, that is a
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable
 from concurrent.futures import Executor, Future, InvalidStateError, wait
 from contextlib import suppress
+from datetime import timedelta
 from functools import partial
-from typing import Generic, TypeVar, cast
+from types import TracebackType
+from typing import Generic, NoReturn, Self, TypeVar, cast
 
 from holdfast.errors import AlreadyOpen, Closed, InvalidRequest
 from holdfast.queue.aio.consumers import on_helper, open_by
 from holdfast.queue.files.process import close_when_dropped
-from holdfast.queue.options import seconds_ns
+from holdfast.queue.options import SyncLevel, seconds_ns
 from holdfast.queue.persist import (
     DROPPED_S,
     PAGE_BYTES,
     PersistRun,
     PersistSettings,
+    Since,
     Stored,
     check_executor,
     close_dropped,
     not_an_end,
 )
-from holdfast.queue.persist_flow import Step, Work
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    import os
-    from collections.abc import Callable
-    from datetime import timedelta
-    from types import TracebackType
-    from typing import NoReturn, Self
-
-    from holdfast.queue.options import SyncLevel
-    from holdfast.queue.persist import Since
-    from holdfast.queue.persist_flow import Ending
-    from holdfast.queue.queue import Queue
-    from holdfast.queue.serializers import Serializer
+from holdfast.queue.persist_flow import Ending, Step, Work
+from holdfast.queue.queue import Queue
+from holdfast.queue.serializers import Serializer
 
 Item = TypeVar("Item")
 
@@ -309,7 +301,6 @@ class _Producer(Generic[Item]):
     # ---- on the consumer's loop -------------------------------------------------------------------------------------
 
     def start(self, scheduler: asyncio.AbstractEventLoop | Executor | None) -> None:
-        """Let the source run."""
         if scheduler is None or scheduler is self._consumers_loop:
             self._task = self._consumers_loop.create_task(self._produce())
             self._task.add_done_callback(partial(self._scheduled_done, self._consumers_loop))
@@ -361,7 +352,6 @@ class _Producer(Generic[Item]):
             self._room_event.set()
 
     def stop(self) -> None:
-        """Cancel the source."""
         self.run.stop()
         self.item_event.set()
         if self._task is not None:

@@ -21,35 +21,29 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
+from datetime import datetime, timedelta
 from functools import partial
 from itertools import chain
+from types import TracebackType
+from typing import Self, TypeVar
 from weakref import WeakMethod
 
 from holdfast.errors import Closed, HoldfastError, InternalError, InvalidRequest, LimitExceeded
 from holdfast.queue.aio.consumers import Consumer, WorkQueue, on_helper, open_by, to_its_end
+from holdfast.queue.files.port import FilePort
 from holdfast.queue.files.process import opened_at, opening_from
 from holdfast.queue.format.checksum import CRC32
 from holdfast.queue.format.frame import octets
-from holdfast.queue.log.reader import PAUSE_MAX_S, PAUSE_MIN_S, LogReader
-from holdfast.queue.options import each_of, renamed_argument, sync_level
+from holdfast.queue.log.messages import Block, Gap, Message, Trimmed
+from holdfast.queue.log.reader import PAUSE_MAX_S, PAUSE_MIN_S, DamagePolicy, LogReader
+from holdfast.queue.options import SyncLevel, each_of, renamed_argument, sync_level
 from holdfast.queue.queue import Queue as BlockingQueue
+from holdfast.queue.serializers import Serializer
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-    from datetime import datetime, timedelta
-    from types import TracebackType
-    from typing import Self, TypeVar
-
-    from holdfast.queue.files.port import FilePort
-    from holdfast.queue.log.messages import Block, Gap, Message, Trimmed
-    from holdfast.queue.log.reader import DamagePolicy
-    from holdfast.queue.options import SyncLevel
-    from holdfast.queue.serializers import Serializer
-
-    Result = TypeVar("Result")
+Result = TypeVar("Result")
 
 
 def _unreached() -> InternalError:
@@ -82,7 +76,6 @@ class _Batch:
         self.failure: BaseException = _unreached()
 
     def write(self, queue: BlockingQueue) -> None:
-        """Append to the queue, and note how much of it is in the log."""
         try:
             self.first = queue.last_seq + 1
             queue.append_encoded(self.payloads, atomic=self.atomic)
@@ -118,7 +111,6 @@ class _Work:
         self.failure: BaseException | None = _unreached()
 
     def carry_out(self, queue: BlockingQueue) -> None:
-        """On the lane's thread."""
         for batch in self.batches:
             batch.write(queue)
         if self.flushes:
@@ -129,7 +121,6 @@ class _Work:
                 self.failure = error
 
     def complete(self) -> None:
-        """Complete all futures."""
         for batch in self.batches:
             batch.complete()
         for flush in self.flushes:
@@ -421,7 +412,6 @@ class Queue:
         return await to_its_end(work)
 
     def _encoded(self, payload: object) -> bytes:
-        """The bytes of a message, checked before it joins a batch."""
         data = octets(payload if self._serializer is None else self._serializer.dump(payload))
         if len(data) > self._max_message:
             raise LimitExceeded("message is too large", bytes=len(data), max=self._max_message)
@@ -589,7 +579,6 @@ class Queue:
             wait.disarm()
 
     def _wake(self) -> None:
-        """After an append or the end: every follower looks."""
         for follower in self._followers:
             if not follower.done():
                 follower.set_result(None)
@@ -617,7 +606,6 @@ class _Wait:
             self._followers.pop(self._appended, None)
 
     async def until_appended(self, limit_s: float | None) -> None:
-        """Wait for an append, at most ``limit_s``."""
         if self._appended is not None:
             await asyncio.wait([self._appended], timeout=limit_s)
             return
@@ -630,7 +618,6 @@ class _Wait:
 
 
 def _on_loop(callback: Callable[[Gap | Trimmed], None]) -> Callable[[Gap | Trimmed], None]:
-    """The same callback, called on the loop."""
     loop = asyncio.get_running_loop()
 
     def call(report: Gap | Trimmed) -> None:

@@ -50,8 +50,8 @@ from holdfast.queue.consumers.cursor_file import (
 )
 from holdfast.queue.files.disk_errors import Refusal, refusals
 from holdfast.queue.files.process import forked, poison_in_children
-from holdfast.queue.format.cursor import cursor_pages, encode_cursor
-from holdfast.queue.log.reader import check_damage_policy
+from holdfast.queue.format.cursor import PageId, cursor_pages, encode_cursor
+from holdfast.queue.log.reader import DamagePolicy, Waiter, check_damage_policy
 from holdfast.queue.options import whole_number
 
 TYPE_CHECKING = False
@@ -62,10 +62,8 @@ if TYPE_CHECKING:
     from typing import Self
 
     from holdfast.queue.files.pages import PageDirectory
-    from holdfast.queue.format.cursor import PageId
     from holdfast.queue.log.messages import Message
     from holdfast.queue.log.port import QueuePort
-    from holdfast.queue.log.reader import DamagePolicy, Waiter
 
 
 RANGES_MAX = 1_000_000
@@ -326,7 +324,6 @@ class Consumer:
         self._keep = queue.close_when_dropped(self, "the consumer", held.release)
 
     def _start(self, since: datetime | str | None) -> None:
-        """Continue at the cursor, or begin a new consumer."""
         cursor = self._cursor.stored
         if cursor is None:
             # After damage the position is unknown: from "latest" on, messages would be skipped silently.
@@ -596,7 +593,6 @@ class Consumer:
         return parts
 
     def _note_page(self, number: int) -> None:
-        """Remember the page of the next messages for later commits."""
         history = log_history(self._pages, number)
         with self._lock:
             self._histories.append(history)

@@ -11,9 +11,9 @@ import errno
 from contextlib import suppress
 
 from holdfast.errors import PermissionDenied
-from holdfast.queue.files.pages import check_name, other_owner, read_file
+from holdfast.queue.files.pages import PageDirectory, check_name, other_owner, read_file
 from holdfast.queue.files.process import locked_after_dropped
-from holdfast.queue.format.cursor import HISTORY_PAGES_MAX, Cursor, decode_cursor, kept_seq
+from holdfast.queue.format.cursor import HISTORY_PAGES_MAX, Cursor, PageId, decode_cursor, kept_seq
 from holdfast.queue.format.meta import SLOTS_BYTES, encode_slot, newest_slot, slot_offset
 
 TYPE_CHECKING = False
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from datetime import datetime
 
-    from holdfast.queue.files.pages import PageDirectory
-    from holdfast.queue.format.cursor import PageId
     from holdfast.queue.log.port import QueuePort
     from holdfast.queue.log.reader import LogReader
 

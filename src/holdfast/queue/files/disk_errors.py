@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Generator
 from contextlib import contextmanager
+from types import TracebackType
 
 from holdfast.errors import Code, HoldfastError, InvalidRequest, PermissionDenied, Unavailable
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Generator
-    from types import TracebackType
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 FORBIDDEN = (errno.EROFS, errno.EACCES, errno.EPERM)
@@ -51,7 +48,6 @@ class Refusal(Unavailable, OSError):
         self.errno, self.strerror = error.errno, error.strerror
 
     def __reduce__(self) -> tuple[type[Refusal], tuple[object, ...], dict[str, object]]:
-        """Made again from an error of the same number."""
         return type(self), (OSError(self.errno, self.strerror),), self.__dict__
 
 

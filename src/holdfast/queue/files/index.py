@@ -5,8 +5,12 @@ An index is derived data: a missing record costs time, and a reader verifies the
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left
+from collections.abc import Callable, Iterator
 
+from holdfast.queue.files.pages import PageDirectory
+from holdfast.queue.format.checksum import Checksum
 from holdfast.queue.format.page import (
     HEADER_BYTES,
     RECORD,
@@ -18,16 +22,10 @@ from holdfast.queue.format.page import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from array import array
-    from collections.abc import Callable, Iterator
-    from typing import TypeAlias
-
-    from holdfast.queue.files.pages import PageDirectory
     from holdfast.queue.files.port import FilePort
-    from holdfast.queue.format.checksum import Checksum
 
-    KeptIndexes: TypeAlias = dict[int, tuple["array[int]", "array[int]"]]
-    """Times and positions, by the salt of the page."""
+KeptIndexes = dict[int, tuple["array[int]", "array[int]"]]
+"""Times and positions, by the salt of the page."""
 
 _pack = RECORD.pack
 

@@ -6,9 +6,10 @@ absent or does not verify is made again; no page depends on it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 
-from holdfast.queue.files.pages import read_file, replace_file
+from holdfast.queue.files.pages import PageDirectory, read_file, replace_file
 from holdfast.queue.format.meta import (
     IDENTITY_BYTES,
     SLOTS_BYTES,
@@ -19,12 +20,6 @@ from holdfast.queue.format.meta import (
     newest_slot,
     slot_offset,
 )
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from holdfast.queue.files.pages import PageDirectory
 
 
 def read_identity(pages: PageDirectory) -> Identity | None:

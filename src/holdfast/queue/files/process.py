@@ -107,7 +107,6 @@ class _Closer:
                 self.start()
 
     def wait(self) -> None:
-        """Return when everything dropped before is closed, after a few seconds at the latest."""
         if not self.waiting or self._thread_id == threading.get_ident():
             return
         self.start()

@@ -12,17 +12,13 @@ another CRC-32 than ``zlib`` is not used.
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from zlib import crc32
 
 from holdfast.errors import Code, CorruptData, InvalidRequest
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import TypeAlias
-
-    Octets: TypeAlias = bytes | bytearray | memoryview
-    Checksum: TypeAlias = Callable[[Octets, int], int]
+Octets = bytes | bytearray | memoryview
+Checksum = Callable[[Octets, int], int]
 
 CRC32 = 1
 CRC32C = 2

@@ -30,16 +30,12 @@ that wait for their sync, and the one being written.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from struct import Struct
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from typing import TypeAlias
+from holdfast.queue.format.page import PageHeader
 
-    from holdfast.queue.format.page import PageHeader
-
-    PageId: TypeAlias = tuple[int, int]
+PageId = tuple[int, int]
 
 HEAD = Struct("<HHIQ")
 PAGE_ID = Struct("<QQ")

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 from holdfast.errors import InvalidRequest
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Container
-
 
 PREFIX_BYTES_MAX = 220
 """Of the 255 that file systems take: the names of damaged places (``-N.page.POSITION.damaged``) need the others."""

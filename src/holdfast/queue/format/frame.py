@@ -40,16 +40,12 @@ import sys
 import zlib
 from array import array
 from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate, pairwise
 from struct import Struct
 
 from holdfast.errors import Code, CorruptData, InvalidRequest
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
-    from holdfast.queue.format.checksum import Checksum, Octets
+from holdfast.queue.format.checksum import Checksum, Octets
 
 HEAD = Struct("<IIqQ")
 """Length, check, arrival, and count with the flags above it: ``count | flags << 32``."""

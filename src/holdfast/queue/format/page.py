@@ -35,15 +35,11 @@ from __future__ import annotations
 
 import sys
 from array import array
+from collections.abc import Callable
 from struct import Struct
 from zlib import crc32
 
 from holdfast.errors import Code, CorruptData
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 
 HEADER = Struct("<8sHHIIIQQqQI")
 HEADER_BYTES = 64

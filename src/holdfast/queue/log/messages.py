@@ -129,7 +129,6 @@ class Gap(CorruptData):
         self.last = last
 
     def __reduce__(self) -> tuple[type[Gap], tuple[object, ...], dict[str, object]]:
-        """Made again from its own arguments; the base would pass the text alone."""
         return type(self), (self.first, self.last, self.fields["page"]), self.__dict__
 
 
@@ -144,7 +143,6 @@ class Trimmed(NotFound):
         self.first_seq = first_seq
 
     def __reduce__(self) -> tuple[type[Trimmed], tuple[object, ...], dict[str, object]]:
-        """As ``Gap``."""
         return type(self), (self.wanted_seq, self.first_seq), self.__dict__
 
 

@@ -13,18 +13,13 @@ again. So the page is sealed, and a page with another salt is begun.
 from __future__ import annotations
 
 from holdfast.queue.files.index import IndexReader, PageIndex
-from holdfast.queue.files.pages import DurableRename
+from holdfast.queue.files.pages import DurableRename, PageDirectory
 from holdfast.queue.format.checksum import checksum_for_reading
 from holdfast.queue.format.frame import HEAD_BYTES, SEAL_BYTES, encode_seal, page_seed
 from holdfast.queue.format.meta import WritePosition
 from holdfast.queue.format.page import HEADER_BYTES, PageHeader, encode_header
 from holdfast.queue.log.page_scan import WINDOW_BYTES, PageScan
 from holdfast.queue.log.recovery import Following, Here, Owed, Step, decide, following_of
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from holdfast.queue.files.pages import PageDirectory
-
 
 UNSYNCED_PAGES_MAX = 8
 
@@ -107,7 +102,6 @@ class _Walk:
         return end
 
     def _header(self, number: int) -> PageHeader | None:
-        """The header of a page; cached once the page was begun, because it never changes again."""
         header = self._headers.get(number) or self._pages.header_of(number)
         if header is not None and not header.prepared:
             self._headers[number] = header
@@ -118,7 +112,6 @@ class _Walk:
         return header is None or not header.prepared
 
     def _begin(self) -> bool:
-        """Set the end to where the walk begins; False if there is no page."""
         end, written = self._end, self._written
         # After a failed sync, also in an earlier process, the page cache may hold what the disk lacks. Only a restart
         # of the machine empties it.
@@ -189,7 +182,6 @@ class _Walk:
         return True
 
     def _walk_page(self) -> Step:
-        """Walk the last page to where it stops, and decide."""
         end, pages = self._end, self._pages
         assert end.header is not None, "a walk stands in a page with a header"
         file = pages.open(end.page)

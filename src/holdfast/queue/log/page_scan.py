@@ -26,15 +26,14 @@ from holdfast.queue.log.recovery import Here
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterator
-    from typing import TypeAlias
 
     from holdfast.queue.files.index import IndexReader
     from holdfast.queue.files.port import FilePort
 
-    FrameView: TypeAlias = tuple[int, int, int, int, int, int]
-    FrameAt: TypeAlias = tuple[int, int, int, int]
-    """What a place in a page says of its frame: number, arrival, tail of the head, and the place behind it."""
-    Anchors: TypeAlias = dict[tuple[int, int], FrameAt]
+FrameView = tuple[int, int, int, int, int, int]
+FrameAt = tuple[int, int, int, int]
+"""The frame at a position: sequence number, arrival, tail of the head, and the position after it."""
+Anchors = dict[tuple[int, int], FrameAt]
 
 WINDOW_BYTES = 2 * (BATCH_BYTES_MAX + HEAD_BYTES)
 """One read: two whole batches. Larger windows leave the processor's cache before the checksum."""

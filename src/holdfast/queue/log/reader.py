@@ -9,31 +9,21 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable, Iterable, Iterator
 from operator import itemgetter
 
 from holdfast.errors import InvalidRequest
-from holdfast.queue.files.index import IndexReader
-from holdfast.queue.files.pages import read_file
+from holdfast.queue.files.index import IndexReader, KeptIndexes
+from holdfast.queue.files.pages import PageDirectory, read_file
 from holdfast.queue.format.frame import COMPRESSED, HEAD_BYTES, payloads, raw_body
-from holdfast.queue.format.meta import SLOTS_BYTES, decode_write_position, newest_slot
-from holdfast.queue.format.page import HEADER_BYTES
+from holdfast.queue.format.meta import SLOTS_BYTES, WritePosition, decode_write_position, newest_slot
+from holdfast.queue.format.page import HEADER_BYTES, PageHeader
 from holdfast.queue.log.messages import Block, Gap, Message, Trimmed, block_of_singles, messages_of
 from holdfast.queue.log.opening import find_end
-from holdfast.queue.log.page_scan import FIRST_WINDOW_BYTES, WINDOW_BYTES, PageScan
+from holdfast.queue.log.page_scan import FIRST_WINDOW_BYTES, WINDOW_BYTES, Anchors, FrameView, PageScan, Window
 from holdfast.queue.log.recovery import Following, Here, Owed, Step, decide, following_of
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-    from typing import TypeAlias
-
-    from holdfast.queue.files.index import KeptIndexes
-    from holdfast.queue.files.pages import PageDirectory
-    from holdfast.queue.format.meta import WritePosition
-    from holdfast.queue.format.page import PageHeader
-    from holdfast.queue.log.page_scan import Anchors, FrameView, Window
-
-    DamagePolicy: TypeAlias = str | Callable[["Gap | Trimmed"], None]
+DamagePolicy = str | Callable[["Gap | Trimmed"], None]
 
 PAUSE_MIN_S = 50e-6
 PAUSE_MAX_S = 5e-3
@@ -223,7 +213,6 @@ class LogReader:
         return False
 
     def _report_unreadable(self, numbers: list[int]) -> None:
-        """Report the damaged pages before the first readable one."""
         there = self._pages.numbers()
         if any(self._pages.header_of(number) is None for number in numbers if number in there):
             # The first sequence number is unknown: at most this much is gone.
@@ -292,7 +281,6 @@ class LogReader:
         return again.read(self._window_bytes) is not None or (again.seal is not None and here is not Here.SEAL)
 
     def _resync(self, scan: PageScan, following: int | None, here: Here) -> bool:
-        """Continue after damage in this page, and report what is missing."""
         first, state = self.next_seq, scan.state
         header = None if following is None else self._header(following)
         if not scan.resync((self._owed_seq(), 0 if header is None else header.base_seq)):
@@ -497,7 +485,6 @@ class LogReader:
         return None
 
     def _wanted(self, window: Window) -> list[FrameView]:
-        """The frames of a window that are not before the starting point."""
         frames = window.frames
         if frames[0][0] >= self._from_seq and self._from_time_ns is None:
             return frames

@@ -21,17 +21,12 @@ most ``max_bytes``, one page and the small indexes.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 from holdfast.errors import Backpressure, Closed, Code, InvalidRequest
-from holdfast.queue.files.pages import DurableRename
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from contextlib import AbstractContextManager
-
-    from holdfast.queue.files.pages import PageDirectory
-    from holdfast.queue.format.page import PageHeader
+from holdfast.queue.files.pages import DurableRename, PageDirectory
+from holdfast.queue.format.page import PageHeader
 
 
 class ClosedPage:

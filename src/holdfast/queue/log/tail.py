@@ -24,9 +24,9 @@ from zlib import crc32
 from holdfast.errors import Closed, Code
 from holdfast.queue.files.disk_errors import refusal
 from holdfast.queue.files.index import PageIndex
-from holdfast.queue.format.checksum import checksum_for_writing
+from holdfast.queue.format.checksum import Checksum, Octets, checksum_for_writing
 from holdfast.queue.format.frame import HEAD_BYTES, SEAL_BYTES, SEQ_MASK, encode_head, page_seed, single_packers
-from holdfast.queue.format.meta import DurablePosition, write_position_value
+from holdfast.queue.format.meta import DurablePosition, WritePosition, write_position_value
 from holdfast.queue.format.page import HEADER_BYTES, PageHeader
 from holdfast.queue.log.page_scan import PageScan
 
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 
     from holdfast.queue.files.meta_files import WritePositionFile
     from holdfast.queue.files.port import FilePort, WritableMap
-    from holdfast.queue.format.checksum import Checksum, Octets
-    from holdfast.queue.format.meta import DurablePosition, WritePosition
     from holdfast.queue.log.opening import LogEnd
 
 
@@ -228,7 +226,6 @@ class LogTail:
             self._move(frame_end, count, time_ns)
 
     def _move(self, frame_end: int, count: int, time_ns: int) -> None:
-        """Publish a written frame."""
         position, seq, _ = self.end
         self.index.note(time_ns, position, count)
         self.batch_surplus += count - 1

@@ -11,10 +11,14 @@ Order of a page roll, and what a crash leaves:
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 
 from holdfast.errors import Closed, Code, HoldfastError, InvalidRequest, LimitExceeded
 from holdfast.queue.files.disk_errors import FULL, refusal
+from holdfast.queue.files.meta_files import WritePositionFile
+from holdfast.queue.files.pages import PageDirectory
+from holdfast.queue.format.checksum import Octets
 from holdfast.queue.format.frame import (
     COMPRESSED,
     HEAD_BYTES,
@@ -27,20 +31,11 @@ from holdfast.queue.format.frame import (
     octets,
     split_batches,
 )
+from holdfast.queue.format.meta import WritePosition
 from holdfast.queue.format.page import HEADER_BYTES, PAGE_BYTES_MAX, PageHeader, encode_header
 from holdfast.queue.log.opening import UNSYNCED_PAGES_MAX, LogEnd
 from holdfast.queue.log.tail import Durability, LogTail, OpenPage, SyncProgress
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from holdfast.queue.files.meta_files import WritePositionFile
-    from holdfast.queue.files.pages import PageDirectory
-    from holdfast.queue.format.checksum import Octets
-    from holdfast.queue.format.meta import WritePosition
-    from holdfast.queue.options import SyncLevel
-
+from holdfast.queue.options import SyncLevel
 
 FIRST_PAGE_BYTES = 1 << 20
 """The first page of a queue. Each later page is twice as large, up to ``page_size``."""
@@ -296,7 +291,6 @@ class Writer:
         return first, last
 
     def _write_bodies(self, bodies: Iterable[tuple[list[bytes], int]]) -> None:
-        """Encode, write and publish one frame after the other."""
         tail = self._tail
         time_ns = max(self._clock(), tail.last_time_ns)
         level, flags = self._compression, COMPRESSED if self._compression else 0
@@ -320,7 +314,6 @@ class Writer:
                 self._checkpoint()
 
     def _check_body(self, size: int, count: int) -> None:
-        """The limits of a body before compression."""
         if count == 1 and size > self.message_bytes_max:
             raise LimitExceeded("message is too large", bytes=size, max=self.message_bytes_max)
         if self._compression and size > RAW_BODY_BYTES_MAX:
@@ -334,7 +327,6 @@ class Writer:
             self.durability.fail(error)
 
     def _after_append(self, last: int) -> None:
-        """Sync as the level requires."""
         level = self._sync
         if level.name == "always":
             self.durability.wait_for(last + 1)

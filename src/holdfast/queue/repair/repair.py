@@ -150,7 +150,6 @@ class _Repair:
             self._rebuilt.append(f"page {page.number}: its index was rebuilt")
 
     def _list(self, gap: LostMessages, name: str) -> None:
-        """Append a line about the gap to the damage list, durably."""
         known = KnownGap(
             page=gap.page,
             position=gap.position,
@@ -200,7 +199,6 @@ class _Repair:
         return name
 
     def _keep(self, file: int, number: int, position: int, length: int) -> str:
-        """Copy bytes of a page to a new file, durably."""
         port, directory = self._pages.port, self._pages.directory
         name = self._free_name(f"{self._pages.names.page(number)}.{position}.damaged")
         kept = port.create(directory, name)

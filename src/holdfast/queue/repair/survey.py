@@ -296,7 +296,6 @@ class QueueSurvey:
         return True
 
     def _lost_pages(self, first: int, last: int, before: int, number: int | None) -> None:
-        """Note messages of pages that are absent or unreadable."""
         if last < first:
             return
         readable = {page.number for page in self.pages}
@@ -372,7 +371,6 @@ class QueueSurvey:
         return page.frames > before
 
     def _finish_page(self, page: PageSurvey, scan: PageScan) -> None:
-        """Note the end of the page and check its index."""
         page.next_seq, page.end, page.last_time_ns = scan.next_seq, scan.position, scan.last_time_ns
         if scan.seal is not None:
             page.sealed, page.seal_position = True, scan.position

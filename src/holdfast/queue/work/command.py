@@ -48,21 +48,15 @@ A dead letter, a message of a queue that any program may read:
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from struct import Struct, error
 
 from holdfast.errors import Code, CorruptData, InvalidRequest
-from holdfast.queue.serializers import chosen_serializer
+from holdfast.queue.format.cursor import PageId
+from holdfast.queue.serializers import Serializer, chosen_serializer
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from typing import TypeAlias
-
-    from holdfast.queue.format.cursor import PageId
-    from holdfast.queue.serializers import Serializer
-
-    Started: TypeAlias = tuple[int, int, bool]
+Started = tuple[int, int, bool]
 
 COMMAND_NUMBERS_MAX = 1000
 
@@ -233,7 +227,6 @@ class DeadLetter:
         return cls(seq, time_ns, data[end:], deliveries=deliveries, reason=reason, serializer=serializer)
 
     def __reduce__(self) -> tuple[object, ...]:
-        """In another process, a custom serializer has to be named."""
         return _restored, (self.encode(), "" if self._serializer is None else self._serializer.name)
 
     def __repr__(self) -> str:

@@ -54,7 +54,7 @@ class WorkClock:
             self._ahead_ns = time.time_ns() - time.monotonic_ns()
 
     def __call__(self) -> int:
-        """Now."""
+        """Nanoseconds since 1970."""
         return self._clock() + self._ahead_ns
 
     def not_before(self, last_ns: int) -> None:

@@ -24,17 +24,12 @@ for a finished message does nothing.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 
 from holdfast.errors import Code, CorruptData
-from holdfast.queue.work.command import Kind, WorkState
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from holdfast.queue.format.cursor import PageId
-    from holdfast.queue.work.command import Started
+from holdfast.queue.format.cursor import PageId
+from holdfast.queue.work.command import Kind, Started, WorkState
 
 STALE_MAX = 64
 
@@ -141,7 +136,6 @@ class WorkMachine:
         return deliveries
 
     def _are_next(self, numbers: Sequence[int]) -> bool:
-        """Whether these are the next new messages, in order."""
         first = self.next_seq
         return numbers[0] == first and tuple(numbers) == tuple(range(first, first + len(numbers)))
 

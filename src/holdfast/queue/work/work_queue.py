@@ -39,9 +39,9 @@ from holdfast.errors import Closed, Code, Fenced, HoldfastError, InvalidRequest,
 from holdfast.queue.consumers.cursor_file import CursorFile, lock_name, log_history
 from holdfast.queue.files.disk_errors import refusals
 from holdfast.queue.files.process import forked, poison_in_children
-from holdfast.queue.format.cursor import cursor_pages, encode_cursor
+from holdfast.queue.format.cursor import PageId, cursor_pages, encode_cursor
 from holdfast.queue.log.messages import Gap, Message, class_with_value
-from holdfast.queue.log.reader import check_damage_policy
+from holdfast.queue.log.reader import DamagePolicy, LogReader, Waiter, check_damage_policy
 from holdfast.queue.options import DELAY_S_MAX, NS, renamed_argument, seconds_ns, whole_number
 from holdfast.queue.work.command import COMMAND_NUMBERS_MAX, DeadLetter, Kind, check_reason, encode_command, encode_one
 from holdfast.queue.work.log import DEAD_PAGE_BYTES, LOG_PAGE_BYTES, WorkClock, WorkLog, find_state
@@ -54,10 +54,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from holdfast.queue.files.pages import PageDirectory
-    from holdfast.queue.format.cursor import PageId
-    from holdfast.queue.log.messages import Message
     from holdfast.queue.log.port import QueuePort
-    from holdfast.queue.log.reader import DamagePolicy, LogReader, Waiter
 
 
 class Job(Message):
@@ -222,7 +219,6 @@ class _Resources:
         self.dead: QueuePort | None = None
 
     def release(self) -> None:
-        """Close everything."""
         with ExitStack() as closing:
             closing.callback(self.pages.port.unlock, self.lock_file)
             for opened in (self.cursor, self.dead, self.log, self.source):
