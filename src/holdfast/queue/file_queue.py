@@ -205,8 +205,6 @@ class FileQueue:
             self._check()
             return not self._has_room()
 
-    # ---- steps; call with the mutex held ----------------------------------------------------------------------------
-
     def _waiting(self) -> int:
         got = sum(map(len, self._got.values())) + len(self._loading)
         return max(0, self._work.unfinished() - got)
@@ -233,8 +231,6 @@ class FileQueue:
             raise self._closed.with_traceback(None)  # else it would keep the frames of every caller
         if self._cut_off:
             self._recover()
-
-    # ---- after an interrupt -----------------------------------------------------------------------------------------
 
     def _recover_now(self) -> None:
         """Recover in the interrupted call, which raises the interrupt. The next call reports a refusal."""
@@ -272,8 +268,6 @@ class FileQueue:
             )
             self._end(closed)
             raise closed from error
-
-    # ---- the end ----------------------------------------------------------------------------------------------------
 
     def _make_durable(self, work: WorkQueue) -> None:
         """Sync the steps of ``work`` if the level requires it. Call without the mutex."""

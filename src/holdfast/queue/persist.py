@@ -9,8 +9,7 @@ at a time uses the producer's side, one the consumer's. The source runs in *turn
 until the bound is reached and then ends, so a waiting source takes no thread of an executor. No lock is held during a
 wait, so an interrupt (Ctrl-C) leaves none locked.
 
-Space is freed in three steps: find the oldest item that a cursor has not passed; sync all cursors; remove the pages
-before it. The page of the last item stays, for a source that resumes.
+The page of the last item stays, for a source that resumes.
 """
 
 from __future__ import annotations
@@ -236,9 +235,7 @@ class PersistRun:
             flow.measured(block.last_seq, sum(end - start for start, end in bounds))
 
     def produce(self, pull: Callable[[], object], close_source: Callable[[], None]) -> bool:
-        """One step of the producer: ``pull`` returns the next item or raises ``StopIteration``. False if there is
-        nothing to do.
-        """
+        """One step of the producer: ``pull`` returns an item or raises ``StopIteration``. False without work."""
         flow = self.flow
         work = flow.work
         try:
@@ -281,11 +278,6 @@ class PersistRun:
             self.flow.freed()
 
     @property
-    def step(self) -> Step:
-        """What the consumer gets next."""
-        return self.flow.step
-
-    @property
     def has_next(self) -> bool:
         """Whether ``next_item`` needs no file."""
         ready = self._ready
@@ -310,9 +302,7 @@ class PersistRun:
         return self.has_next and self._ready[0].seq == self.flow.consumed_seq + 1
 
     def next_item(self) -> tuple[Message, object]:
-        """The next item as stored, and its value; the same until it is consumed. *Raises*: as ``take`` and the
-        serializer.
-        """
+        """The next item as stored, and its value; the same until it is consumed. *Raises*: also what loading raises."""
         if not self._is_in_order():
             self.take()
         message = self._ready[0]
@@ -338,15 +328,9 @@ class PersistRun:
         self.flow.stopped = True
         raise self._closed from error
 
-    # ---- the end ----------------------------------------------------------------------------------------------------
-
     def closed_error(self) -> Closed:
         """The error for the step CLOSED."""
         return Closed("the subscription is closed") if self._closed is None else self._closed.with_traceback(None)
-
-    def stop(self) -> None:
-        """Ask the source for nothing more, and return nothing more."""
-        self.flow.stopped = True
 
     def close(self) -> None:
         """Close the subscription and the queue, which makes everything durable. *Raises*: as ``Queue.close``."""
@@ -513,7 +497,7 @@ class Persisted(Iterator[Item]):
             while True:
                 if self._ending is not None:
                     self._end(self._ending)
-                step = run.step
+                step = run.flow.step
                 if step is Step.GIVE:
                     break
                 if step is Step.CLOSED:
@@ -578,7 +562,7 @@ class Persisted(Iterator[Item]):
 
     def _stop(self) -> None:
         """Return nothing more; another thread that waits for an item gets ``Closed``."""
-        self._run.stop()
+        self._run.flow.stopped = True
         self._producer.wake_consumer()
 
     def __enter__(self) -> Self:
@@ -681,11 +665,9 @@ class _Producer(Generic[Item]):
             self._run.flow.ended(error)  # the scheduler has failed: a turn itself raises nothing
         self.wake_consumer()
 
-    # ---- the end ----------------------------------------------------------------------------------------------------
-
     def close(self, timeout_s: float) -> bool:
         run = self._run
-        run.stop()
+        run.flow.stopped = True
         self.wake_consumer()
         items = self._items or self._source
         if isinstance(items, Persisted):

@@ -198,7 +198,7 @@ class Queue:
             full=self._full,
             clock=self._clock,
             current=lambda: writer.page_number,
-            safe_below=lambda: writer.pages_safe_below,
+            safe_below=lambda: writer.progress.pages_safe_below,
             make_durable=lambda: writer.durability.wait_for(writer.next_seq),
             first_held=lambda: _first_held(pages, writer),
             first_unconsumed=None if self._keeps_all else lambda: _first_unconsumed(pages, writer),
@@ -324,8 +324,6 @@ class Queue:
 
     def _refuse_all(self) -> Writer:
         raise _closed() if self._closed else _reader_only()
-
-    # ---- where it stands --------------------------------------------------------------------------------------------
 
     @property
     def last_seq(self) -> int:
@@ -732,7 +730,7 @@ class _Resources:
             except OSError:
                 space.trim()  # the next try may find what has grown old gone, and room
                 raise
-        if writer.has_closing_pages:
+        if writer.progress.closing:
             writer.durability.sync_sealed()
         if writer.sync_is_due():
             writer.flush()

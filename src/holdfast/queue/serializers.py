@@ -81,9 +81,7 @@ def record_of(serializer: Serializer | str) -> str:
 
 
 def chosen_serializer(given: Serializer | str | None, recorded: str) -> Serializer | None:
-    """The serializer of a queue, from the argument and its record ("" for none). Raises: ``InvalidRequest`` if they
-    differ.
-    """
+    """The serializer of a queue, from the argument and its record ("" for none). Raises: ``InvalidRequest``."""
     if given is not None:
         if recorded and record_of(given) != recorded:
             raise other_serializer(record_of(given), recorded)

@@ -183,7 +183,7 @@ def sync_tried_again(self: CrashFiles, file: int) -> None:
 def no_seal(self: Writer, page: OpenPage) -> None:
     """A page is left as it is when it is full."""
     del page
-    self._progress.write_index()
+    self.progress.write_index()
 
 
 def end_without_seal(here: Here, following: Following, owed: Owed) -> Step:

@@ -66,16 +66,12 @@ async def to_its_end(work: Awaitable[Result]) -> Result:
 
 
 async def on_helper(work: Callable[[], Result]) -> Result:
-    """Run on a helper thread. It has ended when this returns, because the next step may close its files. A cancelled
-    caller loses the result.
-    """
+    """Run on a helper thread. It has ended when this returns. A cancelled caller loses the result."""
     return await to_its_end(asyncio.get_running_loop().run_in_executor(None, work))
 
 
 async def open_by(run: Callable[[Callable[[], None]], Awaitable[None]], open_blocking: Callable[[], Opened]) -> Opened:
-    """Open something by ``run``, on another thread; a cancelled caller leaves nothing open. *Raises*: as
-    ``open_blocking``.
-    """
+    """Open something by ``run``, on another thread. A cancelled caller leaves nothing open."""
     results: list[Opened] = []
     try:
         await run(lambda: results.append(open_blocking()))
@@ -237,7 +233,7 @@ class WorkQueue(_Opened["BlockingWorkQueue"]):
 
     async def get(self, timeout: float | None = None) -> Job | None:
         """The next job, or None after ``timeout`` seconds without one (None: waits; 0: looks). A job whose delay or
-        lease has ended is jobs within 50 ms.
+        lease has ended is returned within 50 ms.
         """
         jobs = await self.get_many(1, timeout)
         return jobs[0] if jobs else None

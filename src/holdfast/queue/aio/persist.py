@@ -170,7 +170,7 @@ class Persisted(AsyncIterator[Item]):
                 if self._ending is not None:
                     await self._end(self._ending)
                 producer.item_event.clear()
-                step = run.step
+                step = run.flow.step
                 if step is Step.GIVE:
                     break
                 if step is Step.CLOSED:
@@ -352,7 +352,7 @@ class _Producer(Generic[Item]):
             self._room_event.set()
 
     def stop(self) -> None:
-        self.run.stop()
+        self.run.flow.stopped = True
         self.item_event.set()
         if self._task is not None:
             with suppress(RuntimeError):  # its loop is closed
@@ -368,7 +368,7 @@ class _Producer(Generic[Item]):
         producing = asyncio.ensure_future(self._produce())
         while not producing.done():
             if self._consumers_loop.is_closed():
-                self.run.stop()
+                self.run.flow.stopped = True
                 producing.cancel()
             await asyncio.wait([producing], timeout=LOOK_S)
 

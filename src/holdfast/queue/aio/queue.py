@@ -11,9 +11,9 @@ Nothing that may wait for the disk runs on the event loop. A task that is cancel
 A cancelled ``open`` leaves nothing open; a cancelled ``close`` has closed when the cancellation is reported. A queue
 belongs to the event loop on which it was opened; its tasks may share it.
 
-Appends share syncs (``AppendLane``): requests wait in a list while the thread is busy. Then it writes the whole list as
-one batch with one sync; an ``atomic`` batch has its own. When a write ends in the middle (a full disk), the requests
-that are wholly in the log succeed; each other one gets its own error, whose ``appended`` counts its own messages.
+Appends share syncs (``AppendLane``): requests wait while the thread is busy, then it writes them as one batch with one
+sync; an ``atomic`` batch has its own. When a write ends in the middle (a full disk), the requests that are wholly in
+the log succeed; each other one gets its own error, whose ``appended`` counts its own messages.
 """
 
 from __future__ import annotations
@@ -291,8 +291,6 @@ class Queue:
         self._trims: set[asyncio.Future[int]] = set()
         self._ended: asyncio.Future[None] | None = None
 
-    # ---- opening and closing ----------------------------------------------------------------------------------------
-
     async def open(self) -> Self:
         """Open the files. *Raises*: as ``holdfast.Queue``; ``Closed`` if it was opened before."""
         if self._lane is not None:
@@ -416,8 +414,6 @@ class Queue:
         if len(data) > self._max_message:
             raise LimitExceeded("message is too large", bytes=len(data), max=self._max_message)
         return data
-
-    # ---- where it stands --------------------------------------------------------------------------------------------
 
     @property
     def first_seq(self) -> int:

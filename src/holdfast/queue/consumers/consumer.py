@@ -7,8 +7,7 @@
 
 Delivery is at least once, in order. After a crash the consumer continues after the last commit that survived: a commit
 survives a killed process, a durable one lost power. If a crash took committed messages, the cursor goes back with the
-log (``cursor``), so their replacements are not skipped. A raised ``Gap`` or ``Trimmed`` moves nothing: reading again
-raises it again, until ``reset`` or another damage policy. A failed sync finishes the consumer.
+log (``cursor``). A raised ``Gap`` or ``Trimmed`` moves nothing. A failed sync finishes the consumer.
 
 Threads may share a consumer; each message goes to one of them. The committed position is below every message that is
 not done (decision 0049):
@@ -24,8 +23,7 @@ not done (decision 0049):
 | the end of a thread, ``close()`` in any thread | nothing: what is not done comes again when the consumer is opened |
 
 An interrupt (Ctrl-C) inside the consumer takes its hand-out back, so no commit finishes a message that the program did
-not get. ``next(iter(consumer))`` and ``list(consumer)`` may lose their result after that; ``rewind`` hands out again
-what was not committed. A ``RuntimeWarning`` reports a thousand runs of messages that wait between committed ones.
+not get.
 """
 
 from __future__ import annotations
@@ -71,9 +69,7 @@ RANGES_MAX = 1_000_000
 
 
 class Chunk:
-    """Messages in memory, up to ``last_seq``, and the last one taken. Taking one or all is one atomic step for every
-    thread.
-    """
+    """Messages in memory, up to ``last_seq``, and the last one taken. Taking one or all is one atomic step."""
 
     __slots__ = ("last_seq", "messages", "taken_seq")
 
@@ -126,9 +122,7 @@ class HandOuts:
         return self._ranges[0][0] - 1 if self._ranges else self._given_seq
 
     def give(self, owner: Owner, until: int, moves: int = 0, *, first: int = 0) -> None:
-        """Give the messages from ``first`` (0: the next number) to ``until`` to the owner. Raises: ``LimitExceeded``,
-        and nothing has changed.
-        """
+        """Give the messages from ``first`` (0: the next) to ``until``. Raises: ``LimitExceeded``; nothing changed."""
         given_seq = self.given_seq
         first = first or given_seq + 1
         assert given_seq < first <= until, "messages are handed out in order"
@@ -508,9 +502,7 @@ class Consumer:
                 raise
 
     def fill(self, count: int = 1) -> bool:
-        """Read about ``count`` messages into memory, if there are none. False if there are none now. *Raises*: as
-        iterating.
-        """
+        """Read about ``count`` messages into memory if it has none. False if there are none. *Raises*: as iterating."""
         with self._reading:
             self._raise_if_closed()
             if self._chunk.last_seq != self._read_seq:
@@ -617,8 +609,6 @@ class Consumer:
     def next_seq(self) -> int:
         """The next message to be handed out."""
         return self._chunk.taken_seq + 1
-
-    # ---- keeping the position ---------------------------------------------------------------------------------------
 
     def commit(self, message: Message | int | list[Message] | None = None, *, durable: bool = False) -> None:
         """This message and all earlier ones that this thread was given are done; without an argument, all that it was
@@ -808,15 +798,12 @@ class Consumer:
         done = max(self.committed_seq, self._queue.first_seq - 1)
         return max(0, self._queue.last_seq - done)
 
-    # ---- the end ----------------------------------------------------------------------------------------------------
-
     def _raise_if_closed(self) -> None:
         if self._closed is not None:
             raise self._closed.with_traceback(None)  # else it would keep the frames of all who met it
 
     def close(self) -> None:
-        """Release the files and the name, after a commit or read of another thread. Commits nothing. Twice is
-        harmless."""
+        """Release the files and the name, after calls of other threads. Commits nothing. Closing twice is harmless."""
         with self._file_lock:
             if self._released:
                 return

@@ -115,10 +115,7 @@ class ConsumerFiles:
 
 
 def read_cursor(pages: PageDirectory, name: str) -> Cursor | None:
-    """The cursor of a name as it is on disk, or None. Its owner may be another process.
-
-    A damaged cursor has committed nothing and holds.
-    """
+    """The cursor of a name on disk, or None. A damaged one has committed nothing and holds."""
     data = read_file(pages, pages.names.cursor(name), SLOTS_BYTES)
     if data is None:
         return None
@@ -158,9 +155,7 @@ def first_held_seq(pages: PageDirectory, last_seq: Callable[[], int]) -> int | N
 
 
 def first_unconsumed_seq(pages: PageDirectory, last_seq: Callable[[], int]) -> int | None:
-    """The first message that any cursor has not committed, holding or not; None without cursors. A damaged or unwritten
-    one has committed nothing.
-    """
+    """The first message that any cursor has not committed; None without cursors. A damaged one committed nothing."""
     floors = [
         kept_in(pages, cursor, last_seq()) + 1
         for _, cursor in _cursors(pages, unwritten=Cursor(0, [], of_work_queue=False, holds=True))
@@ -210,9 +205,7 @@ def seq_since(queue: QueuePort, since: datetime | str | None) -> int:
 
 
 def lock_name(pages: PageDirectory, name: str, *, of_work_queue: bool = False) -> int:
-    """Lock the name of a consumer or work queue after checking it. Returns the lock's file. Raises: ``InvalidRequest``;
-    ``AlreadyOpen``; ``PermissionDenied`` when nothing may be written; ``OSError``.
-    """
+    """Check and lock the name of a consumer or work queue. Returns the lock's file."""
     check_name(pages, name, of_work_queue=of_work_queue)
     try:
         return locked_after_dropped(lambda: pages.port.lock(pages.directory, pages.names.named_lock(name)))

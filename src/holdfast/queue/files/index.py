@@ -70,24 +70,19 @@ class IndexReader:
     search by time keeps an index of at most 256 KiB there for all readers, sixteen for each open queue.
     """
 
-    __slots__ = ("_file", "_is_open", "_kept", "_number", "_pages", "_salt")
+    __slots__ = ("_file", "_is_open", "_number", "_pages", "_salt", "kept")
 
     def __init__(self, pages: PageDirectory, number: int, salt: int, kept: KeptIndexes | None = None) -> None:
         self._pages = pages
         self._number = number
         self._salt = salt
-        self._kept = kept
+        self.kept = kept
         self._file: int | None = None
         self._is_open = False
 
-    @property
-    def of_finished_page(self) -> bool:
-        """Whether the page is written to its end."""
-        return self._kept is not None
-
     def last_earlier(self, time_ns: int) -> tuple[int, int, int]:
         """How many records are earlier than ``time_ns``, and time and position of the last; zeros if there are none."""
-        kept = None if self._kept is None else self._kept.get(self._salt) or self._keep(self._kept)
+        kept = None if self.kept is None else self.kept.get(self._salt) or self._keep(self.kept)
         if kept is None:
             return self.last_before(lambda indexed, _: indexed < time_ns)
         times, positions = kept

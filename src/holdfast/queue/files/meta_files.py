@@ -54,7 +54,9 @@ UNKNOWN_BOOT = bytes(16)
 
 
 class WritePositionFile:
-    """The open file of two slots, written in turn; made if absent. ``boot_id`` is zeros once a sync has failed."""
+    """The open file of two slots, written in turn; made if absent. ``boot_id`` is ``UNKNOWN_BOOT`` once a sync has
+    failed: later records do not describe the page cache.
+    """
 
     __slots__ = ("_file", "_generation", "_port", "boot_id")
 
@@ -88,10 +90,6 @@ class WritePositionFile:
         self._generation += 1
         slot = encode_slot(self._generation, value)
         self._port.write(self._file, slot_offset(self._generation), (slot,))
-
-    def distrust_cache(self) -> None:
-        """A sync has failed: later records do not describe the page cache."""
-        self.boot_id = UNKNOWN_BOOT
 
     def sync(self) -> None:
         """Make the records durable."""

@@ -7,10 +7,9 @@ A page is made as a temporary file. Order, and what a crash leaves:
 2. Header, sync, rename: under the name there is always a whole page.
 3. Sync of the directory: from here on the name survives. Only now is the page used.
 
-In one directory, ``orders-eu-billing.cursor`` is the consumer ``eu-billing`` of ``orders`` or ``billing`` of
-``orders-eu``: the first one there has it, the other is refused. ``orders-eu.work`` and ``orders-eu-dead`` are queues of
-the work queue ``eu``; only a work queue makes the first, and neither is made where it would belong to another owner.
-Names are checked and not locked, so two processes in the same millisecond may both succeed.
+``orders-eu-billing.cursor`` is the consumer ``eu-billing`` of ``orders`` or ``billing`` of ``orders-eu``: the first
+one there has it, the other is refused. ``orders-eu.work`` and ``orders-eu-dead`` belong to the work queue ``eu``. Names
+are checked and not locked, so two processes in the same millisecond may both succeed.
 """
 
 from __future__ import annotations
@@ -106,15 +105,23 @@ class PageDirectory:
         """The header of an open page, or None where it is not readable."""
         return decode_header(self.port.read(file, 0, HEADER_BYTES), number)
 
-    def header_of(self, number: int) -> PageHeader | None:
-        """The header of a page by number, or None where it is absent or not readable."""
+    def header_of(self, number: int, begun: dict[int, PageHeader] | None = None) -> PageHeader | None:
+        """The header of a page by number, or None where it is absent or not readable. ``begun`` keeps the headers of
+        begun pages, which never change again.
+        """
+        header = None if begun is None else begun.get(number)
+        if header is not None:
+            return header
         file = self.open(number)
         if file is None:
             return None
         try:
-            return self.header(file, number)
+            header = self.header(file, number)
         finally:
             self.port.close(file)
+        if begun is not None and header is not None and not header.prepared:
+            begun[number] = header
+        return header
 
     def remove(self, name: str) -> bool:
         """Remove a file; False when there was none."""

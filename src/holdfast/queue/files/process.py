@@ -78,9 +78,7 @@ class _Closer:
         self._thread_id = 0
 
     def start(self) -> None:
-        """Start the thread, once. Takes no lock, unlike ``threading.Thread``. After a failure the next call tries
-        again.
-        """
+        """Start the thread, once, without a lock, unlike ``threading.Thread``. A call after a failure tries again."""
         try:
             self._unstarted.pop()
         except IndexError:
@@ -153,23 +151,18 @@ def close_when_dropped(
     return finalizer.detach
 
 
-def wait_until_closed() -> None:
-    """Call before an opening: the same queue may just have been dropped."""
-    _closer.wait()
-
-
 def locked_after_dropped(lock: Callable[[], Result]) -> Result:
     """The result of ``lock``, after everything dropped is closed. If this process has the lock, its holder may be in a
     reference cycle: collect garbage and try once more.
     """
-    wait_until_closed()
+    _closer.wait()
     try:
         return lock()
     except AlreadyOpen as error:
         if error.fields.get("pid") != str(os.getpid()):
             raise
     gc.collect()
-    wait_until_closed()
+    _closer.wait()
     return lock()
 
 

@@ -53,8 +53,7 @@ class FileNames:
         return f"{self.prefix}-{name}.cursor"
 
     def named_lock(self, name: str) -> str:
-        """The lock of a named consumer or work queue. No queue's name ends in ``.cursor``, so no queue has this
-        lock."""
+        """The lock of a consumer or work queue. No queue has it: no queue's name ends in ``.cursor``."""
         return f"{self.prefix}-{name}.cursor.lock"
 
     def temporary(self, name: str) -> str:

@@ -83,9 +83,7 @@ single_packers = SinglePackers()
 
 
 def octets(payload: object) -> bytes:
-    """A message as bytes. Raises: ``InvalidRequest`` for anything that is not a buffer; ``bytes()`` would accept a
-    number.
-    """
+    """A message as bytes. Raises: ``InvalidRequest`` if it is not a buffer; ``bytes()`` would accept a number."""
     if type(payload) is bytes:
         return payload
     try:
@@ -162,8 +160,7 @@ def _cut(ends: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 
 def batch_body(messages: Sequence[bytes]) -> list[bytes]:
-    """The parts of one body: lengths where there are several messages, then the messages. Raises:
-    ``InvalidRequest``."""
+    """The parts of one body: the lengths of several messages, then the messages. Raises: ``InvalidRequest``."""
     return _body(messages, *length_table(_lengths(messages)))
 
 
@@ -244,9 +241,7 @@ def message_lengths(body: Octets, start: int, count: int) -> array[int]:
 
 
 def payloads(body: bytes, start: int, end: int, count: int) -> Sequence[bytes]:
-    """The messages of one verified, uncompressed frame whose body is ``body[start:end]``. Raises: ``CorruptData`` when
-    the lengths do not add up, which only a broken writer can cause.
-    """
+    """The messages of a verified, uncompressed frame ``body[start:end]``. Raises: ``CorruptData`` for wrong lengths."""
     if count == 1:
         return (body[start:end],)
     position = start + 4 * count

@@ -83,13 +83,8 @@ class Identity:
 def encode_identity(identity: Identity) -> bytes:
     """The 64 bytes."""
     fields = IDENTITY.pack(
-        IDENTITY_MAGIC,
-        IDENTITY_VERSION,
-        0,
-        identity.checksum_id,
-        identity.queue_id,
-        identity.page_bytes,
-        identity.serializer.encode("ascii"),
+        *(IDENTITY_MAGIC, IDENTITY_VERSION, 0, identity.checksum_id),
+        *(identity.queue_id, identity.page_bytes, identity.serializer.encode("ascii")),
     )
     return fields + _CHECK.pack(crc32(fields))
 
@@ -222,23 +217,8 @@ def write_position_value(
 ) -> bytes:
     """The value of the slot, from fields: every sync writes one, and an object would cost more."""
     return WRITE_POSITION.pack(
-        page,
-        salt,
-        next_seq,
-        last_time_ns,
-        position,
-        frames,
-        index_records,
-        index_check,
-        index_due,
-        clean,
-        durable.page,
-        durable.salt,
-        durable.next_seq,
-        durable.last_time_ns,
-        durable.position,
-        0,
-        boot_id,
+        *(page, salt, next_seq, last_time_ns, position, frames, index_records, index_check, index_due, clean),
+        *(durable.page, durable.salt, durable.next_seq, durable.last_time_ns, durable.position, 0, boot_id),
     )
 
 

@@ -90,17 +90,8 @@ class PageHeader:
 def encode_header(header: PageHeader) -> bytes:
     """The 64 bytes."""
     fields = HEADER.pack(
-        MAGIC,
-        VERSION,
-        PREPARED if header.prepared else 0,
-        header.checksum_id,
-        header.page_bytes,
-        0,
-        header.number,
-        header.base_seq,
-        header.base_time_ns,
-        header.salt,
-        0,
+        *(MAGIC, VERSION, PREPARED if header.prepared else 0, header.checksum_id, header.page_bytes, 0),
+        *(header.number, header.base_seq, header.base_time_ns, header.salt, 0),
     )
     return fields + _CHECK.pack(crc32(fields))
 

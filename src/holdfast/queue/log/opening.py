@@ -5,9 +5,8 @@
 3. Else, without a record or with one about missing files, ``UNSYNCED_PAGES_MAX`` pages before the last begun page: the
    writer never has more pages waiting for their sync.
 
-Writing continues in the same page after a clean close or a killed process, else in a new page. After the end of a torn
-page there may be valid frames k+2, k+3 whose k+1 is lost; a new k+1 of the same length would join them to the log
-again. So the page is sealed, and a page with another salt is begun.
+Writing continues in the same page after a clean close or a killed process. Else the page is sealed, and a page with
+another salt is begun: a new frame k+1 could join frames k+2, k+3 of the torn page to the log again.
 """
 
 from __future__ import annotations
@@ -102,10 +101,7 @@ class _Walk:
         return end
 
     def _header(self, number: int) -> PageHeader | None:
-        header = self._headers.get(number) or self._pages.header_of(number)
-        if header is not None and not header.prepared:
-            self._headers[number] = header
-        return header
+        return self._pages.header_of(number, self._headers)
 
     def _begun(self, number: int) -> bool:
         header = self._header(number)

@@ -201,9 +201,7 @@ class PageScan:
     def _seek(
         self, index: IndexReader, last_record: tuple[int, int, int], belongs_before: Callable[[int, int], bool]
     ) -> FrameAt | None:
-        """Move to the last such record whose frame is confirmed, and return the frame; None leaves the scan at the
-        page's start.
-        """
+        """Move to the last such record whose frame is confirmed and return that frame; else stay and return None."""
         before, time_ns, position = last_record
         step = 1
         while before:
@@ -266,13 +264,12 @@ class PageScan:
         return bool(frames) or seal is not None
 
     def _frame_at(self, time_ns: int | None, position: int) -> tuple[FrameAt | None, bytes]:
-        """The frame that verifies here under some number, and the bytes read after it: the next head if there is
-        one."""
+        """The frame that verifies here under some number, and the bytes read after it, with the next head if any."""
         room = self.header.page_bytes - position
         if position < HEADER_BYTES or room < HEAD_BYTES:
             return None, b""
         # In the page being written, read no more than needed: see ``read``.
-        near = NEAR_BYTES if self._index is not None and self._index.of_finished_page else HEAD_BYTES
+        near = NEAR_BYTES if self._index is not None and self._index.kept is not None else HEAD_BYTES
         data = self._port.read(self._file, position, min(near, room))
         if len(data) < HEAD_BYTES:
             return None, b""

@@ -144,8 +144,6 @@ class LogReader:
         self._reported_seq = 1
         self.gaps = 0
 
-    # ---- starting points --------------------------------------------------------------------------------------------
-
     def seek_earliest(self) -> None:
         """Move to the oldest message."""
         self._from_seq, self._from_time_ns = 1, None
@@ -194,7 +192,7 @@ class LogReader:
         low, high = 0, len(numbers)
         while low < high:
             middle = (low + high) // 2
-            header = self._header(numbers[middle])
+            header = self._pages.header_of(numbers[middle], self._headers)
             if header is not None and not header.prepared and belongs_before(header):
                 low = middle + 1
             else:
@@ -282,7 +280,7 @@ class LogReader:
 
     def _resync(self, scan: PageScan, following: int | None, here: Here) -> bool:
         first, state = self.next_seq, scan.state
-        header = None if following is None else self._header(following)
+        header = None if following is None else self._pages.header_of(following, self._headers)
         if not scan.resync((self._owed_seq(), 0 if header is None else header.base_seq)):
             return False
         if self._verifies_now(scan, *state, here):
@@ -297,7 +295,7 @@ class LogReader:
         if step is Step.NEXT_PAGE and next_number is not None:
             return self._go_to(next_number, first)
         for later in self._pages.numbers() if next_number is not None and step is not Step.END_AFTER_GAP else []:
-            header = self._header(later)
+            header = self._pages.header_of(later, self._headers)
             if later <= number or header is None or header.prepared:
                 continue
             removed = self._pages.header_of(number) is None
@@ -317,13 +315,13 @@ class LogReader:
         return True
 
     def _following(self, number: int) -> tuple[Following, int | None]:
-        header = self._header(number)
+        header = self._pages.header_of(number, self._headers)
         if header is None:
             later = [other for other in self._pages.numbers() if other >= number]
             if not later:
                 return Following.NONE, None
             number = later[0]
-            header = self._header(number)
+            header = self._pages.header_of(number, self._headers)
         return following_of(header, self.next_seq), number
 
     def _owed(self) -> Owed:
@@ -341,18 +339,8 @@ class LogReader:
             return None
         return written.next_seq if written.is_true(self._pages.port.boot_id()) else written.durable.next_seq
 
-    def _header(self, number: int) -> PageHeader | None:
-        """The header of a page; cached once the page was begun, because it never changes again."""
-        header = self._headers.get(number)
-        if header is None:
-            header = self._pages.header_of(number)
-            if header is not None and not header.prepared:
-                self._headers[number] = header
-        return header
-
     def _enter(self, number: int, expected: int | None) -> bool:
-        """Move to the start of a begun page; False if it is none. ``expected`` is its base if the header may lack
-        it."""
+        """Move to the start of a begun page; else False. ``expected`` is its base if the header may lack it."""
         file = self._pages.open(number)
         if file is None:
             return False
@@ -363,7 +351,7 @@ class LogReader:
             if header is not None and header.prepared:
                 header = self._begun(file, header, expected) if expected is not None else None
             # A reader that comes from the page before reads on, and a full page needs no small first read.
-            following = self._header(number + 1) if self._scan is not None else None
+            following = self._pages.header_of(number + 1, self._headers) if self._scan is not None else None
         except BaseException:
             self._pages.port.close(file)
             raise

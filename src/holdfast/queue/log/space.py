@@ -159,9 +159,7 @@ class Space:
             self._freed.notify_all()
 
     def before_roll(self, page_bytes: int) -> None:
-        """Make room for one more page, or apply the policy. Raises: ``Backpressure`` (queue_full); ``Closed`` when the
-        queue is closed during the wait, or a sync failed.
-        """
+        """Make room for one more page, or apply the policy. Raises: ``Backpressure`` (queue_full); ``Closed``."""
         if self._max_bytes is None:
             return
         while True:
@@ -245,16 +243,10 @@ class Space:
                 # longer.
                 modified_ns = pages.port.modified_ns(pages.directory, name)
                 closed.append(ClosedPage(number, size, after.base_seq - 1, after.base_time_ns, modified_ns))
-            after = self._header(number) or after
-        return closed[::-1], total
-
-    def _header(self, number: int) -> PageHeader | None:
-        header = self._headers.get(number)
-        if header is None:
-            header = self._pages.header_of(number)
+            header = pages.header_of(number, self._headers)
             if header is not None and not header.prepared:
-                self._headers[number] = header
-        return None if header is None or header.prepared else header
+                after = header
+        return closed[::-1], total
 
     def remove(self, numbers: list[int]) -> None:
         """Remove pages and their indexes, oldest first, with a sync of the directory after each: a crash must not bring

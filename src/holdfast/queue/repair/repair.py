@@ -39,7 +39,6 @@ from holdfast.queue.repair.survey import (
     QueueSurvey,
     damage_list_name,
     known_gaps,
-    survey_queue,
 )
 
 COPY_BYTES: Final = 1 << 20
@@ -101,10 +100,10 @@ class _Repair:
             self._rebuilt.append(f"{pages.names.identity} was rebuilt")
         lock = pages.port.lock(pages.directory, pages.names.lock)
         try:
-            self._repair_pages(survey_queue(pages, on_progress))
+            self._repair_pages(QueueSurvey(pages, on_progress))
         finally:
             pages.port.close(lock)
-        messages = survey_queue(pages, on_progress).messages
+        messages = QueueSurvey(pages, on_progress).messages
         return QueueRepair(self._path, tuple(self._gaps), tuple(self._kept), tuple(self._rebuilt), messages)
 
     def _restore_headers(self) -> None:
@@ -247,9 +246,6 @@ class _Repair:
             port.sync_data(page_file)
         finally:
             port.close(page_file)
-
-
-# ---- a damaged header -----------------------------------------------------------------------------------------------
 
 
 def restored_header(pages: PageDirectory, file: int, number: int) -> PageHeader | None:

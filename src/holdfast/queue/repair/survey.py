@@ -151,7 +151,7 @@ def verify_queue(path: str, on_progress: OnProgress | None = None) -> QueueCheck
     Cost: one reading of all pages. Takes no lock and may run next to a writer.
     """
     with open_files(path) as pages:
-        survey = survey_queue(pages, on_progress)
+        survey = QueueSurvey(pages, on_progress)
         known = known_gaps(pages)
     return QueueCheck(
         path=path,
@@ -175,13 +175,8 @@ def _written_end(pages: PageDirectory) -> tuple[int, int, int]:
     return end.next_seq, end.page, end.position
 
 
-def survey_queue(pages: PageDirectory, on_progress: OnProgress | None = None) -> QueueSurvey:
-    """Read every page and check every frame. Cost: one reading of all pages."""
-    return QueueSurvey(pages, on_progress)
-
-
 class QueueSurvey:
-    """A walk over all pages, oldest first, and what it found.
+    """The result of a walk over all pages, oldest first, that checks every frame. Cost: one reading of all pages.
 
     ``unreadable`` are pages whose header does not verify; ``outside`` are begun pages after the end of the log, whose
     messages were never durable; ``tail_bytes`` after the end do not verify: a write that a crash cut off. Messages
@@ -233,7 +228,11 @@ class QueueSurvey:
             if header is None:
                 continue  # prepared, not used yet
             if not self._joins(header, before, number):
-                self.outside += [later for later in self._numbers[index:] if self._is_begun(later)]
+                self.outside += [
+                    later
+                    for later in self._numbers[index:]
+                    if (header := files.header_of(later)) is not None and not header.prepared
+                ]
                 break
             self._walk_page(number, header, sizes[number])
             before = self.pages[-1].number if self.pages else 0  # this page, unless it was removed
@@ -254,10 +253,6 @@ class QueueSurvey:
             return self._files.port.size_of(self._files.directory, self._files.names.page(number))
         except FileNotFoundError:
             return None
-
-    def _is_begun(self, number: int) -> bool:
-        header = self._files.header_of(number)
-        return header is not None and not header.prepared
 
     def _is_prepared(self, number: int) -> bool:
         header = self._files.header_of(number)
@@ -316,8 +311,6 @@ class QueueSurvey:
         expected = self._next_seq if self._next_seq is not None else 1
         if self._expected_end > expected:
             self._lost_pages(expected, self._expected_end - 1, before, None)
-
-    # ---- one page ---------------------------------------------------------------------------------------------------
 
     def _walk_page(self, number: int, header: PageHeader, size: int) -> None:
         file = self._files.open(number)

@@ -67,6 +67,8 @@ PAGE_ID = Struct("<QQ")
 STARTED = Struct("<QqII")
 NUMBER_BYTES = 8
 
+STATE_KIND = b"\x08"
+"""The first byte of a state. Commands begin with another."""
 encode_one: Callable[[int, int, int], bytes] = ONE.pack
 """The bytes of a command with one number, from kind, time and number."""
 
@@ -108,20 +110,12 @@ def encode_command(kind: int, time_ns: int, *numbers: int) -> bytes:
 
 
 def decode_command(data: bytes) -> tuple[Kind, int, tuple[int, ...]]:
-    """Kind, time and numbers of a command that is not a state.
-
-    Raises: ``CorruptData`` for bytes that are not a command.
-    """
+    """Kind, time and numbers of a command that is not a state. Raises: ``CorruptData``."""
     count, rest = divmod(len(data) - HEAD.size, NUMBER_BYTES)
     if rest or count < 1 or not Kind.TAKE <= data[0] < Kind.STATE:
         raise CorruptData("no command of a work queue", code=Code.CORRUPT_QUEUE, bytes=len(data))
     kind, time_ns, *numbers = Struct(f"<Bq{count}Q").unpack(data)
     return Kind(kind), time_ns, tuple(numbers)
-
-
-def is_state(data: bytes) -> bool:
-    """Whether a message is a state and not a command."""
-    return data[:1] == b"\x08"
 
 
 def encode_state(state: WorkState) -> bytes:

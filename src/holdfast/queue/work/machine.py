@@ -16,10 +16,8 @@ finished, so memory is bounded by the started messages. A started message is *du
 | SKIP | started, or new from ``next_seq`` on | finished |
 
 Older logs have a RETURN of a finished message, after an interrupted acknowledgement; the acknowledgement counts.
-
-Any other command raises ``CorruptData``, except after damage to the log of commands (``doubt``). Then missing commands
-are assumed to be those that lose nothing: a message below a taken one was taken once and not acknowledged; a command
-for a finished message does nothing.
+Any other command raises ``CorruptData``, except after damage to the log of commands (``doubtful``). Then a message
+below a taken one counts as taken once and not acknowledged, and a command for a finished message does nothing.
 """
 
 from __future__ import annotations
@@ -36,7 +34,7 @@ STALE_MAX = 64
 
 class WorkMachine:
     """``started`` maps a message to (due, deliveries, leased), rising. ``dues`` is a heap of (due, message) with an
-    entry for each started message, and stale entries.
+    entry for each started message, and stale entries. While ``doubtful``, commands may be missing.
     """
 
     __slots__ = ("dead_seq", "doubtful", "dues", "next_seq", "pages", "started")
@@ -53,8 +51,6 @@ class WorkMachine:
     def state(self) -> WorkState:
         """Everything, to be written down."""
         return WorkState(self.next_seq, self.dead_seq, self.pages, dict(sorted(self.started.items())))
-
-    # ---- questions --------------------------------------------------------------------------------------------------
 
     def due(self, now_ns: int) -> int | None:
         """The message that has been due for longest, or None. Cost: O(log started), amortised."""
@@ -83,8 +79,6 @@ class WorkMachine:
     def leased(self) -> list[int]:
         """The messages that workers have."""
         return [seq for seq, (_, _, leased) in self.started.items() if leased]
-
-    # ---- the transition ---------------------------------------------------------------------------------------------
 
     def apply(self, kind: Kind, time_ns: int, numbers: Sequence[int]) -> None:
         """Change the state by one command.
@@ -192,10 +186,6 @@ class WorkMachine:
             entry = (0, self._take_in_doubt(seq), False)
         self.started[seq] = (due_ns, entry[1], leased)
         self._push(due_ns, seq)
-
-    def doubt(self) -> None:
-        """From here on commands may be missing."""
-        self.doubtful = True
 
     def cut(self, last_seq: int, pages: Sequence[PageId]) -> None:
         """The queue ends earlier than was known: messages above ``last_seq`` are gone, and their numbers are reused."""

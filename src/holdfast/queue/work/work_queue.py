@@ -20,11 +20,8 @@ queue. After a crash, or an interrupt (Ctrl-C) inside a step, after which every 
 | any of them had not returned | it was done or not |
 | a dead letter was being written | it is among the dead letters, once, or comes back |
 
-Deadlines are system times while no process runs and ignore clock jumps while one runs. If a crash of the machine took
-messages, the work queue goes back with the log (``cursor``).
-
-A message is given up in two steps: append it to the dead letters and sync them; write BURY. If the BURY is lost, an
-opening finds the dead letter after the last one that a BURY names, and applies it.
+If a crash of the machine took messages, the work queue goes back with the log (``cursor``). A message is given up in
+two steps: append it to the dead letters and sync them; write BURY, which an opening replaces if it is lost.
 """
 
 from __future__ import annotations
@@ -84,13 +81,6 @@ class Job(Message):
 
     def __repr__(self) -> str:
         return f"Job(seq={self.seq}, deliveries={self.deliveries}, payload={self.payload!r})"
-
-
-def lease_lost(job: Job) -> Fenced:
-    """The error for a worker that finishes a job it no longer has."""
-    facts = {"seq": job.seq, "deliveries": job.deliveries}
-    hint = "its lease ended or it was finished: a longer ack_wait, or extend()"
-    return Fenced("this job is not yours any more", code=Code.LEASE_LOST, hint=hint, facts=facts)
 
 
 class WorkSource:
@@ -186,17 +176,6 @@ class WorkSource:
             reader.close()
 
 
-def read_letters(queue: QueuePort, name: str) -> Iterator[DeadLetter]:
-    """The dead letters of the work queue, oldest first."""
-    try:
-        dead = queue.open_sibling(f"{name}-dead", read_only=True)
-    except NotFound:
-        return
-    with dead:
-        for message in dead.read():
-            yield DeadLetter.decode(message.payload, queue.serializer)
-
-
 TAKE, DONE = int(Kind.TAKE), int(Kind.DONE)
 CURSOR_EVERY = 256
 """Acknowledgements between two writes of the cursor, which only retention and a lost log need."""
@@ -279,8 +258,6 @@ class WorkQueue:
         self._resources.cursor, self._resources.log = self._cursor, self._log
         poison_in_children(self)
         self._keep = queue.close_when_dropped(self, "the work queue", self._resources.release)
-
-    # ---- starting ---------------------------------------------------------------------------------------------------
 
     def _open(self, since: datetime | str | None) -> None:
         queue = self._queue
@@ -528,7 +505,13 @@ class WorkQueue:
 
     def dead_letters(self) -> Iterator[DeadLetter]:
         """The dead letters, oldest first: the messages of the queue ``<prefix>-<name>-dead``."""
-        return read_letters(self._queue, self.name)
+        try:
+            dead = self._queue.open_sibling(f"{self.name}-dead", read_only=True)
+        except NotFound:
+            return
+        with dead:
+            for message in dead.read():
+                yield DeadLetter.decode(message.payload, self._queue.serializer)
 
     def _owned(self, jobs: Sequence[Job]) -> list[int]:
         """The messages of jobs that their workers still have. Call with the lock held."""
@@ -537,7 +520,12 @@ class WorkQueue:
             raise InvalidRequest("no jobs")
         for job in jobs:
             if not self._machine.is_leased(job[0], job.deliveries):
-                raise lease_lost(job)
+                raise Fenced(
+                    "this job is not yours any more",
+                    code=Code.LEASE_LOST,
+                    hint="its lease ended or it was finished: a longer ack_wait, or extend()",
+                    facts={"seq": job.seq, "deliveries": job.deliveries},
+                )
         return list(dict.fromkeys(job[0] for job in jobs))
 
     def _bury(self, message: Message, deliveries: int, reason: str) -> int:
@@ -564,8 +552,6 @@ class WorkQueue:
         if self._log.left < 0:
             self._log.keep_short(self._machine)
         return self._log.written
-
-    # ---- where it stands --------------------------------------------------------------------------------------------
 
     @property
     def started(self) -> int:
@@ -609,8 +595,6 @@ class WorkQueue:
         self._until_cursor = CURSOR_EVERY
         if self._queue.writable:
             self._queue.space.confirmed()
-
-    # ---- the end ----------------------------------------------------------------------------------------------------
 
     def _raise_if_closed(self) -> None:
         """Call with the lock held."""
