@@ -21,7 +21,7 @@ from queue import Empty, Full
 from time import monotonic
 
 from holdfast.errors import Closed, Code, HoldfastError
-from holdfast.queue.files.process import forked, poison_in_children
+from holdfast.queue.files.process import WithBlock, forked, poison_in_children
 from holdfast.queue.options import SyncLevel, sync_level, whole_number
 from holdfast.queue.queue import Queue
 from holdfast.queue.work.work_queue import DELIVERIES_MAX, LEASE_S_MAX, STARTED_MAX
@@ -30,8 +30,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable
-    from types import TracebackType
-    from typing import Self, TypeVar
+    from typing import TypeVar
 
     from holdfast.queue.serializers import Serializer
     from holdfast.queue.work.work_queue import Job, WorkQueue
@@ -44,7 +43,7 @@ LOOK_S = 1.0
 """A waiting thread looks this often: an interrupt may lose a notification."""
 
 
-class FileQueue:
+class FileQueue(WithBlock):
     """A first-in, first-out queue of items for the threads of one process, which survives the process. Thread-safe.
 
     ``maxsize`` is a number of items; 0 is no limit. A million items may be got and not done; then ``get`` waits. Items
@@ -205,6 +204,8 @@ class FileQueue:
             self._check()
             return not self._has_room()
 
+    # ---- steps; call with the mutex held ----------------------------------------------------------------------------
+
     def _waiting(self) -> int:
         got = sum(map(len, self._got.values())) + len(self._loading)
         return max(0, self._work.unfinished() - got)
@@ -298,14 +299,6 @@ class FileQueue:
         """Make everything durable and close the files; waiting calls raise ``Closed``. Closing twice is harmless."""
         self._end(Closed("the queue is closed", code=Code.CLOSED))
         self._queue.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def poison_after_fork(self) -> None:
         """In a forked child: replace the locks, which the parent's threads may hold, and refuse everything."""

@@ -26,13 +26,12 @@ from datetime import datetime, timedelta
 from functools import partial
 from queue import SimpleQueue
 from time import monotonic
-from types import TracebackType
 from typing import Generic, NoReturn, Self, TypeVar, cast
 
 from holdfast.errors import AlreadyOpen, Closed, Code, HoldfastError, InternalError, InvalidRequest
 from holdfast.queue.consumers.consumer import Consumer
 from holdfast.queue.consumers.cursor_file import first_unconsumed_seq, seq_since, sync_holds
-from holdfast.queue.files.process import close_when_dropped, poison_in_children
+from holdfast.queue.files.process import WithBlock, close_when_dropped, poison_in_children
 from holdfast.queue.format.file_names import FileNames
 from holdfast.queue.format.frame import octets
 from holdfast.queue.format.page import PAGE_BYTES_MAX
@@ -452,7 +451,7 @@ def check_source(source: object, *, is_result: bool = False) -> None:
         raise InvalidRequest(wrong, source=type(source).__name__)
 
 
-class Persisted(Iterator[Item]):
+class Persisted(WithBlock, Iterator[Item]):
     """The result of ``persist``: an iterator and a context manager. One thread at a time. It closes itself after the
     last item and after an error of the source. A dropped one is closed on another thread, with a ``ResourceWarning``.
     """
@@ -564,14 +563,6 @@ class Persisted(Iterator[Item]):
         """Return nothing more; another thread that waits for an item gets ``Closed``."""
         self._run.flow.stopped = True
         self._producer.wake_consumer()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class _Producer(Generic[Item]):

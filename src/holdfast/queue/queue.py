@@ -16,6 +16,7 @@ from holdfast.queue.files.meta_files import WritePositionFile, open_identity, re
 from holdfast.queue.files.pages import PageDirectory, check_new_queue
 from holdfast.queue.files.process import (
     Background,
+    WithBlock,
     close_when_dropped,
     forked,
     locked_after_dropped,
@@ -44,8 +45,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, MutableMapping, Sequence
     from datetime import datetime, timedelta
-    from types import TracebackType
-    from typing import Self, TypeVar
+    from typing import TypeVar
 
     from holdfast.queue.consumers.consumer import Consumer
     from holdfast.queue.files.index import KeptIndexes
@@ -62,7 +62,7 @@ LIFETIME_LOOK_S = 10.0
 CLOSED_UNDER = "the queue was closed under a reader"
 
 
-class Queue:
+class Queue(WithBlock):
     """A durable queue in the files ``path-*`` of one directory. See the package for its promises.
 
     *Raises*: ``AlreadyOpen`` when another writer has it; ``InvalidRequest`` for impossible settings; ``NotFound`` with
@@ -147,7 +147,7 @@ class Queue:
                     self._open_for_reading(path, serializer)
                     return
                 self._resources.lock_file = locked_after_dropped(lambda: self._port.lock(directory, self._names.lock))
-                self._pages.set_exclusive()
+                self._pages.be_sole()
                 record = "" if serializer is None else record_of(serializer)
                 writer = self._open_writer(page_size, compression, max_message, checksum, record)
                 self._use(chosen_serializer(serializer, self.identity.serializer))
@@ -479,7 +479,7 @@ class Queue:
                 if result is not None:
                     yield result
                     if waiter is not None:
-                        waiter.reset_pause()
+                        waiter.found()
                 elif waiter is None:
                     return
                 else:
@@ -601,7 +601,7 @@ class Queue:
             return _nothing
         return close_when_dropped(dependent, what, f"{self._path}-{dependent.name}", release, warn=True)
 
-    def open_sibling(
+    def beside(
         self,
         name: str,
         *,
@@ -684,14 +684,6 @@ class Queue:
         finally:
             self._writer = None
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     def poison_after_fork(self) -> None:
         """In a forked child: release the lock, which is the parent's, and refuse everything."""
         if self._writer is not None:
@@ -700,7 +692,7 @@ class Queue:
             self._append_by(self._writer.append)
             self._resources.background = None
             self._space.poison_after_fork()
-            self._pages.set_exclusive(exclusive=False)
+            self._pages.be_sole(sole=False)
         self._keep()
         if self._resources.lock_file >= 0:
             self._port.close(self._resources.lock_file)

@@ -445,7 +445,7 @@ def acknowledged_in_memory(self: WorkLog, command: bytes) -> None:
 def buried_before_its_letter(self: WorkQueue, message: Message, deliveries: int, reason: str) -> int:
     """A message is given up, and then its letter is written."""
     if self._resources.dead is None:
-        self._resources.dead = self._queue.open_sibling(f"{self.name}-dead", page_size=DEAD_PAGE_BYTES, sync="always")
+        self._resources.dead = self._queue.beside(f"{self.name}-dead", page_size=DEAD_PAGE_BYTES, sync="always")
     mark = self._do(Kind.BURY, 0, message[0], self._resources.dead.last_seq + 1)
     letter = DeadLetter(message[0], message[1], message[2], deliveries=deliveries, reason=reason)
     self._resources.dead.append(letter.encode())

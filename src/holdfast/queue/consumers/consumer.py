@@ -47,7 +47,7 @@ from holdfast.queue.consumers.cursor_file import (
     seq_since,
 )
 from holdfast.queue.files.disk_errors import Refusal, refusals
-from holdfast.queue.files.process import forked, poison_in_children
+from holdfast.queue.files.process import WithBlock, forked, poison_in_children
 from holdfast.queue.format.cursor import PageId, cursor_pages, encode_cursor
 from holdfast.queue.log.reader import DamagePolicy, Waiter, check_damage_policy
 from holdfast.queue.options import whole_number
@@ -56,8 +56,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from datetime import datetime
-    from types import TracebackType
-    from typing import Self
 
     from holdfast.queue.files.pages import PageDirectory
     from holdfast.queue.log.messages import Message
@@ -258,7 +256,7 @@ GAPS_WARNED = 1000
 """This many uncommitted runs below committed messages mean that a program commits one message for many."""
 
 
-class Consumer:
+class Consumer(WithBlock):
     """A position in the log that is kept under a name. Made by ``Queue.consumer``. Thread-safe: see the module."""
 
     def __init__(
@@ -817,14 +815,6 @@ class Consumer:
             waiters = list(self._waiters)
         for waiter in waiters:
             waiter.wake()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def poison_after_fork(self) -> None:
         """In a forked child: release the lock, which is the parent's, and refuse everything."""

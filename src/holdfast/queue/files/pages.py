@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 class PageDirectory:
     """The pages of one queue in an open directory."""
 
-    __slots__ = ("_changes", "_known", "_exclusive", "directory", "names", "port")
+    __slots__ = ("_changes", "_known", "_sole", "directory", "names", "port")
 
     def __init__(self, port: FilePort, directory: int, names: FileNames) -> None:
         self.port = port
         self.directory = directory
         self.names = names
-        self._exclusive = False
+        self._sole = False
         self._changes = 0
         self._known: tuple[int, list[int]] = (-1, [])
 
@@ -58,11 +58,11 @@ class PageDirectory:
     def known_numbers(self) -> list[int]:
         """As ``numbers``, without a listing if nothing has changed. Do not modify the list."""
         changes, numbers = self._known
-        return numbers if self._exclusive and changes == self._changes else self.numbers()
+        return numbers if self._sole and changes == self._changes else self.numbers()
 
-    def set_exclusive(self, *, exclusive: bool = True) -> None:
+    def be_sole(self, *, sole: bool = True) -> None:
         """From now on only this object makes and removes pages, or no longer."""
-        self._exclusive = exclusive
+        self._sole = sole
 
     def create(self, header: PageHeader) -> int:
         """A durable prepared page of zeros. Returns the open file."""
@@ -105,23 +105,15 @@ class PageDirectory:
         """The header of an open page, or None where it is not readable."""
         return decode_header(self.port.read(file, 0, HEADER_BYTES), number)
 
-    def header_of(self, number: int, begun: dict[int, PageHeader] | None = None) -> PageHeader | None:
-        """The header of a page by number, or None where it is absent or not readable. ``begun`` keeps the headers of
-        begun pages, which never change again.
-        """
-        header = None if begun is None else begun.get(number)
-        if header is not None:
-            return header
+    def header_of(self, number: int) -> PageHeader | None:
+        """The header of a page by number, or None where it is absent or not readable."""
         file = self.open(number)
         if file is None:
             return None
         try:
-            header = self.header(file, number)
+            return self.header(file, number)
         finally:
             self.port.close(file)
-        if begun is not None and header is not None and not header.prepared:
-            begun[number] = header
-        return header
 
     def remove(self, name: str) -> bool:
         """Remove a file; False when there was none."""
@@ -149,6 +141,16 @@ class PageDirectory:
         except OSError:
             # Raise the first error; the file is removed at the next opening.
             return
+
+
+def cached_header(pages: PageDirectory, number: int, begun: dict[int, PageHeader]) -> PageHeader | None:
+    """As ``header_of``; ``begun`` keeps the headers of begun pages, which never change again."""
+    header = begun.get(number)
+    if header is None:
+        header = pages.header_of(number)
+        if header is not None and not header.prepared:
+            begun[number] = header
+    return header
 
 
 def read_file(pages: PageDirectory, name: str, length: int | None = None) -> bytes | None:

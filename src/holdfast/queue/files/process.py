@@ -25,7 +25,8 @@ from holdfast.errors import AlreadyOpen, Closed, Code, HoldfastError
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
-    from typing import Protocol, TypeVar
+    from types import TracebackType
+    from typing import Protocol, Self, TypeVar
 
     class Poisonable(Protocol):
         """What can be open across a fork."""
@@ -184,6 +185,24 @@ def _dropped(pid: int, what: str, path: str, location: str, release: Callable[[]
     _closer.start()
     if what:
         warnings.warn(f"{what} {path} was not closed; it was opened at {location}", ResourceWarning, stacklevel=2)
+
+
+class _WithBlock:
+    """A ``with`` block that closes the object. The name is private so that it is not part of the public classes."""
+
+    def close(self) -> object:
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+WithBlock = _WithBlock
 
 
 class Background:

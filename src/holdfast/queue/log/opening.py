@@ -12,7 +12,7 @@ another salt is begun: a new frame k+1 could join frames k+2, k+3 of the torn pa
 from __future__ import annotations
 
 from holdfast.queue.files.index import IndexReader, PageIndex
-from holdfast.queue.files.pages import DurableRename, PageDirectory
+from holdfast.queue.files.pages import DurableRename, PageDirectory, cached_header
 from holdfast.queue.format.checksum import checksum_for_reading
 from holdfast.queue.format.frame import HEAD_BYTES, SEAL_BYTES, encode_seal, page_seed
 from holdfast.queue.format.meta import WritePosition
@@ -101,7 +101,7 @@ class _Walk:
         return end
 
     def _header(self, number: int) -> PageHeader | None:
-        return self._pages.header_of(number, self._headers)
+        return cached_header(self._pages, number, self._headers)
 
     def _begun(self, number: int) -> bool:
         header = self._header(number)

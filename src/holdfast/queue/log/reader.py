@@ -14,7 +14,7 @@ from operator import itemgetter
 
 from holdfast.errors import InvalidRequest
 from holdfast.queue.files.index import IndexReader, KeptIndexes
-from holdfast.queue.files.pages import PageDirectory, read_file
+from holdfast.queue.files.pages import PageDirectory, cached_header, read_file
 from holdfast.queue.format.frame import COMPRESSED, HEAD_BYTES, payloads, raw_body
 from holdfast.queue.format.meta import SLOTS_BYTES, WritePosition, decode_write_position, newest_slot
 from holdfast.queue.format.page import HEADER_BYTES, PageHeader
@@ -76,7 +76,7 @@ class Waiter:
         time.sleep(self._pause_s if limit_s is None else min(self._pause_s, limit_s))
         self._pause_s = min(PAUSE_MAX_S, self._pause_s * 1.25)
 
-    def reset_pause(self) -> None:
+    def found(self) -> None:
         """There was a message: poll soon after the next miss."""
         self._pause_s = PAUSE_MIN_S
 
@@ -192,7 +192,7 @@ class LogReader:
         low, high = 0, len(numbers)
         while low < high:
             middle = (low + high) // 2
-            header = self._pages.header_of(numbers[middle], self._headers)
+            header = cached_header(self._pages, numbers[middle], self._headers)
             if header is not None and not header.prepared and belongs_before(header):
                 low = middle + 1
             else:
@@ -280,7 +280,7 @@ class LogReader:
 
     def _resync(self, scan: PageScan, following: int | None, here: Here) -> bool:
         first, state = self.next_seq, scan.state
-        header = None if following is None else self._pages.header_of(following, self._headers)
+        header = None if following is None else cached_header(self._pages, following, self._headers)
         if not scan.resync((self._owed_seq(), 0 if header is None else header.base_seq)):
             return False
         if self._verifies_now(scan, *state, here):
@@ -295,7 +295,7 @@ class LogReader:
         if step is Step.NEXT_PAGE and next_number is not None:
             return self._go_to(next_number, first)
         for later in self._pages.numbers() if next_number is not None and step is not Step.END_AFTER_GAP else []:
-            header = self._pages.header_of(later, self._headers)
+            header = cached_header(self._pages, later, self._headers)
             if later <= number or header is None or header.prepared:
                 continue
             removed = self._pages.header_of(number) is None
@@ -315,13 +315,13 @@ class LogReader:
         return True
 
     def _following(self, number: int) -> tuple[Following, int | None]:
-        header = self._pages.header_of(number, self._headers)
+        header = cached_header(self._pages, number, self._headers)
         if header is None:
             later = [other for other in self._pages.numbers() if other >= number]
             if not later:
                 return Following.NONE, None
             number = later[0]
-            header = self._pages.header_of(number, self._headers)
+            header = cached_header(self._pages, number, self._headers)
         return following_of(header, self.next_seq), number
 
     def _owed(self) -> Owed:
@@ -351,7 +351,7 @@ class LogReader:
             if header is not None and header.prepared:
                 header = self._begun(file, header, expected) if expected is not None else None
             # A reader that comes from the page before reads on, and a full page needs no small first read.
-            following = self._pages.header_of(number + 1, self._headers) if self._scan is not None else None
+            following = cached_header(self._pages, number + 1, self._headers) if self._scan is not None else None
         except BaseException:
             self._pages.port.close(file)
             raise

@@ -25,7 +25,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 from holdfast.errors import Backpressure, Closed, Code, InvalidRequest
-from holdfast.queue.files.pages import DurableRename, PageDirectory
+from holdfast.queue.files.pages import DurableRename, PageDirectory, cached_header
 from holdfast.queue.format.page import PageHeader
 
 
@@ -243,7 +243,7 @@ class Space:
                 # longer.
                 modified_ns = pages.port.modified_ns(pages.directory, name)
                 closed.append(ClosedPage(number, size, after.base_seq - 1, after.base_time_ns, modified_ns))
-            header = pages.header_of(number, self._headers)
+            header = cached_header(pages, number, self._headers)
             if header is not None and not header.prepared:
                 after = header
         return closed[::-1], total

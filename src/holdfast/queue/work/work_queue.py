@@ -35,7 +35,7 @@ from operator import itemgetter
 from holdfast.errors import Closed, Code, Fenced, HoldfastError, InvalidRequest, NotFound
 from holdfast.queue.consumers.cursor_file import CursorFile, lock_name, log_history
 from holdfast.queue.files.disk_errors import refusals
-from holdfast.queue.files.process import forked, poison_in_children
+from holdfast.queue.files.process import WithBlock, forked, poison_in_children
 from holdfast.queue.format.cursor import PageId, cursor_pages, encode_cursor
 from holdfast.queue.log.messages import Gap, Message, class_with_value
 from holdfast.queue.log.reader import DamagePolicy, LogReader, Waiter, check_damage_policy
@@ -47,7 +47,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
     from datetime import datetime
-    from types import TracebackType
     from typing import Self
 
     from holdfast.queue.files.pages import PageDirectory
@@ -205,7 +204,7 @@ class _Resources:
                     closing.callback(opened.close)
 
 
-class WorkQueue:
+class WorkQueue(WithBlock):
     """Jobs for any number of threads. Made by ``Queue.work_queue``, which describes the arguments. Thread-safe.
 
     Every method raises ``Closed`` once this is closed, a sync has failed, an interrupt has cut a step off, or in a
@@ -267,7 +266,7 @@ class WorkQueue:
             if cursor is not None and not cursor.of_work_queue:
                 raise InvalidRequest("this name is a consumer's", name=self.name)
             self._log = WorkLog(
-                queue.open_sibling(f"{self.name}.work", page_size=LOG_PAGE_BYTES, clock=self._clock),
+                queue.beside(f"{self.name}.work", page_size=LOG_PAGE_BYTES, clock=self._clock),
                 synced=self._synced,
             )
             try:
@@ -506,7 +505,7 @@ class WorkQueue:
     def dead_letters(self) -> Iterator[DeadLetter]:
         """The dead letters, oldest first: the messages of the queue ``<prefix>-<name>-dead``."""
         try:
-            dead = self._queue.open_sibling(f"{self.name}-dead", read_only=True)
+            dead = self._queue.beside(f"{self.name}-dead", read_only=True)
         except NotFound:
             return
         with dead:
@@ -533,9 +532,7 @@ class WorkQueue:
         seq, started = message[0], self._machine.started
         letters = self._letters = {other: number for other, number in self._letters.items() if other in started}
         if self._resources.dead is None:
-            self._resources.dead = self._queue.open_sibling(
-                f"{self.name}-dead", page_size=DEAD_PAGE_BYTES, sync="always"
-            )
+            self._resources.dead = self._queue.beside(f"{self.name}-dead", page_size=DEAD_PAGE_BYTES, sync="always")
         with self._log.step():
             if seq not in letters:
                 letter = DeadLetter(seq, message[1], message[2], deliveries=deliveries, reason=reason)
@@ -644,14 +641,6 @@ class WorkQueue:
         self._keep()
         self._resources.release()
         self._queue.forget(self)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def poison_after_fork(self) -> None:
         """In a forked child: release the lock, which is the parent's, and refuse everything."""
