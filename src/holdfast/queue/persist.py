@@ -569,10 +569,7 @@ class _Producer(Generic[Item]):
     """The source, its turns on the scheduler, and the end of a run. It does not reference the ``Persisted``."""
 
     def __init__(
-        self,
-        run: PersistRun,
-        source: Iterable[Item] | Callable[[Stored[Item]], Iterable[Item]],
-        scheduler: Executor,
+        self, run: PersistRun, source: Iterable[Item] | Callable[[Stored[Item]], Iterable[Item]], scheduler: Executor
     ) -> None:
         self._run = run
         self._source = source

@@ -127,7 +127,7 @@ class Queue(WithBlock):
         self._use(None)
         self._append: Callable[[bytes], int] = _refuse_reader
         self._closed = False
-        self._closer: dict[str, tuple[int, int, object]] = {}  # who closes it: process and thread
+        self._closer: dict[str, tuple[int, int, object]] = {}  # the closing process and thread
         self._ended = threading.Event()
         self._dependents_closed: list[Consumer | WorkQueue] = []
         self._level, self._full, self._keeps_all = level, full, keep == "all"
@@ -376,11 +376,7 @@ class Queue(WithBlock):
     # ---- reading ----------------------------------------------------------------------------------------------------
 
     def reader(
-        self,
-        *,
-        since: datetime | str | None = None,
-        seq: int | None = None,
-        damage: DamagePolicy | None = None,
+        self, *, since: datetime | str | None = None, seq: int | None = None, damage: DamagePolicy | None = None
     ) -> LogReader:
         """A position in the log at a starting point. ``read_messages()`` and ``read_blocks()`` return what is there
         now, or None; they never wait. Errors of the file system are ``OSError``.
@@ -660,7 +656,9 @@ class Queue(WithBlock):
         elif first is not closer:
             # In a signal handler or a callback for damage, the closing thread may be waiting for this one.
             dependents = [*self._dependents.values(), *self._dependents_closed]
-            if first[1] != closer[1] and not any(_is_read_by(closer[1], dependent) for dependent in dependents):
+            if first[1] != closer[1] and not any(
+                getattr(dependent, "read_by", 0) == closer[1] for dependent in dependents
+            ):
                 self._ended.wait()
             return
         self._keep()
@@ -792,16 +790,12 @@ def _reader_only() -> HoldfastError:
     return PermissionDenied("the queue is open for reading only", code=Code.PERMISSION_DENIED)
 
 
-def _refuse_closed(payload: bytes) -> int:  # noqa: ARG001 - stands in for a writer's append
+def _refuse_closed(payload: bytes) -> int:  # noqa: ARG001 - replaces the append of a writer
     raise _closed()
 
 
-def _refuse_reader(payload: bytes) -> int:  # noqa: ARG001 - stands in for a writer's append
+def _refuse_reader(payload: bytes) -> int:  # noqa: ARG001 - replaces the append of a writer
     raise _reader_only()
-
-
-def _is_read_by(thread: int, dependent: Consumer | WorkQueue) -> bool:
-    return getattr(dependent, "read_by", 0) == thread
 
 
 class _QueueOfWork(Queue):

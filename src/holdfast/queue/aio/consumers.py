@@ -31,7 +31,7 @@ class Closable(Protocol):
     """Holds files or a name until it is closed."""
 
     def close(self) -> None:
-        """Let go of them."""
+        """Release them."""
 
 
 class WaitUntil(Protocol):
@@ -84,7 +84,28 @@ async def open_by(run: Callable[[Callable[[], None]], Awaitable[None]], open_blo
     return results[0]
 
 
-class _Opened(Generic[Blocking]):
+class _AsyncWithBlock:
+    """An ``async with`` block that opens and closes the object. A private name, as ``WithBlock`` in ``process``."""
+
+    async def open(self) -> Self:
+        raise NotImplementedError
+
+    async def close(self) -> object:
+        raise NotImplementedError
+
+    async def __aenter__(self) -> Self:
+        return await self.open()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
+AsyncWithBlock = _AsyncWithBlock
+
+
+class _Opened(AsyncWithBlock, Generic[Blocking]):
     """What a consumer and a work queue share: a name, and the blocking object, once it is open."""
 
     _kind = ""
@@ -111,14 +132,6 @@ class _Opened(Generic[Blocking]):
         """Release the files and the name. Commits nothing. Closing twice is harmless."""
         if self._inner is not None:
             await on_helper(self._inner.close)
-
-    async def __aenter__(self) -> Self:
-        return await self.open()
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
 
 
 class Consumer(_Opened[BlockingConsumer]):
@@ -269,7 +282,7 @@ class WorkQueue(_Opened["BlockingWorkQueue"]):
                 # The ``ack_wait`` seconds of the worker begin now.
                 inner.extend(jobs[-1])
             except Fenced:
-                jobs.pop()  # its lease ended, and the message was given to somebody else
+                jobs.pop()  # its lease ended, and the message was given to another worker
         if not jobs:
             jobs.extend(inner.get_many(max_jobs, 0.0))
 

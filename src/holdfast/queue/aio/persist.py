@@ -19,11 +19,10 @@ from concurrent.futures import Executor, Future, InvalidStateError, wait
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
-from types import TracebackType
 from typing import Generic, NoReturn, Self, TypeVar, cast
 
 from holdfast.errors import AlreadyOpen, Closed, InvalidRequest
-from holdfast.queue.aio.consumers import on_helper, open_by
+from holdfast.queue.aio.consumers import AsyncWithBlock, on_helper, open_by
 from holdfast.queue.files.process import close_when_dropped
 from holdfast.queue.options import SyncLevel, seconds_ns
 from holdfast.queue.persist import (
@@ -102,7 +101,7 @@ def check_source(source: object, *, is_result: bool = False) -> None:
         raise InvalidRequest(wrong, source=type(source).__name__, hint="holdfast.persist takes an iterable")
 
 
-class Persisted(AsyncIterator[Item]):
+class Persisted(AsyncWithBlock, AsyncIterator[Item]):
     """The result of ``persist``: an asynchronous iterator and context manager, for one task at a time. It belongs to
     the event loop on which it was opened, and is closed as the blocking one.
     """
@@ -246,14 +245,6 @@ class Persisted(AsyncIterator[Item]):
         if failure is not None:
             raise failure
         return run.flow.source_closed
-
-    async def __aenter__(self) -> Self:
-        return await self.open()
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
 
 
 class _LoopEvent:

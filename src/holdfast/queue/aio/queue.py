@@ -27,12 +27,11 @@ from copy import copy
 from datetime import datetime, timedelta
 from functools import partial
 from itertools import chain
-from types import TracebackType
 from typing import Self, TypeVar
 from weakref import WeakMethod
 
 from holdfast.errors import Closed, HoldfastError, InternalError, InvalidRequest, LimitExceeded
-from holdfast.queue.aio.consumers import Consumer, WorkQueue, on_helper, open_by, to_its_end
+from holdfast.queue.aio.consumers import AsyncWithBlock, Consumer, WorkQueue, on_helper, open_by, to_its_end
 from holdfast.queue.files.port import FilePort
 from holdfast.queue.files.process import opened_at, opening_from
 from holdfast.queue.format.checksum import CRC32
@@ -234,7 +233,7 @@ class AppendLane:
         self._executor.shutdown(wait=False)
 
 
-class Queue:
+class Queue(AsyncWithBlock):
     """A durable queue for asyncio, opened by ``async with`` or ``await queue.open()``. The arguments are those of
     ``holdfast.Queue``. What tasks append at the same time is one batch at every level.
     """
@@ -349,14 +348,6 @@ class Queue:
             self._ended.set_result(None)
             if cancelled is not None:
                 raise cancelled
-
-    async def __aenter__(self) -> Self:
-        return await self.open()
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
 
     def _opened(self) -> tuple[BlockingQueue, AppendLane]:
         queue, lane = self._queue, self._lane

@@ -34,6 +34,7 @@ from bisect import bisect_right
 from contextlib import nullcontext
 from functools import partial
 from itertools import islice, pairwise
+from operator import itemgetter
 from time import monotonic
 
 from holdfast.errors import Closed, Code, InvalidRequest, LimitExceeded
@@ -47,6 +48,7 @@ from holdfast.queue.consumers.cursor_file import (
     seq_since,
 )
 from holdfast.queue.files.disk_errors import Refusal, refusals
+from holdfast.queue.files.pages import open_page
 from holdfast.queue.files.process import WithBlock, forked, poison_in_children
 from holdfast.queue.format.cursor import PageId, cursor_pages, encode_cursor
 from holdfast.queue.log.reader import DamagePolicy, Waiter, check_damage_policy
@@ -166,7 +168,7 @@ class HandOuts:
     def finish(self, owner: Owner, seq: int) -> None:
         """This message is done, and every earlier message of this owner."""
         self._given_seq = self.given_seq
-        end = bisect_right(self._ranges, seq, key=_first_of)
+        end = bisect_right(self._ranges, seq, key=itemgetter(0))
         begin = 0 if owner.last_seq else max(0, end - 1)  # an owner without messages finishes this one alone
         kept: list[tuple[int, int, Owner]] = []
         for first, last, of in self._ranges[begin:end]:
@@ -181,7 +183,7 @@ class HandOuts:
         self._ranges[begin:end] = kept
 
     def finish_run(self, first: int, last: int) -> None:
-        """These messages are done, whoever owns them.
+        """These messages are done, whichever owner has them.
 
         >>> a, outs = Owner(), HandOuts(0)
         >>> outs.give(a, 9), outs.finish_run(4, 6), outs.committed_seq
@@ -190,8 +192,8 @@ class HandOuts:
         (None, 6)
         """
         self._given_seq = self.given_seq
-        begin = max(0, bisect_right(self._ranges, first, key=_first_of) - 1)
-        end = bisect_right(self._ranges, last, key=_first_of)
+        begin = max(0, bisect_right(self._ranges, first, key=itemgetter(0)) - 1)
+        end = bisect_right(self._ranges, last, key=itemgetter(0))
         kept: list[tuple[int, int, Owner]] = []
         for begun, ended, of in self._ranges[begin:end]:
             if begun < first:
@@ -216,7 +218,7 @@ class HandOuts:
         for first, last, _ in self._ranges:
             assert before < first <= last, "ranges are in order and do not overlap"
             before = last
-        assert before <= self.given_seq, "only messages that were handed out are in a stretch"
+        assert before <= self.given_seq, "only messages that were handed out are in a range"
 
 
 def runs_of(seqs: Iterable[int]) -> Iterator[tuple[int, int]]:
@@ -235,10 +237,6 @@ def runs_of(seqs: Iterable[int]) -> Iterator[tuple[int, int]]:
         last = seq
     if last:
         yield first, last
-
-
-def _first_of(stretch: tuple[int, int, Owner]) -> int:
-    return stretch[0]
 
 
 def give_messages(outs: HandOuts, owner: Owner, messages: list[Message], taken_seq: int, moves: int) -> None:
@@ -612,7 +610,7 @@ class Consumer(WithBlock):
         """This message and all earlier ones that this thread was given are done; without an argument, all that it was
         given.
 
-        Each message of a list is done, whoever was given it; an empty list commits nothing. A commit never goes back
+        Each message of a list is done, whichever thread has it; an empty list commits nothing. A commit never goes back
         (``reset`` does). *Raises*: ``InvalidRequest`` for a message that was not handed out, and without an argument
         when only other threads have messages; ``Unavailable`` when the cursor cannot be written, and the old position
         stays; ``Closed`` (sync_failed) when ``durable`` and a sync has failed, and from then on.
@@ -732,15 +730,12 @@ class Consumer(WithBlock):
         if queue.writable:
             queue.flush()
             return
-        # Another process writes. A sync covers the file, whoever wrote it; at most nine pages wait for theirs.
+        # Another process writes. A sync covers all writes to the file; at most nine pages wait for theirs.
         with queue.asking():
             for number, _ in history:
-                file = self._pages.open(number)
-                if file is not None:
-                    try:
+                with open_page(self._pages, number) as file:
+                    if file is not None:
                         self._sync(partial(port.sync_data, file))
-                    finally:
-                        port.close(file)
 
     def _sync(self, sync: Callable[[], None]) -> None:
         """Sync, and never again after a failure: the system may report success although the disk lacks the data."""
@@ -798,7 +793,7 @@ class Consumer(WithBlock):
 
     def _raise_if_closed(self) -> None:
         if self._closed is not None:
-            raise self._closed.with_traceback(None)  # else it would keep the frames of all who met it
+            raise self._closed.with_traceback(None)  # else it would keep the frames of every caller
 
     def close(self) -> None:
         """Release the files and the name, after calls of other threads. Commits nothing. Closing twice is harmless."""

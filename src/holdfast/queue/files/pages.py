@@ -14,15 +14,14 @@ are checked and not locked, so two processes in the same millisecond may both su
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Collection, Generator
+from contextlib import contextmanager, suppress
 
 from holdfast.errors import InvalidRequest
 from holdfast.queue.format.page import HEADER_BYTES, PageHeader, decode_header, encode_header
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Collection
-
     from holdfast.queue.files.port import FilePort
     from holdfast.queue.format.file_names import FileNames
 
@@ -141,6 +140,17 @@ class PageDirectory:
         except OSError:
             # Raise the first error; the file is removed at the next opening.
             return
+
+
+@contextmanager
+def open_page(pages: PageDirectory, number: int, *, write: bool = False) -> Generator[int | None]:
+    """A block with the file of a page, or None when there is none."""
+    file = pages.open(number, write=write)
+    try:
+        yield file
+    finally:
+        if file is not None:
+            pages.port.close(file)
 
 
 def cached_header(pages: PageDirectory, number: int, begun: dict[int, PageHeader]) -> PageHeader | None:

@@ -16,7 +16,7 @@ A sequence number alone is not enough: a crash of the machine takes unsynced mes
 2. The power fails. The log ends at 50, and the next message gets number 51.
 3. A consumer that trusted its number would skip ten new messages.
 
-After such a crash the log continues in a new page with another salt (``opening``), so the salts tell which 60 was
+After such a crash the log continues in a new page with another salt (``opening``), so the salts show which 60 was
 meant. A page *stands* when its number still has its salt. Twelve are enough, because a crash takes at most nine: those
 that wait for their sync, and the one being written.
 

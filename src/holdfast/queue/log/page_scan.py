@@ -25,7 +25,7 @@ from holdfast.queue.log.recovery import Here
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterator
+    from collections.abc import Callable, Container
 
     from holdfast.queue.files.index import IndexReader
     from holdfast.queue.files.port import FilePort
@@ -301,15 +301,8 @@ class PageScan:
                 known = (length > 0 and not (check or time_ns or tail)) or frame[0] == floor + (tail & SEQ_MASK)
                 if self._land(position, None, None if known else ends) is not None:
                     return True
-        for position, indexed_ns in self._records_behind(damaged):
-            frame, _ = self._frame_at(indexed_ns, position)
+        for indexed_ns, position in () if self._index is None else self._index.records():
+            frame = self._frame_at(indexed_ns, position)[0] if position > damaged else None
             if frame is not None and frame[0] > floor and self._land(position, indexed_ns, ends) is not None:
                 return True
         return False
-
-    def _records_behind(self, damaged: int) -> Iterator[tuple[int, int]]:
-        """Position and arrival of the indexed frames after ``damaged``."""
-        if self._index is not None:
-            for time_ns, position in self._index.records():
-                if position > damaged:
-                    yield position, time_ns

@@ -201,7 +201,7 @@ class LogReader:
 
     def _enter_first(self, numbers: list[int]) -> bool:
         """Enter the first readable page of these. Report unreadable pages before it."""
-        self.close()  # a index before this one says nothing about what may stand here: neither its time nor its number
+        self.close()  # the time and number of an earlier position say nothing about this page
         self._reported_seq = 1
         for index, number in enumerate(numbers):
             if self._enter(number, 1 if number == 1 else None):

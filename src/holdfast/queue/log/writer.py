@@ -285,7 +285,10 @@ class Writer:
         level, flags = self._compression, COMPRESSED if self._compression else 0
         for body, count in bodies:
             size = sum(map(len, body))
-            self._check_body(size, count)
+            if count == 1 and size > self.message_bytes_max:
+                raise LimitExceeded("message is too large", bytes=size, max=self.message_bytes_max)
+            if level and size > RAW_BODY_BYTES_MAX:
+                raise LimitExceeded("batch is too large for one compressed frame", bytes=size, max=RAW_BODY_BYTES_MAX)
             if level:
                 body = compress_body(body, level)
                 size = sum(map(len, body))
@@ -301,12 +304,6 @@ class Writer:
             del body  # its memory is the next one's
             if tail.position >= tail.record_due:
                 self._checkpoint()
-
-    def _check_body(self, size: int, count: int) -> None:
-        if count == 1 and size > self.message_bytes_max:
-            raise LimitExceeded("message is too large", bytes=size, max=self.message_bytes_max)
-        if self._compression and size > RAW_BODY_BYTES_MAX:
-            raise LimitExceeded("batch is too large for one compressed frame", bytes=size, max=RAW_BODY_BYTES_MAX)
 
     def _sync_names(self) -> None:
         """Sync the directory. Raises: ``Closed`` (sync_failed)."""
@@ -498,7 +495,7 @@ class Writer:
     def raise_if_closed(self) -> None:
         """Raise the reason why appends are refused."""
         if self._closed is not None:
-            raise self._closed.with_traceback(None)  # else it would keep the frames of all who met it
+            raise self._closed.with_traceback(None)  # else it would keep the frames of every caller
         self.durability.raise_if_failed()
 
     def close(self) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from holdfast.queue.files.index import PageIndex
-from holdfast.queue.files.pages import PageDirectory, read_file
+from holdfast.queue.files.pages import PageDirectory, open_page, read_file
 from holdfast.queue.files.port import FilePort
 from holdfast.queue.format.checksum import checksum_for_reading
 from holdfast.queue.format.frame import HEAD, HEAD_BYTES, SEQ_MASK, implied_seq, page_seed, seal_fields
@@ -198,7 +198,8 @@ class QueueSurvey:
         self._last_time_ns = 0
         self._read_bytes = 0
         self._has_removed = False
-        self._prepared = {number for number in self._numbers if self._is_prepared(number)}
+        headers = {number: files.header_of(number) for number in self._numbers}
+        self._prepared = {number for number, header in headers.items() if header is not None and header.prepared}
         self._walk()
 
     @property
@@ -254,23 +255,16 @@ class QueueSurvey:
         except FileNotFoundError:
             return None
 
-    def _is_prepared(self, number: int) -> bool:
-        header = self._files.header_of(number)
-        return header is not None and header.prepared
-
     def _begun(self, number: int, header: PageHeader) -> PageHeader | None:
         """The header with its base, even if its second write was lost and its frames were not."""
         if not header.prepared:
             return header
         started = header.started(self._next_seq or 1, self._last_time_ns)
-        file = self._files.open(number)
-        if file is None:
-            return None
-        try:
+        with open_page(self._files, number) as file:
+            if file is None:
+                return None
             scan = PageScan(self._files.port, file, started, next_seq=started.base_seq)
             return started if scan.read() is not None else None
-        finally:
-            self._files.port.close(file)
 
     def _joins(self, header: PageHeader, before: int, number: int) -> bool:
         """Whether this page belongs to the log; notes what is missing between it and the page before."""
@@ -321,7 +315,8 @@ class QueueSurvey:
         try:
             scan = PageScan(self._files.port, file, header, next_seq=header.base_seq, last_time_ns=self._last_time_ns)
             search = FrameSearch(self._files.port, file, header)
-            page.index_file = self._index_records(number)
+            data = read_file(self._files, self._files.names.index(number)) or b""
+            page.index_file = list(RECORD.iter_unpack(data[: len(data) // RECORD_BYTES * RECORD_BYTES]))
             self._walk_frames(page, scan)
             while (here := scan.here()) is not Here.SEAL:
                 if self._walk_frames(page, scan):
@@ -379,10 +374,6 @@ class QueueSurvey:
             page.index = ABSENT
         elif page.index_wrong:
             page.index = DAMAGED
-
-    def _index_records(self, number: int) -> list[tuple[int, int]]:
-        data = read_file(self._files, self._files.names.index(number)) or b""
-        return list(RECORD.iter_unpack(data[: len(data) // RECORD_BYTES * RECORD_BYTES]))
 
     def _gap_at(
         self, page: PageSurvey, scan: PageScan, search: FrameSearch, file: int, following: int | None

@@ -199,11 +199,8 @@ class DeadLetter:
     def encode(self) -> bytes:
         """The bytes. A reason above 4 KiB is cut at a character."""
         reason = self.reason.encode("utf-8", "replace")[:REASON_BYTES_MAX].decode("utf-8", "ignore").encode()
-        return (
-            LETTER_HEAD.pack(LETTER_VERSION, len(reason), self.deliveries, self.seq, self.time_ns)
-            + reason
-            + self.payload
-        )
+        head = LETTER_HEAD.pack(LETTER_VERSION, len(reason), self.deliveries, self.seq, self.time_ns)
+        return head + reason + self.payload
 
     @classmethod
     def decode(cls, data: bytes, serializer: Serializer | None = None) -> DeadLetter:

@@ -266,8 +266,7 @@ class WorkQueue(WithBlock):
             if cursor is not None and not cursor.of_work_queue:
                 raise InvalidRequest("this name is a consumer's", name=self.name)
             self._log = WorkLog(
-                queue.beside(f"{self.name}.work", page_size=LOG_PAGE_BYTES, clock=self._clock),
-                synced=self._synced,
+                queue.beside(f"{self.name}.work", page_size=LOG_PAGE_BYTES, clock=self._clock), synced=self._synced
             )
             try:
                 self._machine = find_state(
@@ -277,7 +276,7 @@ class WorkQueue(WithBlock):
                 self._note_cursor(durable=True)
             except BaseException:
                 with suppress(HoldfastError):
-                    self._log.close()  # the error that led here is the one to tell
+                    self._log.close()  # the first error is raised
                 raise
         except BaseException:
             self._cursor.close()
@@ -596,7 +595,7 @@ class WorkQueue(WithBlock):
     def _raise_if_closed(self) -> None:
         """Call with the lock held."""
         if self._closed is not None:
-            raise self._closed.with_traceback(None)  # else it would keep the frames of all who met it
+            raise self._closed.with_traceback(None)  # else it would keep the frames of every caller
         if self._log.in_step:
             raise Closed("a step was interrupted", name=self.name, hint="close the work queue and open it again")
 
