@@ -28,30 +28,38 @@ class FilePort(Protocol):
 
     def open_directory(self, path: str) -> int:
         """FileNotFoundError when it is absent."""
+        ...
 
     def names(self, directory: int) -> list[str]:
         """The files in a directory, in any order."""
+        ...
 
     def create(self, directory: int, name: str) -> int:
         """A new empty file, open for reading and writing; FileExistsError when the name is taken."""
+        ...
 
     def open(self, directory: int, name: str, *, write: bool) -> int:
         """An existing file; FileNotFoundError when it is absent."""
+        ...
 
     def close(self, file: int) -> None:
         """Close a file or directory. Syncs nothing."""
 
     def size(self, file: int) -> int:
         """Bytes in an open file."""
+        ...
 
     def modified_ns(self, directory: int, name: str) -> int:
         """When the file was last written, nanoseconds since 1970, by the file system's clock."""
+        ...
 
     def size_of(self, directory: int, name: str) -> int:
         """Bytes in a named file, as they count against a limit."""
+        ...
 
     def read(self, file: int, offset: int, length: int) -> bytes:
         """The bytes from ``offset``: at most ``length``, fewer only where the file ends."""
+        ...
 
     def write(self, file: int, offset: int, parts: Sequence[Octets]) -> None:
         """Write all parts, one after the other, from ``offset``. On an error any of their bytes may be there."""
@@ -88,9 +96,11 @@ class FilePort(Protocol):
 
         Raises: ``holdfast.errors.AlreadyOpen`` when another holds it, naming its process where that is known.
         """
+        ...
 
     def unlock(self, file: int) -> None:
         """Give a lock back and close its file: a child forked since shares the lock, and must not keep it."""
 
     def boot_id(self) -> bytes:
         """16 bytes that change whenever the page cache is lost; zeros where that is not known."""
+        ...
