@@ -26,7 +26,7 @@ from holdfast.queue.files.local import LocalFiles
 from holdfast.queue.format.frame import HEAD_BYTES
 from holdfast.queue.format.page import HEADER_BYTES, PageHeader, encode_header
 from holdfast.queue.repair.files import open_files
-from holdfast.queue.repair.survey import QueueSurvey, survey_queue
+from holdfast.queue.repair.survey import QueueSurvey
 
 PAGE = 8192
 STEP = 4 if os.environ.get("HOLDFAST_SMALL") == "1" else 1
@@ -336,7 +336,7 @@ def test_what_retention_removes_while_it_is_verified_is_not_lost(path: Path, unt
             removed.append(queue.trim(before_seq=until))
 
     with Queue(path, page_size=PAGE, background=False) as queue, open_files(str(path)) as pages:
-        found = survey_queue(pages, trims)
+        found = QueueSurvey(pages, trims)
     assert removed[0] > 1
     assert found.gaps == []
 
@@ -349,7 +349,7 @@ def survey_while_gone(path: Path, *names: str) -> QueueSurvey:
             path.with_name(name).unlink(missing_ok=True)
 
     with open_files(str(path)) as pages:
-        return survey_queue(pages, goes)
+        return QueueSurvey(pages, goes)
 
 
 def test_a_page_that_goes_while_older_ones_stay_is_lost(path: Path) -> None:

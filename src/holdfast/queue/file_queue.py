@@ -21,8 +21,8 @@ from queue import Empty, Full
 from time import monotonic
 
 from holdfast.errors import Closed, Code, HoldfastError
-from holdfast.queue.files.process import forked, poison_in_children
-from holdfast.queue.options import sync_level, whole_number
+from holdfast.queue.files.process import WithBlock, forked, poison_in_children
+from holdfast.queue.options import SyncLevel, sync_level, whole_number
 from holdfast.queue.queue import Queue
 from holdfast.queue.work.work_queue import DELIVERIES_MAX, LEASE_S_MAX, STARTED_MAX
 
@@ -30,14 +30,12 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable
-    from types import TracebackType
-    from typing import Self, TypeVar
+    from typing import TypeVar
 
-    from holdfast.queue.options import SyncLevel
     from holdfast.queue.serializers import Serializer
     from holdfast.queue.work.work_queue import Job, WorkQueue
 
-    Found = TypeVar("Found")
+    Result = TypeVar("Result")
 
 NAME = "tasks"
 MAXSIZE_MAX = 1 << 60
@@ -45,7 +43,7 @@ LOOK_S = 1.0
 """A waiting thread looks this often: an interrupt may lose a notification."""
 
 
-class FileQueue:
+class FileQueue(WithBlock):
     """A first-in, first-out queue of items for the threads of one process, which survives the process. Thread-safe.
 
     ``maxsize`` is a number of items; 0 is no limit. A million items may be got and not done; then ``get`` waits. Items
@@ -216,16 +214,16 @@ class FileQueue:
         return not self.maxsize or self._waiting() < self.maxsize
 
     def _wait_until(
-        self, condition: threading.Condition, look: Callable[[], Found], block: bool, timeout: float | None
-    ) -> Found:
+        self, condition: threading.Condition, look: Callable[[], Result], block: bool, timeout: float | None
+    ) -> Result:
         """The first true result of ``look``, or the last false one at the timeout."""
         until = None if timeout is None else monotonic() + timeout
         while True:
             self._check()
-            found = look()
+            result = look()
             left_s = LOOK_S if until is None else until - monotonic()
-            if found or not block or left_s <= 0:
-                return found
+            if result or not block or left_s <= 0:
+                return result
             condition.wait(min(left_s, LOOK_S))
 
     def _check(self) -> None:
@@ -234,8 +232,6 @@ class FileQueue:
             raise self._closed.with_traceback(None)  # else it would keep the frames of every caller
         if self._cut_off:
             self._recover()
-
-    # ---- after an interrupt -----------------------------------------------------------------------------------------
 
     def _recover_now(self) -> None:
         """Recover in the interrupted call, which raises the interrupt. The next call reports a refusal."""
@@ -261,7 +257,7 @@ class FileQueue:
         self._wake_all()
 
     def _open_work_again(self) -> None:
-        """An interrupt left a command half done; only the log tells its result."""
+        """An interrupt left a command half done; only the log has its result."""
         try:
             self._work.close()
             self._work = self._open_work()
@@ -273,8 +269,6 @@ class FileQueue:
             )
             self._end(closed)
             raise closed from error
-
-    # ---- the end ----------------------------------------------------------------------------------------------------
 
     def _make_durable(self, work: WorkQueue) -> None:
         """Sync the steps of ``work`` if the level requires it. Call without the mutex."""
@@ -305,14 +299,6 @@ class FileQueue:
         """Make everything durable and close the files; waiting calls raise ``Closed``. Closing twice is harmless."""
         self._end(Closed("the queue is closed", code=Code.CLOSED))
         self._queue.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def poison_after_fork(self) -> None:
         """In a forked child: replace the locks, which the parent's threads may hold, and refuse everything."""

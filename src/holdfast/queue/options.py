@@ -1,8 +1,7 @@
 """The arguments of the public calls, checked where they come in: numbers, delays, times, sync levels.
 
-Wrong types are refused, too: most programs are not type-checked, and a string taken for a number would fail much later.
-Every refusal is ``InvalidRequest`` with the argument, its value and what is allowed. ``datetime`` is imported by the
-first call that needs it, so a queue opens without it.
+Every refusal, also of a wrong type, is ``InvalidRequest`` with the argument, its value and what is allowed.
+``datetime`` is imported by the first call that needs it.
 
 | sync level | ``append`` returns when | killed process | lost power |
 |---|---|---|---|
@@ -44,9 +43,7 @@ def whole_number(name: str, value: object, least: int, most: int) -> int:
 
 
 def renamed_argument(old: str, value: Argument | None, new: str, current: Argument) -> Argument:
-    """The value of a public argument that was renamed. The old name still works, with a ``DeprecationWarning`` for the
-    caller of the public method.
-    """
+    """The value of a renamed public argument. The old name still works, with a ``DeprecationWarning``."""
     if value is None:
         return current
     warnings.warn(f"{old}= is deprecated; use {new}=", DeprecationWarning, stacklevel=3)

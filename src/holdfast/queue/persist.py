@@ -9,8 +9,7 @@ at a time uses the producer's side, one the consumer's. The source runs in *turn
 until the bound is reached and then ends, so a waiting source takes no thread of an executor. No lock is held during a
 wait, so an interrupt (Ctrl-C) leaves none locked.
 
-Space is freed in three steps: find the oldest item that a cursor has not passed; sync all cursors; remove the pages
-before it. The page of the last item stays, for a source that resumes.
+The page of the last item stays, for a source that resumes.
 """
 
 from __future__ import annotations
@@ -19,42 +18,31 @@ import atexit
 import os
 import threading
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Executor, Future, wait
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from functools import partial
 from queue import SimpleQueue
 from time import monotonic
-from typing import Generic, TypeVar, cast
+from typing import Generic, NoReturn, Self, TypeVar, cast
 
 from holdfast.errors import AlreadyOpen, Closed, Code, HoldfastError, InternalError, InvalidRequest
+from holdfast.queue.consumers.consumer import Consumer
 from holdfast.queue.consumers.cursor_file import first_unconsumed_seq, seq_since, sync_holds
-from holdfast.queue.files.process import close_when_dropped, poison_in_children
+from holdfast.queue.files.process import WithBlock, close_when_dropped, poison_in_children
 from holdfast.queue.format.file_names import FileNames
 from holdfast.queue.format.frame import octets
 from holdfast.queue.format.page import PAGE_BYTES_MAX
-from holdfast.queue.options import lifetime_ns, seconds_ns, sync_level, whole_number
-from holdfast.queue.persist_flow import Flow, Step, Work
+from holdfast.queue.log.messages import Block, Message
+from holdfast.queue.log.reader import LogReader
+from holdfast.queue.options import SyncLevel, lifetime_ns, seconds_ns, sync_level, whole_number
+from holdfast.queue.persist_flow import Ending, Flow, Step, Work
 from holdfast.queue.queue import PAGE_BYTES_MIN, Queue
-from holdfast.queue.serializers import check_named, serializer_named
+from holdfast.queue.serializers import Serializer, check_named, serializer_named
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from datetime import datetime, timedelta
-    from types import TracebackType
-    from typing import NoReturn, Self, TypeAlias
-
-    from holdfast.queue.consumers.consumer import Consumer
-    from holdfast.queue.log.messages import Block, Message
-    from holdfast.queue.log.reader import LogReader
-    from holdfast.queue.options import SyncLevel
-    from holdfast.queue.persist_flow import Ending
-    from holdfast.queue.serializers import Serializer
-
-    Since: TypeAlias = datetime | str | Callable[[], datetime | str]
-
+Since = datetime | str | Callable[[], datetime | str]
 
 Item = TypeVar("Item")
 
@@ -101,7 +89,7 @@ class PersistSettings:
                 "consumer and since exclude each other",
                 consumer=consumer,
                 since=repr(since),
-                hint="a consumer resumes at its place; since starts there and keeps no place",
+                hint="a consumer resumes at its position; since starts there and keeps no position",
             )
         if lifetime is not None:
             lifetime_ns(lifetime)
@@ -143,9 +131,9 @@ def not_an_end(error: BaseException) -> BaseException:
     """The error to raise for one of the source or serializer: an escaped ``StopIteration`` would look like the end."""
     if not isinstance(error, StopIteration | StopAsyncIteration):
         return error
-    found = RuntimeError(f"the source or its serializer raised {type(error).__name__}, which is not an end here")
-    found.__cause__ = error
-    return found
+    wrapped = RuntimeError(f"the source or its serializer raised {type(error).__name__}, which is not an end here")
+    wrapped.__cause__ = error
+    return wrapped
 
 
 def close_dropped(close: Callable[[], object]) -> None:
@@ -175,11 +163,11 @@ class PersistRun:
         try:
             check_named(settings.serializer, self.queue.identity.serializer)
             self._serializer = self.queue.serializer
-            self._place = self._subscribe(settings)
+            self._subscription = self._subscribe(settings)
             try:
                 left_seq = self.queue.last_seq
                 self.flow = Flow(
-                    consumed_seq=self._place.committed_seq,
+                    consumed_seq=self._subscription.committed_seq,
                     left_seq=left_seq,
                     max_bytes=settings.max_bytes,
                     page_bytes=settings.page_bytes,
@@ -187,7 +175,7 @@ class PersistRun:
                 self._left: Iterator[Block] | None = None
                 self._free()
             except BaseException:
-                self._place.close()
+                self._subscription.close()
                 raise
         except BaseException:
             self.queue.close()
@@ -242,13 +230,11 @@ class PersistRun:
             self._left = None
             flow.measured(flow.left_seq, 0)
         elif block.last_seq > flow.measured_seq:
-            found = block.bounds[max(0, flow.measured_seq + 1 - block.first_seq) :]
-            flow.measured(block.last_seq, sum(end - start for start, end in found))
+            bounds = block.bounds[max(0, flow.measured_seq + 1 - block.first_seq) :]
+            flow.measured(block.last_seq, sum(end - start for start, end in bounds))
 
     def produce(self, pull: Callable[[], object], close_source: Callable[[], None]) -> bool:
-        """One step of the producer: ``pull`` returns the next item or raises ``StopIteration``. False if there is
-        nothing to do.
-        """
+        """One step of the producer: ``pull`` returns an item or raises ``StopIteration``. False without work."""
         flow = self.flow
         work = flow.work
         try:
@@ -278,22 +264,17 @@ class PersistRun:
         """The last item is done; ``durable`` syncs that. *Raises*: as ``Consumer.commit``; then it is not done."""
         given, flow = self.given, self.flow
         if given is not None:
-            self._place.commit(given.seq, durable=durable)
+            self._subscription.commit(given.seq, durable=durable)
             flow.consumed(given.seq, len(given.payload))
             self.given = None
         elif durable:
-            self._place.commit(flow.consumed_seq, durable=True)
+            self._subscription.commit(flow.consumed_seq, durable=True)
 
     def free(self) -> None:
         """Free the space of consumed items, if ``flow.frees``. *Raises*: as ``Queue.trim``; then it is tried again."""
         if self.flow.frees:
             self._free()
             self.flow.freed()
-
-    @property
-    def step(self) -> Step:
-        """What the consumer gets next."""
-        return self.flow.step
 
     @property
     def has_next(self) -> bool:
@@ -307,12 +288,12 @@ class PersistRun:
         """Fetch the next items. They stay here until they are consumed, so an interrupt loses none. *Raises*: ``Gap``
         and ``Trimmed``, again the next time; ``Unavailable``; ``Closed``.
         """
-        self._ready.extend(self._place.poll(0.0, TAKE_ITEMS))
+        self._ready.extend(self._subscription.poll(0.0, TAKE_ITEMS))
         if not self._is_in_order():
             # An interrupt has dropped items.
             self._ready.clear()
-            self._place.rewind()
-            self._ready.extend(self._place.poll(0.0, TAKE_ITEMS))
+            self._subscription.rewind()
+            self._ready.extend(self._subscription.poll(0.0, TAKE_ITEMS))
         if not self._is_in_order():
             raise InternalError("a stored item cannot be read", seq=self.flow.consumed_seq + 1)
 
@@ -320,9 +301,7 @@ class PersistRun:
         return self.has_next and self._ready[0].seq == self.flow.consumed_seq + 1
 
     def next_item(self) -> tuple[Message, object]:
-        """The next item as stored, and its value; the same until it is consumed. *Raises*: as ``take`` and the
-        serializer.
-        """
+        """The next item as stored, and its value; the same until it is consumed. *Raises*: also what loading raises."""
         if not self._is_in_order():
             self.take()
         message = self._ready[0]
@@ -348,22 +327,16 @@ class PersistRun:
         self.flow.stopped = True
         raise self._closed from error
 
-    # ---- the end ----------------------------------------------------------------------------------------------------
-
     def closed_error(self) -> Closed:
         """The error for the step CLOSED."""
         return Closed("the subscription is closed") if self._closed is None else self._closed.with_traceback(None)
-
-    def stop(self) -> None:
-        """Ask the source for nothing more, and return nothing more."""
-        self.flow.stopped = True
 
     def close(self) -> None:
         """Close the subscription and the queue, which makes everything durable. *Raises*: as ``Queue.close``."""
         self.flow.stopped = True
         self._left = None
         try:
-            self._place.close()
+            self._subscription.close()
         finally:
             self.queue.close()
 
@@ -390,13 +363,13 @@ class _Since:
                 with self._queue.asking():
                     if self._reader is None:
                         self._reader = self._queue.reader(seq=self._taken_seq + 1)
-                    found = self._reader.read_messages() or []
+                    messages = self._reader.read_messages() or []
             except BaseException:
                 self.close()
                 raise
-        if found:
-            self._taken_seq = found[-1].seq
-        return found
+        if messages:
+            self._taken_seq = messages[-1].seq
+        return messages
 
     def rewind(self) -> None:
         self.close()
@@ -442,8 +415,8 @@ def persist(
 
     *Shape*: items are bytes, or what ``serializer`` takes ("str", "json", a ``Serializer``). The queue records the name
     of the first serializer and refuses another; without the argument it uses the recorded one. ``consumer`` names the
-    place, "main" by default; with ``since`` (a time, "earliest", "latest", or a callable that gives one) the
-    subscription starts there and keeps no place. ``lifetime`` keeps consumed items for that long; without it their
+    position, "main" by default; with ``since`` (a time, "earliest", "latest", or a callable that gives one) the
+    subscription starts there and keeps no position. ``lifetime`` keeps consumed items for that long; without it their
     space is freed. ``sync`` and ``page_size`` are those of ``Queue``.
     *Raises*: ``AlreadyOpen`` when another subscription, or writer, has the queue; ``InvalidRequest`` for arguments that
     cannot be, and for a serializer that is not the recorded one; else as ``Queue``. An error of the source is raised
@@ -478,7 +451,7 @@ def check_source(source: object, *, is_result: bool = False) -> None:
         raise InvalidRequest(wrong, source=type(source).__name__)
 
 
-class Persisted(Iterator[Item]):
+class Persisted(WithBlock, Iterator[Item]):
     """The result of ``persist``: an iterator and a context manager. One thread at a time. It closes itself after the
     last item and after an error of the source. A dropped one is closed on another thread, with a ``ResourceWarning``.
     """
@@ -523,7 +496,7 @@ class Persisted(Iterator[Item]):
             while True:
                 if self._ending is not None:
                     self._end(self._ending)
-                step = run.step
+                step = run.flow.step
                 if step is Step.GIVE:
                     break
                 if step is Step.CLOSED:
@@ -588,32 +561,21 @@ class Persisted(Iterator[Item]):
 
     def _stop(self) -> None:
         """Return nothing more; another thread that waits for an item gets ``Closed``."""
-        self._run.stop()
-        self._producer.ring()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+        self._run.flow.stopped = True
+        self._producer.wake_consumer()
 
 
 class _Producer(Generic[Item]):
     """The source, its turns on the scheduler, and the end of a run. It does not reference the ``Persisted``."""
 
     def __init__(
-        self,
-        run: PersistRun,
-        source: Iterable[Item] | Callable[[Stored[Item]], Iterable[Item]],
-        scheduler: Executor,
+        self, run: PersistRun, source: Iterable[Item] | Callable[[Stored[Item]], Iterable[Item]], scheduler: Executor
     ) -> None:
         self._run = run
         self._source = source
         self._items: Iterator[Item] | None = None
         self._scheduler = scheduler
-        self._bell: SimpleQueue[None] = SimpleQueue()
+        self._wakeups: SimpleQueue[None] = SimpleQueue()
         self._baton = threading.Lock()  # held by the turn that runs; a turn that does not get it ends
         self._turn: Future[None] | None = None
         self._thread = 0
@@ -628,11 +590,11 @@ class _Producer(Generic[Item]):
             self._thread = threading.get_ident()
             try:
                 while run.produce(self._pull, self._close_source):
-                    self.ring()
+                    self.wake_consumer()
             finally:
                 self._thread = 0
                 self._baton.release()
-            # A consume or a stop since the last look found the turn taken and relies on this one.
+            # A consume or a stop since the last look saw the turn taken and relies on this one.
             if run.flow.work in (Work.NOTHING, Work.WAIT):
                 return
 
@@ -663,17 +625,15 @@ class _Producer(Generic[Item]):
 
     # ---- on the consumer's thread -----------------------------------------------------------------------------------
 
-    def ring(self) -> None:
-        """Let the consumer look again."""
-        if self._bell.empty():
-            self._bell.put(None)
+    def wake_consumer(self) -> None:
+        if self._wakeups.empty():
+            self._wakeups.put(None)
 
     def wait_for_change(self) -> None:
         """Wait until an item is stored, the source has ended, or a turn has. May return early."""
-        self._bell.get()
+        self._wakeups.get()
 
     def start_turn(self) -> None:
-        """Start a turn, if the source has work and no turn runs."""
         flow = self._run.flow
         if flow.work in (Work.NOTHING, Work.WAIT) or (self._turn is not None and not self._turn.done()):
             return
@@ -691,15 +651,12 @@ class _Producer(Generic[Item]):
     def _turn_done(self, turn: Future[None]) -> None:
         if not turn.cancelled() and (error := turn.exception()) is not None:
             self._run.flow.ended(error)  # the scheduler has failed: a turn itself raises nothing
-        self.ring()
-
-    # ---- the end ----------------------------------------------------------------------------------------------------
+        self.wake_consumer()
 
     def close(self, timeout_s: float) -> bool:
-        """See ``Persisted.close``."""
         run = self._run
-        run.stop()
-        self.ring()
+        run.flow.stopped = True
+        self.wake_consumer()
         items = self._items or self._source
         if isinstance(items, Persisted):
             # The turn may wait for its next item.
@@ -733,7 +690,6 @@ class _Producer(Generic[Item]):
         return flow.source_closed
 
     def close_at_exit(self) -> None:
-        """Close at the exit of the interpreter, if the program has not."""
         with suppress(HoldfastError, OSError):
             self.close(EXIT_S)
 
@@ -746,7 +702,6 @@ class _DaemonThread(Executor):
         self._thread: threading.Thread | None = None
 
     def submit(self, turn: Callable[[], None]) -> Future[None]:  # type: ignore[override]  # of this kind alone
-        """Run ``turn`` on the thread."""
         if self._thread is None:
             thread = threading.Thread(target=self._serve, name="holdfast-persist", daemon=True)
             thread.start()
@@ -769,5 +724,4 @@ class _DaemonThread(Executor):
         self._tasks.put(None)  # for another that an interrupt of its start has left unknown
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: ARG002 - the base's
-        """End the thread after its task."""
         self._tasks.put(None)

@@ -16,6 +16,7 @@ from holdfast.queue.files.meta_files import WritePositionFile, open_identity, re
 from holdfast.queue.files.pages import PageDirectory, check_new_queue
 from holdfast.queue.files.process import (
     Background,
+    WithBlock,
     close_when_dropped,
     forked,
     locked_after_dropped,
@@ -23,10 +24,11 @@ from holdfast.queue.files.process import (
 )
 from holdfast.queue.format.checksum import CRC32, checksum_for_writing
 from holdfast.queue.format.file_names import FileNames
-from holdfast.queue.format.page import PAGE_BYTES_MAX
-from holdfast.queue.log.messages import Message, class_with_value
+from holdfast.queue.format.page import PAGE_BYTES_MAX, PageHeader
+from holdfast.queue.log.messages import Block, Message, class_with_value
 from holdfast.queue.log.opening import find_end, repair_tail
 from holdfast.queue.log.reader import (
+    DamagePolicy,
     LogReader,
     Waiter,
     check_damage_policy,
@@ -35,27 +37,30 @@ from holdfast.queue.log.reader import (
 )
 from holdfast.queue.log.space import Space, check_limits
 from holdfast.queue.log.writer import FIRST_PAGE_BYTES, Writer
-from holdfast.queue.options import each_of, lifetime_ns, moment_ns, renamed_argument, sync_level, whole_number
+from holdfast.queue.options import (
+    SyncLevel,
+    each_of,
+    lifetime_ns,
+    moment_ns,
+    renamed_argument,
+    sync_level,
+    whole_number,
+)
 from holdfast.queue.serializers import Serializer, chosen_serializer, other_serializer, record_of, serializer_named
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, MutableMapping, Sequence
     from datetime import datetime, timedelta
-    from types import TracebackType
-    from typing import Self, TypeVar
+    from typing import TypeVar
 
     from holdfast.queue.consumers.consumer import Consumer
     from holdfast.queue.files.index import KeptIndexes
     from holdfast.queue.files.port import FilePort
-    from holdfast.queue.format.page import PageHeader
-    from holdfast.queue.log.messages import Block
     from holdfast.queue.log.page_scan import Anchors
-    from holdfast.queue.log.reader import DamagePolicy
-    from holdfast.queue.options import SyncLevel
     from holdfast.queue.work.work_queue import WorkQueue
 
-    Found = TypeVar("Found")
+    Result = TypeVar("Result")
 
 SEQ_MAX = (1 << 64) - 1
 PAGE_BYTES_MIN = 4096
@@ -64,8 +69,8 @@ LIFETIME_LOOK_S = 10.0
 CLOSED_UNDER = "the queue was closed under a reader"
 
 
-class Queue:
-    """A durable queue in the files ``path-*`` of one directory. The package tells what it promises.
+class Queue(WithBlock):
+    """A durable queue in the files ``path-*`` of one directory. See the package for its promises.
 
     *Raises*: ``AlreadyOpen`` when another writer has it; ``InvalidRequest`` for impossible settings; ``NotFound`` with
     ``read_only`` when there is no such queue; ``PermissionDenied``; ``Unavailable`` (disk_full) and for other refusals
@@ -130,7 +135,7 @@ class Queue:
         self._message: type[Message] = Message
         self._append: Callable[[bytes], int] = _refuse_reader
         self._closed = False
-        self._closer: dict[str, tuple[int, int, object]] = {}  # who closes it: process and thread
+        self._closer: dict[str, tuple[int, int, object]] = {}  # the closing process and thread
         self._ended = threading.Event()
         self._dependents_closed: list[Consumer | WorkQueue] = []
         self._level, self._full, self._keeps_all = level, full, keep == "all"
@@ -193,7 +198,6 @@ class Queue:
             raise NotFound("no such directory", path=folder) from error
 
     def _start(self, writer: Writer, kept_ns: int | None, max_bytes: int | None) -> None:
-        """Connect the writer with retention and the helper thread."""
         pages, held, keeps_all, level = self._pages, self._resources, self._keeps_all, self._level
         space = self._space = held.space = Space(
             pages,
@@ -202,7 +206,7 @@ class Queue:
             full=self._full,
             clock=self._clock,
             current=lambda: writer.page_number,
-            safe_below=lambda: writer.pages_safe_below,
+            safe_below=lambda: writer.progress.pages_safe_below,
             make_durable=lambda: writer.durability.wait_for(writer.next_seq),
             first_held=lambda: _first_held(pages, writer),
             first_unconsumed=None if self._keeps_all else lambda: _first_unconsumed(pages, writer),
@@ -281,12 +285,12 @@ class Queue:
         """
         if not isinstance(payloads, list | tuple):
             payloads = each_of(payloads)
-        found: Sequence[bytes] = payloads  # type: ignore[assignment]  # refused by the writer if it is something else
+        encoded: Sequence[bytes] = payloads  # type: ignore[assignment]  # refused by the writer if it is something else
         if self._serializer is not None:
-            found = [*map(self._serializer.dump, payloads)]
+            encoded = [*map(self._serializer.dump, payloads)]
         elif not isinstance(payloads, list | tuple):
-            found = [*payloads]  # type: ignore[list-item]  # refused by the writer if it is something else
-        return self.append_encoded(found, atomic=atomic)
+            encoded = [*payloads]  # type: ignore[list-item]  # refused by the writer if it is something else
+        return self.append_encoded(encoded, atomic=atomic)
 
     def append_encoded(self, payloads: Sequence[bytes], *, atomic: bool = False) -> tuple[int, int]:
         """As ``append_many``, for payloads that the serializer has encoded already."""
@@ -329,14 +333,12 @@ class Queue:
     def _refuse_all(self) -> Writer:
         raise _closed() if self._closed else _reader_only()
 
-    # ---- where it stands --------------------------------------------------------------------------------------------
-
     @property
     def last_seq(self) -> int:
         """The newest message, 0 before the first."""
-        found = self._writer  # asked for once: closing in another thread takes it away
-        if found is not None:
-            return found.next_seq - 1
+        writer = self._writer  # asked for once: closing in another thread takes it away
+        if writer is not None:
+            return writer.next_seq - 1
         with self.asking():
             return find_end(self._pages, read_write_position(self._pages), self._pages.port.boot_id()).next_seq - 1
 
@@ -382,11 +384,7 @@ class Queue:
     # ---- reading ----------------------------------------------------------------------------------------------------
 
     def reader(
-        self,
-        *,
-        since: datetime | str | None = None,
-        seq: int | None = None,
-        damage: DamagePolicy | None = None,
+        self, *, since: datetime | str | None = None, seq: int | None = None, damage: DamagePolicy | None = None
     ) -> LogReader:
         """A position in the log at a starting point. ``read_messages()`` and ``read_blocks()`` return what is there
         now, or None; they never wait. Errors of the file system are ``OSError``.
@@ -396,7 +394,7 @@ class Queue:
         if since is not None and seq is not None:
             raise InvalidRequest("since and seq exclude each other")
         writer = self._writer
-        found = LogReader(
+        reader = LogReader(
             self._pages,
             damage=damage if damage is not None else self._damage,
             live_next_seq=(lambda: writer.next_seq) if writer is not None else None,
@@ -407,29 +405,29 @@ class Queue:
         )
         try:
             if seq is not None:
-                found.seek_seq(whole_number("seq", seq, 1, SEQ_MAX))
+                reader.seek_seq(whole_number("seq", seq, 1, SEQ_MAX))
             elif since is None or since == "earliest":
-                found.seek_earliest()
+                reader.seek_earliest()
             elif since == "latest":
-                found.seek_latest()
+                reader.seek_latest()
             else:
-                found.seek_time(moment_ns(since))
+                reader.seek_time(moment_ns(since))
         except BaseException:
-            found.close()
+            reader.close()
             raise
-        return found
+        return reader
 
     def begin_reading(self, since: datetime | str | None, seq: int | None, damage: DamagePolicy | None) -> LogReader:
         """As ``reader``, with the errors of ``asking``."""
-        found: LogReader | None = None
+        reader: LogReader | None = None
         try:
             with self.asking():
-                found = self.reader(since=since, seq=seq, damage=damage)
+                reader = self.reader(since=since, seq=seq, damage=damage)
         except BaseException:
-            if found is not None:
-                found.close()
+            if reader is not None:
+                reader.close()
             raise
-        return found
+        return reader
 
     def read(
         self,
@@ -446,9 +444,9 @@ class Queue:
         not consume. *Raises*: ``InvalidRequest``; ``Gap`` and ``Trimmed`` as ``damage`` says ("raise", "skip", or a
         callable that gets the report); ``Unavailable`` when the file system refuses; ``Closed``.
         """
-        found = self.begin_reading(since, seq, damage)
+        reader = self.begin_reading(since, seq, damage)
         nothing: Iterator[Iterable[Message]] = iter(())
-        windows = self._along(found, found.read_message_parts, follow, nothing)
+        windows = self._along(reader, reader.read_message_parts, follow, nothing)
         return chain.from_iterable(chain.from_iterable(windows))
 
     def batches(
@@ -460,20 +458,20 @@ class Queue:
         damage: DamagePolicy | None = None,
     ) -> Iterator[Block]:
         """As ``read``, in blocks of consecutive messages without an object for each."""
-        found = self.begin_reading(since, seq, damage)
-        return chain.from_iterable(self._along(found, found.read_blocks, follow, []))
+        reader = self.begin_reading(since, seq, damage)
+        return chain.from_iterable(self._along(reader, reader.read_blocks, follow, []))
 
     def _along(
-        self, reader: LogReader, step: Callable[[], Found | None], follow: bool, nothing: Found
-    ) -> Iterator[Found]:
+        self, reader: LogReader, step: Callable[[], Result | None], follow: bool, nothing: Result
+    ) -> Iterator[Result]:
         """What each step returns. The generator is started here: an unstarted one would not release its files."""
         steps = self._steps(reader, step, follow, nothing)
         next(steps)
         return steps
 
     def _steps(
-        self, reader: LogReader, step: Callable[[], Found | None], follow: bool, nothing: Found
-    ) -> Iterator[Found]:
+        self, reader: LogReader, step: Callable[[], Result | None], follow: bool, nothing: Result
+    ) -> Iterator[Result]:
         waiter = self.waiter() if follow else None
         try:
             yield nothing
@@ -481,9 +479,9 @@ class Queue:
                 if waiter is not None:
                     waiter.arm()
                 with self.asking():
-                    found = step()
-                if found is not None:
-                    yield found
+                    result = step()
+                if result is not None:
+                    yield result
                     if waiter is not None:
                         waiter.found()
                 elif waiter is None:
@@ -545,9 +543,9 @@ class Queue:
             raise Closed("the queue is closed")
         holding = self._full != "drop_oldest" if hold is None else hold
         with opening(self._path):
-            found = Consumer(self, self._pages, name, since=since, damage=damage, hold=holding)
-        self._add_dependent(found)
-        return found
+            consumer = Consumer(self, self._pages, name, since=since, damage=damage, hold=holding)
+        self._add_dependent(consumer)
+        return consumer
 
     def work_queue(
         self,
@@ -578,7 +576,7 @@ class Queue:
             raise Closed("the queue is closed")
         ack_wait = renamed_argument("visibility", visibility, "ack_wait", ack_wait)
         with opening(self._path):
-            found = WorkQueue(
+            work = WorkQueue(
                 self,
                 self._pages,
                 name,
@@ -592,8 +590,8 @@ class Queue:
                 damage=self._damage if damage is None else damage,
                 hold=hold,
             )
-        self._add_dependent(found)
-        return found
+        self._add_dependent(work)
+        return work
 
     def _add_dependent(self, dependent: Consumer | WorkQueue) -> None:
         # Weak references: a dropped dependent closes itself, except over files of the program's own.
@@ -670,12 +668,14 @@ class Queue:
             return
         closer = os.getpid(), threading.get_ident(), object()
         first = self._closer.setdefault("", closer)  # one step, also under a signal
-        if first[0] != closer[0]:  # a fork's parent was at it: here nobody is
+        if first[0] != closer[0]:  # the parent of this forked child was closing it
             self._closer, self._ended = {"": closer}, threading.Event()
         elif first is not closer:
             # In a signal handler or a callback for damage, the closing thread may be waiting for this one.
             dependents = [*self._open_dependents(), *self._dependents_closed]
-            if first[1] != closer[1] and not any(_is_read_by(closer[1], found) for found in dependents):
+            if first[1] != closer[1] and not any(
+                getattr(dependent, "read_by", 0) == closer[1] for dependent in dependents
+            ):
                 self._ended.wait()
             return
         self._keep()
@@ -698,14 +698,6 @@ class Queue:
             self._resources.release()
         finally:
             self._writer = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def poison_after_fork(self) -> None:
         """In a forked child: release the lock, which is the parent's, and refuse everything."""
@@ -735,7 +727,6 @@ class _Resources:
         self.background: Background | None = None
 
     def run_background_work(self) -> None:
-        """See ``Queue.run_background_work``."""
         writer, space = self.writer, self.space
         if writer is None or space is None:
             return
@@ -746,14 +737,13 @@ class _Resources:
             except OSError:
                 space.trim()  # the next try may find what has grown old gone, and room
                 raise
-        if writer.has_closing_pages:
+        if writer.progress.closing:
             writer.durability.sync_sealed()
         if writer.sync_is_due():
             writer.flush()
         space.trim()
 
     def work(self) -> None:
-        """As ``run_background_work``, on the helper thread."""
         try:
             self.run_background_work()
         except (HoldfastError, OSError):
@@ -762,7 +752,6 @@ class _Resources:
             return
 
     def release(self) -> None:
-        """Make everything durable and close the files."""
         writer = self.writer
         if self.space is not None:
             self.space.close()
@@ -779,7 +768,6 @@ class _Resources:
             self.close_handles()
 
     def close_handles(self) -> None:
-        """Close the lock's file and the directory."""
         port = self.pages.port
         if self.lock_file >= 0:
             port.unlock(self.lock_file)
@@ -790,7 +778,6 @@ class _Resources:
 
 
 def _first_held(pages: PageDirectory, writer: Writer) -> int | None:
-    """The first message that a holding consumer has not committed."""
     from holdfast.queue.consumers.cursor_file import first_held_seq
 
     return first_held_seq(pages, lambda: writer.next_seq - 1)
@@ -820,16 +807,12 @@ def _reader_only() -> HoldfastError:
     return PermissionDenied("the queue is open for reading only", code=Code.PERMISSION_DENIED)
 
 
-def _refuse_closed(payload: bytes) -> int:  # noqa: ARG001 - stands in for a writer's append
+def _refuse_closed(payload: bytes) -> int:  # noqa: ARG001 - replaces the append of a writer
     raise _closed()
 
 
-def _refuse_reader(payload: bytes) -> int:  # noqa: ARG001 - stands in for a writer's append
+def _refuse_reader(payload: bytes) -> int:  # noqa: ARG001 - replaces the append of a writer
     raise _reader_only()
-
-
-def _is_read_by(thread: int, dependent: Consumer | WorkQueue) -> bool:
-    return getattr(dependent, "read_by", 0) == thread
 
 
 class _QueueOfWork(Queue):

@@ -81,9 +81,7 @@ def record_of(serializer: Serializer | str) -> str:
 
 
 def chosen_serializer(given: Serializer | str | None, recorded: str) -> Serializer | None:
-    """The serializer of a queue, from the argument and its record ("" for none). Raises: ``InvalidRequest`` if they
-    differ.
-    """
+    """The serializer of a queue, from the argument and its record ("" for none). Raises: ``InvalidRequest``."""
     if given is not None:
         if recorded and record_of(given) != recorded:
             raise other_serializer(record_of(given), recorded)
@@ -92,7 +90,11 @@ def chosen_serializer(given: Serializer | str | None, recorded: str) -> Serializ
         return None
     if recorded in USED_BY_RECORD:
         return serializer_named(recorded)
-    return missing_serializer(recorded)
+
+    def refuse(value: object) -> Never:  # noqa: ARG001 - replaces a function that takes one
+        raise _not_named(recorded)
+
+    return Serializer(refuse, refuse, recorded)
 
 
 def check_named(given: Serializer | str | None, recorded: str) -> None:
@@ -109,15 +111,6 @@ def other_serializer(given: str, recorded: str) -> InvalidRequest:
         recorded=recorded,
         hint=f"open it with the serializer {recorded}, or without one",
     )
-
-
-def missing_serializer(name: str) -> Serializer:
-    """Stands for a serializer that the program has to name."""
-
-    def refuse(value: object) -> Never:  # noqa: ARG001 - in the place of a function that takes one
-        raise _not_named(name)
-
-    return Serializer(refuse, refuse, name)
 
 
 def _not_named(name: str) -> InvalidRequest:

@@ -867,7 +867,7 @@ def test_items_that_an_interrupt_drops_on_the_way_are_taken_again(tmp_path: Path
         with Queue(settings.path, page_size=PAGE_BYTES) as queue:
             queue.append_many(numbers(10))
         run = PersistRun(settings, settings.open)
-        run._place.poll(0.0, 1000)
+        run._subscription.poll(0.0, 1000)
         assert run.next_item()[1] == b"0"
         run.close()
 

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
     from holdfast.queue import Message
     from holdfast.queue.format.checksum import Checksum, Octets
-    from holdfast.queue.format.cursor import Place
+    from holdfast.queue.format.cursor import PageId
     from holdfast.queue.log.page_scan import FrameView
     from holdfast.queue.log.space import ClosedPage
     from holdfast.queue.persist import PersistSettings, _Since
@@ -183,7 +183,7 @@ def sync_tried_again(self: CrashFiles, file: int) -> None:
 def no_seal(self: Writer, page: OpenPage) -> None:
     """A page is left as it is when it is full."""
     del page
-    self._progress.write_index()
+    self.progress.write_index()
 
 
 def end_without_seal(here: Here, following: Following, owed: Owed) -> Step:
@@ -412,7 +412,7 @@ def clean_mark_stays(self: SyncProgress, *, clean: bool = False) -> None:
 @MUTANTS.breaks("a cursor is never ahead of what was committed", "kept_seq", cursor_file, play=run_followers)
 def cursor_trusts_its_number(
     committed_seq: int,
-    history: Sequence[Place],
+    history: Sequence[PageId],
     numbers: Sequence[int],
     header_of: Callable[[int], PageHeader | None],
     last_seq: int,
@@ -422,7 +422,7 @@ def cursor_trusts_its_number(
 
 
 @MUTANTS.breaks("what is committed durably is durable in the log", "_sync_log", Consumer, play=run_followers)
-def durable_commit_without_the_log(self: Consumer, seq: int, history: list[Place]) -> None:
+def durable_commit_without_the_log(self: Consumer, seq: int, history: list[PageId]) -> None:
     """A durable commit syncs the cursor and leaves the log to itself."""
     del self, seq, history
 
@@ -469,7 +469,7 @@ _stored = PersistRun.stored
 def persist_acknowledges_when_given(self: PersistRun) -> tuple[Message, object]:
     """An item is committed when it is given."""
     message, item = _next_item(self)
-    self._place.commit(message.seq, durable=False)
+    self._subscription.commit(message.seq, durable=False)
     return message, item
 
 

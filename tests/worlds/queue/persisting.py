@@ -95,7 +95,7 @@ class Side:
         run, flow = self.run, self.run.flow
         run.consume()
         run.free()
-        step = run.step
+        step = run.flow.step
         if step is Step.GIVE:
             message, item = run.next_item()
             if message.seq != self.given_seq + 1 or item != self._world.item(message.seq - 1):

@@ -9,40 +9,37 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
+from datetime import datetime
 from functools import partial
-from typing import Generic, TypeVar
+from types import TracebackType
+from typing import Generic, Protocol, Self, TypeVar
 from weakref import WeakKeyDictionary
 
 from holdfast.errors import Closed, Fenced, HoldfastError
 from holdfast.queue.consumers.consumer import Consumer as BlockingConsumer
 from holdfast.queue.consumers.consumer import Owner
+from holdfast.queue.log.messages import Message
 from holdfast.queue.options import renamed_argument, whole_number
+from holdfast.queue.work.command import DeadLetter
+from holdfast.queue.work.work_queue import Job
+from holdfast.queue.work.work_queue import WorkQueue as BlockingWorkQueue
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-    from datetime import datetime
-    from types import TracebackType
-    from typing import Protocol, Self
 
-    from holdfast.queue.log.messages import Message
-    from holdfast.queue.work.command import DeadLetter
-    from holdfast.queue.work.work_queue import Job
-    from holdfast.queue.work.work_queue import WorkQueue as BlockingWorkQueue
+class Closable(Protocol):
+    """Holds files or a name until it is closed."""
 
-    class Closable(Protocol):
-        """Holds files or a name until it is closed."""
+    def close(self) -> None:
+        """Release them."""
 
-        def close(self) -> None:
-            """Let go of them."""
 
-    class WaitUntil(Protocol):
-        """``Queue.wait_until``."""
+class WaitUntil(Protocol):
+    """``Queue.wait_until``."""
 
-        def __call__(  # noqa: D102
-            self, look: Callable[[], Awaitable[bool]], timeout: float | None, *, look_again_s: float | None = None
-        ) -> Awaitable[bool]: ...
+    def __call__(  # noqa: D102
+        self, look: Callable[[], Awaitable[bool]], timeout: float | None, *, look_again_s: float | None = None
+    ) -> Awaitable[bool]: ...
 
 
 Result = TypeVar("Result")
@@ -69,29 +66,46 @@ async def to_its_end(work: Awaitable[Result]) -> Result:
 
 
 async def on_helper(work: Callable[[], Result]) -> Result:
-    """Run on a helper thread. It has ended when this returns, because the next step may close its files. A cancelled
-    caller loses the result.
-    """
+    """Run on a helper thread. It has ended when this returns. A cancelled caller loses the result."""
     return await to_its_end(asyncio.get_running_loop().run_in_executor(None, work))
 
 
 async def open_by(run: Callable[[Callable[[], None]], Awaitable[None]], open_blocking: Callable[[], Opened]) -> Opened:
-    """Open something by ``run``, on another thread; a cancelled caller leaves nothing open. *Raises*: as
-    ``open_blocking``.
-    """
-    found: list[Opened] = []
+    """Open something by ``run``, on another thread. A cancelled caller leaves nothing open."""
+    results: list[Opened] = []
     try:
-        await run(lambda: found.append(open_blocking()))
+        await run(lambda: results.append(open_blocking()))
     except asyncio.CancelledError:
-        for opened in found:
+        for opened in results:
             # It has no owner, and would keep its lock as long as the process lives.
             with suppress(HoldfastError, OSError):
                 await run(opened.close)
         raise
-    return found[0]
+    return results[0]
 
 
-class _Opened(Generic[Blocking]):
+class _AsyncWithBlock:
+    """An ``async with`` block that opens and closes the object. A private name, as ``WithBlock`` in ``process``."""
+
+    async def open(self) -> Self:
+        raise NotImplementedError
+
+    async def close(self) -> object:
+        raise NotImplementedError
+
+    async def __aenter__(self) -> Self:
+        return await self.open()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
+AsyncWithBlock = _AsyncWithBlock
+
+
+class _Opened(AsyncWithBlock, Generic[Blocking]):
     """What a consumer and a work queue share: a name, and the blocking object, once it is open."""
 
     _kind = ""
@@ -119,14 +133,6 @@ class _Opened(Generic[Blocking]):
         if self._inner is not None:
             await on_helper(self._inner.close)
 
-    async def __aenter__(self) -> Self:
-        return await self.open()
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
-
 
 class Consumer(_Opened[BlockingConsumer]):
     """A position in the log that is kept under a name, opened by ``async with`` or ``await consumer.open()``.
@@ -143,13 +149,12 @@ class Consumer(_Opened[BlockingConsumer]):
         self._owners: WeakKeyDictionary[asyncio.Task[object], Owner] = WeakKeyDictionary()
 
     def _owner(self) -> Owner:
-        """The owner of the messages that the current task takes."""
         task = asyncio.current_task()
         assert task is not None, "a coroutine runs in a task"
-        found = self._owners.get(task)
-        if found is None:
-            found = self._owners[task] = Owner()
-        return found
+        owner = self._owners.get(task)
+        if owner is None:
+            owner = self._owners[task] = Owner()
+        return owner
 
     @property
     def committed_seq(self) -> int:
@@ -162,7 +167,6 @@ class Consumer(_Opened[BlockingConsumer]):
         return self._opened().next_seq
 
     async def _refill(self) -> bool:
-        """Read messages into memory. False if there are none now."""
         return await on_helper(partial(self._opened().fill, POLL_MESSAGES))
 
     async def __aiter__(self) -> AsyncIterator[Message]:
@@ -193,16 +197,16 @@ class Consumer(_Opened[BlockingConsumer]):
         """The next messages, 1 to ``max_messages``; none after ``timeout`` seconds (None: waits)."""
         whole_number("max_messages", max_messages, 1, COUNT_MAX)
         inner, owner = self._opened(), self._owner()
-        found = inner.take(owner, max_messages)
+        messages = inner.take(owner, max_messages)
 
         async def look() -> bool:
             if await self._refill():
-                found.extend(inner.take(owner, max_messages))
-            return bool(found)
+                messages.extend(inner.take(owner, max_messages))
+            return bool(messages)
 
-        if not found:
+        if not messages:
             await self._wait_until(look, timeout)
-        return found
+        return messages
 
     async def commit(self, message: Message | int | list[Message] | None = None, *, durable: bool = False) -> None:
         """This message and all earlier ones that this task was given are done; without an argument, all that it was
@@ -242,10 +246,10 @@ class WorkQueue(_Opened["BlockingWorkQueue"]):
 
     async def get(self, timeout: float | None = None) -> Job | None:
         """The next job, or None after ``timeout`` seconds without one (None: waits; 0: looks). A job whose delay or
-        lease has ended is found within 50 ms.
+        lease has ended is returned within 50 ms.
         """
-        found = await self.get_many(1, timeout)
-        return found[0] if found else None
+        jobs = await self.get_many(1, timeout)
+        return jobs[0] if jobs else None
 
     async def get_many(self, max_jobs: int, timeout: float | None = 0.0) -> list[Job]:
         """As ``get``, up to ``max_jobs`` that are there now; waits only for the first. Jobs that a cancelled call had
@@ -253,34 +257,34 @@ class WorkQueue(_Opened["BlockingWorkQueue"]):
         """
         whole_number("max_jobs", max_jobs, 1, COUNT_MAX)
         inner = self._opened()
-        found: list[Job] = []
+        jobs: list[Job] = []
 
         async def look() -> bool:
-            await on_helper(partial(self._take, inner, max_jobs, found))
-            return bool(found)
+            await on_helper(partial(self._take, inner, max_jobs, jobs))
+            return bool(jobs)
 
         try:
             await self._wait_until(look, timeout, look_again_s=DUE_LOOK_S)
         except BaseException:
             # Their deliveries are counted: the next caller gets them.
-            self._kept.extend(found)
+            self._kept.extend(jobs)
             raise
-        return found
+        return jobs
 
-    def _take(self, inner: BlockingWorkQueue, max_jobs: int, found: list[Job]) -> None:
-        """On a helper thread: put kept jobs into ``found``, or if there are none, new ones."""
-        while len(found) < max_jobs:
+    def _take(self, inner: BlockingWorkQueue, max_jobs: int, jobs: list[Job]) -> None:
+        """On a helper thread: put kept jobs into ``jobs``, or if there are none, new ones."""
+        while len(jobs) < max_jobs:
             try:
-                found.append(self._kept.popleft())
+                jobs.append(self._kept.popleft())
             except IndexError:  # not asked before: another task's thread may take the last one
                 break
             try:
                 # The ``ack_wait`` seconds of the worker begin now.
-                inner.extend(found[-1])
+                inner.extend(jobs[-1])
             except Fenced:
-                found.pop()  # its lease ended, and the message was given to somebody else
-        if not found:
-            found.extend(inner.get_many(max_jobs, 0.0))
+                jobs.pop()  # its lease ended, and the message was given to another worker
+        if not jobs:
+            jobs.extend(inner.get_many(max_jobs, 0.0))
 
     async def ack(self, job: Job) -> None:
         """This job is done and never comes back. *Raises*: ``Fenced`` (lease_lost)."""

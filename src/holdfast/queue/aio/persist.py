@@ -12,42 +12,33 @@ source's task, or its event loop is closed or stopped for two seconds, that is a
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable
 from concurrent.futures import Executor, Future, InvalidStateError, wait
 from contextlib import suppress
+from datetime import timedelta
 from functools import partial
-from typing import Generic, TypeVar, cast
+from typing import Generic, NoReturn, Self, TypeVar, cast
 
 from holdfast.errors import AlreadyOpen, Closed, InvalidRequest
-from holdfast.queue.aio.consumers import on_helper, open_by
+from holdfast.queue.aio.consumers import AsyncWithBlock, on_helper, open_by
 from holdfast.queue.files.process import close_when_dropped
-from holdfast.queue.options import seconds_ns
+from holdfast.queue.options import SyncLevel, seconds_ns
 from holdfast.queue.persist import (
     DROPPED_S,
     PAGE_BYTES,
     PersistRun,
     PersistSettings,
+    Since,
     Stored,
     check_executor,
     close_dropped,
     not_an_end,
 )
-from holdfast.queue.persist_flow import Step, Work
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    import os
-    from collections.abc import Callable
-    from datetime import timedelta
-    from types import TracebackType
-    from typing import NoReturn, Self
-
-    from holdfast.queue.options import SyncLevel
-    from holdfast.queue.persist import Since
-    from holdfast.queue.persist_flow import Ending
-    from holdfast.queue.queue import Queue
-    from holdfast.queue.serializers import Serializer
+from holdfast.queue.persist_flow import Ending, Step, Work
+from holdfast.queue.queue import Queue
+from holdfast.queue.serializers import Serializer
 
 Item = TypeVar("Item")
 
@@ -110,7 +101,7 @@ def check_source(source: object, *, is_result: bool = False) -> None:
         raise InvalidRequest(wrong, source=type(source).__name__, hint="holdfast.persist takes an iterable")
 
 
-class Persisted(AsyncIterator[Item]):
+class Persisted(AsyncWithBlock, AsyncIterator[Item]):
     """The result of ``persist``: an asynchronous iterator and context manager, for one task at a time. It belongs to
     the event loop on which it was opened, and is closed as the blocking one.
     """
@@ -128,7 +119,7 @@ class Persisted(AsyncIterator[Item]):
         self._scheduler = scheduler
         self._open_queue = open_queue or settings.open
         self._opened = False
-        self._found: tuple[PersistRun, _Producer[Item]] | None = None
+        self._running: tuple[PersistRun, _Producer[Item]] | None = None
         self._ending: Ending | None = None  # what is left to give: closing on the way there may be cancelled
         self._finished = False
         self._asks = False
@@ -144,16 +135,16 @@ class Persisted(AsyncIterator[Item]):
             self._opened = False
             raise
         producer = _Producer(run, self._source, quick=self._settings.sync.name == "os")
-        self._found = run, producer
+        self._running = run, producer
         release = partial(close_dropped, producer.close_dropped)
         self._keep = close_when_dropped(self, "the subscription", self._settings.path, release, warn=True)
         producer.start(self._scheduler)
         return self
 
     def _parts(self) -> tuple[PersistRun, _Producer[Item]]:
-        if self._found is None:
+        if self._running is None:
             raise Closed("the subscription is not open", hint="async with")
-        return self._found
+        return self._running
 
     def __aiter__(self) -> Self:
         return self
@@ -177,8 +168,8 @@ class Persisted(AsyncIterator[Item]):
             while True:
                 if self._ending is not None:
                     await self._end(self._ending)
-                producer.item_bell.clear()
-                step = run.step
+                producer.item_event.clear()
+                step = run.flow.step
                 if step is Step.GIVE:
                     break
                 if step is Step.CLOSED:
@@ -186,7 +177,7 @@ class Persisted(AsyncIterator[Item]):
                 if step is Step.END:
                     self._ending = run.flow.ending
                 else:
-                    await producer.item_bell.wait()
+                    await producer.item_event.wait()
             if not run.has_next:
                 await on_helper(run.take)
             message, item = run.next_item()
@@ -240,10 +231,10 @@ class Persisted(AsyncIterator[Item]):
         queue could not be made durable.
         """
         seconds_ns("timeout", timeout)
-        if self._found is None:
+        if self._running is None:
             self._opened = True
             return True
-        run, producer = self._found
+        run, producer = self._running
         self._keep()
         producer.stop()
         try:
@@ -255,16 +246,8 @@ class Persisted(AsyncIterator[Item]):
             raise failure
         return run.flow.source_closed
 
-    async def __aenter__(self) -> Self:
-        return await self.open()
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
-
-
-class _Bell:
+class _LoopEvent:
     """Wakes a task of the event loop on which it was made, from any thread."""
 
     def __init__(self) -> None:
@@ -273,8 +256,8 @@ class _Bell:
         self._event = asyncio.Event()
         self.clear, self.wait = self._event.clear, self._event.wait
 
-    def ring(self) -> None:
-        """Call after a change. The waiting task clears the bell, looks, then waits, so it misses nothing."""
+    def set(self) -> None:
+        """Call after a change. The waiting task clears the event, looks, then waits, so it misses nothing."""
         if self._event.is_set():
             return
         if self._thread == threading.get_ident():
@@ -295,13 +278,13 @@ class _Producer(Generic[Item]):
         quick: bool,
     ) -> None:
         self.run = run
-        self.item_bell = _Bell()
+        self.item_event = _LoopEvent()
         self.ended: Future[None] = Future()
         self.failure: BaseException | None = None  # of closing the source
         self._source = source
         self._items: AsyncIterator[Item] | None = None
         self._quick = quick
-        self._room_bell: _Bell | None = None
+        self._room_event: _LoopEvent | None = None
         self._task: asyncio.Task[None] | None = None
         self._consumers_loop = asyncio.get_running_loop()
         self._loop = self._consumers_loop
@@ -309,7 +292,6 @@ class _Producer(Generic[Item]):
     # ---- on the consumer's loop -------------------------------------------------------------------------------------
 
     def start(self, scheduler: asyncio.AbstractEventLoop | Executor | None) -> None:
-        """Let the source run."""
         if scheduler is None or scheduler is self._consumers_loop:
             self._task = self._consumers_loop.create_task(self._produce())
             self._task.add_done_callback(partial(self._scheduled_done, self._consumers_loop))
@@ -357,13 +339,12 @@ class _Producer(Generic[Item]):
 
     def resume_source(self) -> None:
         """An item was consumed: a waiting source may continue."""
-        if self.run.flow.waiting and self.run.flow.work is not Work.WAIT and self._room_bell is not None:
-            self._room_bell.ring()
+        if self.run.flow.waiting and self.run.flow.work is not Work.WAIT and self._room_event is not None:
+            self._room_event.set()
 
     def stop(self) -> None:
-        """Cancel the source."""
-        self.run.stop()
-        self.item_bell.ring()
+        self.run.flow.stopped = True
+        self.item_event.set()
         if self._task is not None:
             with suppress(RuntimeError):  # its loop is closed
                 self._loop.call_soon_threadsafe(self._task.cancel)
@@ -378,7 +359,7 @@ class _Producer(Generic[Item]):
         producing = asyncio.ensure_future(self._produce())
         while not producing.done():
             if self._consumers_loop.is_closed():
-                self.run.stop()
+                self.run.flow.stopped = True
                 producing.cancel()
             await asyncio.wait([producing], timeout=LOOK_S)
 
@@ -386,7 +367,7 @@ class _Producer(Generic[Item]):
         """Run the source to its end. Raises nothing."""
         flow = self.run.flow
         self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
-        self._room_bell = _Bell()
+        self._room_event = _LoopEvent()
         try:
             await self._store_items()
         except asyncio.CancelledError as error:
@@ -404,15 +385,15 @@ class _Producer(Generic[Item]):
         self._set_ended()
 
     async def _store_items(self) -> None:
-        flow, bell = self.run.flow, self._room_bell
-        assert bell is not None, "the bell is made before the first item"
+        flow, event = self.run.flow, self._room_event
+        assert event is not None, "the event is made before the first item"
         count = 0
         while True:
-            bell.clear()
+            event.clear()
             work = flow.work
             if work is Work.WAIT:
                 if flow.waiting:
-                    await bell.wait()
+                    await event.wait()
                 flow.waiting = True  # by another limit: look again before waiting
                 continue
             if work not in (Work.PULL, Work.MEASURE):
@@ -428,7 +409,7 @@ class _Producer(Generic[Item]):
                 flow.ended(None)
                 return
             await self._store(item)
-            self.item_bell.ring()
+            self.item_event.set()
             count += 1
             if not count % TURN_ITEMS:
                 await asyncio.sleep(0)
@@ -457,7 +438,7 @@ class _Producer(Generic[Item]):
         self.run.flow.source_closed = True
         with suppress(InvalidStateError):  # the consumer's side has given up this loop
             self.ended.set_result(None)
-        self.item_bell.ring()
+        self.item_event.set()
 
     # ---- on the thread that closes dropped objects -----------------------------------------------------------------
 

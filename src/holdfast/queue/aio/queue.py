@@ -11,9 +11,9 @@ Nothing that may wait for the disk runs on the event loop. A task that is cancel
 A cancelled ``open`` leaves nothing open; a cancelled ``close`` has closed when the cancellation is reported. A queue
 belongs to the event loop on which it was opened; its tasks may share it.
 
-Appends share syncs (``AppendLane``): requests wait in a list while the thread is busy. Then it writes the whole list as
-one batch with one sync; an ``atomic`` batch has its own. When a write ends in the middle (a full disk), the requests
-that are wholly in the log succeed; each other one gets its own error, whose ``appended`` counts its own messages.
+Appends share syncs (``AppendLane``): requests wait while the thread is busy, then it writes them as one batch with one
+sync; an ``atomic`` batch has its own. When a write ends in the middle (a full disk), the requests that are wholly in
+the log succeed; each other one gets its own error, whose ``appended`` counts its own messages.
 """
 
 from __future__ import annotations
@@ -21,35 +21,28 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
+from datetime import datetime, timedelta
 from functools import partial
 from itertools import chain
+from typing import Self, TypeVar
 from weakref import WeakMethod
 
 from holdfast.errors import Closed, HoldfastError, InternalError, InvalidRequest, LimitExceeded
-from holdfast.queue.aio.consumers import Consumer, WorkQueue, on_helper, open_by, to_its_end
+from holdfast.queue.aio.consumers import AsyncWithBlock, Consumer, WorkQueue, on_helper, open_by, to_its_end
+from holdfast.queue.files.port import FilePort
 from holdfast.queue.files.process import opened_at, opening_from
 from holdfast.queue.format.checksum import CRC32
 from holdfast.queue.format.frame import octets
-from holdfast.queue.log.reader import PAUSE_MAX_S, PAUSE_MIN_S, LogReader
-from holdfast.queue.options import each_of, renamed_argument, sync_level
+from holdfast.queue.log.messages import Block, Gap, Message, Trimmed
+from holdfast.queue.log.reader import PAUSE_MAX_S, PAUSE_MIN_S, DamagePolicy, LogReader
+from holdfast.queue.options import SyncLevel, each_of, renamed_argument, sync_level
 from holdfast.queue.queue import Queue as BlockingQueue
+from holdfast.queue.serializers import Serializer
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-    from datetime import datetime, timedelta
-    from types import TracebackType
-    from typing import Self, TypeVar
-
-    from holdfast.queue.files.port import FilePort
-    from holdfast.queue.log.messages import Block, Gap, Message, Trimmed
-    from holdfast.queue.log.reader import DamagePolicy
-    from holdfast.queue.options import SyncLevel
-    from holdfast.queue.serializers import Serializer
-
-    Result = TypeVar("Result")
+Result = TypeVar("Result")
 
 
 def _unreached() -> InternalError:
@@ -70,19 +63,18 @@ def _own(failure: BaseException, appended: int = 0) -> BaseException:
 class _Batch:
     """Messages that are appended together, and the futures of their requests."""
 
-    __slots__ = ("answers", "atomic", "counts", "failure", "first", "payloads", "written")
+    __slots__ = ("futures", "atomic", "counts", "failure", "first", "payloads", "written")
 
     def __init__(self, *, atomic: bool) -> None:
         self.atomic = atomic
         self.payloads: list[bytes] = []
-        self.answers: list[asyncio.Future[int]] = []
+        self.futures: list[asyncio.Future[int]] = []
         self.counts: list[int] = []
         self.first = 0
         self.written = 0
         self.failure: BaseException = _unreached()
 
     def write(self, queue: BlockingQueue) -> None:
-        """Append to the queue, and note how much of it is in the log."""
         try:
             self.first = queue.last_seq + 1
             queue.append_encoded(self.payloads, atomic=self.atomic)
@@ -92,19 +84,19 @@ class _Batch:
             appended = error.fields.get("appended") if isinstance(error, HoldfastError) else None
             self.written = appended if isinstance(appended, int) else 0
 
-    def answer(self) -> None:
+    def complete(self) -> None:
         """Complete the futures with the first number of their messages, if all of them are in the log."""
         seq = self.first
         end = seq + self.written
-        for answer, count in zip(self.answers, self.counts, strict=True):
+        for future, count in zip(self.futures, self.counts, strict=True):
             first, seq = seq, seq + count
-            if answer.done():
+            if future.done():
                 continue  # cancelled while it waited
             if seq <= end:
-                answer.set_result(first)
+                future.set_result(first)
             else:
                 # Part of the batch may be in the log: count the messages of this request before the end.
-                answer.set_exception(_own(self.failure, max(0, end - first)))
+                future.set_exception(_own(self.failure, max(0, end - first)))
 
 
 class _Work:
@@ -118,7 +110,6 @@ class _Work:
         self.failure: BaseException | None = _unreached()
 
     def carry_out(self, queue: BlockingQueue) -> None:
-        """On the lane's thread."""
         for batch in self.batches:
             batch.write(queue)
         if self.flushes:
@@ -128,10 +119,9 @@ class _Work:
             except BaseException as error:  # noqa: BLE001 - raised by the futures
                 self.failure = error
 
-    def answer(self) -> None:
-        """Complete all futures."""
+    def complete(self) -> None:
         for batch in self.batches:
-            batch.answer()
+            batch.complete()
         for flush in self.flushes:
             if flush.done():
                 continue
@@ -169,27 +159,27 @@ class AppendLane:
     def append(self, payload: bytes) -> asyncio.Future[int]:
         """Append after everything submitted before. The result is the sequence number."""
         batch = self._shared or self._add_batch(atomic=False)
-        answer: asyncio.Future[int] = self._loop.create_future()
+        future: asyncio.Future[int] = self._loop.create_future()
         batch.payloads.append(payload)
         batch.counts.append(1)
-        batch.answers.append(answer)
-        return answer
+        batch.futures.append(future)
+        return future
 
     def append_many(self, payloads: Sequence[bytes], *, atomic: bool) -> asyncio.Future[int]:
         """As ``append``, with no others between them. The result is the first sequence number."""
         batch = None if atomic else self._shared
         batch = batch or self._add_batch(atomic=atomic)
-        answer: asyncio.Future[int] = self._loop.create_future()
+        future: asyncio.Future[int] = self._loop.create_future()
         batch.payloads.extend(payloads)
         batch.counts.append(len(payloads))
-        batch.answers.append(answer)
-        return answer
+        batch.futures.append(future)
+        return future
 
     def flush(self) -> asyncio.Future[int]:
         """Make everything durable that was submitted before."""
-        answer: asyncio.Future[int] = self._loop.create_future()
-        self._to_do().flushes.append(answer)
-        return answer
+        future: asyncio.Future[int] = self._loop.create_future()
+        self._to_do().flushes.append(future)
+        return future
 
     def _add_batch(self, *, atomic: bool) -> _Batch:
         batch = _Batch(atomic=atomic)
@@ -221,7 +211,7 @@ class AppendLane:
             self._loop.call_soon_threadsafe(self._finish, work)
 
     def _finish(self, work: _Work) -> None:
-        work.answer()
+        work.complete()
         self._moved()
         if self._waiting is not None:
             self._start()
@@ -243,7 +233,7 @@ class AppendLane:
         self._executor.shutdown(wait=False)
 
 
-class Queue:
+class Queue(AsyncWithBlock):
     """A durable queue for asyncio, opened by ``async with`` or ``await queue.open()``. The arguments are those of
     ``holdfast.Queue``. What tasks append at the same time is one batch at every level.
     """
@@ -300,13 +290,11 @@ class Queue:
         self._trims: set[asyncio.Future[int]] = set()
         self._ended: asyncio.Future[None] | None = None
 
-    # ---- opening and closing ----------------------------------------------------------------------------------------
-
     async def open(self) -> Self:
         """Open the files. *Raises*: as ``holdfast.Queue``; ``Closed`` if it was opened before."""
         if self._lane is not None:
             raise Closed("a queue is opened once", hint="make another Queue")
-        place, open_blocking, wake = opened_at(), self._open, WeakMethod(self._wake)
+        location, open_blocking, wake = opened_at(), self._open, WeakMethod(self._wake)
 
         def moved() -> None:
             """Not the method itself: that would keep this queue, and it could not be dropped."""
@@ -314,7 +302,7 @@ class Queue:
                 wake_now()
 
         def open_here() -> BlockingQueue:
-            with opening_from(place):
+            with opening_from(location):
                 return open_blocking()
 
         lane = self._lane = AppendLane(moved)
@@ -360,14 +348,6 @@ class Queue:
             self._ended.set_result(None)
             if cancelled is not None:
                 raise cancelled
-
-    async def __aenter__(self) -> Self:
-        return await self.open()
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
 
     def _opened(self) -> tuple[BlockingQueue, AppendLane]:
         queue, lane = self._queue, self._lane
@@ -421,13 +401,10 @@ class Queue:
         return await to_its_end(work)
 
     def _encoded(self, payload: object) -> bytes:
-        """The bytes of a message, checked before it joins a batch."""
         data = octets(payload if self._serializer is None else self._serializer.dump(payload))
         if len(data) > self._max_message:
             raise LimitExceeded("message is too large", bytes=len(data), max=self._max_message)
         return data
-
-    # ---- where it stands --------------------------------------------------------------------------------------------
 
     @property
     def first_seq(self) -> int:
@@ -554,10 +531,10 @@ class Queue:
                 if follow:
                     wait.arm()
                 with queue.asking():
-                    found = await on_helper(partial(step, reader))
-                if found is not None:
-                    wait.found()
-                    yield found
+                    result = await on_helper(partial(step, reader))
+                if result is not None:
+                    wait.reset_pause()
+                    yield result
                 elif follow:
                     await wait.until_appended(None)
                 else:
@@ -589,7 +566,6 @@ class Queue:
             wait.disarm()
 
     def _wake(self) -> None:
-        """After an append or the end: every follower looks."""
         for follower in self._followers:
             if not follower.done():
                 follower.set_result(None)
@@ -617,20 +593,18 @@ class _Wait:
             self._followers.pop(self._appended, None)
 
     async def until_appended(self, limit_s: float | None) -> None:
-        """Wait for an append, at most ``limit_s``."""
         if self._appended is not None:
             await asyncio.wait([self._appended], timeout=limit_s)
             return
         await asyncio.sleep(self._pause_s if limit_s is None else min(self._pause_s, limit_s))
         self._pause_s = min(PAUSE_MAX_S, self._pause_s * 1.25)
 
-    def found(self) -> None:
+    def reset_pause(self) -> None:
         """There was something: poll soon after the next miss."""
         self._pause_s = PAUSE_MIN_S
 
 
 def _on_loop(callback: Callable[[Gap | Trimmed], None]) -> Callable[[Gap | Trimmed], None]:
-    """The same callback, called on the loop."""
     loop = asyncio.get_running_loop()
 
     def call(report: Gap | Trimmed) -> None:

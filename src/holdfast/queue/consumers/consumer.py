@@ -7,8 +7,7 @@
 
 Delivery is at least once, in order. After a crash the consumer continues after the last commit that survived: a commit
 survives a killed process, a durable one lost power. If a crash took committed messages, the cursor goes back with the
-log (``cursor``), so their replacements are not skipped. A raised ``Gap`` or ``Trimmed`` moves nothing: reading again
-raises it again, until ``reset`` or another damage policy. A failed sync finishes the consumer.
+log (``cursor``). A raised ``Gap`` or ``Trimmed`` moves nothing. A failed sync finishes the consumer.
 
 Threads may share a consumer; each message goes to one of them. The committed position is below every message that is
 not done (decision 0049):
@@ -24,8 +23,7 @@ not done (decision 0049):
 | the end of a thread, ``close()`` in any thread | nothing: what is not done comes again when the consumer is opened |
 
 An interrupt (Ctrl-C) inside the consumer takes its hand-out back, so no commit finishes a message that the program did
-not get. ``next(iter(consumer))`` and ``list(consumer)`` may lose their result after that; ``rewind`` hands out again
-what was not committed. A ``RuntimeWarning`` reports a thousand runs of messages that wait between committed ones.
+not get.
 """
 
 from __future__ import annotations
@@ -36,6 +34,7 @@ from bisect import bisect_right
 from contextlib import nullcontext
 from functools import partial
 from itertools import islice, pairwise
+from operator import itemgetter
 from time import monotonic
 
 from holdfast.errors import Closed, Code, InvalidRequest, LimitExceeded
@@ -49,23 +48,20 @@ from holdfast.queue.consumers.cursor_file import (
     seq_since,
 )
 from holdfast.queue.files.disk_errors import Refusal, refusals
-from holdfast.queue.files.process import forked, poison_in_children
-from holdfast.queue.format.cursor import cursor_pages, encode_cursor
-from holdfast.queue.log.reader import check_damage_policy
+from holdfast.queue.files.pages import open_page
+from holdfast.queue.files.process import WithBlock, forked, poison_in_children
+from holdfast.queue.format.cursor import PageId, cursor_pages, encode_cursor
+from holdfast.queue.log.reader import DamagePolicy, Waiter, check_damage_policy
 from holdfast.queue.options import whole_number
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from datetime import datetime
-    from types import TracebackType
-    from typing import Self
 
     from holdfast.queue.files.pages import PageDirectory
-    from holdfast.queue.format.cursor import Place
     from holdfast.queue.log.messages import Message
     from holdfast.queue.log.port import QueuePort
-    from holdfast.queue.log.reader import DamagePolicy, Waiter
 
 
 RANGES_MAX = 1_000_000
@@ -73,9 +69,7 @@ RANGES_MAX = 1_000_000
 
 
 class Chunk:
-    """Messages in memory, up to ``last_seq``, and the last one taken. Taking one or all is one atomic step for every
-    thread.
-    """
+    """Messages in memory, up to ``last_seq``, and the last one taken. Taking one or all is one atomic step."""
 
     __slots__ = ("last_seq", "messages", "taken_seq")
 
@@ -128,9 +122,7 @@ class HandOuts:
         return self._ranges[0][0] - 1 if self._ranges else self._given_seq
 
     def give(self, owner: Owner, until: int, moves: int = 0, *, first: int = 0) -> None:
-        """Give the messages from ``first`` (0: the next number) to ``until`` to the owner. Raises: ``LimitExceeded``,
-        and nothing has changed.
-        """
+        """Give the messages from ``first`` (0: the next) to ``until``. Raises: ``LimitExceeded``; nothing changed."""
         given_seq = self.given_seq
         first = first or given_seq + 1
         assert given_seq < first <= until, "messages are handed out in order"
@@ -176,7 +168,7 @@ class HandOuts:
     def finish(self, owner: Owner, seq: int) -> None:
         """This message is done, and every earlier message of this owner."""
         self._given_seq = self.given_seq
-        end = bisect_right(self._ranges, seq, key=_first_of)
+        end = bisect_right(self._ranges, seq, key=itemgetter(0))
         begin = 0 if owner.last_seq else max(0, end - 1)  # an owner without messages finishes this one alone
         kept: list[tuple[int, int, Owner]] = []
         for first, last, of in self._ranges[begin:end]:
@@ -191,7 +183,7 @@ class HandOuts:
         self._ranges[begin:end] = kept
 
     def finish_run(self, first: int, last: int) -> None:
-        """These messages are done, whoever owns them.
+        """These messages are done, whichever owner has them.
 
         >>> a, outs = Owner(), HandOuts(0)
         >>> outs.give(a, 9), outs.finish_run(4, 6), outs.committed_seq
@@ -200,8 +192,8 @@ class HandOuts:
         (None, 6)
         """
         self._given_seq = self.given_seq
-        begin = max(0, bisect_right(self._ranges, first, key=_first_of) - 1)
-        end = bisect_right(self._ranges, last, key=_first_of)
+        begin = max(0, bisect_right(self._ranges, first, key=itemgetter(0)) - 1)
+        end = bisect_right(self._ranges, last, key=itemgetter(0))
         kept: list[tuple[int, int, Owner]] = []
         for begun, ended, of in self._ranges[begin:end]:
             if begun < first:
@@ -226,7 +218,7 @@ class HandOuts:
         for first, last, _ in self._ranges:
             assert before < first <= last, "ranges are in order and do not overlap"
             before = last
-        assert before <= self.given_seq, "only messages that were handed out are in a stretch"
+        assert before <= self.given_seq, "only messages that were handed out are in a range"
 
 
 def runs_of(seqs: Iterable[int]) -> Iterator[tuple[int, int]]:
@@ -247,16 +239,12 @@ def runs_of(seqs: Iterable[int]) -> Iterator[tuple[int, int]]:
         yield first, last
 
 
-def _first_of(stretch: tuple[int, int, Owner]) -> int:
-    return stretch[0]
-
-
-def give_messages(outs: HandOuts, owner: Owner, found: list[Message], taken_seq: int, moves: int) -> None:
+def give_messages(outs: HandOuts, owner: Owner, messages: list[Message], taken_seq: int, moves: int) -> None:
     """Hand out these messages, the next after ``taken_seq``, without the numbers that have no message."""
-    if found[-1][0] - taken_seq == len(found):
-        outs.give(owner, found[-1][0], moves)
+    if messages[-1][0] - taken_seq == len(messages):
+        outs.give(owner, messages[-1][0], moves)
         return
-    for first, last in runs_of(message[0] for message in found):
+    for first, last in runs_of(message[0] for message in messages):
         outs.give(owner, last, moves, first=first)
 
 
@@ -266,7 +254,7 @@ GAPS_WARNED = 1000
 """This many uncommitted runs below committed messages mean that a program commits one message for many."""
 
 
-class Consumer:
+class Consumer(WithBlock):
     """A position in the log that is kept under a name. Made by ``Queue.consumer``. Thread-safe: see the module."""
 
     def __init__(
@@ -312,7 +300,7 @@ class Consumer:
         # Pages with uncommitted messages: the first message of each, the history up to it, and that packed.
         self._page_starts: list[int] = []
         self._page_values: list[bytes] = []
-        self._histories: list[list[Place]] = [[]]
+        self._histories: list[list[PageId]] = [[]]
         held = self._resources = ConsumerFiles(pages, lock_name(pages, name))
         try:
             # The writer must not miss this cursor and then remove pages.
@@ -326,18 +314,17 @@ class Consumer:
         self._keep = queue.close_when_dropped(self, "the consumer", held.release)
 
     def _start(self, since: datetime | str | None) -> None:
-        """Continue at the cursor, or begin a new consumer."""
-        found = self._cursor.found
-        if found is None:
+        cursor = self._cursor.stored
+        if cursor is None:
             # After damage the position is unknown: from "latest" on, messages would be skipped silently.
             self._stand(seq_since(self._queue, "earliest" if self._cursor.damaged else since) - 1)
-        elif found.of_work_queue:
+        elif cursor.of_work_queue:
             raise InvalidRequest("this name is a work queue's", name=self.name)
         else:
-            self._stand(kept_in(self._pages, found, self._queue.last_seq))
+            self._stand(kept_in(self._pages, cursor, self._queue.last_seq))
         # Before the first message: lost power could take the hold, and retention the messages.
         self._cursor.sync()
-        if found is None and self._queue.first_seq > self.committed_seq + 1:
+        if cursor is None and self._queue.first_seq > self.committed_seq + 1:
             # A writer in another process read the cursors before this one existed.
             self._stand(self._queue.first_seq - 1)
             self._cursor.sync()
@@ -416,66 +403,68 @@ class Consumer:
         until = None if timeout is None else monotonic() + timeout
         owner = self.owner
         while True:
-            found = self._take_or_read(owner, max_messages)
-            if found or timeout == 0 or not self._wait(until):
-                return found
+            messages = self._take_or_read(owner, max_messages)
+            if messages or timeout == 0 or not self._wait(until):
+                return messages
 
     @property
     def owner(self) -> Owner:
         """The owner of the messages that the calling thread takes."""
         try:
-            found: Owner = self._owners.value
+            owner: Owner = self._owners.value
         except AttributeError:
-            found = self._owners.value = Owner()
-        return found
+            owner = self._owners.value = Owner()
+        return owner
 
     def _take_or_read(self, owner: Owner, count: int) -> list[Message]:
         while True:
-            found = self.take(owner, count)
-            if found or not self.fill(count):
-                return found
+            messages = self.take(owner, count)
+            if messages or not self.fill(count):
+                return messages
 
     def take(self, owner: Owner, count: int) -> list[Message]:
         """Hand out up to ``count`` messages from memory. Waits for no disk. An interrupt takes the hand-out back:
         signals are handled after calls and at backward jumps, so none comes between the last ``except`` and the return.
         """
         self._admit(owner)
-        found: list[Message] = []
+        messages: list[Message] = []
         taken_seq, moves, was, given = 0, 0, (0, 0), False
         try:
             with self._lock:
                 self._raise_if_closed()
                 chunk, outs, moves = self._chunk, self._outs, self._moves
                 if outs is None and self._sole is not owner:
-                    return found  # moved elsewhere just now: asking again finds out
+                    return messages  # moved elsewhere just now: asking again finds out
                 taken_seq, was = chunk.taken_seq, (chunk.taken_seq, moves)
                 if outs is not None:
                     outs.check_room()
                     was = owner.last_seq, owner.moves
                 try:
-                    found.extend(islice(chunk.messages, count))
-                    if found:
+                    messages.extend(islice(chunk.messages, count))
+                    if messages:
                         if outs is not None:
-                            give_messages(outs, owner, found, taken_seq, moves)
-                        chunk.taken_seq = found[-1][0]
+                            give_messages(outs, owner, messages, taken_seq, moves)
+                        chunk.taken_seq = messages[-1][0]
                 except BaseException:
-                    # Under the lock: another thread must not take the messages after ``found``.
-                    self._take_back(owner, found, taken_seq, moves, was)
+                    # Under the lock: another thread must not take the messages after ``messages``.
+                    self._take_back(owner, messages, taken_seq, moves, was)
                     raise
                 given = True
         except BaseException:
             if given:
                 with self._lock:
-                    self._take_back(owner, found, taken_seq, moves, was)
+                    self._take_back(owner, messages, taken_seq, moves, was)
             raise
-        return found
+        return messages
 
-    def _take_back(self, owner: Owner, found: list[Message], taken_seq: int, moves: int, was: tuple[int, int]) -> None:
-        """Hand ``found`` out again, now or after ``rewind``: the owner never got it. Call with the lock held."""
+    def _take_back(
+        self, owner: Owner, messages: list[Message], taken_seq: int, moves: int, was: tuple[int, int]
+    ) -> None:
+        """Hand ``messages`` out again, now or after ``rewind``: the owner never got it. Call with the lock held."""
         owner.last_seq, owner.moves = was
         if self._moves != moves:
             return
-        until = found[-1][0] if found else taken_seq
+        until = messages[-1][0] if messages else taken_seq
         if self._outs is None or self._outs.take_back(owner, taken_seq, until):
             self._chunk = Chunk((), taken_seq, taken_seq)
 
@@ -509,9 +498,7 @@ class Consumer:
                 raise
 
     def fill(self, count: int = 1) -> bool:
-        """Read about ``count`` messages into memory, if there are none. False if there are none now. *Raises*: as
-        iterating.
-        """
+        """Read about ``count`` messages into memory if it has none. False if there are none. *Raises*: as iterating."""
         with self._reading:
             self._raise_if_closed()
             if self._chunk.last_seq != self._read_seq:
@@ -594,7 +581,6 @@ class Consumer:
         return parts
 
     def _note_page(self, number: int) -> None:
-        """Remember the page of the next messages for later commits."""
         history = log_history(self._pages, number)
         with self._lock:
             self._histories.append(history)
@@ -620,13 +606,11 @@ class Consumer:
         """The next message to be handed out."""
         return self._chunk.taken_seq + 1
 
-    # ---- keeping the place ------------------------------------------------------------------------------------------
-
     def commit(self, message: Message | int | list[Message] | None = None, *, durable: bool = False) -> None:
         """This message and all earlier ones that this thread was given are done; without an argument, all that it was
         given.
 
-        Each message of a list is done, whoever was given it; an empty list commits nothing. A commit never goes back
+        Each message of a list is done, whichever thread has it; an empty list commits nothing. A commit never goes back
         (``reset`` does). *Raises*: ``InvalidRequest`` for a message that was not handed out, and without an argument
         when only other threads have messages; ``Unavailable`` when the cursor cannot be written, and the old position
         stays; ``Closed`` (sync_failed) when ``durable`` and a sync has failed, and from then on.
@@ -733,12 +717,12 @@ class Consumer:
     def _forget_pages(self, seq: int) -> None:
         """Drop the pages that a commit has passed, and wake those that wait for their space."""
         with self._lock:
-            behind = bisect_right(self._page_starts, seq) - 1
-            del self._page_starts[:behind], self._page_values[:behind], self._histories[:behind]
+            passed = bisect_right(self._page_starts, seq) - 1
+            del self._page_starts[:passed], self._page_values[:passed], self._histories[:passed]
         if self._queue.writable:
             self._queue.space.confirmed()
 
-    def _sync_log(self, seq: int, history: list[Place]) -> None:
+    def _sync_log(self, seq: int, history: list[PageId]) -> None:
         """Make the log durable up to ``seq``; ``history`` are the pages up to there."""
         queue, port = self._queue, self._pages.port
         if queue.durable_seq >= seq:
@@ -746,15 +730,12 @@ class Consumer:
         if queue.writable:
             queue.flush()
             return
-        # Another process writes. A sync covers the file, whoever wrote it; at most nine pages wait for theirs.
+        # Another process writes. A sync covers all writes to the file; at most nine pages wait for theirs.
         with queue.asking():
             for number, _ in history:
-                file = self._pages.open(number)
-                if file is not None:
-                    try:
+                with open_page(self._pages, number) as file:
+                    if file is not None:
                         self._sync(partial(port.sync_data, file))
-                    finally:
-                        port.close(file)
 
     def _sync(self, sync: Callable[[], None]) -> None:
         """Sync, and never again after a failure: the system may report success although the disk lacks the data."""
@@ -810,15 +791,12 @@ class Consumer:
         done = max(self.committed_seq, self._queue.first_seq - 1)
         return max(0, self._queue.last_seq - done)
 
-    # ---- the end ----------------------------------------------------------------------------------------------------
-
     def _raise_if_closed(self) -> None:
         if self._closed is not None:
-            raise self._closed.with_traceback(None)  # else it would keep the frames of all who met it
+            raise self._closed.with_traceback(None)  # else it would keep the frames of every caller
 
     def close(self) -> None:
-        """Release the files and the name, after a commit or read of another thread. Commits nothing. Twice is
-        harmless."""
+        """Release the files and the name, after calls of other threads. Commits nothing. Closing twice is harmless."""
         with self._file_lock:
             if self._released:
                 return
@@ -832,14 +810,6 @@ class Consumer:
             waiters = list(self._waiters)
         for waiter in waiters:
             waiter.wake()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def poison_after_fork(self) -> None:
         """In a forked child: release the lock, which is the parent's, and refuse everything."""

@@ -11,9 +11,9 @@ import errno
 from contextlib import suppress
 
 from holdfast.errors import PermissionDenied
-from holdfast.queue.files.pages import check_name, other_owner, read_file
+from holdfast.queue.files.pages import PageDirectory, check_name, other_owner, read_file
 from holdfast.queue.files.process import locked_after_dropped
-from holdfast.queue.format.cursor import HISTORY_PAGES_MAX, Cursor, decode_cursor, kept_seq
+from holdfast.queue.format.cursor import HISTORY_PAGES_MAX, Cursor, PageId, decode_cursor, kept_seq
 from holdfast.queue.format.meta import SLOTS_BYTES, encode_slot, newest_slot, slot_offset
 
 TYPE_CHECKING = False
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from datetime import datetime
 
-    from holdfast.queue.files.pages import PageDirectory
-    from holdfast.queue.format.cursor import Place
     from holdfast.queue.log.port import QueuePort
     from holdfast.queue.log.reader import LogReader
 
@@ -30,11 +28,11 @@ SUFFIX = ".cursor"
 
 
 class CursorFile:
-    """One open cursor. One thread at a time. ``found`` is the value at the opening; None if it is new or ``damaged``.
+    """One open cursor. One thread at a time. ``stored`` is the value at the opening; None if it is new or ``damaged``.
     It may never have been durable, so an opening writes and syncs a value before anything depends on the cursor.
     """
 
-    __slots__ = ("_file", "_generation", "_pages", "_slot", "damaged", "found")
+    __slots__ = ("_file", "_generation", "_pages", "_slot", "damaged", "stored")
 
     def __init__(self, pages: PageDirectory, name: str) -> None:
         port, directory, file_name = pages.port, pages.directory, pages.names.cursor(name)
@@ -63,8 +61,8 @@ class CursorFile:
             raise
         self._generation = slot[0] if slot is not None else 0
         self._slot = b""
-        self.found: Cursor | None = decode_cursor(slot[1]) if slot is not None else None
-        self.damaged = self.found is None and any(data)
+        self.stored: Cursor | None = decode_cursor(slot[1]) if slot is not None else None
+        self.damaged = self.stored is None and any(data)
 
     def write(self, value: bytes) -> None:
         """Replace the value, in the other slot. Cost: one small write."""
@@ -117,16 +115,13 @@ class ConsumerFiles:
 
 
 def read_cursor(pages: PageDirectory, name: str) -> Cursor | None:
-    """The cursor of a name as it is on disk, or None. Its owner may be another process.
-
-    A damaged cursor has committed nothing and holds.
-    """
+    """The cursor of a name on disk, or None. A damaged one has committed nothing and holds."""
     data = read_file(pages, pages.names.cursor(name), SLOTS_BYTES)
     if data is None:
         return None
     slot = newest_slot(data)
-    found = decode_cursor(slot[1]) if slot is not None else None
-    return Cursor(0, [], of_work_queue=False, holds=True) if found is None and any(data) else found
+    cursor = decode_cursor(slot[1]) if slot is not None else None
+    return Cursor(0, [], of_work_queue=False, holds=True) if cursor is None and any(data) else cursor
 
 
 def kept_in(pages: PageDirectory, cursor: Cursor, last_seq: int) -> int:
@@ -143,29 +138,27 @@ def _cursors(pages: PageDirectory, unwritten: Cursor | None = None) -> Iterable[
         if not file_name.startswith(start) or not file_name.endswith(SUFFIX) or not name:
             continue
         if other_owner(pages.names.prefix, name, files) is None:
-            found = read_cursor(pages, name) or unwritten
-            if found is not None:
-                yield name, found
+            cursor = read_cursor(pages, name) or unwritten
+            if cursor is not None:
+                yield name, cursor
 
 
 def committed_seqs(pages: PageDirectory, last_seq: int) -> dict[str, int]:
     """The last message that each consumer and work queue has finished, by name. Cost: a few small reads for each."""
-    return {name: kept_in(pages, found, last_seq) for name, found in _cursors(pages)}
+    return {name: kept_in(pages, cursor, last_seq) for name, cursor in _cursors(pages)}
 
 
 def first_held_seq(pages: PageDirectory, last_seq: Callable[[], int]) -> int | None:
     """The first message that a holding cursor has not committed, open or not; None without such a cursor."""
-    held = [kept_in(pages, found, last_seq()) + 1 for _, found in _cursors(pages) if found.holds]
+    held = [kept_in(pages, cursor, last_seq()) + 1 for _, cursor in _cursors(pages) if cursor.holds]
     return min(held, default=None)
 
 
 def first_unconsumed_seq(pages: PageDirectory, last_seq: Callable[[], int]) -> int | None:
-    """The first message that any cursor has not committed, holding or not; None without cursors. A damaged or unwritten
-    one has committed nothing.
-    """
+    """The first message that any cursor has not committed; None without cursors. A damaged one committed nothing."""
     floors = [
-        kept_in(pages, found, last_seq()) + 1
-        for _, found in _cursors(pages, unwritten=Cursor(0, [], of_work_queue=False, holds=True))
+        kept_in(pages, cursor, last_seq()) + 1
+        for _, cursor in _cursors(pages, unwritten=Cursor(0, [], of_work_queue=False, holds=True))
     ]
     return min(floors, default=None)
 
@@ -174,8 +167,8 @@ def sync_holds(pages: PageDirectory, failed: Callable[[OSError], None], *, every
     """Make the cursors that retention waits for durable, or ``every`` cursor. ``failed`` is called with the error of a
     sync, which must not be repeated, and raises. Cost: a data sync for each.
     """
-    for name, found in _cursors(pages):
-        if found.holds or every:
+    for name, cursor in _cursors(pages):
+        if cursor.holds or every:
             file = pages.port.open(pages.directory, pages.names.cursor(name), write=True)
             try:
                 pages.port.sync_data(file)
@@ -185,14 +178,14 @@ def sync_holds(pages: PageDirectory, failed: Callable[[OSError], None], *, every
                 pages.port.close(file)
 
 
-def log_history(pages: PageDirectory, until: int) -> list[Place]:
+def log_history(pages: PageDirectory, until: int) -> list[PageId]:
     """The pages of the log up to ``until``, as a cursor remembers them. Cost: one listing and twelve headers."""
     numbers = [number for number in pages.numbers() if number <= until][-HISTORY_PAGES_MAX:]
     headers = [header for number in numbers if (header := pages.header_of(number)) is not None]
     return [(header.number, header.salt) for header in headers]
 
 
-def history_at(pages: PageDirectory, seq: int) -> list[Place]:
+def history_at(pages: PageDirectory, seq: int) -> list[PageId]:
     """The pages of the log up to the one that holds ``seq``, or to the last if that is a future message."""
     for number in reversed(pages.numbers()):
         header = pages.header_of(number)
@@ -205,16 +198,14 @@ def seq_since(queue: QueuePort, since: datetime | str | None) -> int:
     """The first message from a starting point on, or the next future one."""
     reader = queue.reader(since=since, damage="skip")
     try:
-        found = reader.read_near()
-        return found[0].seq if found is not None else reader.next_seq
+        messages = reader.read_near()
+        return messages[0].seq if messages is not None else reader.next_seq
     finally:
         reader.close()
 
 
 def lock_name(pages: PageDirectory, name: str, *, of_work_queue: bool = False) -> int:
-    """Lock the name of a consumer or work queue after checking it. Returns the lock's file. Raises: ``InvalidRequest``;
-    ``AlreadyOpen``; ``PermissionDenied`` when nothing may be written; ``OSError``.
-    """
+    """Check and lock the name of a consumer or work queue. Returns the lock's file."""
     check_name(pages, name, of_work_queue=of_work_queue)
     try:
         return locked_after_dropped(lambda: pages.port.lock(pages.directory, pages.names.named_lock(name)))

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Generator
 from contextlib import contextmanager
+from types import TracebackType
 
 from holdfast.errors import Code, HoldfastError, InvalidRequest, PermissionDenied, Unavailable
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Generator
-    from types import TracebackType
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 FORBIDDEN = (errno.EROFS, errno.EACCES, errno.EPERM)
@@ -40,18 +37,17 @@ def refusal(error: OSError, appended: int) -> Unavailable:
 class Refusal(Unavailable, OSError):
     """The file system refused a step that may be tried again. Also an ``OSError`` with the same ``errno``.
 
-    >>> found = Refusal(OSError(errno.EIO, "input/output error"))
-    >>> found.code, found.errno, str(found)
+    >>> error = Refusal(OSError(errno.EIO, "input/output error"))
+    >>> error.code, error.errno, str(error)
     (<Code.STORE_UNAVAILABLE: 'store_unavailable'>, 5, 'the file system refused cause=input/output error')
     """
 
     def __init__(self, error: OSError) -> None:
-        found = _unavailable(error, "try again")
-        super().__init__(found.message, code=found.code, hint=found.hint, facts=found.fields)
+        model = _unavailable(error, "try again")
+        super().__init__(model.message, code=model.code, hint=model.hint, facts=model.fields)
         self.errno, self.strerror = error.errno, error.strerror
 
     def __reduce__(self) -> tuple[type[Refusal], tuple[object, ...], dict[str, object]]:
-        """Made again from an error of the same number."""
         return type(self), (OSError(self.errno, self.strerror),), self.__dict__
 
 

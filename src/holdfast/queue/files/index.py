@@ -5,8 +5,12 @@ An index is derived data: a missing record costs time, and a reader verifies the
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left
+from collections.abc import Callable, Iterator
 
+from holdfast.queue.files.pages import PageDirectory
+from holdfast.queue.format.checksum import Checksum
 from holdfast.queue.format.page import (
     HEADER_BYTES,
     RECORD,
@@ -18,23 +22,17 @@ from holdfast.queue.format.page import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from array import array
-    from collections.abc import Callable, Iterator
-    from typing import TypeAlias
-
-    from holdfast.queue.files.pages import PageDirectory
     from holdfast.queue.files.port import FilePort
-    from holdfast.queue.format.checksum import Checksum
 
-    KeptIndexes: TypeAlias = dict[int, tuple["array[int]", "array[int]"]]
-    """Times and positions, by the salt of the page."""
+KeptIndexes = dict[int, tuple["array[int]", "array[int]"]]
+"""Times and positions, by the salt of the page."""
 
 _pack = RECORD.pack
 
 
 class PageIndex:
     """``records`` are in the file, with the checksum ``check``; ``pending`` are not. A single frame at or after ``due``
-    gets a record. After an ``OSError`` the next write begins at the same place.
+    gets a record. After an ``OSError`` the next write begins at the same position.
     """
 
     __slots__ = ("check", "due", "pending", "records")
@@ -72,24 +70,19 @@ class IndexReader:
     search by time keeps an index of at most 256 KiB there for all readers, sixteen for each open queue.
     """
 
-    __slots__ = ("_file", "_is_open", "_kept", "_number", "_pages", "_salt")
+    __slots__ = ("_file", "_is_open", "_number", "_pages", "_salt", "kept")
 
     def __init__(self, pages: PageDirectory, number: int, salt: int, kept: KeptIndexes | None = None) -> None:
         self._pages = pages
         self._number = number
         self._salt = salt
-        self._kept = kept
+        self.kept = kept
         self._file: int | None = None
         self._is_open = False
 
-    @property
-    def of_finished_page(self) -> bool:
-        """Whether the page is written to its end."""
-        return self._kept is not None
-
     def last_earlier(self, time_ns: int) -> tuple[int, int, int]:
         """How many records are earlier than ``time_ns``, and time and position of the last; zeros if there are none."""
-        kept = None if self._kept is None else self._kept.get(self._salt) or self._keep(self._kept)
+        kept = None if self.kept is None else self.kept.get(self._salt) or self._keep(self.kept)
         if kept is None:
             return self.last_before(lambda indexed, _: indexed < time_ns)
         times, positions = kept
@@ -100,9 +93,9 @@ class IndexReader:
         """As ``last_before`` of ``format.page``, in this index."""
         return last_before(self._read, self._count(), belongs_before)
 
-    def record(self, place: int) -> tuple[int, int] | None:
+    def record(self, number: int) -> tuple[int, int] | None:
         """Time and position; None if there is no such record."""
-        data = self._read(place * RECORD_BYTES, RECORD_BYTES) if place >= 0 else b""
+        data = self._read(number * RECORD_BYTES, RECORD_BYTES) if number >= 0 else b""
         return RECORD.unpack(data) if len(data) == RECORD_BYTES else None
 
     def records(self) -> Iterator[tuple[int, int]]:
@@ -124,8 +117,8 @@ class IndexReader:
         data = self._read(0, count * RECORD_BYTES)
         if len(kept) >= KEPT_MAX:
             kept.clear()
-        found = kept[self._salt] = times_and_positions(data)
-        return found
+        index = kept[self._salt] = times_and_positions(data)
+        return index
 
     def _count(self) -> int:
         file = self._opened()

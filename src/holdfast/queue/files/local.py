@@ -142,7 +142,7 @@ class LocalFiles:
         os.ftruncate(file, length)
 
     def map(self, file: int, length: int) -> WritableMap | None:
-        """None for a file that is shorter: storing behind its end would kill the process."""
+        """None for a file that is shorter: storing after its end would kill the process."""
         if sys.platform != "linux" or os.fstat(file).st_size < length:
             return None
         return mmap(file, length)
@@ -190,14 +190,14 @@ class LocalFiles:
             # Fixed width: truncating can wait for the file system's journal.
             os.pwrite(file, b"%-20d\n" % os.getpid(), 0)
         except BaseException:
-            self.unlock(file)  # a full disk: nobody knows of this lock, and so nobody else would give it back
+            self.unlock(file)  # a full disk: the caller does not know this lock and would not release it
             raise
         lock = _locks[file] = _lock_of(directory, name)
         _opened[lock] = opened_at()
         return file
 
     def unlock(self, file: int) -> None:
-        """Closing alone would leave the lock to a forked child that has not let go of it yet."""
+        """Closing alone would leave the lock to a forked child that has not closed it yet."""
         lock = _locks.pop(file, None)
         if lock is not None:
             _opened.pop(lock, None)
@@ -228,5 +228,5 @@ def lock_taken_at(file: int) -> str | None:
 
 
 def _lock_of(directory: int, name: str) -> tuple[int, int, str]:
-    found = os.fstat(directory)
-    return found.st_dev, found.st_ino, name
+    status = os.fstat(directory)
+    return status.st_dev, status.st_ino, name

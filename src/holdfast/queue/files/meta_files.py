@@ -6,9 +6,10 @@ absent or does not verify is made again; no page depends on it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 
-from holdfast.queue.files.pages import read_file, replace_file
+from holdfast.queue.files.pages import PageDirectory, read_file, replace_file
 from holdfast.queue.format.meta import (
     IDENTITY_BYTES,
     SLOTS_BYTES,
@@ -19,12 +20,6 @@ from holdfast.queue.format.meta import (
     newest_slot,
     slot_offset,
 )
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from holdfast.queue.files.pages import PageDirectory
 
 
 def read_identity(pages: PageDirectory) -> Identity | None:
@@ -37,18 +32,18 @@ def open_identity(
     pages: PageDirectory, entropy: Callable[[int], bytes], page_bytes: int, checksum_id: int, serializer: str = ""
 ) -> Identity:
     """Read the identity, or make it. A queue without a recorded serializer adopts the given one."""
-    found = read_identity(pages)
-    if found is not None and (found.serializer or not serializer):
-        return found
-    if found is not None:
-        identity = Identity(found.queue_id, found.page_bytes, found.checksum_id, serializer)
+    existing = read_identity(pages)
+    if existing is not None and (existing.serializer or not serializer):
+        return existing
+    if existing is not None:
+        identity = Identity(existing.queue_id, existing.page_bytes, existing.checksum_id, serializer)
     else:
         identity = Identity(entropy(16), page_bytes, checksum_id, serializer)
     replace_file(pages, pages.names.identity, encode_identity(identity))
     try:
         pages.port.sync_directory(pages.directory)
     except BaseException:
-        if found is None:  # else either record is true, and the next opening that names a serializer writes it again
+        if existing is None:  # else either record is true, and the next opening that names a serializer writes it again
             with suppress(OSError):
                 pages.remove(pages.names.identity)
         raise
@@ -59,7 +54,9 @@ UNKNOWN_BOOT = bytes(16)
 
 
 class WritePositionFile:
-    """The open file of two slots, written in turn; made if absent. ``boot_id`` is zeros once a sync has failed."""
+    """The open file of two slots, written in turn; made if absent. ``boot_id`` is ``UNKNOWN_BOOT`` once a sync has
+    failed: later records do not describe the page cache.
+    """
 
     __slots__ = ("_file", "_generation", "_port", "boot_id")
 
@@ -96,10 +93,6 @@ class WritePositionFile:
         self._generation += 1
         slot = encode_slot(self._generation, value)
         self._port.write(self._file, slot_offset(self._generation), (slot,))
-
-    def distrust_cache(self) -> None:
-        """A sync has failed: later records do not describe the page cache."""
-        self.boot_id = UNKNOWN_BOOT
 
     def sync(self) -> None:
         """Make the records durable."""

@@ -7,23 +7,21 @@ A page is made as a temporary file. Order, and what a crash leaves:
 2. Header, sync, rename: under the name there is always a whole page.
 3. Sync of the directory: from here on the name survives. Only now is the page used.
 
-In one directory, ``orders-eu-billing.cursor`` is the consumer ``eu-billing`` of ``orders`` or ``billing`` of
-``orders-eu``: the first one there has it, the other is refused. ``orders-eu.work`` and ``orders-eu-dead`` are queues of
-the work queue ``eu``; only a work queue makes the first, and neither is made where it would belong to another owner.
-Names are checked and not locked, so two processes in the same millisecond may both succeed.
+``orders-eu-billing.cursor`` is the consumer ``eu-billing`` of ``orders`` or ``billing`` of ``orders-eu``: the first
+one there has it, the other is refused. ``orders-eu.work`` and ``orders-eu-dead`` belong to the work queue ``eu``. Names
+are checked and not locked, so two processes in the same millisecond may both succeed.
 """
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Collection, Generator
+from contextlib import contextmanager, suppress
 
 from holdfast.errors import InvalidRequest
 from holdfast.queue.format.page import HEADER_BYTES, PageHeader, decode_header, encode_header
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Collection
-
     from holdfast.queue.files.port import FilePort
     from holdfast.queue.format.file_names import FileNames
 
@@ -54,8 +52,7 @@ class PageDirectory:
     def _list(self) -> tuple[list[str], list[int]]:
         changes = self._changes  # before the listing: what changes meanwhile makes it old
         files = self.port.names(self.directory)
-        found = [self.names.page_number(name) for name in files]
-        numbers = sorted(number for number in found if number is not None)
+        numbers = sorted(number for number in map(self.names.page_number, files) if number is not None)
         self._known, self._files = (changes, numbers), files
         return files, numbers
 
@@ -150,6 +147,27 @@ class PageDirectory:
         except OSError:
             # Raise the first error; the file is removed at the next opening.
             return
+
+
+@contextmanager
+def open_page(pages: PageDirectory, number: int, *, write: bool = False) -> Generator[int | None]:
+    """A block with the file of a page, or None when there is none."""
+    file = pages.open(number, write=write)
+    try:
+        yield file
+    finally:
+        if file is not None:
+            pages.port.close(file)
+
+
+def cached_header(pages: PageDirectory, number: int, begun: dict[int, PageHeader]) -> PageHeader | None:
+    """As ``header_of``; ``begun`` keeps the headers of begun pages, which never change again."""
+    header = begun.get(number)
+    if header is None:
+        header = pages.header_of(number)
+        if header is not None and not header.prepared:
+            begun[number] = header
+    return header
 
 
 def read_file(pages: PageDirectory, name: str, length: int | None = None) -> bytes | None:
@@ -264,10 +282,9 @@ def other_owner(prefix: str, name: str, files: Collection[str]) -> str | None:
 
 def check_new_queue(pages: PageDirectory) -> None:
     """Refuse to make a queue whose name belongs to a consumer or work queue of another. Raises: ``InvalidRequest``."""
-    name, found = pages.names.prefix, pages.files()
-    if name + _IDENTITY in found or pages.known_numbers():
+    name, files = pages.names.prefix, frozenset(pages.files())
+    if name + _IDENTITY in files or pages.known_numbers():
         return
-    files = frozenset(found)
     work = name.removesuffix(_WORK)
     if work != name and "-" in work:
         raise InvalidRequest("names that end like this are those of work queues", queue=name, ending=_WORK)

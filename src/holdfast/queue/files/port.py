@@ -25,7 +25,6 @@ class FilePort(Protocol):
 
     def make_directory(self, path: str) -> None:
         """Make a directory and those above it; one that exists is fine."""
-        ...
 
     def open_directory(self, path: str) -> int:
         """FileNotFoundError when it is absent."""
@@ -45,7 +44,6 @@ class FilePort(Protocol):
 
     def close(self, file: int) -> None:
         """Close a file or directory. Syncs nothing."""
-        ...
 
     def size(self, file: int) -> int:
         """Bytes in an open file."""
@@ -65,42 +63,33 @@ class FilePort(Protocol):
 
     def write(self, file: int, offset: int, parts: Sequence[Octets]) -> None:
         """Write all parts, one after the other, from ``offset``. On an error any of their bytes may be there."""
-        ...
 
     def allocate(self, file: int, length: int) -> None:
         """Make the file ``length`` bytes of zeros with room on disk for each; OSError (ENOSPC) when there is none."""
-        ...
 
     def truncate(self, file: int, length: int) -> None:
         """Cut a file."""
-        ...
 
     def map(self, file: int, length: int) -> WritableMap | None:
         """The first ``length`` bytes of an *allocated* file as writable memory, or None where that is not offered.
 
         A store into the map is a ``write`` as far as crashes, other readers and ``sync_data`` are concerned.
         """
-        ...
 
     def unmap(self, view: WritableMap) -> None:
         """Give a map back."""
-        ...
 
     def sync_data(self, file: int) -> None:
         """The bytes and size of the file are durable on return. Never repeated after an error."""
-        ...
 
     def sync_directory(self, directory: int) -> None:
         """The names in the directory are durable on return."""
-        ...
 
     def rename(self, directory: int, old: str, new: str) -> None:
         """Replaces ``new``, all at once."""
-        ...
 
     def unlink(self, directory: int, name: str) -> None:
         """Remove a name; FileNotFoundError when it is absent."""
-        ...
 
     def lock(self, directory: int, name: str) -> int:
         """Hold the lock file ``name``, made when absent, until it is closed or the process ends.
@@ -111,7 +100,6 @@ class FilePort(Protocol):
 
     def unlock(self, file: int) -> None:
         """Give a lock back and close its file: a child forked since shares the lock, and must not keep it."""
-        ...
 
     def boot_id(self) -> bytes:
         """16 bytes that change whenever the page cache is lost; zeros where that is not known."""

@@ -25,7 +25,8 @@ from holdfast.errors import AlreadyOpen, Closed, Code, HoldfastError
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
-    from typing import Protocol, TypeVar
+    from types import TracebackType
+    from typing import Protocol, Self, TypeVar
 
     class Poisonable(Protocol):
         """What can be open across a fork."""
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
         def poison_after_fork(self) -> None:
             """Called in the child, by its only thread."""
 
-    Found = TypeVar("Found")
+    Result = TypeVar("Result")
 
 
 def forked(what: str) -> Closed:
@@ -79,9 +80,7 @@ class _Closer:
         self._thread_id = 0
 
     def start(self) -> None:
-        """Start the thread, once. Takes no lock, unlike ``threading.Thread``. After a failure the next call tries
-        again.
-        """
+        """Start the thread, once, without a lock, unlike ``threading.Thread``. A call after a failure tries again."""
         try:
             self._unstarted.pop()
         except IndexError:
@@ -108,7 +107,6 @@ class _Closer:
                 self.start()
 
     def wait(self) -> None:
-        """Return when everything dropped before is closed, after a few seconds at the latest."""
         if not self.waiting or self._thread_id == threading.get_ident():
             return
         self.start()
@@ -125,9 +123,9 @@ _here = threading.local()
 
 def opened_at() -> str:
     """Where the program opens something, ``file:line``: the first frame outside of this package."""
-    place: str = getattr(_here, "place", "")
-    if place:
-        return place
+    location: str = getattr(_here, "location", "")
+    if location:
+        return location
     frame = sys._getframe()  # pyright: ignore[reportPrivateUsage] - a frame, without reading sources
     while frame.f_back is not None:
         name = frame.f_globals.get("__name__", "")
@@ -138,13 +136,13 @@ def opened_at() -> str:
 
 
 @contextmanager
-def opening_from(place: str) -> Generator[None]:
-    """A block on another thread that opens something for the program at ``place``."""
-    _here.place = place
+def opening_from(location: str) -> Generator[None]:
+    """A block on another thread that opens something for the program at ``location``."""
+    _here.location = location
     try:
         yield
     finally:
-        _here.place = ""
+        _here.location = ""
 
 
 def close_when_dropped(
@@ -160,27 +158,22 @@ def close_when_dropped(
     return finalizer.detach
 
 
-def wait_until_closed() -> None:
-    """Call before an opening: the same queue may just have been dropped."""
-    _closer.wait()
-
-
-def locked_after_dropped(lock: Callable[[], Found]) -> Found:
+def locked_after_dropped(lock: Callable[[], Result]) -> Result:
     """The result of ``lock``, after everything dropped is closed. If this process has the lock, its holder may be in a
     reference cycle: collect garbage and try once more.
     """
-    wait_until_closed()
+    _closer.wait()
     try:
         return lock()
     except AlreadyOpen as error:
         if error.fields.get("pid") != str(os.getpid()):
             raise
     gc.collect()
-    wait_until_closed()
+    _closer.wait()
     return lock()
 
 
-def _dropped(pid: int, what: str, path: str, place: str, release: Callable[[], object]) -> None:
+def _dropped(pid: int, what: str, path: str, location: str, release: Callable[[], object]) -> None:
     if os.getpid() != pid:
         return
     waiting = _closer.waiting
@@ -197,7 +190,25 @@ def _dropped(pid: int, what: str, path: str, place: str, release: Callable[[], o
     _closer.work.put(close)
     _closer.start()
     if what:
-        warnings.warn(f"{what} {path} was not closed; it was opened at {place}", ResourceWarning, stacklevel=2)
+        warnings.warn(f"{what} {path} was not closed; it was opened at {location}", ResourceWarning, stacklevel=2)
+
+
+class _WithBlock:
+    """A ``with`` block that closes the object. The name is private so that it is not part of the public classes."""
+
+    def close(self) -> object:
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+WithBlock = _WithBlock
 
 
 class Background:

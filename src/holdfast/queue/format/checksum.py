@@ -12,17 +12,13 @@ another CRC-32 than ``zlib`` is not used.
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from zlib import crc32
 
 from holdfast.errors import Code, CorruptData, InvalidRequest
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import TypeAlias
-
-    Octets: TypeAlias = bytes | bytearray | memoryview
-    Checksum: TypeAlias = Callable[[Octets, int], int]
+Octets = bytes | bytearray | memoryview
+Checksum = Callable[[Octets, int], int]
 
 CRC32 = 1
 CRC32C = 2
@@ -53,11 +49,11 @@ def _crc32() -> Checksum:
     if _quick_crc32 is None:
         _quick_crc32 = crc32
         try:
-            found: Checksum = importlib.import_module("zlib_ng.zlib_ng").crc32
+            packaged: Checksum = importlib.import_module("zlib_ng.zlib_ng").crc32
         except ImportError:
             return crc32
-        if all(found(sample, seed) == crc32(sample, seed) for sample in _SAMPLES for seed in (0, 1, 0xFFFFFFFF)):
-            _quick_crc32 = found
+        if all(packaged(sample, seed) == crc32(sample, seed) for sample in _SAMPLES for seed in (0, 1, 0xFFFFFFFF)):
+            _quick_crc32 = packaged
     return _quick_crc32
 
 

@@ -16,7 +16,7 @@ A sequence number alone is not enough: a crash of the machine takes unsynced mes
 2. The power fails. The log ends at 50, and the next message gets number 51.
 3. A consumer that trusted its number would skip ten new messages.
 
-After such a crash the log continues in a new page with another salt (``opening``), so the salts tell which 60 was
+After such a crash the log continues in a new page with another salt (``opening``), so the salts show which 60 was
 meant. A page *stands* when its number still has its salt. Twelve are enough, because a crash takes at most nine: those
 that wait for their sync, and the one being written.
 
@@ -30,19 +30,15 @@ that wait for their sync, and the one being written.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from struct import Struct
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from typing import TypeAlias
+from holdfast.queue.format.page import PageHeader
 
-    from holdfast.queue.format.page import PageHeader
-
-    Place: TypeAlias = tuple[int, int]
+PageId = tuple[int, int]
 
 HEAD = Struct("<HHIQ")
-PLACE = Struct("<QQ")
+PAGE_ID = Struct("<QQ")
 VERSION = 1
 OF_WORK_QUEUE = 1
 HOLDS = 2
@@ -54,29 +50,29 @@ class Cursor:
 
     __slots__ = ("committed_seq", "holds", "of_work_queue", "pages")
 
-    def __init__(self, committed_seq: int, pages: Sequence[Place], *, of_work_queue: bool, holds: bool) -> None:
+    def __init__(self, committed_seq: int, pages: Sequence[PageId], *, of_work_queue: bool, holds: bool) -> None:
         self.committed_seq = committed_seq
         self.pages = pages
         self.of_work_queue = of_work_queue
         self.holds = holds
 
 
-def cursor_pages(pages: Sequence[Place]) -> bytes:
+def cursor_pages(pages: Sequence[PageId]) -> bytes:
     """The pages' part of a value, the same for every commit within a page."""
-    assert len(pages) <= HISTORY_PAGES_MAX, "a cursor remembers so many pages"
-    return b"".join(PLACE.pack(number, salt) for number, salt in pages)
+    assert len(pages) <= HISTORY_PAGES_MAX, "a cursor remembers at most twelve pages"
+    return b"".join(PAGE_ID.pack(number, salt) for number, salt in pages)
 
 
 def encode_cursor(committed_seq: int, pages: bytes, *, of_work_queue: bool, holds: bool) -> bytes:
     """A whole value.
 
     >>> value = encode_cursor(60, cursor_pages([(7, 99)]), of_work_queue=False, holds=True)
-    >>> found = decode_cursor(value)
-    >>> found.committed_seq, found.pages, found.of_work_queue, found.holds
+    >>> cursor = decode_cursor(value)
+    >>> cursor.committed_seq, cursor.pages, cursor.of_work_queue, cursor.holds
     (60, [(7, 99)], False, True)
     """
     flags = (OF_WORK_QUEUE if of_work_queue else 0) | (HOLDS if holds else 0)
-    return HEAD.pack(VERSION, flags, len(pages) // PLACE.size, committed_seq) + pages
+    return HEAD.pack(VERSION, flags, len(pages) // PAGE_ID.size, committed_seq) + pages
 
 
 def decode_cursor(value: bytes) -> Cursor | None:
@@ -84,11 +80,11 @@ def decode_cursor(value: bytes) -> Cursor | None:
     if len(value) < HEAD.size:
         return None
     version, flags, count, committed_seq = HEAD.unpack_from(value)
-    if version != VERSION or count > HISTORY_PAGES_MAX or len(value) != HEAD.size + count * PLACE.size:
+    if version != VERSION or count > HISTORY_PAGES_MAX or len(value) != HEAD.size + count * PAGE_ID.size:
         return None
     return Cursor(
         committed_seq,
-        list(PLACE.iter_unpack(value[HEAD.size :])),
+        list(PAGE_ID.iter_unpack(value[HEAD.size :])),
         of_work_queue=bool(flags & OF_WORK_QUEUE),
         holds=bool(flags & HOLDS),
     )
@@ -96,7 +92,7 @@ def decode_cursor(value: bytes) -> Cursor | None:
 
 def kept_seq(
     committed_seq: int,
-    history: Sequence[Place],
+    history: Sequence[PageId],
     numbers: Sequence[int],
     header_of: Callable[[int], PageHeader | None],
     last_seq: int,

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 from holdfast.errors import InvalidRequest
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Container
-
 
 PREFIX_BYTES_MAX = 220
 """Of the 255 that file systems take: the names of damaged places (``-N.page.POSITION.damaged``) need the others."""
@@ -56,8 +53,7 @@ class FileNames:
         return f"{self.prefix}-{name}.cursor"
 
     def named_lock(self, name: str) -> str:
-        """The lock of a named consumer or work queue. No queue's name ends in ``.cursor``, so no queue has this
-        lock."""
+        """The lock of a consumer or work queue. No queue has it: no queue's name ends in ``.cursor``."""
         return f"{self.prefix}-{name}.cursor.lock"
 
     def temporary(self, name: str) -> str:
@@ -72,11 +68,11 @@ class FileNames:
         >>> names.set_aside("orders-7.page", ()), names.set_aside("orders-7.page", ["orders-7.page.torn"])
         ('orders-7.page.torn', 'orders-7.page.2.torn')
         """
-        found, count = f"{name}.torn", 1
-        while found in taken:
+        free, count = f"{name}.torn", 1
+        while free in taken:
             count += 1
-            found = f"{name}.{count}.torn"
-        return found
+            free = f"{name}.{count}.torn"
+        return free
 
     def is_set_aside(self, name: str) -> bool:
         """Whether an opening set this page aside.

@@ -22,7 +22,7 @@ only. That number comes last, so it can be computed where it is not known (``imp
 
 A frame is *valid* at a position with an expected sequence number when its length stays within the page, its count is
 not zero (unless it is a SEAL), unknown flags are zero and the check matches. Stale bytes of another life of the page
-have another salt; a frame from another place has another sequence number.
+have another salt; a frame from another position has another sequence number.
 
 A SEAL closes a page. Its count is 0, its arrival that of the last frame, and its body:
 
@@ -40,16 +40,12 @@ import sys
 import zlib
 from array import array
 from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate, pairwise
 from struct import Struct
 
 from holdfast.errors import Code, CorruptData, InvalidRequest
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
-    from holdfast.queue.format.checksum import Checksum, Octets
+from holdfast.queue.format.checksum import Checksum, Octets
 
 HEAD = Struct("<IIqQ")
 """Length, check, arrival, and count with the flags above it: ``count | flags << 32``."""
@@ -87,9 +83,7 @@ single_packers = SinglePackers()
 
 
 def octets(payload: object) -> bytes:
-    """A message as bytes. Raises: ``InvalidRequest`` for anything that is not a buffer; ``bytes()`` would accept a
-    number.
-    """
+    """A message as bytes. Raises: ``InvalidRequest`` if it is not a buffer; ``bytes()`` would accept a number."""
     if type(payload) is bytes:
         return payload
     try:
@@ -166,8 +160,7 @@ def _cut(ends: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 
 def batch_body(messages: Sequence[bytes]) -> list[bytes]:
-    """The parts of one body: lengths where there are several messages, then the messages. Raises:
-    ``InvalidRequest``."""
+    """The parts of one body: the lengths of several messages, then the messages. Raises: ``InvalidRequest``."""
     return _body(messages, *length_table(_lengths(messages)))
 
 
@@ -248,9 +241,7 @@ def message_lengths(body: Octets, start: int, count: int) -> array[int]:
 
 
 def payloads(body: bytes, start: int, end: int, count: int) -> Sequence[bytes]:
-    """The messages of one verified, uncompressed frame whose body is ``body[start:end]``. Raises: ``CorruptData`` when
-    the lengths do not add up, which only a broken writer can cause.
-    """
+    """The messages of a verified, uncompressed frame ``body[start:end]``. Raises: ``CorruptData`` for wrong lengths."""
     if count == 1:
         return (body[start:end],)
     position = start + 4 * count

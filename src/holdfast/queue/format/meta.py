@@ -35,7 +35,7 @@ every crash.
 | offset | bytes | field |
 |---|---|---|
 | 0 | 8 | page being written |
-| 8 | 8 | its salt: a mark about another life of the page is no mark |
+| 8 | 8 | its salt: a record about another life of the page does not count |
 | 16 | 8 | next sequence number |
 | 24 | 8 | arrival of the last frame |
 | 32 | 4 | position of the next frame |
@@ -50,7 +50,7 @@ every crash.
 | 80 | 8 | durable: arrival of the last frame |
 | 88 | 4 | durable: position |
 | 92 | 4 | zero |
-| 96 | 16 | boot id: of the machine's run in which the mark was written; zeros where unknown |
+| 96 | 16 | boot id: of the machine's run in which the record was written; zeros where unknown |
 """
 
 from __future__ import annotations
@@ -83,13 +83,8 @@ class Identity:
 def encode_identity(identity: Identity) -> bytes:
     """The 64 bytes."""
     fields = IDENTITY.pack(
-        IDENTITY_MAGIC,
-        IDENTITY_VERSION,
-        0,
-        identity.checksum_id,
-        identity.queue_id,
-        identity.page_bytes,
-        identity.serializer.encode("ascii"),
+        *(IDENTITY_MAGIC, IDENTITY_VERSION, 0, identity.checksum_id),
+        *(identity.queue_id, identity.page_bytes, identity.serializer.encode("ascii")),
     )
     return fields + _CHECK.pack(crc32(fields))
 
@@ -222,23 +217,8 @@ def write_position_value(
 ) -> bytes:
     """The value of the slot, from fields: every sync writes one, and an object would cost more."""
     return WRITE_POSITION.pack(
-        page,
-        salt,
-        next_seq,
-        last_time_ns,
-        position,
-        frames,
-        index_records,
-        index_check,
-        index_due,
-        clean,
-        durable.page,
-        durable.salt,
-        durable.next_seq,
-        durable.last_time_ns,
-        durable.position,
-        0,
-        boot_id,
+        *(page, salt, next_seq, last_time_ns, position, frames, index_records, index_check, index_due, clean),
+        *(durable.page, durable.salt, durable.next_seq, durable.last_time_ns, durable.position, 0, boot_id),
     )
 
 

@@ -35,15 +35,11 @@ from __future__ import annotations
 
 import sys
 from array import array
+from collections.abc import Callable
 from struct import Struct
 from zlib import crc32
 
 from holdfast.errors import Code, CorruptData
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 
 HEADER = Struct("<8sHHIIIQQqQI")
 HEADER_BYTES = 64
@@ -94,17 +90,8 @@ class PageHeader:
 def encode_header(header: PageHeader) -> bytes:
     """The 64 bytes."""
     fields = HEADER.pack(
-        MAGIC,
-        VERSION,
-        PREPARED if header.prepared else 0,
-        header.checksum_id,
-        header.page_bytes,
-        0,
-        header.number,
-        header.base_seq,
-        header.base_time_ns,
-        header.salt,
-        0,
+        *(MAGIC, VERSION, PREPARED if header.prepared else 0, header.checksum_id, header.page_bytes, 0),
+        *(header.number, header.base_seq, header.base_time_ns, header.salt, 0),
     )
     return fields + _CHECK.pack(crc32(fields))
 
@@ -120,8 +107,10 @@ def decode_header(data: bytes, number: int) -> PageHeader | None:
     """
     if len(data) < HEADER_BYTES or _CHECK.unpack_from(data, HEADER.size)[0] != crc32(data[: HEADER.size]):
         return None
-    magic, version, flags, checksum_id, page_bytes, _, found, base_seq, base_time_ns, salt, _ = HEADER.unpack_from(data)
-    if magic != MAGIC or found != number:
+    magic, version, flags, checksum_id, page_bytes, _, stored_number, base_seq, base_time_ns, salt, _ = (
+        HEADER.unpack_from(data)
+    )
+    if magic != MAGIC or stored_number != number:
         return None
     if version != VERSION or flags & ~PREPARED:
         raise CorruptData(

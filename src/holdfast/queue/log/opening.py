@@ -5,26 +5,20 @@
 3. Else, without a record or with one about missing files, ``UNSYNCED_PAGES_MAX`` pages before the last begun page: the
    writer never has more pages waiting for their sync.
 
-Writing continues in the same page after a clean close or a killed process, else in a new page. After the end of a torn
-page there may be valid frames k+2, k+3 whose k+1 is lost; a new k+1 of the same length would join them to the log
-again. So the page is sealed, and a page with another salt is begun.
+Writing continues in the same page after a clean close or a killed process. Else the page is sealed, and a page with
+another salt is begun: a new frame k+1 could join frames k+2, k+3 of the torn page to the log again.
 """
 
 from __future__ import annotations
 
 from holdfast.queue.files.index import IndexReader, PageIndex
-from holdfast.queue.files.pages import DurableRename
+from holdfast.queue.files.pages import DurableRename, PageDirectory, open_page
 from holdfast.queue.format.checksum import checksum_for_reading
 from holdfast.queue.format.frame import HEAD_BYTES, SEAL_BYTES, encode_seal, page_seed
 from holdfast.queue.format.meta import WritePosition
 from holdfast.queue.format.page import HEADER_BYTES, PageHeader, encode_header
 from holdfast.queue.log.page_scan import WINDOW_BYTES, PageScan
 from holdfast.queue.log.recovery import Following, Here, Owed, Step, decide, following_of
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from holdfast.queue.files.pages import PageDirectory
-
 
 UNSYNCED_PAGES_MAX = 8
 
@@ -111,14 +105,16 @@ class _Walk:
             end.gaps.append((end.next_seq, self._floor - 1))
             end.next_seq = self._floor
             end.resume = False
-            end.sealed = True  # the damaged bytes are left as they are: the next page's base tells what is missing
+            end.sealed = True  # the damaged bytes are left as they are: the base of the next page shows what is missing
         end.doubtful = [number for number in self._numbers if number > end.page]
         end.unsynced = [number for number in self._numbers if self._first_unsynced <= number < end.page]
-        end.resume = end.resume and not any(self._begun(number) for number in end.doubtful)
+        end.resume = end.resume and all(
+            (header := self._header(number)) is not None and header.prepared for number in end.doubtful
+        )
         return end
 
     def _header(self, number: int) -> PageHeader | None:
-        """The header of a page; cached once the page was begun, because it never changes again."""
+        # As cached_header, but the page of the write position stays open for the walk.
         header = self._headers.get(number) or self._read_header(number)
         if header is not None and not header.prepared:
             self._headers[number] = header
@@ -141,12 +137,7 @@ class _Walk:
         self._kept = None
         return kept[1]
 
-    def _begun(self, number: int) -> bool:
-        header = self._header(number)
-        return header is None or not header.prepared
-
     def _begin(self) -> bool:
-        """Set the end to where the walk begins; False if there is no page."""
         end, written = self._end, self._written
         # After a failed sync, also in an earlier process, the page cache may hold what the disk lacks. Only a restart
         # of the machine empties it.
@@ -191,9 +182,7 @@ class _Walk:
         return page in self._numbers and self._header(page) is None
 
     def _page_matches(self, page: int, salt: int) -> bool:
-        if page not in self._numbers:
-            return False
-        header = self._header(page)
+        header = self._header(page) if page in self._numbers else None
         return header is not None and header.salt == salt
 
     def _begin_without_mark(self) -> bool:
@@ -217,9 +206,8 @@ class _Walk:
         return True
 
     def _walk_page(self) -> Step:
-        """Walk the last page to where it stops, and decide."""
         end, pages = self._end, self._pages
-        assert end.header is not None, "a walk stands in a page with a header"
+        assert end.header is not None, "a walk is in a page with a header"
         file = self._open(end.page)
         if file is None:
             return Step.END
@@ -281,7 +269,7 @@ class _Walk:
     def _enter_next(self, *, after_gap: bool) -> bool:
         """Move to the start of the next readable page. False if there is none."""
         end = self._end
-        for number in [found for found in self._numbers if found > end.page]:
+        for number in [later for later in self._numbers if later > end.page]:
             header = self._header(number)
             if header is None:
                 continue
@@ -299,14 +287,11 @@ class _Walk:
 
     def _prepared_holds_frames(self, number: int, header: PageHeader) -> bool:
         """Whether the second writing of this header was lost while frames were not."""
-        file = self._pages.open(number)
-        if file is None:
-            return False
-        try:
+        with open_page(self._pages, number) as file:
+            if file is None:
+                return False
             scan = PageScan(self._pages.port, file, header, next_seq=self._end.next_seq)
             return scan.read() is not None
-        finally:
-            self._pages.port.close(file)
 
 
 SET_ASIDE_PAGES_MAX = UNSYNCED_PAGES_MAX + 1
@@ -366,14 +351,11 @@ def _forget_set_aside(pages: PageDirectory, coming: int) -> bool:
 
 
 def _sync_page(pages: PageDirectory, number: int, *, rewrite: bool) -> None:
-    file = pages.open(number, write=True)
-    if file is not None:
-        try:
+    with open_page(pages, number, write=True) as file:
+        if file is not None:
             if rewrite:
                 _rewrite(pages, file, pages.port.size(file))
             pages.port.sync_data(file)
-        finally:
-            pages.port.close(file)
 
 
 def _rewrite(pages: PageDirectory, file: int, end: int) -> None:
@@ -385,11 +367,10 @@ def _rewrite(pages: PageDirectory, file: int, end: int) -> None:
 def _close_page(pages: PageDirectory, end: LogEnd) -> None:
     """Write the header and the SEAL that the torn page lacks."""
     port = pages.port
-    file = pages.open(end.page, write=True)
-    if file is None or end.header is None:
-        return
-    try:
+    with open_page(pages, end.page, write=True) as file:
         header = end.header
+        if file is None or header is None:
+            return
         if end.rewrite:
             _rewrite(pages, file, end.position)
         port.write(file, 0, (encode_header(header),))
@@ -402,5 +383,3 @@ def _close_page(pages: PageDirectory, end: LogEnd) -> None:
         if end.position + SEAL_BYTES < port.size(file) and not end.gaps:
             # Unused room. Frames after a SEAL are not part of the log.
             port.truncate(file, end.position + SEAL_BYTES)
-    finally:
-        port.close(file)

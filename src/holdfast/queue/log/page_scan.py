@@ -25,16 +25,15 @@ from holdfast.queue.log.recovery import Here
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterator
-    from typing import TypeAlias
+    from collections.abc import Callable, Container
 
     from holdfast.queue.files.index import IndexReader
     from holdfast.queue.files.port import FilePort
 
-    FrameView: TypeAlias = tuple[int, int, int, int, int, int]
-    FrameAt: TypeAlias = tuple[int, int, int, int]
-    """What a place in a page says of its frame: number, arrival, tail of the head, and the place behind it."""
-    Anchors: TypeAlias = dict[tuple[int, int], FrameAt]
+FrameView = tuple[int, int, int, int, int, int]
+FrameAt = tuple[int, int, int, int]
+"""The frame at a position: sequence number, arrival, tail of the head, and the position after it."""
+Anchors = dict[tuple[int, int], FrameAt]
 
 WINDOW_BYTES = 2 * (BATCH_BYTES_MAX + HEAD_BYTES)
 """One read: two whole batches. Larger windows leave the processor's cache before the checksum."""
@@ -183,29 +182,27 @@ class PageScan:
         """
         if self._index is None:
             return
-        found = self._seek(self._index, self._index.last_earlier(time_ns), lambda indexed, _: indexed < time_ns)
-        if found is not None:
+        frame = self._seek(self._index, self._index.last_earlier(time_ns), lambda indexed, _: indexed < time_ns)
+        if frame is not None:
             # That frame is whole and before ``time_ns``, and its successor confirms it: a batch need not be read.
-            seq, self.last_time_ns, tail, self.position = found
+            seq, self.last_time_ns, tail, self.position = frame
             self.next_seq = seq + (tail & SEQ_MASK)
 
     def seek_seq(self, seq: int) -> None:
         """Move to an indexed frame at or before the one that holds ``seq``."""
 
         def at_or_before(time_ns: int, position: int) -> bool:
-            found = self._anchors.get((self.header.salt, position)) or self._frame_at(time_ns, position)[0]
-            return found is not None and found[0] <= seq
+            frame = self._anchors.get((self.header.salt, position)) or self._frame_at(time_ns, position)[0]
+            return frame is not None and frame[0] <= seq
 
         if self._index is not None:
             self._seek(self._index, self._index.last_before(at_or_before), at_or_before)
 
     def _seek(
-        self, index: IndexReader, found: tuple[int, int, int], belongs_before: Callable[[int, int], bool]
+        self, index: IndexReader, last_record: tuple[int, int, int], belongs_before: Callable[[int, int], bool]
     ) -> FrameAt | None:
-        """Move to the last such record whose frame is confirmed, and return the frame; None leaves the scan at the
-        page's start.
-        """
-        before, time_ns, position = found
+        """Move to the last such record whose frame is confirmed and return that frame; else stay and return None."""
+        before, time_ns, position = last_record
         step = 1
         while before:
             # Each record is tested: in a damaged index an earlier record may not come before.
@@ -225,19 +222,19 @@ class PageScan:
         must end at one of ``ends``; None: its number is known.
         """
         key = self.header.salt, position
-        found = self._anchors.get(key)
-        if found is None:
-            found, behind = self._frame_at(time_ns, position)
-            if found is None or not (self._is_possible(position, found) and self._confirmed(found, behind, ends)):
+        frame = self._anchors.get(key)
+        if frame is None:
+            frame, after = self._frame_at(time_ns, position)
+            if frame is None or not (self._is_possible(position, frame) and self._confirmed(frame, after, ends)):
                 return None
             if len(self._anchors) >= ANCHORS_MAX:
                 self._anchors.clear()
-            self._anchors[key] = found
-        elif time_ns is not None and found[1] != time_ns:
+            self._anchors[key] = frame
+        elif time_ns is not None and frame[1] != time_ns:
             return None
         # Read the shared dict once: another reader may clear it.
-        self.position, self.next_seq = position, found[0]
-        return found
+        self.position, self.next_seq = position, frame[0]
+        return frame
 
     def _is_possible(self, position: int, frame: FrameAt) -> bool:
         """Whether that many messages have room up to here, and time does not fall. Stale frames of one size confirm
@@ -252,41 +249,40 @@ class PageScan:
 
     def _confirmed(self, frame: FrameAt, data: bytes, ends: Container[int | None] | None) -> bool:
         """Whether the frame or SEAL with the next number follows, or nothing yet. ``data`` was read after the frame."""
-        seq, time_ns, tail, behind = frame
+        seq, time_ns, tail, frame_end = frame
         next_seq = seq + (tail & SEQ_MASK)
         if not any(data[:HEAD_BYTES]):
             return ends is None or next_seq in ends
         if len(data) < HEAD_BYTES:
             return False
         whole = HEAD_BYTES + HEAD.unpack_from(data)[0]
-        if behind + whole > self.header.page_bytes:
+        if frame_end + whole > self.header.page_bytes:
             return False
         if len(data) < whole:
-            data = self._port.read(self._file, behind, whole)
+            data = self._port.read(self._file, frame_end, whole)
         frames, seal = self._verify(data[:whole], next_seq, time_ns)
         return bool(frames) or seal is not None
 
     def _frame_at(self, time_ns: int | None, position: int) -> tuple[FrameAt | None, bytes]:
-        """The frame that verifies here under some number, and the bytes read after it: the next head if there is
-        one."""
+        """The frame that verifies here under some number, and the bytes read after it, with the next head if any."""
         room = self.header.page_bytes - position
         if position < HEADER_BYTES or room < HEAD_BYTES:
             return None, b""
         # In the page being written, read no more than needed: see ``read``.
-        near = NEAR_BYTES if self._index is not None and self._index.of_finished_page else HEAD_BYTES
+        near = NEAR_BYTES if self._index is not None and self._index.kept is not None else HEAD_BYTES
         data = self._port.read(self._file, position, min(near, room))
         if len(data) < HEAD_BYTES:
             return None, b""
-        length, check, found_ns, tail = HEAD.unpack_from(data)
+        length, check, stored_ns, tail = HEAD.unpack_from(data)
         whole = HEAD_BYTES + length
-        if tail == 0 or whole > room or (time_ns is not None and found_ns != time_ns):
+        if tail == 0 or whole > room or (time_ns is not None and stored_ns != time_ns):
             return None, b""
         if len(data) < whole + HEAD_BYTES:
             data = self._port.read(self._file, position, min(whole + HEAD_BYTES, room))
         base = self.header.base_seq
         body = memoryview(data)[HEAD_BYTES:whole]
-        implied = implied_seq(self._checksum, self._seed, (length, check, found_ns, tail), body)
-        return (base + ((implied - base) & SEQ_MASK), found_ns, tail, position + whole), data[whole:]
+        implied = implied_seq(self._checksum, self._seed, (length, check, stored_ns, tail), body)
+        return (base + ((implied - base) & SEQ_MASK), stored_ns, tail, position + whole), data[whole:]
 
     def resync(self, ends: Container[int | None]) -> bool:
         """After damage, move to the next confirmed frame; False if there is none. ``ends`` are the numbers that may
@@ -298,22 +294,15 @@ class PageScan:
         if len(head) == HEAD_BYTES:
             length, check, time_ns, tail = HEAD.unpack(head)
             position = damaged + HEAD_BYTES + length
-            found, _ = self._frame_at(None, position)
-            if found is not None and found[0] > floor:
+            frame, _ = self._frame_at(None, position)
+            if frame is not None and frame[0] > floor:
                 # A bridge of a repair (a length and zeros) leads to a frame. Otherwise the damaged head and the frame
                 # must agree on the number.
-                known = (length > 0 and not (check or time_ns or tail)) or found[0] == floor + (tail & SEQ_MASK)
+                known = (length > 0 and not (check or time_ns or tail)) or frame[0] == floor + (tail & SEQ_MASK)
                 if self._land(position, None, None if known else ends) is not None:
                     return True
-        for position, indexed_ns in self._records_behind(damaged):
-            found, _ = self._frame_at(indexed_ns, position)
-            if found is not None and found[0] > floor and self._land(position, indexed_ns, ends) is not None:
+        for indexed_ns, position in () if self._index is None else self._index.records():
+            frame = self._frame_at(indexed_ns, position)[0] if position > damaged else None
+            if frame is not None and frame[0] > floor and self._land(position, indexed_ns, ends) is not None:
                 return True
         return False
-
-    def _records_behind(self, damaged: int) -> Iterator[tuple[int, int]]:
-        """Position and arrival of the indexed frames after ``damaged``."""
-        if self._index is not None:
-            for time_ns, position in self._index.records():
-                if position > damaged:
-                    yield position, time_ns

@@ -1,4 +1,4 @@
-"""The queue as its consumers and work queues see it. ``Queue`` implements this; its methods tell what each does."""
+"""The queue as its consumers and work queues see it. ``Queue`` implements this and documents the methods."""
 
 from __future__ import annotations
 
@@ -44,14 +44,7 @@ class QueuePort(Protocol):
     def wait_durable(self, seq: int) -> None: ...
     def flush(self) -> None: ...
     def trim(self, *, before_seq: int) -> int: ...
-    def read(
-        self,
-        *,
-        since: datetime | str | None = None,
-        seq: int | None = None,
-        follow: bool = False,
-        damage: DamagePolicy | None = None,
-    ) -> Iterator[Message]: ...
+    def read(self, *, seq: int | None = None, damage: DamagePolicy | None = None) -> Iterator[Message]: ...
     def reader(
         self, *, since: datetime | str | None = None, seq: int | None = None, damage: DamagePolicy | None = None
     ) -> LogReader: ...

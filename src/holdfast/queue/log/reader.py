@@ -9,31 +9,21 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable, Iterable, Iterator
 from operator import itemgetter
 
 from holdfast.errors import InvalidRequest
-from holdfast.queue.files.index import IndexReader
-from holdfast.queue.files.pages import read_file
+from holdfast.queue.files.index import IndexReader, KeptIndexes
+from holdfast.queue.files.pages import PageDirectory, cached_header, read_file
 from holdfast.queue.format.frame import COMPRESSED, HEAD_BYTES, payloads, raw_body
-from holdfast.queue.format.meta import SLOTS_BYTES, decode_write_position, newest_slot
-from holdfast.queue.format.page import HEADER_BYTES
+from holdfast.queue.format.meta import SLOTS_BYTES, WritePosition, decode_write_position, newest_slot
+from holdfast.queue.format.page import HEADER_BYTES, PageHeader
 from holdfast.queue.log.messages import Block, Gap, Message, Trimmed, block_of_singles, messages_of
 from holdfast.queue.log.opening import find_end
-from holdfast.queue.log.page_scan import FIRST_WINDOW_BYTES, WINDOW_BYTES, PageScan
+from holdfast.queue.log.page_scan import FIRST_WINDOW_BYTES, WINDOW_BYTES, Anchors, FrameView, PageScan, Window
 from holdfast.queue.log.recovery import Following, Here, Owed, Step, decide, following_of
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-    from typing import TypeAlias
-
-    from holdfast.queue.files.index import KeptIndexes
-    from holdfast.queue.files.pages import PageDirectory
-    from holdfast.queue.format.meta import WritePosition
-    from holdfast.queue.format.page import PageHeader
-    from holdfast.queue.log.page_scan import Anchors, FrameView, Window
-
-    DamagePolicy: TypeAlias = str | Callable[["Gap | Trimmed"], None]
+DamagePolicy = str | Callable[["Gap | Trimmed"], None]
 
 PAUSE_MIN_S = 50e-6
 PAUSE_MAX_S = 5e-3
@@ -159,8 +149,6 @@ class LogReader:
         self._reported_seq = 1
         self.gaps = 0
 
-    # ---- starting points --------------------------------------------------------------------------------------------
-
     def seek_earliest(self) -> None:
         """Move to the oldest message."""
         self._from_seq, self._from_time_ns = 1, None
@@ -209,7 +197,7 @@ class LogReader:
         low, high = 0, len(numbers)
         while low < high:
             middle = (low + high) // 2
-            header = self._header(numbers[middle])
+            header = cached_header(self._pages, numbers[middle], self._headers)
             if header is not None and not header.prepared and belongs_before(header):
                 low = middle + 1
             else:
@@ -218,17 +206,16 @@ class LogReader:
 
     def _enter_first(self, numbers: list[int]) -> bool:
         """Enter the first readable page of these. Report unreadable pages before it."""
-        self.close()  # a place before this one says nothing about what may stand here: neither its time nor its number
+        self.close()  # the time and number of an earlier position say nothing about this page
         self._reported_seq = 1
-        for place, number in enumerate(numbers):
+        for index, number in enumerate(numbers):
             if self._enter(number, 1 if number == 1 else None):
-                if place:
-                    self._report_unreadable(numbers[:place])
+                if index:
+                    self._report_unreadable(numbers[:index])
                 return True
         return False
 
     def _report_unreadable(self, numbers: list[int]) -> None:
-        """Report the damaged pages before the first readable one."""
         there = self._pages.numbers()
         if any(self._pages.header_of(number) is None for number in numbers if number in there):
             # The first sequence number is unknown: at most this much is gone.
@@ -270,24 +257,24 @@ class LogReader:
 
     def _move_on(self, scan: PageScan) -> bool:
         """Decide where the frames stop. True if reading may continue."""
-        following, found = self._following(scan.header.number + 1)
+        following, next_number = self._following(scan.header.number + 1)
         here = scan.here()
         owed = Owed.NO if following is Following.CONTINUES else self._owed()
         step = decide(here, following, owed)
         if step is Step.END:
             return False
-        if step is Step.NEXT_PAGE and following is Following.PREPARED and found is not None:
-            return self._enter(found, self.next_seq)
+        if step is Step.NEXT_PAGE and following is Following.PREPARED and next_number is not None:
+            return self._enter(next_number, self.next_seq)
         # The writer is past this position, so a second read distinguishes damage from a frame that was being written.
         if owed is not Owed.NO and self._verifies_now(scan, *scan.state, here):
             return True
         if step is Step.RESYNC:
-            if self._resync(scan, found, here):
+            if self._resync(scan, next_number, here):
                 return True
             step = decide(Here.EXHAUSTED, following, owed)
             if step is Step.END:
                 return False
-        return self._leave_page(scan, step, found)
+        return self._leave_page(scan, step, next_number)
 
     def _verifies_now(self, scan: PageScan, position: int, seq: int, last_time_ns: int, here: Here) -> bool:
         """Whether by now something follows where nothing did."""
@@ -297,9 +284,8 @@ class LogReader:
         return again.read(self._window_bytes) is not None or (again.seal is not None and here is not Here.SEAL)
 
     def _resync(self, scan: PageScan, following: int | None, here: Here) -> bool:
-        """Continue after damage in this page, and report what is missing."""
         first, state = self.next_seq, scan.state
-        header = None if following is None else self._header(following)
+        header = None if following is None else cached_header(self._pages, following, self._headers)
         if not scan.resync((self._owed_seq(), 0 if header is None else header.base_seq)):
             return False
         if self._verifies_now(scan, *state, here):
@@ -309,12 +295,12 @@ class LogReader:
             self._report(Gap(first, scan.next_seq - 1, scan.header.number))
         return True
 
-    def _leave_page(self, scan: PageScan, step: Step, found: int | None) -> bool:
+    def _leave_page(self, scan: PageScan, step: Step, next_number: int | None) -> bool:
         first, number = self.next_seq, scan.header.number
-        if step is Step.NEXT_PAGE and found is not None:
-            return self._go_to(found, first)
-        for later in self._pages.numbers() if found is not None and step is not Step.END_AFTER_GAP else []:
-            header = self._header(later)
+        if step is Step.NEXT_PAGE and next_number is not None:
+            return self._go_to(next_number, first)
+        for later in self._pages.numbers() if next_number is not None and step is not Step.END_AFTER_GAP else []:
+            header = cached_header(self._pages, later, self._headers)
             if later <= number or header is None or header.prepared:
                 continue
             removed = self._pages.header_of(number) is None
@@ -334,13 +320,13 @@ class LogReader:
         return True
 
     def _following(self, number: int) -> tuple[Following, int | None]:
-        header = self._header(number)
+        header = cached_header(self._pages, number, self._headers)
         if header is None:
-            later = [found for found in self._pages.numbers() if found >= number]
+            later = [other for other in self._pages.numbers() if other >= number]
             if not later:
                 return Following.NONE, None
             number = later[0]
-            header = self._header(number)
+            header = cached_header(self._pages, number, self._headers)
         return following_of(header, self.next_seq), number
 
     def _owed(self) -> Owed:
@@ -358,18 +344,8 @@ class LogReader:
             return None
         return written.next_seq if written.is_true(self._pages.port.boot_id()) else written.durable.next_seq
 
-    def _header(self, number: int) -> PageHeader | None:
-        """The header of a page; cached once the page was begun, because it never changes again."""
-        header = self._headers.get(number)
-        if header is None:
-            header = self._pages.header_of(number)
-            if header is not None and not header.prepared:
-                self._headers[number] = header
-        return header
-
     def _enter(self, number: int, expected: int | None) -> bool:
-        """Move to the start of a begun page; False if it is none. ``expected`` is its base if the header may lack
-        it."""
+        """Move to the start of a begun page; else False. ``expected`` is its base if the header may lack it."""
         file = self._pages.open(number)
         if file is None:
             return False
@@ -380,7 +356,7 @@ class LogReader:
             if header is not None and header.prepared:
                 header = self._begun(file, header, expected) if expected is not None else None
             # A reader that comes from the page before reads on, and a full page needs no small first read.
-            following = self._header(number + 1) if self._scan is not None else None
+            following = cached_header(self._pages, number + 1, self._headers) if self._scan is not None else None
         except BaseException:
             self._pages.port.close(file)
             raise
@@ -470,12 +446,12 @@ class LogReader:
         for seq, time_ns, count, flags, start, end in frames:
             if flags & COMPRESSED:
                 raw = raw_body(data[start:end], flags)
-                found = payloads(raw, 0, len(raw), count)
+                bodies = payloads(raw, 0, len(raw), count)
             else:
-                found = payloads(data, start, end, count)
+                bodies = payloads(data, start, end, count)
             if seq < from_seq:
-                found, seq = found[from_seq - seq :], from_seq
-            yield seq + len(found) - 1, messages_of(seq, time_ns, found, message)
+                bodies, seq = bodies[from_seq - seq :], from_seq
+            yield seq + len(bodies) - 1, messages_of(seq, time_ns, bodies, message)
 
     def read_blocks(self) -> list[Block] | None:
         """The next blocks, at least one, or None if there is nothing more now."""
@@ -483,12 +459,12 @@ class LogReader:
             frames = self._wanted(window)
             blocks: list[Block] = []
             run = 0  # first of the single frames that are not in a block yet
-            for place, (seq, time_ns, count, flags, start, end) in enumerate(frames):
+            for index, (seq, time_ns, count, flags, start, end) in enumerate(frames):
                 if count == 1 and not flags:
                     continue
-                if run < place:
-                    blocks.append(block_of_singles(window.data, frames[run:place]))
-                run = place + 1
+                if run < index:
+                    blocks.append(block_of_singles(window.data, frames[run:index]))
+                run = index + 1
                 data = window.data
                 if flags & COMPRESSED:
                     data = raw_body(data[start:end], flags)
@@ -502,7 +478,6 @@ class LogReader:
         return None
 
     def _wanted(self, window: Window) -> list[FrameView]:
-        """The frames of a window that are not before the starting point."""
         frames = window.frames
         if frames[0][0] >= self._from_seq and self._from_time_ns is None:
             return frames

@@ -28,9 +28,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from holdfast.queue.format.page import PageHeader
+from holdfast.queue.format.page import PageHeader
 
 
 class Here(Enum):

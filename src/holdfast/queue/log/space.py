@@ -21,17 +21,12 @@ most ``max_bytes``, one page and the small indexes.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 from holdfast.errors import Backpressure, Closed, Code, InvalidRequest
-from holdfast.queue.files.pages import DurableRename
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from contextlib import AbstractContextManager
-
-    from holdfast.queue.files.pages import PageDirectory
-    from holdfast.queue.format.page import PageHeader
+from holdfast.queue.files.pages import DurableRename, PageDirectory, cached_header
+from holdfast.queue.format.page import PageHeader
 
 
 class ClosedPage:
@@ -164,9 +159,7 @@ class Space:
             self._freed.notify_all()
 
     def before_roll(self, page_bytes: int) -> None:
-        """Make room for one more page, or apply the policy. Raises: ``Backpressure`` (queue_full); ``Closed`` when the
-        queue is closed during the wait, or a sync failed.
-        """
+        """Make room for one more page, or apply the policy. Raises: ``Backpressure`` (queue_full); ``Closed``."""
         if self._max_bytes is None:
             return
         while True:
@@ -250,16 +243,10 @@ class Space:
                 # longer.
                 modified_ns = pages.port.modified_ns(pages.directory, name)
                 closed.append(ClosedPage(number, size, after.base_seq - 1, after.base_time_ns, modified_ns))
-            after = self._header(number) or after
-        return closed[::-1], total
-
-    def _header(self, number: int) -> PageHeader | None:
-        header = self._headers.get(number)
-        if header is None:
-            header = self._pages.header_of(number)
+            header = cached_header(pages, number, self._headers)
             if header is not None and not header.prepared:
-                self._headers[number] = header
-        return None if header is None or header.prepared else header
+                after = header
+        return closed[::-1], total
 
     def remove(self, numbers: list[int]) -> None:
         """Remove pages and their indexes, oldest first, with a sync of the directory after each: a crash must not bring

@@ -5,13 +5,11 @@ frame is there or not; the next append finds out (``complete_interrupted``). Two
 
 - The slow path (``writer``) closes the fast path first, and holds ``lock`` where other threads read several fields.
 - The storing fast path takes the one element out of the list ``_turns`` and puts it back: a lock at a quarter of the
-  price. A thread that finds the list empty takes the slow path. To close the fast path, set ``limit``, then wait until
-  the element is back.
+  price. If the list is empty, a thread takes the slow path. Closing it sets ``limit`` and waits for the element.
 
 A failed sync is never repeated: Linux may have dropped the dirty pages and would report success. From then on every
-call raises ``Closed`` (sync_failed), until the queue is opened again and finds what is on disk. The recorded write
-position then says that the page cache is not trusted; if the disk refuses that, too, an opening before the machine
-restarts may report cached messages as durable.
+call raises ``Closed`` (sync_failed), until the queue is opened again. The recorded write position then says that the
+page cache is not trusted, if the disk takes it.
 """
 
 from __future__ import annotations
@@ -24,9 +22,10 @@ from zlib import crc32
 from holdfast.errors import Closed, Code
 from holdfast.queue.files.disk_errors import refusal
 from holdfast.queue.files.index import PageIndex
-from holdfast.queue.format.checksum import checksum_for_writing
+from holdfast.queue.files.meta_files import UNKNOWN_BOOT, WritePositionFile
+from holdfast.queue.format.checksum import Checksum, Octets, checksum_for_writing
 from holdfast.queue.format.frame import HEAD_BYTES, SEAL_BYTES, SEQ_MASK, encode_head, page_seed, single_packers
-from holdfast.queue.format.meta import DurablePosition, write_position_value
+from holdfast.queue.format.meta import DurablePosition, WritePosition, write_position_value
 from holdfast.queue.format.page import HEADER_BYTES, PageHeader
 from holdfast.queue.log.page_scan import PageScan
 
@@ -34,17 +33,12 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from holdfast.queue.files.meta_files import WritePositionFile
     from holdfast.queue.files.port import FilePort, WritableMap
-    from holdfast.queue.format.checksum import Checksum, Octets
-    from holdfast.queue.format.meta import DurablePosition, WritePosition
     from holdfast.queue.log.opening import LogEnd
 
 
 class OpenPage:
-    """The open files of a page. Frames end at ``limit``, so that a SEAL fits. The constructor closes ``file`` if it
-    raises.
-    """
+    """The open files of a page. Frames end at ``limit``, so that a SEAL fits. Closes ``file`` if it raises."""
 
     __slots__ = ("checksum", "file", "header", "index_file", "limit", "map", "seed")
 
@@ -118,7 +112,7 @@ class LogTail:
         self.lock = threading.Lock()
         self._turns: list[None] = [None]
         self.limit = -1
-        self.interrupted = False  # a frame may stand behind the end, whole and not published
+        self.interrupted = False  # a frame may be after the end, whole and not published
         self.page: OpenPage | None = None
         self.map: WritableMap = bytearray()
         self.seed = 0
@@ -144,7 +138,7 @@ class LogTail:
             self._turns.pop()
         except IndexError:  # another thread is in the fast path
             pass
-        except BaseException:  # an interrupt behind it
+        except BaseException:  # an interrupt after it
             self._turns.append(None)
             raise
         else:
@@ -228,7 +222,6 @@ class LogTail:
             self._move(frame_end, count, time_ns)
 
     def _move(self, frame_end: int, count: int, time_ns: int) -> None:
-        """Publish a written frame."""
         position, seq, _ = self.end
         self.index.note(time_ns, position, count)
         self.batch_surplus += count - 1
@@ -236,9 +229,7 @@ class LogTail:
         self.end = frame_end, seq + count, time_ns
 
     def complete_interrupted(self) -> None:
-        """Publish a frame that an interrupt left whole and unpublished. Readers in other processes may have delivered
-        it, so its number must not go to a second message.
-        """
+        """Publish a frame that an interrupt left whole: readers elsewhere may have it, so its number is taken."""
         page = self.page
         if not self.interrupted or page is None:
             return
@@ -361,9 +352,7 @@ class Durability:
         self.syncs = 0
 
     def wait_for(self, next_seq: int) -> None:
-        """Return when everything before ``next_seq`` is durable. Raises: ``Closed`` (sync_failed) once any sync has
-        failed. Cost: one data sync for all threads that wait at the same time.
-        """
+        """Return when everything before ``next_seq`` is durable. Raises: ``Closed`` (sync_failed). Cost: one sync."""
         while self.next_seq < next_seq:
             self._lead_or_follow(next_seq)
 
@@ -480,8 +469,6 @@ class SyncProgress:
         self.closing: list[int] = []
         self.synced_bytes = 0
 
-    # ---- syncs ------------------------------------------------------------------------------------------------------
-
     def take(self, sealed_only: bool) -> SyncTarget:
         """What a sync that begins now covers."""
         tail = self._tail
@@ -525,7 +512,7 @@ class SyncProgress:
     def poison(self) -> None:
         """A sync has failed: record that the page cache is not trusted, if the disk allows it."""
         with self._tail.lock:
-            self._position_file.distrust_cache()
+            self._position_file.boot_id = UNKNOWN_BOOT
             self._tail.close_fast_path()
             with suppress(OSError):
                 self.record_position()
@@ -535,8 +522,6 @@ class SyncProgress:
         """Pages below this one may be removed: the page after each of them is durably begun, and has the base."""
         durable = self.durable
         return durable.page if durable.position > HEADER_BYTES else durable.page - 1
-
-    # ---- marks ------------------------------------------------------------------------------------------------------
 
     def announce(self) -> None:
         """Before the first frame: both slots say durably that the queue is open, so no crash brings back a clean record
@@ -581,7 +566,7 @@ class SyncProgress:
 
     def close_cleanly(self) -> None:
         """Everything is durable: record that, durably."""
-        self._make_names_durable()  # the start after a clean mark takes them for that
+        self._make_names_durable()  # the start after a clean record takes them for that
         with self._tail.lock:
             self.write_index()
             self._position_is_owed = False

@@ -11,10 +11,14 @@ Order of a page roll, and what a crash leaves:
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 
 from holdfast.errors import Closed, Code, HoldfastError, InvalidRequest, LimitExceeded
 from holdfast.queue.files.disk_errors import FULL, refusal
+from holdfast.queue.files.meta_files import WritePositionFile
+from holdfast.queue.files.pages import PageDirectory
+from holdfast.queue.format.checksum import Octets
 from holdfast.queue.format.frame import (
     COMPRESSED,
     HEAD_BYTES,
@@ -27,20 +31,11 @@ from holdfast.queue.format.frame import (
     octets,
     split_batches,
 )
+from holdfast.queue.format.meta import WritePosition
 from holdfast.queue.format.page import HEADER_BYTES, PAGE_BYTES_MAX, PageHeader, encode_header
 from holdfast.queue.log.opening import UNSYNCED_PAGES_MAX, LogEnd
 from holdfast.queue.log.tail import Durability, LogTail, OpenPage, SyncProgress
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from holdfast.queue.files.meta_files import WritePositionFile
-    from holdfast.queue.files.pages import PageDirectory
-    from holdfast.queue.format.checksum import Octets
-    from holdfast.queue.format.meta import WritePosition
-    from holdfast.queue.options import SyncLevel
-
+from holdfast.queue.options import SyncLevel
 
 FIRST_PAGE_BYTES = 1 << 20
 """The first page of a queue. Each later page is twice as large, up to ``page_size``."""
@@ -52,7 +47,8 @@ class PageSupply:
     """
 
     __slots__ = (
-        "_ahead", "_checksum_id", "_entropy", "_first_page_bytes", "_lock", "_page_bytes", "_pages", "_taken", "number",
+        "_checksum_id", "_entropy", "_first_page_bytes", "_lock", "_page_bytes", "_pages", "_taken", "number",
+        "prepared",
     )  # fmt: skip
 
     def __init__(
@@ -71,7 +67,7 @@ class PageSupply:
         self._checksum_id = checksum_id
         self._entropy = entropy
         self._lock = threading.Lock()
-        self._ahead: OpenPage | None = None
+        self.prepared: OpenPage | None = None
         self._taken: OpenPage | None = None  # the last that was handed out
         self.number = number
 
@@ -80,29 +76,20 @@ class PageSupply:
         """The size of the next page. It depends only on the page number, so an opening continues the growth."""
         return min(self._page_bytes, self._first_page_bytes << min(self.number, 32))
 
-    @property
-    def has_page(self) -> bool:
-        """Whether a page is prepared."""
-        return self._ahead is not None
-
-    def adopt(self, page: OpenPage) -> None:
-        """Use a page that an earlier process has prepared."""
-        self._ahead = page
-
     def prepare(self, wanted: Callable[[], bool]) -> None:
         """Prepare a page if it is still ``wanted``. Raises: ``OSError``."""
         with self._lock:
             if wanted():
-                self._ahead = self._create(self.next_bytes)
+                self.prepared = self._create(self.next_bytes)
 
     def take(self, needed_bytes: int, current: OpenPage | None) -> OpenPage:
         """The next page after ``current``, with at least ``needed_bytes``. Raises: ``OSError``."""
         with self._lock:
             if self._taken is not None and self._taken is not current:
                 # An interrupt came before it was begun or given back.
-                self._ahead, self.number = self._taken, self._taken.header.number - 1
+                self.prepared, self.number = self._taken, self._taken.header.number - 1
             self._taken = None
-            ahead, self._ahead = self._ahead, None
+            ahead, self.prepared = self.prepared, None
             if ahead is not None and ahead.header.page_bytes >= needed_bytes:
                 self.number, self._taken = ahead.header.number, ahead
                 return ahead
@@ -118,7 +105,7 @@ class PageSupply:
     def give_back(self, page: OpenPage) -> None:
         """A page was taken and not begun: it is the next page again."""
         with self._lock:
-            self._ahead, self._taken, self.number = page, None, page.header.number - 1
+            self.prepared, self._taken, self.number = page, None, page.header.number - 1
 
     def _create(self, page_bytes: int) -> OpenPage:
         header = PageHeader(
@@ -133,7 +120,7 @@ class PageSupply:
     def close(self) -> None:
         """Close the prepared page. Its file stays."""
         with self._lock:
-            ahead, self._ahead = self._ahead, None
+            ahead, self.prepared = self.prepared, None
             if ahead is not None:
                 ahead.close(self._pages.port)
 
@@ -154,9 +141,9 @@ class Writer:
     """
 
     __slots__ = (
-        "__weakref__", "_clock", "_closed", "_compression", "_listeners", "_pages", "_port", "_progress", "_supply",
+        "__weakref__", "_clock", "_closed", "_compression", "_listeners", "_pages", "_port", "_supply",
         "_sync", "_tail", "_turn", "append", "append_at_once", "before_roll", "durability", "message_bytes_max",
-        "on_full", "on_work",
+        "on_full", "on_work", "progress",
     )  # fmt: skip
 
     def __init__(
@@ -215,7 +202,7 @@ class Writer:
         elif writes:
             self.append = self._append_durably
         self.append_at_once = tail.append_at_once
-        progress = self._progress = SyncProgress(port, tail, end, written, position_file, self._sync_names)
+        progress = self.progress = SyncProgress(port, tail, end, written, position_file, self._sync_names)
         self.durability = Durability(port, progress.durable.next_seq, progress.take, progress.reached, progress.poison)
         try:
             self._begin(end, clean=written is not None and written.clean)
@@ -254,10 +241,7 @@ class Writer:
         return self.append_frames(bodies)
 
     def append_frames(self, bodies: Iterable[tuple[list[bytes], int]]) -> tuple[int, int]:
-        """Append each body, with its number of messages, as one frame, and sync as the level requires. Raises:
-        ``Closed``; ``LimitExceeded``; ``Unavailable`` (disk_full), until there is room again; ``Backpressure``
-        (queue_full).
-        """
+        """Append each body, with its number of messages, as one frame, and sync as the level requires."""
         try:
             first, last = self._append_bodies(bodies)
         except HoldfastError as error:
@@ -276,7 +260,7 @@ class Writer:
             tail.complete_interrupted()
             first = tail.next_seq
             try:
-                self._progress.announce()
+                self.progress.announce()
                 self._write_bodies(bodies)
             except OSError as error:
                 raise refusal(error, tail.next_seq - first) from error
@@ -296,13 +280,15 @@ class Writer:
         return first, last
 
     def _write_bodies(self, bodies: Iterable[tuple[list[bytes], int]]) -> None:
-        """Encode, write and publish one frame after the other."""
         tail = self._tail
         time_ns = max(self._clock(), tail.last_time_ns)
         level, flags = self._compression, COMPRESSED if self._compression else 0
         for body, count in bodies:
             size = sum(map(len, body))
-            self._check_body(size, count)
+            if count == 1 and size > self.message_bytes_max:
+                raise LimitExceeded("message is too large", bytes=size, max=self.message_bytes_max)
+            if level and size > RAW_BODY_BYTES_MAX:
+                raise LimitExceeded("batch is too large for one compressed frame", bytes=size, max=RAW_BODY_BYTES_MAX)
             if level:
                 body = compress_body(body, level)
                 size = sum(map(len, body))
@@ -319,13 +305,6 @@ class Writer:
             if tail.position >= tail.record_due:
                 self._checkpoint()
 
-    def _check_body(self, size: int, count: int) -> None:
-        """The limits of a body before compression."""
-        if count == 1 and size > self.message_bytes_max:
-            raise LimitExceeded("message is too large", bytes=size, max=self.message_bytes_max)
-        if self._compression and size > RAW_BODY_BYTES_MAX:
-            raise LimitExceeded("batch is too large for one compressed frame", bytes=size, max=RAW_BODY_BYTES_MAX)
-
     def _sync_names(self) -> None:
         """Sync the directory. Raises: ``Closed`` (sync_failed)."""
         try:
@@ -334,13 +313,12 @@ class Writer:
             self.durability.fail(error)
 
     def _after_append(self, last: int) -> None:
-        """Sync as the level requires."""
         level = self._sync
         if level.name == "always":
             self.durability.wait_for(last + 1)
         elif level.name == "every":
             messages = last + 1 - self.durability.next_seq
-            size = self._tail.written_bytes - self._progress.synced_bytes
+            size = self._tail.written_bytes - self.progress.synced_bytes
             if (level.messages_max and messages >= level.messages_max) or (level.bytes_max and size >= level.bytes_max):
                 self.durability.wait_for(last + 1)
 
@@ -351,18 +329,18 @@ class Writer:
         with self._tail.lock:
             self.raise_if_closed()
             next_seq = self._tail.next_seq
-        self._progress.records_at_once = record
+        self.progress.records_at_once = record
         try:
             self.durability.wait_for(next_seq)
         finally:
-            self._progress.records_at_once = True
+            self.progress.records_at_once = True
         if record:
-            self._progress.record_owed_position()
+            self.progress.record_owed_position()
 
     def record_position(self) -> None:
         """Record the position that ``flush`` left, unless the writer is closed. Raises nothing: it is a hint."""
         if self._closed is None:
-            self._progress.record_owed_position()
+            self.progress.record_owed_position()
 
     def wait_durable(self, seq: int) -> None:
         """Return when ``seq`` and all messages before it are durable. Raises: ``Closed``."""
@@ -376,9 +354,7 @@ class Writer:
             self._tail.close_fast_path()
 
     def notify_no_more(self, listener: Callable[[], None]) -> None:
-        """Remove ``listener`` if it was not called yet. Takes no lock: the garbage collector may call this in any
-        thread, inside any lock.
-        """
+        """Remove ``listener`` if it was not called. Takes no lock: the garbage collector may call this anywhere."""
         with suppress(ValueError):
             self._listeners.remove(listener)
 
@@ -392,7 +368,7 @@ class Writer:
     def _open_fast_path(self) -> None:
         """Open it unless there are listeners or the writer refuses appends. Call with the tail's lock held."""
         if self._closed is None and self.durability.failure is None:
-            if not self._listeners and not self._progress.silent:
+            if not self._listeners and not self.progress.silent:
                 self._tail.open_fast_path()
 
     # ---- pages ------------------------------------------------------------------------------------------------------
@@ -404,7 +380,7 @@ class Writer:
         for number in end.unsynced if not clean else []:
             unsynced = self._pages.open(number, write=True)
             if unsynced is not None:
-                self._progress.closing.append(unsynced)
+                self.progress.closing.append(unsynced)
         header = end.header
         assert header is not None, "a page that is written on has a header"
         if end.doubtful:
@@ -412,12 +388,12 @@ class Writer:
             ahead_header = self._pages.header_of(number)
             ahead = self._pages.open(number, write=True) if ahead_header is not None else None
             if ahead is not None and ahead_header is not None:
-                self._supply.adopt(OpenPage(self._port, ahead, ahead_header))
+                self._supply.prepared = OpenPage(self._port, ahead, ahead_header)
         file = self._pages.open(end.page, write=True)
         if file is None:
             return
         if end.sealed:
-            self._progress.closing.append(file)
+            self.progress.closing.append(file)
             return
         page = OpenPage(self._port, file, header)
         self._tail.resume(page, end)  # from here on closing the tail closes it
@@ -425,7 +401,7 @@ class Writer:
 
     def _roll(self, size: int, time_ns: int) -> None:
         """Close the current page and begin the next, with room for a frame of ``size``."""
-        tail, closing = self._tail, self._progress.closing
+        tail, closing = self._tail, self.progress.closing
         while len(closing) >= UNSYNCED_PAGES_MAX:
             self.durability.sync_sealed()
         needed = HEADER_BYTES + size + SEAL_BYTES
@@ -470,12 +446,12 @@ class Writer:
     def _seal(self, page: OpenPage) -> None:
         """Write the SEAL. It is not published: until the next page is used it may be overwritten."""
         tail = self._tail
-        self._progress.write_index()
+        self.progress.write_index()
         seal = encode_seal(page.checksum, page.seed, tail.next_seq, tail.frames, tail.last_time_ns, tail.index.check)
         self._port.write(page.file, tail.position, (seal,))
 
     def _checkpoint(self) -> None:
-        tail, progress = self._tail, self._progress
+        tail, progress = self._tail, self.progress
         page = tail.page
         assert page is not None, "a checkpoint follows a frame"
         with tail.lock:
@@ -495,13 +471,11 @@ class Writer:
         """Whether the current page is more than half full and no next page is prepared."""
         page = self._tail.page
         return (
-            not self._supply.has_page
+            self._supply.prepared is None
             and self._closed is None
             and page is not None
             and self._tail.position > page.header.page_bytes // 2
         )
-
-    # ---- where it stands --------------------------------------------------------------------------------------------
 
     @property
     def next_seq(self) -> int:
@@ -514,16 +488,6 @@ class Writer:
         page = self._tail.page
         return page.header.number if page is not None else self._supply.number
 
-    @property
-    def pages_safe_below(self) -> int:
-        """Pages below this one may be removed; see ``SyncProgress``."""
-        return self._progress.pages_safe_below
-
-    @property
-    def has_closing_pages(self) -> bool:
-        """Whether a closed page waits for its sync."""
-        return bool(self._progress.closing)
-
     def sync_is_due(self) -> bool:
         """Whether the level bounds the time until a sync, and messages wait for one."""
         return self._sync.ms_max > 0 and self.durability.next_seq < self.next_seq and self._closed is None
@@ -531,10 +495,8 @@ class Writer:
     def raise_if_closed(self) -> None:
         """Raise the reason why appends are refused."""
         if self._closed is not None:
-            raise self._closed.with_traceback(None)  # else it would keep the frames of all who met it
+            raise self._closed.with_traceback(None)  # else it would keep the frames of every caller
         self.durability.raise_if_failed()
-
-    # ---- the end ----------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Make everything durable, record a clean end, close the files. Closing twice is harmless."""
@@ -547,7 +509,7 @@ class Writer:
                 self._tail.complete_interrupted()
                 self.durability.wait_for(self.next_seq)
                 if self.durability.failure is None:
-                    self._progress.close_cleanly()
+                    self.progress.close_cleanly()
             finally:
                 closed = Closed("the queue is closed")
                 self.durability.end(closed)
@@ -570,7 +532,7 @@ class Writer:
         with self._tail.lock:
             self._tail.close()
             self._supply.close()
-            self._progress.close()
+            self.progress.close()
 
 
 def _nothing(*_: object) -> None:

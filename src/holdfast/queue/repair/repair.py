@@ -18,14 +18,13 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Final
 from zlib import crc32
 
 from holdfast.errors import AlreadyOpen, Code, CorruptData
 from holdfast.queue import Queue
-from holdfast.queue.files.pages import PageDirectory, replace_file
+from holdfast.queue.files.pages import PageDirectory, open_page, replace_file
 from holdfast.queue.format.checksum import CRC32, CRC32C, checksum_for_reading
 from holdfast.queue.format.frame import HEAD, HEAD_BYTES, encode_seal, page_seed
 from holdfast.queue.format.page import HEADER, HEADER_BYTES, PageHeader, encode_header
@@ -39,7 +38,6 @@ from holdfast.queue.repair.survey import (
     QueueSurvey,
     damage_list_name,
     known_gaps,
-    survey_queue,
 )
 
 COPY_BYTES: Final = 1 << 20
@@ -101,10 +99,10 @@ class _Repair:
             self._rebuilt.append(f"{pages.names.identity} was rebuilt")
         lock = pages.port.lock(pages.directory, pages.names.lock)
         try:
-            self._repair_pages(survey_queue(pages, on_progress))
+            self._repair_pages(QueueSurvey(pages, on_progress))
         finally:
             pages.port.close(lock)
-        messages = survey_queue(pages, on_progress).messages
+        messages = QueueSurvey(pages, on_progress).messages
         return QueueRepair(self._path, tuple(self._gaps), tuple(self._kept), tuple(self._rebuilt), messages)
 
     def _restore_headers(self) -> None:
@@ -112,10 +110,9 @@ class _Repair:
         for number in pages.numbers():
             if pages.header_of(number) is not None:
                 continue
-            file = pages.open(number, write=True)
-            if file is None:
-                continue
-            try:
+            with open_page(pages, number, write=True) as file:
+                if file is None:
+                    continue
                 header = restored_header(pages, file, number)
                 if header is None:
                     continue
@@ -123,8 +120,6 @@ class _Repair:
                 pages.port.write(file, 0, (encode_header(header),))
                 pages.port.sync_data(file)
                 self._rebuilt.append(f"page {number}: its header was restored")
-            finally:
-                pages.port.close(file)
 
     def _repair_pages(self, survey: QueueSurvey) -> None:
         pages = self._pages
@@ -150,7 +145,6 @@ class _Repair:
             self._rebuilt.append(f"page {page.number}: its index was rebuilt")
 
     def _list(self, gap: LostMessages, name: str) -> None:
-        """Append a line about the gap to the damage list, durably."""
         known = KnownGap(
             page=gap.page,
             position=gap.position,
@@ -180,12 +174,13 @@ class _Repair:
     def _bridge(self, gap: LostMessages) -> str:
         """Keep the damaged bytes of a gap, then write the bridge over them. Returns the file that keeps them."""
         pages = self._pages
-        file = pages.open(gap.page, write=True)
-        if file is None:
-            raise AlreadyOpen(
-                "a page was removed during its repair", page=gap.page, hint="another program changes the files; stop it"
-            )
-        try:
+        with open_page(pages, gap.page, write=True) as file:
+            if file is None:
+                raise AlreadyOpen(
+                    "a page was removed during its repair",
+                    page=gap.page,
+                    hint="another program changes the files; stop it",
+                )
             name = self._keep(file, gap.page, gap.position, gap.bytes)
             self._kept.append(name)
             end = gap.position + gap.bytes
@@ -195,12 +190,9 @@ class _Repair:
             for start in range(gap.position + COPY_BYTES, end, COPY_BYTES):
                 pages.port.write(file, start, (bytes(min(COPY_BYTES, end - start)),))
             pages.port.sync_data(file)
-        finally:
-            pages.port.close(file)
         return name
 
     def _keep(self, file: int, number: int, position: int, length: int) -> str:
-        """Copy bytes of a page to a new file, durably."""
         port, directory = self._pages.port, self._pages.directory
         name = self._free_name(f"{self._pages.names.page(number)}.{position}.damaged")
         kept = port.create(directory, name)
@@ -241,17 +233,11 @@ class _Repair:
             page.last_time_ns,
             checksum(data, 0),
         )
-        page_file = pages.open(page.number, write=True)
-        if page_file is None:
-            return
-        try:
+        with open_page(pages, page.number, write=True) as page_file:
+            if page_file is None:
+                return
             port.write(page_file, page.seal_position, (seal,))
             port.sync_data(page_file)
-        finally:
-            port.close(page_file)
-
-
-# ---- a damaged header -----------------------------------------------------------------------------------------------
 
 
 def restored_header(pages: PageDirectory, file: int, number: int) -> PageHeader | None:
@@ -276,7 +262,7 @@ def restored_header(pages: PageDirectory, file: int, number: int) -> PageHeader 
         )
     first_time_ns = HEAD.unpack_from(raw, HEADER_BYTES)[2]
     bases = _possible_bases(pages, number, fields[_BASE_SEQ_FIELD])
-    for salt in _possible_salts(fields[_SALT_FIELD]):
+    for salt in (fields[_SALT_FIELD] ^ flipped for flipped in (0, *(1 << bit for bit in range(64)))):
         for base_seq in bases:
             for checksum_id in (CRC32, CRC32C):
                 guess = PageHeader(
@@ -292,26 +278,17 @@ def restored_header(pages: PageDirectory, file: int, number: int) -> PageHeader 
     return None
 
 
-def _possible_salts(field: int) -> Iterator[int]:
-    yield field
-    for bit in range(64):
-        yield field ^ (1 << bit)
-
-
 def _possible_bases(pages: PageDirectory, number: int, field: int) -> list[int]:
     bases = [field]
     if number == 1:
         bases.append(1)
     before = pages.header_of(number - 1)
-    file = pages.open(number - 1)
-    if file is None:
-        return bases
-    try:
+    with open_page(pages, number - 1) as file:
+        if file is None:
+            return bases
         if before is not None and not before.prepared:
             scan = PageScan(pages.port, file, before, next_seq=before.base_seq)
             while scan.read() is not None:
                 continue
             bases.append(scan.next_seq)
-    finally:
-        pages.port.close(file)
     return bases

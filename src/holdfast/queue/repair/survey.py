@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from holdfast.queue.files.index import PageIndex
-from holdfast.queue.files.pages import PageDirectory, read_file
+from holdfast.queue.files.pages import PageDirectory, open_page, read_file
 from holdfast.queue.files.port import FilePort
 from holdfast.queue.format.checksum import checksum_for_reading
 from holdfast.queue.format.frame import HEAD, HEAD_BYTES, SEQ_MASK, implied_seq, page_seed, seal_fields
@@ -151,7 +151,7 @@ def verify_queue(path: str, on_progress: OnProgress | None = None) -> QueueCheck
     Cost: one reading of all pages. Takes no lock and may run next to a writer.
     """
     with open_files(path) as pages:
-        survey = survey_queue(pages, on_progress)
+        survey = QueueSurvey(pages, on_progress)
         known = known_gaps(pages)
     return QueueCheck(
         path=path,
@@ -175,13 +175,8 @@ def _written_end(pages: PageDirectory) -> tuple[int, int, int]:
     return end.next_seq, end.page, end.position
 
 
-def survey_queue(pages: PageDirectory, on_progress: OnProgress | None = None) -> QueueSurvey:
-    """Read every page and check every frame. Cost: one reading of all pages."""
-    return QueueSurvey(pages, on_progress)
-
-
 class QueueSurvey:
-    """A walk over all pages, oldest first, and what it found.
+    """The result of a walk over all pages, oldest first, that checks every frame. Cost: one reading of all pages.
 
     ``unreadable`` are pages whose header does not verify; ``outside`` are begun pages after the end of the log, whose
     messages were never durable; ``tail_bytes`` after the end do not verify: a write that a crash cut off. Messages
@@ -203,7 +198,8 @@ class QueueSurvey:
         self._last_time_ns = 0
         self._read_bytes = 0
         self._has_removed = False
-        self._prepared = {number for number in self._numbers if self._is_prepared(number)}
+        headers = {number: files.header_of(number) for number in self._numbers}
+        self._prepared = {number for number, header in headers.items() if header is not None and header.prepared}
         self._walk()
 
     @property
@@ -233,7 +229,11 @@ class QueueSurvey:
             if header is None:
                 continue  # prepared, not used yet
             if not self._joins(header, before, number):
-                self.outside += [later for later in self._numbers[index:] if self._is_begun(later)]
+                self.outside += [
+                    later
+                    for later in self._numbers[index:]
+                    if (header := files.header_of(later)) is not None and not header.prepared
+                ]
                 break
             self._walk_page(number, header, sizes[number])
             before = self.pages[-1].number if self.pages else 0  # this page, unless it was removed
@@ -255,27 +255,16 @@ class QueueSurvey:
         except FileNotFoundError:
             return None
 
-    def _is_begun(self, number: int) -> bool:
-        header = self._files.header_of(number)
-        return header is not None and not header.prepared
-
-    def _is_prepared(self, number: int) -> bool:
-        header = self._files.header_of(number)
-        return header is not None and header.prepared
-
     def _begun(self, number: int, header: PageHeader) -> PageHeader | None:
         """The header with its base, even if its second write was lost and its frames were not."""
         if not header.prepared:
             return header
         started = header.started(self._next_seq or 1, self._last_time_ns)
-        file = self._files.open(number)
-        if file is None:
-            return None
-        try:
+        with open_page(self._files, number) as file:
+            if file is None:
+                return None
             scan = PageScan(self._files.port, file, started, next_seq=started.base_seq)
             return started if scan.read() is not None else None
-        finally:
-            self._files.port.close(file)
 
     def _joins(self, header: PageHeader, before: int, number: int) -> bool:
         """Whether this page belongs to the log; notes what is missing between it and the page before."""
@@ -296,7 +285,6 @@ class QueueSurvey:
         return True
 
     def _lost_pages(self, first: int, last: int, before: int, number: int | None) -> None:
-        """Note messages of pages that are absent or unreadable."""
         if last < first:
             return
         readable = {page.number for page in self.pages}
@@ -311,14 +299,12 @@ class QueueSurvey:
             self.gaps.append(LostMessages(page, 0, 0, first, last, "the page is absent"))
 
     def _check_end(self, before: int) -> None:
-        """Note messages that should follow the last page according to the writer's mark."""
+        """Note messages that should follow the last page by the recorded write position."""
         if self._next_seq is None and self._has_removed and not self.unreadable:
             return  # the log continues in pages that are newer than the walk
         expected = self._next_seq if self._next_seq is not None else 1
         if self._expected_end > expected:
             self._lost_pages(expected, self._expected_end - 1, before, None)
-
-    # ---- one page ---------------------------------------------------------------------------------------------------
 
     def _walk_page(self, number: int, header: PageHeader, size: int) -> None:
         file = self._files.open(number)
@@ -329,7 +315,8 @@ class QueueSurvey:
         try:
             scan = PageScan(self._files.port, file, header, next_seq=header.base_seq, last_time_ns=self._last_time_ns)
             search = FrameSearch(self._files.port, file, header)
-            page.index_file = self._index_records(number)
+            data = read_file(self._files, self._files.names.index(number)) or b""
+            page.index_file = list(RECORD.iter_unpack(data[: len(data) // RECORD_BYTES * RECORD_BYTES]))
             self._walk_frames(page, scan)
             while (here := scan.here()) is not Here.SEAL:
                 if self._walk_frames(page, scan):
@@ -372,7 +359,6 @@ class QueueSurvey:
         return page.frames > before
 
     def _finish_page(self, page: PageSurvey, scan: PageScan) -> None:
-        """Note the end of the page and check its index."""
         page.next_seq, page.end, page.last_time_ns = scan.next_seq, scan.position, scan.last_time_ns
         if scan.seal is not None:
             page.sealed, page.seal_position = True, scan.position
@@ -388,10 +374,6 @@ class QueueSurvey:
             page.index = ABSENT
         elif page.index_wrong:
             page.index = DAMAGED
-
-    def _index_records(self, number: int) -> list[tuple[int, int]]:
-        data = read_file(self._files, self._files.names.index(number)) or b""
-        return list(RECORD.iter_unpack(data[: len(data) // RECORD_BYTES * RECORD_BYTES]))
 
     def _gap_at(
         self, page: PageSurvey, scan: PageScan, search: FrameSearch, file: int, following: int | None

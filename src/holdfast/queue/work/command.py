@@ -48,31 +48,27 @@ A dead letter, a message of a queue that any program may read:
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from struct import Struct, error
 
 from holdfast.errors import Code, CorruptData, InvalidRequest
-from holdfast.queue.serializers import chosen_serializer
+from holdfast.queue.format.cursor import PageId
+from holdfast.queue.serializers import Serializer, chosen_serializer
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from typing import TypeAlias
-
-    from holdfast.queue.format.cursor import Place
-    from holdfast.queue.serializers import Serializer
-
-    Started: TypeAlias = tuple[int, int, bool]
+Started = tuple[int, int, bool]
 
 COMMAND_NUMBERS_MAX = 1000
 
 ONE = Struct("<BqQ")
 HEAD = Struct("<Bq")
 STATE = Struct("<BqQQII")
-PLACE = Struct("<QQ")
+PAGE_ID = Struct("<QQ")
 STARTED = Struct("<QqII")
 NUMBER_BYTES = 8
 
+STATE_KIND = b"\x08"
+"""The first byte of a state. Commands begin with another."""
 encode_one: Callable[[int, int, int], bytes] = ONE.pack
 """The bytes of a command with one number, from kind, time and number."""
 
@@ -95,7 +91,7 @@ class WorkState:
 
     __slots__ = ("dead_seq", "next_seq", "pages", "started")
 
-    def __init__(self, next_seq: int, dead_seq: int, pages: Sequence[Place], started: dict[int, Started]) -> None:
+    def __init__(self, next_seq: int, dead_seq: int, pages: Sequence[PageId], started: dict[int, Started]) -> None:
         self.next_seq = next_seq
         self.dead_seq = dead_seq
         self.pages = pages
@@ -114,10 +110,7 @@ def encode_command(kind: int, time_ns: int, *numbers: int) -> bytes:
 
 
 def decode_command(data: bytes) -> tuple[Kind, int, tuple[int, ...]]:
-    """Kind, time and numbers of a command that is not a state.
-
-    Raises: ``CorruptData`` for bytes that are not a command.
-    """
+    """Kind, time and numbers of a command that is not a state. Raises: ``CorruptData``."""
     count, rest = divmod(len(data) - HEAD.size, NUMBER_BYTES)
     if rest or count < 1 or not Kind.TAKE <= data[0] < Kind.STATE:
         raise CorruptData("no command of a work queue", code=Code.CORRUPT_QUEUE, bytes=len(data))
@@ -125,15 +118,10 @@ def decode_command(data: bytes) -> tuple[Kind, int, tuple[int, ...]]:
     return Kind(kind), time_ns, tuple(numbers)
 
 
-def is_state(data: bytes) -> bool:
-    """Whether a message is a state and not a command."""
-    return data[:1] == b"\x08"
-
-
 def encode_state(state: WorkState) -> bytes:
     """The bytes of a state. Cost: 24 bytes for each started message."""
     head = STATE.pack(Kind.STATE, 0, state.next_seq, state.dead_seq, len(state.pages), len(state.started))
-    pages = [PLACE.pack(number, salt) for number, salt in state.pages]
+    pages = [PAGE_ID.pack(number, salt) for number, salt in state.pages]
     started = [STARTED.pack(seq, due, count, leased) for seq, (due, count, leased) in state.started.items()]
     return b"".join((head, *pages, *started))
 
@@ -148,13 +136,13 @@ def decode_state(data: bytes) -> WorkState:
     """
     try:
         _, _, next_seq, dead_seq, pages, started = STATE.unpack_from(data)
-        middle = STATE.size + pages * PLACE.size
+        middle = STATE.size + pages * PAGE_ID.size
         if len(data) != middle + started * STARTED.size:
             raise CorruptData("a state of a work queue is cut", code=Code.CORRUPT_QUEUE, bytes=len(data))
         return WorkState(
             next_seq,
             dead_seq,
-            list(PLACE.iter_unpack(data[STATE.size : middle])),
+            list(PAGE_ID.iter_unpack(data[STATE.size : middle])),
             {seq: (due, count, leased == 1) for seq, due, count, leased in STARTED.iter_unpack(data[middle:])},
         )
     except error as cause:
@@ -176,8 +164,8 @@ class DeadLetter:
     """A message that was given up: its number, its deliveries and the reason.
 
     >>> letter = DeadLetter(7, 5, b"hello", deliveries=3, reason="no such address")
-    >>> found = DeadLetter.decode(letter.encode())
-    >>> found.seq, found.payload, found.deliveries, found.reason
+    >>> copy = DeadLetter.decode(letter.encode())
+    >>> copy.seq, copy.payload, copy.deliveries, copy.reason
     (7, b'hello', 3, 'no such address')
     """
 
@@ -211,11 +199,8 @@ class DeadLetter:
     def encode(self) -> bytes:
         """The bytes. A reason above 4 KiB is cut at a character."""
         reason = self.reason.encode("utf-8", "replace")[:REASON_BYTES_MAX].decode("utf-8", "ignore").encode()
-        return (
-            LETTER_HEAD.pack(LETTER_VERSION, len(reason), self.deliveries, self.seq, self.time_ns)
-            + reason
-            + self.payload
-        )
+        head = LETTER_HEAD.pack(LETTER_VERSION, len(reason), self.deliveries, self.seq, self.time_ns)
+        return head + reason + self.payload
 
     @classmethod
     def decode(cls, data: bytes, serializer: Serializer | None = None) -> DeadLetter:
@@ -233,7 +218,6 @@ class DeadLetter:
         return cls(seq, time_ns, data[end:], deliveries=deliveries, reason=reason, serializer=serializer)
 
     def __reduce__(self) -> tuple[object, ...]:
-        """In another process, a custom serializer has to be named."""
         return _restored, (self.encode(), "" if self._serializer is None else self._serializer.name)
 
     def __repr__(self) -> str:

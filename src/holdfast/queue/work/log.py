@@ -4,8 +4,7 @@ A command that could not be written was not done. An interrupt between writing a
 nothing more is written, and the next opening replays the log. A lost log begins again after the cursor. Damage before
 the last state costs nothing; after it commands are missing, and the damage policy raises or doubts (``machine``).
 
-The log is kept short: after enough commands the whole state is appended as one frame; when that is durable, the pages
-before it are removed, oldest first. A crash leaves some; an opening applies nothing before the last state.
+After enough commands the whole state is appended as one frame; when that is durable, the pages before it are removed.
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ from holdfast.queue.consumers.cursor_file import history_at, kept_in, seq_since
 from holdfast.queue.format.cursor import Cursor
 from holdfast.queue.log.messages import Gap
 from holdfast.queue.work.command import (
+    STATE_KIND,
     DeadLetter,
     Kind,
     WorkState,
     decode_command,
     decode_state,
     encode_state,
-    is_state,
 )
 from holdfast.queue.work.machine import WorkMachine
 
@@ -54,7 +53,7 @@ class WorkClock:
             self._ahead_ns = time.time_ns() - time.monotonic_ns()
 
     def __call__(self) -> int:
-        """Now."""
+        """Nanoseconds since 1970."""
         return self._clock() + self._ahead_ns
 
     def not_before(self, last_ns: int) -> None:
@@ -99,7 +98,7 @@ class WorkLog:
             tail.clear()
             for message in self._log.read(seq=first, damage=gaps.append):
                 time_ns = message.time_ns
-                if is_state(message.payload):
+                if message.payload[:1] == STATE_KIND:
                     machine = WorkMachine(decode_state(message.payload))
                     self._state_seq = message.seq
                     tail.clear()
@@ -119,7 +118,7 @@ class WorkLog:
             machine = self._without_state(tail[0], damage)
         for message in tail:
             if missing and message.seq > missing[0].first:
-                machine.doubt()
+                machine.doubtful = True
             machine.apply(*decode_command(message.payload))
         machine.doubtful = False
         return machine, time_ns
@@ -137,7 +136,7 @@ class WorkLog:
                 raise CorruptData(
                     "the beginning of a work queue's log is missing", code=Code.CORRUPT_QUEUE, first_seq=first.seq
                 )
-            machine.doubt()
+            machine.doubtful = True
         return machine
 
     def record(self, command: bytes) -> None:

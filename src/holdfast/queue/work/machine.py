@@ -16,32 +16,25 @@ finished, so memory is bounded by the started messages. A started message is *du
 | SKIP | started, or new from ``next_seq`` on | finished |
 
 Older logs have a RETURN of a finished message, after an interrupted acknowledgement; the acknowledgement counts.
-
-Any other command raises ``CorruptData``, except after damage to the log of commands (``doubt``). Then missing commands
-are assumed to be those that lose nothing: a message below a taken one was taken once and not acknowledged; a command
-for a finished message does nothing.
+Any other command raises ``CorruptData``, except after damage to the log of commands (``doubtful``). Then a message
+below a taken one counts as taken once and not acknowledged, and a command for a finished message does nothing.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 
 from holdfast.errors import Code, CorruptData
-from holdfast.queue.work.command import Kind, WorkState
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from holdfast.queue.format.cursor import Place
-    from holdfast.queue.work.command import Started
+from holdfast.queue.format.cursor import PageId
+from holdfast.queue.work.command import Kind, Started, WorkState
 
 STALE_MAX = 64
 
 
 class WorkMachine:
     """``started`` maps a message to (due, deliveries, leased), rising. ``dues`` is a heap of (due, message) with an
-    entry for each started message, and stale entries.
+    entry for each started message, and stale entries. While ``doubtful``, commands may be missing.
     """
 
     __slots__ = ("dead_seq", "doubtful", "dues", "next_seq", "pages", "started")
@@ -49,7 +42,7 @@ class WorkMachine:
     def __init__(self, state: WorkState | None = None) -> None:
         self.next_seq = state.next_seq if state is not None else 1
         self.dead_seq = state.dead_seq if state is not None else 0
-        self.pages: list[Place] = list(state.pages) if state is not None else []
+        self.pages: list[PageId] = list(state.pages) if state is not None else []
         self.started: dict[int, Started] = dict(state.started) if state is not None else {}
         self.doubtful = False
         self.dues = [(due, seq) for seq, (due, _, _) in self.started.items()]
@@ -58,8 +51,6 @@ class WorkMachine:
     def state(self) -> WorkState:
         """Everything, to be written down."""
         return WorkState(self.next_seq, self.dead_seq, self.pages, dict(sorted(self.started.items())))
-
-    # ---- questions --------------------------------------------------------------------------------------------------
 
     def due(self, now_ns: int) -> int | None:
         """The message that has been due for longest, or None. Cost: O(log started), amortised."""
@@ -78,8 +69,8 @@ class WorkMachine:
 
     def is_leased(self, seq: int, deliveries: int) -> bool:
         """Whether the worker with this delivery still has the message."""
-        found = self.started.get(seq)
-        return found is not None and found[1] == deliveries and found[2]
+        entry = self.started.get(seq)
+        return entry is not None and entry[1] == deliveries and entry[2]
 
     def committed_seq(self) -> int:
         """The last message up to which all are finished. Cost: O(1)."""
@@ -88,8 +79,6 @@ class WorkMachine:
     def leased(self) -> list[int]:
         """The messages that workers have."""
         return [seq for seq, (_, _, leased) in self.started.items() if leased]
-
-    # ---- the transition ---------------------------------------------------------------------------------------------
 
     def apply(self, kind: Kind, time_ns: int, numbers: Sequence[int]) -> None:
         """Change the state by one command.
@@ -128,9 +117,9 @@ class WorkMachine:
 
     def take(self, seq: int, lease_ends_ns: int) -> int:
         """Hand out one message. Returns its deliveries, this one included."""
-        found = self.started.get(seq)
-        if found is not None:
-            deliveries = found[1] + 1
+        entry = self.started.get(seq)
+        if entry is not None:
+            deliveries = entry[1] + 1
         elif seq == self.next_seq:
             deliveries = 1
             self.next_seq = seq + 1
@@ -141,7 +130,6 @@ class WorkMachine:
         return deliveries
 
     def _are_next(self, numbers: Sequence[int]) -> bool:
-        """Whether these are the next new messages, in order."""
         first = self.next_seq
         return numbers[0] == first and tuple(numbers) == tuple(range(first, first + len(numbers)))
 
@@ -189,21 +177,17 @@ class WorkMachine:
                 self._take_in_doubt(seq)
 
     def _set_due(self, seq: int, due_ns: int, *, leased: bool) -> None:
-        found = self.started.get(seq)
-        if found is None:
+        entry = self.started.get(seq)
+        if entry is None:
             if seq < self.next_seq and (self.doubtful or not leased):
                 return
             if not self.doubtful:
                 raise _illegal(Kind.RETURN, seq)
-            found = (0, self._take_in_doubt(seq), False)
-        self.started[seq] = (due_ns, found[1], leased)
+            entry = (0, self._take_in_doubt(seq), False)
+        self.started[seq] = (due_ns, entry[1], leased)
         self._push(due_ns, seq)
 
-    def doubt(self) -> None:
-        """From here on commands may be missing."""
-        self.doubtful = True
-
-    def cut(self, last_seq: int, pages: Sequence[Place]) -> None:
+    def cut(self, last_seq: int, pages: Sequence[PageId]) -> None:
         """The queue ends earlier than was known: messages above ``last_seq`` are gone, and their numbers are reused."""
         if self.next_seq > last_seq + 1:
             self.next_seq = last_seq + 1
@@ -218,7 +202,7 @@ class WorkMachine:
         assert all(count > 0 for _, count, _ in self.started.values()), "what is started was delivered"
         entries = set(self.dues)
         assert all((due, seq) in entries for seq, (due, _, _) in self.started.items()), "all that is started falls due"
-        assert all(self.dues[place] >= self.dues[(place - 1) // 2] for place in range(1, len(self.dues))), "a heap"
+        assert all(self.dues[index] >= self.dues[(index - 1) // 2] for index in range(1, len(self.dues))), "a heap"
 
 
 def _pair(kind: Kind, numbers: Sequence[int]) -> tuple[int, int]:
@@ -229,7 +213,7 @@ def _pair(kind: Kind, numbers: Sequence[int]) -> tuple[int, int]:
 
 def _illegal(kind: Kind, seq: int) -> CorruptData:
     return CorruptData(
-        "the log of a work queue breaks its law",
+        "the log of a work queue breaks its rules",
         code=Code.CORRUPT_QUEUE,
         kind=kind.name,
         seq=seq,

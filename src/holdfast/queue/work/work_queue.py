@@ -20,11 +20,8 @@ queue. After a crash, or an interrupt (Ctrl-C) inside a step, after which every 
 | any of them had not returned | it was done or not |
 | a dead letter was being written | it is among the dead letters, once, or comes back |
 
-Deadlines are system times while no process runs and ignore clock jumps while one runs. If a crash of the machine took
-messages, the work queue goes back with the log (``cursor``).
-
-A message is given up in two steps: append it to the dead letters and sync them; write BURY. If the BURY is lost, an
-opening finds the dead letter after the last one that a BURY names, and applies it.
+If a crash of the machine took messages, the work queue goes back with the log (``cursor``). A message is given up in
+two steps: append it to the dead letters and sync them; write BURY, which an opening replaces if it is lost.
 """
 
 from __future__ import annotations
@@ -38,10 +35,10 @@ from operator import itemgetter
 from holdfast.errors import Closed, Code, Fenced, HoldfastError, InvalidRequest, NotFound
 from holdfast.queue.consumers.cursor_file import CursorFile, lock_name, log_history
 from holdfast.queue.files.disk_errors import refusals
-from holdfast.queue.files.process import forked, poison_in_children
-from holdfast.queue.format.cursor import cursor_pages, encode_cursor
+from holdfast.queue.files.process import WithBlock, forked, poison_in_children
+from holdfast.queue.format.cursor import PageId, cursor_pages, encode_cursor
 from holdfast.queue.log.messages import Gap, Message, class_with_value
-from holdfast.queue.log.reader import check_damage_policy
+from holdfast.queue.log.reader import DamagePolicy, LogReader, Waiter, check_damage_policy
 from holdfast.queue.options import DELAY_S_MAX, NS, renamed_argument, seconds_ns, whole_number
 from holdfast.queue.work.command import COMMAND_NUMBERS_MAX, DeadLetter, Kind, check_reason, encode_command, encode_one
 from holdfast.queue.work.log import DEAD_PAGE_BYTES, LOG_PAGE_BYTES, WorkClock, WorkLog, find_state
@@ -50,14 +47,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
     from datetime import datetime
-    from types import TracebackType
     from typing import Self
 
     from holdfast.queue.files.pages import PageDirectory
-    from holdfast.queue.format.cursor import Place
-    from holdfast.queue.log.messages import Message
     from holdfast.queue.log.port import QueuePort
-    from holdfast.queue.log.reader import DamagePolicy, LogReader, Waiter
 
 
 class Job(Message):
@@ -89,19 +82,12 @@ class Job(Message):
         return f"Job(seq={self.seq}, deliveries={self.deliveries}, payload={self.payload!r})"
 
 
-def lease_lost(job: Job) -> Fenced:
-    """The error for a worker that finishes a job it no longer has."""
-    facts = {"seq": job.seq, "deliveries": job.deliveries}
-    hint = "its lease ended or it was finished: a longer ack_wait, or extend()"
-    return Fenced("this job is not yours any more", code=Code.LEASE_LOST, hint=hint, facts=facts)
-
-
 class WorkSource:
     """The messages of jobs: new ones in order, and returned ones from anywhere. Not thread-safe. A raised report moves
-    nothing. ``place`` is the page (number and salt) of the last new message.
+    nothing. ``page_id`` is the page (number and salt) of the last new message.
     """
 
-    __slots__ = ("_damage", "_near", "_peeked", "_queue", "_reader", "_ready", "place")
+    __slots__ = ("_damage", "_near", "_peeked", "_queue", "_reader", "_ready", "page_id")
 
     def __init__(self, queue: QueuePort, damage: DamagePolicy) -> None:
         self._queue = queue
@@ -110,7 +96,7 @@ class WorkSource:
         self._ready: Iterator[Message] = iter(())
         self._peeked: Message | None = None
         self._near: list[Message] = []
-        self.place: Place = (0, 0)
+        self.page_id: PageId = (0, 0)
 
     def peek(self, next_seq: int) -> Message | None:
         """The message ``next_seq``, or the first readable one after it; the same one until it is ``taken``."""
@@ -118,7 +104,7 @@ class WorkSource:
         if message is None:
             try:
                 message = self._peeked = next(self._ready, None) or self._refill(next_seq)
-            except BaseException:  # an interrupt behind ``next``: that message would be passed over
+            except BaseException:  # an interrupt after ``next``: that message would be passed over
                 self.close()
                 raise
         return message
@@ -135,14 +121,14 @@ class WorkSource:
         if self._peeked is not None:
             return []
         try:
-            found = list(islice(self._ready, count))
+            messages = list(islice(self._ready, count))
         except BaseException:
             self.close()
             raise
-        if found and found[-1][0] != next_seq + len(found) - 1:
-            self._ready = chain(found, self._ready)
+        if messages and messages[-1][0] != next_seq + len(messages) - 1:
+            self._ready = chain(messages, self._ready)
             return []
-        return found
+        return messages
 
     def _refill(self, next_seq: int) -> Message | None:
         """Read on; after an error the next call begins at the first message that was not taken."""
@@ -155,7 +141,7 @@ class WorkSource:
                 return None
             page = reader.page
             assert page is not None, "messages come from a page"
-            self.place = (page.number, page.salt)
+            self.page_id = (page.number, page.salt)
             self._ready = chain.from_iterable(parts)
             return next(self._ready, None)
         except BaseException:
@@ -166,19 +152,19 @@ class WorkSource:
         """One message from anywhere; None if it is gone or damaged and the policy continues."""
         # Returned messages were mostly appended together: read a batch once.
         near = self._near
-        place = seq - near[0].seq if near else -1
-        if not 0 <= place < len(near) or near[place].seq != seq:
+        index = seq - near[0].seq if near else -1
+        if not 0 <= index < len(near) or near[index].seq != seq:
             reader = self._queue.reader(seq=seq, damage=self._damage)
             try:
                 near = self._near = reader.read_near() or []
             finally:
                 reader.close()
-            place = 0
+            index = 0
             if not near or near[0].seq != seq:
                 if self._damage == "raise":
                     raise Gap(seq, seq, 0)
                 return None
-        return near[place]
+        return near[index]
 
     def close(self) -> None:
         """Close the reader and forget what was read ahead."""
@@ -187,17 +173,6 @@ class WorkSource:
         reader, self._reader = self._reader, None
         if reader is not None:
             reader.close()
-
-
-def read_letters(queue: QueuePort, name: str) -> Iterator[DeadLetter]:
-    """The dead letters of the work queue, oldest first."""
-    try:
-        dead = queue.beside(f"{name}-dead", read_only=True)
-    except NotFound:
-        return
-    with dead:
-        for message in dead.read():
-            yield DeadLetter.decode(message.payload, queue.serializer)
 
 
 TAKE, DONE = int(Kind.TAKE), int(Kind.DONE)
@@ -222,7 +197,6 @@ class _Resources:
         self.dead: QueuePort | None = None
 
     def release(self) -> None:
-        """Close everything."""
         with ExitStack() as closing:
             closing.callback(self.pages.port.unlock, self.lock_file)
             for opened in (self.cursor, self.dead, self.log, self.source):
@@ -230,7 +204,7 @@ class _Resources:
                     closing.callback(opened.close)
 
 
-class WorkQueue:
+class WorkQueue(WithBlock):
     """Jobs for any number of threads. Made by ``Queue.work_queue``, which describes the arguments. Thread-safe.
 
     Every method raises ``Closed`` once this is closed, a sync has failed, an interrupt has cut a step off, or in a
@@ -271,7 +245,7 @@ class WorkQueue:
         self._closed: Closed | None = None
         self._waiters: list[Waiter] = []
         self._source = WorkSource(queue, damage)
-        self._place = (0, 0)  # the page that the last PAGES named, in this process
+        self._page_id = (0, 0)  # the page that the last PAGES named, in this process
         self._letters: dict[int, int] = {}  # messages that have a letter, and its number: BURY is written or owed
         self._until_cursor = CURSOR_EVERY
         self._resources = _Resources(pages, lock_name(pages, name, of_work_queue=True), self._source)
@@ -284,28 +258,25 @@ class WorkQueue:
         poison_in_children(self)
         self._keep = queue.close_when_dropped(self, "the work queue", self._resources.release)
 
-    # ---- starting ---------------------------------------------------------------------------------------------------
-
     def _open(self, since: datetime | str | None) -> None:
         queue = self._queue
         self._cursor = CursorFile(self._pages, self.name)
         try:
-            found = self._cursor.found
-            if found is not None and not found.of_work_queue:
+            cursor = self._cursor.stored
+            if cursor is not None and not cursor.of_work_queue:
                 raise InvalidRequest("this name is a consumer's", name=self.name)
             self._log = WorkLog(
-                queue.beside(f"{self.name}.work", page_size=LOG_PAGE_BYTES, clock=self._clock),
-                synced=self._synced,
+                queue.beside(f"{self.name}.work", page_size=LOG_PAGE_BYTES, clock=self._clock), synced=self._synced
             )
             try:
                 self._machine = find_state(
-                    queue, self.name, self._log, self._clock, found, since=since, damage=self._damage, hold=self._hold
+                    queue, self.name, self._log, self._clock, cursor, since=since, damage=self._damage, hold=self._hold
                 )
                 # Before the first job: lost power could take the hold, and retention unfinished messages.
                 self._note_cursor(durable=True)
             except BaseException:
                 with suppress(HoldfastError):
-                    self._log.close()  # the error that led here is the one to tell
+                    self._log.close()  # the first error is raised
                 raise
         except BaseException:
             self._cursor.close()
@@ -424,9 +395,9 @@ class WorkQueue:
         message = source.peek(next_seq)
         if message is None:
             return None
-        if source.place != self._place:
-            self._do(Kind.PAGES, 0, *chain.from_iterable(log_history(self._pages, source.place[0])))
-            self._place = source.place
+        if source.page_id != self._page_id:
+            self._do(Kind.PAGES, 0, *chain.from_iterable(log_history(self._pages, source.page_id[0])))
+            self._page_id = source.page_id
         if message[0] > next_seq:
             self._do(Kind.SKIP, 0, next_seq, message[0] - 1)
         return message
@@ -532,7 +503,13 @@ class WorkQueue:
 
     def dead_letters(self) -> Iterator[DeadLetter]:
         """The dead letters, oldest first: the messages of the queue ``<prefix>-<name>-dead``."""
-        return read_letters(self._queue, self.name)
+        try:
+            dead = self._queue.beside(f"{self.name}-dead", read_only=True)
+        except NotFound:
+            return
+        with dead:
+            for message in dead.read():
+                yield DeadLetter.decode(message.payload, self._queue.serializer)
 
     def _owned(self, jobs: Sequence[Job]) -> list[int]:
         """The messages of jobs that their workers still have. Call with the lock held."""
@@ -541,13 +518,18 @@ class WorkQueue:
             raise InvalidRequest("no jobs")
         for job in jobs:
             if not self._machine.is_leased(job[0], job.deliveries):
-                raise lease_lost(job)
+                raise Fenced(
+                    "this job is not yours any more",
+                    code=Code.LEASE_LOST,
+                    hint="its lease ended or it was finished: a longer ack_wait, or extend()",
+                    facts={"seq": job.seq, "deliveries": job.deliveries},
+                )
         return list(dict.fromkeys(job[0] for job in jobs))
 
     def _bury(self, message: Message, deliveries: int, reason: str) -> int:
         """Write the dead letter, unless an earlier try did; then BURY."""
         seq, started = message[0], self._machine.started
-        letters = self._letters = {other: place for other, place in self._letters.items() if other in started}
+        letters = self._letters = {other: number for other, number in self._letters.items() if other in started}
         if self._resources.dead is None:
             self._resources.dead = self._queue.beside(f"{self.name}-dead", page_size=DEAD_PAGE_BYTES, sync="always")
         with self._log.step():
@@ -555,7 +537,7 @@ class WorkQueue:
                 letter = DeadLetter(seq, message[1], message[2], deliveries=deliveries, reason=reason)
                 letters[seq] = self._resources.dead.append(letter.encode())
             # An opening looks after this number: no letter whose BURY is owed may be before it.
-            owed = [place - 1 for other, place in letters.items() if other != seq]
+            owed = [number - 1 for other, number in letters.items() if other != seq]
             return self._do(Kind.BURY, 0, seq, min([self._resources.dead.last_seq, *owed]))
 
     def _do(self, kind: Kind, time_ns: int, *numbers: int) -> int:
@@ -566,8 +548,6 @@ class WorkQueue:
         if self._log.left < 0:
             self._log.keep_short(self._machine)
         return self._log.written
-
-    # ---- where it stands --------------------------------------------------------------------------------------------
 
     @property
     def started(self) -> int:
@@ -612,12 +592,10 @@ class WorkQueue:
         if self._queue.writable:
             self._queue.space.confirmed()
 
-    # ---- the end ----------------------------------------------------------------------------------------------------
-
     def _raise_if_closed(self) -> None:
         """Call with the lock held."""
         if self._closed is not None:
-            raise self._closed.with_traceback(None)  # else it would keep the frames of all who met it
+            raise self._closed.with_traceback(None)  # else it would keep the frames of every caller
         if self._log.in_step:
             raise Closed("a step was interrupted", name=self.name, hint="close the work queue and open it again")
 
@@ -662,14 +640,6 @@ class WorkQueue:
         self._keep()
         self._resources.release()
         self._queue.forget(self)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def poison_after_fork(self) -> None:
         """In a forked child: release the lock, which is the parent's, and refuse everything."""
