@@ -232,7 +232,7 @@ class StoreReader:
             database.execute("BEGIN")
             loaded = read_checkpoint(database, path)
             rows = [
-                checked_row(row, "extents", path) if loaded is not None and loaded.runs is not None else row[:6]
+                checked_row(row, "extents", path)
                 for row in database.execute(
                     "SELECT * FROM extents WHERE store = ? AND last_seq > ? ORDER BY first_seq",
                     (self._store, after_seq),
