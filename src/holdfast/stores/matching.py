@@ -95,6 +95,8 @@ class Matcher:
     True
     """
 
+    __slots__ = ("alternatives", "matches")
+
     def __init__(self, alternatives: tuple[Alternative, ...]) -> None:
         # One alternative that accepts everything makes the others idle.
         unique = ((),) if () in alternatives else tuple(sorted(set(alternatives), key=repr))
@@ -380,7 +382,8 @@ class MatcherIndex(Generic[Name]):
         assert name not in self._filed, f"a name is filed once: {name!r}"
         filed: list[_Filed[Name]] = []
         for alternative in matcher.alternatives:
-            item = _Filed(name, self._next_order, Matcher((alternative,)).matches)
+            one = matcher if len(matcher.alternatives) == 1 else Matcher((alternative,))
+            item = _Filed(name, self._next_order, one.matches)
             self._next_order += 1
             self._file(item, alternative)
             filed.append(item)

@@ -120,6 +120,11 @@ class KeyedMessages:
     """The entries of one durable. ``messages`` and ``bytes`` are exact; no entry has a revision below ``oldest``, or
     was set before ``oldest_ms``."""
 
+    __slots__ = (
+        *("_durable", "_entries", "_key_field", "_shelf"),
+        *("bytes", "causes", "messages", "oldest", "oldest_ms", "place", "start"),
+    )
+
     def __init__(self, shelf: Shelf, durable: str, entries: Entries, key_field: str = "", place: str = "") -> None:
         self._shelf = shelf
         self._durable = durable
@@ -318,6 +323,8 @@ LastValueState = tuple[KeyedState, list[tuple[str, str, int]]]
 
 class LastValue:
     """One last-value durable. *Memory*: an item for each subscriber. *Cost*: O(1) a message and a look-up."""
+
+    __slots__ = ("_by_key", "_seen", "definition", "keyed")
 
     def __init__(self, definition: DurableDefinition, shelf: Shelf, entries: Entries, place: str = "") -> None:
         self.definition = definition

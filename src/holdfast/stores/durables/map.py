@@ -44,6 +44,8 @@ class Lock:
 class Locks:
     """The locks of one map. *Cost*: O(1); of the whole map's lock O(locks)."""
 
+    __slots__ = ("_due", "_held", "fence")
+
     def __init__(self) -> None:
         self.fence = 0  # the highest token given out
         self._held: dict[str, Lock] = {}
@@ -197,6 +199,8 @@ class Plan:
 
 class Map:
     """One map. *Memory*: an item for each lock. *Cost*: a look-up for each key changed."""
+
+    __slots__ = ("definition", "keyed", "locks", "sessions")
 
     def __init__(self, definition: DurableDefinition, shelf: Shelf, entries: Entries, place: str = "") -> None:
         self.definition = definition
