@@ -313,7 +313,7 @@ class Compaction:
         return len(frame)
 
     def _kept(self, run: MessageRun, extent: Extent) -> list[MessageRun]:
-        found: list[MessageRun] = []
+        kept_runs: list[MessageRun] = []
         block: Block | None = None
         number = first = -1
         for seq in range(max(run.first_seq, extent.first_seq), min(run.last_seq, extent.last_seq) + 2):
@@ -327,9 +327,9 @@ class Compaction:
                 first = seq
             elif not kept and first >= 0:
                 part = run.messages[first - run.first_seq : seq - run.first_seq]
-                found.append(MessageRun(run.store, first, run.published_ms, part))
+                kept_runs.append(MessageRun(run.store, first, run.published_ms, part))
                 first = -1
-        return found
+        return kept_runs
 
     async def close(self) -> None:
         """Stop after the step that is being done."""

@@ -83,12 +83,12 @@ class DeadlineTimer:
         self._touched = {}
         if touched is None:
             return earlier(state.next_deadline_ms(), state.next_deadline_ms(volatile=True))
-        found = earlier(state.deadlines.next_ms(), state.volatile_deadlines.next_ms())
+        next_ms = earlier(state.deadlines.next_ms(), state.volatile_deadlines.next_ms())
         for name in touched:
             store = state.stores.get(name)
             if store is not None:
-                found = earlier(found, state.store_deadline_ms(store))
-        return found
+                next_ms = earlier(next_ms, state.store_deadline_ms(store))
+        return next_ms
 
     def _wake(self) -> None:
         self._timer = self.due_ms = self._touched = None
@@ -429,14 +429,14 @@ class StoreService:
     def _bury(self, dying: DeadLettering) -> None:
         """Move a message that could not be delivered to its dead-letter store."""
         try:
-            found = self._storage.messages_of(dying.store).message(dying.store, dying.seq)
+            stored = self._storage.messages_of(dying.store).message(dying.store, dying.seq)
         except CorruptData as error:
             # It stays with the dying messages and is reported again; the rest continues, and an operator decides.
             self._report_unreadable(dying, error)
             return
-        if found is None:
+        if stored is None:
             return  # it was released meanwhile
-        letter = dead_letter_of(found[0], dying)
+        letter = dead_letter_of(stored[0], dying)
         to_store = dying.dead_letter_store
         if to_store in self.state.stores and (to_store in self._volatile) is not (dying.store in self._volatile):
             # One is in the log and the other is not, so it takes two commands: keep it there, then release it here.

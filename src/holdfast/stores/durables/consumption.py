@@ -81,18 +81,18 @@ class Consumption(PendingMessages):
 
     def next_deadline_ms(self) -> int | None:
         """When ``expire`` has something to do, or None."""
-        found = self.leases.next_ms()
+        next_ms = self.leases.next_ms()
         if self.redelivery.later:
-            found = earlier(found, self.redelivery.next_ms())
+            next_ms = earlier(next_ms, self.redelivery.next_ms())
         if self.backlog.scanned_ms:
-            found = earlier(found, self.backlog.delayed.next_ms())
+            next_ms = earlier(next_ms, self.backlog.delayed.next_ms())
         if self.definition.message_ttl_ms:
-            found = earlier(found, aging.ttl_next_ms(self))
+            next_ms = earlier(next_ms, aging.ttl_next_ms(self))
         if self.backlog.floor is not None:
-            found = earlier(found, aging.retention_next_ms(self))
+            next_ms = earlier(next_ms, aging.retention_next_ms(self))
         if self.discards_ms:
-            found = earlier(found, self.discards_ms)
-        return earlier(found, self.dying_retry_ms) if self.dying and self.definition.dead_letter_store else found
+            next_ms = earlier(next_ms, self.discards_ms)
+        return earlier(next_ms, self.dying_retry_ms) if self.dying and self.definition.dead_letter_store else next_ms
 
     # ---- publishing -------------------------------------------------------------------------------------------------
 
@@ -198,10 +198,10 @@ class Consumption(PendingMessages):
             return True
         if self.undelivered > 0:
             cursor = self.backlog.cursor
-            found = self.scan(want, now_ms, budget=budget)
-            for first, last in found.runs:
+            result = self.scan(want, now_ms, budget=budget)
+            for first, last in result.runs:
                 self.gone(first, last, "limit_old")
-            if found.total or self.backlog.cursor > cursor or budget.is_spent:
+            if result.total or self.backlog.cursor > cursor or budget.is_spent:
                 return True
         seq = self.backlog.take_oldest_delayed()
         if seq is not None:
@@ -407,9 +407,9 @@ class Consumption(PendingMessages):
 
     def buried(self, seq: int) -> None:
         """The dead letter of a dying message is stored."""
-        found = self.take_dying(seq)
-        assert found is not None, "only what is dying is buried"
-        self.gone(seq, seq, found[0])
+        dying = self.take_dying(seq)
+        assert dying is not None, "only what is dying is buried"
+        self.gone(seq, seq, dying[0])
         self.tally.dead_letters += 1
 
     # ---- time -------------------------------------------------------------------------------------------------------
@@ -619,15 +619,15 @@ class _KeyedLeases(Leases):
 
     def check(self) -> None:
         super().check()
-        found: dict[str, tuple[Holder, int]] = {}
+        holders: dict[str, tuple[Holder, int]] = {}
         for holder in self.of.values():
             for run in holder.runs:
                 for seq in range(run[0], run[1] + 1):
                     key = self.keys.get(seq)
                     if key is not None:
-                        assert found.get(key, (holder, 0))[0] is holder, "a key is with one subscriber"
-                        found[key] = holder, found.get(key, (holder, 0))[1] + 1
-        assert found == self.busy, "keys are with who holds their messages"
+                        assert holders.get(key, (holder, 0))[0] is holder, "a key is with one subscriber"
+                        holders[key] = holder, holders.get(key, (holder, 0))[1] + 1
+        assert holders == self.busy, "keys are with who holds their messages"
 
 
 class KeyOrdered(Shared):
@@ -672,8 +672,8 @@ class KeyOrdered(Shared):
                 if key is None:
                     yield seq, deliveries
                 elif key not in stopped:
-                    found = busy.get(key)
-                    if found is None or found[0] is holder:
+                    holder_and_count = busy.get(key)
+                    if holder_and_count is None or holder_and_count[0] is holder:
                         yield seq, deliveries
                     else:
                         stopped.add(key)
@@ -686,9 +686,9 @@ class KeyOrdered(Shared):
             if self.is_stepwise and budget.is_spent:
                 # The durable stays ready, so the next delivery searches further.
                 return
-            found = self.scan(min(room, PORTION), now_ms, budget=budget if self.is_stepwise else None)
-            budget.messages -= found.total
-            for first, last in found.runs:
+            result = self.scan(min(room, PORTION), now_ms, budget=budget if self.is_stepwise else None)
+            budget.messages -= result.total
+            for first, last in result.runs:
                 self.set_apart(first, last)
             room = self._hand_out_waiting(holder, room, now_ms, runs)
 

@@ -154,7 +154,7 @@ class KeyedMessages:
         microseconds for each message examined; a block without kept messages is one.
         """
         counts, store = self._shelf.counts, self._shelf.store
-        seq, found = max(self.oldest, after + 1), list[Entry]()
+        seq, page = max(self.oldest, after + 1), list[Entry]()
         while seq < counts.next_seq and looks > 0:
             stop = min(counts.next_seq, (seq // BLOCK_MESSAGES + 1) * BLOCK_MESSAGES)
             block = counts.block(seq // BLOCK_MESSAGES)
@@ -167,12 +167,12 @@ class KeyedMessages:
                 key = key_of(kept, self._key_field)
                 entry = self.get(key) if key is not None else None
                 if entry is not None and entry.revision == kept.seq:
-                    found.append(entry)
-                    if len(found) >= count:
-                        return found, kept.seq, looks - (stop - seq)
+                    page.append(entry)
+                    if len(page) >= count:
+                        return page, kept.seq, looks - (stop - seq)
             looks -= stop - seq
             seq = stop
-        return found, None if seq >= counts.next_seq else seq - 1, looks
+        return page, None if seq >= counts.next_seq else seq - 1, looks
 
     def next_ms(self, ttl_ms: int) -> int | None:
         """When ``expire`` has something to do, or None. It may only move the cursor then."""
@@ -228,9 +228,9 @@ class KeyedMessages:
         next_seq = self._shelf.counts.next_seq
         while self.oldest < next_seq and not budget.is_spent:
             one = Budget(1, budget.looks)
-            found = self._read_on(next_seq, one)
+            kept = self._read_on(next_seq, one)
             budget.looks = one.looks
-            for entry in found:
+            for entry in kept:
                 budget.messages -= 1
                 self.oldest_ms = max(self.oldest_ms, self._shelf.counts.published_ms(entry.revision))
                 return self.lose(entry.key, "limit_old")

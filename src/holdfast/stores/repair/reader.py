@@ -145,9 +145,9 @@ class StoreReader:
             except NotFound:
                 extents = self._look_up_again(extent)
                 continue
-            found = [one for messages, _ in parts for one in messages if one.published_ms <= until_ms]
-            numbers = len(found) + sum(cleared for _, cleared in parts)
-            return found, numbers >= extent.last_seq - extent.first_seq + 1
+            kept = [one for messages, _ in parts for one in messages if one.published_ms <= until_ms]
+            numbers = len(kept) + sum(cleared for _, cleared in parts)
+            return kept, numbers >= extent.last_seq - extent.first_seq + 1
         raise self._too_busy()
 
     def _too_busy(self) -> Unavailable:
@@ -257,7 +257,7 @@ class StoreReader:
     def _read(self, extent: Extent) -> tuple[list[StoredMessage], int]:
         """The messages of an extent in its frames, ascending, and how many of its numbers stand for a key that a clear
         of the whole map removed. *Raises*: ``NotFound``."""
-        found: dict[int, StoredMessage] = {}
+        by_seq: dict[int, StoredMessage] = {}
         cleared = 0
         for number, data in self._log.read(extent.first_frame, extent.last_frame):
             said = decode_frame(data, number)
@@ -269,8 +269,8 @@ class StoreReader:
                     continue
                 for seq, message in enumerate(run.messages, run.first_seq):
                     if extent.first_seq <= seq <= extent.last_seq:
-                        found[seq] = StoredMessage(seq, run.published_ms, message, seq in removals)
-        return [found[seq] for seq in sorted(found)], cleared
+                        by_seq[seq] = StoredMessage(seq, run.published_ms, message, seq in removals)
+        return [by_seq[seq] for seq in sorted(by_seq)], cleared
 
     def _look_up_again(self, extent: Extent) -> list[Extent]:
         """Where the messages of an extent are now; empty if they are not kept any more."""
@@ -300,7 +300,7 @@ def _removals(said: Record | Relocated) -> frozenset[int]:
         return frozenset()
     if not isinstance(said.result, MapChanged):
         return frozenset()
-    bodies = [body for place, (_, body, _) in enumerate(said.command.changes) if place not in said.result.absent]
+    bodies = [body for position, (_, body, _) in enumerate(said.command.changes) if position not in said.result.absent]
     first = said.result.revision - len(bodies) + 1
     return frozenset(seq for seq, body in enumerate(bodies, first) if body is None)
 

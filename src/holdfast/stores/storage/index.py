@@ -138,10 +138,10 @@ def damaged(path: str, table: str) -> CorruptData:
 
 def runs_of(database: sqlite3.Connection) -> dict[str, list[tuple[int, int]]]:
     """Which blocks the table has. *Cost*: reads all of it."""
-    found: dict[str, SequenceSet] = {}
+    blocks: dict[str, SequenceSet] = {}
     for store, number in database.execute("SELECT store, number FROM blocks ORDER BY store, number"):
-        found.setdefault(store, SequenceSet()).add(number, number)
-    return {store: numbers.runs() for store, numbers in found.items()}
+        blocks.setdefault(store, SequenceSet()).add(number, number)
+    return {store: numbers.runs() for store, numbers in blocks.items()}
 
 
 def unreadable(path: str, error: Exception, otherwise: type[Unavailable] = Unavailable) -> HoldfastError:
@@ -311,9 +311,9 @@ class Index:
     def check(self) -> None:
         """Look at every page of the file, and at every row. *Raises*: ``CorruptData``."""
         try:
-            found = self._reader.execute("PRAGMA integrity_check(1)").fetchone()
-            if found[0] != "ok":
-                raise CorruptData("the index of the stores is damaged", path=self._path, cause=found[0])
+            result = self._reader.execute("PRAGMA integrity_check(1)").fetchone()
+            if result[0] != "ok":
+                raise CorruptData("the index of the stores is damaged", path=self._path, cause=result[0])
             for table, columns in COLUMNS.items():
                 for row in self._reader.execute(f"SELECT {columns}, crc FROM {table}"):
                     checked_row(row, table, self._path)
@@ -346,12 +346,12 @@ class Index:
 
     def entry(self, store: str, durable: str, key: str) -> Entry | None:
         """See ``EntryTable``."""
-        place = (store, durable, key)
-        rows = self._read("entries", "WHERE store = ? AND durable = ? AND key = ?", place)
+        address = (store, durable, key)
+        rows = self._read("entries", "WHERE store = ? AND durable = ? AND key = ?", address)
         if not rows:
             # A row with a damaged key is where this one would be; its checksum distinguishes it from a missing row.
-            self._read("entries", _BELOW, place)
-            self._read("entries", _ABOVE, place)
+            self._read("entries", _BELOW, address)
+            self._read("entries", _ABOVE, address)
         return Entry(*rows[0][2:]) if rows else None
 
     def entries_after(self, store: str, durable: str, key: str, limit: int) -> list[Entry]:
@@ -372,8 +372,8 @@ class Index:
 
         *Cost*: a look at every entry, about half a microsecond each.
         """
-        found = self._reader.execute("PRAGMA integrity_check(entries)").fetchone()
-        if found[0] != "ok":
+        result = self._reader.execute("PRAGMA integrity_check(entries)").fetchone()
+        if result[0] != "ok":
             raise damaged(self._path, "entries")
         rows = self._reader.execute("SELECT store, durable, count(*) FROM entries GROUP BY store, durable")
         if {(store, durable): count for store, durable, count in rows} != expected:
@@ -396,7 +396,7 @@ class Index:
         try:
             database.execute("BEGIN IMMEDIATE")
             self._write_tables(checkpoint)
-            runs = _encode({store: found for store, found in checkpoint.blocks.runs.items() if found})
+            runs = _encode({store: numbers for store, numbers in checkpoint.blocks.runs.items() if numbers})
             self._write_meta(
                 Loaded(
                     checkpoint.frame, checkpoint.at_ms, checkpoint.state, checkpoint.frame_crc, runs, checkpoint.rules

@@ -107,11 +107,11 @@ class Locations:
         if opened is not None and opened.first_seq <= last_seq and opened.last_seq >= first_seq:
             self._settle(store)
             del self._open[store]
-        found = self.find(store, first_seq)
-        while found is not None and found.first_seq <= last_seq:
-            following = self.find(store, found.last_seq + 1)
-            self._cut(found, first_seq, last_seq)
-            found = following
+        extent = self.find(store, first_seq)
+        while extent is not None and extent.first_seq <= last_seq:
+            following = self.find(store, extent.last_seq + 1)
+            self._cut(extent, first_seq, last_seq)
+            extent = following
         self._change(Extent(store, first_seq, last_seq, frame, frame, size))
 
     def _cut(self, extent: Extent, first_seq: int, last_seq: int) -> None:
@@ -137,16 +137,16 @@ class Locations:
 
     def _change(self, extent: Extent) -> None:
         firsts = self._firsts.setdefault(extent.store, [])
-        place = bisect_left(firsts, extent.first_seq)
-        if place == len(firsts) or firsts[place] != extent.first_seq:
-            firsts.insert(place, extent.first_seq)
+        index = bisect_left(firsts, extent.first_seq)
+        if index == len(firsts) or firsts[index] != extent.first_seq:
+            firsts.insert(index, extent.first_seq)
         self._changed.setdefault(extent.store, {})[extent.first_seq] = extent
 
     def _remove(self, store: str, first_seq: int) -> None:
         firsts = self._firsts.setdefault(store, [])
-        place = bisect_left(firsts, first_seq)
-        if place < len(firsts) and firsts[place] == first_seq:
-            del firsts[place]
+        index = bisect_left(firsts, first_seq)
+        if index < len(firsts) and firsts[index] == first_seq:
+            del firsts[index]
         self._changed.setdefault(store, {})[first_seq] = None
 
     def forget_store(self, store: str) -> None:
@@ -160,9 +160,9 @@ class Locations:
     def find(self, store: str, seq: int) -> Extent | None:
         """The extent that holds ``seq``, or the next one after it, or None."""
         self._settle(store)
-        found = self._at(store, seq)
-        if found is not None and found.last_seq >= seq:
-            return found
+        extent = self._at(store, seq)
+        if extent is not None and extent.last_seq >= seq:
+            return extent
         return self._after(store, seq)
 
     def _known(self, store: str, first_seq: int) -> bool:
@@ -175,8 +175,8 @@ class Locations:
 
     def _at(self, store: str, seq: int) -> Extent | None:
         firsts = self._firsts.get(store, [])
-        place = bisect_right(firsts, seq)
-        near = self._memory(store, firsts[place - 1]) if place else None
+        index = bisect_right(firsts, seq)
+        near = self._memory(store, firsts[index - 1]) if index else None
         if near is not None and near.last_seq >= seq:
             return near
         below = None if store in self._forgotten else self._table.extent_at(store, seq)
@@ -188,8 +188,8 @@ class Locations:
 
     def _after(self, store: str, seq: int) -> Extent | None:
         firsts = self._firsts.get(store, [])
-        place = bisect_right(firsts, seq)
-        near = self._memory(store, firsts[place]) if place < len(firsts) else None
+        index = bisect_right(firsts, seq)
+        near = self._memory(store, firsts[index]) if index < len(firsts) else None
         below = None if store in self._forgotten else self._table.extent_after(store, seq)
         while below is not None and self._known(store, below.first_seq):
             below = self._table.extent_after(store, below.first_seq)
@@ -204,8 +204,8 @@ class Locations:
         self._settle(extent.store)
         if not self._known(extent.store, extent.first_seq):
             return extent
-        found = self._memory(extent.store, extent.first_seq)
-        return found if found is not None and found.first_frame == extent.first_frame else None
+        changed = self._memory(extent.store, extent.first_seq)
+        return changed if changed is not None and changed.first_frame == extent.first_frame else None
 
     def remove(self, extents: list[Extent]) -> None:
         """Remove extents without kept messages from the table with the next checkpoint."""
