@@ -277,7 +277,6 @@ def _every(tests: list[Test]) -> Test:
 
 
 def _field_test(name: str, conditions: tuple[Condition, ...]) -> Test:
-    """One test for the exact values of a field, however many; one more for each other condition."""
     values = [condition.value for condition in conditions if isinstance(condition, Equals)]
     tests = [_other_test(name, condition) for condition in conditions if not isinstance(condition, Equals)]
     if values:

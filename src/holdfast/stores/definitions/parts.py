@@ -150,7 +150,6 @@ def _check_letters(
     changed: Mapping[str, Mapping[Path, Part]],
     problems: list[str],
 ) -> None:
-    """Check the dead-letter stores of what changed; of everything if a store is removed."""
     if any(name not in after for name in changed if name in before):
         for store in after.values():
             check_dead_letters(after, store, _targets(store, _paths_of(store)), problems)

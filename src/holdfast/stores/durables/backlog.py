@@ -479,7 +479,6 @@ class Residue:
         return total
 
     def _step_delayed(self) -> int:
-        """Give back the delayed messages of some blocks. Cost: reads them."""
         assert self.left is not None, "delayed messages are counted"
         total = 0
         for number in sorted(self.delayed)[: max(1, SCAN_MAX // BLOCK_MESSAGES)]:

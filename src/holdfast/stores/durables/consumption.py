@@ -51,8 +51,6 @@ class Consumption(PendingMessages):
     exclusive = False
     """Whether the newest subscriber displaces the others."""
 
-    # ---- questions --------------------------------------------------------------------------------------------------
-
     def position(self) -> tuple[int, ...]:
         """A value that differs after every delivery that changed anything."""
         redelivery = self.redelivery
@@ -93,8 +91,6 @@ class Consumption(PendingMessages):
         if self.discards_ms:
             next_ms = earlier(next_ms, self.discards_ms)
         return earlier(next_ms, self.dying_retry_ms) if self.dying and self.definition.dead_letter_store else next_ms
-
-    # ---- publishing -------------------------------------------------------------------------------------------------
 
     @property
     def takes_all(self) -> bool:
@@ -150,8 +146,6 @@ class Consumption(PendingMessages):
         self.keep_limits(now_ms)
         if self.looks_on:
             self._note_ready(effects)
-
-    # ---- limits -----------------------------------------------------------------------------------------------------
 
     def keep_limits(self, now_ms: int, budget: Budget | None = None) -> None:
         """Where the durable discards its oldest messages, discard what is over its limits."""
@@ -215,8 +209,6 @@ class Consumption(PendingMessages):
         self.gone(seq, seq, "limit_old")
         return True
 
-    # ---- subscribers ------------------------------------------------------------------------------------------------
-
     def attach(
         self, subscriber: str, key: str | None, now_ms: int, effects: list[Effect], *, polls: bool = False
     ) -> str:
@@ -255,8 +247,6 @@ class Consumption(PendingMessages):
     def _note_ready(self, effects: list[Effect]) -> None:
         if self.leases.of and self.ready():
             effects.append(self.ready_effect)
-
-    # ---- delivery ---------------------------------------------------------------------------------------------------
 
     def deliver(self, subscriber: str, count: int, now_ms: int, effects: list[Effect]) -> list[tuple[int, int, int]]:
         """Hand out up to ``count`` messages within the window; redeliveries first."""
@@ -297,35 +287,33 @@ class Consumption(PendingMessages):
                 runs.append((first, last, 1))
                 self.tally.delivered += last - first + 1
 
-    # ---- acknowledgement --------------------------------------------------------------------------------------------
-
     def acknowledge(self, command: Acknowledge, effects: list[Effect]) -> Acknowledged:
         """Acknowledge, put back, reject and extend leases; what the subscriber does not hold is stale."""
         holder = self._attached(command.subscriber)
         now_ms = command.at_ms
         if command.started is not None:
             holder.start(command.started)
-        settled = 0
+        count = 0
         stale: list[tuple[int, int]] = []
         for first, last in command.ack:
             # What was handed out one by one is given back together: most of the cost is for each run.
             for low, high in joined(self._take(holder, first, last, stale)):
                 self._acknowledged(low, high, now_ms)
-                settled += high - low + 1
-        self.tally.acknowledged += settled
+                count += high - low + 1
+        self.tally.acknowledged += count
         for seq, delay_ms in command.nack:
             for run in self._take(holder, seq, seq, stale):
-                settled += 1
+                count += 1
                 self._give_back(run, now_ms, effects, delay_ms)
         for seq in command.reject:
             for run in self._take(holder, seq, seq, stale):
-                settled += 1
+                count += 1
                 self._die(seq, run[2], "rejected", now_ms, effects)
         for first, last in command.extend:
             renewed = self.leases.renew(holder, first, last, now_ms + self.definition.ack_wait_ms)
             self._note_stale(renewed, first, last, stale)
         self._note_ready(effects)
-        return Acknowledged(settled, stale)
+        return Acknowledged(count, stale)
 
     def _take(self, holder: Holder, first: int, last: int, stale: list[tuple[int, int]]) -> list[Lease]:
         taken = self.leases.take(holder, first, last)
@@ -383,8 +371,6 @@ class Consumption(PendingMessages):
             else:
                 self.redelivery.add(first, last, run[2])
 
-    # ---- dead letters -----------------------------------------------------------------------------------------------
-
     def _die(self, seq: int, deliveries: int, cause: str, now_ms: int, effects: list[Effect]) -> None:
         if not self.definition.dead_letter_store and not (self.parks and cause == "max_delivery"):
             self.gone(seq, seq, cause)
@@ -412,8 +398,6 @@ class Consumption(PendingMessages):
         self.gone(seq, seq, dying[0])
         self.tally.dead_letters += 1
 
-    # ---- time -------------------------------------------------------------------------------------------------------
-
     def expire(self, now_ms: int, budget: Budget, effects: list[Effect]) -> int:
         """Carry out every deadline up to ``now_ms``, as far as the budget goes; returns how many messages went."""
         before = self.pending
@@ -440,8 +424,6 @@ class Consumption(PendingMessages):
             effects += self.dying_effects()
         self._note_ready(effects)
         return before - self.pending + retained
-
-    # ---- administration ---------------------------------------------------------------------------------------------
 
     def purge(self, now_ms: int) -> tuple[int, int, list[Residue]]:
         """Forget everything that the durable keeps, leases included.
@@ -478,7 +460,7 @@ class Consumption(PendingMessages):
         """Begin a new backlog after the store's last message; returns the residue of the old one."""
         old, next_seq = self.backlog, self.shelf.counts.next_seq
         residue = Residue(old, next_seq, self.pending, now_ms, {})
-        # What the cursor passed is settled; delayed messages of its block must not be seen again.
+        # What the cursor passed is acknowledged or set apart; delayed messages of its block must not be seen again.
         old.start = old.cursor
         self.backlog = Backlog(self.shelf, old.matcher, next_seq)
         if old.floor is not None:
@@ -544,8 +526,6 @@ class Consumption(PendingMessages):
                 backlog.cursor_ms = min(backlog.cursor_ms, self.shelf.counts.published_ms(seq))
                 return
         self.redelivery.add(seq, seq, HANDED_OUT)
-
-    # ---- checks -----------------------------------------------------------------------------------------------------
 
     def kept(self) -> SequenceSet:
         """Every message that the durable holds a reference to. Cost: O(backlog); for checks."""
@@ -728,7 +708,7 @@ class KeyOrdered(Shared):
                 del keys[seq]
 
     def keys_state(self) -> list[tuple[int, str]]:
-        """The key of each message that is not settled."""
+        """The key of each unacknowledged message."""
         return list(self._held.keys.items())
 
     def restore_keys(self, keys: Sequence[tuple[int, str]]) -> None:
@@ -738,6 +718,8 @@ class KeyOrdered(Shared):
     def check(self) -> None:
         """As for every durable; keys are known only of messages outside the backlog."""
         super().check()
-        unsettled = {seq for first, last, *_ in self.leases.runs() for seq in range(first, last + 1)}
-        unsettled |= {seq for first, last, _ in self.redelivery.all_runs() for seq in range(first, last + 1)}
-        assert set(self._held.keys) <= unsettled | set(self.dying), "keys are known of what is not settled"
+        unacknowledged = {seq for first, last, *_ in self.leases.runs() for seq in range(first, last + 1)}
+        unacknowledged |= {seq for first, last, _ in self.redelivery.all_runs() for seq in range(first, last + 1)}
+        assert set(self._held.keys) <= unacknowledged | set(self.dying), (
+            "only keys of unacknowledged messages are known"
+        )

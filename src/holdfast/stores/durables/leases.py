@@ -246,7 +246,6 @@ def joined(runs: Iterable[Lease]) -> list[tuple[int, int]]:
 
 
 def _within(runs: Sequence[Lease | Run], first: int, last: int) -> list[tuple[int, int]]:
-    """The parts of ascending runs that are in ``first..last``."""
     parts: list[tuple[int, int]] = []
     for index in range(max(0, bisect_right(runs, first, key=itemgetter(0)) - 1), len(runs)):
         run = runs[index]

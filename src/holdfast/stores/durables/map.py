@@ -202,9 +202,9 @@ class Map:
 
     __slots__ = ("definition", "keyed", "locks", "sessions")
 
-    def __init__(self, definition: DurableDefinition, shelf: Shelf, entries: Entries, place: str = "") -> None:
+    def __init__(self, definition: DurableDefinition, shelf: Shelf, entries: Entries, namespace: str = "") -> None:
         self.definition = definition
-        self.keyed = KeyedMessages(shelf, definition.name, entries, place=place)
+        self.keyed = KeyedMessages(shelf, definition.name, entries, namespace=namespace)
         self.locks = Locks()
         self.sessions: dict[str, None] = {}
         """Who is connected: with its session goes every lock that has its name for an owner."""

@@ -97,8 +97,6 @@ class PendingMessages:
         self.causes: dict[str, int] = {}  # how many messages were lost to what
         self.ready_effect = Ready(shelf.store, definition.name)
 
-    # ---- questions --------------------------------------------------------------------------------------------------
-
     @property
     def undelivered(self) -> int:
         """Messages in the backlog, including delayed ones that the cursor did not reach."""
@@ -187,8 +185,6 @@ class PendingMessages:
         seen, reached, left = self.backlog.look(after, count - len(page), looks)
         return page + [(seq, 0) for seq in seen], reached, left
 
-    # ---- the cursor -------------------------------------------------------------------------------------------------
-
     def scan(self, want: int, now_ms: int, end: int | None = None, budget: Budget | None = None) -> Found:
         """Move the cursor; messages that expired by their own time are released here, the caller places the rest.
 
@@ -206,7 +202,7 @@ class PendingMessages:
                 self.backlog.cursor = next_seq
                 self.backlog.forget_passed()
             return Found()
-        # Behind the last of its own it need not look, either.
+        # After the last of its own it need not look, either.
         end = next_seq if end is None else end
         result = self.backlog.scan(now_ms, min(want, self.undelivered), end, budget.looks)
         budget.looks -= result.looks
@@ -238,8 +234,6 @@ class PendingMessages:
 
     def forget(self, first: int, last: int) -> None:
         """These have left the durable."""
-
-    # ---- leaving ----------------------------------------------------------------------------------------------------
 
     def lose(self, cause: str, count: int) -> None:
         """Count messages that are lost, by cause."""
@@ -273,8 +267,6 @@ class PendingMessages:
         self.shelf.counts.release(seq, seq)
         self.backlog.exclude(seq, seq)
         return True
-
-    # ---- snapshots --------------------------------------------------------------------------------------------------
 
     def state(self) -> ConsumptionState:
         """What a snapshot keeps. Cost: O(messages outside the backlog)."""

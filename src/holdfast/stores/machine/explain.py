@@ -138,7 +138,6 @@ def _consumed(durable: Consumption, seq: int, kept: Kept | None, now_ms: int) ->
 
 
 def _set_apart(durable: Consumption, seq: int) -> Facts | None:
-    """The fate of a message outside the backlog; None for another."""
     if seq in durable.dying:
         cause, deliveries = durable.dying[seq]
         return {"fate": "parked" if durable.parks else "dying", "cause": cause, "delivery_count": deliveries}

@@ -61,7 +61,6 @@ def change(cluster: Cluster, command: MapChange, effects: list[Effect]) -> tuple
 def _remove_all(
     cluster: Cluster, store: Store, durable: Map, command: MapChange, effects: list[Effect]
 ) -> tuple[Result, bool]:
-    """Remove every key, under one revision. Cost: one step; ``Expire`` continues."""
     durable.check_change(command)
     messages = durable.keyed.messages
     if not messages:

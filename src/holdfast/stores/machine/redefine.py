@@ -97,8 +97,8 @@ class Losses:
         if not isinstance(durable, Consumption):
             return _Loss(durable.keyed.messages)
         floor = durable.backlog.floor
-        settled = _Loss() if floor is None else self._retained(durable, floor, durable.backlog.cursor)
-        return _Loss(durable.pending) + settled
+        ended = _Loss() if floor is None else self._retained(durable, floor, durable.backlog.cursor)
+        return _Loss(durable.pending) + ended
 
     def _changed(self, store: Store, durable: Durable, after: DurableDefinition) -> _Loss:
         before, now_ms = durable.definition, self._now_ms

@@ -190,19 +190,12 @@ def check_cluster(cluster: ClusterDefinition, stores: Iterable[ReferenceCounts],
         live += counts.live
         live_bytes += counts.live_bytes
     if 0 < cluster.message_limit < live + messages and messages > 0:
-        raise Backpressure(
-            "the cluster is full",
-            code=Code.CLUSTER_FULL,
-            hint=_HINT,
-            facts={"messages": live, "added_messages": messages, "message_limit": cluster.message_limit},
-        )
-    if 0 < cluster.bytelimit < live_bytes + size and size > 0:
-        raise Backpressure(
-            "the cluster is full",
-            code=Code.CLUSTER_FULL,
-            hint=_HINT,
-            facts={"bytes": live_bytes, "added_bytes": size, "bytelimit": cluster.bytelimit},
-        )
+        facts = {"messages": live, "added_messages": messages, "message_limit": cluster.message_limit}
+    elif 0 < cluster.bytelimit < live_bytes + size and size > 0:
+        facts = {"bytes": live_bytes, "added_bytes": size, "bytelimit": cluster.bytelimit}
+    else:
+        return
+    raise Backpressure("the cluster is full", code=Code.CLUSTER_FULL, hint=_HINT, facts=facts)
 
 
 Durable = Consumption | LastValue | Map
@@ -250,17 +243,17 @@ class Store:
                 kind = KeyOrdered if definition.key_ordered else Shared
                 durable = kind(definition, self.shelf)
             case DurableType.LAST_VALUE:
-                durable = LastValue(definition, self.shelf, self.entries, self._place(definition.name))
+                durable = LastValue(definition, self.shelf, self.entries, self._namespace(definition.name))
             case DurableType.MAP:
-                durable = Map(definition, self.shelf, self.entries, self._place(definition.name))
+                durable = Map(definition, self.shelf, self.entries, self._namespace(definition.name))
         self.durables[definition.name] = durable
         self.idle_since_ms[definition.name] = now_ms
         self.file(durable)
         return durable
 
-    def _place(self, name: str) -> str:
+    def _namespace(self, name: str) -> str:
         """Where a new durable's entries are: not where those of an earlier one of its name are still given back."""
-        taken = any(residue.of.place == name for residue in self.keyed_residues)
+        taken = any(residue.of.namespace == name for residue in self.keyed_residues)
         return f"{name}#{self.counts.next_seq}" if taken else name
 
     def add_dynamic(self, definition: DurableDefinition, now_ms: int) -> Durable:
@@ -438,7 +431,6 @@ class Store:
         return bool(self._plain) or bool(self._candidates(batch))
 
     def _candidates(self, batch: Batch) -> dict[str, Sequence[int]]:
-        """The positions in the batch that each durable with a matcher or a limit would want."""
         candidates: dict[str, list[int]] = {}
         if len(self._matched):
             for position, message in enumerate(batch.messages):

@@ -203,7 +203,6 @@ def _make_empty(directory: str) -> None:
 
 
 def _copy(source: str, target: str) -> tuple[int, int]:
-    """Copy one file and sync it. Returns its bytes and CRC-32."""
     size = check = 0
     with open(source, "rb") as reader, open(target, "xb", opener=private) as writer:
         while chunk := reader.read(CHUNK_BYTES):

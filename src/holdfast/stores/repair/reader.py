@@ -128,7 +128,7 @@ class StoreReader:
             return Placed((), placed.newest_seq, placed.until_ms, placed.frame)
         known = _Known(placed.frame, placed.until_ms, None, placed.newest_seq, [])
         try:
-            return self._behind(known, last, placed.newest_seq, deletion_matters=True)
+            return self._placed_after(known, last, placed.newest_seq, deletion_matters=True)
         except _Moved:
             # A checkpoint let pages go that were not read yet.
             return self.place(placed.newest_seq)
@@ -159,9 +159,9 @@ class StoreReader:
         durable = self._log.durable
         known = self._index(after_seq)
         # A checkpoint syncs the log before it is written, so its frame counts in any case.
-        return self._behind(known, max(durable, known.frame), after_seq)
+        return self._placed_after(known, max(durable, known.frame), after_seq)
 
-    def _behind(self, known: _Known, last: int, after_seq: int, *, deletion_matters: bool = False) -> Placed:
+    def _placed_after(self, known: _Known, last: int, after_seq: int, *, deletion_matters: bool = False) -> Placed:
         _, at_ms, definition, newest, extents = known
         expected = known.frame + 1
         for number, said in self._frames(expected, last):
@@ -273,7 +273,6 @@ class StoreReader:
         return [by_seq[seq] for seq in sorted(by_seq)], cleared
 
     def _look_up_again(self, extent: Extent) -> list[Extent]:
-        """Where the messages of an extent are now; empty if they are not kept any more."""
         try:
             placed = self.place(extent.first_seq - 1)
         except NotFound:
@@ -286,7 +285,6 @@ class StoreReader:
 
 
 def _extend(extents: list[Extent], more: Extent) -> None:
-    """Join ``more`` to the last extent, or add it."""
     last = extents[-1] if extents else None
     if last is not None and last.last_seq + 1 == more.first_seq and last.bytes + more.bytes <= EXTENT_BYTES:
         extents[-1] = last._replace(last_seq=more.last_seq, last_frame=more.last_frame, bytes=last.bytes + more.bytes)

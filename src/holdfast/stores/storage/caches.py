@@ -131,7 +131,6 @@ class BlockChanges:
 
 
 def _checked(store: str, number: int, data: bytes, crc: int) -> bytes:
-    """The bytes if the checksum holds. *Raises*: ``CorruptData``."""
     if row_crc(store, number, data) != crc:
         raise _damaged(store, number)
     return data
@@ -312,7 +311,7 @@ class BlockCache:
 CACHED_MAX: Final = 16_384
 SCAN_ROWS: Final = 256
 
-Place: TypeAlias = tuple[str, str]  # a store and a durable in it
+DurableKey: TypeAlias = tuple[str, str]  # a store and a durable in it
 
 
 class EntryTable(Protocol):
@@ -331,8 +330,8 @@ class EntryChanges:
     removed."""
 
     def __init__(self) -> None:
-        self.forgotten: dict[Place, None] = {}
-        self.entries: dict[Place, dict[str, Entry | None]] = {}
+        self.forgotten: dict[DurableKey, None] = {}
+        self.entries: dict[DurableKey, dict[str, Entry | None]] = {}
 
 
 class EntryCache:
@@ -343,7 +342,7 @@ class EntryCache:
         self._cached_max = cached_max
         self._changed = EntryChanges()
         self._frozen = EntryChanges()
-        self._keys: dict[Place, list[str]] = {}  # of both, ascending
+        self._keys: dict[DurableKey, list[str]] = {}  # of both, ascending
         self._read: dict[tuple[str, str, str], Entry | None] = {}
         self.changes = 0
 
@@ -411,7 +410,7 @@ class EntryCache:
             del self._read[address]
         self._changed.forgotten[store, durable] = None
 
-    def _change(self, owner: Place, key: str, entry: Entry | None) -> None:
+    def _change(self, owner: DurableKey, key: str, entry: Entry | None) -> None:
         changed = self._changed.entries.setdefault(owner, {})
         if key not in changed:
             self.changes += 1
@@ -422,7 +421,7 @@ class EntryCache:
         changed[key] = entry
         self._read.pop((*owner, key), None)
 
-    def _lookup(self, owner: Place, key: str) -> tuple[bool, Entry | None]:
+    def _lookup(self, owner: DurableKey, key: str) -> tuple[bool, Entry | None]:
         for layer in (self._changed, self._frozen):
             entries = layer.entries.get(owner)
             if entries is not None and key in entries:
@@ -431,7 +430,7 @@ class EntryCache:
                 return True, None
         return False, None
 
-    def _is_forgotten(self, owner: Place) -> bool:
+    def _is_forgotten(self, owner: DurableKey) -> bool:
         layers = self._changed.forgotten, self._frozen.forgotten
         return any(owner in forgotten or (owner[0], "") in forgotten for forgotten in layers)
 

@@ -330,7 +330,6 @@ class Index:
             raise unreadable(self._path, error, ReadUnavailable) from error
 
     def _read(self, table: str, rest: str, values: tuple[str | int, ...]) -> list[Row]:
-        """Checked rows without ``crc``. *Raises*: as ``_select``."""
         rows = self._select(f"SELECT {COLUMNS[table]}, crc FROM {table} {rest}", values)
         return [checked_row(row, table, self._path) for row in rows]
 

@@ -57,7 +57,7 @@ class _Open:
     bytes: int
     log_bytes: int
     changed: bool = True
-    """Since ``_settle`` looked."""
+    """Since ``_note_growing`` looked."""
 
 
 class Locations:
@@ -89,11 +89,10 @@ class Locations:
                 opened.bytes += size
                 opened.changed = True
                 return
-            self._settle(store)
+            self._note_growing(store)
         self._open[store] = _Open(first_seq, last_seq, frame, frame, size, self._log_bytes)
 
-    def _settle(self, store: str) -> None:
-        """Add the growing extent to the changes, as it is now."""
+    def _note_growing(self, store: str) -> None:
         opened = self._open.get(store)
         if opened is not None and opened.changed:
             opened.changed = False
@@ -105,7 +104,7 @@ class Locations:
         """The kept of these messages are in this frame now. They may be parts of several extents."""
         opened = self._open.get(store)
         if opened is not None and opened.first_seq <= last_seq and opened.last_seq >= first_seq:
-            self._settle(store)
+            self._note_growing(store)
             del self._open[store]
         extent = self.find(store, first_seq)
         while extent is not None and extent.first_seq <= last_seq:
@@ -132,7 +131,7 @@ class Locations:
     def _close(self, store: str, first_seq: int) -> None:
         opened = self._open.get(store)
         if opened is not None and opened.first_seq == first_seq:
-            self._settle(store)
+            self._note_growing(store)
             del self._open[store]
 
     def _change(self, extent: Extent) -> None:
@@ -159,14 +158,13 @@ class Locations:
 
     def find(self, store: str, seq: int) -> Extent | None:
         """The extent that holds ``seq``, or the next one after it, or None."""
-        self._settle(store)
+        self._note_growing(store)
         extent = self._at(store, seq)
         if extent is not None and extent.last_seq >= seq:
             return extent
         return self._after(store, seq)
 
     def _known(self, store: str, first_seq: int) -> bool:
-        """Whether the changes have an extent that begins here, or its removal."""
         return first_seq in self._changed.get(store, ()) or first_seq in self._written.get(store, ())
 
     def _memory(self, store: str, first_seq: int) -> Extent | None:
@@ -201,7 +199,7 @@ class Locations:
         """An extent of the table as it is now; None if it has moved, or its store is gone."""
         if extent.store in self._forgotten:
             return None
-        self._settle(extent.store)
+        self._note_growing(extent.store)
         if not self._known(extent.store, extent.first_seq):
             return extent
         changed = self._memory(extent.store, extent.first_seq)
@@ -217,7 +215,7 @@ class Locations:
         """What has changed since the last checkpoint; it stays in force here until ``written``."""
         assert not self._written, "one checkpoint at a time"
         for store in self._open:
-            self._settle(store)
+            self._note_growing(store)
         forgotten = list(self._forgotten)
         self._forgotten = dict.fromkeys(forgotten, True)
         changes = LocationChanges(forgotten, [], [])

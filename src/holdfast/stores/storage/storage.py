@@ -161,8 +161,8 @@ class Storage:
                 continue
             for durable in store.durables.values():
                 if not isinstance(durable, Consumption) and durable.keyed.messages:
-                    expected[store.name, durable.keyed.place] = durable.keyed.messages
-            expected |= {(store.name, residue.of.place): residue.left for residue in store.keyed_residues}
+                    expected[store.name, durable.keyed.namespace] = durable.keyed.messages
+            expected |= {(store.name, residue.of.namespace): residue.left for residue in store.keyed_residues}
         return expected
 
     def _is_of_this_log(self, loaded: Loaded | None) -> bool:
@@ -304,7 +304,6 @@ class Storage:
         return sum(each.live_bytes + overhead * each.live for each in counts)
 
     def _remove_dead_extents(self) -> None:
-        """Remove the extents without kept messages at the front of the log."""
         dead: list[Extent] = []
         for extent in self.index.oldest_extents(DEAD_EXTENTS_MAX):
             current = self.locations.current(extent)
@@ -324,7 +323,6 @@ class Storage:
 
 
 def _require_whole(directory: str) -> None:
-    """Raises ``CorruptData`` if a restore of a backup did not finish."""
     if os.path.exists(os.path.join(directory, UNFINISHED_NAME)):
         raise CorruptData(
             "the restore of a backup into this directory did not finish",
@@ -369,6 +367,5 @@ def _differs(record: Record, number: int, replayed: Result | HoldfastError, dire
 
 
 def _bounded(what: object) -> str:
-    """The text of a command or a result, without the bodies of a large batch."""
     text = str(what) if isinstance(what, HoldfastError) else repr(what)
     return text if len(text) <= TEXT_MAX else f"{text[:TEXT_MAX]}... ({len(text)} characters)"

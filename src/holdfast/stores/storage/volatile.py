@@ -133,7 +133,7 @@ class _StoredMessage:
     message: Message
     published_ms: int
     size: int
-    place: Swapped | None
+    swapped: Swapped | None
     """Where the body is swapped to."""
 
 
@@ -203,7 +203,6 @@ class VolatileMessages:
                 held[seq] = _StoredMessage(message, published_ms, size, None)
 
     def _sweep(self, store: str, block: Block) -> None:
-        """Release messages that are no longer kept, some at a time."""
         key = (store, block.number)
         held = self._held.get(key)
         if held is None or (block.live and len(held) - block.live < SWEEP):
@@ -215,9 +214,9 @@ class VolatileMessages:
             del self._held[key]
 
     def _forget(self, store: str, held: _StoredMessage) -> None:
-        if held.place is not None:
-            self._swap.forget(held.place)
-            self._count(store, -1, -held.place.length)
+        if held.swapped is not None:
+            self._swap.forget(held.swapped)
+            self._count(store, -1, -held.swapped.length)
 
     def _count(self, store: str, messages: int, size: int) -> None:
         before = self._swapped.get(store, (0, 0))
@@ -263,7 +262,7 @@ class VolatileMessages:
         return messages
 
     def _body(self, held: _StoredMessage) -> bytes:
-        return held.message.body if held.place is None else self._swap.read(held.place)
+        return held.message.body if held.swapped is None else self._swap.read(held.swapped)
 
     def deliveries(self, store: str, runs: Iterable[tuple[int, int, int]]) -> list[Delivery]:
         """What a subscriber gets of these runs: triples of first, last and delivery count (see ``Delivered``)."""
@@ -335,7 +334,7 @@ class VolatileEntries:
         return taken
 
     def _forget_empty(self, owner: tuple[str, str]) -> None:
-        """A place without keys is not kept: each clear gives the durable another one."""
+        """A namespace without keys is not kept: each clear gives the durable another one."""
         if not self._keys.get(owner):
             self._keys.pop(owner, None)
             self._entries.pop(owner, None)
