@@ -69,7 +69,7 @@ def test_what_comes_while_a_portion_is_on_its_way_to_a_poll_waits_for_the_next_p
             publish(2)
             deliveries.ready("orders", "work")
             assert [one.seq for one in await first] == [1, 2, 3]
-            await service.settled()
+            await service.wait_until_safe()
             assert [(one.seq, one.delivery_count) for one in await poll(100)] == [(4, 1), (5, 1)]
 
     run(scenario)
@@ -216,7 +216,7 @@ def test_what_was_on_its_way_to_an_abandoned_poll_is_for_the_next_one_of_that_na
             poller.seen_seconds -= 60.0  # so long it has waited
             poller.abandon(nobody)
             assert deliveries.detach_silent() == 0
-            await service.settled()
+            await service.wait_until_safe()
             (got,) = await stores.poll("orders", "work", wait_ms=60_000)
             assert (got["seq"], got["delivery_count"]) == (1, 1)
 

@@ -270,9 +270,9 @@ def test_a_durable_is_made_again_while_its_entries_are_still_given_back(kind: st
         machine.do(undefine(machine))
         machine.define(keyed={"type": kind})
         assert machine.durable("keyed").keyed.messages == 0
-        places = {residue.of.place for residue in machine.state.stores["s"].keyed_residues}
+        places = {residue.of.namespace for residue in machine.state.stores["s"].keyed_residues}
         assert len(places) == round_ + 1
-        assert machine.durable("keyed").keyed.place not in places
+        assert machine.durable("keyed").keyed.namespace not in places
     fill(machine, kind, 10)
     machine.restart()
     machine.later(1)

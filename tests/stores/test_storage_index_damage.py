@@ -9,6 +9,7 @@ import random
 import shutil
 import sqlite3
 from contextlib import closing
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -19,14 +20,14 @@ from holdfast.stores.durables.map import Map
 from holdfast.stores.repair.backup import verify
 from holdfast.stores.repair.reader import StoreReader
 from holdfast.stores.service import StoreService
-from holdfast.stores.storage.caches import row_crc
 from holdfast.stores.storage.index import Index
+from holdfast.stores.storage.log import MessageLog
 from holdfast.stores.storage.storage import Storage
 from holdfast.stores.values.commands import Acknowledge, Attach, Define, Deliver, Delivered, MapChange, Publish
 from holdfast.stores.values.messages import Message
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Callable
 
 PAGE_BYTES = 65_536
 FLIPS = int(os.environ.get("HOLDFAST_INDEX_FLIPS", "80"))
@@ -211,27 +212,28 @@ def without_checksums(directory: Path) -> None:
     )
 
 
-def test_an_index_without_checksums_is_read_and_gets_them_when_it_is_opened_to_write(
-    stores: Path, broken: Path
+@pytest.mark.parametrize("use", [verify, Storage.open, lambda path: StoreReader(path, "s").place()])
+def test_an_index_of_format_1_is_refused_with_a_hint_and_nothing_is_lost(
+    stores: Path, broken: Path, tmp_path: Path, use: Callable[[str], object]
 ) -> None:
-    whole = verify(str(broken))
-    with StoreReader(str(broken), "s") as reader:
-        placed = reader.place()
     without_checksums(broken)
-    assert verify(str(broken)) == whole
-    with StoreReader(str(broken), "s") as reader:
-        assert reader.place() == placed
-    with closing(sqlite3.connect(broken / "index.sqlite")) as database:
-        assert database.execute("SELECT value FROM meta WHERE name = 'format'").fetchone() == (1,)
-    found = seen(broken)
-    with closing(sqlite3.connect(broken / "index.sqlite")) as database:
-        assert database.execute("SELECT value FROM meta WHERE name = 'format'").fetchone() == (3,)
-        for *row, crc in database.execute("SELECT * FROM extents"):
-            assert row_crc(*row) == crc
-    assert verify(str(broken)).messages == whole.messages
-    shutil.rmtree(broken)
-    shutil.copytree(stores, broken)
-    assert seen(broken) == found
+    before = everything(broken)
+    with pytest.raises(CorruptData, match="format 1") as raised:
+        use(str(broken))
+    assert "version 0.1 before this change" in raised.value.hint and "index.sqlite*" in raised.value.hint
+    assert everything(broken) == before
+    # The second way of the hint: the log of these stores begins with frame 1.
+    for path in broken.glob("index.sqlite*"):
+        path.unlink()
+    assert seen(broken) == seen(Path(shutil.copytree(stores, tmp_path / "copy")))
+
+
+def everything(directory: Path) -> tuple[list[str], list[tuple[int, bytes]]]:
+    """All rows of the index, and all frames of the log."""
+    with closing(sqlite3.connect(directory / "index.sqlite")) as database:
+        rows = list(database.iterdump())
+    with closing(MessageLog(str(directory), read_only=True)) as log:
+        return rows, list(log.frames(log.first))
 
 
 @pytest.mark.parametrize("number", ["6", "1", "0", "'2'", "x'02'", "'a later one'"])

@@ -352,7 +352,7 @@ def test_a_dead_letter_that_cannot_be_read_stops_nobody_else(tmp_path: Path, cap
             assert isinstance(given, Delivered)
             numbers = [seq for first, last, _ in given.runs for seq in range(first, last + 1)]
             await service.submit(Acknowledge(0, "s", "work", "me", reject=numbers))
-            await service.settled()
+            await service.wait_until_safe()
             durable = service.state.stores["s"].durables["work"]
             assert isinstance(durable, Consumption)
             assert 0 < len(durable.dying) < len(numbers), "those that can be read are buried, the others wait"

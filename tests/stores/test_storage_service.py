@@ -219,7 +219,7 @@ def test_after_a_failed_sync_everyone_is_told_and_nothing_more_is_accepted(tmp_p
         with pytest.raises(Closed):
             await service.checkpoint()
         with pytest.raises(Closed):
-            await service.settled()
+            await service.wait_until_safe()
 
     run(tmp_path, check, document(orders={"durables": WORK}))
     assert verify(str(tmp_path)).stores == 1

@@ -141,11 +141,11 @@ class Checkpoints:
         *Raises*: ``Closed`` when the log has failed or while ``held``; what kept the index from being written (it is
         retried).
         """
-        await self._settle()
+        await self._wait()
         if self._held or self._groups.failure is not None:
             raise Closed("no checkpoint can be taken now", hint="a backup is being made")
         self._begin()
-        await self._settle()
+        await self._wait()
         if self._groups.failure is not None:
             raise Closed("the log has failed", cause=str(self._groups.failure)) from self._groups.failure
 
@@ -159,7 +159,7 @@ class Checkpoints:
         finally:
             self._held -= 1
 
-    async def _settle(self) -> None:
+    async def _wait(self) -> None:
         """Wait for the running checkpoint. *Raises*: the error of its first failed attempt."""
         while (running := self._running) is not None and not running.done():
             failed = self._loop.create_future()
@@ -180,10 +180,10 @@ class Checkpoints:
             self._timer = None
         # One that cannot be written is no reason not to close: the next start applies the log instead.
         with suppress(sqlite3.Error, OSError):
-            await self._settle()
+            await self._wait()
             if self._storage.log_bytes and self._groups.failure is None and self.failure is None and not self._held:
                 self._begin()
-                await self._settle()
+                await self._wait()
         if self._running is not None:
             await asyncio.wait([self._running])
 
@@ -313,7 +313,7 @@ class Compaction:
         return len(frame)
 
     def _kept(self, run: MessageRun, extent: Extent) -> list[MessageRun]:
-        found: list[MessageRun] = []
+        kept_runs: list[MessageRun] = []
         block: Block | None = None
         number = first = -1
         for seq in range(max(run.first_seq, extent.first_seq), min(run.last_seq, extent.last_seq) + 2):
@@ -327,9 +327,9 @@ class Compaction:
                 first = seq
             elif not kept and first >= 0:
                 part = run.messages[first - run.first_seq : seq - run.first_seq]
-                found.append(MessageRun(run.store, first, run.published_ms, part))
+                kept_runs.append(MessageRun(run.store, first, run.published_ms, part))
                 first = -1
-        return found
+        return kept_runs
 
     async def close(self) -> None:
         """Stop after the step that is being done."""

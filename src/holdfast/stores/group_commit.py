@@ -165,7 +165,6 @@ class GroupCommit:
             self._loop.call_soon(self._take)
 
     def _write_groups(self) -> None:
-        """The thread's loop, until ``close``."""
         while True:
             self._handed_over.acquire()
             if self._group is None:

@@ -95,6 +95,8 @@ class Matcher:
     True
     """
 
+    __slots__ = ("alternatives", "matches")
+
     def __init__(self, alternatives: tuple[Alternative, ...]) -> None:
         # One alternative that accepts everything makes the others idle.
         unique = ((),) if () in alternatives else tuple(sorted(set(alternatives), key=repr))
@@ -182,11 +184,11 @@ def _conditions(value: object, path: str) -> tuple[Condition, ...]:
     values = cast("list[object]", value)
     if not 0 < len(values) <= VALUES_MAX:
         raise InvalidRequest("a list of values has at least one", path=path, count=len(values), max=VALUES_MAX)
-    found = {_condition(item, f"{path}[{position}]") for position, item in enumerate(values)}
-    if Present() in found:
+    conditions = {_condition(item, f"{path}[{position}]") for position, item in enumerate(values)}
+    if Present() in conditions:
         # Present covers every condition but its opposite.
-        found = {condition for condition in found if isinstance(condition, Present | Absent)}
-    return tuple(sorted(found, key=repr))
+        conditions = {condition for condition in conditions if isinstance(condition, Present | Absent)}
+    return tuple(sorted(conditions, key=repr))
 
 
 def _condition(value: object, path: str) -> Condition:
@@ -275,7 +277,6 @@ def _every(tests: list[Test]) -> Test:
 
 
 def _field_test(name: str, conditions: tuple[Condition, ...]) -> Test:
-    """One test for the exact values of a field, however many; one more for each other condition."""
     values = [condition.value for condition in conditions if isinstance(condition, Equals)]
     tests = [_other_test(name, condition) for condition in conditions if not isinstance(condition, Equals)]
     if values:
@@ -380,7 +381,8 @@ class MatcherIndex(Generic[Name]):
         assert name not in self._filed, f"a name is filed once: {name!r}"
         filed: list[_Filed[Name]] = []
         for alternative in matcher.alternatives:
-            item = _Filed(name, self._next_order, Matcher((alternative,)).matches)
+            one = matcher if len(matcher.alternatives) == 1 else Matcher((alternative,))
+            item = _Filed(name, self._next_order, one.matches)
             self._next_order += 1
             self._file(item, alternative)
             filed.append(item)
@@ -402,19 +404,19 @@ class MatcherIndex(Generic[Name]):
 
     def matching(self, fields: Mapping[str, FieldValue]) -> list[Name]:
         """The names whose matchers accept a message with these fields, each once, in the order of ``add``."""
-        found: dict[int, Name] = {}
+        matched: dict[int, Name] = {}
         exact_names, exact, present = self._exact_names, self._exact, self._present
         for name, value in fields.items():
             if name in exact_names and (bucket := exact.get((name, type(value), value))):
-                _take(bucket, fields, found)
+                _take(bucket, fields, matched)
             if present and (bucket := present.get(name)):
-                _take(bucket, fields, found)
+                _take(bucket, fields, matched)
         if self._always:
-            _take(self._always, fields, found)
-        if len(found) < 2:
-            return list(found.values())
+            _take(self._always, fields, matched)
+        if len(matched) < 2:
+            return list(matched.values())
         # One name may have matched by two of its alternatives; they have neighbouring orders.
-        return list(dict.fromkeys(found[order] for order in sorted(found)))
+        return list(dict.fromkeys(matched[order] for order in sorted(matched)))
 
     def check(self) -> None:
         """Every filed alternative is in its buckets, and the buckets hold nothing else. O(n), for tests."""
@@ -457,7 +459,7 @@ class MatcherIndex(Generic[Name]):
         return best
 
 
-def _take(bucket: dict[int, _Filed[Name]], fields: Mapping[str, FieldValue], found: dict[int, Name]) -> None:
+def _take(bucket: dict[int, _Filed[Name]], fields: Mapping[str, FieldValue], matched: dict[int, Name]) -> None:
     for order, item in bucket.items():
         if item.test(fields):
-            found[order] = item.name
+            matched[order] = item.name

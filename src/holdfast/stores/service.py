@@ -83,12 +83,12 @@ class DeadlineTimer:
         self._touched = {}
         if touched is None:
             return earlier(state.next_deadline_ms(), state.next_deadline_ms(volatile=True))
-        found = earlier(state.deadlines.next_ms(), state.volatile_deadlines.next_ms())
+        next_ms = earlier(state.deadlines.next_ms(), state.volatile_deadlines.next_ms())
         for name in touched:
             store = state.stores.get(name)
             if store is not None:
-                found = earlier(found, state.store_deadline_ms(store))
-        return found
+                next_ms = earlier(next_ms, state.store_deadline_ms(store))
+        return next_ms
 
     def _wake(self) -> None:
         self._timer = self.due_ms = self._touched = None
@@ -132,7 +132,7 @@ class StoreService:
         self._lapse_callbacks: list[Callable[[int], None]] = []
         self._timer = DeadlineTimer(storage.state, now_ms=self._time_ms, on_timer=self._expire)
         self.written_bytes = 0  # bytes of the records written to the log since the service was opened
-        self._at_once: list[Callable[[BaseException | None], None]] = []
+        self._replies: list[Callable[[BaseException | None], None]] = []
         self._closed = False
         self._reported = ""  # the damage that was reported last
         self._configure()
@@ -171,26 +171,24 @@ class StoreService:
         service._arm()
         return service
 
-    # ---- commands ---------------------------------------------------------------------------------------------------
-
     def submit(self, command: Command) -> asyncio.Future[Result]:
         """Apply a command; the future completes when it is safe. Sets ``at_ms`` of the command.
 
         *Raises* (the future): the state machine's refusal; ``Closed``, and it was not done; ``OutcomeUnknown`` if the
         log failed meanwhile. *After a crash*: a command that was replied to is there; another may be.
         """
-        answer: asyncio.Future[Result] = self._loop.create_future()
+        completed: asyncio.Future[Result] = self._loop.create_future()
 
         def done(outcome: Result | HoldfastError) -> None:
-            if answer.done():
+            if completed.done():
                 return  # the caller was cancelled
             if isinstance(outcome, HoldfastError):
-                answer.set_exception(outcome)
+                completed.set_exception(outcome)
             else:
-                answer.set_result(outcome)
+                completed.set_result(outcome)
 
         self.submit_nowait(command, done)
-        return answer
+        return completed
 
     def submit_nowait(self, command: Command, done: Callable[[Result | HoldfastError], None]) -> None:
         """As ``submit``; ``done`` is called with the result or the error, never before this returns."""
@@ -215,7 +213,7 @@ class StoreService:
             if not isinstance(error, HoldfastError) or isinstance(error, CorruptData | ReadUnavailable):
                 self._give_up(error, done)
             else:
-                self._answer(None, _Answer(done, error, (), self), volatile=volatile)
+                self._reply(None, _Reply(done, error, (), self), volatile=volatile)
             return
         frame = None
         if applied.changed and not volatile:
@@ -229,7 +227,7 @@ class StoreService:
             effects = self._note_ready(effects)
         if type(command) is commands.Define or type(command) is commands.Redefine:
             self._configure()
-        self._answer(frame, _Answer(done, applied.result, effects, self), volatile=volatile)
+        self._reply(frame, _Reply(done, applied.result, effects, self), volatile=volatile)
 
     @property
     def clock_behind_ms(self) -> int:
@@ -238,7 +236,6 @@ class StoreService:
         return clock.noticed_ms if isinstance(clock, StoreClock) else 0
 
     def _convert_times(self, command: commands.Publish) -> None:
-        """Publishers give times of day; convert them to the stores' time."""
         behind_ms = self.clock_behind_ms
         messages = [
             replace(message, deliver_at_ms=max(1, message.deliver_at_ms - behind_ms))
@@ -261,9 +258,9 @@ class StoreService:
             while not self._closed and ahead.read_on():  # noqa: ASYNC110  # waits for nothing
                 await asyncio.sleep(0)
             self.state.read_ahead = ahead
-        answer = self.submit(command)
+        completed = self.submit(command)
         self.state.read_ahead = None
-        return await answer
+        return await completed
 
     def _give_up(self, error: BaseException, done: Callable[[Result | HoldfastError], None]) -> None:
         """The machine may be half changed: nothing that it says from here on may reach the log or a client."""
@@ -273,38 +270,37 @@ class StoreService:
     def when_safe(self, store: str, done: Callable[[], None]) -> None:
         """Call back when everything applied to the store so far is safe and reported; never after a failure."""
 
-        def answer(error: BaseException | None) -> None:
+        def reply(error: BaseException | None) -> None:
             if error is None:
                 done()
 
-        self._answer(None, answer, volatile=store in self._volatile)
+        self._reply(None, reply, volatile=store in self._volatile)
 
-    def _answer(self, frame: bytes | None, answer: Callable[[BaseException | None], None], *, volatile: bool) -> None:
+    def _reply(self, frame: bytes | None, reply: Callable[[BaseException | None], None], *, volatile: bool) -> None:
         """Reply when the log has the frame and all before it; for a store in memory in the next turn of the loop."""
         if not volatile:
             # At once only if no deliveries are requested first: the caller may be about to give credit.
-            self._groups.add(frame, answer, at_once=not self._ready)
+            self._groups.add(frame, reply, at_once=not self._ready)
             return
-        self._at_once.append(answer)
-        if len(self._at_once) == 1:
-            self._loop.call_soon(self._answer_at_once)
+        self._replies.append(reply)
+        if len(self._replies) == 1:
+            self._loop.call_soon(self._reply_at_once)
 
-    def _answer_at_once(self) -> None:
+    def _reply_at_once(self) -> None:
         # An error here is reported to every waiting caller, as by the group, or the rest would wait forever.
         try:
             self._ask_for_deliveries()
         except Exception as error:  # noqa: BLE001
             self._groups.poison(error)
-        answers, self._at_once = self._at_once, []
-        for answer in answers:
+        replies, self._replies = self._replies, []
+        for reply in replies:
             try:
-                answer(self._groups.failure)
+                reply(self._groups.failure)
             except Exception as bug:  # noqa: BLE001
                 self._groups.poison(bug)
         self._arm()
 
     def _configure(self) -> None:
-        """Put in force what the definition says about the service itself."""
         definition = self.state.definition
         self._groups.syncs = definition.persistence is not Persistence.ASYNC
         self.disk_limit.fraction = definition.max_disk_fraction
@@ -343,8 +339,6 @@ class StoreService:
                 for callback in self._ready_callbacks:
                     callback(durable.store, durable.durable)
 
-    # ---- callbacks --------------------------------------------------------------------------------------------------
-
     def on_ready(self, callback: Callable[[str, str], None]) -> None:
         """Call back with a store and a durable that can serve a subscriber: submit ``Deliver`` at once.
 
@@ -379,8 +373,6 @@ class StoreService:
         """Call back with the time just before deadlines are carried out: submit what must count first."""
         self._lapse_callbacks.append(callback)
 
-    # ---- messages ---------------------------------------------------------------------------------------------------
-
     def messages(self, store: str, runs: Iterable[tuple[int, int, int]]) -> list[Delivery]:
         """The messages of ``Delivered.runs``, without those that were deleted meanwhile.
 
@@ -391,8 +383,6 @@ class StoreService:
     def swapped(self, store: str) -> tuple[int, int]:
         """How many messages of a store in memory are swapped to disk, and their bytes."""
         return self._storage.volatile.swapped(store)
-
-    # ---- deadlines and dead letters ---------------------------------------------------------------------------------
 
     def _arm(self) -> None:
         if not self._closed and self._groups.failure is None:
@@ -427,16 +417,15 @@ class StoreService:
             callback(effect)
 
     def _bury(self, dying: DeadLettering) -> None:
-        """Move a message that could not be delivered to its dead-letter store."""
         try:
-            found = self._storage.messages_of(dying.store).message(dying.store, dying.seq)
+            stored = self._storage.messages_of(dying.store).message(dying.store, dying.seq)
         except CorruptData as error:
             # It stays with the dying messages and is reported again; the rest continues, and an operator decides.
             self._report_unreadable(dying, error)
             return
-        if found is None:
+        if stored is None:
             return  # it was released meanwhile
-        letter = dead_letter_of(found[0], dying)
+        letter = dead_letter_of(stored[0], dying)
         to_store = dying.dead_letter_store
         if to_store in self.state.stores and (to_store in self._volatile) is not (dying.store in self._volatile):
             # One is in the log and the other is not, so it takes two commands: keep it there, then release it here.
@@ -464,7 +453,7 @@ class StoreService:
                 error.hint,
             )
 
-    async def settled(self) -> None:
+    async def wait_until_safe(self) -> None:
         """Return when all that was applied until now is safe: for readers of ``state``.
 
         *Raises*: ``Closed``, which names what ended the service.
@@ -506,16 +495,14 @@ class StoreService:
         """How much the log takes on disk, and how much of it is kept. *Cost*: the size of each page."""
         return self.compaction.space()
 
-    # ---- the end ----------------------------------------------------------------------------------------------------
-
     async def close(self) -> None:
         """Give every reply, make everything durable, close the files. Doing it twice is harmless."""
         if self._closed:
             return
         self._closed = True
         self._timer.stop()
-        while self._at_once:
-            self._answer_at_once()
+        while self._replies:
+            self._reply_at_once()
         await self.compaction.close()
         await self._groups.drain()
         await self._checkpoints.close()
@@ -526,7 +513,7 @@ class StoreService:
         await asyncio.to_thread(self._storage.close)
 
 
-class _Answer:
+class _Reply:
     __slots__ = ("_done", "_effects", "_outcome", "_service")
 
     def __init__(

@@ -7,8 +7,10 @@ import pytest
 from holdfast.errors import Code, InvalidRequest, PermissionDenied
 from holdfast.server.http.auth import Authenticator, Role
 from holdfast.server.stores.access import StoreAccess
+from holdfast.server.stores.routes_administration import store_routes
 from holdfast.stores.definitions.cluster import definition_of
 from holdfast.stores.definitions.permissions import CLUSTER, OPEN, RIGHTS, Permissions, Right, token_hash
+from holdfast.stores.values import commands
 
 ROLES = {
     "trader": {"stores": {"orders": ["publish", "subscribe"], "quotes-*": ["subscribe"]}},
@@ -19,6 +21,43 @@ USERS = {
     "ann": {"token": "ann-has-this-token", "roles": ["trader", "viewer"]},
     "bob": {"token_sha256": token_hash("bob-has-this-token"), "roles": ["trader"]},
     "root": {"token": "root-has-this-token", "roles": ["admin"]},
+}
+
+STORE = "/v1/stores/{store}"
+DURABLE = f"{STORE}/durables/{{durable}}"
+MAP = f"{STORE}/maps/{{map}}"
+DEFINING = (
+    *(
+        f"{method} {path}"
+        for path in (STORE, f"{STORE}/templates/{{template}}")
+        for method in ("PUT", "PATCH", "DELETE")
+    ),
+    *(f"{method} {path}" for path in (DURABLE, "/v1/cluster/definition") for method in ("PUT", "PATCH")),
+    "POST /v1/cluster/rollback",
+)
+RECEIVING = (f"GET {DURABLE}/messages", f"GET {DURABLE}/subscribe")
+ROUTES_OF = {
+    "Publish": (Right.PUBLISH, (f"POST {STORE}/messages",)),
+    "MapChange": (Right.PUBLISH, (f"POST {MAP}", f"PUT {MAP}/{{key:any}}", f"DELETE {MAP}/{{key:any}}")),
+    "MapLock": (Right.PUBLISH, (f"POST {MAP}/lock",)),
+    "MapUnlock": (Right.PUBLISH, (f"POST {MAP}/unlock",)),
+    "Attach": (Right.SUBSCRIBE, RECEIVING),
+    "Detach": (Right.SUBSCRIBE, RECEIVING),
+    "Deliver": (Right.SUBSCRIBE, RECEIVING),
+    "Acknowledge": (Right.SUBSCRIBE, (f"POST {DURABLE}/acks", *RECEIVING)),
+    "Rewind": (Right.SUBSCRIBE, (f"POST {DURABLE}/rewind",)),
+    "Unsubscribe": (Right.SUBSCRIBE, (f"DELETE {DURABLE}",)),
+    "Define": (Right.ADMINISTER, DEFINING),
+    "Redefine": (Right.ADMINISTER, DEFINING),
+    "Purge": (Right.ADMINISTER, (f"POST {DURABLE}/purge",)),
+    "Drop": (Right.ADMINISTER, (f"DELETE {DURABLE}/messages/{{seq}}",)),
+    "Redeliver": (Right.ADMINISTER, (f"POST {DURABLE}/redeliver",)),
+    "Resend": (Right.ADMINISTER, (f"POST {DURABLE}/redeliver",)),
+}
+"""The right that each command of a client needs, and the routes that carry it out."""
+OF_THE_SERVICE_ALONE = {"DeadLetter", "Expire", "Restarted"}
+WITHOUT_A_COMMAND = {
+    f"POST /v1/cluster/{name}" for name in ("force-quorum", "suspend", "save", "compact", "backup", "definition/check")
 }
 
 
@@ -89,6 +128,17 @@ def test_wrong_permissions_are_named_by_their_path(changes: dict[str, object], s
         permissions(**changes)
     assert said in str(refused.value)
     assert "short" not in str(refused.value)
+
+
+def test_every_command_of_a_client_needs_a_right_on_every_route() -> None:
+    routes = {f"{route.method} {route.path}": route.right for route in store_routes(None)}  # type: ignore[arg-type]
+    commands_of_clients = {command.__name__ for command in commands.Command.__args__} - OF_THE_SERVICE_ALONE
+    assert set(ROUTES_OF) == commands_of_clients
+    for right, paths in ROUTES_OF.values():
+        assert paths and {routes[path] for path in paths} == {str(right)}, paths
+    changing = {path for path in routes if not path.startswith("GET ")}
+    assert changing <= {path for _, paths in ROUTES_OF.values() for path in paths} | WITHOUT_A_COMMAND
+    assert {routes[path] for path in WITHOUT_A_COMMAND} == {"administer"}
 
 
 def test_every_right_says_what_it_allows() -> None:

@@ -114,7 +114,7 @@ async def _browse(call: StoreCall) -> Answer:
     )
     durable = call.opened.state.store(call.store).durable(call.durable)
     parked = durable.dying if isinstance(durable, Consumption) and durable.parks else {}
-    await call.opened.service.settled()
+    await call.opened.service.wait_until_safe()
     return call.answer(Page(found, next_after, [one.seq for one in found if one.seq in parked]))
 
 
@@ -149,7 +149,7 @@ def _number(call: StoreCall) -> int:
 
 async def _explain_message(call: StoreCall) -> Answer:
     found = explain(call.opened.state, call.store, _number(call))
-    await call.opened.service.settled()
+    await call.opened.service.wait_until_safe()
     return call.answer(found)
 
 
@@ -320,7 +320,7 @@ _REVISION: Final = re.compile(r'"?(\d{1,16})"?', re.ASCII)
 async def _get_entry(call: StoreCall) -> Answer:
     key = call.call.path_text("key")
     found = call.opened.operations.entries(call.store, call.durable, keys=[key])
-    await call.opened.service.settled()
+    await call.opened.service.wait_until_safe()
     if not found:
         raise NotFound("there is no such key", code=Code.NO_SUCH_KEY, store=call.store, map=call.durable)
     _, value, revision = found[0]
@@ -331,7 +331,7 @@ async def _list_entries(call: StoreCall) -> Answer:
     query = call.call
     count = query.number("max", low=1, high=ENTRIES_MAX) or ENTRIES_DEFAULT
     found = call.opened.operations.entries(call.store, call.durable, after=query.text("after") or "", count=count + 1)
-    await call.opened.service.settled()
+    await call.opened.service.wait_until_safe()
     items = [Entry(key, value, revision) for key, value, revision in found[:count]]
     return call.answer(EntriesResponse(items, len(found) > count))
 

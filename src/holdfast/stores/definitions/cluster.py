@@ -457,15 +457,15 @@ def read_store(
 
 
 def _read_subscribers(section: Reader) -> dict[str, str]:
-    found: dict[str, str] = {}
+    subscribers: dict[str, str] = {}
     for subscriber in section.entries():
         try:
             check_name("subscriber", subscriber)
         except InvalidRequest as error:
             section.problem("", str(error))
             continue
-        found[subscriber] = section.name(subscriber, "durable")
-    return found
+        subscribers[subscriber] = section.name(subscriber, "durable")
+    return subscribers
 
 
 def check_references(store: StoreDefinition, reader: Reader) -> None:
@@ -529,7 +529,7 @@ def _dead_letter_targets(store: StoreDefinition) -> Targets:
         ((f"durables.{name}", durable) for name, durable in store.durables.items()),
         ((f"templates.{name}", template.pattern) for name, template in store.templates.items()),
     )
-    return {place: durable.dead_letter_store for place, durable in named if durable.dead_letter_store}
+    return {path: durable.dead_letter_store for path, durable in named if durable.dead_letter_store}
 
 
 def check_dead_letters(
@@ -540,8 +540,8 @@ def check_dead_letters(
     ``targets`` are those of the store to check. *Cost*: the durables of the stores that letters reach from there.
     """
     reached: dict[str, frozenset[str]] = {}
-    for place, target in targets.items():
-        path = f"stores.{store.name}.{place}.dead_letter_store"
+    for part, target in targets.items():
+        path = f"stores.{store.name}.{part}.dead_letter_store"
         if target not in stores:
             problems.append(f"{path}: a store that is defined, not {target!r}")
             continue

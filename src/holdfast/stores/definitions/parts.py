@@ -113,8 +113,8 @@ def _changed_store(
         if own is None:
             problems.append(f"{path}: there is no such store")
     durables, templates = dict(before.durables), dict(before.templates)
-    for place, part in parts.items():
-        match place:
+    for rest, part in parts.items():
+        match rest:
             case ("durables", durable):
                 if part.document:
                     _check_name("durable", durable, path, problems)
@@ -150,7 +150,6 @@ def _check_letters(
     changed: Mapping[str, Mapping[Path, Part]],
     problems: list[str],
 ) -> None:
-    """Check the dead-letter stores of what changed; of everything if a store is removed."""
     if any(name not in after for name in changed if name in before):
         for store in after.values():
             check_dead_letters(after, store, _targets(store, _paths_of(store)), problems)
@@ -161,25 +160,25 @@ def _check_letters(
 
 
 def _targets(store: StoreDefinition, places: Iterable[Path]) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for place in places:
-        durable = _durable_in(store, place)
+    targets: dict[str, str] = {}
+    for rest in places:
+        durable = _durable_in(store, rest)
         if durable is not None and durable.dead_letter_store:
-            found[".".join(place)] = durable.dead_letter_store
-    return found
+            targets[".".join(rest)] = durable.dead_letter_store
+    return targets
 
 
 def durable_at(definition: ClusterDefinition, path: Path) -> DurableDefinition | None:
     """The durable, or the pattern of the template, at a path; None where there is none."""
     match path:
-        case ("stores", store, *place) if store in definition.stores:
-            return _durable_in(definition.stores[store], tuple(place))
+        case ("stores", store, *rest) if store in definition.stores:
+            return _durable_in(definition.stores[store], tuple(rest))
         case _:
             return None
 
 
-def _durable_in(store: StoreDefinition, place: Path) -> DurableDefinition | None:
-    match place:
+def _durable_in(store: StoreDefinition, rest: Path) -> DurableDefinition | None:
+    match rest:
         case ("durables", name):
             return store.durables.get(name)
         case ("templates", name):
@@ -197,12 +196,12 @@ def part_of(definition: ClusterDefinition, path: Path) -> Part:
             document = definition.own_document()
         case ("permissions",):
             document = permissions_document(definition.permissions)
-        case ("stores", name, *place):
+        case ("stores", name, *rest):
             store = definition.stores.get(name)
-            if store is not None and not place:
+            if store is not None and not rest:
                 document = store.own_document()
             elif store is not None:
-                durable = _durable_in(store, tuple(place))
+                durable = _durable_in(store, tuple(rest))
                 document = None if durable is None else durable.document()
         case _:
             pass
@@ -211,16 +210,16 @@ def part_of(definition: ClusterDefinition, path: Path) -> Part:
 
 def changed_paths(before: ClusterDefinition, after: ClusterDefinition) -> list[Path]:
     """The path of every part that differs. *Cost*: parts that are the same object are not looked at."""
-    found: list[Path] = []
+    paths: list[Path] = []
     if before.own_document() != after.own_document():
-        found.append(("cluster",))
+        paths.append(("cluster",))
     if before.permissions != after.permissions:
-        found.append(("permissions",))
-    found += [("stores", name) for name in before.stores if name not in after.stores]
+        paths.append(("permissions",))
+    paths += [("stores", name) for name in before.stores if name not in after.stores]
     for name, store in after.stores.items():
         if (known := before.stores.get(name)) is not store:
-            found += [("stores", name, *place) for place in _changed_places(known, store)]
-    return found
+            paths += [("stores", name, *rest) for rest in _changed_places(known, store)]
+    return paths
 
 
 def _changed_places(before: StoreDefinition | None, after: StoreDefinition) -> Iterator[Path]:
@@ -247,13 +246,13 @@ def parts_between(before: ClusterDefinition, after: ClusterDefinition) -> list[P
 
 def undoing(before: ClusterDefinition, after: ClusterDefinition, paths: Iterable[Path]) -> list[Part]:
     """The parts that make ``before`` of ``after`` again, where the two differ at these paths only."""
-    found: list[Part] = []
+    parts: list[Part] = []
     for path in paths:
         if len(path) == 2 and path[1] not in after.stores and path[1] in before.stores:
-            found += [part_of(before, (*path, *place)) for place in _paths_of(before.stores[path[1]])]
+            parts += [part_of(before, (*path, *rest)) for rest in _paths_of(before.stores[path[1]])]
         else:
-            found.append(part_of(before, path))
-    return found
+            parts.append(part_of(before, path))
+    return parts
 
 
 def full_parts(before: ClusterDefinition, parts: Iterable[Part]) -> list[Part]:
@@ -311,13 +310,13 @@ def _differences(path: str, before: object, after: object) -> Iterator[Differenc
         return
     old, new = cast("Mapping[str, object]", before), cast("Mapping[str, object]", after)
     for name in sorted(old.keys() | new.keys()):
-        place = f"{path}.{name}" if path else name
+        full_path = f"{path}.{name}" if path else name
         if name not in new:
-            yield Difference(place, old[name], None)
+            yield Difference(full_path, old[name], None)
         elif name not in old:
-            yield Difference(place, None, new[name])
+            yield Difference(full_path, None, new[name])
         else:
-            yield from _differences(place, old[name], new[name])
+            yield from _differences(full_path, old[name], new[name])
 
 
 def keep_sections(current: ClusterDefinition, wanted: ClusterDefinition) -> ClusterDefinition:
@@ -361,17 +360,17 @@ def check_change(before: ClusterDefinition, after: ClusterDefinition, paths: Ite
 
 def _problems(before: ClusterDefinition, after: ClusterDefinition, path: Path) -> list[tuple[Code, str]]:
     if path == ("cluster",):
-        kept_nothing, keeps_nothing = (found.persistence is Persistence.NONE for found in (before, after))
+        kept_nothing, keeps_nothing = (each.persistence is Persistence.NONE for each in (before, after))
         if kept_nothing != keeps_nothing and before.stores.keys() & after.stores.keys():
             return [(Code.BAD_CONFIGURATION, f"cluster.persistence {before.persistence} -> {after.persistence}")]
         return []
     text = ".".join(path)
     if len(path) == 2:
-        old, new = (found.stores.get(path[1]) for found in (before, after))
+        old, new = (each.stores.get(path[1]) for each in (before, after))
         if old is not None and new is not None and old.replicated != new.replicated:
             return [(Code.BAD_CONFIGURATION, f"{text}.replicated {old.replicated} -> {new.replicated}")]
         return []
-    was, becomes = (durable_at(found, path) for found in (before, after))
+    was, becomes = (durable_at(each, path) for each in (before, after))
     return [] if was is None or becomes is None else _durable_problems(text, was, becomes)
 
 

@@ -110,9 +110,9 @@ class Permissions:
         """Raises ``PermissionDenied`` with the user, the right and the store if it is not allowed."""
         if self.allows(user, right, store):
             return
-        place = "the cluster" if store == CLUSTER else f"store {store}"
+        scope = "the cluster" if store == CLUSTER else f"store {store}"
         raise PermissionDenied(
-            f"{user or 'nobody'} may not {right} on {place}",
+            f"{user or 'nobody'} may not {right} on {scope}",
             hint=f"ask an administrator for a role with the right {right}: a retry gets the same answer",
             user=user or "",
             right=str(right),

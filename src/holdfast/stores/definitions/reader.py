@@ -114,9 +114,9 @@ class Reader:
 
     def problem(self, name: str, rule: str, given: object = None) -> None:
         """Note that the value at ``name`` (empty: the object itself) is not ``rule``."""
-        place = self._place(name)
+        path = self._place(name)
         shown = "" if given is None else f", not {repr(given)[:80]}"
-        self.problems.append(f"{place}: {rule}{shown}")
+        self.problems.append(f"{path}: {rule}{shown}")
 
     def given(self, name: str) -> bool:
         """Whether the object has this value at all."""
@@ -272,11 +272,11 @@ class Reader:
         self._asked.add(name)
         return name in self._values and self._values[name] in (None, "")
 
-    def _is_name(self, place: str, kind: str, value: object) -> bool:
+    def _is_name(self, name: str, kind: str, value: object) -> bool:
         try:
             check_name(kind, value)
         except InvalidRequest as error:
-            self.problem(place, str(error))
+            self.problem(name, str(error))
             return False
         return True
 

@@ -29,12 +29,12 @@ def ttl_next_ms(durable: PendingMessages) -> int | None:
     ttl_ms = durable.definition.message_ttl_ms
     if not ttl_ms:
         return None
-    found = earlier(_earliest_ms(durable), _parked_next_ms(durable))
-    found = found + ttl_ms if found is not None else None
+    next_ms = earlier(_earliest_ms(durable), _parked_next_ms(durable))
+    next_ms = next_ms + ttl_ms if next_ms is not None else None
     if durable.undelivered > 0:
         at_ms = durable.backlog.cursor_ms + ttl_ms
-        found = at_ms if found is None or at_ms < found else found
-    return found
+        next_ms = at_ms if next_ms is None or at_ms < next_ms else next_ms
+    return next_ms
 
 
 def _earliest_ms(durable: PendingMessages) -> int | None:
@@ -199,7 +199,7 @@ def retained(durable: PendingMessages, first: int, end: int, ahead: ReadAhead | 
     Cost: O(blocks); with a matcher or a timed block, reads those that ``ahead`` has not.
     """
     backlog = durable.backlog
-    unsettled = SequenceSet(
+    unacknowledged = SequenceSet(
         sorted(
             [
                 *((run[0], run[1]) for run in durable.leases.runs()),
@@ -208,7 +208,7 @@ def retained(durable: PendingMessages, first: int, end: int, ahead: ReadAhead | 
             ]
         )
     )
-    found = Found()
+    result = Found()
     while first < end:
         number = first // BLOCK_MESSAGES
         stop = min(end, (number + 1) * BLOCK_MESSAGES)
@@ -219,44 +219,44 @@ def retained(durable: PendingMessages, first: int, end: int, ahead: ReadAhead | 
             if backlog.arithmetic and not block.timed:
                 runs = [(first, stop - 1)]
             if runs is None:
-                _read(durable, block, unsettled, first, stop, found, ahead)
-            elif unsettled.next_member(first, stop) == backlog.excluded.next_member(first, stop) == stop:
+                _read(durable, block, unacknowledged, first, stop, result, ahead)
+            elif unacknowledged.next_member(first, stop) == backlog.excluded.next_member(first, stop) == stop:
                 for run in runs:
-                    found.add(*run)
+                    result.add(*run)
             else:
                 for run in runs:
-                    _without(unsettled, backlog.excluded, run[0], run[1] + 1, found)
+                    _without(unacknowledged, backlog.excluded, run[0], run[1] + 1, result)
         first = stop
-    return found.runs
+    return result.runs
 
 
-def _without(unsettled: SequenceSet, excluded: SequenceSet, first: int, end: int, found: Found) -> None:
+def _without(unacknowledged: SequenceSet, excluded: SequenceSet, first: int, end: int, result: Found) -> None:
     while first < end:
-        first = excluded.after(unsettled.after(first))
-        if first in unsettled:
+        first = excluded.after(unacknowledged.after(first))
+        if first in unacknowledged:
             continue
-        stop = min(unsettled.next_member(first, end), excluded.next_member(first, end))
+        stop = min(unacknowledged.next_member(first, end), excluded.next_member(first, end))
         if first < stop:
-            found.add(first, stop - 1)
+            result.add(first, stop - 1)
         first = max(stop, first)
 
 
 def _read(
     durable: PendingMessages,
     block: Block,
-    unsettled: SequenceSet,
+    unacknowledged: SequenceSet,
     first: int,
     end: int,
-    found: Found,
+    result: Found,
     ahead: ReadAhead | None,
 ) -> None:
     backlog = durable.backlog
     looked = ahead.messages(first, end) if ahead is not None else None
     for seq, end_ms, deliver_at_ms in _look(backlog, first, end) if looked is None else looked:
-        if seq in unsettled or not backlog.wants_matching(seq, block):
+        if seq in unacknowledged or not backlog.wants_matching(seq, block):
             continue
         if not (end_ms and end_ms <= block.swept_ms) and not backlog.is_passed_delayed(seq, deliver_at_ms):
-            found.add(seq, seq)
+            result.add(seq, seq)
 
 
 def _look(backlog: Backlog, first: int, end: int) -> Iterator[MessageTimes]:
@@ -363,12 +363,12 @@ def leave_retained(durable: PendingMessages, now_ms: int) -> Residue:
     floor = old.cursor if old.floor is None else old.floor
     backlog = Backlog(durable.shelf, old.matcher, floor)
     backlog.excluded = SequenceSet(old.excluded.runs())
-    unsettled = [(run[0], run[1]) for run in durable.leases.runs()]
-    unsettled += [(first, last) for first, last, _ in durable.redelivery.all_runs()]
-    unsettled += [(seq, seq) for seq in durable.dying]
+    unacknowledged = [(run[0], run[1]) for run in durable.leases.runs()]
+    unacknowledged += [(first, last) for first, last, _ in durable.redelivery.all_runs()]
+    unacknowledged += [(seq, seq) for seq in durable.dying]
     if not durable.is_stepwise:
-        unsettled += [(kept.seq, kept.seq) for kept in old.passed_delayed()]
-    for first, last in sorted(unsettled):
+        unacknowledged += [(kept.seq, kept.seq) for kept in old.passed_delayed()]
+    for first, last in sorted(unacknowledged):
         backlog.exclude(first, last)
     return Residue(backlog, old.cursor, None, now_ms, dict(old.scanned_ms) if durable.is_stepwise else {})
 

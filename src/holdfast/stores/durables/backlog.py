@@ -126,10 +126,10 @@ class Backlog:
 
         Delayed messages that are due must have been taken with ``due`` before.
         """
-        found = Found()
+        result = Found()
         looked = 0
         counts = self.shelf.counts
-        while self.cursor < end and found.total < want and looked < min(looks, SCAN_MAX):
+        while self.cursor < end and result.total < want and looked < min(looks, SCAN_MAX):
             cursor = self.cursor = self.excluded.after(self.cursor) if self.excluded else self.cursor
             if cursor >= end:
                 break
@@ -142,21 +142,21 @@ class Backlog:
             elif self.arithmetic and not block.timed:
                 if self.excluded:
                     stop = self.excluded.next_member(cursor, stop)
-                self.cursor = min(stop, cursor + want - found.total)
-                found.add(cursor, self.cursor - 1)
+                self.cursor = min(stop, cursor + want - result.total)
+                result.add(cursor, self.cursor - 1)
             else:
-                looked += self._read_on(block, min(stop, cursor + CHUNK), now_ms, want, found)
-        found.looks += looked
+                looked += self._read_on(block, min(stop, cursor + CHUNK), now_ms, want, result)
+        result.looks += looked
         self.cursor_ms = max(self.cursor_ms, counts.time_from(self.cursor))
         self.forget_passed()
-        return found
+        return result
 
     def move_floor(self, seq: int | None) -> None:
         """Retain from ``seq`` on, or nothing."""
         self.floor = seq
         self.floor_ms = 0 if seq is None else self.shelf.counts.time_from(seq)
 
-    def _read_on(self, block: Block, end: int, now_ms: int, want: int, found: Found) -> int:
+    def _read_on(self, block: Block, end: int, now_ms: int, want: int, result: Found) -> int:
         """Read messages of one block up to ``end`` and sort them; returns how many numbers the cursor passed."""
         start = self.cursor
         self.cursor = end
@@ -165,12 +165,12 @@ class Backlog:
                 continue
             match fate(kept, block.swept_ms, now_ms) if kept.ttl_ms or kept.deliver_at_ms else Fate.LIVE:
                 case Fate.LIVE:
-                    found.add(kept.seq, kept.seq)
-                    if found.total == want:
+                    result.add(kept.seq, kept.seq)
+                    if result.total == want:
                         self.cursor = kept.seq + 1
                         break
                 case Fate.EXPIRED:
-                    found.expired.append(kept.seq)
+                    result.expired.append(kept.seq)
                 case Fate.DELAYED:
                     due_ms, known_ms = kept.deliver_at_ms, self.delayed.get(block.number)
                     self.delayed_total += 1
@@ -190,8 +190,8 @@ class Backlog:
         """As ``peek`` with about ``looks`` messages read; also returns above which number to continue (None: end) and
         the looks left."""
         counts = self.shelf.counts
-        seq, found = max(self.cursor, after + 1), list[int]()
-        while seq < counts.next_seq and len(found) < count and looks > 0:
+        seq, numbers = max(self.cursor, after + 1), list[int]()
+        while seq < counts.next_seq and len(numbers) < count and looks > 0:
             looks -= 1
             number = seq // BLOCK_MESSAGES
             stop = min(counts.next_seq, (number + 1) * BLOCK_MESSAGES, seq + CHUNK)
@@ -203,19 +203,19 @@ class Backlog:
                 end_ms = expires_ms(kept)
                 gone = end_ms and end_ms <= block.swept_ms
                 if self.wants(kept, block) and not gone:
-                    found.append(kept.seq)
+                    numbers.append(kept.seq)
             looks -= stop - seq
             seq = stop
-        if len(found) >= count:
-            return found[:count], found[count - 1] if count else after, looks
-        return found, None if seq >= counts.next_seq else seq - 1, looks
+        if len(numbers) >= count:
+            return numbers[:count], numbers[count - 1] if count else after, looks
+        return numbers, None if seq >= counts.next_seq else seq - 1, looks
 
     def due(self, now_ms: int) -> Found:
         """Delayed messages of one block below the cursor that are due. Cost: reads the block."""
-        found = Found()
+        result = Found()
         number = self.delayed.pop(now_ms)
         if number is None:
-            return found
+            return result
         before_ms, next_ms = self.scanned_ms.pop(number), 0
         for kept, block in self._passed(number):
             if kept.deliver_at_ms <= before_ms:
@@ -225,9 +225,9 @@ class Backlog:
                     next_ms = min(next_ms or kept.deliver_at_ms, kept.deliver_at_ms)
                     continue
                 case Fate.LIVE:
-                    found.add(kept.seq, kept.seq)
+                    result.add(kept.seq, kept.seq)
                 case Fate.EXPIRED:
-                    found.expired.append(kept.seq)
+                    result.expired.append(kept.seq)
                 case Fate.GONE:
                     continue
             self.delayed_total -= 1
@@ -235,7 +235,7 @@ class Backlog:
             self.delayed.set(number, next_ms)
             self.scanned_ms[number] = now_ms
         self.forget_passed()
-        return found
+        return result
 
     def _passed(self, number: int) -> Iterator[tuple[Kept, Block]]:
         block = self.shelf.counts.block(number)
@@ -253,12 +253,12 @@ class Backlog:
 
     def _passed_delayed_of(self, number: int) -> list[Kept]:
         scanned_ms = self.scanned_ms[number]
-        found: list[Kept] = []
+        delayed: list[Kept] = []
         for kept, block in self._passed(number):
             end_ms = expires_ms(kept)
             if kept.deliver_at_ms > scanned_ms and not (end_ms and end_ms <= block.swept_ms):
-                found.append(kept)
-        return found
+                delayed.append(kept)
+        return delayed
 
     def forget_delayed(self) -> None:
         """Give up every delayed message below the cursor."""
@@ -338,12 +338,12 @@ class _Block:
         self.lasts = array("H")
         self.times: dict[int, tuple[int, int]] = {}
 
-    def add(self, place: int) -> None:
-        if self.lasts and self.lasts[-1] == place - 1:
-            self.lasts[-1] = place
+    def add(self, offset: int) -> None:
+        if self.lasts and self.lasts[-1] == offset - 1:
+            self.lasts[-1] = offset
         else:
-            self.firsts.append(place)
-            self.lasts.append(place)
+            self.firsts.append(offset)
+            self.lasts.append(offset)
 
 
 class ReadAhead:
@@ -465,8 +465,8 @@ class Residue:
             return self._step_delayed()
         backlog, counts = self.backlog, self.backlog.shelf.counts
         most = STEP_MESSAGES if self.left is None else min(self.left, STEP_MESSAGES)
-        found = backlog.scan(now_ms, most, self._without_delayed())
-        runs = found.runs + [(seq, seq) for seq in found.expired]
+        result = backlog.scan(now_ms, most, self._without_delayed())
+        runs = result.runs + [(seq, seq) for seq in result.expired]
         runs += [(kept.seq, kept.seq) for kept in backlog.passed_delayed()]
         backlog.forget_delayed()
         backlog.start = backlog.cursor
@@ -479,7 +479,6 @@ class Residue:
         return total
 
     def _step_delayed(self) -> int:
-        """Give back the delayed messages of some blocks. Cost: reads them."""
         assert self.left is not None, "delayed messages are counted"
         total = 0
         for number in sorted(self.delayed)[: max(1, SCAN_MAX // BLOCK_MESSAGES)]:
@@ -519,8 +518,8 @@ class Residue:
         first = max(self.backlog.cursor, number * BLOCK_MESSAGES)
         last = min(self.end, (number + 1) * BLOCK_MESSAGES) - 1
         shelf = self.backlog.shelf
-        found = shelf.messages.read(shelf.store, first, last) if first <= last else ()
-        return [kept.seq for kept in found if kept.deliver_at_ms > self.delayed[number]]
+        messages = shelf.messages.read(shelf.store, first, last) if first <= last else ()
+        return [kept.seq for kept in messages if kept.deliver_at_ms > self.delayed[number]]
 
     def expire_own(self, kept: Kept) -> bool:
         """A message's own time-to-live has ended; whether it was given back."""

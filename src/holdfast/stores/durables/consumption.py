@@ -51,8 +51,6 @@ class Consumption(PendingMessages):
     exclusive = False
     """Whether the newest subscriber displaces the others."""
 
-    # ---- questions --------------------------------------------------------------------------------------------------
-
     def position(self) -> tuple[int, ...]:
         """A value that differs after every delivery that changed anything."""
         redelivery = self.redelivery
@@ -81,20 +79,18 @@ class Consumption(PendingMessages):
 
     def next_deadline_ms(self) -> int | None:
         """When ``expire`` has something to do, or None."""
-        found = self.leases.next_ms()
+        next_ms = self.leases.next_ms()
         if self.redelivery.later:
-            found = earlier(found, self.redelivery.next_ms())
+            next_ms = earlier(next_ms, self.redelivery.next_ms())
         if self.backlog.scanned_ms:
-            found = earlier(found, self.backlog.delayed.next_ms())
+            next_ms = earlier(next_ms, self.backlog.delayed.next_ms())
         if self.definition.message_ttl_ms:
-            found = earlier(found, aging.ttl_next_ms(self))
+            next_ms = earlier(next_ms, aging.ttl_next_ms(self))
         if self.backlog.floor is not None:
-            found = earlier(found, aging.retention_next_ms(self))
+            next_ms = earlier(next_ms, aging.retention_next_ms(self))
         if self.discards_ms:
-            found = earlier(found, self.discards_ms)
-        return earlier(found, self.dying_retry_ms) if self.dying and self.definition.dead_letter_store else found
-
-    # ---- publishing -------------------------------------------------------------------------------------------------
+            next_ms = earlier(next_ms, self.discards_ms)
+        return earlier(next_ms, self.dying_retry_ms) if self.dying and self.definition.dead_letter_store else next_ms
 
     @property
     def takes_all(self) -> bool:
@@ -151,8 +147,6 @@ class Consumption(PendingMessages):
         if self.looks_on:
             self._note_ready(effects)
 
-    # ---- limits -----------------------------------------------------------------------------------------------------
-
     def keep_limits(self, now_ms: int, budget: Budget | None = None) -> None:
         """Where the durable discards its oldest messages, discard what is over its limits."""
         definition = self.definition
@@ -198,10 +192,10 @@ class Consumption(PendingMessages):
             return True
         if self.undelivered > 0:
             cursor = self.backlog.cursor
-            found = self.scan(want, now_ms, budget=budget)
-            for first, last in found.runs:
+            result = self.scan(want, now_ms, budget=budget)
+            for first, last in result.runs:
                 self.gone(first, last, "limit_old")
-            if found.total or self.backlog.cursor > cursor or budget.is_spent:
+            if result.total or self.backlog.cursor > cursor or budget.is_spent:
                 return True
         seq = self.backlog.take_oldest_delayed()
         if seq is not None:
@@ -214,8 +208,6 @@ class Consumption(PendingMessages):
             return False
         self.gone(seq, seq, "limit_old")
         return True
-
-    # ---- subscribers ------------------------------------------------------------------------------------------------
 
     def attach(
         self, subscriber: str, key: str | None, now_ms: int, effects: list[Effect], *, polls: bool = False
@@ -256,8 +248,6 @@ class Consumption(PendingMessages):
         if self.leases.of and self.ready():
             effects.append(self.ready_effect)
 
-    # ---- delivery ---------------------------------------------------------------------------------------------------
-
     def deliver(self, subscriber: str, count: int, now_ms: int, effects: list[Effect]) -> list[tuple[int, int, int]]:
         """Hand out up to ``count`` messages within the window; redeliveries first."""
         holder = self._attached(subscriber)
@@ -297,35 +287,33 @@ class Consumption(PendingMessages):
                 runs.append((first, last, 1))
                 self.tally.delivered += last - first + 1
 
-    # ---- acknowledgement --------------------------------------------------------------------------------------------
-
     def acknowledge(self, command: Acknowledge, effects: list[Effect]) -> Acknowledged:
         """Acknowledge, put back, reject and extend leases; what the subscriber does not hold is stale."""
         holder = self._attached(command.subscriber)
         now_ms = command.at_ms
         if command.started is not None:
             holder.start(command.started)
-        settled = 0
+        count = 0
         stale: list[tuple[int, int]] = []
         for first, last in command.ack:
             # What was handed out one by one is given back together: most of the cost is for each run.
             for low, high in joined(self._take(holder, first, last, stale)):
                 self._acknowledged(low, high, now_ms)
-                settled += high - low + 1
-        self.tally.acknowledged += settled
+                count += high - low + 1
+        self.tally.acknowledged += count
         for seq, delay_ms in command.nack:
             for run in self._take(holder, seq, seq, stale):
-                settled += 1
+                count += 1
                 self._give_back(run, now_ms, effects, delay_ms)
         for seq in command.reject:
             for run in self._take(holder, seq, seq, stale):
-                settled += 1
+                count += 1
                 self._die(seq, run[2], "rejected", now_ms, effects)
         for first, last in command.extend:
             renewed = self.leases.renew(holder, first, last, now_ms + self.definition.ack_wait_ms)
             self._note_stale(renewed, first, last, stale)
         self._note_ready(effects)
-        return Acknowledged(settled, stale)
+        return Acknowledged(count, stale)
 
     def _take(self, holder: Holder, first: int, last: int, stale: list[tuple[int, int]]) -> list[Lease]:
         taken = self.leases.take(holder, first, last)
@@ -383,8 +371,6 @@ class Consumption(PendingMessages):
             else:
                 self.redelivery.add(first, last, run[2])
 
-    # ---- dead letters -----------------------------------------------------------------------------------------------
-
     def _die(self, seq: int, deliveries: int, cause: str, now_ms: int, effects: list[Effect]) -> None:
         if not self.definition.dead_letter_store and not (self.parks and cause == "max_delivery"):
             self.gone(seq, seq, cause)
@@ -407,12 +393,10 @@ class Consumption(PendingMessages):
 
     def buried(self, seq: int) -> None:
         """The dead letter of a dying message is stored."""
-        found = self.take_dying(seq)
-        assert found is not None, "only what is dying is buried"
-        self.gone(seq, seq, found[0])
+        dying = self.take_dying(seq)
+        assert dying is not None, "only what is dying is buried"
+        self.gone(seq, seq, dying[0])
         self.tally.dead_letters += 1
-
-    # ---- time -------------------------------------------------------------------------------------------------------
 
     def expire(self, now_ms: int, budget: Budget, effects: list[Effect]) -> int:
         """Carry out every deadline up to ``now_ms``, as far as the budget goes; returns how many messages went."""
@@ -440,8 +424,6 @@ class Consumption(PendingMessages):
             effects += self.dying_effects()
         self._note_ready(effects)
         return before - self.pending + retained
-
-    # ---- administration ---------------------------------------------------------------------------------------------
 
     def purge(self, now_ms: int) -> tuple[int, int, list[Residue]]:
         """Forget everything that the durable keeps, leases included.
@@ -478,7 +460,7 @@ class Consumption(PendingMessages):
         """Begin a new backlog after the store's last message; returns the residue of the old one."""
         old, next_seq = self.backlog, self.shelf.counts.next_seq
         residue = Residue(old, next_seq, self.pending, now_ms, {})
-        # What the cursor passed is settled; delayed messages of its block must not be seen again.
+        # What the cursor passed is acknowledged or set apart; delayed messages of its block must not be seen again.
         old.start = old.cursor
         self.backlog = Backlog(self.shelf, old.matcher, next_seq)
         if old.floor is not None:
@@ -544,8 +526,6 @@ class Consumption(PendingMessages):
                 backlog.cursor_ms = min(backlog.cursor_ms, self.shelf.counts.published_ms(seq))
                 return
         self.redelivery.add(seq, seq, HANDED_OUT)
-
-    # ---- checks -----------------------------------------------------------------------------------------------------
 
     def kept(self) -> SequenceSet:
         """Every message that the durable holds a reference to. Cost: O(backlog); for checks."""
@@ -619,15 +599,15 @@ class _KeyedLeases(Leases):
 
     def check(self) -> None:
         super().check()
-        found: dict[str, tuple[Holder, int]] = {}
+        holders: dict[str, tuple[Holder, int]] = {}
         for holder in self.of.values():
             for run in holder.runs:
                 for seq in range(run[0], run[1] + 1):
                     key = self.keys.get(seq)
                     if key is not None:
-                        assert found.get(key, (holder, 0))[0] is holder, "a key is with one subscriber"
-                        found[key] = holder, found.get(key, (holder, 0))[1] + 1
-        assert found == self.busy, "keys are with who holds their messages"
+                        assert holders.get(key, (holder, 0))[0] is holder, "a key is with one subscriber"
+                        holders[key] = holder, holders.get(key, (holder, 0))[1] + 1
+        assert holders == self.busy, "keys are with who holds their messages"
 
 
 class KeyOrdered(Shared):
@@ -672,8 +652,8 @@ class KeyOrdered(Shared):
                 if key is None:
                     yield seq, deliveries
                 elif key not in stopped:
-                    found = busy.get(key)
-                    if found is None or found[0] is holder:
+                    holder_and_count = busy.get(key)
+                    if holder_and_count is None or holder_and_count[0] is holder:
                         yield seq, deliveries
                     else:
                         stopped.add(key)
@@ -686,9 +666,9 @@ class KeyOrdered(Shared):
             if self.is_stepwise and budget.is_spent:
                 # The durable stays ready, so the next delivery searches further.
                 return
-            found = self.scan(min(room, PORTION), now_ms, budget=budget if self.is_stepwise else None)
-            budget.messages -= found.total
-            for first, last in found.runs:
+            result = self.scan(min(room, PORTION), now_ms, budget=budget if self.is_stepwise else None)
+            budget.messages -= result.total
+            for first, last in result.runs:
                 self.set_apart(first, last)
             room = self._hand_out_waiting(holder, room, now_ms, runs)
 
@@ -728,7 +708,7 @@ class KeyOrdered(Shared):
                 del keys[seq]
 
     def keys_state(self) -> list[tuple[int, str]]:
-        """The key of each message that is not settled."""
+        """The key of each unacknowledged message."""
         return list(self._held.keys.items())
 
     def restore_keys(self, keys: Sequence[tuple[int, str]]) -> None:
@@ -738,6 +718,8 @@ class KeyOrdered(Shared):
     def check(self) -> None:
         """As for every durable; keys are known only of messages outside the backlog."""
         super().check()
-        unsettled = {seq for first, last, *_ in self.leases.runs() for seq in range(first, last + 1)}
-        unsettled |= {seq for first, last, _ in self.redelivery.all_runs() for seq in range(first, last + 1)}
-        assert set(self._held.keys) <= unsettled | set(self.dying), "keys are known of what is not settled"
+        unacknowledged = {seq for first, last, *_ in self.leases.runs() for seq in range(first, last + 1)}
+        unacknowledged |= {seq for first, last, _ in self.redelivery.all_runs() for seq in range(first, last + 1)}
+        assert set(self._held.keys) <= unacknowledged | set(self.dying), (
+            "only keys of unacknowledged messages are known"
+        )

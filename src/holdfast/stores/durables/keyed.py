@@ -29,7 +29,7 @@ class KeyedResidueState(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A residue in a snapshot. Append only."""
 
     durable: str
-    place: str
+    namespace: str
     left: int
     since_ms: int
     is_map: bool = False
@@ -42,7 +42,7 @@ class KeyedResidueState(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class KeyedResidue:
-    """The entries at ``place``, which were those of ``durable``."""
+    """The entries in ``namespace``, which were those of ``durable``."""
 
     def __init__(self, of: KeyedResidueState, shelf: Shelf, entries: Entries) -> None:
         self.of = of
@@ -59,18 +59,18 @@ class KeyedResidue:
     def step(self, most: int | None = None) -> list[Entry]:
         """Give back up to ``most`` entries and ``STEP_ENTRIES``, in the order of their keys; returns them."""
         count = STEP_ENTRIES if most is None else min(most, STEP_ENTRIES)
-        taken = self._entries.take_after(self._shelf.store, self.of.place, self.after, count)
+        taken = self._entries.take_after(self._shelf.store, self.of.namespace, self.after, count)
         for entry in taken:
             self._give_back(entry)
             self.after = entry.key
-        assert taken or not self.left, "the place has every entry that is left"
+        assert taken or not self.left, "the namespace has every entry that is left"
         return taken
 
     def take(self, key: str) -> Entry | None:
         """Give the entry of one key back now; None where there is none."""
-        entry = self._entries.get(self._shelf.store, self.of.place, key)
+        entry = self._entries.get(self._shelf.store, self.of.namespace, key)
         if entry is not None:
-            self._entries.remove(self._shelf.store, self.of.place, key)
+            self._entries.remove(self._shelf.store, self.of.namespace, key)
             self._give_back(entry)
         return entry
 
@@ -84,7 +84,7 @@ class KeyedResidue:
 
     def kept(self) -> list[Entry]:
         """Every entry that is not given back yet. Cost: O(left); for checks and repairs."""
-        return list(self._entries.scan(self._shelf.store, self.of.place))
+        return list(self._entries.scan(self._shelf.store, self.of.namespace))
 
     def state(self) -> KeyedResidueState:
         """What a snapshot keeps besides the entries."""
@@ -101,7 +101,7 @@ class KeyedState(msgspec.Struct, frozen=True, array_like=True, gc=False):
     bytes: int
     oldest: int
     oldest_ms: int | None = None
-    place: str = ""
+    namespace: str = ""
     """Where the entries are, where that is not the durable's name."""
     start: int = 0
     """Messages below were published before the durable was made or purged; 0 in a snapshot that does not know it."""
@@ -120,10 +120,15 @@ class KeyedMessages:
     """The entries of one durable. ``messages`` and ``bytes`` are exact; no entry has a revision below ``oldest``, or
     was set before ``oldest_ms``."""
 
-    def __init__(self, shelf: Shelf, durable: str, entries: Entries, key_field: str = "", place: str = "") -> None:
+    __slots__ = (
+        *("_durable", "_entries", "_key_field", "_shelf"),
+        *("bytes", "causes", "messages", "namespace", "oldest", "oldest_ms", "start"),
+    )
+
+    def __init__(self, shelf: Shelf, durable: str, entries: Entries, key_field: str = "", namespace: str = "") -> None:
         self._shelf = shelf
         self._durable = durable
-        self.place = place or durable
+        self.namespace = namespace or durable
         """The name under which ``Entries`` keeps the entries; each clear that leaves a residue changes it."""
         self._entries = entries
         self._key_field = key_field
@@ -136,11 +141,11 @@ class KeyedMessages:
 
     def get(self, key: str) -> Entry | None:
         """The entry of a key."""
-        return self._entries.get(self._shelf.store, self.place, key)
+        return self._entries.get(self._shelf.store, self.namespace, key)
 
     def scan(self, after: str = "") -> Iterator[Entry]:
         """Entries in the order of their keys, from the first above ``after``."""
-        return self._entries.scan(self._shelf.store, self.place, after)
+        return self._entries.scan(self._shelf.store, self.namespace, after)
 
     def browse_page(self, after: int, count: int, looks: int) -> tuple[list[Entry], int | None, int]:
         """Up to ``count`` entries by revision, above ``after``, from about ``looks`` messages.
@@ -149,7 +154,7 @@ class KeyedMessages:
         microseconds for each message examined; a block without kept messages is one.
         """
         counts, store = self._shelf.counts, self._shelf.store
-        seq, found = max(self.oldest, after + 1), list[Entry]()
+        seq, page = max(self.oldest, after + 1), list[Entry]()
         while seq < counts.next_seq and looks > 0:
             stop = min(counts.next_seq, (seq // BLOCK_MESSAGES + 1) * BLOCK_MESSAGES)
             block = counts.block(seq // BLOCK_MESSAGES)
@@ -162,12 +167,12 @@ class KeyedMessages:
                 key = key_of(kept, self._key_field)
                 entry = self.get(key) if key is not None else None
                 if entry is not None and entry.revision == kept.seq:
-                    found.append(entry)
-                    if len(found) >= count:
-                        return found, kept.seq, looks - (stop - seq)
+                    page.append(entry)
+                    if len(page) >= count:
+                        return page, kept.seq, looks - (stop - seq)
             looks -= stop - seq
             seq = stop
-        return found, None if seq >= counts.next_seq else seq - 1, looks
+        return page, None if seq >= counts.next_seq else seq - 1, looks
 
     def next_ms(self, ttl_ms: int) -> int | None:
         """When ``expire`` has something to do, or None. It may only move the cursor then."""
@@ -178,7 +183,7 @@ class KeyedMessages:
         before = self.get(key)
         if before is not None:
             self._release(before)
-        self._entries.put(self._shelf.store, self.place, Entry(key, seq, size, expires_ms))
+        self._entries.put(self._shelf.store, self.namespace, Entry(key, seq, size, expires_ms))
         if not self.messages:
             self.oldest, self.oldest_ms = seq, self._shelf.counts.published_ms(seq)
         self.messages += 1
@@ -189,7 +194,7 @@ class KeyedMessages:
         """Forget a key; returns what it had."""
         entry = self.get(key)
         if entry is not None:
-            self._entries.remove(self._shelf.store, self.place, key)
+            self._entries.remove(self._shelf.store, self.namespace, key)
             self._release(entry)
         return entry
 
@@ -202,17 +207,17 @@ class KeyedMessages:
         """Forget every key, for rules without steps. Cost: O(keys)."""
         for entry in self.scan():
             self._release(entry)
-        self._entries.forget(self._shelf.store, self.place)
+        self._entries.forget(self._shelf.store, self.namespace)
         self.oldest = self.start = self._shelf.counts.next_seq
 
     def leave(self, now_ms: int, *, is_map: bool, cause: str, revision: int) -> KeyedResidue | None:
         """Continue without keys under another name; returns the residue, None if it is empty. O(1)."""
         if not self.messages:
             return None
-        of = KeyedResidueState(self._durable, self.place, self.messages, now_ms, is_map, cause, revision)
+        of = KeyedResidueState(self._durable, self.namespace, self.messages, now_ms, is_map, cause, revision)
         self.messages = self.bytes = 0
         self.oldest = self.start = self._shelf.counts.next_seq
-        self.place = f"{self._durable}#{self.oldest}"  # there were messages since it was named so last
+        self.namespace = f"{self._durable}#{self.oldest}"  # there were messages since it was named so last
         return KeyedResidue(of, self._shelf, self._entries)
 
     def discard_oldest(self, budget: Budget) -> Entry | None:
@@ -223,9 +228,9 @@ class KeyedMessages:
         next_seq = self._shelf.counts.next_seq
         while self.oldest < next_seq and not budget.is_spent:
             one = Budget(1, budget.looks)
-            found = self._read_on(next_seq, one)
+            kept = self._read_on(next_seq, one)
             budget.looks = one.looks
-            for entry in found:
+            for entry in kept:
                 budget.messages -= 1
                 self.oldest_ms = max(self.oldest_ms, self._shelf.counts.published_ms(entry.revision))
                 return self.lose(entry.key, "limit_old")
@@ -288,14 +293,14 @@ class KeyedMessages:
 
     def state(self) -> KeyedState:
         """What a snapshot keeps besides the entries."""
-        place = "" if self.place == self._durable else self.place
-        return KeyedState(self.messages, self.bytes, self.oldest, self.oldest_ms, place, self.start, self.causes)
+        namespace = "" if self.namespace == self._durable else self.namespace
+        return KeyedState(self.messages, self.bytes, self.oldest, self.oldest_ms, namespace, self.start, self.causes)
 
     def restore(self, state: KeyedState) -> None:
         """Take up ``state``."""
         self.messages, self.bytes, self.oldest = state.messages, state.bytes, state.oldest
         self.start, self.causes = state.start, dict(state.causes)
-        self.place = state.place or self._durable
+        self.namespace = state.namespace or self._durable
         # A snapshot of rules 1 has no time.
         self.oldest_ms = self._shelf.counts.time_from(self.oldest) if state.oldest_ms is None else state.oldest_ms
 
@@ -319,9 +324,11 @@ LastValueState = tuple[KeyedState, list[tuple[str, str, int]]]
 class LastValue:
     """One last-value durable. *Memory*: an item for each subscriber. *Cost*: O(1) a message and a look-up."""
 
-    def __init__(self, definition: DurableDefinition, shelf: Shelf, entries: Entries, place: str = "") -> None:
+    __slots__ = ("_by_key", "_seen", "definition", "keyed")
+
+    def __init__(self, definition: DurableDefinition, shelf: Shelf, entries: Entries, namespace: str = "") -> None:
         self.definition = definition
-        self.keyed = KeyedMessages(shelf, definition.name, entries, definition.key_field, place)
+        self.keyed = KeyedMessages(shelf, definition.name, entries, definition.key_field, namespace)
         self._seen: dict[str, tuple[str, int]] = {}
         self._by_key: dict[str, dict[str, None]] = {}
 

@@ -180,24 +180,24 @@ class Leases:
         next_ms = self.next_ms()
         if next_ms is None or next_ms > now_ms:
             return []
-        found: list[tuple[Lease, SequenceSet]] = []
+        lapsed_runs: list[tuple[Lease, SequenceSet]] = []
         for holder in self.of.values():
             due = [run for run in holder.runs if 0 < run[3] <= now_ms]
             counting = holder.counting() if due else SequenceSet()
             for run in due:
                 last = min(run[1], run[0] + looks - 1)
                 looks -= last - run[0] + 1
-                found += [(part, counting) for part in self.take(holder, run[0], last)]
+                lapsed_runs += [(part, counting) for part in self.take(holder, run[0], last)]
                 if not looks:
                     holder.lapses_on(now_ms)
-                    return found
-        return found
+                    return lapsed_runs
+        return lapsed_runs
 
     def holder_of(self, seq: int) -> str | None:
         """The name of the subscriber that holds a message, or None."""
         for name, holder in self.of.items():
-            place = bisect_right(holder.runs, (seq, _HIGH, 0, 0)) - 1
-            if place >= 0 and holder.runs[place][1] >= seq:
+            index = bisect_right(holder.runs, (seq, _HIGH, 0, 0)) - 1
+            if index >= 0 and holder.runs[index][1] >= seq:
                 return name
         return None
 
@@ -236,25 +236,24 @@ def joined(runs: Iterable[Lease]) -> list[tuple[int, int]]:
     >>> joined([(1, 2, 1, 0), (3, 3, 2, 500), (5, 6, 1, 0)])
     [(1, 3), (5, 6)]
     """
-    found: list[tuple[int, int]] = []
+    ranges: list[tuple[int, int]] = []
     for run in runs:
-        if found and found[-1][1] == run[0] - 1:
-            found[-1] = found[-1][0], run[1]
+        if ranges and ranges[-1][1] == run[0] - 1:
+            ranges[-1] = ranges[-1][0], run[1]
         else:
-            found.append((run[0], run[1]))
-    return found
+            ranges.append((run[0], run[1]))
+    return ranges
 
 
 def _within(runs: Sequence[Lease | Run], first: int, last: int) -> list[tuple[int, int]]:
-    """The parts of ascending runs that are in ``first..last``."""
-    found: list[tuple[int, int]] = []
-    for place in range(max(0, bisect_right(runs, first, key=itemgetter(0)) - 1), len(runs)):
-        run = runs[place]
+    parts: list[tuple[int, int]] = []
+    for index in range(max(0, bisect_right(runs, first, key=itemgetter(0)) - 1), len(runs)):
+        run = runs[index]
         if run[0] > last:
             break
         if run[1] >= first:
-            found.append((max(first, run[0]), min(last, run[1])))
-    return found
+            parts.append((max(first, run[0]), min(last, run[1])))
+    return parts
 
 
 def _cut(runs: list[Lease], first: int, last: int) -> list[Lease]:
@@ -304,13 +303,13 @@ class RedeliveryQueue:
         self.total += last - first + 1
         added = first, last
         runs = self.runs
-        place = bisect_right(runs, (first, _HIGH, 0))
-        if place and runs[place - 1][1] == first - 1 and runs[place - 1][2] == deliveries:
-            place -= 1
-            first = runs.pop(place)[0]
-        if place < len(runs) and runs[place][0] == last + 1 and runs[place][2] == deliveries:
-            last = runs.pop(place)[1]
-        runs.insert(place, (first, last, deliveries))
+        index = bisect_right(runs, (first, _HIGH, 0))
+        if index and runs[index - 1][1] == first - 1 and runs[index - 1][2] == deliveries:
+            index -= 1
+            first = runs.pop(index)[0]
+        if index < len(runs) and runs[index][0] == last + 1 and runs[index][2] == deliveries:
+            last = runs.pop(index)[1]
+        runs.insert(index, (first, last, deliveries))
         if self.arrivals is not None:
             self.arrivals.add(*added)
 
@@ -320,10 +319,10 @@ class RedeliveryQueue:
 
     def first_from(self, seq: int) -> int | None:
         """The first message from ``seq`` on that can be handed out now, or None. Cost: O(log runs)."""
-        place = bisect_right(self.runs, (seq, _HIGH, 0)) - 1
-        if place >= 0 and self.runs[place][1] >= seq:
+        index = bisect_right(self.runs, (seq, _HIGH, 0)) - 1
+        if index >= 0 and self.runs[index][1] >= seq:
             return seq
-        return self.runs[place + 1][0] if place + 1 < len(self.runs) else None
+        return self.runs[index + 1][0] if index + 1 < len(self.runs) else None
 
     def between(self, first: int, last: int) -> list[tuple[int, int]]:
         """The messages of a range that can be handed out now, as runs. Cost: O(log runs + runs found)."""
@@ -365,20 +364,20 @@ class RedeliveryQueue:
 
     def take_run(self, first: int, last: int) -> None:
         """Remove the messages up to ``last`` of the run that begins with ``first``."""
-        place = bisect_right(self.runs, (first, _HIGH, 0)) - 1
-        run = self.runs[place]
+        index = bisect_right(self.runs, (first, _HIGH, 0)) - 1
+        run = self.runs[index]
         assert run[0] == first and last <= run[1], "the run is there"
-        self.runs[place : place + 1] = [(last + 1, run[1], run[2])] if last < run[1] else []
+        self.runs[index : index + 1] = [(last + 1, run[1], run[2])] if last < run[1] else []
         self.total -= last - first + 1
 
     def remove(self, seq: int) -> int | None:
         """Remove one message. Returns its deliveries so far, or None if it does not wait."""
-        place = bisect_right(self.runs, (seq, _HIGH, 0)) - 1
-        if place >= 0 and self.runs[place][1] >= seq:
-            first, last, deliveries = self.runs[place]
+        position = bisect_right(self.runs, (seq, _HIGH, 0)) - 1
+        if position >= 0 and self.runs[position][1] >= seq:
+            first, last, deliveries = self.runs[position]
             left = [(first, seq - 1, deliveries)] if first < seq else []
             left += [(seq + 1, last, deliveries)] if seq < last else []
-            self.runs[place : place + 1] = left
+            self.runs[position : position + 1] = left
             self.total -= 1
             return deliveries
         for index, (_, waiting, deliveries) in enumerate(self.later):
@@ -445,12 +444,12 @@ class Arrivals:
     def _add_each(self, first: int, last: int) -> None:
         if all(self._by_message.get(seq) is not None for seq in range(first, last + 1)):
             return
-        found = {
+        arrived_ms = {
             kept.seq: max(kept.published_ms, kept.deliver_at_ms)
             for kept in self._shelf.messages.read(self._shelf.store, first, last)
         }
         for seq in range(first, last + 1):
-            at_ms = found.get(seq)
+            at_ms = arrived_ms.get(seq)
             self._by_message.set(seq, self._shelf.counts.published_ms(seq) if at_ms is None else at_ms)
 
     def earliest_ms(self) -> int | None:
@@ -458,19 +457,19 @@ class Arrivals:
         return earlier(self._earliest_of_blocks(), self._earliest_of_messages())
 
     def _earliest_of_messages(self) -> int | None:
-        found = self._by_message
-        while (at_ms := found.next_ms()) is not None:
-            seq = found.pop(at_ms)
+        due = self._by_message
+        while (at_ms := due.next_ms()) is not None:
+            seq = due.pop(at_ms)
             assert seq is not None, "the earliest is there"
             if self._redelivery.waits(seq):
-                found.set(seq, at_ms)
+                due.set(seq, at_ms)
                 return at_ms
         return None
 
     def _earliest_of_blocks(self) -> int | None:
-        found, counts = self._by_block, self._shelf.counts
-        while (at_ms := found.next_ms()) is not None:
-            number = found.pop(at_ms)
+        due, counts = self._by_block, self._shelf.counts
+        while (at_ms := due.next_ms()) is not None:
+            number = due.pop(at_ms)
             assert number is not None, "the earliest is there"
             begin, end = number * BLOCK_MESSAGES, (number + 1) * BLOCK_MESSAGES
             block = counts.block(number)
@@ -481,7 +480,7 @@ class Arrivals:
                 continue
             seq = self._redelivery.first_from(begin)
             if seq is not None and seq < end:
-                found.set(number, counts.published_ms(seq))
+                due.set(number, counts.published_ms(seq))
                 if counts.published_ms(seq) == at_ms:
                     return at_ms
         return None

@@ -44,6 +44,8 @@ class Lock:
 class Locks:
     """The locks of one map. *Cost*: O(1); of the whole map's lock O(locks)."""
 
+    __slots__ = ("_due", "_held", "fence")
+
     def __init__(self) -> None:
         self.fence = 0  # the highest token given out
         self._held: dict[str, Lock] = {}
@@ -198,9 +200,11 @@ class Plan:
 class Map:
     """One map. *Memory*: an item for each lock. *Cost*: a look-up for each key changed."""
 
-    def __init__(self, definition: DurableDefinition, shelf: Shelf, entries: Entries, place: str = "") -> None:
+    __slots__ = ("definition", "keyed", "locks", "sessions")
+
+    def __init__(self, definition: DurableDefinition, shelf: Shelf, entries: Entries, namespace: str = "") -> None:
         self.definition = definition
-        self.keyed = KeyedMessages(shelf, definition.name, entries, place=place)
+        self.keyed = KeyedMessages(shelf, definition.name, entries, namespace=namespace)
         self.locks = Locks()
         self.sessions: dict[str, None] = {}
         """Who is connected: with its session goes every lock that has its name for an owner."""

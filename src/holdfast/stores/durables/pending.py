@@ -97,8 +97,6 @@ class PendingMessages:
         self.causes: dict[str, int] = {}  # how many messages were lost to what
         self.ready_effect = Ready(shelf.store, definition.name)
 
-    # ---- questions --------------------------------------------------------------------------------------------------
-
     @property
     def undelivered(self) -> int:
         """Messages in the backlog, including delayed ones that the cursor did not reach."""
@@ -135,9 +133,9 @@ class PendingMessages:
 
     def oldest_apart(self) -> list[int]:
         """Numbers of messages outside the backlog, the lowest among them. Cost: O(subscribers)."""
-        found = [holder.runs[0][0] for holder in self.leases.of.values() if holder.runs]
-        found += [run[0] for run in self.redelivery.runs[:1]] + list(self.dying)[:1]
-        return found + [seq for _, seq, _ in self.redelivery.later]
+        oldest = [holder.runs[0][0] for holder in self.leases.of.values() if holder.runs]
+        oldest += [run[0] for run in self.redelivery.runs[:1]] + list(self.dying)[:1]
+        return oldest + [seq for _, seq, _ in self.redelivery.later]
 
     def arrived_ms(self, seq: int) -> int:
         """When a message that is kept began to live: when it was published, or became due."""
@@ -160,8 +158,8 @@ class PendingMessages:
 
     def is_waiting(self, seq: int) -> bool:
         """Whether the durable has this message and no subscriber holds it. Cost: O(unacknowledged)."""
-        found, _, _ = self.browse_page(seq - 1, 1, 1)
-        return bool(found) and found[0][0] == seq and self.leases.holder_of(seq) is None
+        page, _, _ = self.browse_page(seq - 1, 1, 1)
+        return bool(page) and page[0][0] == seq and self.leases.holder_of(seq) is None
 
     def browse(self, after: int, count: int) -> list[tuple[int, int]]:
         """Up to ``count`` messages above ``after`` with their deliveries, ascending. Cost: as ``browse_page``."""
@@ -175,19 +173,17 @@ class PendingMessages:
         """
         apart = [(run[0], run[1], run[2]) for run in self.leases.runs()] + self.redelivery.all_runs()
         apart += [(seq, seq, deliveries) for seq, (_, deliveries) in self.dying.items()]
-        found = [
+        page = [
             (seq, max(deliveries, 0))
             for first, last, deliveries in apart
             for seq in range(max(first, after + 1), last + 1)
         ]
-        found += [(kept.seq, 0) for kept in self.backlog.passed_delayed() if kept.seq > after]
-        found.sort()
-        if len(found) >= count:
-            return found[:count], found[count - 1][0] if count else after, looks
-        seen, reached, left = self.backlog.look(after, count - len(found), looks)
-        return found + [(seq, 0) for seq in seen], reached, left
-
-    # ---- the cursor -------------------------------------------------------------------------------------------------
+        page += [(kept.seq, 0) for kept in self.backlog.passed_delayed() if kept.seq > after]
+        page.sort()
+        if len(page) >= count:
+            return page[:count], page[count - 1][0] if count else after, looks
+        seen, reached, left = self.backlog.look(after, count - len(page), looks)
+        return page + [(seq, 0) for seq in seen], reached, left
 
     def scan(self, want: int, now_ms: int, end: int | None = None, budget: Budget | None = None) -> Found:
         """Move the cursor; messages that expired by their own time are released here, the caller places the rest.
@@ -206,13 +202,13 @@ class PendingMessages:
                 self.backlog.cursor = next_seq
                 self.backlog.forget_passed()
             return Found()
-        # Behind the last of its own it need not look, either.
+        # After the last of its own it need not look, either.
         end = next_seq if end is None else end
-        found = self.backlog.scan(now_ms, min(want, self.undelivered), end, budget.looks)
-        budget.looks -= found.looks
-        for seq in found.expired:
+        result = self.backlog.scan(now_ms, min(want, self.undelivered), end, budget.looks)
+        budget.looks -= result.looks
+        for seq in result.expired:
             self.gone(seq, seq, "own_ttl")
-        return found
+        return result
 
     def _has_due_delayed(self, now_ms: int) -> bool:
         """Whether passed delayed messages are due: the cursor must not pass their block again before."""
@@ -225,10 +221,10 @@ class PendingMessages:
         self._woken += next_ms is not None and next_ms <= now_ms
         while next_ms is not None and next_ms <= now_ms and not budget.is_spent:
             budget.looks -= BLOCK_MESSAGES
-            found = self.backlog.due(now_ms)
-            for seq in found.expired:
+            result = self.backlog.due(now_ms)
+            for seq in result.expired:
                 self.gone(seq, seq, "own_ttl")
-            for first, last in found.runs:
+            for first, last in result.runs:
                 self.set_apart(first, last)
             next_ms = self.backlog.delayed.next_ms()
 
@@ -238,8 +234,6 @@ class PendingMessages:
 
     def forget(self, first: int, last: int) -> None:
         """These have left the durable."""
-
-    # ---- leaving ----------------------------------------------------------------------------------------------------
 
     def lose(self, cause: str, count: int) -> None:
         """Count messages that are lost, by cause."""
@@ -273,8 +267,6 @@ class PendingMessages:
         self.shelf.counts.release(seq, seq)
         self.backlog.exclude(seq, seq)
         return True
-
-    # ---- snapshots --------------------------------------------------------------------------------------------------
 
     def state(self) -> ConsumptionState:
         """What a snapshot keeps. Cost: O(messages outside the backlog)."""

@@ -81,9 +81,9 @@ def explain(state: State, name: str, seq: int) -> Facts:
 
 def _fate(state: State, durable: Durable, seq: int, kept: Kept | None) -> Facts:
     if isinstance(durable, Consumption):
-        found = _consumed(durable, seq, kept, state.at_ms)
-        letter = _letter(state, durable, seq) if found["fate"] in ("gone", "unknown") else None
-        return found if letter is None else letter
+        facts = _consumed(durable, seq, kept, state.at_ms)
+        letter = _letter(state, durable, seq) if facts["fate"] in ("gone", "unknown") else None
+        return facts if letter is None else letter
     if isinstance(durable, LastValue):
         return _last_value(durable, seq, kept)
     if kept is None:
@@ -115,9 +115,9 @@ def _last_value(durable: LastValue, seq: int, kept: Kept | None) -> Facts:
 
 def _consumed(durable: Consumption, seq: int, kept: Kept | None, now_ms: int) -> Facts:
     backlog = durable.backlog
-    found = _set_apart(durable, seq)
-    if found is not None:
-        return found
+    facts = _set_apart(durable, seq)
+    if facts is not None:
+        return facts
     if kept is None and seq >= backlog.start:
         return {"fate": "gone" if backlog.matcher.everything else "unknown", "possible": _possible(durable, seq)}
     if kept is not None and not backlog.matcher.matches(kept.fields):
@@ -138,7 +138,6 @@ def _consumed(durable: Consumption, seq: int, kept: Kept | None, now_ms: int) ->
 
 
 def _set_apart(durable: Consumption, seq: int) -> Facts | None:
-    """The fate of a message outside the backlog; None for another."""
     if seq in durable.dying:
         cause, deliveries = durable.dying[seq]
         return {"fate": "parked" if durable.parks else "dying", "cause": cause, "delivery_count": deliveries}

@@ -28,10 +28,10 @@ def _map(store: Store, name: str) -> Map:
 def change(cluster: Cluster, command: MapChange, effects: list[Effect]) -> tuple[Result, bool]:
     """Set or remove keys. Raises what ``Map.plan`` does, and the limits of message, store and cluster."""
     store = cluster.store(command.store)
-    found = _map(store, command.map)
-    if command.remove_all and found.keyed.is_stepwise:
-        return _remove_all(cluster, store, found, command, effects)
-    plan = found.plan(command)
+    durable = _map(store, command.map)
+    if command.remove_all and durable.keyed.is_stepwise:
+        return _remove_all(cluster, store, durable, command, effects)
+    plan = durable.plan(command)
     size_max = store.definition.max_message_size
     if any(size > size_max for size in plan.sizes):
         raise LimitExceeded(
@@ -47,37 +47,36 @@ def change(cluster: Cluster, command: MapChange, effects: list[Effect]) -> tuple
     store.shelf.messages.add(store.name, first, command.at_ms, plan.messages, plan.sizes)
     for key in plan.keys if store.keyed_residues else ():
         _notify_first(store, command.map, key, effects)
-    _notify(store, command.map, found.change(plan, first), effects)
-    if not found.sessions:
+    _notify(store, command.map, durable.change(plan, first), effects)
+    if not durable.sessions:
         store.idle_since_ms[command.map] = command.at_ms
     cluster.arm(store, command.map)
     absent: list[int] = []
     if len(plan.keys) < len(command.changes):
         changed = set(plan.keys)
-        absent = [place for place, (key, _, _) in enumerate(command.changes) if key not in changed]
+        absent = [position for position, (key, _, _) in enumerate(command.changes) if key not in changed]
     return MapChanged(first + len(plan.keys) - 1, len(plan.keys), absent), True
 
 
 def _remove_all(
-    cluster: Cluster, store: Store, found: Map, command: MapChange, effects: list[Effect]
+    cluster: Cluster, store: Store, durable: Map, command: MapChange, effects: list[Effect]
 ) -> tuple[Result, bool]:
-    """Remove every key, under one revision. Cost: one step; ``Expire`` continues."""
-    found.check_change(command)
-    messages = found.keyed.messages
+    durable.check_change(command)
+    messages = durable.keyed.messages
     if not messages:
         return MapChanged(0, 0), False
     revision = store.counts.append_values(array("I", [0]), array("H", [0]), command.at_ms)
     store.shelf.messages.add(store.name, revision, command.at_ms, [Message()], array("I", [0]))
-    clear(store, found, command.at_ms, "removed", revision, effects)
-    if not found.sessions:
+    clear(store, durable, command.at_ms, "removed", revision, effects)
+    if not durable.sessions:
         store.idle_since_ms[command.map] = command.at_ms
     cluster.arm(store, command.map)
     return MapChanged(revision, messages), True
 
 
-def clear(store: Store, found: Map, now_ms: int, cause: str, revision: int, effects: list[Effect]) -> None:
+def clear(store: Store, durable: Map, now_ms: int, cause: str, revision: int, effects: list[Effect]) -> None:
     """Forget every key of a map. Watchers receive ``cause`` for the first step now, for the rest later."""
-    residue = store.leave(found.definition.name, now_ms, cause, revision)
+    residue = store.leave(durable.definition.name, now_ms, cause, revision)
     if residue is not None:
         _notify_given_back(store, residue, residue.step(), effects)
         store.forget_done()
@@ -111,8 +110,8 @@ def _notify_given_back(store: Store, residue: KeyedResidue, entries: Iterable[En
 def lock(cluster: Cluster, command: MapLock, effects: list[Effect]) -> tuple[Result, bool]:
     """Take, extend or steal a lock. Raises what ``Locks.take`` does."""
     store = cluster.store(command.store)
-    found = _map(store, command.map)
-    taken, lost = found.locks.take(command.key, command.owner, command.ttl_ms, command.at_ms, steal=command.steal)
+    durable = _map(store, command.map)
+    taken, lost = durable.locks.take(command.key, command.owner, command.ttl_ms, command.at_ms, steal=command.steal)
     _notify_lost(store, command.map, lost, "stolen", effects)
     cluster.arm(store, command.map)
     return MapLocked(taken.fence, taken.until_ms), True
@@ -127,32 +126,34 @@ def unlock(cluster: Cluster, command: MapUnlock, effects: list[Effect]) -> tuple
     return Done(), True
 
 
-def detach(store: Store, found: Map, subscriber: str, effects: list[Effect]) -> None:
+def detach(store: Store, durable: Map, subscriber: str, effects: list[Effect]) -> None:
     """End a session and release its locks. Raises ``NotFound`` if there is no such session.
 
     If the session returns, its old token gets ``not_holder``: requests in flight cannot overwrite the next holder.
     """
-    name = found.definition.name
-    if subscriber not in found.sessions:
+    name = durable.definition.name
+    if subscriber not in durable.sessions:
         raise NotFound("this subscriber is not attached", durable=name, subscriber=subscriber)
-    del found.sessions[subscriber]
-    _notify_lost(store, name, found.locks.release_owner(subscriber), "disconnected", effects)
+    del durable.sessions[subscriber]
+    _notify_lost(store, name, durable.locks.release_owner(subscriber), "disconnected", effects)
 
 
-def expire(store: Store, found: Map, now_ms: int, budget: Budget, effects: list[Effect]) -> int:
+def expire(store: Store, durable: Map, now_ms: int, budget: Budget, effects: list[Effect]) -> int:
     """End locks and values; returns how many values were removed."""
-    name = found.definition.name
-    ended = found.locks.expire(now_ms, budget.looks)
+    name = durable.definition.name
+    ended = durable.locks.expire(now_ms, budget.looks)
     budget.looks -= len(ended)
     _notify_lost(store, name, ended, "expired", effects)
-    changes = found.expire(now_ms, budget)
+    changes = durable.expire(now_ms, budget)
     _notify(store, name, changes, effects)
     return len(changes)
 
 
-def notify_deleted(store: Store, found: Map, entries: Iterable[Entry], effects: list[Effect]) -> None:
+def notify_deleted(store: Store, durable: Map, entries: Iterable[Entry], effects: list[Effect]) -> None:
     """Notify watchers of what an administrator removes."""
-    _notify(store, found.definition.name, [Change(entry.key, entry.revision, "deleted") for entry in entries], effects)
+    _notify(
+        store, durable.definition.name, [Change(entry.key, entry.revision, "deleted") for entry in entries], effects
+    )
 
 
 def _notify(store: Store, name: str, changes: Iterable[Change], effects: list[Effect]) -> None:

@@ -81,10 +81,10 @@ class Losses:
 
     def refuse(self) -> None:
         """Raises ``Conflict`` where any message would go."""
-        lost = {place: loss for place, loss in self._of.items() if loss}
+        lost = {path: loss for path, loss in self._of.items() if loss}
         if not lost:
             return
-        shown = ", ".join(f"{place} ({loss})" for place, loss in islice(lost.items(), PLACES_SHOWN_MAX))
+        shown = ", ".join(f"{path} ({loss})" for path, loss in islice(lost.items(), PLACES_SHOWN_MAX))
         more = f" and {len(lost) - PLACES_SHOWN_MAX} more" if len(lost) > PLACES_SHOWN_MAX else ""
         raise Conflict(
             f"the change would delete messages of {shown}{more}",
@@ -97,8 +97,8 @@ class Losses:
         if not isinstance(durable, Consumption):
             return _Loss(durable.keyed.messages)
         floor = durable.backlog.floor
-        settled = _Loss() if floor is None else self._retained(durable, floor, durable.backlog.cursor)
-        return _Loss(durable.pending) + settled
+        ended = _Loss() if floor is None else self._retained(durable, floor, durable.backlog.cursor)
+        return _Loss(durable.pending) + ended
 
     def _changed(self, store: Store, durable: Durable, after: DurableDefinition) -> _Loss:
         before, now_ms = durable.definition, self._now_ms
@@ -126,21 +126,21 @@ class Losses:
         looks = min(self._looks, end - first)
         seqs, reached, left = backlog.look(first - 1, looks, looks)
         self._looks -= looks - max(0, left)
-        found = self._arrived(durable, [(seq, seq) for seq in seqs if seq < end], low_ms, high_ms)
-        return loss + found + _Loss(0, first == end or reached is None or reached >= end - 1)
+        count = self._arrived(durable, [(seq, seq) for seq in seqs if seq < end], low_ms, high_ms)
+        return loss + count + _Loss(0, first == end or reached is None or reached >= end - 1)
 
     def _arrived(self, durable: Consumption, runs: Iterable[tuple[int, int]], low_ms: int, high_ms: int) -> _Loss:
         """Those that began to live after ``low_ms`` and up to ``high_ms``."""
-        found = 0
+        count = 0
         for first, last in runs:
             if durable.shelf.counts.published_ms(first) > high_ms:
                 continue
             for seq in range(first, last + 1):
                 if self._looks <= 0:
-                    return _Loss(found, is_exact=False)
+                    return _Loss(count, is_exact=False)
                 self._looks -= 1
-                found += low_ms < durable.arrived_ms(seq) <= high_ms
-        return _Loss(found)
+                count += low_ms < durable.arrived_ms(seq) <= high_ms
+        return _Loss(count)
 
     def _expired_values(self, store: Store, keyed: KeyedMessages, low_ms: int, high_ms: int) -> _Loss:
         if not keyed.messages:
@@ -151,8 +151,8 @@ class Losses:
         looks = min(self._looks, end - first)
         entries, reached, left = keyed.browse_page(first - 1, looks, looks)
         self._looks -= looks - max(0, left)
-        found = sum(entry.revision < end for entry in entries)
-        return _Loss(found, first == end or reached is None or reached >= end - 1 or found == keyed.messages)
+        count = sum(entry.revision < end for entry in entries)
+        return _Loss(count, first == end or reached is None or reached >= end - 1 or count == keyed.messages)
 
     def _ended_retained(self, durable: Durable, after_ms: int) -> _Loss:
         """Retained messages that a shorter ``retention_time`` ends, or none at all."""
@@ -169,8 +169,8 @@ class Losses:
     def _retained(self, durable: Consumption, first: int, end: int) -> _Loss:
         stop = min(end, first + max(0, self._looks))
         self._looks -= max(0, stop - first)
-        found = sum(high - low + 1 for low, high in retained(durable, first, stop)) if first < stop else 0
-        return _Loss(found, stop >= end)
+        count = sum(high - low + 1 for low, high in retained(durable, first, stop)) if first < stop else 0
+        return _Loss(count, stop >= end)
 
 
 def _ends(since_ms: int, ttl_ms: int, now_ms: int) -> bool:
@@ -226,13 +226,13 @@ def redefine(cluster: Cluster, command: Redefine, effects: list[Effect]) -> tupl
 
 def definition_at(cluster: Cluster, revision: int) -> ClusterDefinition | None:
     """The definition with this number, None if it is not in the history. *Cost*: the changes since."""
-    places = [place for place, kept in enumerate(cluster.history) if kept.revision == revision]
+    places = [index for index, kept in enumerate(cluster.history) if kept.revision == revision]
     if not places:
         return None
     wanted, definition = places[0], cluster.definition
-    for place in range(len(cluster.history) - 1, wanted, -1):
-        whole = cluster.history[place - 1].definitions
-        definition = parse_definition(whole) if whole else with_parts(definition, cluster.history[place].undo or ())
+    for index in range(len(cluster.history) - 1, wanted, -1):
+        whole = cluster.history[index - 1].definitions
+        definition = parse_definition(whole) if whole else with_parts(definition, cluster.history[index].undo or ())
     return definition
 
 
@@ -301,16 +301,16 @@ class _Touched(NamedTuple):
 
 
 def _by_store(paths: list[Path]) -> dict[str, _Touched]:
-    found: dict[str, _Touched] = {}
+    touched: dict[str, _Touched] = {}
     for path in paths:
         match path:
-            case ("stores", store, *place):
-                of_store = found.setdefault(store, _Touched([], []))
-                if place:
-                    (of_store.durables if place[0] == DURABLES else of_store.templates).append(place[1])
+            case ("stores", store, *rest):
+                of_store = touched.setdefault(store, _Touched([], []))
+                if rest:
+                    (of_store.durables if rest[0] == DURABLES else of_store.templates).append(rest[1])
             case _:
                 continue
-    return found
+    return touched
 
 
 def _check_losses(
@@ -359,13 +359,13 @@ def _check_dynamic(cluster: Cluster, definition: StoreDefinition, durables: list
             facts={"store": definition.name, "durables": len(definition.durables), "limit": REFERENCES_MAX},
         )
     for wanted in wanted_durables:
-        found = known.get(wanted.name)
-        if found is None or not found.definition.dynamic:
+        durable = known.get(wanted.name)
+        if durable is None or not durable.definition.dynamic:
             continue
         facts = {"store": definition.name, "durable": wanted.name}
-        if found.definition.type is not wanted.type or found.definition.key_ordered != wanted.key_ordered:
+        if durable.definition.type is not wanted.type or durable.definition.key_ordered != wanted.key_ordered:
             raise InvalidRequest("a dynamic durable of another type is there", code=Code.TYPE_MISMATCH, facts=facts)
-        if found.definition.matcher != wanted.matcher or found.definition.key_field != wanted.key_field:
+        if durable.definition.matcher != wanted.matcher or durable.definition.key_field != wanted.key_field:
             raise InvalidRequest(
                 "a dynamic durable with another matcher is there", code=Code.MATCHER_MISMATCH, facts=facts
             )
@@ -387,20 +387,20 @@ def _reached(store: Store, wanted: StoreDefinition, touched: _Touched) -> list[t
     A template affects the dynamic durables that were made of it and stay dynamic.
     """
     static = [name for name in touched.durables if name in wanted.durables]
-    found: dict[str, DurableDefinition | None] = {
+    durables: dict[str, DurableDefinition | None] = {
         name: None
         for name in touched.durables
         if name not in wanted.durables and name in store.definition.durables and name in store.durables
     }
-    found.update({name: wanted.durables[name] for name in static})
+    durables.update({name: wanted.durables[name] for name in static})
     templates = {name: wanted.templates[name] for name in touched.templates if name in wanted.templates}
     for name, durable in store.durables.items() if templates else ():
         definition = durable.definition
-        template = templates.get(definition.template) if definition.dynamic and name not in found else None
+        template = templates.get(definition.template) if definition.dynamic and name not in durables else None
         if template is not None and template.pattern.type is definition.type:
             own = dataclasses.replace(template.durable(name, definition.matcher), key_field=definition.key_field)
-            found[name] = dataclasses.replace(own, key_ordered=definition.key_ordered)
-    return list(found.items())
+            durables[name] = dataclasses.replace(own, key_ordered=definition.key_ordered)
+    return list(durables.items())
 
 
 def _change_store(

@@ -24,13 +24,13 @@ from holdfast.stores.values.sequence_set import SequenceSet
 UNLIMITED_BYTES = 1 << 31
 
 
-def accept(state: State, record: Record, found: Result | HoldfastError) -> None:
+def accept(state: State, record: Record, replayed: Result | HoldfastError) -> None:
     """Bring the state to what clients saw, after the record's command gave ``found`` instead of its result.
 
     *Raises*: ``CorruptData`` where messages would get other numbers than clients know.
     """
     command, recorded = record.command, record.result
-    is_refused = isinstance(found, HoldfastError)
+    is_refused = isinstance(replayed, HoldfastError)
     if isinstance(command, commands.Acknowledge) and isinstance(recorded, commands.Acknowledged):
         _remove_acknowledged(state, command, recorded)
     elif isinstance(command, commands.Publish) and isinstance(recorded, commands.Published):
@@ -111,7 +111,7 @@ def drop_lost(state: State, name: str, lost: SequenceSet) -> dict[str, int]:
     *Cost*: reads the backlog of every durable of the store.
     """
     store = state.store(name)
-    before = {durable: _kept(found) for durable, found in store.durables.items()}
+    before = {durable: _kept(each) for durable, each in store.durables.items()}
     for durable in store.durables.values():
         _take_out(durable, lost)
     for residue in store.residues:
@@ -125,13 +125,13 @@ def drop_lost(state: State, name: str, lost: SequenceSet) -> dict[str, int]:
         for seq in range(first, last + 1):
             store.counts.lose(seq)
     losses: dict[str, int] = {}
-    for durable_name, found in store.durables.items():
-        if isinstance(found, Consumption):
-            _count(found)
-        if gone := before[durable_name] - _kept(found):
+    for durable_name, each in store.durables.items():
+        if isinstance(each, Consumption):
+            _count(each)
+        if gone := before[durable_name] - _kept(each):
             losses[durable_name] = gone
-            if isinstance(found, Consumption):
-                found.lose(CAUSE, gone)
+            if isinstance(each, Consumption):
+                each.lose(CAUSE, gone)
         state.arm(store, durable_name)
     for residue in store.residues:
         if residue.left is not None:

@@ -75,8 +75,6 @@ class State(Cluster):
         # Each handler takes the command that it is filed under.
         return cast("dict[type, Callable[[Command, list[Effect]], _Outcome]]", handlers)
 
-    # ---- the transition ---------------------------------------------------------------------------------------------
-
     def apply(self, command: Command) -> Applied:
         """Carry out one command. Raises ``HoldfastError`` where it is refused: then nothing has changed."""
         assert command.at_ms >= self.at_ms, "time never goes back within one log"
@@ -219,8 +217,6 @@ class State(Cluster):
         self.arm(store, command.durable)
         return result, True
 
-    # ---- administration ---------------------------------------------------------------------------------------------
-
     def _restarted(self, command: commands.Restarted, effects: list[Effect]) -> _Outcome:
         del command, effects
         changed = False
@@ -314,8 +310,6 @@ class State(Cluster):
         """What reads the messages of this rewind ahead. Raises what the rewind would be refused with."""
         return aging.reading_ahead(_retaining(self.find(command.store, command.durable)[1]), command)
 
-    # ---- deadlines --------------------------------------------------------------------------------------------------
-
     def _expire(self, command: commands.Expire, effects: list[Effect]) -> _Outcome:
         due_ms = self.next_deadline_ms(volatile=command.volatile)
         if due_ms is None or due_ms > command.at_ms:
@@ -407,8 +401,6 @@ class State(Cluster):
             if residue.is_done:
                 store.residues.remove(residue)
         return total
-
-    # ---- snapshots --------------------------------------------------------------------------------------------------
 
     def snapshot(self) -> bytes:
         """Everything that the ports do not keep."""

@@ -190,19 +190,12 @@ def check_cluster(cluster: ClusterDefinition, stores: Iterable[ReferenceCounts],
         live += counts.live
         live_bytes += counts.live_bytes
     if 0 < cluster.message_limit < live + messages and messages > 0:
-        raise Backpressure(
-            "the cluster is full",
-            code=Code.CLUSTER_FULL,
-            hint=_HINT,
-            facts={"messages": live, "added_messages": messages, "message_limit": cluster.message_limit},
-        )
-    if 0 < cluster.bytelimit < live_bytes + size and size > 0:
-        raise Backpressure(
-            "the cluster is full",
-            code=Code.CLUSTER_FULL,
-            hint=_HINT,
-            facts={"bytes": live_bytes, "added_bytes": size, "bytelimit": cluster.bytelimit},
-        )
+        facts = {"messages": live, "added_messages": messages, "message_limit": cluster.message_limit}
+    elif 0 < cluster.bytelimit < live_bytes + size and size > 0:
+        facts = {"bytes": live_bytes, "added_bytes": size, "bytelimit": cluster.bytelimit}
+    else:
+        return
+    raise Backpressure("the cluster is full", code=Code.CLUSTER_FULL, hint=_HINT, facts=facts)
 
 
 Durable = Consumption | LastValue | Map
@@ -250,17 +243,17 @@ class Store:
                 kind = KeyOrdered if definition.key_ordered else Shared
                 durable = kind(definition, self.shelf)
             case DurableType.LAST_VALUE:
-                durable = LastValue(definition, self.shelf, self.entries, self._place(definition.name))
+                durable = LastValue(definition, self.shelf, self.entries, self._namespace(definition.name))
             case DurableType.MAP:
-                durable = Map(definition, self.shelf, self.entries, self._place(definition.name))
+                durable = Map(definition, self.shelf, self.entries, self._namespace(definition.name))
         self.durables[definition.name] = durable
         self.idle_since_ms[definition.name] = now_ms
         self.file(durable)
         return durable
 
-    def _place(self, name: str) -> str:
+    def _namespace(self, name: str) -> str:
         """Where a new durable's entries are: not where those of an earlier one of its name are still given back."""
-        taken = any(residue.of.place == name for residue in self.keyed_residues)
+        taken = any(residue.of.namespace == name for residue in self.keyed_residues)
         return f"{name}#{self.counts.next_seq}" if taken else name
 
     def add_dynamic(self, definition: DurableDefinition, now_ms: int) -> Durable:
@@ -438,17 +431,16 @@ class Store:
         return bool(self._plain) or bool(self._candidates(batch))
 
     def _candidates(self, batch: Batch) -> dict[str, Sequence[int]]:
-        """The positions in the batch that each durable with a matcher or a limit would want."""
-        found: dict[str, list[int]] = {}
+        candidates: dict[str, list[int]] = {}
         if len(self._matched):
             for position, message in enumerate(batch.messages):
                 for name in self._matched.matching(message.fields):
                     durable = self.durables[name]
                     if isinstance(durable, LastValue) and durable.key_for(message) is None:
                         continue
-                    found.setdefault(name, []).append(position)
+                    candidates.setdefault(name, []).append(position)
         everything = range(len(batch.messages))
-        return {**found, **dict.fromkeys(self._limited, everything)}
+        return {**candidates, **dict.fromkeys(self._limited, everything)}
 
     def _give(
         self,
@@ -501,10 +493,10 @@ class Store:
             assert cleared.left == len(entries) > 0, "a residue knows how much is left"
             for entry in entries:
                 expected[entry.revision] = MAP_VALUE if cleared.of.is_map else expected.get(entry.revision, 0) + 1
-        found = {seq: count for seq in range(1, self.counts.next_seq) if (count := self.counts.references(seq))}
-        assert found == expected, "each message's count is the number of durables that keep it"
-        assert self.counts.live == len(found), "the store's total is that of its messages"
-        assert self.counts.live_bytes == sum(self.counts.size(seq, seq) for seq in found), "and so are its bytes"
+        references = {seq: count for seq in range(1, self.counts.next_seq) if (count := self.counts.references(seq))}
+        assert references == expected, "each message's count is the number of durables that keep it"
+        assert self.counts.live == len(references), "the store's total is that of its messages"
+        assert self.counts.live_bytes == sum(self.counts.size(seq, seq) for seq in references), "and so are its bytes"
 
 
 class Revision(msgspec.Struct, frozen=True, array_like=True):
@@ -564,8 +556,8 @@ class Cluster:
 
     def find(self, store: str, durable: str) -> tuple[Store, Durable]:
         """A durable and its store. Raises ``NotFound``."""
-        found = self.store(store)
-        return found, found.durable(durable)
+        named = self.store(store)
+        return named, named.durable(durable)
 
     def make_store(self, definition: StoreDefinition) -> Store:
         """Add an empty store."""
@@ -597,11 +589,11 @@ class Cluster:
 
     def next_deadline_ms(self, *, volatile: bool = False) -> int | None:
         """When an ``Expire`` has something to do, or None; for stores in memory if ``volatile``. Cost: O(stores)."""
-        found = (self.volatile_deadlines if volatile else self.deadlines).next_ms()
+        next_ms = (self.volatile_deadlines if volatile else self.deadlines).next_ms()
         for store in self.stores.values():
             if self.definition.is_volatile(store.definition) is volatile:
-                found = earlier(found, self.store_deadline_ms(store))
-        return found
+                next_ms = earlier(next_ms, self.store_deadline_ms(store))
+        return next_ms
 
     def store_deadline_ms(self, store: Store) -> int | None:
         """When a store itself has something to do, or None. Only its own commands, dead letters sent to it, ``Expire``
@@ -609,8 +601,8 @@ class Cluster:
         left_ms = store.residues[0].since_ms if store.residues else None
         if store.keyed_residues:
             left_ms = earlier(left_ms, store.keyed_residues[0].of.since_ms)
-        found = earlier(left_ms, store.counts.due_blocks.next_ms())
-        return earlier(found, store.publishers.next_deadline_ms(self.definition.publisher_ttl_ms))
+        next_ms = earlier(left_ms, store.counts.due_blocks.next_ms())
+        return earlier(next_ms, store.publishers.next_deadline_ms(self.definition.publisher_ttl_ms))
 
     def arm(self, store: Store, name: str) -> None:
         """Note when a durable has something to do next."""
@@ -624,15 +616,17 @@ class Cluster:
 
     def ready(self, store: str, durable: str) -> bool:
         """Whether a subscriber that is attached could be given something. Raises ``NotFound``."""
-        _, found = self.find(store, durable)
-        return found.ready() if isinstance(found, Consumption) else isinstance(found, LastValue) and found.ready
+        _, target = self.find(store, durable)
+        return target.ready() if isinstance(target, Consumption) else isinstance(target, LastValue) and target.ready
 
     def ready_for(self, store: str, durable: str, subscriber: str) -> bool:
         """Whether a ``Deliver`` for this attached subscriber would give it something, or search further for it."""
-        found = self.stores[store].durables.get(durable) if store in self.stores else None
-        if isinstance(found, Consumption):
-            return subscriber in found.leases.of and found.ready_for(subscriber)
-        return isinstance(found, LastValue) and subscriber in _attached(found) and found.unseen(subscriber) is not None
+        target = self.stores[store].durables.get(durable) if store in self.stores else None
+        if isinstance(target, Consumption):
+            return subscriber in target.leases.of and target.ready_for(subscriber)
+        return (
+            isinstance(target, LastValue) and subscriber in _attached(target) and target.unseen(subscriber) is not None
+        )
 
     def subscribers(self) -> list[tuple[str, str, str]]:
         """Every attached subscriber: store, durable, subscriber. After a start none of them is connected."""

@@ -134,11 +134,11 @@ def check_copy(source: str) -> Manifest:
         if name != os.path.basename(name):
             raise CorruptData("a backup has no folders", file=name)
         try:
-            found = _checksum(os.path.join(source, name))
+            actual = _checksum(os.path.join(source, name))
         except FileNotFoundError as error:
             raise CorruptData("a file of the backup is missing", file=name) from error
-        if found != expected:
-            raise CorruptData("a file of the backup is damaged", file=name, bytes=found[0], expected=expected[0])
+        if actual != expected:
+            raise CorruptData("a file of the backup is damaged", file=name, bytes=actual[0], expected=expected[0])
     return manifest
 
 
@@ -185,9 +185,9 @@ def _check_messages(storage: Storage) -> int:
             if block is None:
                 continue
             first = number * BLOCK_MESSAGES
-            expected = [first + place for place, references in enumerate(block.references) if references]
-            found = {kept.seq for kept in storage.messages.read(store, first, first + BLOCK_MESSAGES - 1)}
-            missing = [seq for seq in expected if seq not in found]
+            expected = [first + offset for offset, references in enumerate(block.references) if references]
+            readable = {kept.seq for kept in storage.messages.read(store, first, first + BLOCK_MESSAGES - 1)}
+            missing = [seq for seq in expected if seq not in readable]
             if missing:
                 raise CorruptData(
                     "a kept message is not in the log", store=store, seq=missing[0], messages=len(missing)
@@ -203,7 +203,6 @@ def _make_empty(directory: str) -> None:
 
 
 def _copy(source: str, target: str) -> tuple[int, int]:
-    """Copy one file and sync it. Returns its bytes and CRC-32."""
     size = check = 0
     with open(source, "rb") as reader, open(target, "xb", opener=private) as writer:
         while chunk := reader.read(CHUNK_BYTES):

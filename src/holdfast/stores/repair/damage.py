@@ -115,7 +115,7 @@ def missing_frames(storage: Storage) -> SequenceSet:
 
 def _damage(storage: Storage) -> list[tuple[str, SequenceSet, list[_Cut]]]:
     missing = missing_frames(storage)
-    found: list[tuple[str, SequenceSet, list[_Cut]]] = []
+    damage: list[tuple[str, SequenceSet, list[_Cut]]] = []
     for store in storage.state.stores:
         if store in storage.volatile_names:
             continue
@@ -126,8 +126,8 @@ def _damage(storage: Storage) -> list[tuple[str, SequenceSet, list[_Cut]]]:
             if gone or missing.next_member(extent.first_frame, extent.last_frame + 1) <= extent.last_frame:
                 _look_at(storage, extent, lost, cuts)
             extent = storage.locations.find(store, extent.last_seq + 1)
-        found.append((store, lost, cuts))
-    return found
+        damage.append((store, lost, cuts))
+    return damage
 
 
 def _look_at(storage: Storage, extent: Extent, lost: SequenceSet, cuts: list[_Cut]) -> None:

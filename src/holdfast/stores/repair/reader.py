@@ -128,7 +128,7 @@ class StoreReader:
             return Placed((), placed.newest_seq, placed.until_ms, placed.frame)
         known = _Known(placed.frame, placed.until_ms, None, placed.newest_seq, [])
         try:
-            return self._behind(known, last, placed.newest_seq, deletion_matters=True)
+            return self._placed_after(known, last, placed.newest_seq, deletion_matters=True)
         except _Moved:
             # A checkpoint let pages go that were not read yet.
             return self.place(placed.newest_seq)
@@ -145,9 +145,9 @@ class StoreReader:
             except NotFound:
                 extents = self._look_up_again(extent)
                 continue
-            found = [one for messages, _ in parts for one in messages if one.published_ms <= until_ms]
-            numbers = len(found) + sum(cleared for _, cleared in parts)
-            return found, numbers >= extent.last_seq - extent.first_seq + 1
+            kept = [one for messages, _ in parts for one in messages if one.published_ms <= until_ms]
+            numbers = len(kept) + sum(cleared for _, cleared in parts)
+            return kept, numbers >= extent.last_seq - extent.first_seq + 1
         raise self._too_busy()
 
     def _too_busy(self) -> Unavailable:
@@ -159,9 +159,9 @@ class StoreReader:
         durable = self._log.durable
         known = self._index(after_seq)
         # A checkpoint syncs the log before it is written, so its frame counts in any case.
-        return self._behind(known, max(durable, known.frame), after_seq)
+        return self._placed_after(known, max(durable, known.frame), after_seq)
 
-    def _behind(self, known: _Known, last: int, after_seq: int, *, deletion_matters: bool = False) -> Placed:
+    def _placed_after(self, known: _Known, last: int, after_seq: int, *, deletion_matters: bool = False) -> Placed:
         _, at_ms, definition, newest, extents = known
         expected = known.frame + 1
         for number, said in self._frames(expected, last):
@@ -232,7 +232,7 @@ class StoreReader:
             database.execute("BEGIN")
             loaded = read_checkpoint(database, path)
             rows = [
-                checked_row(row, "extents", path) if loaded is not None and loaded.runs is not None else row[:6]
+                checked_row(row, "extents", path)
                 for row in database.execute(
                     "SELECT * FROM extents WHERE store = ? AND last_seq > ? ORDER BY first_seq",
                     (self._store, after_seq),
@@ -257,7 +257,7 @@ class StoreReader:
     def _read(self, extent: Extent) -> tuple[list[StoredMessage], int]:
         """The messages of an extent in its frames, ascending, and how many of its numbers stand for a key that a clear
         of the whole map removed. *Raises*: ``NotFound``."""
-        found: dict[int, StoredMessage] = {}
+        by_seq: dict[int, StoredMessage] = {}
         cleared = 0
         for number, data in self._log.read(extent.first_frame, extent.last_frame):
             said = decode_frame(data, number)
@@ -269,11 +269,10 @@ class StoreReader:
                     continue
                 for seq, message in enumerate(run.messages, run.first_seq):
                     if extent.first_seq <= seq <= extent.last_seq:
-                        found[seq] = StoredMessage(seq, run.published_ms, message, seq in removals)
-        return [found[seq] for seq in sorted(found)], cleared
+                        by_seq[seq] = StoredMessage(seq, run.published_ms, message, seq in removals)
+        return [by_seq[seq] for seq in sorted(by_seq)], cleared
 
     def _look_up_again(self, extent: Extent) -> list[Extent]:
-        """Where the messages of an extent are now; empty if they are not kept any more."""
         try:
             placed = self.place(extent.first_seq - 1)
         except NotFound:
@@ -286,7 +285,6 @@ class StoreReader:
 
 
 def _extend(extents: list[Extent], more: Extent) -> None:
-    """Join ``more`` to the last extent, or add it."""
     last = extents[-1] if extents else None
     if last is not None and last.last_seq + 1 == more.first_seq and last.bytes + more.bytes <= EXTENT_BYTES:
         extents[-1] = last._replace(last_seq=more.last_seq, last_frame=more.last_frame, bytes=last.bytes + more.bytes)
@@ -300,7 +298,7 @@ def _removals(said: Record | Relocated) -> frozenset[int]:
         return frozenset()
     if not isinstance(said.result, MapChanged):
         return frozenset()
-    bodies = [body for place, (_, body, _) in enumerate(said.command.changes) if place not in said.result.absent]
+    bodies = [body for position, (_, body, _) in enumerate(said.command.changes) if position not in said.result.absent]
     first = said.result.revision - len(bodies) + 1
     return frozenset(seq for seq, body in enumerate(bodies, first) if body is None)
 

@@ -131,7 +131,6 @@ class BlockChanges:
 
 
 def _checked(store: str, number: int, data: bytes, crc: int) -> bytes:
-    """The bytes if the checksum holds. *Raises*: ``CorruptData``."""
     if row_crc(store, number, data) != crc:
         raise _damaged(store, number)
     return data
@@ -301,7 +300,7 @@ class BlockCache:
         self._forgotten = {store: False for store, written in self._forgotten.items() if not written}
         if self._scratch is not None:
             self._scratch.execute("DELETE FROM spilled WHERE generation < ?", (self._generation,))
-        self._spilled = {key: found for key, found in self._spilled.items() if found == self._generation}
+        self._spilled = {key: generation for key, generation in self._spilled.items() if generation == self._generation}
 
     def close(self) -> None:
         """Close the scratch file."""
@@ -312,7 +311,7 @@ class BlockCache:
 CACHED_MAX: Final = 16_384
 SCAN_ROWS: Final = 256
 
-Place: TypeAlias = tuple[str, str]  # a store and a durable in it
+DurableKey: TypeAlias = tuple[str, str]  # a store and a durable in it
 
 
 class EntryTable(Protocol):
@@ -331,8 +330,8 @@ class EntryChanges:
     removed."""
 
     def __init__(self) -> None:
-        self.forgotten: dict[Place, None] = {}
-        self.entries: dict[Place, dict[str, Entry | None]] = {}
+        self.forgotten: dict[DurableKey, None] = {}
+        self.entries: dict[DurableKey, dict[str, Entry | None]] = {}
 
 
 class EntryCache:
@@ -343,7 +342,7 @@ class EntryCache:
         self._cached_max = cached_max
         self._changed = EntryChanges()
         self._frozen = EntryChanges()
-        self._keys: dict[Place, list[str]] = {}  # of both, ascending
+        self._keys: dict[DurableKey, list[str]] = {}  # of both, ascending
         self._read: dict[tuple[str, str, str], Entry | None] = {}
         self.changes = 0
 
@@ -373,21 +372,21 @@ class EntryCache:
 
     def scan(self, store: str, durable: str, after: str = "") -> Iterator[Entry]:
         """See ``ports.Entries``."""
-        place = (store, durable)
+        owner = (store, durable)
         while True:
-            rows = [] if self._is_forgotten(place) else self._table.entries_after(store, durable, after, SCAN_ROWS)
-            changed = self._keys.get(place, [])
+            rows = [] if self._is_forgotten(owner) else self._table.entries_after(store, durable, after, SCAN_ROWS)
+            changed = self._keys.get(owner, [])
             start = bisect_right(changed, after)
             # As far as neither the rows nor the changes were cut off at their number.
             ends = [rows[-1].key] if len(rows) == SCAN_ROWS else []
             ends += [changed[start + SCAN_ROWS - 1]] if start + SCAN_ROWS < len(changed) else []
             last = min(ends, default=None)
-            found = {row.key: row for row in rows if last is None or row.key <= last}
+            by_key = {row.key: row for row in rows if last is None or row.key <= last}
             end = len(changed) if last is None else bisect_right(changed, last)
-            for key in sorted({*found, *changed[start:end]}):
-                known, entry = self._lookup(place, key)
+            for key in sorted({*by_key, *changed[start:end]}):
+                known, entry = self._lookup(owner, key)
                 if not known:
-                    entry = found.get(key)
+                    entry = by_key.get(key)
                 if entry is not None:
                     yield entry
             if last is None:
@@ -403,37 +402,37 @@ class EntryCache:
 
     def forget(self, store: str, durable: str = "") -> None:
         """Forget every entry of a durable, or of a whole store; the table forgets them with the next checkpoint."""
-        for place in [place for place in self._keys if place[0] == store and durable in ("", place[1])]:
-            self.changes -= len(self._changed.entries.pop(place, {}))
-            del self._keys[place]
+        for owner in [owner for owner in self._keys if owner[0] == store and durable in ("", owner[1])]:
+            self.changes -= len(self._changed.entries.pop(owner, {}))
+            del self._keys[owner]
             # What is being written stays with the checkpoint; here it is hidden by what was forgotten.
-        for address in [found for found in self._read if found[0] == store and durable in ("", found[1])]:
+        for address in [known for known in self._read if known[0] == store and durable in ("", known[1])]:
             del self._read[address]
         self._changed.forgotten[store, durable] = None
 
-    def _change(self, place: Place, key: str, entry: Entry | None) -> None:
-        changed = self._changed.entries.setdefault(place, {})
+    def _change(self, owner: DurableKey, key: str, entry: Entry | None) -> None:
+        changed = self._changed.entries.setdefault(owner, {})
         if key not in changed:
             self.changes += 1
-            keys = self._keys.setdefault(place, [])
+            keys = self._keys.setdefault(owner, [])
             at = bisect_left(keys, key)
             if at == len(keys) or keys[at] != key:
                 insort(keys, key)
         changed[key] = entry
-        self._read.pop((*place, key), None)
+        self._read.pop((*owner, key), None)
 
-    def _lookup(self, place: Place, key: str) -> tuple[bool, Entry | None]:
+    def _lookup(self, owner: DurableKey, key: str) -> tuple[bool, Entry | None]:
         for layer in (self._changed, self._frozen):
-            found = layer.entries.get(place)
-            if found is not None and key in found:
-                return True, found[key]
-            if layer.forgotten and (place in layer.forgotten or (place[0], "") in layer.forgotten):
+            entries = layer.entries.get(owner)
+            if entries is not None and key in entries:
+                return True, entries[key]
+            if layer.forgotten and (owner in layer.forgotten or (owner[0], "") in layer.forgotten):
                 return True, None
         return False, None
 
-    def _is_forgotten(self, place: Place) -> bool:
+    def _is_forgotten(self, owner: DurableKey) -> bool:
         layers = self._changed.forgotten, self._frozen.forgotten
-        return any(place in forgotten or (place[0], "") in forgotten for forgotten in layers)
+        return any(owner in forgotten or (owner[0], "") in forgotten for forgotten in layers)
 
     def freeze(self) -> EntryChanges:
         """What has changed since the last checkpoint; it stays in force here until ``written``."""
@@ -445,4 +444,4 @@ class EntryCache:
     def written(self) -> None:
         """The table has what was frozen."""
         self._frozen = EntryChanges()
-        self._keys = {place: sorted(entries) for place, entries in self._changed.entries.items()}
+        self._keys = {owner: sorted(entries) for owner, entries in self._changed.entries.items()}

@@ -31,9 +31,9 @@ class DiskUse:
 
 def disk_use(directory: str) -> DiskUse:
     """How full the file system of a directory is. *Raises*: ``OSError``. *Cost*: one system call."""
-    found = os.statvfs(directory)
-    used = (found.f_blocks - found.f_bfree) * found.f_frsize
-    return DiskUse(used, used + found.f_bavail * found.f_frsize)
+    stat = os.statvfs(directory)
+    used = (stat.f_blocks - stat.f_bfree) * stat.f_frsize
+    return DiskUse(used, used + stat.f_bavail * stat.f_frsize)
 
 
 class DiskLimit:

@@ -111,8 +111,8 @@ def runs_of(frame: Record | Relocated) -> list[MessageRun]:
     elif type(command) is MapChange and type(result) is MapChanged:
         values = tuple(
             Message(body=body or b"", key=key)
-            for place, (key, body, _) in enumerate(command.changes)
-            if place not in result.absent
+            for position, (key, body, _) in enumerate(command.changes)
+            if position not in result.absent
         )
         if values:
             return [MessageRun(command.store, result.revision - len(values) + 1, command.at_ms, values)]

@@ -20,14 +20,12 @@ SQLite's pages have no checksums, so every row has its own, in ``crc``. Missing 
 | ``extents`` | store, first_seq | last_seq, first_frame, last_frame, bytes, crc; see ``locations`` |
 
 ``crc`` is ``row_crc`` of the row's other columns in their order. In ``meta`` are ``format`` (3); ``frame``, the last
-one
-in here; ``at_ms``; ``state``; ``frame_crc``, the CRC-32 of that frame, if known; ``runs``, which blocks exist, a
-msgpack
-map of store to [[first, last], ...]; ``rules``, the rules that the state follows (``commands.RULES``); and ``crc``, of
-the six values from ``frame`` to ``rules`` in this order, with nil for a missing one.
+frame in here; ``at_ms``; ``state``; ``frame_crc``, the CRC-32 of that frame, if known; ``runs``, which blocks exist, a
+msgpack map of store to [[first, last], ...]; ``rules``, the rules that the state follows (``commands.RULES``); and
+``crc``, of the six values from ``frame`` to ``rules`` in this order, with nil for a missing one.
 
 Format 2 has no ``rules``, and ``crc`` is of the other five values. It is read as it is, and the next checkpoint writes
-format 3. Format 1 has no checksums: a read-only index stays as it is, any other becomes format 3 when it is opened.
+format 3. Format 1 has no checksums and is refused.
 
 Two connections on one file in WAL mode: the event loop reads, the checkpoint's thread writes, and neither waits.
 """
@@ -59,7 +57,7 @@ from holdfast.stores.values.commands import FIRST_RULES, RULES
 from holdfast.stores.values.ports import Entry, ReadUnavailable
 from holdfast.stores.values.sequence_set import SequenceSet
 
-WITHOUT_CHECKSUMS: Final = 1  # the format whose rows have none
+WITHOUT_CHECKSUMS: Final = 1  # the format whose rows have none: it is refused
 UNREADABLE: Final = (sqlite3.DatabaseError, UnicodeDecodeError)
 """What reading a damaged file may raise; the latter is of Python's module, where SQLite's message has bytes of it."""
 _PRIMARY: Final = 0xFF  # of SQLite's codes: the rest only says more
@@ -74,8 +72,8 @@ Row = tuple[Any, ...]  # a row as SQLite gives it: its columns have the types of
 class Loaded(NamedTuple):
     """The last checkpoint: its last frame, the time of that, and the state.
 
-    ``frame_crc`` is that frame's CRC-32 if known; ``runs`` the blocks that there are, None in format 1; ``rules`` the
-    rules that the state follows (``commands.RULES``), 1 before format 3.
+    ``frame_crc`` is that frame's CRC-32 if known; ``runs`` the blocks that exist; ``rules`` the rules that the state
+    follows (``commands.RULES``), 1 before format 3.
     """
 
     frame: int
@@ -87,14 +85,15 @@ class Loaded(NamedTuple):
 
 
 def read_checkpoint(database: sqlite3.Connection, path: str) -> Loaded | None:
-    """The last checkpoint of an index of any format, None without one. *Raises*: ``CorruptData``,
-    ``sqlite3.DatabaseError``."""
-    found: dict[str, bytes | int] = dict(database.execute("SELECT name, value FROM meta").fetchall())
-    frame, at_ms, state, frame_crc, runs, rules = (found.get(name) for name in Loaded._fields)
-    if frame is None and "crc" not in found:
+    """The last checkpoint, None without one. *Raises*: ``CorruptData``, ``sqlite3.DatabaseError``."""
+    meta: dict[str, bytes | int] = dict(database.execute("SELECT name, value FROM meta").fetchall())
+    if meta.get("format") == WITHOUT_CHECKSUMS and not has_checksums(database):
+        raise format_1(path)
+    frame, at_ms, state, frame_crc, runs, rules = (meta.get(name) for name in Loaded._fields)
+    if frame is None and "crc" not in meta:
         return None
     values = (frame, at_ms, state, frame_crc, runs) if rules is None else (frame, at_ms, state, frame_crc, runs, rules)
-    if found.get("format") != WITHOUT_CHECKSUMS and row_crc(*values) != found.get("crc"):
+    if row_crc(*values) != meta.get("crc"):
         raise damaged(path, "meta")
     if isinstance(frame, int) and isinstance(at_ms, int) and isinstance(state, bytes):
         return Loaded(
@@ -108,11 +107,28 @@ def read_checkpoint(database: sqlite3.Connection, path: str) -> Loaded | None:
     return None
 
 
+def has_checksums(database: sqlite3.Connection) -> bool:
+    """Whether the rows have checksums: the number of the format alone may be damaged."""
+    columns = database.execute("SELECT count(*) FROM pragma_table_info('extents') WHERE name = 'crc'")
+    return bool(columns.fetchone()[0])
+
+
 def checked_row(row: Row, table: str, path: str) -> Row:
     """A row without its last column ``crc``, which was checked. *Raises*: ``CorruptData``."""
     if row_crc(*row[:-1]) != row[-1]:
         raise damaged(path, table)
     return row[:-1]
+
+
+def format_1(path: str) -> CorruptData:
+    """The error for an index of format 1."""
+    return CorruptData(
+        "the index of the stores has format 1, which this version does not read",
+        path=path,
+        format=WITHOUT_CHECKSUMS,
+        hint="nothing is damaged: open the stores once with version 0.1 before this change, which upgrades the "
+        "index; or, when the log still begins with frame 1, move index.sqlite* away, and the log alone is read",
+    )
 
 
 def damaged(path: str, table: str) -> CorruptData:
@@ -122,10 +138,10 @@ def damaged(path: str, table: str) -> CorruptData:
 
 def runs_of(database: sqlite3.Connection) -> dict[str, list[tuple[int, int]]]:
     """Which blocks the table has. *Cost*: reads all of it."""
-    found: dict[str, SequenceSet] = {}
+    blocks: dict[str, SequenceSet] = {}
     for store, number in database.execute("SELECT store, number FROM blocks ORDER BY store, number"):
-        found.setdefault(store, SequenceSet()).add(number, number)
-    return {store: numbers.runs() for store, numbers in found.items()}
+        blocks.setdefault(store, SequenceSet()).add(number, number)
+    return {store: numbers.runs() for store, numbers in blocks.items()}
 
 
 def unreadable(path: str, error: Exception, otherwise: type[Unavailable] = Unavailable) -> HoldfastError:
@@ -215,7 +231,7 @@ class Index:
                 self._writer.execute("PRAGMA journal_mode=WAL")
                 self._writer.execute("PRAGMA synchronous=FULL")
                 self._make_tables()
-            self._format = self._check_format(read_only=read_only)
+            self._check_format()
             self._reader = sqlite3.connect(address, uri=read_only, isolation_level=None, check_same_thread=False)
             self.blocks = BlockCache(self, self._scratch_path, cached_max=blocks_max)
         except UNREADABLE as error:
@@ -240,16 +256,14 @@ class Index:
             self._roll_back()
             raise
 
-    def _check_format(self, *, read_only: bool) -> int:
+    def _check_format(self) -> None:
         row = self._writer.execute("SELECT value FROM meta WHERE name = 'format'").fetchone()
         if row is None and self._writer.execute("SELECT 1 FROM meta LIMIT 1").fetchone() is not None:
             raise damaged(self._path, "meta")
         elif row is None:
             raise CorruptData("the index of the stores is empty", path=self._path, hint=REPAIR)
-        elif row[0] == WITHOUT_CHECKSUMS and self._is_without_checksums():
-            if read_only:
-                return WITHOUT_CHECKSUMS
-            self._add_checksums()
+        elif row[0] == WITHOUT_CHECKSUMS and not has_checksums(self._writer):
+            raise format_1(self._path)
         elif (actual := self._format_of_values()) is not None and row[0] != actual:
             raise CorruptData(
                 "the number of the format in the stores' index is damaged, and the values next to it are whole",
@@ -264,42 +278,17 @@ class Index:
                 format=row[0],
                 hint="nothing is damaged: use that version",
             )
-        return FORMAT
-
-    def _is_without_checksums(self) -> bool:
-        """Whether this is format 1 indeed: the number alone might be damaged."""
-        columns = self._writer.execute("SELECT count(*) FROM pragma_table_info('extents') WHERE name = 'crc'")
-        return not columns.fetchone()[0]
 
     def _format_of_values(self) -> int | None:
         """The format of the checkpoint's values by their checksum; None without a checkpoint, or if the checksum does
         not hold."""
         try:
-            if self._is_without_checksums() or read_checkpoint(self._writer, self._path) is None:
+            if not has_checksums(self._writer) or read_checkpoint(self._writer, self._path) is None:
                 return None
         except CorruptData:
             return None
         has_rules = self._writer.execute("SELECT 1 FROM meta WHERE name = 'rules'").fetchone()
         return FORMAT if has_rules else WITHOUT_RULES
-
-    def _add_checksums(self) -> None:
-        """Format 1 becomes format 3, in one transaction. *Cost*: reads and writes the whole index once."""
-        database = self._writer
-        database.create_function("row_crc", -1, row_crc, deterministic=True)
-        database.execute("BEGIN IMMEDIATE")
-        try:
-            for table, columns in COLUMNS.items():
-                database.execute(f"ALTER TABLE {table} ADD COLUMN crc INTEGER NOT NULL DEFAULT 0")
-                database.execute(f"UPDATE {table} SET crc = row_crc({columns})")
-            loaded = read_checkpoint(database, self._path)
-            if loaded is not None:
-                runs = _encode(runs_of(database))
-                self._write_meta(loaded._replace(runs=runs))
-            database.execute("UPDATE meta SET value = ? WHERE name = 'format'", (FORMAT,))
-            database.execute("COMMIT")
-        except BaseException:
-            self._roll_back()
-            raise
 
     def load(self) -> Loaded | None:
         """The last checkpoint. *Raises*: ``CorruptData``; ``sqlite3.DatabaseError``."""
@@ -322,57 +311,46 @@ class Index:
     def check(self) -> None:
         """Look at every page of the file, and at every row. *Raises*: ``CorruptData``."""
         try:
-            found = self._reader.execute("PRAGMA integrity_check(1)").fetchone()
-            if found[0] != "ok":
-                raise CorruptData("the index of the stores is damaged", path=self._path, cause=found[0])
-            if self._format != WITHOUT_CHECKSUMS:
-                for table, columns in COLUMNS.items():
-                    for row in self._reader.execute(f"SELECT {columns}, crc FROM {table}"):
-                        checked_row(row, table, self._path)
-                if {name: runs for name, runs in self.block_runs().items() if runs} != runs_of(self._reader):
-                    raise damaged(self._path, "blocks")
+            result = self._reader.execute("PRAGMA integrity_check(1)").fetchone()
+            if result[0] != "ok":
+                raise CorruptData("the index of the stores is damaged", path=self._path, cause=result[0])
+            for table, columns in COLUMNS.items():
+                for row in self._reader.execute(f"SELECT {columns}, crc FROM {table}"):
+                    checked_row(row, table, self._path)
+            if {name: runs for name, runs in self.block_runs().items() if runs} != runs_of(self._reader):
+                raise damaged(self._path, "blocks")
         except UNREADABLE as error:
             raise unreadable(self._path, error) from error
 
     def _select(self, query: str, values: tuple[str | int, ...]) -> list[Row]:
         """Unchecked rows. *Raises*: ``CorruptData``; ``ReadUnavailable`` if they cannot be read now."""
-        if self._format == WITHOUT_CHECKSUMS:
-            query = query.replace(", crc FROM", ", NULL FROM")
         try:
             return self._reader.execute(query, values).fetchall()
         except UNREADABLE as error:
             raise unreadable(self._path, error, ReadUnavailable) from error
 
     def _read(self, table: str, rest: str, values: tuple[str | int, ...]) -> list[Row]:
-        """Checked rows without ``crc``. *Raises*: as ``_select``."""
         rows = self._select(f"SELECT {COLUMNS[table]}, crc FROM {table} {rest}", values)
-        if self._format == WITHOUT_CHECKSUMS:
-            return [row[:-1] for row in rows]
         return [checked_row(row, table, self._path) for row in rows]
 
     def block(self, store: str, number: int) -> tuple[bytes, int] | None:
         """See ``BlockTable``."""
         rows = self._select("SELECT data, crc FROM blocks WHERE store = ? AND number = ?", (store, number))
-        if not rows:
-            return None
-        data, crc = rows[0]
-        return data, row_crc(store, number, data) if self._format == WITHOUT_CHECKSUMS else crc
+        return rows[0] if rows else None
 
     def block_runs(self) -> dict[str, list[tuple[int, int]]]:
         """See ``BlockTable``. *Raises*: ``CorruptData``, ``sqlite3.DatabaseError``."""
-        if self._format == WITHOUT_CHECKSUMS:
-            return runs_of(self._reader)
         loaded = self.load()
         return _decode_runs(loaded.runs) if loaded is not None and loaded.runs is not None else {}
 
     def entry(self, store: str, durable: str, key: str) -> Entry | None:
         """See ``EntryTable``."""
-        place = (store, durable, key)
-        rows = self._read("entries", "WHERE store = ? AND durable = ? AND key = ?", place)
+        address = (store, durable, key)
+        rows = self._read("entries", "WHERE store = ? AND durable = ? AND key = ?", address)
         if not rows:
             # A row with a damaged key is where this one would be; its checksum distinguishes it from a missing row.
-            self._read("entries", _BELOW, place)
-            self._read("entries", _ABOVE, place)
+            self._read("entries", _BELOW, address)
+            self._read("entries", _ABOVE, address)
         return Entry(*rows[0][2:]) if rows else None
 
     def entries_after(self, store: str, durable: str, key: str, limit: int) -> list[Entry]:
@@ -393,8 +371,8 @@ class Index:
 
         *Cost*: a look at every entry, about half a microsecond each.
         """
-        found = self._reader.execute("PRAGMA integrity_check(entries)").fetchone()
-        if found[0] != "ok":
+        result = self._reader.execute("PRAGMA integrity_check(entries)").fetchone()
+        if result[0] != "ok":
             raise damaged(self._path, "entries")
         rows = self._reader.execute("SELECT store, durable, count(*) FROM entries GROUP BY store, durable")
         if {(store, durable): count for store, durable, count in rows} != expected:
@@ -417,7 +395,7 @@ class Index:
         try:
             database.execute("BEGIN IMMEDIATE")
             self._write_tables(checkpoint)
-            runs = _encode({store: found for store, found in checkpoint.blocks.runs.items() if found})
+            runs = _encode({store: numbers for store, numbers in checkpoint.blocks.runs.items() if numbers})
             self._write_meta(
                 Loaded(
                     checkpoint.frame, checkpoint.at_ms, checkpoint.state, checkpoint.frame_crc, runs, checkpoint.rules

@@ -57,7 +57,7 @@ class _Open:
     bytes: int
     log_bytes: int
     changed: bool = True
-    """Since ``_settle`` looked."""
+    """Since ``_note_growing`` looked."""
 
 
 class Locations:
@@ -89,11 +89,10 @@ class Locations:
                 opened.bytes += size
                 opened.changed = True
                 return
-            self._settle(store)
+            self._note_growing(store)
         self._open[store] = _Open(first_seq, last_seq, frame, frame, size, self._log_bytes)
 
-    def _settle(self, store: str) -> None:
-        """Add the growing extent to the changes, as it is now."""
+    def _note_growing(self, store: str) -> None:
         opened = self._open.get(store)
         if opened is not None and opened.changed:
             opened.changed = False
@@ -105,13 +104,13 @@ class Locations:
         """The kept of these messages are in this frame now. They may be parts of several extents."""
         opened = self._open.get(store)
         if opened is not None and opened.first_seq <= last_seq and opened.last_seq >= first_seq:
-            self._settle(store)
+            self._note_growing(store)
             del self._open[store]
-        found = self.find(store, first_seq)
-        while found is not None and found.first_seq <= last_seq:
-            following = self.find(store, found.last_seq + 1)
-            self._cut(found, first_seq, last_seq)
-            found = following
+        extent = self.find(store, first_seq)
+        while extent is not None and extent.first_seq <= last_seq:
+            following = self.find(store, extent.last_seq + 1)
+            self._cut(extent, first_seq, last_seq)
+            extent = following
         self._change(Extent(store, first_seq, last_seq, frame, frame, size))
 
     def _cut(self, extent: Extent, first_seq: int, last_seq: int) -> None:
@@ -132,21 +131,21 @@ class Locations:
     def _close(self, store: str, first_seq: int) -> None:
         opened = self._open.get(store)
         if opened is not None and opened.first_seq == first_seq:
-            self._settle(store)
+            self._note_growing(store)
             del self._open[store]
 
     def _change(self, extent: Extent) -> None:
         firsts = self._firsts.setdefault(extent.store, [])
-        place = bisect_left(firsts, extent.first_seq)
-        if place == len(firsts) or firsts[place] != extent.first_seq:
-            firsts.insert(place, extent.first_seq)
+        index = bisect_left(firsts, extent.first_seq)
+        if index == len(firsts) or firsts[index] != extent.first_seq:
+            firsts.insert(index, extent.first_seq)
         self._changed.setdefault(extent.store, {})[extent.first_seq] = extent
 
     def _remove(self, store: str, first_seq: int) -> None:
         firsts = self._firsts.setdefault(store, [])
-        place = bisect_left(firsts, first_seq)
-        if place < len(firsts) and firsts[place] == first_seq:
-            del firsts[place]
+        index = bisect_left(firsts, first_seq)
+        if index < len(firsts) and firsts[index] == first_seq:
+            del firsts[index]
         self._changed.setdefault(store, {})[first_seq] = None
 
     def forget_store(self, store: str) -> None:
@@ -159,14 +158,13 @@ class Locations:
 
     def find(self, store: str, seq: int) -> Extent | None:
         """The extent that holds ``seq``, or the next one after it, or None."""
-        self._settle(store)
-        found = self._at(store, seq)
-        if found is not None and found.last_seq >= seq:
-            return found
+        self._note_growing(store)
+        extent = self._at(store, seq)
+        if extent is not None and extent.last_seq >= seq:
+            return extent
         return self._after(store, seq)
 
     def _known(self, store: str, first_seq: int) -> bool:
-        """Whether the changes have an extent that begins here, or its removal."""
         return first_seq in self._changed.get(store, ()) or first_seq in self._written.get(store, ())
 
     def _memory(self, store: str, first_seq: int) -> Extent | None:
@@ -175,8 +173,8 @@ class Locations:
 
     def _at(self, store: str, seq: int) -> Extent | None:
         firsts = self._firsts.get(store, [])
-        place = bisect_right(firsts, seq)
-        near = self._memory(store, firsts[place - 1]) if place else None
+        index = bisect_right(firsts, seq)
+        near = self._memory(store, firsts[index - 1]) if index else None
         if near is not None and near.last_seq >= seq:
             return near
         below = None if store in self._forgotten else self._table.extent_at(store, seq)
@@ -188,8 +186,8 @@ class Locations:
 
     def _after(self, store: str, seq: int) -> Extent | None:
         firsts = self._firsts.get(store, [])
-        place = bisect_right(firsts, seq)
-        near = self._memory(store, firsts[place]) if place < len(firsts) else None
+        index = bisect_right(firsts, seq)
+        near = self._memory(store, firsts[index]) if index < len(firsts) else None
         below = None if store in self._forgotten else self._table.extent_after(store, seq)
         while below is not None and self._known(store, below.first_seq):
             below = self._table.extent_after(store, below.first_seq)
@@ -201,11 +199,11 @@ class Locations:
         """An extent of the table as it is now; None if it has moved, or its store is gone."""
         if extent.store in self._forgotten:
             return None
-        self._settle(extent.store)
+        self._note_growing(extent.store)
         if not self._known(extent.store, extent.first_seq):
             return extent
-        found = self._memory(extent.store, extent.first_seq)
-        return found if found is not None and found.first_frame == extent.first_frame else None
+        changed = self._memory(extent.store, extent.first_seq)
+        return changed if changed is not None and changed.first_frame == extent.first_frame else None
 
     def remove(self, extents: list[Extent]) -> None:
         """Remove extents without kept messages from the table with the next checkpoint."""
@@ -217,7 +215,7 @@ class Locations:
         """What has changed since the last checkpoint; it stays in force here until ``written``."""
         assert not self._written, "one checkpoint at a time"
         for store in self._open:
-            self._settle(store)
+            self._note_growing(store)
         forgotten = list(self._forgotten)
         self._forgotten = dict.fromkeys(forgotten, True)
         changes = LocationChanges(forgotten, [], [])

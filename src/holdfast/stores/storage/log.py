@@ -195,10 +195,10 @@ class MessageLog:
         self, reader: LogReader, waiting: list[QueueMessage], first: int, last: int
     ) -> list[tuple[int, bytes]]:
         """Read to ``last`` from a place at or before ``first``; ``waiting`` was read there already."""
-        found: list[QueueMessage] = []
+        messages: list[QueueMessage] = []
         try:
             while not waiting or waiting[-1].seq < last:
-                found += waiting
+                messages += waiting
                 more = reader.read_near()
                 if more is None:
                     raise CorruptData("frames are missing", first=first, last=last)
@@ -207,9 +207,9 @@ class MessageLog:
             reader.close()
             raise
         cut = bisect_left(waiting, last + 1, key=attrgetter("seq"))
-        found += waiting[:cut]
+        messages += waiting[:cut]
         self._keep(last + 1, reader, waiting[cut:])
-        return [(message.seq, message.payload) for message in found if message.seq >= first]
+        return [(message.seq, message.payload) for message in messages if message.seq >= first]
 
     def _keep(self, number: int, reader: LogReader, waiting: list[QueueMessage]) -> None:
         known = self._places.pop(number, None)
@@ -237,12 +237,12 @@ class MessageLog:
         try:
             reader = self.queue.reader(seq=number)
             try:
-                found = reader.read_near() or []
+                messages = reader.read_near() or []
             finally:
                 reader.close()
         except HoldfastError:
             return None
-        return next((zlib.crc32(message.payload) for message in found if message.seq == number), None)
+        return next((zlib.crc32(message.payload) for message in messages if message.seq == number), None)
 
     def trim(self, before: int) -> int:
         """Remove pages whose frames are all before this one; returns how many. Call while they are not read."""

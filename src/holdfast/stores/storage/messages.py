@@ -84,7 +84,7 @@ class StoredMessages:
     def relocate(self, relocated: Relocated, frame: int) -> None:
         """The kept messages of an extent are in this frame now."""
         written = self._log.last
-        self._relocating = {key: found for key, found in self._relocating.items() if key[2] > written}
+        self._relocating = {key: entry for key, entry in self._relocating.items() if key[2] > written}
         self._relocating[relocated.store, relocated.first_seq, frame] = relocated.runs
         size = sum(message_bytes(message) for run in relocated.runs for message in run.messages)
         self._locations.move(relocated.store, relocated.first_seq, relocated.last_seq, frame, size)
@@ -127,16 +127,16 @@ class StoredMessages:
                 whole = extent.last_frame <= self._log.last
                 near = extent, self._read_extent(extent)
                 self._near = near if whole else None
-            extent, found = near
-            for run in found[max(0, bisect_right(found, seq, key=_first_seq_of) - 1) :]:
+            extent, near_runs = near
+            for run in near_runs[max(0, bisect_right(near_runs, seq, key=_first_seq_of) - 1) :]:
                 if run.first_seq > last or run.first_seq >= recent_first:
                     break
                 if run.last_seq >= seq:
                     yield run
             seq = extent.last_seq + 1
         if recent is not None and recent_first <= last:
-            place = max(0, bisect_right(firsts, max(first, recent_first)) - 1)
-            for run in recent.runs[place : bisect_right(firsts, last)]:
+            index = max(0, bisect_right(firsts, max(first, recent_first)) - 1)
+            for run in recent.runs[index : bisect_right(firsts, last)]:
                 if run.last_seq >= first:
                     yield run
 
@@ -150,15 +150,15 @@ class StoredMessages:
             self._reread.move_to_end(key)
             return known[0]
         frames = self._read_frames(extent, last_frame)
-        found = _clipped([run for number, data in frames for run in runs_of(decode_frame(data, number))], extent)
+        runs = _clipped([run for number, data in frames for run in runs_of(decode_frame(data, number))], extent)
         if known is not None:
             self._reread_bytes -= known[1]
-        size = sum(message_bytes(message) for run in found for message in run.messages)
-        self._reread[key] = found, size, last_frame
+        size = sum(message_bytes(message) for run in runs for message in run.messages)
+        self._reread[key] = runs, size, last_frame
         self._reread_bytes += size
         while self._reread_bytes > self._reread_bytes_max and len(self._reread) > 1:
             self._reread_bytes -= self._reread.popitem(last=False)[1][1]
-        return found
+        return runs
 
     def _read_frames(self, extent: Extent, last_frame: int) -> list[tuple[int, bytes]]:
         try:
@@ -181,7 +181,7 @@ class StoredMessages:
 
     def read(self, store: str, first: int, last: int) -> list[Kept]:
         """Those of ``first..last`` that are still kept, ascending. See ``ports.Messages``."""
-        found: list[Kept] = []
+        messages: list[Kept] = []
         block, number = None, -1
         for run in self.runs(store, first, last):
             seq = run.first_seq
@@ -190,14 +190,14 @@ class StoredMessages:
                     if seq // BLOCK_MESSAGES != number:
                         number = seq // BLOCK_MESSAGES
                         block = self._blocks.get(store, number)
-                    place = seq % BLOCK_MESSAGES
-                    if block is not None and block.references[place]:
-                        size, ttl_ms, due_ms = block.sizes[place], message.ttl_ms, message.deliver_at_ms
-                        found.append(Kept(seq, run.published_ms, size, message.fields, message.key, ttl_ms, due_ms))
+                    offset = seq % BLOCK_MESSAGES
+                    if block is not None and block.references[offset]:
+                        size, ttl_ms, due_ms = block.sizes[offset], message.ttl_ms, message.deliver_at_ms
+                        messages.append(Kept(seq, run.published_ms, size, message.fields, message.key, ttl_ms, due_ms))
                 seq += 1
-        if len(found) < self._kept_between(store, first, last):
+        if len(messages) < self._kept_between(store, first, last):
             raise self._missing(store, first, last)
-        return found
+        return messages
 
     def _kept_between(self, store: str, first: int, last: int) -> int:
         """How many of these are kept. Cost: O(blocks)."""
@@ -223,10 +223,10 @@ class StoredMessages:
         Deleted messages are left out. *Cost*: under a microsecond a message in memory. *Raises*: ``CorruptData`` if a
         kept one is not there.
         """
-        found: list[Delivery] = []
+        delivered: list[Delivery] = []
         here: tuple[MessageRun, ...] = ()
         for first, last, count in runs:
-            redelivered, before = count > 1 or count < 0, len(found)
+            redelivered, before = count > 1 or count < 0, len(delivered)
             count = abs(count)
             if not here or not here[0].first_seq <= first <= last <= here[0].last_seq:
                 here = tuple(self.runs(store, first, last))
@@ -235,15 +235,15 @@ class StoredMessages:
                 low, high = max(first, start), min(last, run.last_seq)
                 if high - low + 1 < len(messages):
                     messages = messages[low - start : high - start + 1]
-                found += [
+                delivered += [
                     Delivery(seq, message.fields, message.key, message.body, published_ms, count, redelivered)
                     for seq, message in enumerate(messages, low)
                 ]
-            if len(found) - before <= last - first:
-                there = {one.seq for one in found[before:]}
+            if len(delivered) - before <= last - first:
+                there = {one.seq for one in delivered[before:]}
                 if any(self._kept_between(store, seq, seq) for seq in range(first, last + 1) if seq not in there):
                     raise self._missing(store, first, last)
-        return found
+        return delivered
 
     def message(self, store: str, seq: int) -> tuple[Message, int] | None:
         """One message and when it was published, None if it is not kept. *Raises*: ``CorruptData`` if it should be
@@ -258,7 +258,7 @@ class StoredMessages:
 
 def _clipped(runs: list[MessageRun], extent: Extent) -> list[MessageRun]:
     """The messages of an extent, ascending and each once: its frames may have some that were moved there."""
-    found: list[MessageRun] = []
+    clipped: list[MessageRun] = []
     next_seq = extent.first_seq
     for run in sorted((run for run in runs if run.store == extent.store), key=_first_seq_of):
         low, high = max(next_seq, run.first_seq), min(extent.last_seq, run.last_seq)
@@ -268,8 +268,8 @@ def _clipped(runs: list[MessageRun], extent: Extent) -> list[MessageRun]:
         if low > run.first_seq or high < run.last_seq:
             part = run.messages[low - run.first_seq : high - run.first_seq + 1]
             run = MessageRun(run.store, low, run.published_ms, part)
-        found.append(run)
-    return found
+        clipped.append(run)
+    return clipped
 
 
 def _first_seq_of(run: MessageRun) -> int:

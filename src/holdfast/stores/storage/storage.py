@@ -155,22 +155,22 @@ class Storage:
         self.effects = self.state.pending_effects()
 
     def _entries_expected(self) -> dict[tuple[str, str], int]:
-        found: dict[tuple[str, str], int] = {}
+        expected: dict[tuple[str, str], int] = {}
         for store in self.state.stores.values():
             if store.name in self.volatile_names:
                 continue
             for durable in store.durables.values():
                 if not isinstance(durable, Consumption) and durable.keyed.messages:
-                    found[store.name, durable.keyed.place] = durable.keyed.messages
-            found |= {(store.name, residue.of.place): residue.left for residue in store.keyed_residues}
-        return found
+                    expected[store.name, durable.keyed.namespace] = durable.keyed.messages
+            expected |= {(store.name, residue.of.namespace): residue.left for residue in store.keyed_residues}
+        return expected
 
     def _is_of_this_log(self, loaded: Loaded | None) -> bool:
         """Whether the index was made of this log, as far as known: its last frame may have been removed since."""
         if loaded is None or loaded.frame_crc is None:
             return True
-        found = self.log.checksum(loaded.frame)
-        return found is None or found == loaded.frame_crc
+        crc = self.log.checksum(loaded.frame)
+        return crc is None or crc == loaded.frame_crc
 
     def _replay(self, first: int) -> bool:
         """Apply every record from frame ``first`` on by its own rules. Returns whether any has older rules."""
@@ -197,19 +197,19 @@ class Storage:
             )
         self.last_ms = max(self.last_ms, record.command.at_ms)
         self.state.rules = record.rules
-        found: Result | HoldfastError
+        replayed: Result | HoldfastError
         try:
-            found = self._applied_again(record)
+            replayed = self._applied_again(record)
         except ReadUnavailable:
             raise
         except HoldfastError as error:
-            found = error
-        if found == record.result:
+            replayed = error
+        if replayed == record.result:
             return
-        differs = _differs(record, number, found, self.log.directory)
+        differs = _differs(record, number, replayed, self.log.directory)
         if self.accepted is None:
-            raise differs from (found if isinstance(found, HoldfastError) else None)
-        accept(self.state, record, found)
+            raise differs from (replayed if isinstance(replayed, HoldfastError) else None)
+        accept(self.state, record, replayed)
         self.accepted.append((number, differs))
 
     def _applied_again(self, record: Record) -> Result:
@@ -250,13 +250,13 @@ class Storage:
 
     def _swaps(self, store: str) -> bool:
         """Whether new bodies of a store in memory go to disk: it or one of its durables is above its limit."""
-        definition, found = self.state.definition, self.state.stores[store]
+        definition, target = self.state.definition, self.state.stores[store]
         if not definition.swap:
             return False
-        limit = found.definition.swap_bytelimit
-        if limit == 0 or 0 < limit < found.counts.live_bytes:
+        limit = target.definition.swap_bytelimit
+        if limit == 0 or 0 < limit < target.counts.live_bytes:
             return True
-        for durable in found.durables.values():
+        for durable in target.durables.values():
             limit = durable.definition.swap_bytelimit
             size = durable.pending_bytes if isinstance(durable, Consumption) else durable.keyed.bytes
             if limit == 0 or 0 < limit < size:
@@ -301,10 +301,9 @@ class Storage:
         """The bytes of all kept messages, with ``overhead`` for each."""
         names = self.volatile_names
         counts = [store.counts for name, store in self.state.stores.items() if name not in names]
-        return sum(found.live_bytes + overhead * found.live for found in counts)
+        return sum(each.live_bytes + overhead * each.live for each in counts)
 
     def _remove_dead_extents(self) -> None:
-        """Remove the extents without kept messages at the front of the log."""
         dead: list[Extent] = []
         for extent in self.index.oldest_extents(DEAD_EXTENTS_MAX):
             current = self.locations.current(extent)
@@ -324,7 +323,6 @@ class Storage:
 
 
 def _require_whole(directory: str) -> None:
-    """Raises ``CorruptData`` if a restore of a backup did not finish."""
     if os.path.exists(os.path.join(directory, UNFINISHED_NAME)):
         raise CorruptData(
             "the restore of a backup into this directory did not finish",
@@ -355,20 +353,19 @@ def require_stores(directory: str) -> None:
     )
 
 
-def _differs(record: Record, number: int, found: Result | HoldfastError, directory: str) -> CorruptData:
+def _differs(record: Record, number: int, replayed: Result | HoldfastError, directory: str) -> CorruptData:
     return CorruptData(
         "the replay of a record gives another result than the record has",
         frame=number,
         command=_bounded(record.command),
         rules=record.rules,
         recorded=_bounded(record.result),
-        found=_bounded(found),
+        found=_bounded(replayed),
         hint=f"holdfast stores repair --accept-recorded {directory} backs the directory up and takes the recorded "
         "results where that is possible",
     )
 
 
 def _bounded(what: object) -> str:
-    """The text of a command or a result, without the bodies of a large batch."""
     text = str(what) if isinstance(what, HoldfastError) else repr(what)
     return text if len(text) <= TEXT_MAX else f"{text[:TEXT_MAX]}... ({len(text)} characters)"

@@ -71,14 +71,14 @@ class Swap:
                 code=Code.DISK_FULL if full else Code.STORE_UNAVAILABLE,
                 cause=error.strerror,
             ) from error
-        found: list[Swapped] = []
+        swapped: list[Swapped] = []
         for body in bodies:
-            found.append(Swapped(self._number, segment.bytes, len(body)))
+            swapped.append(Swapped(self._number, segment.bytes, len(body)))
             segment.bytes += len(body)
             self.bytes += len(body)
-        segment.bodies += len(found)
-        self.bodies += len(found)
-        return found
+        segment.bodies += len(swapped)
+        self.bodies += len(swapped)
+        return swapped
 
     def _begin(self) -> _Segment:
         path = os.path.join(self._directory, SWAP_NAME)
@@ -89,21 +89,21 @@ class Swap:
         segment = self._segments[self._number] = _Segment(file)
         return segment
 
-    def read(self, place: Swapped) -> bytes:
+    def read(self, swapped: Swapped) -> bytes:
         """A body. *Raises*: ``CorruptData`` where it is not all there; ``OSError``."""
-        data = os.pread(self._segments[place.segment].file, place.length, place.offset)
-        if len(data) != place.length:
-            raise CorruptData("a swapped message cannot be read", code=Code.CORRUPT_QUEUE, bytes=place.length)
+        data = os.pread(self._segments[swapped.segment].file, swapped.length, swapped.offset)
+        if len(data) != swapped.length:
+            raise CorruptData("a swapped message cannot be read", code=Code.CORRUPT_QUEUE, bytes=swapped.length)
         return data
 
-    def forget(self, place: Swapped) -> None:
+    def forget(self, swapped: Swapped) -> None:
         """A body is not needed any more."""
-        segment = self._segments[place.segment]
+        segment = self._segments[swapped.segment]
         segment.bodies -= 1
         self.bodies -= 1
-        self.bytes -= place.length
-        if place.segment != self._number:
-            self._drop_if_free(place.segment)
+        self.bytes -= swapped.length
+        if swapped.segment != self._number:
+            self._drop_if_free(swapped.segment)
 
     def _drop_if_free(self, number: int) -> None:
         segment = self._segments.get(number)
@@ -133,7 +133,7 @@ class _StoredMessage:
     message: Message
     published_ms: int
     size: int
-    place: Swapped | None
+    swapped: Swapped | None
     """Where the body is swapped to."""
 
 
@@ -193,17 +193,16 @@ class VolatileMessages:
             except Unavailable:
                 # It is accepted already, and nothing forbids to hold it here.
                 self.kept_back += len(messages)
-        for place, (message, size) in enumerate(zip(messages, sizes, strict=True)):
-            seq = first_seq + place
+        for position, (message, size) in enumerate(zip(messages, sizes, strict=True)):
+            seq = first_seq + position
             held = self._held.setdefault((store, seq // BLOCK_MESSAGES), {})
             if places:
-                held[seq] = _StoredMessage(replace(message, body=b""), published_ms, size, places[place])
-                self._count(store, 1, places[place].length)
+                held[seq] = _StoredMessage(replace(message, body=b""), published_ms, size, places[position])
+                self._count(store, 1, places[position].length)
             else:
                 held[seq] = _StoredMessage(message, published_ms, size, None)
 
     def _sweep(self, store: str, block: Block) -> None:
-        """Release messages that are no longer kept, some at a time."""
         key = (store, block.number)
         held = self._held.get(key)
         if held is None or (block.live and len(held) - block.live < SWEEP):
@@ -215,9 +214,9 @@ class VolatileMessages:
             del self._held[key]
 
     def _forget(self, store: str, held: _StoredMessage) -> None:
-        if held.place is not None:
-            self._swap.forget(held.place)
-            self._count(store, -1, -held.place.length)
+        if held.swapped is not None:
+            self._swap.forget(held.swapped)
+            self._count(store, -1, -held.swapped.length)
 
     def _count(self, store: str, messages: int, size: int) -> None:
         before = self._swapped.get(store, (0, 0))
@@ -236,20 +235,20 @@ class VolatileMessages:
             end = min(last, (number + 1) * BLOCK_MESSAGES - 1)
             held = self._held.get((store, number))
             if held is not None:
-                for found in range(seq, end + 1):
-                    one = held.get(found)
+                for member in range(seq, end + 1):
+                    one = held.get(member)
                     if one is not None:
-                        yield found, one
+                        yield member, one
             seq = end + 1
 
     def read(self, store: str, first: int, last: int) -> list[Kept]:
         """See ``ports.Messages``."""
-        found: list[Kept] = []
+        messages: list[Kept] = []
         for seq, held in self._between(store, first, last):
             block = self._blocks.get(store, seq // BLOCK_MESSAGES)
             if block is not None and block.references[seq % BLOCK_MESSAGES]:
                 message = held.message
-                found.append(
+                messages.append(
                     Kept(
                         seq,
                         held.published_ms,
@@ -260,10 +259,10 @@ class VolatileMessages:
                         message.deliver_at_ms,
                     )
                 )
-        return found
+        return messages
 
     def _body(self, held: _StoredMessage) -> bytes:
-        return held.message.body if held.place is None else self._swap.read(held.place)
+        return held.message.body if held.swapped is None else self._swap.read(held.swapped)
 
     def deliveries(self, store: str, runs: Iterable[tuple[int, int, int]]) -> list[Delivery]:
         """What a subscriber gets of these runs: triples of first, last and delivery count (see ``Delivered``)."""
@@ -310,38 +309,38 @@ class VolatileEntries:
 
     def remove(self, store: str, durable: str, key: str) -> None:
         """See ``ports.Entries``."""
-        place = (store, durable)
-        if self._entries.get(place, {}).pop(key, None) is not None:
-            keys = self._keys[place]
+        owner = (store, durable)
+        if self._entries.get(owner, {}).pop(key, None) is not None:
+            keys = self._keys[owner]
             del keys[bisect_left(keys, key)]
-            self._forget_empty(place)
+            self._forget_empty(owner)
 
     def scan(self, store: str, durable: str, after: str = "") -> Iterator[Entry]:
         """See ``ports.Entries``."""
         keys = self._keys.get((store, durable), [])
-        while (place := bisect_right(keys, after)) < len(keys):
-            after = keys[place]
+        while (index := bisect_right(keys, after)) < len(keys):
+            after = keys[index]
             yield self._entries[store, durable][after]
 
     def take_after(self, store: str, durable: str, after: str, count: int) -> list[Entry]:
         """See ``ports.Entries``."""
-        place = (store, durable)
-        keys = self._keys.get(place, [])
+        owner = (store, durable)
+        keys = self._keys.get(owner, [])
         start = bisect_right(keys, after)
-        taken = [self._entries[place].pop(key) for key in keys[start : start + count]]
+        taken = [self._entries[owner].pop(key) for key in keys[start : start + count]]
         # In one piece: to delete a key moves every key above it.
         del keys[start : start + count]
-        self._forget_empty(place)
+        self._forget_empty(owner)
         return taken
 
-    def _forget_empty(self, place: tuple[str, str]) -> None:
-        """A place without keys is not kept: each clear gives the durable another one."""
-        if not self._keys.get(place):
-            self._keys.pop(place, None)
-            self._entries.pop(place, None)
+    def _forget_empty(self, owner: tuple[str, str]) -> None:
+        """A namespace without keys is not kept: each clear gives the durable another one."""
+        if not self._keys.get(owner):
+            self._keys.pop(owner, None)
+            self._entries.pop(owner, None)
 
     def forget(self, store: str, durable: str = "") -> None:
         """See ``ports.Entries``."""
-        for place in [place for place in self._keys if place[0] == store and durable in ("", place[1])]:
-            del self._keys[place]
-            self._entries.pop(place, None)
+        for swapped in [swapped for swapped in self._keys if swapped[0] == store and durable in ("", swapped[1])]:
+            del self._keys[swapped]
+            self._entries.pop(swapped, None)

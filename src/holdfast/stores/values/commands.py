@@ -23,6 +23,11 @@ class _OfDurable(_Command, frozen=True):
     durable: str
 
 
+class _OfMap(_Command, frozen=True):
+    store: str
+    map: str
+
+
 class _Result(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=True):
     pass
 
@@ -186,36 +191,30 @@ class Rewind(_OfDurable, frozen=True):
     time_ms: int = 0
 
 
-class MapChange(_Command, frozen=True):
+class MapChange(_OfMap, frozen=True):
     """Set (``body`` given) or remove (None) keys of a map. All or nothing.
 
     ``if_revision``: None changes in any case, 0 only if there is no such key, n only if n is its revision. ``fence``:
     the token of a lock that must still be held, 0 for none.
     """
 
-    store: str
-    map: str
     changes: list[tuple[str, bytes | None, int | None]]
     fence: int = 0
     remove_all: bool = False
 
 
-class MapLock(_Command, frozen=True):
+class MapLock(_OfMap, frozen=True):
     """Take, extend or ``steal`` the lock of a key (empty: of the whole map) until ``at_ms + ttl_ms``."""
 
-    store: str
-    map: str
     key: str
     owner: str
     ttl_ms: int
     steal: bool = False
 
 
-class MapUnlock(_Command, frozen=True):
+class MapUnlock(_OfMap, frozen=True):
     """Give a lock back, by its holder and with its token."""
 
-    store: str
-    map: str
     key: str
     owner: str
     fence: int

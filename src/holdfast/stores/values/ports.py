@@ -65,15 +65,8 @@ class Block:
     """
 
     __slots__ = (
-        "earliest_ms",
-        "live",
-        "live_bytes",
-        "number",
-        "published_ms",
-        "references",
-        "sizes",
-        "swept_ms",
-        "timed",
+        *("earliest_ms", "live", "live_bytes", "number", "swept_ms", "timed"),
+        *("published_ms", "references", "sizes"),
     )
 
     def __init__(self, number: int) -> None:

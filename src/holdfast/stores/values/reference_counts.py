@@ -53,14 +53,14 @@ class ReferenceCounts:
 
         Cost: O(forgotten blocks), at most ``TIME_BLOCKS_MAX`` of them.
         """
-        number, place = divmod(seq, BLOCK_MESSAGES)
+        number, offset = divmod(seq, BLOCK_MESSAGES)
         for _ in range(TIME_BLOCKS_MAX):
-            if number * BLOCK_MESSAGES + place >= self.next_seq:
+            if number * BLOCK_MESSAGES + offset >= self.next_seq:
                 break
             block = self._blocks.get(self._store, number)
             if block is not None:
-                return block.published_ms[place]
-            number, place = number + 1, 0
+                return block.published_ms[offset]
+            number, offset = number + 1, 0
         return 0
 
     def size(self, first: int, last: int) -> int:
@@ -77,12 +77,12 @@ class ReferenceCounts:
     def first_since(self, at_ms: int, low: int, high: int) -> int:
         """The first of ``low..high - 1`` that was published at or after ``at_ms``, else ``high``. Cost: O(blocks)."""
         while low < high:
-            number, place = divmod(low, BLOCK_MESSAGES)
+            number, offset = divmod(low, BLOCK_MESSAGES)
             end = min(high - number * BLOCK_MESSAGES, BLOCK_MESSAGES)
             block = self._blocks.get(self._store, number)
             if block is not None and block.published_ms[end - 1] >= at_ms:
-                return number * BLOCK_MESSAGES + bisect_left(block.published_ms, at_ms, place, end)
-            low += end - place
+                return number * BLOCK_MESSAGES + bisect_left(block.published_ms, at_ms, offset, end)
+            low += end - offset
         return high
 
     def append(self, sizes: array[int], references: array[int], at_ms: int) -> int:
@@ -110,9 +110,9 @@ class ReferenceCounts:
 
     def _append_one(self, size: int, count: int, at_ms: int) -> None:
         """The common case, without a slice for each array."""
-        number, place = divmod(self.next_seq, BLOCK_MESSAGES)
+        number, offset = divmod(self.next_seq, BLOCK_MESSAGES)
         block = self._blocks.get(self._store, number) or Block(number)
-        block.sizes[place], block.references[place], block.published_ms[place] = size, count, at_ms
+        block.sizes[offset], block.references[offset], block.published_ms[offset] = size, count, at_ms
         if count:
             block.live += 1
             block.live_bytes += size
@@ -171,10 +171,10 @@ class ReferenceCounts:
     def lose(self, seq: int) -> None:
         """Drop every reference to a message."""
         block = self._blocks.get(self._store, seq // BLOCK_MESSAGES)
-        place = seq % BLOCK_MESSAGES
-        if block is None or not block.references[place]:
+        offset = seq % BLOCK_MESSAGES
+        if block is None or not block.references[offset]:
             return
-        block.references[place] = 1
+        block.references[offset] = 1
         self.release(seq, seq)
 
     def check(self) -> None:
@@ -195,11 +195,11 @@ def _recount(block: Block, low: int, part: int) -> None:
         block.live_bytes -= sum(size for size, count in zip(sizes, references, strict=True) if not count)
 
 
-def _release_one(block: Block, place: int) -> int:
-    count, size = block.references[place], block.sizes[place]
+def _release_one(block: Block, offset: int) -> int:
+    count, size = block.references[offset], block.sizes[offset]
     assert count > 0, "what is released is kept"
     gone = count in (1, MAP_VALUE)
-    block.references[place] = 0 if gone else count - 1
+    block.references[offset] = 0 if gone else count - 1
     if gone:
         block.live -= 1
         block.live_bytes -= size
@@ -211,8 +211,8 @@ def _release(block: Block, low: int, high: int) -> int:
     count, length = counts[0], high - low
     total = sum(sizes)
     if counts.count(count) != length:
-        for place in range(low, high):
-            _release_one(block, place)
+        for offset in range(low, high):
+            _release_one(block, offset)
         return total
     assert count > 0, "what is released is kept"
     if count in (1, MAP_VALUE):

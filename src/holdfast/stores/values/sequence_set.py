@@ -26,8 +26,8 @@ class SequenceSet:
         return bool(self._firsts)
 
     def __contains__(self, seq: int) -> bool:
-        place = bisect_right(self._firsts, seq) - 1
-        return place >= 0 and seq <= self._lasts[place]
+        index = bisect_right(self._firsts, seq) - 1
+        return index >= 0 and seq <= self._lasts[index]
 
     @property
     def length(self) -> int:
@@ -75,14 +75,14 @@ class SequenceSet:
         >>> SequenceSet([(3, 4)]).parts(1, 4)
         [(1, 2, False), (3, 4, True)]
         """
-        found: list[tuple[int, int, bool]] = []
+        runs: list[tuple[int, int, bool]] = []
         while first <= last:
             is_member = first in self
             end = self.after(first) if is_member else self.next_member(first, last + 1)
             end = min(end, last + 1)
-            found.append((first, end - 1, is_member))
+            runs.append((first, end - 1, is_member))
             first = end
-        return found
+        return runs
 
     def forget_below(self, seq: int) -> None:
         """Remove every member below ``seq``."""
@@ -101,8 +101,8 @@ class SequenceSet:
 
     def after(self, seq: int) -> int:
         """The first number from ``seq`` on that is not a member."""
-        place = bisect_right(self._firsts, seq) - 1
-        return max(seq, self._lasts[place] + 1) if place >= 0 else seq
+        index = bisect_right(self._firsts, seq) - 1
+        return max(seq, self._lasts[index] + 1) if index >= 0 else seq
 
     def next_member(self, seq: int, end: int) -> int:
         """The first member from ``seq`` on, or ``end`` where there is none below it."""
@@ -110,16 +110,16 @@ class SequenceSet:
             return end
         if seq in self:
             return min(seq, end)
-        place = bisect_right(self._firsts, seq)
-        return min(end, self._firsts[place]) if place < len(self._firsts) else end
+        index = bisect_right(self._firsts, seq)
+        return min(end, self._firsts[index]) if index < len(self._firsts) else end
 
     def count(self, first: int, last: int) -> int:
         """How many members are in ``first..last``."""
-        place = bisect_right(self._lasts, first - 1)
+        index = bisect_right(self._lasts, first - 1)
         total = 0
-        while place < len(self._firsts) and self._firsts[place] <= last:
-            total += min(last, self._lasts[place]) - max(first, self._firsts[place]) + 1
-            place += 1
+        while index < len(self._firsts) and self._firsts[index] <= last:
+            total += min(last, self._lasts[index]) - max(first, self._firsts[index]) + 1
+            index += 1
         return total
 
     def check(self) -> None:
