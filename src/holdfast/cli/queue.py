@@ -83,22 +83,16 @@ class Separator(StrEnum):
 PathArgument: TypeAlias = Annotated[
     str,
     typer.Argument(
-        metavar="PATH",
-        help="The queue: directory/name, for example data/orders.",
-        autocompletion=paths_like,
-        show_default=False,
+        metavar="PATH", help="The queue: directory/name, for example data/orders.", autocompletion=paths_like
     ),
 ]
 SinceOption: TypeAlias = Annotated[
     str | None,
     typer.Option(
-        "--since", help="Start at this arrival time: 2026-01-31T12:00:00Z, or an age such as 90s, 15m, 2h, 7d.",
-        show_default=False,
+        "--since", help="Start at this arrival time: 2026-01-31T12:00:00Z, or an age such as 90s, 15m, 2h, 7d."
     ),
 ]  # fmt: skip
-SeqOption: TypeAlias = Annotated[
-    int | None, typer.Option("--seq", min=1, help="Start at this sequence number.", show_default=False)
-]
+SeqOption: TypeAlias = Annotated[int | None, typer.Option("--seq", min=1, help="Start at this sequence number.")]
 PayloadOption: TypeAlias = Annotated[
     Encoding, typer.Option("--encoding", help="How payloads are written in JSON; text must be UTF-8.")
 ]
@@ -452,17 +446,13 @@ def dump(
     path: PathArgument,
     since: SinceOption = None,
     seq: SeqOption = None,
-    until: Annotated[
-        str | None, typer.Option("--until", help="Stop before this arrival time.", show_default=False)
-    ] = None,
+    until: Annotated[str | None, typer.Option("--until", help="Stop before this arrival time.")] = None,
     limit: Annotated[int, typer.Option("--limit", "-n", min=0, help="At most this many messages; 0 means all.")] = 0,
     raw: Annotated[bool, typer.Option("--raw", help="Write payloads only, unchanged.")] = False,
     separator: Annotated[
         Separator, typer.Option("--separator", help="With --raw: what follows each payload.")
     ] = Separator.NEWLINE,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="A new file; stdout by default.", show_default=False)
-    ] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="A new file; stdout by default.")] = None,
     skip_damage: Annotated[
         bool, typer.Option("--skip-damage", help="Continue after damage, and report lost messages on stderr.")
     ] = False,

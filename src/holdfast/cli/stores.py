@@ -32,14 +32,9 @@ commands = typer.Typer(
     rich_markup_mode=None,
 )
 
-PlaceArgument: TypeAlias = Annotated[
-    str, typer.Argument(metavar="STORE/DURABLE", help="A durable of a store.", show_default=False)
-]
+PlaceArgument: TypeAlias = Annotated[str, typer.Argument(metavar="STORE/DURABLE", help="A durable of a store.")]
 PlacesArgument: TypeAlias = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="STORE/DURABLE...", help="Durables: names, or patterns such as 'orders/*'.", show_default=False
-    ),
+    list[str], typer.Argument(metavar="STORE/DURABLE...", help="Durables: names, or patterns such as 'orders/*'.")
 ]
 DeleteOption: TypeAlias = Annotated[bool, typer.Option("--delete", help="Allow the change to delete messages.")]
 YesOption: TypeAlias = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
@@ -49,9 +44,7 @@ Fields: TypeAlias = dict[str, object]
 @on_service(commands, "ls")
 def list_stores(
     service: Service,
-    store: Annotated[
-        str | None, typer.Argument(help="List the durables of this store instead.", show_default=False)
-    ] = None,
+    store: Annotated[str | None, typer.Argument(help="List the durables of this store instead.")] = None,
 ) -> None:
     """List the stores, or the durables of one store, with their counts."""
     with service.store_client() as client:
@@ -63,7 +56,7 @@ def list_stores(
 @on_service(commands)
 def show(
     service: Service,
-    place: Annotated[str, typer.Argument(metavar="STORE[/DURABLE]", help="What to show.", show_default=False)],
+    place: Annotated[str, typer.Argument(metavar="STORE[/DURABLE]", help="What to show.")],
 ) -> None:
     """Show a store or a durable: its parameters in force and its counts."""
     store, durable = split_optional(place)
@@ -76,23 +69,16 @@ def show(
 def define(
     service: Service,
     place: Annotated[
-        str | None,
-        typer.Argument(metavar="STORE[/DURABLE]", help="What to define; none with --file.", show_default=False),
+        str | None, typer.Argument(metavar="STORE[/DURABLE]", help="What to define; none with --file.")
     ] = None,
     parameters: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="PARAMETER=VALUE...", help="For example type=shared max_delivery=5.", show_default=False
-        ),
+        list[str] | None, typer.Argument(metavar="PARAMETER=VALUE...", help="For example type=shared max_delivery=5.")
     ] = None,
     template: Annotated[
         bool, typer.Option("--template", help="Define a template of the store, not a durable.")
     ] = False,
     file: Annotated[
-        Path | None,
-        typer.Option(
-            "--file", help="Replace the whole definition by this JSON, TOML or YAML file.", show_default=False
-        ),
+        Path | None, typer.Option("--file", help="Replace the whole definition by this JSON, TOML or YAML file.")
     ] = None,
     delete: DeleteOption = False,
 ) -> None:
@@ -128,10 +114,8 @@ def define(
 @on_service(commands)
 def edit(
     service: Service,
-    place: Annotated[str, typer.Argument(metavar="STORE[/DURABLE]", help="What to change.", show_default=False)],
-    parameters: Annotated[
-        list[str], typer.Argument(metavar="PARAMETER=VALUE...", help="For example prefetch=100.", show_default=False)
-    ],
+    place: Annotated[str, typer.Argument(metavar="STORE[/DURABLE]", help="What to change.")],
+    parameters: Annotated[list[str], typer.Argument(metavar="PARAMETER=VALUE...", help="For example prefetch=100.")],
     template: Annotated[bool, typer.Option("--template", help="Change a template of the store.")] = False,
     delete: DeleteOption = False,
 ) -> None:
@@ -149,10 +133,7 @@ def edit(
 def rm(
     service: Service,
     places: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="STORE[/DURABLE]...", help="Stores or durables: names, or patterns.", show_default=False
-        ),
+        list[str], typer.Argument(metavar="STORE[/DURABLE]...", help="Stores or durables: names, or patterns.")
     ],
     yes: YesOption = False,
 ) -> None:
@@ -172,7 +153,7 @@ def rm(
 @on_service(commands)
 def diff(
     service: Service,
-    file: Annotated[Path, typer.Argument(help="A whole definition as JSON, TOML or YAML.", show_default=False)],
+    file: Annotated[Path, typer.Argument(help="A whole definition as JSON, TOML or YAML.")],
 ) -> None:
     """Show how a file would change the definition in force; exit code 1 if it would."""
     with service.store_client() as client:
@@ -190,9 +171,7 @@ def diff(
 
 
 @on_service(commands)
-def stats(
-    service: Service, store: Annotated[str | None, typer.Argument(help="Only this store.", show_default=False)] = None
-) -> None:
+def stats(service: Service, store: Annotated[str | None, typer.Argument(help="Only this store.")] = None) -> None:
     """Print the counts of the cluster, or of every durable of a store."""
     with service.store_client() as client:
         found = client.cluster() if store is None else client.durables(store)
@@ -215,9 +194,7 @@ def status(service: Service) -> None:
 @on_service(commands)
 def history(
     service: Service,
-    revision: Annotated[
-        int | None, typer.Argument(help="Print the definition of this revision.", min=1, show_default=False)
-    ] = None,
+    revision: Annotated[int | None, typer.Argument(help="Print the definition of this revision.", min=1)] = None,
 ) -> None:
     """List earlier definitions, or print one of them."""
     with service.store_client() as client:
@@ -236,7 +213,7 @@ def history(
 @on_service(commands)
 def rollback(
     service: Service,
-    revision: Annotated[int, typer.Argument(help="The definition to put in force again.", min=1, show_default=False)],
+    revision: Annotated[int, typer.Argument(help="The definition to put in force again.", min=1)],
     delete: DeleteOption = False,
     yes: YesOption = False,
 ) -> None:

@@ -46,8 +46,8 @@ def compact(service: Service) -> None:
 
 @commands.command()
 def restore(
-    source: Annotated[Path, typer.Argument(help="A backup.", show_default=False)],
-    directory: Annotated[Path, typer.Argument(help="A new or empty directory for the stores.", show_default=False)],
+    source: Annotated[Path, typer.Argument(help="A backup.")],
+    directory: Annotated[Path, typer.Argument(help="A new or empty directory for the stores.")],
     as_json: JsonOption = False,
 ) -> None:
     """Make stores of a backup in an empty directory, for a service to serve."""
@@ -64,9 +64,7 @@ def restore(
 
 @commands.command()
 def verify(
-    directory: Annotated[
-        Path, typer.Argument(help="Stores that no service has open, or a backup.", show_default=False)
-    ],
+    directory: Annotated[Path, typer.Argument(help="Stores that no service has open, or a backup.")],
     as_json: JsonOption = False,
 ) -> None:
     """Read and check stores or a backup completely, and change nothing."""
@@ -97,7 +95,7 @@ def verify(
 
 @commands.command()
 def repair(
-    directory: Annotated[Path, typer.Argument(help="Stores that no service has open.", show_default=False)],
+    directory: Annotated[Path, typer.Argument(help="Stores that no service has open.")],
     lose: Annotated[
         bool, typer.Option("--lose", help="Drop the messages that cannot be read; without it they are only reported.")
     ] = False,

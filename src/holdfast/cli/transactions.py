@@ -56,7 +56,6 @@ def commit(
         typer.Argument(
             metavar="OPERATION...",
             help="KEY=VALUE writes, -KEY deletes (after --), -BEGIN.. or -BEGIN..END deletes a range.",
-            show_default=False,
         ),
     ] = None,
     if_unchanged: Annotated[
@@ -136,9 +135,7 @@ def commit(
 
 def get(
     service: Service,
-    key: Annotated[
-        str | None, typer.Argument(help="The key; with --end the beginning of a range.", show_default=False)
-    ] = None,
+    key: Annotated[str | None, typer.Argument(help="The key; with --end the beginning of a range.")] = None,
     end: Annotated[
         str | None, typer.Option("--end", help="Read all keys from KEY up to this one, not included.")
     ] = None,
