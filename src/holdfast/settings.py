@@ -519,24 +519,14 @@ def _problems(settings: Settings) -> Iterator[str]:
         yield "server.tls_certificate and server.tls_key must be given together: one is useless without the other"
     if len(server.advertised_address.encode()) > ADDRESS_BYTES_MAX:
         yield "server.advertised_address must fit into the 256 bytes that the header of a batch has for it"
-    low, high = persist.batch_timeout_ms, persist.batch_timeout_max_ms
-    if high < low:
-        yield (
-            f"persist.batch_timeout_max_ms ({high:g}) must be at least persist.batch_timeout_ms ({low:g}): "
-            "the adaptive interval moves between them"
-        )
-    pool, in_flight = persist.target_pool_size, persist.max_in_flight_requests
-    if pool < in_flight:
-        yield (
-            f"persist.target_pool_size ({pool}) must be at least persist.max_in_flight_requests ({in_flight}): "
-            "otherwise a batch that may be sent waits for a connection"
-        )
-    low, high = persist.retry_base_delay_ms, persist.retry_max_delay_ms
-    if high < low:
-        yield (
-            f"persist.retry_max_delay_ms ({high:g}) must be at least persist.retry_base_delay_ms ({low:g}): "
-            "the delay grows from one to the other"
-        )
+    for larger, smaller, why in (
+        ("batch_timeout_max_ms", "batch_timeout_ms", "the adaptive interval moves between them"),
+        ("target_pool_size", "max_in_flight_requests", "otherwise a batch that may be sent waits for a connection"),
+        ("retry_max_delay_ms", "retry_base_delay_ms", "the delay grows from one to the other"),
+    ):
+        high, low = getattr(persist, larger), getattr(persist, smaller)
+        if high < low:
+            yield f"persist.{larger} ({high:.15g}) must be at least persist.{smaller} ({low:.15g}): {why}"
     if leader.heartbeat_ms >= leader.silence_ms / 2:
         yield (
             f"leader.heartbeat_ms ({leader.heartbeat_ms:g}) must be below half of leader.silence_ms "

@@ -18,20 +18,8 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Protocol
 
-from holdfast.errors import (
-    Backpressure,
-    Closed,
-    Code,
-    Conflict,
-    CorruptData,
-    HoldfastError,
-    InvalidRequest,
-    LimitExceeded,
-    NotFound,
-    OutcomeUnknown,
-    PermissionDenied,
-    Unavailable,
-)
+from holdfast import errors
+from holdfast.errors import Code, HoldfastError
 
 
 class Exit(IntEnum):
@@ -71,17 +59,17 @@ def exit_of(error: HoldfastError) -> Exit:
         case _:
             pass
     match error:
-        case Conflict() | NotFound():
+        case errors.Conflict() | errors.NotFound():
             return Exit.NO
-        case InvalidRequest() | LimitExceeded() | PermissionDenied():
+        case errors.InvalidRequest() | errors.LimitExceeded() | errors.PermissionDenied():
             return Exit.BAD_REQUEST
-        case Closed():
+        case errors.Closed():
             return Exit.DEPOSED
-        case CorruptData():
+        case errors.CorruptData():
             return Exit.DAMAGED
-        case Unavailable() | Backpressure():
+        case errors.Unavailable() | errors.Backpressure():
             return Exit.UNAVAILABLE
-        case OutcomeUnknown():
+        case errors.OutcomeUnknown():
             return Exit.OUTCOME_UNKNOWN
         case _:
             return Exit.INTERNAL
@@ -134,10 +122,10 @@ def output_errors(path: Path | None = None) -> Generator[None]:
         raise
 
 
-def output_failed(error: OSError, path: Path | None) -> Unavailable:
+def output_failed(error: OSError, path: Path | None) -> errors.Unavailable:
     """The error for an output that cannot be written."""
     full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-    return Unavailable(
+    return errors.Unavailable(
         "output could not be written",
         code=Code.DISK_FULL if full else Code.STORE_UNAVAILABLE,
         output=str(path or "stdout"),

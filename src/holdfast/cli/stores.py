@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias, cast
 
 import typer
 
-from holdfast.cli.output import Exit, answering, print_json, print_line
+from holdfast.cli.output import Exit, answering, print_json
 from holdfast.cli.service import Service, on_service, one_line
 from holdfast.documents import read_document
 from holdfast.errors import Code, Conflict, InvalidRequest, NotFound, PermissionDenied
@@ -162,10 +162,8 @@ def diff(
     changes = difference(in_force, wanted)
     with answering():
         for path, before, after in changes:
-            if service.as_json:
-                print_json({"path": path, "in_force": before, "file": after})
-            else:
-                print_line(f"{path}: {one_line(before)} -> {one_line(after)}")
+            facts = {"path": path, "in_force": before, "file": after}
+            service.show(facts, f"{path}: {one_line(before)} -> {one_line(after)}")
     if changes:
         raise typer.Exit(Exit.NO)
 

@@ -38,10 +38,8 @@ def compact(service: Service) -> None:
     """Free the space of messages that are no longer kept. The service also does this by itself."""
     with service.store_work_client() as client:
         answer = client.cluster_command("compact")
-    if service.as_json:
-        print_json(answer)
-    else:
-        print_line(f"{answer['allocated_before']} bytes before, {answer['allocated']} now, {answer['in_use']} in use")
+    text = f"{answer['allocated_before']} bytes before, {answer['allocated']} now, {answer['in_use']} in use"
+    service.show(answer, text)
 
 
 @commands.command()

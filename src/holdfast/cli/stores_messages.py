@@ -159,7 +159,7 @@ def tail(
         ) as messages,
     ):
         for message in islice(_until_quiet(messages.receive, lambda: messages.is_attached, wait), items_max(limit)):
-            print_json(message_fields(message)) if service.as_json else print_line(message_text(message))
+            service.show(message_fields(message), message_text(message))
             flush_output()
             if reject:
                 messages.reject(message)
@@ -224,10 +224,8 @@ def purge(service: Service, places: PlacesArgument, yes: YesOption = False) -> N
         ask_first("purge", chosen, yes=yes)
         for place in chosen:
             gone = client.purge(*split_place(place))
-            if service.as_json:
-                print_json({"durable": place, "messages": gone.messages, "bytes": gone.bytes})
-            else:
-                print_line(f"purged {gone.messages} messages, {gone.bytes} bytes of {place}")
+            facts = {"durable": place, "messages": gone.messages, "bytes": gone.bytes}
+            service.show(facts, f"purged {gone.messages} messages, {gone.bytes} bytes of {place}")
 
 
 @on_service(commands)
@@ -313,10 +311,7 @@ def rewind(
             service.show({"rewound": place}, f"rewound {place}")
         for place in without:
             reason = "it has no retention_time"
-            if service.as_json:
-                print_json({"not_rewound": place, "reason": reason})
-            else:
-                print_line(f"not rewound {place}: {reason}")
+            service.show({"not_rewound": place, "reason": reason}, f"not rewound {place}: {reason}")
     if without:
         raise typer.Exit(Exit.NO)
 

@@ -121,10 +121,8 @@ def commit(
                 unknown.hint = "ask: holdfast status REQUEST_ID --min-version READ_VERSION"
             raise
     try:
-        if service.as_json:
-            print_json({"status": "committed", "version": receipt.version, "leader_id": receipt.leader_id})
-        else:
-            print_line(f"committed {receipt.version}")
+        facts = {"status": "committed", "version": receipt.version, "leader_id": receipt.leader_id}
+        service.show(facts, f"committed {receipt.version}")
         flush_output()
     except Unavailable as error:
         # The commit has succeeded, so not the exit code for "try again later".
@@ -173,10 +171,7 @@ def get(
             found = client.range(begin, bound, limit=limit, at=reached)
             for item in found.items:
                 fields = {"key": base64_text(item.key), "value": base64_text(item.value), "version": item.version}
-                if service.as_json:
-                    print_json(fields)
-                else:
-                    print_line(f"{readable(item.key)} = {readable(item.value)}  @{item.version}")
+                service.show(fields, f"{readable(item.key)} = {readable(item.value)}  @{item.version}")
             if found.more:
                 _report_more(found.items[-1].key, bound, as_json=service.as_json)
             return
@@ -208,10 +203,10 @@ def status(
     with service.client() as client:
         outcome = client.status(request_id, asked)
     with answering():
-        if service.as_json:
-            print_json({"status": outcome.status} | ({} if outcome.version is None else {"version": outcome.version}))
-        else:
-            print_line(outcome.status if outcome.version is None else f"{outcome.status} {outcome.version}")
+        facts: dict[str, object] = {"status": outcome.status}
+        if outcome.version is not None:
+            facts["version"] = outcome.version
+        service.show(facts, " ".join(map(str, facts.values())))
     if outcome.status != "committed":
         raise typer.Exit(Exit.NO)
 
@@ -228,10 +223,8 @@ def version(
     """Print a version at least as new as every commit acknowledged before this request."""
     with service.client() as client:
         newest = client.version(local=local)
-    if service.as_json:
-        print_json({"version": newest.version, "leader_id": newest.leader_id, "log_id": newest.log_id})
-    else:
-        print_line(str(newest.position if position else newest.version))
+    facts = {"version": newest.version, "leader_id": newest.leader_id, "log_id": newest.log_id}
+    service.show(facts, str(newest.position if position else newest.version))
 
 
 def _report_more(last: bytes, end: bytes | None, *, as_json: bool) -> None:

@@ -1,13 +1,8 @@
 """The fault proxy as a process of its own, steered over a control port.
 
-Owns: the command line, the control protocol and the class that starts and steers such a process. Does not own: what the
-faults are (``fault_proxy``).
-
-Control protocol: one JSON object a line in, one JSON object a line out, on TCP at 127.0.0.1. A request is tagged by
-``do``, an answer by ``is``: a ``State``, or a ``Complaint`` about a line that is no request.
-
-Failure model: the process ends at SIGTERM, and at the end of its standard input, so it cannot outlive the one that
-started it.
+Control protocol, on TCP at 127.0.0.1: one JSON object a line in each direction. ``do`` names the command, ``is`` the
+response: a ``State``, or a ``Complaint`` about a line that is not a command. The process ends at SIGTERM, and at the
+end of its standard input, so it cannot outlive the process that started it.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from holdfast.client.protocol import log_operations
 from holdfast.client.protocol.effects import AwaitVersion, Decide, Failed, Procedure, Woken
@@ -32,6 +32,9 @@ from holdfast.commit.format.transaction import (
 from holdfast.errors import Conflict, InvalidRequest, Unavailable
 from holdfast.values import LogPosition
 from holdfast.wire.log import CommitReceipt, Found, FoundRange
+
+if TYPE_CHECKING:
+    from holdfast.view import View
 
 Result = TypeVar("Result")
 RANGE_PAGE: Final = 1_000
@@ -65,32 +68,10 @@ class ServiceSource:
         return reply.version
 
 
-class ReadableView(Protocol):
-    """What a transaction needs of a view; ``holdfast.view.View`` is one."""
-
-    @property
-    def version(self) -> int:
-        """Everything up to here is applied."""
-        ...
-
-    @property
-    def log_id(self) -> str | None:
-        """The log whose state it is; None while that is not known."""
-        ...
-
-    def get(self, key: bytes) -> tuple[bytes, int] | None:
-        """A key's value and version."""
-        ...
-
-    def range(self, begin: bytes, end: bytes | None, limit: int) -> Sequence[tuple[bytes, bytes, int]]:
-        """Key, value, version in byte order."""
-        ...
-
-
 class ViewSource:
     """Reads the caller's own view; see ``ServiceSource`` for the methods."""
 
-    def __init__(self, session: Session, view: ReadableView) -> None:
+    def __init__(self, session: Session, view: View) -> None:
         self._session = session
         self._view = view
 
