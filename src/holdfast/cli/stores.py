@@ -55,8 +55,7 @@ def list_stores(
 
 @on_service(commands)
 def show(
-    service: Service,
-    place: Annotated[str, typer.Argument(metavar="STORE[/DURABLE]", help="What to show.")],
+    service: Service, place: Annotated[str, typer.Argument(metavar="STORE[/DURABLE]", help="What to show.")]
 ) -> None:
     """Show a store or a durable: its parameters in force and its counts."""
     store, durable = split_optional(place)
@@ -152,8 +151,7 @@ def rm(
 
 @on_service(commands)
 def diff(
-    service: Service,
-    file: Annotated[Path, typer.Argument(help="A whole definition as JSON, TOML or YAML.")],
+    service: Service, file: Annotated[Path, typer.Argument(help="A whole definition as JSON, TOML or YAML.")]
 ) -> None:
     """Show how a file would change the definition in force; exit code 1 if it would."""
     with service.store_client() as client:

@@ -312,16 +312,10 @@ def short(data: bytes) -> str:
 
 def operation_fields(operation: Operation) -> dict[str, object]:
     """An operation as the HTTP API writes it."""
-    from holdfast.commit.format.transaction import Delete, RangeDelete, Write
+    import msgspec
 
-    match operation:
-        case Write(key=key, value=value):
-            return {"type": "write", "key": base64_text(key), "value": base64_text(value)}
-        case Delete(key=key):
-            return {"type": "delete", "key": base64_text(key)}
-        case RangeDelete(begin=begin, end=end):
-            fields: dict[str, object] = {"type": "range_delete", "begin": base64_text(begin)}
-            return fields if end is None else fields | {"end": base64_text(end)}
+    fields: dict[str, object] = msgspec.to_builtins(operation)
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def operation_text(operation: Operation) -> str:

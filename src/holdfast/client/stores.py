@@ -20,22 +20,6 @@ with needs("client"):
     from holdfast.wire.stores import Entry, KeyChange, Receipt
 
 __all__ = [
-    "Advisory",
-    "Browser",
-    "Delivery",
-    "Entry",
-    "Failure",
-    "KeyChange",
-    "Lock",
-    "Map",
-    "Message",
-    "Publisher",
-    "PublisherOptions",
-    "Receipt",
-    "Redelivered",
-    "Sent",
-    "StoreClient",
-    "Subscriber",
-    "SubscriberOptions",
-    "Watch",
-]
+    "Advisory", "Browser", "Delivery", "Entry", "Failure", "KeyChange", "Lock", "Map", "Message", "Publisher",
+    "PublisherOptions", "Receipt", "Redelivered", "Sent", "StoreClient", "Subscriber", "SubscriberOptions", "Watch",
+]  # fmt: skip

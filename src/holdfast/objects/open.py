@@ -22,11 +22,7 @@ _memory: dict[str, MemoryObjects] = {}
 
 
 def open_store(
-    url: str,
-    *,
-    create_missing: bool = False,
-    request_timeout_ms: int = 10_000,
-    connections_max: int = 64,
+    url: str, *, create_missing: bool = False, request_timeout_ms: int = 10_000, connections_max: int = 64
 ) -> ObjectStore:
     """The store that ``url`` names, ready for use on the running event loop.
 

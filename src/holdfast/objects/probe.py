@@ -33,8 +33,7 @@ async def probe(store: ObjectStore, *, unique: str | None = None) -> list[str]:
     parts = ("9", "10", "1-")
     try:
         (raced, winner), *written = await asyncio.gather(
-            _race(store, f"{prefix}.twice", names),
-            *(_create(store, f"{prefix}.order.{part}", names) for part in parts),
+            _race(store, f"{prefix}.twice", names), *(_create(store, f"{prefix}.order.{part}", names) for part in parts)
         )
         ordered = sorted(key for key, _ in written)
         await asyncio.gather(

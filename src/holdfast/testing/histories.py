@@ -45,16 +45,8 @@ from holdfast.commit.format.transaction import (
 )
 
 __all__ = [
-    "CommitCall",
-    "History",
-    "Law",
-    "LogEntry",
-    "Moment",
-    "StatusCall",
-    "VersionCall",
-    "Violation",
-    "check_history",
-]
+    "CommitCall", "History", "Law", "LogEntry", "Moment", "StatusCall", "VersionCall", "Violation", "check_history",
+]  # fmt: skip
 
 Moment = float
 """A reading of the one clock of a history. Units: any, for instance nanoseconds of a monotonic clock."""

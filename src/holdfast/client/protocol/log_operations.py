@@ -355,10 +355,7 @@ def commit_group(session: Session, txns: list[Transaction], now_ms: float) -> Pr
 
 
 def _resolve_items(
-    session: Session,
-    txns: list[Transaction],
-    lines: list[CommitReceipt | NotCommitted | ErrorBody],
-    now_ms: float,
+    session: Session, txns: list[Transaction], lines: list[CommitReceipt | NotCommitted | ErrorBody], now_ms: float
 ) -> Procedure[list[ItemResult]]:
     if len(lines) > len(txns):
         raise CorruptData("more results than items", items=len(txns), results=len(lines))

@@ -13,7 +13,23 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar
 
-from holdfast.client.protocol import effects, log_operations
+from holdfast.client.protocol import log_operations
+from holdfast.client.protocol.effects import (
+    AwaitVersion,
+    Decide,
+    Deliver,
+    Effect,
+    Event,
+    Failed,
+    Open,
+    Opened,
+    Procedure,
+    Receive,
+    Reply,
+    Send,
+    Wait,
+    Woken,
+)
 from holdfast.client.protocol.endpoint import routes_of
 from holdfast.client.protocol.http1 import token_of
 from holdfast.client.protocol.messages import Place, position_of
@@ -225,12 +241,12 @@ class Client:
 
     def run(
         self,
-        procedure: effects.Procedure[Result],
+        procedure: Procedure[Result],
         decide: Callable[[], None] | None = None,
         view: View | None = None,
     ) -> Result:
         """Drive a procedure to its end."""
-        reply: effects.Reply | None = None
+        reply: Reply | None = None
         try:
             while True:
                 try:
@@ -242,32 +258,28 @@ class Client:
         finally:
             procedure.close()
 
-    def _carry_out(self, effect: effects.Effect, decide: Callable[[], None] | None, view: View | None) -> effects.Reply:
+    def _carry_out(self, effect: Effect, decide: Callable[[], None] | None, view: View | None) -> Reply:
         match effect:
-            case effects.Send():
+            case Send():
                 return self.pool.exchange(effect)
-            case effects.Wait():
+            case Wait():
                 return self.sleep(effect)
-            case effects.Decide():
+            case Decide():
                 assert decide is not None, "only a transaction decides"
                 decide()
-                return effects.Woken(now_ms())
-            case effects.AwaitVersion(version=version, timeout_ms=timeout_ms):
+                return Woken(now_ms())
+            case AwaitVersion(version=version, timeout_ms=timeout_ms):
                 assert view is not None, "only a transaction on a view waits for it"
                 reached = transport.view_reaches(view, version, timeout_ms / 1000)
-                return (
-                    effects.Woken(now_ms())
-                    if reached
-                    else effects.Failed(now_ms(), False, "the view has not caught up")
-                )
-            case effects.Open() | effects.Receive() | effects.Deliver():
+                return Woken(now_ms()) if reached else Failed(now_ms(), False, "the view has not caught up")
+            case Open() | Receive() | Deliver():
                 raise AssertionError("streams are driven by Subscription")
 
-    def sleep(self, wait: effects.Wait) -> effects.Woken:
+    def sleep(self, wait: Wait) -> Woken:
         """Wait, unless the client is closed meanwhile. Raises: Closed."""
         if self._closing.wait(draw_wait_ms(wait) / 1000):
             raise Closed("this client is closed")
-        return effects.Woken(now_ms())
+        return Woken(now_ms())
 
 
 class Subscription:
@@ -286,7 +298,7 @@ class Subscription:
         self._continuity = Continuity(after.version, durable=durable, filtered=not keys.everything, log_id=after.log_id)
         self._procedure = follow(client.session, self._continuity, keys, durable=durable, now_ms=now_ms())
         self._stream: transport.Stream | None = None
-        self._effect: effects.Effect | None = None
+        self._effect: Effect | None = None
         self._delivery = Delivery(self._continuity)
         self._lock = transport.Lock()
         self._advancing = False
@@ -315,10 +327,10 @@ class Subscription:
         """Whether a missing transaction would be noticed."""
         return self._continuity.proves_completeness
 
-    def __iter__(self) -> Iterator[effects.Event]:
+    def __iter__(self) -> Iterator[Event]:
         return self
 
-    def __next__(self) -> effects.Event:
+    def __next__(self) -> Event:
         while True:
             event = self._delivery.take_one(checkpoints=self._checkpoints)
             if event is not None:
@@ -326,7 +338,7 @@ class Subscription:
             if not self._advance():
                 raise StopIteration
 
-    def batches(self) -> Iterator[tuple[effects.Event, ...]]:
+    def batches(self) -> Iterator[tuple[Event, ...]]:
         """The events as they arrive together, checkpoints included: the argument of ``View.apply``."""
         while True:
             events = self._delivery.take_all()
@@ -349,7 +361,7 @@ class Subscription:
                 if self._closed.is_set():  # its result is of no interest, least of all an error
                     return True
                 self._effect = self._procedure.send(reply)
-            if isinstance(self._effect, effects.Deliver):  # the procedure continues when the caller has taken these
+            if isinstance(self._effect, Deliver):  # the procedure continues when the caller has taken these
                 self._delivery.offer(self._effect.events)
         except StopIteration:
             return False
@@ -381,24 +393,24 @@ class Subscription:
         self._effect = None
         self._hang_up()
 
-    def _carry_out(self, effect: effects.Effect) -> effects.Reply:
+    def _carry_out(self, effect: Effect) -> Reply:
         match effect:
-            case effects.Open():
+            case Open():
                 self._hang_up()
                 opened = self._client.pool.open(effect)
                 if not isinstance(opened, transport.Stream):
                     return opened
                 self._stream = opened
-                return effects.Opened(now_ms())
-            case effects.Receive(timeout_ms=timeout_ms):
+                return Opened(now_ms())
+            case Receive(timeout_ms=timeout_ms):
                 if self._stream is None:  # an interrupt closed it; the procedure opens it again after the last event
-                    return effects.Failed(now_ms(), False, "the stream was interrupted")
+                    return Failed(now_ms(), False, "the stream was interrupted")
                 return self._stream.receive(timeout_ms)
-            case effects.Wait():
+            case Wait():
                 return self._client.sleep(effect)
-            case effects.Deliver():
-                return effects.Woken(now_ms())
-            case effects.Send() | effects.Decide() | effects.AwaitVersion():
+            case Deliver():
+                return Woken(now_ms())
+            case Send() | Decide() | AwaitVersion():
                 raise AssertionError("a stream only opens, receives, delivers and waits")
 
     def _hang_up(self) -> None:

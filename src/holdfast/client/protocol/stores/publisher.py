@@ -450,14 +450,14 @@ class PublisherMachine:
         while self._queue and self._queue[0].perhaps_kept:
             self._fail_head(error)
         self._publisher_id = self._new_id()
-        self._next_number = 1
-        for batch in self._queue:
-            batch.request, batch.first_number, batch.tries = None, 0, 0
+        self._renumber(1)
 
     def _take_numbers_back(self, head: _Batch) -> None:
         """Reuse the numbers of ``head``, which was not kept."""
-        if head.first_number:
-            self._next_number = head.first_number
+        self._renumber(head.first_number or self._next_number)
+
+    def _renumber(self, first_number: int) -> None:
+        self._next_number = first_number
         for batch in self._queue:
             batch.request, batch.first_number, batch.tries = None, 0, 0
 
