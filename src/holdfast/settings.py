@@ -1,11 +1,8 @@
 """Settings of a service: every key with its default and rule, where each value came from, and why a value is refused.
 
-Read the section structs first: each key is one annotated field. ``KEYS`` is made from them; the command line, the
-environment, the file, ``holdfast check-config`` and the reference page use it. A flag wins over the environment, the
-environment over the file, the file over the default.
-
-A configuration is used whole or refused whole, with every problem in one error, before anything is opened. Components
-get their settings as plain arguments.
+Read the section structs first: each key is one annotated field, and ``KEYS`` is made from them. A flag wins over the
+environment, the environment over the file, the file over the default. A configuration is used whole or refused whole,
+with every problem in one error, before anything is opened.
 """
 
 from __future__ import annotations
@@ -196,7 +193,7 @@ def _listen_addresses(value: object) -> tuple[str, ...]:
 def _tokens(value: object) -> tuple[Token, ...]:
     """Bearer tokens, each ``ROLE:TOKEN``. Errors never repeat a token."""
     rule = 'tokens such as "admin:SECRET"; the roles are read, write and admin'
-    found: dict[str, Token] = {}
+    tokens: dict[str, Token] = {}
     texts = _texts(value, rule)
     if isinstance(value, str) and not texts:
         # A secret that was not filled in must not open the service to everyone.
@@ -206,10 +203,10 @@ def _tokens(value: object) -> tuple[Token, ...]:
         printable = token.isascii() and token.isprintable() and " " not in token
         if role not in get_args(Role) or not printable or len(token) < 16:
             raise ValueError(f"{rule}; a token has at least 16 printable characters and no space")
-        if token in found:
+        if token in tokens:
             raise ValueError("each token once")
-        found[token] = Token(cast(Role, role), token)
-    return tuple(found.values())
+        tokens[token] = Token(cast(Role, role), token)
+    return tuple(tokens.values())
 
 
 def _log_url(value: object) -> str:

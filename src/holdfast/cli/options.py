@@ -62,13 +62,13 @@ def configuration(
 
 def parse_pairs(option: str, items: list[str] | None, example: str) -> dict[str, str]:
     """The values of a repeatable option KEY=VALUE by key. Raises: InvalidRequest."""
-    found: dict[str, str] = {}
+    pairs: dict[str, str] = {}
     for item in items or ():
         key, equals, value = item.partition("=")
         if not equals:
             raise InvalidRequest(f"{option} needs KEY=VALUE, for example {option} {example}, and got {item}")
-        found[key.strip()] = value.strip()
-    return found
+        pairs[key.strip()] = value.strip()
+    return pairs
 
 
 def timeout_option(help_text: str) -> object:

@@ -49,15 +49,9 @@ def exit_of(error: HoldfastError) -> Exit:
     >>> exit_of(NotFound("log is empty", code=Code.LOG_EMPTY)).value
     5
     """
-    match error.code:
-        case Code.LEADER_ALIVE:
-            return Exit.LEADER_ALIVE
-        case Code.LOG_EMPTY:
-            return Exit.LOG_EMPTY
-        case Code.STORE_UNFIT:
-            return Exit.DAMAGED
-        case _:
-            pass
+    by_code = {Code.LEADER_ALIVE: Exit.LEADER_ALIVE, Code.LOG_EMPTY: Exit.LOG_EMPTY, Code.STORE_UNFIT: Exit.DAMAGED}
+    if error.code in by_code:
+        return by_code[error.code]
     match error:
         case errors.Conflict() | errors.NotFound():
             return Exit.NO
@@ -223,7 +217,7 @@ class Progress(Protocol):
 def progress(what: str, *, shown: bool = True) -> Generator[Progress]:
     """A progress bar on stderr while the block runs, when stderr is a terminal and ``shown``."""
     if not shown or not sys.stderr.isatty():
-        yield _unseen
+        yield lambda done, total=None: None  # noqa: ARG005 - nothing is shown
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
@@ -233,8 +227,3 @@ def progress(what: str, *, shown: bool = True) -> Generator[Progress]:
     with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(what, total=None)
         yield lambda done, total=None: bar.update(task, completed=done, total=total)
-
-
-def _unseen(done: int, total: int | None = None) -> None:
-    """Show no progress."""
-    del done, total

@@ -392,16 +392,6 @@ def payload_text(message: Message, encoding: Encoding) -> str:
                 ) from error
 
 
-def message_fields(message: Message, encoding: Encoding) -> dict[str, object]:
-    """A message for programs. The time is text: its nanoseconds exceed the precision of JSON readers."""
-    return {"seq": message.seq, "time": time_text(message.time_ns), "payload": payload_text(message, encoding)}
-
-
-def message_line(message: Message) -> str:
-    """A message for people."""
-    return f"{message.seq}  {time_text(message.time_ns)}  {readable(message.payload, characters_max=CHARACTERS_MAX)}"
-
-
 @commands.command()
 def tail(
     path: PathArgument,
@@ -425,7 +415,11 @@ def tail(
             seq = max(1, queue.first_seq, queue.last_seq + 1 - count)
         messages = queue.read(since=moment, seq=seq, follow=follow, damage=_report_loss)
         for message in islice(messages, items_max(limit)):
-            print_json(message_fields(message, encoding)) if as_json else print_line(message_line(message))
+            time = time_text(message.time_ns)  # in JSON too: its nanoseconds exceed the precision of JSON readers
+            if as_json:
+                print_json({"seq": message.seq, "time": time, "payload": payload_text(message, encoding)})
+            else:
+                print_line(f"{message.seq}  {time}  {readable(message.payload, characters_max=CHARACTERS_MAX)}")
             if follow:
                 flush_output()
 
@@ -483,7 +477,7 @@ def dump(
 
 
 def _json_encoder(encoding: Encoding) -> Callable[[Message], bytes]:
-    """The form of ``message_fields``, written by hand: a dump may have many millions."""
+    """The JSON of ``tail``, written by hand: a dump may have many millions of messages."""
     quoted = json.JSONEncoder(ensure_ascii=False).encode if encoding is Encoding.TEXT else '"{}"'.format
     last_ns, last_time = -1, ""
 

@@ -208,8 +208,8 @@ def browse(
     store, durable = split_place(place)
     wanted = _matcher("--match", match)
     with service.store_client() as client:
-        found = client.browser(store, durable, match=wanted, after=after, parked=parked)
-        for message in islice(found, items_max(limit)):
+        messages = client.browser(store, durable, match=wanted, after=after, parked=parked)
+        for message in islice(messages, items_max(limit)):
             print_json(message_fields(message)) if service.as_json else print_line(message_text(message))
 
 
@@ -236,11 +236,11 @@ def explain(
 ) -> None:
     """Show the fate of a message in every durable of its store."""
     with service.store_client() as client:
-        found = client.explain(store, seq)
+        document = client.explain(store, seq)
     if service.as_json:
-        print_json(found)
+        print_json(document)
         return
-    for durable in cast("list[dict[str, object]]", found["durables"]):
+    for durable in cast("list[dict[str, object]]", document["durables"]):
         facts = [
             f"{name}={json.dumps(value)}" for name, value in durable.items() if name not in ("name", "type", "fate")
         ]

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, assert_never
 
+import msgspec
 import typer
 
 from holdfast.cli.options import (
@@ -38,14 +39,24 @@ from holdfast.cli.output import (
     write_bytes,
 )
 from holdfast.cli.service import LOCAL, STREAM_SECONDS, Service
+from holdfast.commit.format.json_request import decode_json
+from holdfast.commit.format.transaction import (
+    Delete,
+    Operation,
+    PointRead,
+    Precondition,
+    RangeDelete,
+    RangeRead,
+    Transaction,
+    Write,
+    prefix_end,
+)
 from holdfast.errors import Code, Conflict, HoldfastError, InvalidRequest, OutcomeUnknown, Unavailable
 from holdfast.values import LogPosition, is_log_id
 from holdfast.values import parse_position as read_position
 
 if TYPE_CHECKING:
     from holdfast.client.protocol.effects import Event
-    from holdfast.commit.format.transaction import Operation, Precondition, Transaction
-
 CHARACTERS_MAX: Final = 60
 
 
@@ -156,8 +167,6 @@ def get(
 
     Exit code 1 if there is no such key.
     """
-    from holdfast.commit.format.transaction import prefix_end
-
     first = prefix if key is None else key
     if first is None or (key is not None and prefix is not None):
         raise InvalidRequest("give either KEY or --prefix", hint="holdfast get --prefix '' reads all keys")
@@ -168,12 +177,12 @@ def get(
     with service.client() as client:
         if end is not None or prefix is not None:
             bound = prefix_end(begin) if end is None else parse_bytes(end, encoding) or None
-            found = client.range(begin, bound, limit=limit, at=reached)
-            for item in found.items:
+            page = client.range(begin, bound, limit=limit, at=reached)
+            for item in page.items:
                 fields = {"key": base64_text(item.key), "value": base64_text(item.value), "version": item.version}
                 service.show(fields, f"{readable(item.key)} = {readable(item.value)}  @{item.version}")
-            if found.more:
-                _report_more(found.items[-1].key, bound, as_json=service.as_json)
+            if page.more:
+                _report_more(page.items[-1].key, bound, as_json=service.as_json)
             return
         one = client.get(begin, reached)
     if one is None:
@@ -240,8 +249,6 @@ def _report_more(last: bytes, end: bytes | None, *, as_json: bool) -> None:
 
 
 def _read_request(file: Path) -> Transaction:
-    from holdfast.commit.format.json_request import decode_json
-
     try:
         return decode_json(Path("/dev/stdin").read_bytes() if str(file) == "-" else file.read_bytes())
     except OSError as error:
@@ -253,8 +260,6 @@ def _read_request(file: Path) -> Transaction:
 
 
 def _operation(text: str, encoding: Encoding) -> Operation:
-    from holdfast.commit.format.transaction import Delete, RangeDelete, Write
-
     key, equals, value = text.partition("=")
     if equals and key:
         return Write(parse_bytes(key, encoding), parse_bytes(value, encoding))
@@ -270,8 +275,6 @@ def _operation(text: str, encoding: Encoding) -> Operation:
 
 def _precondition(text: str, encoding: Encoding) -> tuple[Precondition, str | None]:
     """A precondition, and the log of its version if the text names one."""
-    from holdfast.commit.format.transaction import PointRead, RangeRead
-
     keys, at, suffix = text.rpartition("@")
     if not at:
         keys, suffix = text, ""
@@ -312,8 +315,6 @@ def short(data: bytes) -> str:
 
 def operation_fields(operation: Operation) -> dict[str, object]:
     """An operation as the HTTP API writes it."""
-    import msgspec
-
     fields: dict[str, object] = msgspec.to_builtins(operation)
     return {name: value for name, value in fields.items() if value is not None}
 
@@ -325,8 +326,6 @@ def operation_text(operation: Operation) -> str:
     >>> operation_text(Write(b"seat/12A", b"taken"))
     'write seat/12A = taken'
     """
-    from holdfast.commit.format.transaction import Delete, RangeDelete, Write
-
     match operation:
         case Write(key=key, value=value):
             return f"write {short(key)} = {short(value)}"
@@ -455,7 +454,6 @@ async def _run_bench(
     import asyncio
 
     from holdfast.aio import Client
-    from holdfast.commit.format.transaction import PointRead, Write
 
     run = secrets.token_hex(4)
     value = secrets.token_bytes(value_bytes)

@@ -42,7 +42,7 @@ class TimeLimited:
             async with asyncio.timeout(self._timeout_seconds):
                 return await self._store.create(key, data)
         except TimeoutError:
-            return Unknown("no answer in time")
+            return Unknown("no result in time")
 
     async def read(self, key: str, *, start: int = 0, length: int | None = None) -> bytes:
         """As the port says."""
@@ -201,17 +201,17 @@ class BudgetedStore:
         counts = self.metrics.create
         async with _Connection(self._creates, counts):
             started = self._clock()
-            answer = await self._store.create(key, data)
+            result = await self._store.create(key, data)
             ended = self._clock()
-        if isinstance(answer, Unknown):
-            self._failed(answer.detail)
-            self._warn(key, answer.detail, ended)
+        if isinstance(result, Unknown):
+            self._failed(result.detail)
+            self._warn(key, result.detail, ended)
             outcome = "unknown"
         else:
             self._succeeded(ended)
-            outcome = "created" if isinstance(answer, Created) else "refused"
+            outcome = "created" if isinstance(result, Created) else "refused"
         counts.finished(outcome, (ended - started) * 1000, len(data))
-        return answer
+        return result
 
     async def read(self, key: str, *, start: int = 0, length: int | None = None) -> bytes:
         """As the port says, after the retries."""
@@ -251,7 +251,7 @@ class BudgetedStore:
         async with _Connection(self._others, counts):
             started = self._clock()
             try:
-                answer = await request()
+                result = await request()
             except NotFound:
                 self._succeeded(self._clock())
                 counts.finished("not_found", (self._clock() - started) * 1000, 0)
@@ -262,8 +262,8 @@ class BudgetedStore:
                 raise
             ended = self._clock()
         self._succeeded(ended)
-        counts.finished("ok", (ended - started) * 1000, size_of(answer))
-        return answer
+        counts.finished("ok", (ended - started) * 1000, size_of(result))
+        return result
 
     def _succeeded(self, now_seconds: float) -> None:
         self.metrics.consecutive_failures = 0

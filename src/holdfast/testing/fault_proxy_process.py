@@ -110,13 +110,13 @@ async def _serve(proxy: FaultProxy, control_port: int, follow_stdin: bool) -> No
     async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError, asyncio.CancelledError):
             while line := await reader.readline():
-                answer: State | Complaint
+                response: State | Complaint
                 try:
                     await _obey(proxy, msgspec.json.decode(line, type=Command))
-                    answer = state()
+                    response = state()
                 except (msgspec.ValidationError, msgspec.DecodeError, InvalidRequest) as error:
-                    answer = Complaint(str(error))
-                writer.write(msgspec.json.encode(answer) + b"\n")
+                    response = Complaint(str(error))
+                writer.write(msgspec.json.encode(response) + b"\n")
                 await writer.drain()
         writer.close()
 
@@ -202,10 +202,10 @@ class FaultProxyProcess:
             if not more:
                 raise Unavailable("fault proxy has gone")
             line += more
-        answer = msgspec.json.decode(line, type=State | Complaint)
-        if isinstance(answer, Complaint):
-            raise InvalidRequest(answer.error)
-        return answer
+        response = msgspec.json.decode(line, type=State | Complaint)
+        if isinstance(response, Complaint):
+            raise InvalidRequest(response.error)
+        return response
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

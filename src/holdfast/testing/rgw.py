@@ -377,14 +377,14 @@ rgw_frontends = beast endpoint=127.0.0.1:{self.port} tcp_nodelay=1
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
         try:
             connection.request(method, path, headers=headers)
-            answer = connection.getresponse()
-            said = answer.read(_OUTPUT_TAIL_BYTES).decode("utf-8", "replace")
+            response = connection.getresponse()
+            said = response.read(_OUTPUT_TAIL_BYTES).decode("utf-8", "replace")
         except (OSError, http.client.HTTPException) as error:
-            raise Unavailable("gateway does not answer", endpoint=self.endpoint) from error
+            raise Unavailable("gateway does not response", endpoint=self.endpoint) from error
         finally:
             connection.close()
-        if answer.status != http.client.OK:
-            raise Unavailable("gateway refused", method=method, path=path, status=answer.status, said=said)
+        if response.status != http.client.OK:
+            raise Unavailable("gateway refused", method=method, path=path, status=response.status, said=said)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -78,11 +78,11 @@ def _tune(connection: sqlite3.Connection) -> None:
 
 def _prepare(connection: sqlite3.Connection, path: Path) -> None:
     try:
-        found = int(connection.execute("PRAGMA application_id").fetchone()[0])
+        application_id = int(connection.execute("PRAGMA application_id").fetchone()[0])
         tables = int(connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0])
     except sqlite3.DatabaseError as error:
         raise CorruptData("this file is not a view", path=path, hint="choose another path, or remove it") from error
-    if found != APPLICATION_ID and tables:
+    if application_id != APPLICATION_ID and tables:
         raise CorruptData("this file is another database", path=path, hint="choose another path")
     connection.execute("PRAGMA journal_mode = WAL")
     with _transaction(connection):

@@ -77,7 +77,7 @@ def _request_within(session: Session, request: Request, budget: RetryBudget) -> 
         timeout_ms = min(session.options.request_timeout_ms, budget.left_ms(now_ms))
         asked = session.route.current
         reply = yield Send(asked, request, timeout_ms)
-        assert isinstance(reply, Response | Failed), "a Send is answered by Response or Failed"
+        assert isinstance(reply, Response | Failed), "the reply to Send is Response or Failed"
         budget.now_ms = reply.now_ms
         failure: HoldfastError
         if isinstance(reply, Response):
@@ -111,7 +111,7 @@ def _submit(
     while True:
         asked = session.route.current
         reply = yield Send(asked, request, session.options.request_timeout_ms)
-        assert isinstance(reply, Response | Failed), "a Send is answered by Response or Failed"
+        assert isinstance(reply, Response | Failed), "the reply to Send is Response or Failed"
         if isinstance(reply, Failed):
             budget.missed(asked, reply)
             if reply.perhaps_accepted:
@@ -175,8 +175,8 @@ def read_range(
     return decode_body((yield from _request(session, request, now_ms)), FoundRange)
 
 
-def _position(session: Session, place: Place | None) -> LogPosition | None:
-    return None if place is None else session.resolve_position(place)
+def _position(session: Session, position: Place | None) -> LogPosition | None:
+    return None if position is None else session.resolve_position(position)
 
 
 def ask_status(session: Session, request_id: str, min_version: Place, now_ms: float) -> Procedure[StatusAnswer]:

@@ -67,17 +67,17 @@ def commits_request(txns: list[Transaction]) -> Request:
     return Request("POST", "/v1/commits", body, headers, accepted_in_parts=True)
 
 
-def position_of(place: Place) -> LogPosition:
+def position_of(named: Place) -> LogPosition:
     """The position that a caller names. Raises: InvalidRequest."""
-    match place:
+    match named:
         case LogPosition():
-            return place
+            return named
         case str():
-            position = parse_position(place)
+            position = parse_position(named)
         case _:
-            position = LogPosition(place) if place >= 0 else None
+            position = LogPosition(named) if named >= 0 else None
     if position is None:
-        raise InvalidRequest("a position is a version, VERSION@LOGID or VERSION~LEADER@LOGID", position=place)
+        raise InvalidRequest("a position is a version, VERSION@LOGID or VERSION~LEADER@LOGID", position=named)
     return position
 
 

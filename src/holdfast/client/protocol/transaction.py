@@ -51,8 +51,8 @@ class ServiceSource:
 
     def get(self, key: bytes, at: int, now_ms: float) -> Procedure[tuple[bytes, int] | None]:
         """A key's value and version."""
-        found = yield from log_operations.get(self._session, key, LogPosition(at, self.log_id), now_ms)
-        return None if found is None else (found.value, found.version)
+        stored = yield from log_operations.get(self._session, key, LogPosition(at, self.log_id), now_ms)
+        return None if stored is None else (stored.value, stored.version)
 
     def range(self, begin: bytes, end: bytes | None, limit: int, at: int, now_ms: float) -> Procedure[FoundRange]:
         """At most ``limit`` keys of ``[begin, end)`` in byte order."""
@@ -107,7 +107,7 @@ class ViewSource:
         if newer_than is not None and self._view.version < newer_than:
             options = self._session.options
             reply = yield AwaitVersion(newer_than, options.give_up_after_ms)
-            assert isinstance(reply, Woken | Failed), "an AwaitVersion is answered by Woken or Failed"
+            assert isinstance(reply, Woken | Failed), "the reply to AwaitVersion is Woken or Failed"
             if isinstance(reply, Failed):
                 raise Unavailable("the view does not catch up", view_version=self._view.version, version=newer_than)
         return self._view.version
@@ -169,13 +169,13 @@ class TransactionBuilder:
             return self._own[key]
         if any(_inside(key, begin, end) for begin, end in self._cleared):
             return None
-        found = yield from self._source.get(key, self.read_version, now_ms)
-        if found is not None:
-            self._saw(found[1])
+        stored = yield from self._source.get(key, self.read_version, now_ms)
+        if stored is not None:
+            self._saw(stored[1])
         version = self.read_version
         # Of two reads of one key at different versions, the older one must hold.
         self._points[key] = min(version, self._points.get(key, version))
-        return None if found is None else found[0]
+        return None if stored is None else stored[0]
 
     def reading_range(
         self, begin: bytes, end: bytes | None, limit: int, now_ms: float

@@ -14,7 +14,7 @@ import socket
 import ssl
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable
-from typing import TYPE_CHECKING, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from holdfast.client.protocol.effects import Chunk, Failed, Open, Response, Send
 from holdfast.client.protocol.endpoint import Endpoint
@@ -66,22 +66,14 @@ class Event:
         return self._event.is_set()
 
 
-class each(Generic[Item]):  # noqa: N801 - reads as a keyword: async for item in each(items)
+def each(items: Iterable[Item] | AsyncIterable[Item]) -> AsyncIterable[Item]:
     """The items of an ordinary or an asynchronous iterable."""
+    return items if isinstance(items, AsyncIterable) else _ordinary(items)
 
-    def __init__(self, items: Iterable[Item] | AsyncIterable[Item]) -> None:
-        self._items = items
 
-    def __aiter__(self) -> AsyncIterator[Item]:
-        if isinstance(self._items, AsyncIterable):
-            return aiter(self._items)
-        self._iterator = iter(self._items)
-        return self
-
-    async def __anext__(self) -> Item:
-        for item in self._iterator:
-            return item
-        raise StopAsyncIteration
+async def _ordinary(items: Iterable[Item]) -> AsyncIterator[Item]:
+    for item in items:
+        yield item
 
 
 async def view_reaches(view: View, version: int, timeout_s: float) -> bool:
@@ -511,6 +503,6 @@ async def _addresses_of(endpoint: Endpoint) -> list[tuple[str, int]]:
         ipaddress.ip_address(endpoint.host)
     except ValueError:
         loop = asyncio.get_running_loop()
-        found = await loop.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
-        return [(str(address[0]), int(address[1])) for *_, address in found]
+        resolved = await loop.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
+        return [(str(address[0]), int(address[1])) for *_, address in resolved]
     return [(endpoint.host, endpoint.port)]
