@@ -56,10 +56,8 @@ class Document:
 
 
 def read_document(path: Path) -> Document:
-    """Read a file: TOML where its name ends in ``.toml``, YAML in ``.yaml`` or ``.yml``, else JSON.
-
-    *Raises*: ``InvalidRequest``, code ``bad_configuration``.
-    """
+    """Read a file: TOML where its name ends in ``.toml``, YAML in ``.yaml`` or ``.yml``, else JSON. *Raises*:
+    ``InvalidRequest``, code ``bad_configuration``."""
     try:
         text = path.read_text(encoding="utf-8")
         if path.suffix == ".toml":
@@ -182,10 +180,8 @@ class _YamlReader:
         return values
 
     def _entries(self, node: Any, depth: int) -> dict[str, tuple[Any, Any]]:
-        """Key and value nodes of a mapping by name, after those that ``<<`` names and it does not have itself.
-
-        Each mapping is merged once, and each entry of the result is counted. Raises: ValueError.
-        """
+        """Key and value nodes of a mapping by name, after those that ``<<`` names and it does not have itself. Each
+        mapping is merged once, and each entry of the result is counted. Raises: ValueError."""
         known = self._merged.get(id(node))
         if known is not None:
             return known

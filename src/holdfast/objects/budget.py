@@ -220,12 +220,12 @@ class BudgetedStore:
     async def list(self, prefix: str, *, after: str = "", limit: int = 1000) -> builtins.list[Listed]:
         """As the port says, after the retries."""
         return await self._repeat(
-            self.metrics.list, lambda: self._store.list(prefix, after=after, limit=limit), _no_bytes
+            self.metrics.list, lambda: self._store.list(prefix, after=after, limit=limit), lambda _: 0
         )
 
     async def delete(self, key: str) -> None:
         """As the port says, after the retries: deleting twice is harmless."""
-        await self._repeat(self.metrics.delete, lambda: self._store.delete(key), _no_bytes)
+        await self._repeat(self.metrics.delete, lambda: self._store.delete(key), lambda _: 0)
 
     async def close(self) -> None:
         """As the port says."""
@@ -280,10 +280,6 @@ class BudgetedStore:
         if told_seconds is None or now_seconds - told_seconds >= WARN_EVERY_SECONDS:
             self.metrics.last_told_seconds = now_seconds
             self._not_created(key, detail)
-
-
-def _no_bytes(answer: object) -> int:  # noqa: ARG001 - listings and deletes move no object
-    return 0
 
 
 class _Connection:

@@ -127,7 +127,9 @@ class CloudStore:
                     return bytes(await response.bytes_async())
                 return await self._read_part(key, start, length)
         except FileNotFoundError as error:
-            raise self._absent(error, key) from error
+            if "NoSuchBucket" in str(error) or "ContainerNotFound" in str(error):
+                raise self._unavailable("read", error, key) from error
+            raise NotFound("there is no such object", key=key) from error
         except (BaseError, OSError) as error:
             raise self._unavailable("read", error, key) from error
 
@@ -180,11 +182,6 @@ class CloudStore:
 
     async def close(self) -> None:
         """As the port says. The client's connections end with it."""
-
-    def _absent(self, error: Exception, key: str) -> NotFound | Unavailable:
-        if "NoSuchBucket" in str(error) or "ContainerNotFound" in str(error):
-            return self._unavailable("read", error, key)
-        return NotFound("there is no such object", key=key)
 
     def _unavailable(self, what: str, error: Exception, key: str) -> Unavailable:
         return Unavailable(f"the object store did not {what}", url=self.url, key=key, cause=_detail(error))

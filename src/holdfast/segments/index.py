@@ -57,10 +57,8 @@ class SegmentIndex:
 
 
 def read_segment_index(uri: str, options: Mapping[str, str]) -> SegmentIndex:
-    """The index of the table of segments at ``uri``, with the storage ``options`` of deltalake.
-
-    Raises: NotFound (no table), InvalidRequest, Unavailable. Cost: the Delta log. Memory: a row a segment.
-    """
+    """The index of the table of segments at ``uri``, with the storage ``options`` of deltalake. Raises: NotFound (no
+    table), InvalidRequest, Unavailable. Cost: the Delta log. Memory: a row a segment."""
     try:
         table = DeltaTable(uri, storage_options=dict(options))
     except TableNotFoundError:

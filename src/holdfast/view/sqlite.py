@@ -125,10 +125,8 @@ def _read_position(connection: sqlite3.Connection, path: Path) -> Position:
 
 
 def write_layer(connection: sqlite3.Connection, layer: Layer, position: Position) -> None:
-    """Write ``layer`` and ``position`` in one transaction. ``layer`` must not change meanwhile.
-
-    Raises: sqlite3.Error, and then nothing has changed.
-    """
+    """Write ``layer`` and ``position`` in one transaction. ``layer`` must not change meanwhile. Raises: sqlite3.Error,
+    and then nothing has changed."""
     with _transaction(connection):
         for begin, end in layer.cleared:
             connection.execute("DELETE FROM latest WHERE key >= ? AND (? IS NULL OR key < ?)", (begin, end, end))

@@ -62,10 +62,8 @@ Event = TransactionEvent | Checkpoint | RolledBack
 
 
 class Request(msgspec.Struct, frozen=True):
-    """One HTTP request, without what belongs to the connection (host, token, framing).
-
-    ``accepted_in_parts``: the service acts on the body as it arrives, so its first byte may already be accepted.
-    """
+    """One HTTP request, without what belongs to the connection (host, token, framing). ``accepted_in_parts``: the
+    service acts on the body as it arrives, so its first byte may already be accepted."""
 
     method: str
     target: str

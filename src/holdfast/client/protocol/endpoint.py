@@ -73,10 +73,8 @@ def parse_endpoint(text: str, *, secure: bool = False) -> Endpoint:
 
 
 class Route:
-    """The configured endpoints in turn, and the leader that one of them named.
-
-    Every operation of a client shares it. Threads may share it: each method changes the state in one assignment.
-    """
+    """The configured endpoints in turn, and the leader that one of them named. Every operation of a client shares it.
+    Threads may share it: each method changes the state in one assignment."""
 
     def __init__(self, configured: tuple[Endpoint, ...]) -> None:
         if not configured:
@@ -92,10 +90,8 @@ class Route:
             self.current = self.configured[self._turn]
 
     def follow(self, asked: Endpoint, address: str | None) -> bool:
-        """Follow the leader's address in a response. False when it is missing, unusable, or ``asked`` itself.
-
-        An endpoint with TLS cannot redirect to one without, because requests carry the token.
-        """
+        """Follow the leader's address in a response. False when it is missing, unusable, or ``asked`` itself. An
+        endpoint with TLS cannot redirect to one without, because requests carry the token."""
         if not address:
             return False
         try:

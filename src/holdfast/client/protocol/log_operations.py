@@ -147,7 +147,7 @@ def version(session: Session, now_ms: float, *, local: bool) -> Procedure[Versio
 
 def get(session: Session, key: bytes, at: Place | None, now_ms: float) -> Procedure[Found | None]:
     """The value of a key in the service's view, never older than ``at``. Raises: as ``version``, InvalidRequest."""
-    request = key_request(key, _position(session, at))
+    request = key_request(key, None if at is None else session.resolve_position(at))
     try:
         return decode_body((yield from _request(session, request, now_ms)), Found)
     except NotFound:
@@ -171,19 +171,13 @@ def read_range(
     session: Session, begin: bytes, end: bytes | None, limit: int, at: Place | None, now_ms: float
 ) -> Procedure[FoundRange]:
     """Keys of ``[begin, end)`` in the service's view, not older than ``at``. Raises: as ``version``, InvalidRequest."""
-    request = range_request(begin, end, limit, _position(session, at))
+    request = range_request(begin, end, limit, None if at is None else session.resolve_position(at))
     return decode_body((yield from _request(session, request, now_ms)), FoundRange)
 
 
-def _position(session: Session, position: Place | None) -> LogPosition | None:
-    return None if position is None else session.resolve_position(position)
-
-
 def ask_status(session: Session, request_id: str, min_version: Place, now_ms: float) -> Procedure[StatusAnswer]:
-    """The final outcome of an attempt. Asking closes it: an attempt that has not committed never will.
-
-    Raises: OutcomeUnknown without a final status within ``resolve_within_ms``; InvalidRequest; PermissionDenied.
-    """
+    """The final outcome of an attempt. Asking closes it: an attempt that has not committed never will. Raises:
+    OutcomeUnknown without a final status within ``resolve_within_ms``; InvalidRequest; PermissionDenied."""
     budget = RetryBudget(session, now_ms, session.options.resolve_within_ms)
     return (yield from _ask_status(session, request_id, session.resolve_position(min_version), budget))
 

@@ -91,9 +91,7 @@ class RetryBudget:
 
     def missed(self, asked: Endpoint, reply: Failed) -> None:
         """``asked`` has not responded: the next request goes to another endpoint, unless it was not asked at all.
-
-        Raises: InvalidRequest (bad_configuration) when no configured endpoint is usable, nor a leader it named.
-        """
+        Raises: InvalidRequest (bad_configuration) when no configured endpoint is usable, nor a leader it named."""
         if reply.asked:
             self._route.failed(asked)
         if reply.problem is not None and self.unusable.met(reply.problem, asked, self.sent_by):

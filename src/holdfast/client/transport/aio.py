@@ -132,10 +132,8 @@ class ClosingConnections:
 
 
 class Incoming(asyncio.BufferedProtocol, ABC):
-    """A protocol that receives into its own buffer.
-
-    Without one asyncio allocates 256 KiB each time, which costs more CPU than all work on a short response.
-    """
+    """A protocol that receives into its own buffer. Without one asyncio allocates 256 KiB each time, which costs more
+    CPU than all work on a short response."""
 
     def __init__(self) -> None:
         self._incoming = memoryview(bytearray(RECEIVE_BYTES))
@@ -155,10 +153,8 @@ class Incoming(asyncio.BufferedProtocol, ABC):
 
 
 class Connection(Incoming):
-    """One transport and its response in progress.
-
-    Exchanges share one timer: when it is due, it checks whether the current exchange is late, and is set again if not.
-    """
+    """One transport and its response in progress. Exchanges share one timer: when it is due, it checks whether the
+    current exchange is late, and is set again if not."""
 
     def __init__(self, departures: ClosingConnections) -> None:
         super().__init__()
@@ -469,10 +465,8 @@ class Stream:
 
 
 async def connected(made: Callable[[], Made], endpoint: Endpoint, tls: ssl.SSLContext | None, deadline: float) -> Made:
-    """The protocol that ``made`` made, connected to the first address of ``endpoint`` that accepts.
-
-    Each address has its share of the time to the loop's ``deadline``. Raises: OSError, UnicodeError.
-    """
+    """The protocol that ``made`` made, connected to the first address of ``endpoint`` that accepts. Each address has
+    its share of the time to the loop's ``deadline``. Raises: OSError, UnicodeError."""
     loop = asyncio.get_running_loop()
     if endpoint.unix_path is not None:
         async with asyncio.timeout_at(deadline):

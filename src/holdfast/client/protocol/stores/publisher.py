@@ -58,9 +58,7 @@ from holdfast.wire.stores import Receipt
 
 class Sent:
     """One message in flight. ``seq`` is its number in the store once it is confirmed, 0 where that is not known.
-
-    ``done`` is set with either ``seq`` or ``error``; then ``on_done`` is called once.
-    """
+    ``done`` is set with either ``seq`` or ``error``; then ``on_done`` is called once."""
 
     __slots__ = ("done", "error", "message", "on_done", "receipt", "seq", "size", "told")
 
@@ -161,9 +159,7 @@ class _Batch:
 
 class PublisherMachine:
     """Its driver calls ``next_step``, carries the step out, reports the reply, and repeats. Not thread-safe.
-
-    ``entropy`` makes the ids of a publisher that numbers its own messages.
-    """
+    ``entropy`` makes the ids of a publisher that numbers its own messages."""
 
     def __init__(
         self,
@@ -290,10 +286,8 @@ class PublisherMachine:
     # called by the driver
 
     def next_step(self, now_ms: float) -> Send | Wait | None:
-        """Next: send, then ``on_response``; wait, then ``waited``; or None until something is added.
-
-        A ``Wait`` with the reason ``linger`` ends early when something is added or flushed.
-        """
+        """Next: send, then ``on_response``; wait, then ``waited``; or None until something is added. A ``Wait`` with
+        the reason ``linger`` ends early when something is added or flushed."""
         assert self._under_way is None, "one request is in flight at a time"
         if self._pause is not None:
             return self._pause

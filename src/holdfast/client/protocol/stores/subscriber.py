@@ -74,10 +74,8 @@ class Connect(msgspec.Struct, frozen=True):
 
 
 class Talk(msgspec.Struct, frozen=True):
-    """Send ``outgoing`` (and a ping when ``probes``), then pass on what arrives, for at most ``timeout_ms``.
-
-    Payloads go to ``received``; then, at the time-out, or when something was added, call ``next_step`` again.
-    """
+    """Send ``outgoing`` (and a ping when ``probes``), then pass on what arrives, for at most ``timeout_ms``. Payloads
+    go to ``received``; then, at the time-out, or when something was added, call ``next_step`` again."""
 
     outgoing: tuple[bytes, ...]
     probes: bool
@@ -168,10 +166,8 @@ _CONNECTED: Final = frozenset({_State.OPENING, _State.ATTACHING, _State.ATTACHED
 
 
 class SubscriberMachine:
-    """Its driver calls ``next_step``, carries the step out, reports events, and repeats. Not thread-safe.
-
-    ``target``: see ``subscribe_target``.
-    """
+    """Its driver calls ``next_step``, carries the step out, reports events, and repeats. Not thread-safe. ``target``:
+    see ``subscribe_target``."""
 
     def __init__(self, session: Session, target: str, options: SubscriberOptions) -> None:
         self._session = session
