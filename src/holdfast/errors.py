@@ -230,6 +230,8 @@ class PermissionDenied(HoldfastError):
 class InternalError(HoldfastError):
     """A violated invariant of Holdfast itself. Report it."""
 
+    default_code = Code.INTERNAL
+
 
 def _shown(value: object) -> object:
     return value.statement() if isinstance(value, HoldfastError) else value

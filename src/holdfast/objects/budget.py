@@ -42,7 +42,7 @@ class TimeLimited:
             async with asyncio.timeout(self._timeout_seconds):
                 return await self._store.create(key, data)
         except TimeoutError:
-            return Unknown("no result in time")
+            return Unknown("no answer in time")
 
     async def read(self, key: str, *, start: int = 0, length: int | None = None) -> bytes:
         """As the port says."""
