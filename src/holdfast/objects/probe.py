@@ -63,7 +63,7 @@ async def _race(store: ObjectStore, prefix: str, names: list[str]) -> tuple[str,
             _unfit(store, "it creates an object that exists already: it ignores If-None-Match")
         if created and any(isinstance(result, Refused) for result in results):
             return key, created[0]
-    raise Unavailable("the object store did not result whether it refuses a taken name", url=store.url)
+    raise Unavailable("the object store did not answer whether it refuses a taken name", url=store.url)
 
 
 async def _require_bytes(store: ObjectStore, key: str, expected: bytes) -> None:

@@ -378,7 +378,7 @@ rgw_frontends = beast endpoint=127.0.0.1:{self.port} tcp_nodelay=1
             response = connection.getresponse()
             said = response.read(_OUTPUT_TAIL_BYTES).decode("utf-8", "replace")
         except (OSError, http.client.HTTPException) as error:
-            raise Unavailable("gateway does not response", endpoint=self.endpoint) from error
+            raise Unavailable("gateway does not answer", endpoint=self.endpoint) from error
         finally:
             connection.close()
         if response.status != http.client.OK:
