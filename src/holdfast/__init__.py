@@ -67,30 +67,11 @@ _HOMES: Final = {
     "holdfast.client": ("Client", "ClientOptions"),
     "holdfast.client.stores": ("StoreClient",),
     "holdfast.commit.format.transaction": (
-        "Delete",
-        "Operation",
-        "PointRead",
-        "Precondition",
-        "RangeDelete",
-        "RangeRead",
-        "Transaction",
-        "Write",
+        "Delete", "Operation", "PointRead", "Precondition", "RangeDelete", "RangeRead", "Transaction", "Write",
     ),
     "holdfast.errors": (
-        "AlreadyOpen",
-        "Backpressure",
-        "Closed",
-        "Code",
-        "Conflict",
-        "CorruptData",
-        "Fenced",
-        "HoldfastError",
-        "InternalError",
-        "InvalidRequest",
-        "LimitExceeded",
-        "NotFound",
-        "OutcomeUnknown",
-        "PermissionDenied",
+        "AlreadyOpen", "Backpressure", "Closed", "Code", "Conflict", "CorruptData", "Fenced", "HoldfastError",
+        "InternalError", "InvalidRequest", "LimitExceeded", "NotFound", "OutcomeUnknown", "PermissionDenied",
         "Unavailable",
     ),
     "holdfast.extras": ("MissingExtra",),
@@ -98,7 +79,7 @@ _HOMES: Final = {
     "holdfast.queue.persist": ("persist",),
     "holdfast.settings": ("Settings", "load_configuration"),
     "holdfast.view": ("View",),
-}
+}  # fmt: skip
 _HOME: Final = {name: home for home, names in _HOMES.items() for name in names}
 
 

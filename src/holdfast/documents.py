@@ -56,10 +56,8 @@ class Document:
 
 
 def read_document(path: Path) -> Document:
-    """Read a file: TOML where its name ends in ``.toml``, YAML in ``.yaml`` or ``.yml``, else JSON.
-
-    *Raises*: ``InvalidRequest``, code ``bad_configuration``.
-    """
+    """Read a file: TOML where its name ends in ``.toml``, YAML in ``.yaml`` or ``.yml``, else JSON. *Raises*:
+    ``InvalidRequest``, code ``bad_configuration``."""
     try:
         text = path.read_text(encoding="utf-8")
         if path.suffix == ".toml":
@@ -86,12 +84,12 @@ def _refused(path: Path, reason: str) -> InvalidRequest:
 
 
 def _each_once(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    found: dict[str, object] = {}
+    values: dict[str, object] = {}
     for name, value in pairs:
-        if name in found:
+        if name in values:
             raise ValueError(f"{name!r} is given twice")
-        found[name] = value
-    return found
+        values[name] = value
+    return values
 
 
 # ---- YAML -----------------------------------------------------------------------------------------------------------
@@ -174,18 +172,16 @@ class _YamlReader:
         raise ValueError(f"line {line}: {node.value!r} is of YAML's type {type(value).__name__}: put it in quotes")
 
     def _mapping(self, node: Any, path: str, depth: int) -> dict[str, object]:
-        found: dict[str, object] = {}
+        values: dict[str, object] = {}
         for name, (key, one) in self._entries(node, depth).items():
-            place = f"{path}.{name}" if path else name
-            self.lines[place] = key.start_mark.line + 1
-            found[name] = self.value(one, place, depth + 1)
-        return found
+            inner_path = f"{path}.{name}" if path else name
+            self.lines[inner_path] = key.start_mark.line + 1
+            values[name] = self.value(one, inner_path, depth + 1)
+        return values
 
     def _entries(self, node: Any, depth: int) -> dict[str, tuple[Any, Any]]:
-        """Key and value nodes of a mapping by name, after those that ``<<`` names and it does not have itself.
-
-        Each mapping is merged once, and each entry of the result is counted. Raises: ValueError.
-        """
+        """Key and value nodes of a mapping by name, after those that ``<<`` names and it does not have itself. Each
+        mapping is merged once, and each entry of the result is counted. Raises: ValueError."""
         known = self._merged.get(id(node))
         if known is not None:
             return known
@@ -204,16 +200,16 @@ class _YamlReader:
             own[name] = key, one
             if key.tag == _MERGE:
                 merged = self._named_by(one, line, depth)
-        found = merged | {name: pair for name, pair in own.items() if pair[0].tag != _MERGE}
-        self._nodes += len(found)
+        entries = merged | {name: pair for name, pair in own.items() if pair[0].tag != _MERGE}
+        self._nodes += len(entries)
         if self._nodes > NODES_MAX:
             raise _too_much(node.start_mark.line + 1)
-        self._merged[id(node)] = found
-        return found
+        self._merged[id(node)] = entries
+        return entries
 
     def _named_by(self, node: Any, line: int, depth: int) -> dict[str, tuple[Any, Any]]:
         """The entries that a ``<<`` merges: of one mapping, or of a list where the first with a key wins."""
-        found: dict[str, tuple[Any, Any]] = {}
+        named: dict[str, tuple[Any, Any]] = {}
         for one in reversed(node.value) if node.id == "sequence" else [node]:
             if one.id != "mapping":
                 raise ValueError(f"line {line}: << takes a map, or a list of maps")
@@ -221,8 +217,8 @@ class _YamlReader:
             self._nodes += len(entries)
             if self._nodes > NODES_MAX:
                 raise _too_much(line)
-            found.update(entries)
-        return found
+            named.update(entries)
+        return named
 
 
 # ---- lines of the others --------------------------------------------------------------------------------------------
@@ -239,7 +235,7 @@ def _json_lines(text: str) -> Mapping[str, int]:
 def _toml_lines(text: str) -> Mapping[str, int]:
     """Where tables and keys begin. A line within a text of several lines may look like one: lines are for people."""
     table: list[str] = []
-    found: dict[str, int] = {}
+    line_numbers: dict[str, int] = {}
     for number, line in enumerate(text.splitlines(), 1):
         if begins := _TABLE.match(line):
             table = _names(begins[1])
@@ -248,8 +244,8 @@ def _toml_lines(text: str) -> Mapping[str, int]:
             names = table + _names(given[1])
         else:
             continue
-        found.setdefault(".".join(names), number)
-    return found
+        line_numbers.setdefault(".".join(names), number)
+    return line_numbers
 
 
 def _names(text: str) -> list[str]:

@@ -17,19 +17,15 @@ def private(path: str, flags: int) -> int:
 
 
 def make_private(path: str) -> None:
-    """Make a file before a library makes it with other rights; one that is there stays as it is.
-
-    Where that fails the library fails next, with its own error.
-    """
+    """Make a file before a library makes it with other rights; one that is there stays as it is. Where that fails the
+    library fails next, with its own error."""
     with suppress(OSError):
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE))
 
 
 def restrict_to_owner(*paths: str) -> None:
-    """Make existing files private: an earlier version created them with the rights of the umask.
-
-    A file of another owner stays as it is.
-    """
+    """Make existing files private: an earlier version created them with the rights of the umask. A file of another
+    owner stays as it is."""
     for path in paths:
         with suppress(OSError):
             os.chmod(path, FILE_MODE)

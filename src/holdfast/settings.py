@@ -1,11 +1,8 @@
 """Settings of a service: every key with its default and rule, where each value came from, and why a value is refused.
 
-Read the section structs first: each key is one annotated field. ``KEYS`` is made from them; the command line, the
-environment, the file, ``holdfast check-config`` and the reference page use it. A flag wins over the environment, the
-environment over the file, the file over the default.
-
-A configuration is used whole or refused whole, with every problem in one error, before anything is opened. Components
-get their settings as plain arguments.
+Read the section structs first: each key is one annotated field, and ``KEYS`` is made from them. A flag wins over the
+environment, the environment over the file, the file over the default. A configuration is used whole or refused whole,
+with every problem in one error, before anything is opened.
 """
 
 from __future__ import annotations
@@ -196,7 +193,7 @@ def _listen_addresses(value: object) -> tuple[str, ...]:
 def _tokens(value: object) -> tuple[Token, ...]:
     """Bearer tokens, each ``ROLE:TOKEN``. Errors never repeat a token."""
     rule = 'tokens such as "admin:SECRET"; the roles are read, write and admin'
-    found: dict[str, Token] = {}
+    tokens: dict[str, Token] = {}
     texts = _texts(value, rule)
     if isinstance(value, str) and not texts:
         # A secret that was not filled in must not open the service to everyone.
@@ -206,10 +203,10 @@ def _tokens(value: object) -> tuple[Token, ...]:
         printable = token.isascii() and token.isprintable() and " " not in token
         if role not in get_args(Role) or not printable or len(token) < 16:
             raise ValueError(f"{rule}; a token has at least 16 printable characters and no space")
-        if token in found:
+        if token in tokens:
             raise ValueError("each token once")
-        found[token] = Token(cast(Role, role), token)
-    return tuple(found.values())
+        tokens[token] = Token(cast(Role, role), token)
+    return tuple(tokens.values())
 
 
 def _log_url(value: object) -> str:
@@ -519,24 +516,14 @@ def _problems(settings: Settings) -> Iterator[str]:
         yield "server.tls_certificate and server.tls_key must be given together: one is useless without the other"
     if len(server.advertised_address.encode()) > ADDRESS_BYTES_MAX:
         yield "server.advertised_address must fit into the 256 bytes that the header of a batch has for it"
-    low, high = persist.batch_timeout_ms, persist.batch_timeout_max_ms
-    if high < low:
-        yield (
-            f"persist.batch_timeout_max_ms ({high:g}) must be at least persist.batch_timeout_ms ({low:g}): "
-            "the adaptive interval moves between them"
-        )
-    pool, in_flight = persist.target_pool_size, persist.max_in_flight_requests
-    if pool < in_flight:
-        yield (
-            f"persist.target_pool_size ({pool}) must be at least persist.max_in_flight_requests ({in_flight}): "
-            "otherwise a batch that may be sent waits for a connection"
-        )
-    low, high = persist.retry_base_delay_ms, persist.retry_max_delay_ms
-    if high < low:
-        yield (
-            f"persist.retry_max_delay_ms ({high:g}) must be at least persist.retry_base_delay_ms ({low:g}): "
-            "the delay grows from one to the other"
-        )
+    for larger, smaller, why in (
+        ("batch_timeout_max_ms", "batch_timeout_ms", "the adaptive interval moves between them"),
+        ("target_pool_size", "max_in_flight_requests", "otherwise a batch that may be sent waits for a connection"),
+        ("retry_max_delay_ms", "retry_base_delay_ms", "the delay grows from one to the other"),
+    ):
+        high, low = getattr(persist, larger), getattr(persist, smaller)
+        if high < low:
+            yield f"persist.{larger} ({high:.15g}) must be at least persist.{smaller} ({low:.15g}): {why}"
     if leader.heartbeat_ms >= leader.silence_ms / 2:
         yield (
             f"leader.heartbeat_ms ({leader.heartbeat_ms:g}) must be below half of leader.silence_ms "

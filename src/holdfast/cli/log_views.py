@@ -79,10 +79,10 @@ def ls(url: str, *, limit: int, long: bool, as_json: bool) -> None:
     """Print the newest ``limit`` objects (0: all), and whether they are live."""
 
     async def work(store: ObjectStore) -> None:
-        found = await survey(store, objects_max=limit or None)
-        if found.head is None:
+        log = await survey(store, objects_max=limit or None)
+        if log.head is None:
             raise _empty(url)
-        await (_ls_json if as_json else _ls_table)(store, found, long=long)
+        await (_ls_json if as_json else _ls_table)(store, log, long=long)
 
     with_store(url, work)
 
@@ -91,24 +91,24 @@ def _empty(url: str) -> NotFound:
     return NotFound("log is empty", code=Code.LOG_EMPTY, hint=f"run `holdfast log init {url}`")
 
 
-async def _ls_json(store: ObjectStore, found: Survey, *, long: bool) -> None:
-    for start in range(0, len(found.objects), HEADERS_AT_ONCE):
-        rows = found.objects[start : start + HEADERS_AT_ONCE]
+async def _ls_json(store: ObjectStore, log: Survey, *, long: bool) -> None:
+    for start in range(0, len(log.objects), HEADERS_AT_ONCE):
+        rows = log.objects[start : start + HEADERS_AT_ONCE]
         heads = await _headers(store, rows) if long else [b""] * len(rows)
         for row, head in zip(rows, heads, strict=True):
-            slot = found.slot(row)
-            fields: dict[str, object] = {"slot": slot_text(slot), "bytes": row.size, "live": found.is_live(slot)}
+            slot = log.slot(row)
+            fields: dict[str, object] = {"slot": slot_text(slot), "bytes": row.size, "live": log.is_live(slot)}
             print_json(fields | (header_fields(decode_header(head, slot=slot)) if long else {}))
 
 
-async def _ls_table(store: ObjectStore, found: Survey, *, long: bool) -> None:
+async def _ls_table(store: ObjectStore, log: Survey, *, long: bool) -> None:
     rows: list[tuple[str, ...]] = []
-    heads = await _headers(store, found.objects) if long else [b""] * len(found.objects)
-    for row, head in zip(found.objects, heads, strict=True):
-        slot = found.slot(row)
-        plain = (slot_text(slot), "live" if found.is_live(slot) else "dead", str(row.size))
+    heads = await _headers(store, log.objects) if long else [b""] * len(log.objects)
+    for row, head in zip(log.objects, heads, strict=True):
+        slot = log.slot(row)
+        plain = (slot_text(slot), "live" if log.is_live(slot) else "dead", str(row.size))
         if not long:
-            rows.append((*plain, "claim" if found.is_claim(row) else "data"))
+            rows.append((*plain, "claim" if log.is_claim(row) else "data"))
             continue
         header = decode_header(head, slot=slot)
         leader, versions = header.leader_id.hex()[:8], f"{header.first_version}..{header.last_version}"
@@ -188,30 +188,30 @@ def verify(url: str, *, as_json: bool) -> None:
 
 def stat(url: str, *, as_json: bool) -> None:
     """Print totals and leaders."""
-    found = with_store(url, lambda store: survey(store, objects_max=None))
-    if found.head is None:
+    log = with_store(url, lambda store: survey(store, objects_max=None))
+    if log.head is None:
         raise _empty(url)
-    live = sum(1 for row in found.objects if found.is_live(found.slot(row)))
+    live = sum(1 for row in log.objects if log.is_live(log.slot(row)))
     totals: dict[str, object] = {
         "url": url,
-        "log_id": found.head.log_id.hex(),
-        "objects": len(found.objects),
-        "dead_objects": len(found.objects) - live,
-        "bytes": sum(row.size for row in found.objects),
-        "newest_slot": slot_text(found.head.slot),
-        "last_version": found.head.last_version,
-        "last_transaction": found.head.last_transaction_version,
-        "truncated_through": found.head.truncated_through,
-        "last_written": moment(found.head.time_ms),
+        "log_id": log.head.log_id.hex(),
+        "objects": len(log.objects),
+        "dead_objects": len(log.objects) - live,
+        "bytes": sum(row.size for row in log.objects),
+        "newest_slot": slot_text(log.head.slot),
+        "last_version": log.head.last_version,
+        "last_transaction": log.head.last_transaction_version,
+        "truncated_through": log.head.truncated_through,
+        "last_written": moment(log.head.time_ms),
     }
     if as_json:
-        print_json(totals | {"leaders": [header_fields(reign.claim) for reign in reversed(found.reigns)]})
+        print_json(totals | {"leaders": [header_fields(leadership.claim) for leadership in reversed(log.reigns)]})
         return
     print_fields(totals)
     print_line("")
     rows = [
         (str(r.claim.epoch), r.claim.leader_id.hex(), r.claim.address or "-", str(r.base), moment(r.claim.time_ms))
-        for r in reversed(found.reigns)
+        for r in reversed(log.reigns)
     ]
     print_table(("epoch", "leader", "address", "base", "claimed"), rows, right=frozenset({"epoch", "base"}))
 

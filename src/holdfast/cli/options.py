@@ -29,30 +29,22 @@ JsonOption: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON,
 UrlOption: TypeAlias = Annotated[
     str, typer.Option("--url", envvar="HOLDFAST_URL", help="The service: http://HOST:PORT, https:// or unix:/PATH.")
 ]
-TokenOption: TypeAlias = Annotated[
-    str | None, typer.Option("--token", envvar="HOLDFAST_TOKEN", help="Bearer token.", show_default=False)
-]
+TokenOption: TypeAlias = Annotated[str | None, typer.Option("--token", envvar="HOLDFAST_TOKEN", help="Bearer token.")]
 EncodingOption: TypeAlias = Annotated[
     Encoding, typer.Option("--encoding", help="How keys and values are written here.")
 ]
 ConfigOption: TypeAlias = Annotated[
     Path | None,
     typer.Option(
-        "--config",
-        envvar="HOLDFAST_CONFIG",
-        help="TOML, YAML or JSON; holdfast.toml or .yaml here by default.",
-        show_default=False,
+        "--config", envvar="HOLDFAST_CONFIG", help="TOML, YAML or JSON; holdfast.toml or .yaml here by default."
     ),
 ]
 SetOption: TypeAlias = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Set any configuration key; repeatable.", show_default=False),
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set any configuration key; repeatable.")
 ]
 LogArgument: TypeAlias = Annotated[
     str | None,
-    typer.Argument(
-        metavar="[URL]", help="The log, for example file:///var/lib/holdfast; log.url by default.", show_default=False
-    ),
+    typer.Argument(metavar="[URL]", help="The log, for example file:///var/lib/holdfast; log.url by default."),
 ]
 
 
@@ -70,18 +62,18 @@ def configuration(
 
 def parse_pairs(option: str, items: list[str] | None, example: str) -> dict[str, str]:
     """The values of a repeatable option KEY=VALUE by key. Raises: InvalidRequest."""
-    found: dict[str, str] = {}
+    pairs: dict[str, str] = {}
     for item in items or ():
         key, equals, value = item.partition("=")
         if not equals:
             raise InvalidRequest(f"{option} needs KEY=VALUE, for example {option} {example}, and got {item}")
-        found[key.strip()] = value.strip()
-    return found
+        pairs[key.strip()] = value.strip()
+    return pairs
 
 
 def timeout_option(help_text: str) -> object:
     """The option --timeout, as an annotation."""
-    option = typer.Option("--timeout", min=0.001, max=86_400, metavar="SECONDS", help=help_text, show_default=False)
+    option = typer.Option("--timeout", min=0.001, max=86_400, metavar="SECONDS", help=help_text)
     return Annotated[float | None, option]
 
 

@@ -18,20 +18,8 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Protocol
 
-from holdfast.errors import (
-    Backpressure,
-    Closed,
-    Code,
-    Conflict,
-    CorruptData,
-    HoldfastError,
-    InvalidRequest,
-    LimitExceeded,
-    NotFound,
-    OutcomeUnknown,
-    PermissionDenied,
-    Unavailable,
-)
+from holdfast import errors
+from holdfast.errors import Code, HoldfastError
 
 
 class Exit(IntEnum):
@@ -61,27 +49,21 @@ def exit_of(error: HoldfastError) -> Exit:
     >>> exit_of(NotFound("log is empty", code=Code.LOG_EMPTY)).value
     5
     """
-    match error.code:
-        case Code.LEADER_ALIVE:
-            return Exit.LEADER_ALIVE
-        case Code.LOG_EMPTY:
-            return Exit.LOG_EMPTY
-        case Code.STORE_UNFIT:
-            return Exit.DAMAGED
-        case _:
-            pass
+    by_code = {Code.LEADER_ALIVE: Exit.LEADER_ALIVE, Code.LOG_EMPTY: Exit.LOG_EMPTY, Code.STORE_UNFIT: Exit.DAMAGED}
+    if error.code in by_code:
+        return by_code[error.code]
     match error:
-        case Conflict() | NotFound():
+        case errors.Conflict() | errors.NotFound():
             return Exit.NO
-        case InvalidRequest() | LimitExceeded() | PermissionDenied():
+        case errors.InvalidRequest() | errors.LimitExceeded() | errors.PermissionDenied():
             return Exit.BAD_REQUEST
-        case Closed():
+        case errors.Closed():
             return Exit.DEPOSED
-        case CorruptData():
+        case errors.CorruptData():
             return Exit.DAMAGED
-        case Unavailable() | Backpressure():
+        case errors.Unavailable() | errors.Backpressure():
             return Exit.UNAVAILABLE
-        case OutcomeUnknown():
+        case errors.OutcomeUnknown():
             return Exit.OUTCOME_UNKNOWN
         case _:
             return Exit.INTERNAL
@@ -134,10 +116,10 @@ def output_errors(path: Path | None = None) -> Generator[None]:
         raise
 
 
-def output_failed(error: OSError, path: Path | None) -> Unavailable:
+def output_failed(error: OSError, path: Path | None) -> errors.Unavailable:
     """The error for an output that cannot be written."""
     full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-    return Unavailable(
+    return errors.Unavailable(
         "output could not be written",
         code=Code.DISK_FULL if full else Code.STORE_UNAVAILABLE,
         output=str(path or "stdout"),
@@ -235,7 +217,7 @@ class Progress(Protocol):
 def progress(what: str, *, shown: bool = True) -> Generator[Progress]:
     """A progress bar on stderr while the block runs, when stderr is a terminal and ``shown``."""
     if not shown or not sys.stderr.isatty():
-        yield _unseen
+        yield lambda done, total=None: None  # noqa: ARG005 - nothing is shown
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
@@ -245,8 +227,3 @@ def progress(what: str, *, shown: bool = True) -> Generator[Progress]:
     with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(what, total=None)
         yield lambda done, total=None: bar.update(task, completed=done, total=total)
-
-
-def _unseen(done: int, total: int | None = None) -> None:
-    """Show no progress."""
-    del done, total

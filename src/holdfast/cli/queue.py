@@ -83,22 +83,16 @@ class Separator(StrEnum):
 PathArgument: TypeAlias = Annotated[
     str,
     typer.Argument(
-        metavar="PATH",
-        help="The queue: directory/name, for example data/orders.",
-        autocompletion=paths_like,
-        show_default=False,
+        metavar="PATH", help="The queue: directory/name, for example data/orders.", autocompletion=paths_like
     ),
 ]
 SinceOption: TypeAlias = Annotated[
     str | None,
     typer.Option(
-        "--since", help="Start at this arrival time: 2026-01-31T12:00:00Z, or an age such as 90s, 15m, 2h, 7d.",
-        show_default=False,
+        "--since", help="Start at this arrival time: 2026-01-31T12:00:00Z, or an age such as 90s, 15m, 2h, 7d."
     ),
 ]  # fmt: skip
-SeqOption: TypeAlias = Annotated[
-    int | None, typer.Option("--seq", min=1, help="Start at this sequence number.", show_default=False)
-]
+SeqOption: TypeAlias = Annotated[int | None, typer.Option("--seq", min=1, help="Start at this sequence number.")]
 PayloadOption: TypeAlias = Annotated[
     Encoding, typer.Option("--encoding", help="How payloads are written in JSON; text must be UTF-8.")
 ]
@@ -398,16 +392,6 @@ def payload_text(message: Message, encoding: Encoding) -> str:
                 ) from error
 
 
-def message_fields(message: Message, encoding: Encoding) -> dict[str, object]:
-    """A message for programs. The time is text: its nanoseconds exceed the precision of JSON readers."""
-    return {"seq": message.seq, "time": time_text(message.time_ns), "payload": payload_text(message, encoding)}
-
-
-def message_line(message: Message) -> str:
-    """A message for people."""
-    return f"{message.seq}  {time_text(message.time_ns)}  {readable(message.payload, characters_max=CHARACTERS_MAX)}"
-
-
 @commands.command()
 def tail(
     path: PathArgument,
@@ -431,7 +415,11 @@ def tail(
             seq = max(1, queue.first_seq, queue.last_seq + 1 - count)
         messages = queue.read(since=moment, seq=seq, follow=follow, damage=_report_loss)
         for message in islice(messages, items_max(limit)):
-            print_json(message_fields(message, encoding)) if as_json else print_line(message_line(message))
+            time = time_text(message.time_ns)  # in JSON too: its nanoseconds exceed the precision of JSON readers
+            if as_json:
+                print_json({"seq": message.seq, "time": time, "payload": payload_text(message, encoding)})
+            else:
+                print_line(f"{message.seq}  {time}  {readable(message.payload, characters_max=CHARACTERS_MAX)}")
             if follow:
                 flush_output()
 
@@ -452,17 +440,13 @@ def dump(
     path: PathArgument,
     since: SinceOption = None,
     seq: SeqOption = None,
-    until: Annotated[
-        str | None, typer.Option("--until", help="Stop before this arrival time.", show_default=False)
-    ] = None,
+    until: Annotated[str | None, typer.Option("--until", help="Stop before this arrival time.")] = None,
     limit: Annotated[int, typer.Option("--limit", "-n", min=0, help="At most this many messages; 0 means all.")] = 0,
     raw: Annotated[bool, typer.Option("--raw", help="Write payloads only, unchanged.")] = False,
     separator: Annotated[
         Separator, typer.Option("--separator", help="With --raw: what follows each payload.")
     ] = Separator.NEWLINE,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="A new file; stdout by default.", show_default=False)
-    ] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="A new file; stdout by default.")] = None,
     skip_damage: Annotated[
         bool, typer.Option("--skip-damage", help="Continue after damage, and report lost messages on stderr.")
     ] = False,
@@ -493,7 +477,7 @@ def dump(
 
 
 def _json_encoder(encoding: Encoding) -> Callable[[Message], bytes]:
-    """The form of ``message_fields``, written by hand: a dump may have many millions."""
+    """The JSON of ``tail``, written by hand: a dump may have many millions of messages."""
     quoted = json.JSONEncoder(ensure_ascii=False).encode if encoding is Encoding.TEXT else '"{}"'.format
     last_ns, last_time = -1, ""
 

@@ -154,21 +154,19 @@ class Service:
         seconds = self.seconds(WORK_SECONDS)
         with (
             _reporting(self.notice(WORK_SECONDS)) as notice,
-            self._store_client(notice, seconds, seconds) as client,
+            self.store_stream_client(notice, seconds, seconds) as client,
         ):
             yield client
 
     @contextmanager
-    def store_stream_client(self, notice: WaitNotice) -> Generator[StoreClient]:
+    def store_stream_client(
+        self, notice: WaitNotice, seconds: float | None = None, request_seconds: float = REQUEST_SECONDS_MAX
+    ) -> Generator[StoreClient]:
         """The message stores' client of a command that subscribes. Raises: as ``client``."""
-        with self._store_client(notice, self.seconds(), REQUEST_SECONDS_MAX) as client:
-            yield client
-
-    @contextmanager
-    def _store_client(self, notice: WaitNotice, seconds: float, request_seconds: float) -> Generator[StoreClient]:
         from holdfast.client.stores import StoreClient
 
-        with StoreClient(self.url, token=self.token, options=self._options(seconds, request_seconds)) as client:
+        options = self._options(self.seconds() if seconds is None else seconds, request_seconds)
+        with StoreClient(self.url, token=self.token, options=options) as client:
             self._wait_for_listener(notice)
             yield client
 

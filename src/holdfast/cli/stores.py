@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias, cast
 
 import typer
 
-from holdfast.cli.output import Exit, answering, print_json, print_line
+from holdfast.cli.output import Exit, answering, print_json
 from holdfast.cli.service import Service, on_service, one_line
 from holdfast.documents import read_document
 from holdfast.errors import Code, Conflict, InvalidRequest, NotFound, PermissionDenied
@@ -32,14 +32,9 @@ commands = typer.Typer(
     rich_markup_mode=None,
 )
 
-PlaceArgument: TypeAlias = Annotated[
-    str, typer.Argument(metavar="STORE/DURABLE", help="A durable of a store.", show_default=False)
-]
+PlaceArgument: TypeAlias = Annotated[str, typer.Argument(metavar="STORE/DURABLE", help="A durable of a store.")]
 PlacesArgument: TypeAlias = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="STORE/DURABLE...", help="Durables: names, or patterns such as 'orders/*'.", show_default=False
-    ),
+    list[str], typer.Argument(metavar="STORE/DURABLE...", help="Durables: names, or patterns such as 'orders/*'.")
 ]
 DeleteOption: TypeAlias = Annotated[bool, typer.Option("--delete", help="Allow the change to delete messages.")]
 YesOption: TypeAlias = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
@@ -49,50 +44,40 @@ Fields: TypeAlias = dict[str, object]
 @on_service(commands, "ls")
 def list_stores(
     service: Service,
-    store: Annotated[
-        str | None, typer.Argument(help="List the durables of this store instead.", show_default=False)
-    ] = None,
+    store: Annotated[str | None, typer.Argument(help="List the durables of this store instead.")] = None,
 ) -> None:
     """List the stores, or the durables of one store, with their counts."""
     with service.store_client() as client:
-        found = client.stores() if store is None else client.durables(store)
+        document = client.stores() if store is None else client.durables(store)
     columns = ("name", "messages", "bytes") if store is None else ("name", "type", "backlog", "unacknowledged")
-    service.show_rows(_with_counts(found["stores" if store is None else "durables"]), columns)
+    service.show_rows(_with_counts(document["stores" if store is None else "durables"]), columns)
 
 
 @on_service(commands)
 def show(
-    service: Service,
-    place: Annotated[str, typer.Argument(metavar="STORE[/DURABLE]", help="What to show.", show_default=False)],
+    service: Service, place: Annotated[str, typer.Argument(metavar="STORE[/DURABLE]", help="What to show.")]
 ) -> None:
     """Show a store or a durable: its parameters in force and its counts."""
     store, durable = split_optional(place)
     with service.store_client() as client:
-        found = client.describe_durable(store, durable) if durable else client.describe_store(store)
-    service.show_fields(found)
+        description = client.describe_durable(store, durable) if durable else client.describe_store(store)
+    service.show_fields(description)
 
 
 @on_service(commands)
 def define(
     service: Service,
     place: Annotated[
-        str | None,
-        typer.Argument(metavar="STORE[/DURABLE]", help="What to define; none with --file.", show_default=False),
+        str | None, typer.Argument(metavar="STORE[/DURABLE]", help="What to define; none with --file.")
     ] = None,
     parameters: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="PARAMETER=VALUE...", help="For example type=shared max_delivery=5.", show_default=False
-        ),
+        list[str] | None, typer.Argument(metavar="PARAMETER=VALUE...", help="For example type=shared max_delivery=5.")
     ] = None,
     template: Annotated[
         bool, typer.Option("--template", help="Define a template of the store, not a durable.")
     ] = False,
     file: Annotated[
-        Path | None,
-        typer.Option(
-            "--file", help="Replace the whole definition by this JSON, TOML or YAML file.", show_default=False
-        ),
+        Path | None, typer.Option("--file", help="Replace the whole definition by this JSON, TOML or YAML file.")
     ] = None,
     delete: DeleteOption = False,
 ) -> None:
@@ -110,28 +95,26 @@ def define(
         if file is not None:
             definition = read_definition(file)
             with hinted("; holdfast stores edit changes only what it names"):
-                answer = client.define(definition, delete=delete)
-            service.show(answer, f"defined, revision {answer['revision']}")
+                result = client.define(definition, delete=delete)
+            service.show(result, f"defined, revision {result['revision']}")
             return
         assert place is not None, "checked above"
         values = dict(_parameter(text) for text in parameters or ())
         with hinted("; holdfast stores edit changes only what it names"):
             if not name:
-                answer = client.define_store(store, values, delete=delete)
+                result = client.define_store(store, values, delete=delete)
             elif template:
-                answer = client.define_template(store, name, values, delete=delete)
+                result = client.define_template(store, name, values, delete=delete)
             else:
-                answer = client.define_durable(store, name, values, delete=delete)
-    service.show(answer, f"defined {place}")
+                result = client.define_durable(store, name, values, delete=delete)
+    service.show(result, f"defined {place}")
 
 
 @on_service(commands)
 def edit(
     service: Service,
-    place: Annotated[str, typer.Argument(metavar="STORE[/DURABLE]", help="What to change.", show_default=False)],
-    parameters: Annotated[
-        list[str], typer.Argument(metavar="PARAMETER=VALUE...", help="For example prefetch=100.", show_default=False)
-    ],
+    place: Annotated[str, typer.Argument(metavar="STORE[/DURABLE]", help="What to change.")],
+    parameters: Annotated[list[str], typer.Argument(metavar="PARAMETER=VALUE...", help="For example prefetch=100.")],
     template: Annotated[bool, typer.Option("--template", help="Change a template of the store.")] = False,
     delete: DeleteOption = False,
 ) -> None:
@@ -141,18 +124,15 @@ def edit(
     """
     split_optional(place, template=template)
     with service.store_client() as client, hinted():
-        answer = client.edit(place, dict(_parameter(text) for text in parameters), template=template, delete=delete)
-    service.show(answer, f"changed {place}")
+        result = client.edit(place, dict(_parameter(text) for text in parameters), template=template, delete=delete)
+    service.show(result, f"changed {place}")
 
 
 @on_service(commands)
 def rm(
     service: Service,
     places: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="STORE[/DURABLE]...", help="Stores or durables: names, or patterns.", show_default=False
-        ),
+        list[str], typer.Argument(metavar="STORE[/DURABLE]...", help="Stores or durables: names, or patterns.")
     ],
     yes: YesOption = False,
 ) -> None:
@@ -171,8 +151,7 @@ def rm(
 
 @on_service(commands)
 def diff(
-    service: Service,
-    file: Annotated[Path, typer.Argument(help="A whole definition as JSON, TOML or YAML.", show_default=False)],
+    service: Service, file: Annotated[Path, typer.Argument(help="A whole definition as JSON, TOML or YAML.")]
 ) -> None:
     """Show how a file would change the definition in force; exit code 1 if it would."""
     with service.store_client() as client:
@@ -181,25 +160,21 @@ def diff(
     changes = difference(in_force, wanted)
     with answering():
         for path, before, after in changes:
-            if service.as_json:
-                print_json({"path": path, "in_force": before, "file": after})
-            else:
-                print_line(f"{path}: {one_line(before)} -> {one_line(after)}")
+            facts = {"path": path, "in_force": before, "file": after}
+            service.show(facts, f"{path}: {one_line(before)} -> {one_line(after)}")
     if changes:
         raise typer.Exit(Exit.NO)
 
 
 @on_service(commands)
-def stats(
-    service: Service, store: Annotated[str | None, typer.Argument(help="Only this store.", show_default=False)] = None
-) -> None:
+def stats(service: Service, store: Annotated[str | None, typer.Argument(help="Only this store.")] = None) -> None:
     """Print the counts of the cluster, or of every durable of a store."""
     with service.store_client() as client:
-        found = client.cluster() if store is None else client.durables(store)
+        document = client.cluster() if store is None else client.durables(store)
     if service.as_json or store is None:
-        service.show_fields(found)
+        service.show_fields(document)
         return
-    rows = _with_counts(found["durables"])
+    rows = _with_counts(document["durables"])
     service.show_rows(rows, ["name", *(cast("Fields", rows[0].get("counts", {})) if rows else ())])
 
 
@@ -215,17 +190,15 @@ def status(service: Service) -> None:
 @on_service(commands)
 def history(
     service: Service,
-    revision: Annotated[
-        int | None, typer.Argument(help="Print the definition of this revision.", min=1, show_default=False)
-    ] = None,
+    revision: Annotated[int | None, typer.Argument(help="Print the definition of this revision.", min=1)] = None,
 ) -> None:
     """List earlier definitions, or print one of them."""
     with service.store_client() as client:
-        found = client.history(revision)
+        document = client.history(revision)
     if revision is not None:
-        print_json(found["definition"])
+        print_json(document["definition"])
         return
-    rows = cast("list[Fields]", found["history"])
+    rows = cast("list[Fields]", document["history"])
     if not service.as_json:
         for row in rows:
             row["time"] = datetime.fromtimestamp(cast("int", row["at_ms"]) / 1000, UTC).isoformat(timespec="seconds")
@@ -236,15 +209,15 @@ def history(
 @on_service(commands)
 def rollback(
     service: Service,
-    revision: Annotated[int, typer.Argument(help="The definition to put in force again.", min=1, show_default=False)],
+    revision: Annotated[int, typer.Argument(help="The definition to put in force again.", min=1)],
     delete: DeleteOption = False,
     yes: YesOption = False,
 ) -> None:
     """Put an earlier definition in force again, under a new revision."""
     ask_first("roll back to revision", [str(revision)], yes=yes)
     with service.store_client() as client, hinted():
-        answer = client.rollback(revision, delete=delete)
-    service.show(answer, f"defined, revision {answer['revision']}")
+        result = client.rollback(revision, delete=delete)
+    service.show(result, f"defined, revision {result['revision']}")
 
 
 # ---- definitions, names and values -----------------------------------------------------------------------------
@@ -264,11 +237,11 @@ def places_of(client: StoreClient, places: Sequence[str], *, durables: bool = Fa
 
     Raises: NotFound for a pattern without a match, InvalidRequest for an invalid name.
     """
-    found: dict[str, None] = {}
+    names: dict[str, None] = {}
     for place in places:
         store, durable = split_place(place) if durables else split_optional(place)
         if not any(sign in place for sign in "*?["):
-            found[place] = None
+            names[place] = None
             continue
         stores = [str(one["name"]) for one in cast("list[Fields]", client.stores()["stores"])]
         matching = fnmatch.filter(stores, store)
@@ -282,19 +255,19 @@ def places_of(client: StoreClient, places: Sequence[str], *, durables: bool = Fa
             ]
         if not matching:
             raise NotFound("nothing has a name that matches", pattern=place)
-        found |= dict.fromkeys(matching)
-    return list(found)
+        names |= dict.fromkeys(matching)
+    return list(names)
 
 
 def described(client: StoreClient, places: Sequence[str]) -> dict[str, Fields]:
     """The description of each store and durable, empty without the right to see it. Raises: NotFound."""
-    found: dict[str, Fields] = {}
+    descriptions: dict[str, Fields] = {}
     for place in places:
         store, durable = split_optional(place)
-        found[place] = {}
+        descriptions[place] = {}
         with contextlib.suppress(PermissionDenied):
-            found[place] = client.describe_durable(store, durable) if durable else client.describe_store(store)
-    return found
+            descriptions[place] = client.describe_durable(store, durable) if durable else client.describe_store(store)
+    return descriptions
 
 
 @contextlib.contextmanager
@@ -382,18 +355,18 @@ def difference(before: Mapping[str, object], after: Mapping[str, object]) -> lis
     >>> difference({"a": {"b": 1, "c": 2}}, {"a": {"b": 1}, "d": {}})
     [('a.c', 2, None), ('d', None, {})]
     """
-    found: list[tuple[str, object, object]] = []
+    changes: list[tuple[str, object, object]] = []
     for name in sorted({*before, *after}):
         old, new = before.get(name), after.get(name)
         if isinstance(old, Mapping) and isinstance(new, Mapping):
             inner = difference(cast("Mapping[str, object]", old), cast("Mapping[str, object]", new))
-            found += [(f"{name}.{path}", left, right) for path, left, right in inner]
+            changes += [(f"{name}.{path}", left, right) for path, left, right in inner]
         elif old != new or (name in before) != (name in after):
-            found.append((name, old, new))
-    return found
+            changes.append((name, old, new))
+    return changes
 
 
-def _with_counts(found: object) -> list[Fields]:
+def _with_counts(documents: object) -> list[Fields]:
     """Documents with their counts among their parameters, for tables."""
-    rows = cast("list[Fields]", found)
+    rows = cast("list[Fields]", documents)
     return [{**row, **cast("Fields", row.get("counts", {}))} for row in rows]

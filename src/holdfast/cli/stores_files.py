@@ -18,6 +18,7 @@ from holdfast.cli.output import Exit, print_json, print_line
 from holdfast.cli.service import Service, on_service
 from holdfast.cli.stores import commands
 from holdfast.errors import AlreadyOpen, CorruptData, InvalidRequest, NotFound
+from holdfast.queue.repair.files import open_files, system_errors, writer_pid
 
 WORK_TIMEOUT: Final = "How long to wait for the end of the work; an hour by default. The work ends all the same."
 
@@ -29,29 +30,26 @@ def backup(
 ) -> None:
     """Copy all stores on the service's machine while it serves."""
     with service.store_work_client() as client:
-        answer = client.cluster_command("backup", {"name": name})
-    service.show(answer, f"backed up to {answer['path']}")
+        result = client.cluster_command("backup", {"name": name})
+    service.show(result, f"backed up to {result['path']}")
 
 
 @on_service(commands, timeout=WORK_TIMEOUT)
 def compact(service: Service) -> None:
     """Free the space of messages that are no longer kept. The service also does this by itself."""
     with service.store_work_client() as client:
-        answer = client.cluster_command("compact")
-    if service.as_json:
-        print_json(answer)
-    else:
-        print_line(f"{answer['allocated_before']} bytes before, {answer['allocated']} now, {answer['in_use']} in use")
+        result = client.cluster_command("compact")
+    text = f"{result['allocated_before']} bytes before, {result['allocated']} now, {result['in_use']} in use"
+    service.show(result, text)
 
 
 @commands.command()
 def restore(
-    source: Annotated[Path, typer.Argument(help="A backup.", show_default=False)],
-    directory: Annotated[Path, typer.Argument(help="A new or empty directory for the stores.", show_default=False)],
+    source: Annotated[Path, typer.Argument(help="A backup.")],
+    directory: Annotated[Path, typer.Argument(help="A new or empty directory for the stores.")],
     as_json: JsonOption = False,
 ) -> None:
     """Make stores of a backup in an empty directory, for a service to serve."""
-    from holdfast.queue.repair.files import system_errors
     from holdfast.stores.repair.backup import restore as put_back
 
     with system_errors(str(directory)):
@@ -64,40 +62,37 @@ def restore(
 
 @commands.command()
 def verify(
-    directory: Annotated[
-        Path, typer.Argument(help="Stores that no service has open, or a backup.", show_default=False)
-    ],
+    directory: Annotated[Path, typer.Argument(help="Stores that no service has open, or a backup.")],
     as_json: JsonOption = False,
 ) -> None:
     """Read and check stores or a backup completely, and change nothing."""
-    from holdfast.queue.repair.files import system_errors
     from holdfast.stores.repair.backup import verify as check
     from holdfast.stores.storage.storage import MANIFEST_NAME
 
     try:
         _require_unused(directory)
         with system_errors(str(directory)):
-            found = check(str(directory))
+            report = check(str(directory))
     except CorruptData as error:
         is_backup = (directory / MANIFEST_NAME).exists()
         # Instead of this very command.
         error.hint = "" if is_backup else "holdfast stores restore BACKUP NEW makes stores of a backup"
         raise
     if as_json:
-        print_json(asdict(found))
+        print_json(asdict(report))
     else:
         print_line(
-            f"good: {found.stores} stores, {found.messages} messages, {found.frames} frames, {found.bytes} bytes"
+            f"good: {report.stores} stores, {report.messages} messages, {report.frames} frames, {report.bytes} bytes"
         )
-        if found.damaged:
-            print_line(f"{found.damaged} frames are damaged, and nothing that is kept needs them")
-        if not found.index:
+        if report.damaged:
+            print_line(f"{report.damaged} frames are damaged, and nothing that is kept needs them")
+        if not report.index:
             print_line("there is no index.sqlite: the state was made of the log alone, as a start would")
 
 
 @commands.command()
 def repair(
-    directory: Annotated[Path, typer.Argument(help="Stores that no service has open.", show_default=False)],
+    directory: Annotated[Path, typer.Argument(help="Stores that no service has open.")],
     lose: Annotated[
         bool, typer.Option("--lose", help="Drop the messages that cannot be read; without it they are only reported.")
     ] = False,
@@ -111,7 +106,6 @@ def repair(
     as_json: JsonOption = False,
 ) -> None:
     """Report the messages that cannot be read, or drop them. Copy the directory first."""
-    from holdfast.queue.repair.files import system_errors
     from holdfast.stores.repair.damage import repair as drop_lost
     from holdfast.stores.repair.damage import survey
 
@@ -143,7 +137,6 @@ def repair(
 
 
 def _accept_recorded(directory: Path, backup: Path, *, as_json: bool) -> None:
-    from holdfast.queue.repair.files import system_errors
     from holdfast.stores.repair.damage import accept_recorded
 
     with system_errors(str(directory)):
@@ -163,7 +156,6 @@ def _require_unused(directory: Path) -> None:
 
     It takes no lock: a lock could refuse a service that starts now.
     """
-    from holdfast.queue.repair.files import open_files, writer_pid
     from holdfast.stores.storage.log import LOG_NAME
 
     with suppress(NotFound, InvalidRequest), open_files(str(directory / LOG_NAME)) as pages:

@@ -53,7 +53,7 @@ WaitOption: TypeAlias = Annotated[
 @on_service(commands)
 def publish(
     service: Service,
-    store: Annotated[str, typer.Argument(help="The store.", show_default=False)],
+    store: Annotated[str, typer.Argument(help="The store.")],
     bodies: Annotated[
         list[str] | None, typer.Argument(metavar="BODY...", help="Messages; without any, the lines of standard input.")
     ] = None,
@@ -61,7 +61,7 @@ def publish(
         list[str] | None,
         typer.Option("--field", "-f", metavar="NAME=VALUE", help="A field of each message; repeatable."),
     ] = None,
-    key: Annotated[str | None, typer.Option("--key", help="The key of each message.", show_default=False)] = None,
+    key: Annotated[str | None, typer.Option("--key", help="The key of each message.")] = None,
     ttl_ms: Annotated[int, typer.Option("--ttl-ms", min=0, help="How long it is kept; 0 means always.")] = 0,
     deliver_at_ms: Annotated[
         int, typer.Option("--deliver-at-ms", min=0, help="Not before this time (milliseconds since 1970).")
@@ -130,21 +130,12 @@ def publish(
 def tail(
     service: Service,
     place: PlaceArgument,
-    subscriber: Annotated[
-        str | None, typer.Option("--subscriber", help="The subscriber's name.", show_default=False)
-    ] = None,
-    template: Annotated[
-        str | None, typer.Option("--template", help="Create the durable from this template.", show_default=False)
-    ] = None,
+    subscriber: Annotated[str | None, typer.Option("--subscriber", help="The subscriber's name.")] = None,
+    template: Annotated[str | None, typer.Option("--template", help="Create the durable from this template.")] = None,
     matcher: Annotated[
-        str | None,
-        typer.Option(
-            "--matcher", metavar="JSON", help="The matcher of a durable that a template creates.", show_default=False
-        ),
+        str | None, typer.Option("--matcher", metavar="JSON", help="The matcher of a durable that a template creates.")
     ] = None,
-    key: Annotated[
-        str | None, typer.Option("--key", help="The key of a last-value durable.", show_default=False)
-    ] = None,
+    key: Annotated[str | None, typer.Option("--key", help="The key of a last-value durable.")] = None,
     limit: Annotated[
         int, typer.Option("--limit", "-n", min=0, help="Stop after this many messages; 0 means no limit.")
     ] = 0,
@@ -168,7 +159,7 @@ def tail(
         ) as messages,
     ):
         for message in islice(_until_quiet(messages.receive, lambda: messages.is_attached, wait), items_max(limit)):
-            print_json(message_fields(message)) if service.as_json else print_line(message_text(message))
+            service.show(message_fields(message), message_text(message))
             flush_output()
             if reject:
                 messages.reject(message)
@@ -179,9 +170,9 @@ def tail(
 @on_service(commands)
 def watch(
     service: Service,
-    place: Annotated[str, typer.Argument(metavar="STORE/MAP", help="A map of a store.", show_default=False)],
-    key: Annotated[str | None, typer.Option("--key", help="Only this key.", show_default=False)] = None,
-    prefix: Annotated[str, typer.Option("--prefix", help="Only keys with this prefix.", show_default=False)] = "",
+    place: Annotated[str, typer.Argument(metavar="STORE/MAP", help="A map of a store.")],
+    key: Annotated[str | None, typer.Option("--key", help="Only this key.")] = None,
+    prefix: Annotated[str, typer.Option("--prefix", help="Only keys with this prefix.")] = "",
     limit: Annotated[
         int, typer.Option("--limit", "-n", min=0, help="Stop after this many changes; 0 means no limit.")
     ] = 0,
@@ -217,8 +208,8 @@ def browse(
     store, durable = split_place(place)
     wanted = _matcher("--match", match)
     with service.store_client() as client:
-        found = client.browser(store, durable, match=wanted, after=after, parked=parked)
-        for message in islice(found, items_max(limit)):
+        messages = client.browser(store, durable, match=wanted, after=after, parked=parked)
+        for message in islice(messages, items_max(limit)):
             print_json(message_fields(message)) if service.as_json else print_line(message_text(message))
 
 
@@ -233,25 +224,23 @@ def purge(service: Service, places: PlacesArgument, yes: YesOption = False) -> N
         ask_first("purge", chosen, yes=yes)
         for place in chosen:
             gone = client.purge(*split_place(place))
-            if service.as_json:
-                print_json({"durable": place, "messages": gone.messages, "bytes": gone.bytes})
-            else:
-                print_line(f"purged {gone.messages} messages, {gone.bytes} bytes of {place}")
+            facts = {"durable": place, "messages": gone.messages, "bytes": gone.bytes}
+            service.show(facts, f"purged {gone.messages} messages, {gone.bytes} bytes of {place}")
 
 
 @on_service(commands)
 def explain(
     service: Service,
-    store: Annotated[str, typer.Argument(help="The store.", show_default=False)],
-    seq: Annotated[int, typer.Argument(help="The message's number.", min=1, show_default=False)],
+    store: Annotated[str, typer.Argument(help="The store.")],
+    seq: Annotated[int, typer.Argument(help="The message's number.", min=1)],
 ) -> None:
     """Show the fate of a message in every durable of its store."""
     with service.store_client() as client:
-        found = client.explain(store, seq)
+        document = client.explain(store, seq)
     if service.as_json:
-        print_json(found)
+        print_json(document)
         return
-    for durable in cast("list[dict[str, object]]", found["durables"]):
+    for durable in cast("list[dict[str, object]]", document["durables"]):
         facts = [
             f"{name}={json.dumps(value)}" for name, value in durable.items() if name not in ("name", "type", "fate")
         ]
@@ -297,10 +286,9 @@ def _range(text: str) -> tuple[int, int]:
 def rewind(
     service: Service,
     places: PlacesArgument,
-    seq: Annotated[int | None, typer.Option("--seq", min=1, help="From this number on.", show_default=False)] = None,
+    seq: Annotated[int | None, typer.Option("--seq", min=1, help="From this number on.")] = None,
     time_ms: Annotated[
-        int | None,
-        typer.Option("--time-ms", min=0, help="From this time on (milliseconds since 1970).", show_default=False),
+        int | None, typer.Option("--time-ms", min=0, help="From this time on (milliseconds since 1970).")
     ] = None,
 ) -> None:
     """Deliver retained messages again: all, or from a number or a time on.
@@ -323,10 +311,7 @@ def rewind(
             service.show({"rewound": place}, f"rewound {place}")
         for place in without:
             reason = "it has no retention_time"
-            if service.as_json:
-                print_json({"not_rewound": place, "reason": reason})
-            else:
-                print_line(f"not rewound {place}: {reason}")
+            service.show({"not_rewound": place, "reason": reason}, f"not rewound {place}: {reason}")
     if without:
         raise typer.Exit(Exit.NO)
 
@@ -463,11 +448,10 @@ def _bodies(bodies: Iterable[str] | None, encoding: Encoding) -> Iterator[bytes]
 maps = typer.Typer(no_args_is_help=True, help="Keys and locks of a map.", rich_markup_mode=None)
 commands.add_typer(maps, name="map")
 
-KeyArgument = Annotated[str, typer.Argument(metavar="KEY", help="A key of the map.", show_default=False)]
+KeyArgument = Annotated[str, typer.Argument(metavar="KEY", help="A key of the map.")]
 FenceOption = Annotated[int, typer.Option("--fence", min=0, help="Write only while this lock is held; 0 for none.")]
 RevisionOption = Annotated[
-    int | None,
-    typer.Option("--if-revision", min=0, help="Only if this is its revision; 0 means absent.", show_default=False),
+    int | None, typer.Option("--if-revision", min=0, help="Only if this is its revision; 0 means absent.")
 ]
 
 
@@ -502,7 +486,7 @@ def set_key(
     service: Service,
     place: PlaceArgument,
     key: KeyArgument,
-    value: Annotated[str, typer.Argument(help="The value.", show_default=False)],
+    value: Annotated[str, typer.Argument(help="The value.")],
     if_revision: RevisionOption = None,
     fence: FenceOption = 0,
     encoding: EncodingOption = Encoding.TEXT,
@@ -549,7 +533,7 @@ def lock_key(
 def unlock_key(
     service: Service,
     place: PlaceArgument,
-    fence: Annotated[int, typer.Argument(help="The fence that lock printed.", min=1, show_default=False)],
+    fence: Annotated[int, typer.Argument(help="The fence that lock printed.", min=1)],
     key: Annotated[str, typer.Argument(metavar="[KEY]", help="A key; the whole map by default.")] = "",
     owner: Annotated[str, typer.Option("--owner", help="The owner of the lock.", show_default=False)] = "command-line",
 ) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, assert_never
 
+import msgspec
 import typer
 
 from holdfast.cli.options import (
@@ -38,14 +39,24 @@ from holdfast.cli.output import (
     write_bytes,
 )
 from holdfast.cli.service import LOCAL, STREAM_SECONDS, Service
+from holdfast.commit.format.json_request import decode_json
+from holdfast.commit.format.transaction import (
+    Delete,
+    Operation,
+    PointRead,
+    Precondition,
+    RangeDelete,
+    RangeRead,
+    Transaction,
+    Write,
+    prefix_end,
+)
 from holdfast.errors import Code, Conflict, HoldfastError, InvalidRequest, OutcomeUnknown, Unavailable
 from holdfast.values import LogPosition, is_log_id
 from holdfast.values import parse_position as read_position
 
 if TYPE_CHECKING:
     from holdfast.client.protocol.effects import Event
-    from holdfast.commit.format.transaction import Operation, Precondition, Transaction
-
 CHARACTERS_MAX: Final = 60
 
 
@@ -56,7 +67,6 @@ def commit(
         typer.Argument(
             metavar="OPERATION...",
             help="KEY=VALUE writes, -KEY deletes (after --), -BEGIN.. or -BEGIN..END deletes a range.",
-            show_default=False,
         ),
     ] = None,
     if_unchanged: Annotated[
@@ -122,10 +132,8 @@ def commit(
                 unknown.hint = "ask: holdfast status REQUEST_ID --min-version READ_VERSION"
             raise
     try:
-        if service.as_json:
-            print_json({"status": "committed", "version": receipt.version, "leader_id": receipt.leader_id})
-        else:
-            print_line(f"committed {receipt.version}")
+        facts = {"status": "committed", "version": receipt.version, "leader_id": receipt.leader_id}
+        service.show(facts, f"committed {receipt.version}")
         flush_output()
     except Unavailable as error:
         # The commit has succeeded, so not the exit code for "try again later".
@@ -136,9 +144,7 @@ def commit(
 
 def get(
     service: Service,
-    key: Annotated[
-        str | None, typer.Argument(help="The key; with --end the beginning of a range.", show_default=False)
-    ] = None,
+    key: Annotated[str | None, typer.Argument(help="The key; with --end the beginning of a range.")] = None,
     end: Annotated[
         str | None, typer.Option("--end", help="Read all keys from KEY up to this one, not included.")
     ] = None,
@@ -161,8 +167,6 @@ def get(
 
     Exit code 1 if there is no such key.
     """
-    from holdfast.commit.format.transaction import prefix_end
-
     first = prefix if key is None else key
     if first is None or (key is not None and prefix is not None):
         raise InvalidRequest("give either KEY or --prefix", hint="holdfast get --prefix '' reads all keys")
@@ -173,15 +177,12 @@ def get(
     with service.client() as client:
         if end is not None or prefix is not None:
             bound = prefix_end(begin) if end is None else parse_bytes(end, encoding) or None
-            found = client.range(begin, bound, limit=limit, at=reached)
-            for item in found.items:
+            page = client.range(begin, bound, limit=limit, at=reached)
+            for item in page.items:
                 fields = {"key": base64_text(item.key), "value": base64_text(item.value), "version": item.version}
-                if service.as_json:
-                    print_json(fields)
-                else:
-                    print_line(f"{readable(item.key)} = {readable(item.value)}  @{item.version}")
-            if found.more:
-                _report_more(found.items[-1].key, bound, as_json=service.as_json)
+                service.show(fields, f"{readable(item.key)} = {readable(item.value)}  @{item.version}")
+            if page.more:
+                _report_more(page.items[-1].key, bound, as_json=service.as_json)
             return
         one = client.get(begin, reached)
     if one is None:
@@ -211,10 +212,10 @@ def status(
     with service.client() as client:
         outcome = client.status(request_id, asked)
     with answering():
-        if service.as_json:
-            print_json({"status": outcome.status} | ({} if outcome.version is None else {"version": outcome.version}))
-        else:
-            print_line(outcome.status if outcome.version is None else f"{outcome.status} {outcome.version}")
+        facts: dict[str, object] = {"status": outcome.status}
+        if outcome.version is not None:
+            facts["version"] = outcome.version
+        service.show(facts, " ".join(map(str, facts.values())))
     if outcome.status != "committed":
         raise typer.Exit(Exit.NO)
 
@@ -231,10 +232,8 @@ def version(
     """Print a version at least as new as every commit acknowledged before this request."""
     with service.client() as client:
         newest = client.version(local=local)
-    if service.as_json:
-        print_json({"version": newest.version, "leader_id": newest.leader_id, "log_id": newest.log_id})
-    else:
-        print_line(str(newest.position if position else newest.version))
+    facts = {"version": newest.version, "leader_id": newest.leader_id, "log_id": newest.log_id}
+    service.show(facts, str(newest.position if position else newest.version))
 
 
 def _report_more(last: bytes, end: bytes | None, *, as_json: bool) -> None:
@@ -250,8 +249,6 @@ def _report_more(last: bytes, end: bytes | None, *, as_json: bool) -> None:
 
 
 def _read_request(file: Path) -> Transaction:
-    from holdfast.commit.format.json_request import decode_json
-
     try:
         return decode_json(Path("/dev/stdin").read_bytes() if str(file) == "-" else file.read_bytes())
     except OSError as error:
@@ -263,8 +260,6 @@ def _read_request(file: Path) -> Transaction:
 
 
 def _operation(text: str, encoding: Encoding) -> Operation:
-    from holdfast.commit.format.transaction import Delete, RangeDelete, Write
-
     key, equals, value = text.partition("=")
     if equals and key:
         return Write(parse_bytes(key, encoding), parse_bytes(value, encoding))
@@ -280,8 +275,6 @@ def _operation(text: str, encoding: Encoding) -> Operation:
 
 def _precondition(text: str, encoding: Encoding) -> tuple[Precondition, str | None]:
     """A precondition, and the log of its version if the text names one."""
-    from holdfast.commit.format.transaction import PointRead, RangeRead
-
     keys, at, suffix = text.rpartition("@")
     if not at:
         keys, suffix = text, ""
@@ -322,16 +315,8 @@ def short(data: bytes) -> str:
 
 def operation_fields(operation: Operation) -> dict[str, object]:
     """An operation as the HTTP API writes it."""
-    from holdfast.commit.format.transaction import Delete, RangeDelete, Write
-
-    match operation:
-        case Write(key=key, value=value):
-            return {"type": "write", "key": base64_text(key), "value": base64_text(value)}
-        case Delete(key=key):
-            return {"type": "delete", "key": base64_text(key)}
-        case RangeDelete(begin=begin, end=end):
-            fields: dict[str, object] = {"type": "range_delete", "begin": base64_text(begin)}
-            return fields if end is None else fields | {"end": base64_text(end)}
+    fields: dict[str, object] = msgspec.to_builtins(operation)
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def operation_text(operation: Operation) -> str:
@@ -341,8 +326,6 @@ def operation_text(operation: Operation) -> str:
     >>> operation_text(Write(b"seat/12A", b"taken"))
     'write seat/12A = taken'
     """
-    from holdfast.commit.format.transaction import Delete, RangeDelete, Write
-
     match operation:
         case Write(key=key, value=value):
             return f"write {short(key)} = {short(value)}"
@@ -471,7 +454,6 @@ async def _run_bench(
     import asyncio
 
     from holdfast.aio import Client
-    from holdfast.commit.format.transaction import PointRead, Write
 
     run = secrets.token_hex(4)
     value = secrets.token_bytes(value_bytes)

@@ -32,20 +32,7 @@ with needs("client"):
     from holdfast.wire.log import CommitReceipt, Found, FoundRange, NotCommitted, StatusAnswer, VersionAnswer
 
 __all__ = [
-    "BlockingTransaction",
-    "Checkpoint",
-    "Client",
-    "ClientOptions",
-    "CommitReceipt",
-    "Event",
-    "Found",
-    "FoundRange",
-    "LogPosition",
-    "NotCommitted",
-    "RolledBack",
-    "StatusAnswer",
-    "Subscription",
-    "Transacted",
-    "TransactionEvent",
+    "BlockingTransaction", "Checkpoint", "Client", "ClientOptions", "CommitReceipt", "Event", "Found", "FoundRange",
+    "LogPosition", "NotCommitted", "RolledBack", "StatusAnswer", "Subscription", "Transacted", "TransactionEvent",
     "VersionAnswer",
-]
+]  # fmt: skip

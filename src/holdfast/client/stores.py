@@ -12,27 +12,14 @@ with needs("client"):
     from holdfast.client.protocol.stores.administration import Lock, Redelivered
     from holdfast.client.protocol.stores.messages import Advisory
     from holdfast.client.protocol.stores.publisher import Failure, Sent
-    from holdfast.client.sync.stores import Browser, Map, Publisher, StoreClient, Subscriber, Watch
+    from holdfast.client.sync.publisher import Publisher
+    from holdfast.client.sync.stores import Browser, Map, StoreClient
+    from holdfast.client.sync.subscriber import Subscriber
+    from holdfast.client.sync.watch import Watch
     from holdfast.stores.values.messages import Delivery, Message
     from holdfast.wire.stores import Entry, KeyChange, Receipt
 
 __all__ = [
-    "Advisory",
-    "Browser",
-    "Delivery",
-    "Entry",
-    "Failure",
-    "KeyChange",
-    "Lock",
-    "Map",
-    "Message",
-    "Publisher",
-    "PublisherOptions",
-    "Receipt",
-    "Redelivered",
-    "Sent",
-    "StoreClient",
-    "Subscriber",
-    "SubscriberOptions",
-    "Watch",
-]
+    "Advisory", "Browser", "Delivery", "Entry", "Failure", "KeyChange", "Lock", "Map", "Message", "Publisher",
+    "PublisherOptions", "Receipt", "Redelivered", "Sent", "StoreClient", "Subscriber", "SubscriberOptions", "Watch",
+]  # fmt: skip

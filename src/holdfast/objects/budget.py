@@ -201,17 +201,17 @@ class BudgetedStore:
         counts = self.metrics.create
         async with _Connection(self._creates, counts):
             started = self._clock()
-            answer = await self._store.create(key, data)
+            result = await self._store.create(key, data)
             ended = self._clock()
-        if isinstance(answer, Unknown):
-            self._failed(answer.detail)
-            self._warn(key, answer.detail, ended)
+        if isinstance(result, Unknown):
+            self._failed(result.detail)
+            self._warn(key, result.detail, ended)
             outcome = "unknown"
         else:
             self._succeeded(ended)
-            outcome = "created" if isinstance(answer, Created) else "refused"
+            outcome = "created" if isinstance(result, Created) else "refused"
         counts.finished(outcome, (ended - started) * 1000, len(data))
-        return answer
+        return result
 
     async def read(self, key: str, *, start: int = 0, length: int | None = None) -> bytes:
         """As the port says, after the retries."""
@@ -220,12 +220,12 @@ class BudgetedStore:
     async def list(self, prefix: str, *, after: str = "", limit: int = 1000) -> builtins.list[Listed]:
         """As the port says, after the retries."""
         return await self._repeat(
-            self.metrics.list, lambda: self._store.list(prefix, after=after, limit=limit), _no_bytes
+            self.metrics.list, lambda: self._store.list(prefix, after=after, limit=limit), lambda _: 0
         )
 
     async def delete(self, key: str) -> None:
         """As the port says, after the retries: deleting twice is harmless."""
-        await self._repeat(self.metrics.delete, lambda: self._store.delete(key), _no_bytes)
+        await self._repeat(self.metrics.delete, lambda: self._store.delete(key), lambda _: 0)
 
     async def close(self) -> None:
         """As the port says."""
@@ -251,7 +251,7 @@ class BudgetedStore:
         async with _Connection(self._others, counts):
             started = self._clock()
             try:
-                answer = await request()
+                result = await request()
             except NotFound:
                 self._succeeded(self._clock())
                 counts.finished("not_found", (self._clock() - started) * 1000, 0)
@@ -262,8 +262,8 @@ class BudgetedStore:
                 raise
             ended = self._clock()
         self._succeeded(ended)
-        counts.finished("ok", (ended - started) * 1000, size_of(answer))
-        return answer
+        counts.finished("ok", (ended - started) * 1000, size_of(result))
+        return result
 
     def _succeeded(self, now_seconds: float) -> None:
         self.metrics.consecutive_failures = 0
@@ -280,10 +280,6 @@ class BudgetedStore:
         if told_seconds is None or now_seconds - told_seconds >= WARN_EVERY_SECONDS:
             self.metrics.last_told_seconds = now_seconds
             self._not_created(key, detail)
-
-
-def _no_bytes(answer: object) -> int:  # noqa: ARG001 - listings and deletes move no object
-    return 0
 
 
 class _Connection:

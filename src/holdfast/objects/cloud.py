@@ -13,7 +13,7 @@ import os
 import re
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 from urllib.parse import parse_qsl, urlsplit
 
 import obstore
@@ -49,8 +49,8 @@ def answer_of_failed_create(error: Exception, scheme: str) -> Refused | Unknown:
     text = _detail(error)
     if not isinstance(error, AlreadyExistsError):
         return Unknown(text)
-    found = _STATUS.search(str(error))
-    status = None if found is None else int(next(group for group in found.groups() if group))
+    match = _STATUS.search(str(error))
+    status = None if match is None else int(next(group for group in match.groups() if group))
     return Refused(certain=status == 412 or (status == 409 and scheme == "az"))
 
 
@@ -123,11 +123,13 @@ class CloudStore:
         try:
             async with asyncio.timeout(self._timeout_seconds):
                 if start == 0 and length is None:
-                    answer = await obstore.get_async(self._store, key)
-                    return bytes(await answer.bytes_async())
+                    response = await obstore.get_async(self._store, key)
+                    return bytes(await response.bytes_async())
                 return await self._read_part(key, start, length)
         except FileNotFoundError as error:
-            raise self._absent(error, key) from error
+            if "NoSuchBucket" in str(error) or "ContainerNotFound" in str(error):
+                raise self._unavailable("read", error, key) from error
+            raise NotFound("there is no such object", key=key) from error
         except (BaseError, OSError) as error:
             raise self._unavailable("read", error, key) from error
 
@@ -135,8 +137,8 @@ class CloudStore:
         """A range. The store refuses one that starts at or after the end, for which the port returns no bytes."""
         try:
             if length is None:
-                answer = await obstore.get_async(self._store, key, options={"range": {"offset": start}})
-                return bytes(await answer.bytes_async())
+                response = await obstore.get_async(self._store, key, options={"range": {"offset": start}})
+                return bytes(await response.bytes_async())
             return bytes(await obstore.get_range_async(self._store, key, start=start, length=length))
         except FileNotFoundError:
             raise
@@ -156,10 +158,10 @@ class CloudStore:
                     self._store, folder or None, offset=after or None, chunk_size=max(1, min(limit, PAGE))
                 )
                 async for page in stream:
-                    for found in page:
-                        key = found["path"]
+                    for row in page:
+                        key = row["path"]
                         if key.startswith(prefix) and key > after:
-                            rows.append(Listed(key, found["size"]))
+                            rows.append(Listed(key, row["size"]))
                     if len(rows) >= limit:
                         break
         except (BaseError, OSError) as error:
@@ -180,11 +182,6 @@ class CloudStore:
 
     async def close(self) -> None:
         """As the port says. The client's connections end with it."""
-
-    def _absent(self, error: Exception, key: str) -> NotFound | Unavailable:
-        if "NoSuchBucket" in str(error) or "ContainerNotFound" in str(error):
-            return self._unavailable("read", error, key)
-        return NotFound("there is no such object", key=key)
 
     def _unavailable(self, what: str, error: Exception, key: str) -> Unavailable:
         return Unavailable(f"the object store did not {what}", url=self.url, key=key, cause=_detail(error))
@@ -214,17 +211,10 @@ def _backend(
         if scheme == "gs":
             return GCSStore(bucket, prefix=within, client_options=client, retry_config=NO_RETRIES)
         if scheme == "az":
-            azure: AzureConfig = {}
-            if "account" in options:
-                azure["account_name"] = options["account"]
-            if "endpoint" in options:
-                azure["endpoint"] = options["endpoint"]
+            names = {"account": "account_name", "endpoint": "endpoint"}
+            azure = cast("AzureConfig", {names[name]: value for name, value in options.items()})
             return AzureStore(bucket, prefix=within, config=azure, client_options=client, retry_config=NO_RETRIES)
-        s3: S3Config = {}
-        if "region" in options:
-            s3["region"] = options["region"]
-        if "endpoint" in options:
-            s3["endpoint"] = options["endpoint"]
+        s3 = cast("S3Config", {name: options[name] for name in ("region", "endpoint") if name in options})
         if "virtual_hosted_style" in options:
             s3["virtual_hosted_style_request"] = options["virtual_hosted_style"].lower() in ("1", "true", "yes")
         return S3Store(bucket, prefix=within, config=s3, client_options=client, retry_config=NO_RETRIES)

@@ -65,14 +65,14 @@ def _is_on(environment: Mapping[str, str], name: str) -> bool:
 def _metadata_problem(environment: Mapping[str, str]) -> str | None:
     """Why the metadata service gives no role, None when it may give one."""
     endpoint = environment.get("AWS_METADATA_ENDPOINT") or METADATA_ENDPOINT
-    found: list[str | None] = []
+    problems: list[str | None] = []
     # A thread, because a socket's time-out bounds each read and not the whole response.
     asking = threading.Thread(
-        target=lambda: found.append(_ask_metadata(endpoint, _is_on(environment, "AWS_IMDSV1_FALLBACK"))), daemon=True
+        target=lambda: problems.append(_ask_metadata(endpoint, _is_on(environment, "AWS_IMDSV1_FALLBACK"))), daemon=True
     )
     asking.start()
     asking.join(METADATA_SECONDS_MAX)
-    return found[0] if found else SILENT
+    return problems[0] if problems else SILENT
 
 
 def _ask_metadata(endpoint: str, without_token: bool) -> str | None:

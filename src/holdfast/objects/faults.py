@@ -42,10 +42,8 @@ class Fault(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class FaultRates:
-    """The probability of each fault, per request of its kind. Those of one kind add up to at most 1.
-
-    Units: probabilities 0..1; a late create lands at most ``late_requests_max`` requests later.
-    """
+    """The probability of each fault, per request of its kind. Those of one kind add up to at most 1. Units:
+    probabilities 0..1; a late create lands at most ``late_requests_max`` requests later."""
 
     lost_request: float = 0.0
     lost_answer: float = 0.0
@@ -88,9 +86,7 @@ class LateCreate:
 
 class FaultyObjects:
     """The synchronous core: like ``MemoryObjects``, but a create answers as the port does, and anything may fail.
-
-    ``faults`` counts what happened. Several of these may share one ``MemoryObjects``, each with its own faults.
-    """
+    ``faults`` counts what happened. Several of these may share one ``MemoryObjects``, each with its own faults."""
 
     def __init__(self, objects: MemoryObjects, random: Random, rates: FaultRates = NO_FAULTS) -> None:
         self.objects = objects

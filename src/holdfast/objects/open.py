@@ -22,11 +22,7 @@ _memory: dict[str, MemoryObjects] = {}
 
 
 def open_store(
-    url: str,
-    *,
-    create_missing: bool = False,
-    request_timeout_ms: int = 10_000,
-    connections_max: int = 64,
+    url: str, *, create_missing: bool = False, request_timeout_ms: int = 10_000, connections_max: int = 64
 ) -> ObjectStore:
     """The store that ``url`` names, ready for use on the running event loop.
 
@@ -58,10 +54,8 @@ def open_store(
 
 
 def open_durable_reader(url: str, *, request_timeout_ms: int = 10_000, connections_max: int = 8) -> ObjectReader:
-    """A reader for objects that another process made durable; it makes nothing durable itself.
-
-    Raises: InvalidRequest, also for ``memory:``, which no other process can read.
-    """
+    """A reader for objects that another process made durable; it makes nothing durable itself. Raises: InvalidRequest,
+    also for ``memory:``, which no other process can read."""
     if url.partition(":")[0].lower() == "file":
         from holdfast.objects.directory.store import DurableDirectory
 

@@ -33,8 +33,7 @@ async def probe(store: ObjectStore, *, unique: str | None = None) -> list[str]:
     parts = ("9", "10", "1-")
     try:
         (raced, winner), *written = await asyncio.gather(
-            _race(store, f"{prefix}.twice", names),
-            *(_create(store, f"{prefix}.order.{part}", names) for part in parts),
+            _race(store, f"{prefix}.twice", names), *(_create(store, f"{prefix}.order.{part}", names) for part in parts)
         )
         ordered = sorted(key for key, _ in written)
         await asyncio.gather(
@@ -58,11 +57,11 @@ async def _race(store: ObjectStore, prefix: str, names: list[str]) -> tuple[str,
     for attempt in range(ATTEMPTS_MAX):
         key = f"{prefix}.{attempt}"
         names.append(key)
-        answers = await asyncio.gather(store.create(key, FIRST), store.create(key, SECOND))
-        created = [data for data, answer in zip((FIRST, SECOND), answers, strict=True) if isinstance(answer, Created)]
+        results = await asyncio.gather(store.create(key, FIRST), store.create(key, SECOND))
+        created = [data for data, result in zip((FIRST, SECOND), results, strict=True) if isinstance(result, Created)]
         if len(created) == 2:
             _unfit(store, "it creates an object that exists already: it ignores If-None-Match")
-        if created and any(isinstance(answer, Refused) for answer in answers):
+        if created and any(isinstance(result, Refused) for result in results):
             return key, created[0]
     raise Unavailable("the object store did not answer whether it refuses a taken name", url=store.url)
 
@@ -93,11 +92,11 @@ async def _create(store: ObjectStore, prefix: str, names: list[str]) -> tuple[st
     for attempt in range(ATTEMPTS_MAX):
         key = f"{prefix}.{attempt}"
         names.append(key)
-        answer = await store.create(key, FIRST)
-        if isinstance(answer, Created):
+        result = await store.create(key, FIRST)
+        if isinstance(result, Created):
             return key, FIRST
-        if isinstance(answer, Unknown):
-            detail = answer.detail
+        if isinstance(result, Unknown):
+            detail = result.detail
     raise Unavailable("the object store did not create an object", url=store.url, cause=detail)
 
 

@@ -78,9 +78,9 @@ class _Parts(io.RawIOBase):
         wanted = self._size - self._at if size < 0 else min(size, self._size - self._at)
         for start, data in self._parts:
             if start <= self._at and self._at + wanted <= start + len(data):
-                found = data[self._at - start : self._at - start + wanted]
+                part = data[self._at - start : self._at - start + wanted]
                 self._at += wanted
-                return found
+                return part
         raise OSError("this part of the segment was not fetched")
 
 
@@ -226,11 +226,11 @@ async def _last_through(store: ObjectReader, index: SegmentIndex, version: int) 
     segments = index.between(0, version)
     if not segments:
         return None
-    found: _Row | None = None
+    last: _Row | None = None
     async with aclosing(_rows_of(store, segments[-1], 0, version, last_group=True)) as batches:
         async for rows in batches:
-            found = rows[-1]
-    return found
+            last = rows[-1]
+    return last
 
 
 async def _rows_of(
@@ -329,9 +329,9 @@ def _events_of(rows: Sequence[_Row], prev: int) -> list[TransactionEvent]:
     """The transactions of these rows, which follow version ``prev``."""
     events: list[TransactionEvent] = []
     operations: list[Operation] = []
-    for place, row in enumerate(rows):
+    for index, row in enumerate(rows):
         operations.append(row.operation)
-        if place + 1 == len(rows) or rows[place + 1].version != row.version:
+        if index + 1 == len(rows) or rows[index + 1].version != row.version:
             events.append(
                 TransactionEvent(row.version, prev, row.request_id, row.leader_id, row.time_ms, operations, True)
             )

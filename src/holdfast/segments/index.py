@@ -57,10 +57,8 @@ class SegmentIndex:
 
 
 def read_segment_index(uri: str, options: Mapping[str, str]) -> SegmentIndex:
-    """The index of the table of segments at ``uri``, with the storage ``options`` of deltalake.
-
-    Raises: NotFound (no table), InvalidRequest, Unavailable. Cost: the Delta log. Memory: a row a segment.
-    """
+    """The index of the table of segments at ``uri``, with the storage ``options`` of deltalake. Raises: NotFound (no
+    table), InvalidRequest, Unavailable. Cost: the Delta log. Memory: a row a segment."""
     try:
         table = DeltaTable(uri, storage_options=dict(options))
     except TableNotFoundError:
@@ -72,9 +70,9 @@ def read_segment_index(uri: str, options: Mapping[str, str]) -> SegmentIndex:
     if about.get("pipeline") != "segments" or about.get("format") != 1 or through is None:
         raise InvalidRequest("this is not a table of segments", code=Code.BAD_CONFIGURATION, url=uri)
     flat = pa.table(table.get_add_actions(flatten=True))
-    found: list[Segment] = []
+    segments: list[Segment] = []
     if flat.num_rows:
         names = ("path", "size_bytes", "num_records", "min.version", "max.version")
         columns = (flat[name].to_pylist() for name in names)
-        found = [Segment(*row) for row in zip(*columns, strict=True)]
-    return SegmentIndex(about["log_id"], through, tuple(sorted(found, key=lambda each: each.version_min)))
+        segments = [Segment(*row) for row in zip(*columns, strict=True)]
+    return SegmentIndex(about["log_id"], through, tuple(sorted(segments, key=lambda each: each.version_min)))

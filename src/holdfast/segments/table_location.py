@@ -76,10 +76,8 @@ def table_location(url: str) -> TableLocation:
 
 
 def open_table_store(url: str) -> ObjectStore:
-    """The object store of the table at ``url``, ready on the running event loop; an absent directory is made.
-
-    Raises: InvalidRequest, Unavailable.
-    """
+    """The object store of the table at ``url``, ready on the running event loop; an absent directory is made. Raises:
+    InvalidRequest, Unavailable."""
     if url.partition(":")[0].lower() == "file":
         root = Path(table_location(url).uri)
         DirectoryStore.open(root, create_missing=True)

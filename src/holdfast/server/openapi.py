@@ -20,8 +20,6 @@ _TEXT_TYPES: Final = frozenset({"JsonDelete", "JsonPointRead", "JsonRangeDelete"
 _OLDER_NAMES: Final[Mapping[str, str]] = {
     "CommitReceipt": "CommittedAnswer",
     "Entry": "EntryAnswer",
-    "Found": "ValueAnswer",
-    "FoundRange": "ValueRange",
     "ItemError": "StreamErrorAnswer",
     "NotCommitted": "NotCommittedAnswer",
     "Page": "BrowsedAnswer",

@@ -193,7 +193,8 @@ class FaultProxy:
         self._connected.set()
         self._listener: asyncio.Server | None = None
         self._log: deque[Trace] = deque(maxlen=_LOG_ENTRIES_MAX)
-        self._requests = 0
+        self.requests = 0
+        """How many requests have arrived."""
         self.faults_done: Counter[Fault] = Counter()
 
     # --- steering -------------------------------------------------------------------------------------------------
@@ -217,11 +218,6 @@ class FaultProxy:
     def log(self) -> tuple[Trace, ...]:
         """Every request so far, in order of arrival, as far back as the bound allows."""
         return tuple(self._log)
-
-    @property
-    def requests(self) -> int:
-        """How many requests have arrived."""
-        return self._requests
 
     @property
     def held(self) -> int:
@@ -305,10 +301,10 @@ class FaultProxy:
         if request is None:
             return False
         arrived = time.monotonic()
-        self._requests += 1
+        self.requests += 1
         method, target, _protocol = request.first_line
         armed = next((rule for rule in self._rules if rule.fires(method, target, self._random)), None)
-        trace = Trace(self._requests, method, target, armed.rule.fault if armed else None)
+        trace = Trace(self.requests, method, target, armed.rule.fault if armed else None)
         self._log.append(trace)
         if self.partitioned:
             return await self._silence(link)
@@ -321,18 +317,18 @@ class FaultProxy:
                 return await self._misbehave(link, request, trace, armed.rule)
         if whole_ms:
             await asyncio.sleep(whole_ms / 2000)
-        answer = await self._ask(link, request, trace)
+        response = await self._ask(link, request, trace)
         if whole_ms:
             await asyncio.sleep(max(0.0, arrived + whole_ms / 1000 - time.monotonic()))
-        return await self._answer(link, request, trace, answer)
+        return await self._answer(link, request, trace, response)
 
-    async def _answer(self, link: _Link, request: HttpMessage, trace: Trace, answer: HttpMessage) -> bool:
+    async def _answer(self, link: _Link, request: HttpMessage, trace: Trace, response: HttpMessage) -> bool:
         if self.partitioned:
             return await self._silence(link)
-        link.writer.write(answer.encode())
+        link.writer.write(response.encode())
         await link.writer.drain()
         trace.answered = True
-        return request.keep_alive and answer.keep_alive
+        return request.keep_alive and response.keep_alive
 
     async def _misbehave(self, link: _Link, request: HttpMessage, trace: Trace, rule: Rule) -> bool:
         """One fault that is more than a delay. The cases are the rows of the module's table."""
@@ -356,17 +352,17 @@ class FaultProxy:
                 return False
             case _:
                 pass
-        answer = await self._ask(link, request, trace)
+        response = await self._ask(link, request, trace)
         match rule.fault:
             case Fault.ERROR_AFTER:
                 return await self._answer(link, request, trace, error_answer(500, "InternalError", method))
             case Fault.BLACKHOLE_AFTER:
                 return await self._silence(link)
             case Fault.DUPLICATE:
-                answer = await self._ask(link, request, trace)
-                return await self._answer(link, request, trace, answer)
+                response = await self._ask(link, request, trace)
+                return await self._answer(link, request, trace, response)
             case Fault.TRUNCATE:
-                whole = answer.encode()
+                whole = response.encode()
                 link.writer.write(whole[: len(whole) // 2])
                 await link.writer.drain()
             case _:
@@ -382,14 +378,14 @@ class FaultProxy:
         reader, writer = link.server
         writer.write(request.encode())
         await writer.drain()
-        answer = await read_message(reader, request=False, bodiless=trace.method == "HEAD")
-        if answer is None:
+        response = await read_message(reader, request=False, bodiless=trace.method == "HEAD")
+        if response is None:
             raise BrokenMessage
-        trace.status = answer.status
-        if not answer.keep_alive:
+        trace.status = response.status
+        if not response.keep_alive:
             writer.close()
             link.server = None
-        return answer
+        return response
 
     async def _silence(self, link: _Link) -> bool:
         """Say nothing until the client goes away or the partition heals, which resets the connection."""
@@ -418,8 +414,8 @@ class FaultProxy:
             try:
                 writer.write(request.encode())
                 await writer.drain()
-                answer = await read_message(reader, request=False, bodiless=trace.method == "HEAD")
-                trace.status = answer.status if answer is not None else 0
+                response = await read_message(reader, request=False, bodiless=trace.method == "HEAD")
+                trace.status = response.status if response is not None else 0
             finally:
                 writer.close()
 

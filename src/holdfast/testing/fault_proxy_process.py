@@ -1,13 +1,8 @@
 """The fault proxy as a process of its own, steered over a control port.
 
-Owns: the command line, the control protocol and the class that starts and steers such a process. Does not own: what the
-faults are (``fault_proxy``).
-
-Control protocol: one JSON object a line in, one JSON object a line out, on TCP at 127.0.0.1. A request is tagged by
-``do``, an answer by ``is``: a ``State``, or a ``Complaint`` about a line that is no request.
-
-Failure model: the process ends at SIGTERM, and at the end of its standard input, so it cannot outlive the one that
-started it.
+Control protocol, on TCP at 127.0.0.1: one JSON object a line in each direction. ``do`` names the command, ``is`` the
+response: a ``State``, or a ``Complaint`` about a line that is not a command. The process ends at SIGTERM, and at the
+end of its standard input, so it cannot outlive the process that started it.
 """
 
 from __future__ import annotations
@@ -115,13 +110,13 @@ async def _serve(proxy: FaultProxy, control_port: int, follow_stdin: bool) -> No
     async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError, asyncio.CancelledError):
             while line := await reader.readline():
-                answer: State | Complaint
+                response: State | Complaint
                 try:
                     await _obey(proxy, msgspec.json.decode(line, type=Command))
-                    answer = state()
+                    response = state()
                 except (msgspec.ValidationError, msgspec.DecodeError, InvalidRequest) as error:
-                    answer = Complaint(str(error))
-                writer.write(msgspec.json.encode(answer) + b"\n")
+                    response = Complaint(str(error))
+                writer.write(msgspec.json.encode(response) + b"\n")
                 await writer.drain()
         writer.close()
 
@@ -207,10 +202,10 @@ class FaultProxyProcess:
             if not more:
                 raise Unavailable("fault proxy has gone")
             line += more
-        answer = msgspec.json.decode(line, type=State | Complaint)
-        if isinstance(answer, Complaint):
-            raise InvalidRequest(answer.error)
-        return answer
+        response = msgspec.json.decode(line, type=State | Complaint)
+        if isinstance(response, Complaint):
+            raise InvalidRequest(response.error)
+        return response
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

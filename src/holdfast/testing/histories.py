@@ -45,16 +45,8 @@ from holdfast.commit.format.transaction import (
 )
 
 __all__ = [
-    "CommitCall",
-    "History",
-    "Law",
-    "LogEntry",
-    "Moment",
-    "StatusCall",
-    "VersionCall",
-    "Violation",
-    "check_history",
-]
+    "CommitCall", "History", "Law", "LogEntry", "Moment", "StatusCall", "VersionCall", "Violation", "check_history",
+]  # fmt: skip
 
 Moment = float
 """A reading of the one clock of a history. Units: any, for instance nanoseconds of a monotonic clock."""
@@ -196,12 +188,12 @@ class _Log:
 
     def attempt(self, request_id: str, read_version: int | None) -> list[LogEntry]:
         """The entries of one attempt; a log that does not keep read versions cannot tell attempts apart."""
-        found = self.by_request_id.get(request_id, [])
-        return [entry for entry in found if entry.read_version in (None, read_version)]
+        entries = self.by_request_id.get(request_id, [])
+        return [entry for entry in entries if entry.read_version in (None, read_version)]
 
     def first_change(self, read: Precondition, after: int, before: int) -> int | None:
         """The first version strictly between the two bounds that changed what ``read`` reads."""
-        found = self._first_range_delete(read, after, before)
+        first_version = self._first_range_delete(read, after, before)
         if isinstance(read, PointRead):
             keys = [read.key]
         else:
@@ -219,8 +211,8 @@ class _Log:
             versions = self._changes.get(key, [])
             position = bisect_right(versions, after)
             if position < len(versions) and versions[position] < before:
-                found = versions[position] if found is None else min(found, versions[position])
-        return found
+                first_version = versions[position] if first_version is None else min(first_version, versions[position])
+        return first_version
 
     def _first_range_delete(self, read: Precondition, after: int, before: int) -> int | None:
         start = bisect_right(self._range_deletes, after, key=lambda item: item[0])
@@ -281,14 +273,14 @@ def _check_commits(history: History, log: _Log) -> Iterator[Violation]:
                 if entry is not None:
                     if entry.operations != tuple(txn.operations) or entry.request_id != txn.request_id:
                         yield Violation(Law.NOTHING_MOVED, f"{version} holds another transaction than {_name(txn)}")
-                elif places := _places(txn, log):
-                    yield Violation(Law.NOTHING_MOVED, f"{_name(txn)} was answered {version} and is at {places}")
+                elif versions := _places(txn, log):
+                    yield Violation(Law.NOTHING_MOVED, f"{_name(txn)} was answered {version} and is at {versions}")
                 else:
                     yield Violation(Law.NOTHING_LOST, f"{_name(txn)} was answered {version} and is not in the log")
             case Rejected(reason):
                 # Without an id, equal operations may have been committed by somebody else: only an id tells them apart.
-                if txn.request_id is not None and (places := _places(txn, log)):
-                    yield Violation(Law.NO_GHOSTS, f"{_name(txn)} was rejected ({reason}) and is at {places}")
+                if txn.request_id is not None and (versions := _places(txn, log)):
+                    yield Violation(Law.NO_GHOSTS, f"{_name(txn)} was rejected ({reason}) and is at {versions}")
             case None:
                 pass  # promises nothing about this call alone; other laws look at where it landed
 
@@ -315,8 +307,8 @@ def _landed(call: CommitCall, log: _Log) -> LogEntry | None:
     if isinstance(call.outcome, Committed):
         return log.by_version.get(call.outcome.version)
     if call.outcome is None and call.txn.request_id is not None:
-        found = log.attempt(call.txn.request_id, call.txn.read_version)
-        return found[0] if found else None
+        entries = log.attempt(call.txn.request_id, call.txn.read_version)
+        return entries[0] if entries else None
     return None
 
 
@@ -377,19 +369,19 @@ class _Heard:
 
 
 def _heard(history: History) -> _Heard:
-    told: list[tuple[Moment, int]] = []
+    reported: list[tuple[Moment, int]] = []
     for call in history.commits:
         if isinstance(call.outcome, Committed):
-            told.append((call.end, call.outcome.version))
+            reported.append((call.end, call.outcome.version))
         elif isinstance(call.outcome, Rejected) and call.durable_version:
-            told.append((call.end, call.durable_version))
-    told.extend((asked.end, asked.version) for asked in history.versions)
-    told.extend((asked.end, asked.version) for asked in history.statuses if asked.status == "committed")
-    told.sort()
+            reported.append((call.end, call.durable_version))
+    reported.extend((asked.end, asked.version) for asked in history.versions)
+    reported.extend((asked.end, asked.version) for asked in history.statuses if asked.status == "committed")
+    reported.sort()
     largest: list[int] = []
-    for _, version in told:
+    for _, version in reported:
         largest.append(max(version, largest[-1]) if largest else version)
-    return _Heard([moment for moment, _ in told], largest)
+    return _Heard([moment for moment, _ in reported], largest)
 
 
 def _check_real_time(history: History, log: _Log) -> Iterator[Violation]:
@@ -418,13 +410,14 @@ def _check_real_time(history: History, log: _Log) -> Iterator[Violation]:
 
 def _check_statuses(history: History, log: _Log) -> Iterator[Violation]:
     for asked in history.statuses:
-        places = [entry.version for entry in log.attempt(asked.request_id, asked.read_version)]
-        if asked.status == "committed" and asked.version not in places:
+        versions = [entry.version for entry in log.attempt(asked.request_id, asked.read_version)]
+        if asked.status == "committed" and asked.version not in versions:
             yield Violation(
-                Law.STATUS_IS_FINAL, f"{asked.request_id} was reported at {asked.version} and is at {places or 'none'}"
+                Law.STATUS_IS_FINAL,
+                f"{asked.request_id} was reported at {asked.version} and is at {versions or 'none'}",
             )
-        if asked.status == "not_committed" and places:
-            yield Violation(Law.STATUS_IS_FINAL, f"{asked.request_id} was reported absent and is at {places}")
+        if asked.status == "not_committed" and versions:
+            yield Violation(Law.STATUS_IS_FINAL, f"{asked.request_id} was reported absent and is at {versions}")
 
 
 def _read_version(txn: Transaction, read: Precondition) -> int:

@@ -85,6 +85,7 @@ class Gateway:
         self.directory = directory.resolve()
         self.port = port if port is not None else free_port()
         self.backing: Backing = backing
+        self._configuration = self.directory / "ceph.conf"
         self._monitor_port = free_port()
         self._cluster_id = str(uuid.uuid4())
         self._processes: dict[Daemon, subprocess.Popen[bytes]] = {}
@@ -127,7 +128,7 @@ class Gateway:
             raise InvalidRequest("a fresh gateway needs an empty directory", directory=self.directory)
         for part in ("mon", "osd", "run", "rgw"):
             (self.directory / part).mkdir(parents=True)
-        self._configuration().write_text(self._settings(), encoding="utf-8")
+        self._configuration.write_text(self._settings(), encoding="utf-8")
         try:
             self._make_monitor()
             self._spawn("mon")
@@ -199,9 +200,6 @@ class Gateway:
         self._forgot = self._forgot or (daemon == "osd" and self.backing == "memstore")
 
     # --- making the cluster -------------------------------------------------------------------------------------
-
-    def _configuration(self) -> Path:
-        return self.directory / "ceph.conf"
 
     def _settings(self) -> str:
         """The configuration file. Settings that are not obvious have their reasons next to them."""
@@ -300,7 +298,7 @@ rgw_frontends = beast endpoint=127.0.0.1:{self.port} tcp_nodelay=1
         """The output of one administrator's command. It waits for the monitor by itself, up to the bound."""
         try:
             done = subprocess.run(
-                [command[0], "--conf", str(self._configuration()), *command[1:]]
+                [command[0], "--conf", str(self._configuration), *command[1:]]
                 if command[0] != "monmaptool"
                 else list(command),
                 stdin=subprocess.DEVNULL,
@@ -316,7 +314,7 @@ rgw_frontends = beast endpoint=127.0.0.1:{self.port} tcp_nodelay=1
         return done.stdout
 
     def _spawn(self, daemon: Daemon) -> None:
-        conf = str(self._configuration())
+        conf = str(self._configuration)
         command: dict[Daemon, list[str]] = {
             "mon": ["ceph-mon", "--conf", conf, "-f", "-i", "a"],
             "osd": ["ceph-osd", "--conf", conf, "-f", "-i", "0"],
@@ -377,14 +375,14 @@ rgw_frontends = beast endpoint=127.0.0.1:{self.port} tcp_nodelay=1
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
         try:
             connection.request(method, path, headers=headers)
-            answer = connection.getresponse()
-            said = answer.read(_OUTPUT_TAIL_BYTES).decode("utf-8", "replace")
+            response = connection.getresponse()
+            said = response.read(_OUTPUT_TAIL_BYTES).decode("utf-8", "replace")
         except (OSError, http.client.HTTPException) as error:
             raise Unavailable("gateway does not answer", endpoint=self.endpoint) from error
         finally:
             connection.close()
-        if answer.status != http.client.OK:
-            raise Unavailable("gateway refused", method=method, path=path, status=answer.status, said=said)
+        if response.status != http.client.OK:
+            raise Unavailable("gateway refused", method=method, path=path, status=response.status, said=said)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

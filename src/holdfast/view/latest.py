@@ -12,6 +12,7 @@ import itertools
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from types import TracebackType
 from typing import Protocol, Self
 
 from holdfast.commit.format.transaction import Operation
@@ -87,7 +88,9 @@ class View:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     @property

@@ -78,11 +78,11 @@ def _tune(connection: sqlite3.Connection) -> None:
 
 def _prepare(connection: sqlite3.Connection, path: Path) -> None:
     try:
-        found = int(connection.execute("PRAGMA application_id").fetchone()[0])
+        application_id = int(connection.execute("PRAGMA application_id").fetchone()[0])
         tables = int(connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0])
     except sqlite3.DatabaseError as error:
         raise CorruptData("this file is not a view", path=path, hint="choose another path, or remove it") from error
-    if found != APPLICATION_ID and tables:
+    if application_id != APPLICATION_ID and tables:
         raise CorruptData("this file is another database", path=path, hint="choose another path")
     connection.execute("PRAGMA journal_mode = WAL")
     with _transaction(connection):
@@ -125,10 +125,8 @@ def _read_position(connection: sqlite3.Connection, path: Path) -> Position:
 
 
 def write_layer(connection: sqlite3.Connection, layer: Layer, position: Position) -> None:
-    """Write ``layer`` and ``position`` in one transaction. ``layer`` must not change meanwhile.
-
-    Raises: sqlite3.Error, and then nothing has changed.
-    """
+    """Write ``layer`` and ``position`` in one transaction. ``layer`` must not change meanwhile. Raises: sqlite3.Error,
+    and then nothing has changed."""
     with _transaction(connection):
         for begin, end in layer.cleared:
             connection.execute("DELETE FROM latest WHERE key >= ? AND (? IS NULL OR key < ?)", (begin, end, end))

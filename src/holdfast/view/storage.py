@@ -22,10 +22,8 @@ Row = tuple[bytes, bytes, int]
 
 
 class Position(NamedTuple):
-    """Everything at or below ``version`` of the log ``log_id`` is applied; the newest is ``last_transaction``.
-
-    The last two are None when not known.
-    """
+    """Everything at or below ``version`` of the log ``log_id`` is applied; the newest is ``last_transaction``. The last
+    two are None when not known."""
 
     version: int
     last_transaction: int | None
@@ -69,10 +67,8 @@ CHUNK_MAX: Final = 2_000
 
 
 class OrderedKeys:
-    """A set of keys that can be walked in byte order: a list of short sorted lists.
-
-    Cost: adding and removing O(log n) and a memory move of a few kilobytes; building O(n log n); walking O(1) a key.
-    """
+    """A set of keys that can be walked in byte order: a list of short sorted lists. Cost: adding and removing O(log n)
+    and a memory move of a few kilobytes; building O(n log n); walking O(1) a key."""
 
     __slots__ = ("_chunks", "_lasts", "_size")
 

@@ -67,14 +67,12 @@ class VersionAnswer(msgspec.Struct, frozen=True):
         return LogPosition(self.version, self.log_id)
 
 
-class Found(msgspec.Struct, frozen=True, omit_defaults=True, repr_omit_defaults=True):
-    """A key's value and the version that wrote it. The texts are set on request, where the bytes are UTF-8."""
+class Found(msgspec.Struct, frozen=True):
+    """A key's value and the version that wrote it."""
 
     key: bytes
     value: bytes
     version: int
-    key_text: str | None = None
-    value_text: str | None = None
 
 
 class FoundRange(msgspec.Struct, frozen=True):
@@ -83,6 +81,21 @@ class FoundRange(msgspec.Struct, frozen=True):
     items: tuple[Found, ...]
     version: int
     more: bool = False
+
+
+class ValueResponse(Found, frozen=True, omit_defaults=True):
+    """``Found`` as the service sends it. The texts are set on request, where the bytes are UTF-8."""
+
+    key_text: str | None = None
+    value_text: str | None = None
+
+
+class ValueRange(msgspec.Struct, frozen=True):
+    """``FoundRange`` as the service sends it."""
+
+    items: tuple[ValueResponse, ...]
+    version: int
+    more: bool
 
 
 class Liveness(msgspec.Struct, frozen=True):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 import ssl
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from types import TracebackType
 from typing import Self
 
 from holdfast.client.aio.client import Client
@@ -65,7 +66,9 @@ class StoreClient:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(self, *_: object) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         await self.aclose()
 
     async def aclose(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from types import TracebackType
 from typing import Self, TypeVar
 
 from holdfast.client.protocol.stores.acknowledgements import OnReply, ranges_of
@@ -60,7 +61,9 @@ class Subscriber:
             raise
         return self
 
-    async def __aexit__(self, *_: object) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         await self.aclose()
 
     # receiving
@@ -207,7 +210,7 @@ class Subscriber:
         """
         await self._driver.aclose()
 
-    async def next_of(self, take: Callable[[], Item | None], end_ms: float) -> Item | None:
+    async def next_of(self, take: Callable[[], Item | None], end_ms: float = math.inf) -> Item | None:
         """The next item of ``take`` before ``end_ms``, or None. Raises: why nothing will come. For ``Watch``."""
         with self._lock:
             while (item := take()) is None:

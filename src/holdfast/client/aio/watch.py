@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import AsyncIterator
+from types import TracebackType
 from typing import Self
 
 from holdfast.client.aio.subscriber import Subscriber
@@ -29,14 +30,16 @@ class Watch:
         await self._subscriber.__aenter__()
         return self
 
-    async def __aexit__(self, *_: object) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         await self.aclose()
 
     def __aiter__(self) -> AsyncIterator[KeyChange]:
         return self
 
     async def __anext__(self) -> KeyChange:
-        change = await self._subscriber.next_of(self._machine.take_change, math.inf)
+        change = await self._subscriber.next_of(self._machine.take_change)
         if change is None:
             raise StopAsyncIteration
         return change

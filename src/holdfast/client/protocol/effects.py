@@ -1,9 +1,9 @@
 """Effects that a client procedure asks for, the replies to them, and the events of a subscription.
 
-A procedure is a generator: it yields one effect at a time and is sent the reply. Every reply carries ``now_ms`` of a
-monotonic clock. A request has three results: ``Response`` (all of it arrived); ``Failed(perhaps_accepted=False)`` (its
-last byte was not handed over; no byte at all, where the service accepts it in parts); ``Failed(perhaps_accepted=True)``
-(unknown, also when in doubt). Effects are structs: a frozen dataclass costs seven times as much.
+Every reply carries ``now_ms`` of a monotonic clock. A request has three results: ``Response`` (all of it arrived);
+``Failed(perhaps_accepted=False)`` (its last byte was not handed over; no byte at all, where the service accepts it in
+parts); ``Failed(perhaps_accepted=True)`` (unknown, also when in doubt). Effects are structs: a frozen dataclass costs
+seven times as much.
 """
 
 from __future__ import annotations
@@ -62,10 +62,8 @@ Event = TransactionEvent | Checkpoint | RolledBack
 
 
 class Request(msgspec.Struct, frozen=True):
-    """One HTTP request, without what belongs to the connection (host, token, framing).
-
-    ``accepted_in_parts``: the service acts on the body as it arrives, so its first byte may already be accepted.
-    """
+    """One HTTP request, without what belongs to the connection (host, token, framing). ``accepted_in_parts``: the
+    service acts on the body as it arrives, so its first byte may already be accepted."""
 
     method: str
     target: str

@@ -1,9 +1,7 @@
 """Endpoints of a service, and which one is believed to lead.
 
-Text forms: ``http://host:port``, ``https://host:port``, ``unix:/path``, and ``host:port`` as leaders advertise it
-(plain or TLS as the configured endpoints are). The address of another leader is a hint: it changes where the next
-request goes, never what a response means. One operation follows such a hint once, so two servers that name each other
-cause no loop.
+The address of another leader is a hint: it changes where the next request goes, never what a response means. One
+operation follows such a hint once, so two servers that name each other cause no loop.
 """
 
 from __future__ import annotations
@@ -39,7 +37,7 @@ class Endpoint(msgspec.Struct, frozen=True, cache_hash=True):
 
 
 def parse_endpoint(text: str, *, secure: bool = False) -> Endpoint:
-    """The endpoint a text names. ``secure`` is what an address without a scheme means.
+    """The endpoint of a URL, or of ``host:port`` as leaders advertise it, which means TLS when ``secure``.
 
     Raises: InvalidRequest.
 
@@ -51,8 +49,7 @@ def parse_endpoint(text: str, *, secure: bool = False) -> Endpoint:
     'http://xn--bcher-kva.example:8080'
     """
     if text.startswith("unix:"):
-        path = text.removeprefix("unix:")
-        path = path.removeprefix("//")
+        path = text.removeprefix("unix:").removeprefix("//")
         if not path:
             raise InvalidRequest("a unix address needs a path", address=text)
         return Endpoint("localhost", 0, secure=False, unix_path=path)
@@ -72,15 +69,12 @@ def parse_endpoint(text: str, *, secure: bool = False) -> Endpoint:
     if parts.username is not None:
         raise InvalidRequest("an address carries no credentials", hint="give the token as token=...")
     is_secure = parts.scheme == "https"
-    default_port = 443 if is_secure else 80
-    return Endpoint(host, port if port is not None else default_port, secure=is_secure)
+    return Endpoint(host, port if port is not None else 443 if is_secure else 80, secure=is_secure)
 
 
 class Route:
-    """The configured endpoints in turn, and the leader that one of them named.
-
-    Every operation of a client shares it. Threads may share it: each method changes the state in one assignment.
-    """
+    """The configured endpoints in turn, and the leader that one of them named. Every operation of a client shares it.
+    Threads may share it: each method changes the state in one assignment."""
 
     def __init__(self, configured: tuple[Endpoint, ...]) -> None:
         if not configured:
@@ -96,10 +90,8 @@ class Route:
             self.current = self.configured[self._turn]
 
     def follow(self, asked: Endpoint, address: str | None) -> bool:
-        """Follow the leader's address in a response. False when it is missing, unusable, or ``asked`` itself.
-
-        An endpoint with TLS cannot redirect to one without, because requests carry the token.
-        """
+        """Follow the leader's address in a response. False when it is missing, unusable, or ``asked`` itself. An
+        endpoint with TLS cannot redirect to one without, because requests carry the token."""
         if not address:
             return False
         try:
@@ -119,14 +111,14 @@ class UnusableEndpoints:
         self._route = route
         self._problems: dict[Endpoint, HoldfastError] = {}
 
-    def met(self, problem: HoldfastError, *places: Endpoint | None) -> bool:
+    def met(self, problem: HoldfastError, *endpoints: Endpoint | None) -> bool:
         """These endpoints are unusable. True when no configured endpoint is left."""
-        self._problems |= {place: problem for place in places if place is not None}
+        self._problems |= {endpoint: problem for endpoint in endpoints if endpoint is not None}
         return self._problems.keys() >= set(self._route.configured)
 
-    def heard(self, place: Endpoint) -> None:
+    def heard(self, endpoint: Endpoint) -> None:
         """It has responded, so it is usable."""
-        self._problems.pop(place, None)
+        self._problems.pop(endpoint, None)
 
     def forget(self) -> None:
         """Forget every problem."""
@@ -134,10 +126,9 @@ class UnusableEndpoints:
 
     def elsewhere(self, asked: Endpoint) -> str | None:
         """The problem of another endpoint than ``asked``, if any, for people."""
-        return next((problem.statement() for place, problem in self._problems.items() if place != asked), None)
+        return next((problem.statement() for endpoint, problem in self._problems.items() if endpoint != asked), None)
 
 
 def routes_of(url: str | Sequence[str]) -> Route:
     """The endpoints of a client's configuration. Raises: InvalidRequest."""
-    texts = [url] if isinstance(url, str) else list(url)
-    return Route(tuple(parse_endpoint(text) for text in texts))
+    return Route(tuple(map(parse_endpoint, [url] if isinstance(url, str) else url)))

@@ -77,7 +77,7 @@ def _request_within(session: Session, request: Request, budget: RetryBudget) -> 
         timeout_ms = min(session.options.request_timeout_ms, budget.left_ms(now_ms))
         asked = session.route.current
         reply = yield Send(asked, request, timeout_ms)
-        assert isinstance(reply, Response | Failed), "a Send is answered by Response or Failed"
+        assert isinstance(reply, Response | Failed), "the reply to Send is Response or Failed"
         budget.now_ms = reply.now_ms
         failure: HoldfastError
         if isinstance(reply, Response):
@@ -111,7 +111,7 @@ def _submit(
     while True:
         asked = session.route.current
         reply = yield Send(asked, request, session.options.request_timeout_ms)
-        assert isinstance(reply, Response | Failed), "a Send is answered by Response or Failed"
+        assert isinstance(reply, Response | Failed), "the reply to Send is Response or Failed"
         if isinstance(reply, Failed):
             budget.missed(asked, reply)
             if reply.perhaps_accepted:
@@ -147,7 +147,7 @@ def version(session: Session, now_ms: float, *, local: bool) -> Procedure[Versio
 
 def get(session: Session, key: bytes, at: Place | None, now_ms: float) -> Procedure[Found | None]:
     """The value of a key in the service's view, never older than ``at``. Raises: as ``version``, InvalidRequest."""
-    request = key_request(key, _position(session, at))
+    request = key_request(key, None if at is None else session.resolve_position(at))
     try:
         return decode_body((yield from _request(session, request, now_ms)), Found)
     except NotFound:
@@ -171,19 +171,13 @@ def read_range(
     session: Session, begin: bytes, end: bytes | None, limit: int, at: Place | None, now_ms: float
 ) -> Procedure[FoundRange]:
     """Keys of ``[begin, end)`` in the service's view, not older than ``at``. Raises: as ``version``, InvalidRequest."""
-    request = range_request(begin, end, limit, _position(session, at))
+    request = range_request(begin, end, limit, None if at is None else session.resolve_position(at))
     return decode_body((yield from _request(session, request, now_ms)), FoundRange)
 
 
-def _position(session: Session, place: Place | None) -> LogPosition | None:
-    return None if place is None else session.resolve_position(place)
-
-
 def ask_status(session: Session, request_id: str, min_version: Place, now_ms: float) -> Procedure[StatusAnswer]:
-    """The final outcome of an attempt. Asking closes it: an attempt that has not committed never will.
-
-    Raises: OutcomeUnknown without a final status within ``resolve_within_ms``; InvalidRequest; PermissionDenied.
-    """
+    """The final outcome of an attempt. Asking closes it: an attempt that has not committed never will. Raises:
+    OutcomeUnknown without a final status within ``resolve_within_ms``; InvalidRequest; PermissionDenied."""
     budget = RetryBudget(session, now_ms, session.options.resolve_within_ms)
     return (yield from _ask_status(session, request_id, session.resolve_position(min_version), budget))
 
@@ -355,10 +349,7 @@ def commit_group(session: Session, txns: list[Transaction], now_ms: float) -> Pr
 
 
 def _resolve_items(
-    session: Session,
-    txns: list[Transaction],
-    lines: list[CommitReceipt | NotCommitted | ErrorBody],
-    now_ms: float,
+    session: Session, txns: list[Transaction], lines: list[CommitReceipt | NotCommitted | ErrorBody], now_ms: float
 ) -> Procedure[list[ItemResult]]:
     if len(lines) > len(txns):
         raise CorruptData("more results than items", items=len(txns), results=len(lines))

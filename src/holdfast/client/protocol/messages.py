@@ -13,24 +13,10 @@ from urllib.parse import quote, urlencode
 
 import msgspec
 
+from holdfast import errors
 from holdfast.client.protocol.effects import Request, Response
 from holdfast.commit.format.transaction import Transaction
-from holdfast.errors import (
-    Backpressure,
-    Closed,
-    Code,
-    Conflict,
-    CorruptData,
-    Fenced,
-    HoldfastError,
-    InternalError,
-    InvalidRequest,
-    LimitExceeded,
-    NotFound,
-    OutcomeUnknown,
-    PermissionDenied,
-    Unavailable,
-)
+from holdfast.errors import Code, CorruptData, HoldfastError, InvalidRequest
 from holdfast.values import LogPosition, parse_position
 from holdfast.wire.formats import UNDECODABLE
 from holdfast.wire.log import (
@@ -81,17 +67,17 @@ def commits_request(txns: list[Transaction]) -> Request:
     return Request("POST", "/v1/commits", body, headers, accepted_in_parts=True)
 
 
-def position_of(place: Place) -> LogPosition:
+def position_of(named: Place) -> LogPosition:
     """The position that a caller names. Raises: InvalidRequest."""
-    match place:
+    match named:
         case LogPosition():
-            return place
+            return named
         case str():
-            position = parse_position(place)
+            position = parse_position(named)
         case _:
-            position = LogPosition(place) if place >= 0 else None
+            position = LogPosition(named) if named >= 0 else None
     if position is None:
-        raise InvalidRequest("a position is a version, VERSION@LOGID or VERSION~LEADER@LOGID", position=place)
+        raise InvalidRequest("a position is a version, VERSION@LOGID or VERSION~LEADER@LOGID", position=named)
     return position
 
 
@@ -180,20 +166,20 @@ _CODES_OF: Final[Mapping[type[HoldfastError], str]] = {
         "bad_configuration request_id_reused method_not_allowed rolled_back log_mismatch view_disabled "
         "matcher_mismatch type_mismatch"
     ),
-    LimitExceeded: "too_large message_too_large too_many_durables",
-    Conflict: (
+    errors.LimitExceeded: "too_large message_too_large too_many_durables",
+    errors.Conflict: (
         "conflict too_old banned sequence_gap unknown_publisher revision_mismatch deletes_messages lock_held "
         "not_holder already_open"
     ),
-    OutcomeUnknown: "outcome_unknown",
-    Unavailable: "not_leader store_unavailable lagging view_behind no_quorum",
-    Fenced: "leader_changed leader_alive deposed durable_collision",
-    NotFound: "not_found log_empty log_truncated no_such_key",
+    errors.OutcomeUnknown: "outcome_unknown",
+    errors.Unavailable: "not_leader store_unavailable lagging view_behind no_quorum",
+    errors.Fenced: "leader_changed leader_alive deposed durable_collision",
+    errors.NotFound: "not_found log_empty log_truncated no_such_key",
     CorruptData: "corrupt_log corrupt_batch corrupt_queue store_unfit",
-    Backpressure: "overloaded rate_limited store_full cluster_full disk_limit",
-    Closed: "closed",
-    PermissionDenied: "unauthenticated permission_denied",
-    InternalError: "internal",
+    errors.Backpressure: "overloaded rate_limited store_full cluster_full disk_limit",
+    errors.Closed: "closed",
+    errors.PermissionDenied: "unauthenticated permission_denied",
+    errors.InternalError: "internal",
 }
 _KINDS: Final = {Code(code): kind for kind, codes in _CODES_OF.items() for code in codes.split()}
 
@@ -202,10 +188,10 @@ def error_of(error: ErrorBody | None, status: int) -> HoldfastError:
     """The exception for an error response; its kind is by the code, else by the status."""
     if error is None:
         if status >= 500:
-            return Unavailable("something before the service answered with an error", status=status)
-        return InternalError("the service answered something the API does not describe", status=status)
+            return errors.Unavailable("something before the service answered with an error", status=status)
+        return errors.InternalError("the service answered something the API does not describe", status=status)
     code = Code(error.code)
-    return _KINDS.get(code, InternalError)(
+    return _KINDS.get(code, errors.InternalError)(
         error.message or code.value,
         code=code,
         hint=error.hint or (REPLACED_HINT if code is Code.LOG_MISMATCH else ""),

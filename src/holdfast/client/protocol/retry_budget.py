@@ -41,9 +41,9 @@ class Session:
         elif version > newest.version:
             self.newest = LogPosition(version, newest.log_id)
 
-    def resolve_position(self, place: Place) -> LogPosition:
+    def resolve_position(self, named: Place) -> LogPosition:
         """A position that a caller named; a number alone belongs to the log of ``newest``. Raises: InvalidRequest."""
-        position = position_of(place)
+        position = position_of(named)
         return position if position.log_id is not None else position._replace(log_id=self.log_id)
 
     def refused(self, error: ErrorBody | None, status: int) -> HoldfastError:
@@ -91,9 +91,7 @@ class RetryBudget:
 
     def missed(self, asked: Endpoint, reply: Failed) -> None:
         """``asked`` has not responded: the next request goes to another endpoint, unless it was not asked at all.
-
-        Raises: InvalidRequest (bad_configuration) when no configured endpoint is usable, nor a leader it named.
-        """
+        Raises: InvalidRequest (bad_configuration) when no configured endpoint is usable, nor a leader it named."""
         if reply.asked:
             self._route.failed(asked)
         if reply.problem is not None and self.unusable.met(reply.problem, asked, self.sent_by):
@@ -121,7 +119,7 @@ def pause(session: Session, budget: RetryBudget, asked: Endpoint, reply: Respons
                 session.route.failed(asked)
         at_least = float(retry_after_ms(error, reply.headers) or 0)
     woken = yield budget.next_wait(reply.now_ms, at_least, reason)
-    assert isinstance(woken, Woken), "a Wait is answered by Woken"
+    assert isinstance(woken, Woken), "the reply to Wait is Woken"
     budget.now_ms = woken.now_ms
     budget.sent_by = None
     return woken.now_ms

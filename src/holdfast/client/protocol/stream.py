@@ -314,7 +314,7 @@ def follow(session: Session, continuity: Continuity, keys: Filter, *, durable: b
             heard, reply = yield from _read(session, continuity)
             if heard:
                 budget = RetryBudget(session, reply.now_ms, options.stream_give_up_after_ms)
-        assert isinstance(reply, Response | Failed), "an Open is answered by Opened, Response or Failed"
+        assert isinstance(reply, Response | Failed), "the reply to Open is Opened, Response or Failed"
         if isinstance(reply, Response):
             error = service_error(reply)
             repeat = error.code in REPEATABLE_CODES if error is not None else reply.status in REPEATABLE_STATUSES
@@ -335,7 +335,7 @@ def _read(session: Session, continuity: Continuity) -> Procedure[tuple[bool, Fai
         reply = yield Receive(session.options.stream_silence_ms)
         if isinstance(reply, Failed):
             return heard, reply
-        assert isinstance(reply, Chunk), "a Receive is answered by Chunk or Failed"
+        assert isinstance(reply, Chunk), "the reply to Receive is Chunk or Failed"
         heard = True
         lagging = False
         events: list[Event] = []

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from holdfast.client.protocol import log_operations
 from holdfast.client.protocol.effects import AwaitVersion, Decide, Failed, Procedure, Woken
@@ -33,6 +33,9 @@ from holdfast.errors import Conflict, InvalidRequest, Unavailable
 from holdfast.values import LogPosition
 from holdfast.wire.log import CommitReceipt, Found, FoundRange
 
+if TYPE_CHECKING:
+    from holdfast.view import View
+
 Result = TypeVar("Result")
 RANGE_PAGE: Final = 1_000
 """Keys asked for at once."""
@@ -48,8 +51,8 @@ class ServiceSource:
 
     def get(self, key: bytes, at: int, now_ms: float) -> Procedure[tuple[bytes, int] | None]:
         """A key's value and version."""
-        found = yield from log_operations.get(self._session, key, LogPosition(at, self.log_id), now_ms)
-        return None if found is None else (found.value, found.version)
+        stored = yield from log_operations.get(self._session, key, LogPosition(at, self.log_id), now_ms)
+        return None if stored is None else (stored.value, stored.version)
 
     def range(self, begin: bytes, end: bytes | None, limit: int, at: int, now_ms: float) -> Procedure[FoundRange]:
         """At most ``limit`` keys of ``[begin, end)`` in byte order."""
@@ -65,32 +68,10 @@ class ServiceSource:
         return reply.version
 
 
-class ReadableView(Protocol):
-    """What a transaction needs of a view; ``holdfast.view.View`` is one."""
-
-    @property
-    def version(self) -> int:
-        """Everything up to here is applied."""
-        ...
-
-    @property
-    def log_id(self) -> str | None:
-        """The log whose state it is; None while that is not known."""
-        ...
-
-    def get(self, key: bytes) -> tuple[bytes, int] | None:
-        """A key's value and version."""
-        ...
-
-    def range(self, begin: bytes, end: bytes | None, limit: int) -> Sequence[tuple[bytes, bytes, int]]:
-        """Key, value, version in byte order."""
-        ...
-
-
 class ViewSource:
     """Reads the caller's own view; see ``ServiceSource`` for the methods."""
 
-    def __init__(self, session: Session, view: ReadableView) -> None:
+    def __init__(self, session: Session, view: View) -> None:
         self._session = session
         self._view = view
 
@@ -126,7 +107,7 @@ class ViewSource:
         if newer_than is not None and self._view.version < newer_than:
             options = self._session.options
             reply = yield AwaitVersion(newer_than, options.give_up_after_ms)
-            assert isinstance(reply, Woken | Failed), "an AwaitVersion is answered by Woken or Failed"
+            assert isinstance(reply, Woken | Failed), "the reply to AwaitVersion is Woken or Failed"
             if isinstance(reply, Failed):
                 raise Unavailable("the view does not catch up", view_version=self._view.version, version=newer_than)
         return self._view.version
@@ -188,13 +169,13 @@ class TransactionBuilder:
             return self._own[key]
         if any(_inside(key, begin, end) for begin, end in self._cleared):
             return None
-        found = yield from self._source.get(key, self.read_version, now_ms)
-        if found is not None:
-            self._saw(found[1])
+        stored = yield from self._source.get(key, self.read_version, now_ms)
+        if stored is not None:
+            self._saw(stored[1])
         version = self.read_version
         # Of two reads of one key at different versions, the older one must hold.
         self._points[key] = min(version, self._points.get(key, version))
-        return None if found is None else found[0]
+        return None if stored is None else stored[0]
 
     def reading_range(
         self, begin: bytes, end: bytes | None, limit: int, now_ms: float

@@ -10,6 +10,7 @@ from __future__ import annotations
 import secrets
 import ssl
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar
 
 from holdfast.client.protocol import log_operations
@@ -103,7 +104,9 @@ class Client:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def close(self) -> None:
@@ -304,7 +307,9 @@ class Subscription:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     @property

@@ -10,6 +10,7 @@ from __future__ import annotations
 import secrets
 import ssl
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import TracebackType
 from typing import Self
 
 from holdfast.client.protocol.effects import Response
@@ -37,8 +38,6 @@ from holdfast.client.transport.clock import now_ms
 from holdfast.client.transport.sync_stores import SubscriberDriver
 from holdfast.stores.values.messages import Delivery
 from holdfast.wire.stores import Entry, Page, Purged
-
-__all__ = ["Browser", "Map", "Publisher", "StoreClient", "Subscriber", "Watch"]
 
 PAGE_MESSAGES = 100
 PAGE_ENTRIES = 1_000
@@ -68,7 +67,9 @@ class StoreClient:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def close(self) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
+from types import TracebackType
 from typing import Self, TypeVar
 
 from holdfast.client.protocol.stores.acknowledgements import OnReply, ranges_of
@@ -61,7 +62,9 @@ class Subscriber:
             raise
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     # receiving
@@ -208,7 +211,7 @@ class Subscriber:
         """
         self._driver.close()
 
-    def next_of(self, take: Callable[[], Item | None], end_ms: float) -> Item | None:
+    def next_of(self, take: Callable[[], Item | None], end_ms: float = math.inf) -> Item | None:
         """The next item of ``take`` before ``end_ms``, or None. Raises: why nothing will come. For ``Watch``."""
         with self._lock:
             while (item := take()) is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from types import TracebackType
 from typing import Self
 
 from holdfast.client.protocol.stores.messages import Advisory
@@ -30,14 +31,16 @@ class Watch:
         self._subscriber.__enter__()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def __iter__(self) -> Iterator[KeyChange]:
         return self
 
     def __next__(self) -> KeyChange:
-        change = self._subscriber.next_of(self._machine.take_change, math.inf)
+        change = self._subscriber.next_of(self._machine.take_change)
         if change is None:
             raise StopIteration
         return change

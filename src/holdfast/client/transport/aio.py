@@ -14,7 +14,7 @@ import socket
 import ssl
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable
-from typing import TYPE_CHECKING, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from holdfast.client.protocol.effects import Chunk, Failed, Open, Response, Send
 from holdfast.client.protocol.endpoint import Endpoint
@@ -66,22 +66,14 @@ class Event:
         return self._event.is_set()
 
 
-class each(Generic[Item]):  # noqa: N801 - reads as a keyword: async for item in each(items)
+def each(items: Iterable[Item] | AsyncIterable[Item]) -> AsyncIterable[Item]:
     """The items of an ordinary or an asynchronous iterable."""
+    return items if isinstance(items, AsyncIterable) else _ordinary(items)
 
-    def __init__(self, items: Iterable[Item] | AsyncIterable[Item]) -> None:
-        self._items = items
 
-    def __aiter__(self) -> AsyncIterator[Item]:
-        if isinstance(self._items, AsyncIterable):
-            return aiter(self._items)
-        self._iterator = iter(self._items)
-        return self
-
-    async def __anext__(self) -> Item:
-        for item in self._iterator:
-            return item
-        raise StopAsyncIteration
+async def _ordinary(items: Iterable[Item]) -> AsyncIterator[Item]:
+    for item in items:
+        yield item
 
 
 async def view_reaches(view: View, version: int, timeout_s: float) -> bool:
@@ -140,10 +132,8 @@ class ClosingConnections:
 
 
 class Incoming(asyncio.BufferedProtocol, ABC):
-    """A protocol that receives into its own buffer.
-
-    Without one asyncio allocates 256 KiB each time, which costs more CPU than all work on a short response.
-    """
+    """A protocol that receives into its own buffer. Without one asyncio allocates 256 KiB each time, which costs more
+    CPU than all work on a short response."""
 
     def __init__(self) -> None:
         self._incoming = memoryview(bytearray(RECEIVE_BYTES))
@@ -163,10 +153,8 @@ class Incoming(asyncio.BufferedProtocol, ABC):
 
 
 class Connection(Incoming):
-    """One transport and its response in progress.
-
-    Exchanges share one timer: when it is due, it checks whether the current exchange is late, and is set again if not.
-    """
+    """One transport and its response in progress. Exchanges share one timer: when it is due, it checks whether the
+    current exchange is late, and is set again if not."""
 
     def __init__(self, departures: ClosingConnections) -> None:
         super().__init__()
@@ -477,10 +465,8 @@ class Stream:
 
 
 async def connected(made: Callable[[], Made], endpoint: Endpoint, tls: ssl.SSLContext | None, deadline: float) -> Made:
-    """The protocol that ``made`` made, connected to the first address of ``endpoint`` that accepts.
-
-    Each address has its share of the time to the loop's ``deadline``. Raises: OSError, UnicodeError.
-    """
+    """The protocol that ``made`` made, connected to the first address of ``endpoint`` that accepts. Each address has
+    its share of the time to the loop's ``deadline``. Raises: OSError, UnicodeError."""
     loop = asyncio.get_running_loop()
     if endpoint.unix_path is not None:
         async with asyncio.timeout_at(deadline):
@@ -511,6 +497,6 @@ async def _addresses_of(endpoint: Endpoint) -> list[tuple[str, int]]:
         ipaddress.ip_address(endpoint.host)
     except ValueError:
         loop = asyncio.get_running_loop()
-        found = await loop.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
-        return [(str(address[0]), int(address[1])) for *_, address in found]
+        resolved = await loop.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
+        return [(str(address[0]), int(address[1])) for *_, address in resolved]
     return [(endpoint.host, endpoint.port)]

@@ -127,12 +127,12 @@ def _connected(endpoint: Endpoint, end_ms: float) -> socket.socket:
     """A socket to the first of its addresses that answers. Raises: OSError."""
     if endpoint.unix_path is not None:
         return _connected_to(endpoint.unix_path, socket.AF_UNIX, left_s(end_ms))
-    found = socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
+    addresses = socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
     failure: OSError | None = None
-    for tried, (family, _, _, _, address) in enumerate(found):
+    for tried, (family, _, _, _, address) in enumerate(addresses):
         try:
             # Each address has its share of the time left, so an address without a response leaves time for the rest.
-            plain = _connected_to(address, family, left_s(end_ms) / (len(found) - tried))
+            plain = _connected_to(address, family, left_s(end_ms) / (len(addresses) - tried))
         except OSError as error:
             failure = error
         else:

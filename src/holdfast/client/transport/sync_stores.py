@@ -42,10 +42,8 @@ Item = TypeVar("Item")
 
 
 def run_each(function: Callable[[Item], None], items: Sequence[Item], stop: Callable[[], None]) -> None:
-    """Run the function on all items at the same time, each in a thread, one alone in the caller's.
-
-    After the first error ``stop`` is called, and it is raised when the other threads have ended.
-    """
+    """Run the function on all items at the same time, each in a thread, one alone in the caller's. After the first
+    error ``stop`` is called, and it is raised when the other threads have ended."""
     if len(items) == 1:
         function(items[0])
         return
@@ -208,10 +206,8 @@ _lookout = _Lookout()
 
 
 class SubscriberDriver:
-    """Carries out the steps of one subscriber's machine in its own thread, also while the application is busy.
-
-    An error in the thread ends the subscriber.
-    """
+    """Carries out the steps of one subscriber's machine in its own thread, also while the application is busy. An error
+    in the thread ends the subscriber."""
 
     def __init__(
         self, machine: SubscriberMachine, options: SubscriberOptions, token: str | None, tls: ssl.SSLContext | None

@@ -49,9 +49,7 @@ def slot_of_name(name: str) -> int | None:
 
 def slots_newest_first(size_of: SlotSize, hint: int | None, limit: int) -> list[tuple[int, int]] | None:
     """The ``limit`` newest slots with sizes, newest (lowest) first; None when probing from ``hint`` cannot decide.
-
-    Cost: the distance from the hint to the newest, GAP_MAX absent slots, and the page.
-    """
+    Cost: the distance from the hint to the newest, GAP_MAX absent slots, and the page."""
     if hint is None:
         return None
     size = size_of(hint)
@@ -155,10 +153,8 @@ class Poisoned(OSError):
 
 
 class DirectoryObjects:
-    """One process's view of the directory at ``root``, which exists. Not safe for concurrent use.
-
-    ``token`` names this writer's own folder; it is drawn at random by the caller.
-    """
+    """One process's view of the directory at ``root``, which exists. Not safe for concurrent use. ``token`` names this
+    writer's own folder; it is drawn at random by the caller."""
 
     def __init__(self, files: PosixFiles, root: str, token: str) -> None:
         self._files = files
@@ -230,10 +226,8 @@ class DirectoryObjects:
         return temporary
 
     def tidy(self) -> None:
-        """Work after the reply: remove the finished temporary name, prepare the next one, move the hint.
-
-        Raises: nothing. A failure that matters shows in the next create.
-        """
+        """Work after the reply: remove the finished temporary name, prepare the next one, move the hint. Raises:
+        nothing. A failure that matters shows in the next create."""
         try:
             if self._finished is not None:
                 finished, self._finished = self._finished, None

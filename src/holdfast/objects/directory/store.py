@@ -292,9 +292,7 @@ class DirectoryStore:
     @classmethod
     def open(cls, root: Path, *, create_missing: bool = False) -> DirectoryStore:
         """The store in the directory ``root``. Raises: NotFound when it is absent, Unavailable when it cannot be made.
-
-        An absent directory is often an unmounted disk, so only ``create_missing`` makes it.
-        """
+        An absent directory is often an unmounted disk, so only ``create_missing`` makes it."""
         root = Path(os.path.abspath(root))
         if not root.is_dir():
             if not create_missing:

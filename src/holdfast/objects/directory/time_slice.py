@@ -43,11 +43,11 @@ def _read() -> list[int] | None:
     system = os.uname()
     if system.sysname != "Linux" or system.machine not in _NUMBERS:
         return None
-    found = ctypes.create_string_buffer(_ATTRIBUTES.size)
+    buffer = ctypes.create_string_buffer(_ATTRIBUTES.size)
     _, get_number = _NUMBERS[system.machine]
-    if not _system_call(get_number, found, _ATTRIBUTES.size, 0):
+    if not _system_call(get_number, buffer, _ATTRIBUTES.size, 0):
         return None
-    size, policy, *rest = _ATTRIBUTES.unpack(found.raw)
+    size, policy, *rest = _ATTRIBUTES.unpack(buffer.raw)
     return [size, policy, *rest] if size == _ATTRIBUTES.size and policy == 0 else None
 
 

@@ -24,7 +24,7 @@ from holdfast.server.http.routes import (
     text_key,
 )
 from holdfast.server.view.embedded_view import EmbeddedView
-from holdfast.wire.log import Found, FoundRange
+from holdfast.wire.log import ValueRange, ValueResponse
 
 RANGE_LIMIT_DEFAULT: Final = 1000
 RANGE_LIMIT_MAX: Final = 10_000
@@ -54,8 +54,12 @@ _CODES: Final = (
 )
 
 
-def _found(key: bytes, value: bytes, version: int, *, text: bool) -> Found:
-    return Found(key, value, version, _text_of(key), _text_of(value)) if text else Found(key, value, version)
+def _found(key: bytes, value: bytes, version: int, *, text: bool) -> ValueResponse:
+    return (
+        ValueResponse(key, value, version, _text_of(key), _text_of(value))
+        if text
+        else ValueResponse(key, value, version)
+    )
 
 
 def _text_of(data: bytes) -> str | None:
@@ -87,7 +91,7 @@ def view_routes(gateway: Gateway, embedded: EmbeddedView) -> tuple[Route, ...]:
         limit = call.number("limit", low=1, high=RANGE_LIMIT_MAX) or RANGE_LIMIT_DEFAULT
         rows, version = await embedded.read_range(begin, end, limit + 1, at=asked_version(call))
         items = tuple(_found(key, value, written, text=text) for key, value, written in rows[:limit])
-        return json_answer(FoundRange(items, version, len(rows) > limit))
+        return json_answer(ValueRange(items, version, len(rows) > limit))
 
     return (
         Route(
@@ -97,7 +101,7 @@ def view_routes(gateway: Gateway, embedded: EmbeddedView) -> tuple[Route, ...]:
             summary="A key's value, from the embedded view",
             handler=read_key,
             parameters=(Parameter("key", "path", _KEY, "The key in base64url, padding optional", True), _TEXT, _AT),
-            answers={"application/json": Found},
+            answers={"application/json": ValueResponse},
             codes=(*_CODES, Code.NOT_FOUND),
             tag="view",
         ),
@@ -120,7 +124,7 @@ def view_routes(gateway: Gateway, embedded: EmbeddedView) -> tuple[Route, ...]:
                 ),
                 _AT,
             ),
-            answers={"application/json": FoundRange},
+            answers={"application/json": ValueRange},
             codes=(*_CODES, Code.BAD_RANGE),
             tag="view",
         ),

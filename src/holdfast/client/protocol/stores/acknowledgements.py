@@ -219,7 +219,7 @@ class Window:
     """The window of one subscriber. ``asked`` is its own, None for the durable's.
 
     With the durable's window, credit comes back half a window at a time as messages are taken; with its own, as they
-    are acknowledged, so the subscriber never holds more. A message that is never acknowledged keeps its place.
+    are acknowledged, so the subscriber never holds more. A message that is never acknowledged keeps its part.
     """
 
     def __init__(self, asked: int | None) -> None:
@@ -266,7 +266,7 @@ class Window:
         self._owed += count
         return self._owed * 2 >= self.size
 
-    def settled(self, first: int, last: int) -> None:
+    def released(self, first: int, last: int) -> None:
         """These are not held any more."""
         if self._held is not None:
             for seq in range(first, last + 1):

@@ -70,7 +70,7 @@ def ask(
         if within_ms > 0:  # without retries, the first try still has its time
             timeout_ms = min(timeout_ms, budget.left_ms(now_ms))
         reply = yield Send(asked, request, timeout_ms)
-        assert isinstance(reply, Response | Failed), "a Send is answered by Response or Failed"
+        assert isinstance(reply, Response | Failed), "the reply to Send is Response or Failed"
         if isinstance(reply, Response) and reply.status < 300:
             return reply
         error: HoldfastError
@@ -92,7 +92,7 @@ def ask(
         if not again or budget.exhausted(reply.now_ms):
             raise error
         woken = yield budget.next_wait(reply.now_ms, at_least, error.statement())
-        assert isinstance(woken, Woken), "a Wait is answered by Woken"
+        assert isinstance(woken, Woken), "the reply to Wait is Woken"
         now_ms = woken.now_ms
         if budget.exhausted(now_ms):  # another try would have no time, and its failure would say less
             raise error

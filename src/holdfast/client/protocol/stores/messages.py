@@ -18,7 +18,7 @@ from urllib.parse import quote, urlencode
 import msgspec
 
 from holdfast.client.protocol.effects import Request, Response
-from holdfast.client.protocol.messages import error_of
+from holdfast.client.protocol.messages import REFUSED_BEFORE_ACCEPTANCE, error_of
 from holdfast.errors import Code, CorruptData, HoldfastError, InvalidRequest, LimitExceeded, Unavailable
 from holdfast.stores.values.messages import Message
 from holdfast.wire.formats import MSGPACK, UNDECODABLE
@@ -225,18 +225,9 @@ def frame_too_large(bytes_max: int) -> LimitExceeded:
     )
 
 
-RETRIED_CODES: Final = frozenset(
-    {
-        Code.STORE_FULL,
-        Code.CLUSTER_FULL,
-        Code.DISK_LIMIT,
-        Code.NO_QUORUM,
-        Code.OVERLOADED,
-        Code.RATE_LIMITED,
-        Code.NOT_LEADER,
-        Code.CLOSED,
-    }
-)
+RETRIED_CODES: Final = REFUSED_BEFORE_ACCEPTANCE | {
+    Code.STORE_FULL, Code.CLUSTER_FULL, Code.DISK_LIMIT, Code.NO_QUORUM, Code.CLOSED,
+}  # fmt: skip
 """Nothing was done, and a later try may succeed."""
 
 _UNCLEAR_CODES: Final = frozenset(

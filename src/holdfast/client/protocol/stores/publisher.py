@@ -58,9 +58,7 @@ from holdfast.wire.stores import Receipt
 
 class Sent:
     """One message in flight. ``seq`` is its number in the store once it is confirmed, 0 where that is not known.
-
-    ``done`` is set with either ``seq`` or ``error``; then ``on_done`` is called once.
-    """
+    ``done`` is set with either ``seq`` or ``error``; then ``on_done`` is called once."""
 
     __slots__ = ("done", "error", "message", "on_done", "receipt", "seq", "size", "told")
 
@@ -161,9 +159,7 @@ class _Batch:
 
 class PublisherMachine:
     """Its driver calls ``next_step``, carries the step out, reports the reply, and repeats. Not thread-safe.
-
-    ``entropy`` makes the ids of a publisher that numbers its own messages.
-    """
+    ``entropy`` makes the ids of a publisher that numbers its own messages."""
 
     def __init__(
         self,
@@ -290,10 +286,8 @@ class PublisherMachine:
     # called by the driver
 
     def next_step(self, now_ms: float) -> Send | Wait | None:
-        """Next: send, then ``on_response``; wait, then ``waited``; or None until something is added.
-
-        A ``Wait`` with the reason ``linger`` ends early when something is added or flushed.
-        """
+        """Next: send, then ``on_response``; wait, then ``waited``; or None until something is added. A ``Wait`` with
+        the reason ``linger`` ends early when something is added or flushed."""
         assert self._under_way is None, "one request is in flight at a time"
         if self._pause is not None:
             return self._pause
@@ -450,14 +444,14 @@ class PublisherMachine:
         while self._queue and self._queue[0].perhaps_kept:
             self._fail_head(error)
         self._publisher_id = self._new_id()
-        self._next_number = 1
-        for batch in self._queue:
-            batch.request, batch.first_number, batch.tries = None, 0, 0
+        self._renumber(1)
 
     def _take_numbers_back(self, head: _Batch) -> None:
         """Reuse the numbers of ``head``, which was not kept."""
-        if head.first_number:
-            self._next_number = head.first_number
+        self._renumber(head.first_number or self._next_number)
+
+    def _renumber(self, first_number: int) -> None:
+        self._next_number = first_number
         for batch in self._queue:
             batch.request, batch.first_number, batch.tries = None, 0, 0
 

@@ -74,10 +74,8 @@ class Connect(msgspec.Struct, frozen=True):
 
 
 class Talk(msgspec.Struct, frozen=True):
-    """Send ``outgoing`` (and a ping when ``probes``), then pass on what arrives, for at most ``timeout_ms``.
-
-    Payloads go to ``received``; then, at the time-out, or when something was added, call ``next_step`` again.
-    """
+    """Send ``outgoing`` (and a ping when ``probes``), then pass on what arrives, for at most ``timeout_ms``. Payloads
+    go to ``received``; then, at the time-out, or when something was added, call ``next_step`` again."""
 
     outgoing: tuple[bytes, ...]
     probes: bool
@@ -168,10 +166,8 @@ _CONNECTED: Final = frozenset({_State.OPENING, _State.ATTACHING, _State.ATTACHED
 
 
 class SubscriberMachine:
-    """Its driver calls ``next_step``, carries the step out, reports events, and repeats. Not thread-safe.
-
-    ``target``: see ``subscribe_target``.
-    """
+    """Its driver calls ``next_step``, carries the step out, reports events, and repeats. Not thread-safe. ``target``:
+    see ``subscribe_target``."""
 
     def __init__(self, session: Session, target: str, options: SubscriberOptions) -> None:
         self._session = session
@@ -187,7 +183,8 @@ class SubscriberMachine:
         self._attached_ms = 0.0
         self._away_since_ms: float | None = None
         """Since when it is not attached, for advisories."""
-        self._was_attached = False
+        self.was_attached = False
+        """Whether the service has delivered to this subscriber: a dynamic durable exists from then on."""
         self._bytes_ms = 0.0
         """When the last bytes arrived, or a connection began."""
         self._heard_ms = 0.0
@@ -218,11 +215,6 @@ class SubscriberMachine:
     def is_attached(self) -> bool:
         """Whether the service delivers to this subscriber now."""
         return self._state is _State.ATTACHED
-
-    @property
-    def was_attached(self) -> bool:
-        """Whether the service has delivered to this subscriber: a dynamic durable exists from then on."""
-        return self._was_attached
 
     @property
     def acknowledges_at_once(self) -> bool:
@@ -283,7 +275,7 @@ class SubscriberMachine:
         self._require_usable()
         for first, last in ranges:
             self._acks.add(first, last, now_ms)
-            self._window.settled(first, last)
+            self._window.released(first, last)
         if on_reply is not None:
             self._acks.notify(on_reply)
         if on_reply is not None or self._acks.pending >= self._batch_count() or self.acknowledges_at_once:
@@ -291,19 +283,15 @@ class SubscriberMachine:
 
     def put_back(self, seq: int, delay_ms: int, on_reply: OnReply | None = None) -> None:
         """Deliver this again to any subscriber, ``delay_ms`` later."""
-        self._ask("nack", [(seq, delay_ms)], 1, on_reply)
-        self._window.settled(seq, seq)
-        self._give_credit()
+        self._release(seq, "nack", (seq, delay_ms), on_reply)
 
     def reject(self, seq: int, on_reply: OnReply | None = None) -> None:
         """Move this to the dead letters."""
-        self._ask("reject", [seq], 1, on_reply)
-        self._window.settled(seq, seq)
-        self._give_credit()
+        self._release(seq, "reject", seq, on_reply)
 
     def extend(self, seq: int, on_reply: OnReply | None = None) -> None:
         """Restart the acknowledgement time of this."""
-        self._ask("extend", [seq], 1, on_reply)
+        self._ask("extend", seq, on_reply)
 
     def flush(self) -> None:
         """Send waiting acknowledgements and reports."""
@@ -488,9 +476,9 @@ class SubscriberMachine:
         self._terms = terms
         self._state, self._attached_ms = _State.ATTACHED, now_ms
         self.attached()
-        if self._away_since_ms is not None and self._was_attached:
+        if self._away_since_ms is not None and self.was_attached:
             self.advisories.add("store_available", {"away_ms": round(now_ms - self._away_since_ms)})
-        self._was_attached = True
+        self.was_attached = True
         self._away_since_ms = None
         credit = self._window.begin(terms.prefetch)
         self._started.begin(is_taken=terms.started_reports)
@@ -520,7 +508,7 @@ class SubscriberMachine:
             self._lost_since_ms += now_ms - self._attached_ms
         if self._away_since_ms is None:
             self._away_since_ms = now_ms
-            if self._was_attached:
+            if self.was_attached:
                 self.advisories.add("store_unavailable", {"reason": error.statement()})
         seconds = self._options.retry_duration
         if self._closing or (seconds != FOR_EVER and now_ms - self._lost_since_ms >= seconds * 1000):
@@ -543,9 +531,14 @@ class SubscriberMachine:
         elif not self._acks.refused(frame.id, error):
             self.end(error)
 
-    def _ask(self, kind: str, what: Sequence[object], numbers: int, on_reply: OnReply | None) -> None:
+    def _release(self, seq: int, kind: str, what: object, on_reply: OnReply | None) -> None:
+        self._ask(kind, what, on_reply)
+        self._window.released(seq, seq)
+        self._give_credit()
+
+    def _ask(self, kind: str, what: object, on_reply: OnReply | None) -> None:
         self._require_usable()
-        frame = self._acks.ask(kind, what, numbers, [] if on_reply is None else [on_reply])
+        frame = self._acks.ask(kind, [what], 1, [] if on_reply is None else [on_reply])
         if self._state is _State.ATTACHED:
             self._outgoing.append(frame)
 
