@@ -229,8 +229,7 @@ class Driver:
         return await options.ask_leader(question.address)
 
     async def _ask_store(
-        self,
-        effect: t.ListPage | t.ReadHeaders | t.ListNewest | t.ReadHeader | t.ReadClaim,
+        self, effect: t.ListPage | t.ReadHeaders | t.ListNewest | t.ReadHeader | t.ReadClaim
     ) -> t.Event:
         store, clock = self._store, self._clock
         match effect:

@@ -411,9 +411,6 @@ def stream_route(gateway: Gateway) -> Route:
         summary="A stream of commits; one result per item, in order",
         stream=commits,
         body={NDJSON: JsonTransaction, MSGPACK: Transaction},
-        answers={
-            NDJSON: (CommitReceipt | NotCommitted, ItemError),
-            MSGPACK: (CommitReceipt | NotCommitted, ItemError),
-        },
+        answers={NDJSON: (CommitReceipt | NotCommitted, ItemError), MSGPACK: (CommitReceipt | NotCommitted, ItemError)},
         codes=COMMIT_CODES,
     )

@@ -321,12 +321,7 @@ def subscribe_route(subscriptions: Subscriptions) -> Route:
             *key_parameters("begin", "Only keys at or above this one"),
             *key_parameters("end", "Only keys below this one"),
             *key_parameters("prefix", "Only keys that start so; not together with begin and end"),
-            Parameter(
-                "Last-Event-ID",
-                "header",
-                POSITION_SCHEMA,
-                "Resume after this event; wins over after",
-            ),
+            Parameter("Last-Event-ID", "header", POSITION_SCHEMA, "Resume after this event; wins over after"),
         ),
         answers={MEDIA_TYPE: None},
         codes=(

@@ -6,13 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
-from holdfast.commit.format.transaction import (
-    Committed,
-    Outcome,
-    Rejected,
-    Reused,
-    Unanswered,
-)
+from holdfast.commit.format.transaction import Committed, Outcome, Rejected, Reused, Unanswered
 from holdfast.errors import Code, Fenced, HoldfastError, InvalidRequest, OutcomeUnknown
 from holdfast.wire.formats import WireFormat, encode
 from holdfast.wire.log import CommitReceipt, ErrorBody, ErrorResponse, ItemError, NotCommitted
@@ -125,12 +119,7 @@ def error_body(error: HoldfastError, leader: LeaderHint) -> ErrorBody:
     log_id = error.fields.get("log_id") if error.code is Code.LOG_MISMATCH else None
     if not isinstance(log_id, str):
         log_id = None
-    own = {
-        "leader_id": leader_id,
-        "leader_address": leader_address,
-        "roll_back_to": roll_back_to,
-        "log_id": log_id,
-    }
+    own = {"leader_id": leader_id, "leader_address": leader_address, "roll_back_to": roll_back_to, "log_id": log_id}
     return ErrorBody(
         code=str(error.code),
         message=error.statement(

@@ -19,12 +19,7 @@ from holdfast.errors import AlreadyOpen, Code, Conflict, InvalidRequest, Unavail
 from holdfast.server.stores.hosting import StoreHost
 from holdfast.settings import StoresSettings
 from holdfast.stores.clock import StoreClock
-from holdfast.stores.definitions.cluster import (
-    ClusterDefinition,
-    StoreDefinition,
-    definition_of,
-    with_known_prefetch,
-)
+from holdfast.stores.definitions.cluster import ClusterDefinition, StoreDefinition, definition_of, with_known_prefetch
 from holdfast.stores.definitions.parts import differences, keep_sections, parts_between
 from holdfast.stores.service import StoreService
 from holdfast.stores.values.commands import Redefine

@@ -32,15 +32,7 @@ from holdfast.stores.machine.state import State
 from holdfast.stores.machine.store import Durable
 from holdfast.stores.matching import Matcher
 from holdfast.stores.service import StoreService
-from holdfast.stores.values.commands import (
-    Acknowledge,
-    Acknowledged,
-    Attach,
-    Attached,
-    Publish,
-    Published,
-    Result,
-)
+from holdfast.stores.values.commands import Acknowledge, Acknowledged, Attach, Attached, Publish, Published, Result
 from holdfast.stores.values.messages import Delivery
 from holdfast.wire.formats import UNDECODABLE, WireFormat, encode
 from holdfast.wire.stores import AckedResponse, AckRequest, DeliveredResponse, PublishRequest, Receipt

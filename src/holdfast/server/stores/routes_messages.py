@@ -14,12 +14,7 @@ from holdfast.server.http.routes import Answer, Parameter, Route
 from holdfast.server.stores.deliveries import address_of
 from holdfast.server.stores.hosting import OpenStores, StoreHost
 from holdfast.server.stores.hot_routes import ACKS_ROUTE, POLL_ROUTE, PUBLISH_ROUTE
-from holdfast.server.stores.operations import (
-    POLL_MESSAGES_DEFAULT,
-    POLL_MESSAGES_MAX,
-    POLL_WAIT_MS_MAX,
-    PollRequest,
-)
+from holdfast.server.stores.operations import POLL_MESSAGES_DEFAULT, POLL_MESSAGES_MAX, POLL_WAIT_MS_MAX, PollRequest
 from holdfast.server.stores.store_call import DOCUMENT, StoreCall, parameter, store_route
 from holdfast.stores.definitions.permissions import Right
 from holdfast.stores.durables.consumption import Consumption

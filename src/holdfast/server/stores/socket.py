@@ -237,12 +237,7 @@ class SubscribeSocket(asyncio.Protocol):
         status, headers, body = error_answer(error, self._gateway.leader)
         self._gateway.counters.answers[ROUTE, status] += 1
         fields = Headers(
-            {
-                **headers,
-                "Content-Type": "application/json",
-                "Content-Length": str(len(body)),
-                "Connection": "close",
-            }
+            {**headers, "Content-Type": "application/json", "Content-Length": str(len(body)), "Connection": "close"}
         )
         self._protocol.send_response(Response(status, HTTPStatus(status).phrase, fields, body))
         self._flush()

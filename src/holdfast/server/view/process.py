@@ -35,13 +35,7 @@ from holdfast.commit.format.batch import Header, ItemKind, read_body_table
 from holdfast.commit.format.chain import ChainWalker
 from holdfast.commit.format.transaction import Delete, RangeDelete, Write
 from holdfast.commit.reading.feed import Checkpoint, Event, TransactionEvent
-from holdfast.commit.reading.reader import (
-    Leadership,
-    follow,
-    leaderships_back,
-    read_header,
-    start_after,
-)
+from holdfast.commit.reading.reader import Leadership, follow, leaderships_back, read_header, start_after
 from holdfast.commit.subscription import OlderHistory
 from holdfast.errors import Code, CorruptData, HoldfastError, InvalidRequest, NotFound, Unavailable
 from holdfast.objects.directory.time_slice import BACKGROUND_NS, ask_for_time_slice
