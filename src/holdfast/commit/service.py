@@ -1,11 +1,8 @@
 """The shell of the commit log: one pipeline, one object store, one clock, one event loop.
 
-The pipeline takes whatever arrived since its last step, so load forms batches and not a timer. Store requests are tasks
-on the same loop. See ``docs/decisions/0004-one-event-loop.md``.
-
-A store that stalls fills the span; after ``stalled_ms_max``, or when the queue is full, ``admission`` refuses with
-Retry-After, while metrics and streams continue. When the leadership ends, every waiting commit gets ``Unanswered`` and
-``ended`` is set. Requests that need a proof of ownership fail without one after ``request_timeout_ms``.
+Each step of the pipeline takes everything that arrived since the last one, so load forms batches and not a timer
+(``docs/decisions/0004-one-event-loop.md``). When the store stalls, ``admission`` refuses commits; metrics and streams
+continue. When the leadership ends, every waiting commit gets ``Unanswered`` and ``ended`` is set.
 """
 
 from __future__ import annotations
@@ -160,13 +157,11 @@ class CommitService:
     async def lead(
         cls, store: ObjectStore, options: ServiceOptions, own: ObjectStore | None = None, clock: Clock = now
     ) -> CommitService:
-        """Recover the log and become its leader.
+        """Recover the log and become its leader. Raises, and after a crash: see ``takeover.take_the_lead``.
 
-        ``store`` serves everything that reads history. ``own`` is a separate way to the same objects for the leader
-        itself: its batches, what stands in their slots and whether it leads must not wait behind readers. Each of its
-        requests must end in bounded time. Without it the leader goes by ``store``, within ``request_timeout_ms``.
-
-        Raises: what ``takeover.take_the_lead`` raises. After a crash: see there.
+        ``store`` serves all readers of history. ``own`` reaches the same objects for the leader itself, so that it does
+        not wait for readers; each of its requests must end in bounded time. Without it, ``store`` within
+        ``request_timeout_ms``.
         """
         scope = local_scope(options.address) if options.address_is_bound else UNKNOWN_SCOPE
         identity = Identity(LeaderId(os.urandom(16)), os.urandom(32), options.address, scope)
@@ -214,7 +209,6 @@ class CommitService:
         return self._stalled()
 
     def _stalled(self) -> Backpressure | None:
-        """The store has not answered for too long: further commits would only wait and time out."""
         pipeline = self.pipeline
         in_flight, since_ms = pipeline.persist.in_flight, pipeline.unproved_since_ms
         if not in_flight and since_ms is None:
@@ -272,7 +266,7 @@ class CommitService:
             ) from error
 
     async def _proof(self) -> int:
-        """As ``version``, without a time limit. A cancelled caller leaves nothing behind."""
+        """As ``version``, without a time limit."""
         waiter: asyncio.Future[int] = self._loop.create_future()
         self._step(events.VersionAsked(self._clock(), waiter))
         try:
@@ -350,7 +344,7 @@ class CommitService:
         return answer()
 
     def _reply_late(self, entry: CommitEntry) -> None:
-        """The one reply of a commit that waited for the store after it left the pipeline."""
+        """Reply to a commit that waited for the store after it left the pipeline."""
         del self._owed[entry]
         entry.durable_version = self.local_version()
         self._queued -= 1
@@ -368,8 +362,8 @@ class CommitService:
     def standby_seen(self, standby: str = "", proof: str = "") -> None:
         """A standby asked for this leader. When it stops asking, this leader writes heartbeats to the log.
 
-        ``proof``: the slot and the nonce of an object of this leader. Where it is required and is not right, the
-        question does not count, so that an unauthorised caller cannot make an idle leader write.
+        ``proof``: the slot and the nonce of an object of this leader. Where it is required and wrong, the question does
+        not count, so that an unauthorised caller cannot make an idle leader write.
         """
         if self.options.standbys_prove and not self._has_read_the_log(proof):
             return
@@ -381,7 +375,7 @@ class CommitService:
         return found is not None and compare_digest(self.pipeline.persist.nonce_of(found[0]), found[1])
 
     def _beat(self) -> None:
-        """Write a heartbeat if one is due and no batch was written instead, and come back for the next one."""
+        """Write a heartbeat if it is due and no batch was written since, and schedule the next."""
         if self._heart is not None:
             self._heart.cancel()
             self._heart = None
@@ -400,7 +394,7 @@ class CommitService:
             self._heart = self._loop.call_later(max(0.0, next_ms - instant.boot_ms) / 1000.0, self._beat)
 
     async def _watch_for_successors(self) -> None:
-        """An idle leader writes nothing that could be refused, so it regularly checks whether it still leads."""
+        """Check ownership regularly while idle: an idle leader writes nothing that could be refused."""
         batches = 0
         while not self.ended.done():
             await asyncio.sleep(self.options.idle_check_ms / 1000.0)
@@ -470,7 +464,6 @@ class CommitService:
             self._break_off(broken, None)
 
     def _break_off(self, error: Exception, event: events.Event | None) -> None:
-        """An invariant is violated: the leadership ends, and the next one recovers the log."""
         log.error("invariant_violated", event_kind=type(event).__name__, exc_info=error)
         for effect in self.pipeline.break_off(f"{type(error).__name__}: {error}", event):
             self._carry_out(effect)
@@ -547,7 +540,6 @@ class CommitService:
             self._reply_late(entry)
 
     def _resolved(self, entries: list[CommitEntry]) -> None:
-        """Publish accepted transactions to subscribers that do not wait for durability."""
         if not self.feed.resolved_subscribers:
             for entry in reversed(entries):
                 if entry.accepted:
@@ -626,10 +618,7 @@ class CommitService:
 
 
 async def _require_genesis(store: ObjectStore) -> None:
-    """Refuse a log without its first claim, which every reader needs. An unavailable store is waited for later.
-
-    Cost: one header read. Raises: CorruptData.
-    """
+    """Refuse a log without its first claim, which every reader needs. Raises: CorruptData."""
     try:
         if await read_header(store, FIRST_SLOT) is not None or not await store.list(PREFIX, limit=1):
             return

@@ -105,7 +105,6 @@ class DeletedRanges:
     """The newest deletion of every point of the key space, as a step function.
 
     Shape: ``versions[i]`` holds from ``bounds[i]`` up to the next bound, the last one without end; 0 means not deleted.
-    Before the first bound nothing is deleted.
     """
 
     __slots__ = ("bounds", "versions")
@@ -264,9 +263,8 @@ class Generation:
 
 
 class Merge:
-    """Turns the runs of a closed generation, ordered by time, into runs ordered by key, a piece at a time.
-
-    Until it is done the generation answers from its old runs.
+    """Turns the runs of a closed generation into runs ordered by key, a piece at a time; until then the old runs
+    answer.
     """
 
     __slots__ = ("_positions", "_shape", "_sources", "content_bytes", "generation", "runs")
@@ -547,14 +545,12 @@ class RecentWrites:
             self._close_growing()
 
     def _close_growing(self) -> None:
-        """Close the growing generation to changes and begin another after it."""
         closed = self._generations[2]
         self._generations.insert(2, Generation(closed.last_version))
         self._closed_bytes += closed.bytes_used()
         self._merges.append(Merge(closed, self._shape))
 
     def _drop_expired(self) -> None:
-        """Drop every generation whose last version is not above the floor."""
         generations = self._generations
         while len(generations) > 3 and generations[-1].last_version <= self.floor:
             closed = generations.pop()
@@ -571,7 +567,6 @@ class RecentWrites:
             self._sorted_open_keys = []
 
     def _release(self, generation: Generation) -> None:
-        """Free a generation's memory, in the steps of ``_work``."""
         self._releasing_bytes += generation.bytes_used()
         self._releasing_runs += generation.runs
         self._releasing_versions.append(generation.versions)

@@ -358,10 +358,7 @@ def encode_body(transactions: Iterable[LoggedTransaction], *, compress: bool = F
 
 
 def body_bytes(data: bytes, header: Header) -> memoryview:
-    """The body inside a whole object, checked against its header.
-
-    Raises: CorruptData when it is cut short or its CRC does not match.
-    """
+    """The body inside a whole object. Raises: CorruptData when its size or CRC does not match the header."""
     body = memoryview(data)[HEADER_BYTES : HEADER_BYTES + header.body_length]
     if len(body) != header.body_length or len(data) != header.object_bytes():
         raise CorruptData(
@@ -377,10 +374,7 @@ def body_bytes(data: bytes, header: Header) -> memoryview:
 
 
 def read_body_table(data: bytes, header: Header) -> pa.Table:
-    """The body of a whole object as an Arrow table with the columns of ``BODY_SCHEMA``, without copying it.
-
-    Raises: CorruptData.
-    """
+    """The body of a whole object as an Arrow table of ``BODY_SCHEMA``, without copying. Raises: CorruptData."""
     body = body_bytes(data, header)
     if not header.transactions:
         return BODY_SCHEMA.empty_table()

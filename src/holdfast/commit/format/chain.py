@@ -1,9 +1,8 @@
 """The live chain: which objects under ``batches/`` are the log, and which are dead.
 
 The log begins at the genesis claim. From a claim, go to its jump and walk down slot by slot. A claim whose ``prev`` is
-the head switches to its own jump. A missing slot ends the log. Anything else is damage, named by slot and rule (R4 of
-``docs/explain/log-protocol.md``). Objects strictly between a claim and its jump are permanently dead, whatever they
-hold.
+the head switches to its own jump. A missing slot ends the log. Everything else is damage. Objects strictly between a
+claim and its jump are permanently dead (R4 of ``docs/explain/log-protocol.md``).
 """
 
 from __future__ import annotations

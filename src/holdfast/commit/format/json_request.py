@@ -1,11 +1,9 @@
-"""Commit requests in JSON: keys and values in base64, or as text.
+"""Commit requests in JSON: keys and values in canonical base64, or as text.
 
 A key, value or bound has two fields, of which a request gives one: ``key`` in standard base64 with padding, or
-``key_text``, which stands for its UTF-8. Base64 is *canonical*: no spaces, the standard alphabet, padding, unused bits
-zero. Any bytes give a ``Transaction`` or an ``InvalidRequest`` (malformed, bad_base64).
-
-The usual request is decoded directly into a ``Transaction``. A request with a text field, or with base64 that may not
-be canonical, is decoded a second time into the types below, which is slower and checks each text.
+``key_text``, the text whose UTF-8 is meant. Any bytes give a ``Transaction`` or an ``InvalidRequest``. Most requests
+are decoded directly into a ``Transaction``; a request with text, or with base64 that may not be canonical, is decoded
+a second time, more slowly, into the types below.
 """
 
 from __future__ import annotations
@@ -114,11 +112,7 @@ _FIELD: Final = re.compile(r"`\$\S*?(key|value|begin|end)`$")
 
 
 def decode_json(data: bytes | bytearray | memoryview) -> Transaction:
-    """The transaction that this JSON document holds.
-
-    Raises: InvalidRequest (malformed, bad_base64). Cost: about 1.2 microseconds for one read and one write; three times
-    that with a text field.
-    """
+    """The transaction in this JSON document. Raises: InvalidRequest (malformed, bad_base64)."""
     try:
         found = _DECODER.decode(data)
     except _UNDECODABLE as error:
@@ -130,9 +124,9 @@ def decode_json(data: bytes | bytearray | memoryview) -> Transaction:
 
 
 def decode_json_lines(block: bytes | bytearray | memoryview) -> list[Transaction]:
-    """The transactions of a block of complete lines, in order; blank lines hold nothing.
+    """The transactions of a block of complete lines, in order, without blank lines.
 
-    Raises: InvalidRequest when any of them is undecodable; the caller then goes line by line to find which.
+    Raises: InvalidRequest when a line is undecodable; the caller then decodes line by line.
     """
     whole = block if isinstance(block, bytes) else bytes(block)
     try:

@@ -246,10 +246,10 @@ def encode_claim(header: Header) -> bytes:
 
 
 def has_successor(newest: Slot | None, *, oldest_free: Slot) -> bool:
-    """Whether a newest key shows a leader beyond this one.
+    """Whether the newest key shows a later leader.
 
-    ``oldest_free`` is the oldest slot at or below this leader's jump that it has not sent. A later leader's data start
-    below everything this one can have sent, so a key there is not this leader's own.
+    ``oldest_free`` is the oldest slot at or below this leader's jump that it has not sent. The data of a later leader
+    start at or below it, so a key there is not this leader's own.
     """
     return newest is not None and newest <= oldest_free
 

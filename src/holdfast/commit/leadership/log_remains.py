@@ -29,10 +29,7 @@ class _Binding(msgspec.Struct, frozen=True):
 
 
 def bound_log(directory: str) -> str | None:
-    """The log that the stores in ``directory`` belong to; None where nothing says so.
-
-    Raises: CorruptData, Unavailable (``store_unfit``: the file cannot be read).
-    """
+    """The log that the stores in ``directory`` belong to; None without the file. Raises: CorruptData, Unavailable."""
     path = os.path.join(directory, BINDING_NAME)
     try:
         with open(path, "rb") as file:

@@ -108,11 +108,7 @@ async def take_the_lead(
 
 
 async def init_log(store: ObjectStore, identity: Identity, log_id: LogId, *, retry_budget_s: float = 60.0) -> bool:
-    """Write the genesis claim if the whole prefix lists empty. True when this call created the log, False when it
-    exists.
-
-    Raises: Unavailable, InvalidRequest ``store_unfit``.
-    """
+    """Write the genesis claim if nothing is listed. False when the log exists. Raises: Unavailable, InvalidRequest."""
     if await store.list(PREFIX, limit=1):
         return False
     options = TakeoverOptions(allow_new=True, retry_budget_s=retry_budget_s)

@@ -47,11 +47,10 @@ Event = TransactionEvent | Checkpoint | LeaderChange
 
 
 class EventBatch:
-    """Events that became visible together, in order. Who has seen them has seen all there is up to ``last_version``.
+    """Events that became visible together, in order: everything up to ``last_version``, of the log ``log_id``.
 
-    ``log_id`` is that of the object that holds them. They are made from the log's own objects on first
-    use, so an unwatched stream costs nothing.
-    ``encoded`` is the server's cache of the texts of durable streams (True) and others, for all subscribers.
+    They are made from the log's objects on first use, so an unwatched stream costs nothing. ``encoded`` is the server's
+    cache of their texts, for durable streams (True) and others.
     """
 
     __slots__ = ("_events", "_header", "_transactions", "encoded", "last_version", "log_id", "size")

@@ -1,7 +1,7 @@
 """Reading the log: forward along the live chain, and back along its claims.
 
-A read that fails raises Unavailable and may be started again from the last header seen. A broken chain or a bad CRC
-raises CorruptData with slot and rule. A missing slot is the end of the log, never an error.
+Raises Unavailable, after which a read may be started again from the last header seen, and CorruptData with slot and
+rule. A missing slot is the end of the log, never an error.
 """
 
 from __future__ import annotations
@@ -50,10 +50,7 @@ class LoggedBatch:
 
 @dataclass(frozen=True, slots=True)
 class Leadership:
-    """One leader's part of the chain: its claim, and the object before the claim (None at genesis).
-
-    The leadership's objects stand from ``jump(claim.slot)`` down to the next claim's ``prev``.
-    """
+    """One leader's part of the chain: its claim, and the object before the claim (None at genesis)."""
 
     claim: Header
     before: Header | None
@@ -65,9 +62,7 @@ class Leadership:
 
     @property
     def rolled_back_to(self) -> int:
-        """The last version that the log kept before this leadership; what was handed out between it and the base is
-        void.
-        """
+        """The last version kept from before this leadership; versions between it and ``base`` are void."""
         return self.before.last_version if self.before is not None else 0
 
 

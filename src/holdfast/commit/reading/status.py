@@ -1,11 +1,8 @@
 """Attempts below the conflict window, found in the log by request id.
 
-After a takeover every client with an unknown outcome asks at once. ``AttemptHistory`` answers all of them with one
-scan, and the next question continues where it ended. It knows the request ids of every transaction after ``_low`` up to
-the last header read; above its bound it forgets the oldest and raises ``_low``, and a question below ``_low`` scans
-again.
-
-When a question may be asked, and what its answer proves: ``pipeline`` bans first, ``service`` proves ownership after.
+``AttemptHistory`` answers all questions that wait with one scan, because after a takeover many clients ask at once; the
+next question continues where the scan ended. It knows the request ids of every transaction after ``_low``. Above its
+bound it forgets the oldest and raises ``_low``; a question below ``_low`` scans again.
 """
 
 from __future__ import annotations
@@ -41,8 +38,7 @@ class Found:
 async def look_up(store: ObjectStore, claim: Header, newest: Header, request_id: str, min_version: int) -> Found:
     """Find the first commit of ``request_id`` after ``min_version``, in the log up to ``newest``, which is durable.
 
-    ``claim`` is the newest claim of the chain and ``newest`` the newest object under it.
-    Raises: Unavailable, CorruptData.
+    ``claim`` is the newest claim, and ``newest`` the newest object under it. Raises: Unavailable, CorruptData.
     """
     try:
         walker = await walker_after(store, claim, newest, min_version)
@@ -98,11 +94,7 @@ class _Question:
 
 
 class AttemptHistory:
-    """The committed request ids of one log, as far as anybody asked.
-
-    Cost: a question inside the known range reads what was written since the last one; one below it reads the log from
-    its version on. At most one scan runs at a time.
-    """
+    """The committed request ids of one log that were scanned so far. At most one scan runs at a time."""
 
     def __init__(self, store: ObjectStore, claim: Header, *, ids_max: int = IDS_MAX) -> None:
         self._store = store

@@ -1,7 +1,6 @@
-"""Surveys a log on its store: which objects are live, and whether every object is intact.
+"""Survey a log on its store: which objects are live, and whether each is intact. Reads only; safe next to a leader.
 
-Reads only, and may run next to a leader. Raises ``CorruptData`` for damage and ``Unavailable`` if the store does not
-respond.
+Raises ``CorruptData`` for damage and ``Unavailable`` if the store does not respond.
 """
 
 from __future__ import annotations
@@ -80,10 +79,7 @@ async def survey(store: ObjectStore, *, objects_max: int | None) -> Survey:
 
 
 async def walker_after(store: ObjectStore, version: int) -> tuple[ChainWalker, Header]:
-    """A walker whose next object holds the first transaction after ``version``, and the newest live object.
-
-    Raises as ``start_after``.
-    """
+    """A walker whose next object holds the first transaction after ``version``, and the newest live object."""
     frontier = await find_frontier(store)
     if frontier is None:
         raise NotFound("log is empty", code=Code.LOG_EMPTY)
@@ -99,11 +95,7 @@ async def walker_after(store: ObjectStore, version: int) -> tuple[ChainWalker, H
 
 
 def check_reached(walker: ChainWalker, newest: Header) -> Header:
-    """The object at which a read ended, which may be newer than ``newest`` but not older.
-
-    A reader takes a missing slot for the end of the log; only recovery can tell that it is a hole.
-    Raises: CorruptData.
-    """
+    """The object at which a read ended. Raises: CorruptData when it is older than ``newest``: the log has a hole."""
     head = walker.head
     if head is None or head.slot > newest.slot:
         missing = FIRST_SLOT if head is None else walker.next_slot
@@ -168,8 +160,6 @@ async def verify_log(store: ObjectStore, on_progress: Callable[[int, int | None]
 
 
 def _objects_in(head: Header, reigns: list[Leadership]) -> int:
-    """The number of live objects, computed from the first and last slot of each leadership period."""
-
     def sizes() -> Iterator[int]:
         newest = head.slot
         for reign in reigns:

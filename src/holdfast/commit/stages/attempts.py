@@ -1,8 +1,7 @@
 """Request ids inside the conflict window: duplicates, bans and their expiry, in one bounded structure.
 
 An *attempt* is (request id, read version). Inside the window this structure is complete: an id that it does not know
-did not commit at a version above the floor. A generation leaves when all its versions are at or below the floor; an
-attempt that could still ask for them has a read version below the floor and is looked up in the log.
+did not commit at a version above the floor. Attempts with a read version below the floor are looked up in the log.
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ def fingerprint(txn: Transaction | LoggedTransaction) -> bytes:
 
 
 def judge_from_log(txn: Transaction, found: LoggedTransaction | None, *, truncated: bool) -> Outcome:
-    """The outcome of an attempt below the conflict window, by what the log holds under its request id.
+    """The outcome of an attempt below the conflict window.
 
-    ``found`` is the first commit after the attempt's read version. ``truncated``: part of that range was removed, so
-    that nothing follows from an id that was not found.
+    ``logged`` is the first commit of its request id after the read version. ``truncated``: part of that range was
+    removed, so its absence proves nothing.
     """
     if found is not None:
         return Committed(found.version) if fingerprint(found) == fingerprint(txn) else Reused()
@@ -59,9 +58,8 @@ class Ban:
 
 
 class Attempts:
-    """Request ids in generations, newest first.
-
-    Cost: one dictionary look-up per live generation (at most a few); dropping a generation is O(1) amortised.
+    """Request ids in generations, newest first. Cost: one dictionary look-up per live generation, of which there are
+    few.
     """
 
     __slots__ = ("_ends", "_generations", "_per_generation")

@@ -1,11 +1,10 @@
 """Stage 3, make durable: one batch becomes the object in one slot.
 
-A PUT is answered created, refused or unknown, in any order, more than once per slot (hedges), or never. After unknown
-the identical bytes are sent again, with capped exponential backoff and full jitter, unless the store says that it is
-final: that ends the leadership. After refused the slot is read back: an object with this leader's id, nonce and body
-CRC is its own earlier PUT (R6); any other object deposes the leader. A batch is durable when it and every older slot
-back to the jump are created or proved own (R5). The span is the back-pressure: slot n is sent only while the
-oldest unacknowledged slot minus n is below ``window`` (R1), so one stuck batch stops the later ones.
+A PUT is answered created, refused or unknown, in any order, several times per slot (hedges), or never. After unknown
+the same bytes are sent again with capped exponential backoff and full jitter. After refused the slot is read back: an
+object with this leader's id, nonce and body CRC is its own earlier PUT (R6); any other object deposes the leader. A
+batch is durable when it and every older slot back to the jump are created or proved own (R5). The span is the
+backpressure: slot n is sent only while the oldest unacknowledged slot minus n is below ``window`` (R1).
 """
 
 from __future__ import annotations
@@ -29,10 +28,10 @@ GRACE_MS: Final = 2_000.0
 
 
 class Deadline:
-    """A deadline for others, kept by a process that may be paused itself. One at a time, identified by its instant.
+    """A deadline for the store's answers. One at a time, identified by its instant.
 
-    A process that was stopped wakes after its deadlines, with the answers still unread. A deadline that is checked much
-    too late therefore moves, once, by the time to read the answers or to ask again for a lost one.
+    A process that was paused wakes after its deadlines, with answers still unread. A deadline that is checked much too
+    late therefore moves once, by ``GRACE_MS``.
     """
 
     __slots__ = ("_due_ms", "_moved_to_ms")
@@ -474,6 +473,6 @@ class Persist:
 
 
 def _jitter(batch: Batch) -> float:
-    """A fraction in [0, 1), drawn from the batch's own nonce, so that the machine stays deterministic."""
+    """A deterministic fraction in [0, 1), drawn from the batch's nonce."""
     digest = blake2b(batch.attempts.to_bytes(4, "little"), key=batch.header.nonce, digest_size=8).digest()
     return int.from_bytes(digest, "little") / 2**64

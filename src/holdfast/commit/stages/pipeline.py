@@ -200,7 +200,6 @@ class Pipeline:
         self._decide(now, effects)
 
     def _decide(self, now: Instant, effects: list[Effect]) -> None:
-        """Decide what one step allows, in order. The rest continues with the next arrival or tick, due immediately."""
         if not self._undecided:
             return
         self._in_hand = [item for item in self._undecided if type(item) is CommitEntry]
@@ -271,10 +270,9 @@ class Pipeline:
             self._finish(now, effects)
 
     def _make_room(self, now: Instant, effects: list[Effect]) -> None:
-        """Bans leave when durable versions pass them. Without commits, an empty batch moves the versions on.
+        """After each ban an empty batch moves the versions on, so that the ban leaves when the batch is durable.
 
-        It does so after each ban: an attempt with a read version from before the batch is banned, and without a newer
-        version to read the id would stay banned.
+        Otherwise a client without a newer version to read would stay banned.
         """
         wanted = self.sequence.attempts.floor_for_bound()
         if self._banned_through == self.sequence.assigned:
@@ -456,9 +454,9 @@ class Pipeline:
     def break_off(self, detail: str, event: Event | None) -> list[Effect]:
         """End the leadership because an invariant is violated.
 
-        ``event`` is the one whose step raised, None when an effect did. What the stages hold after that is not trusted:
-        everything that waits is unknown. So is what the step that raised had taken out of a stage, what its lost
-        effects would have answered, and what its event asked, so that no caller is left waiting.
+        ``event`` is the one whose step raised, None when an effect did. Everything that waits is unknown then, and so
+        is what the failed step had taken from a stage and what its lost effects would have answered: no caller is left
+        waiting.
         """
         effects: list[Effect] = []
         if self.ended is None:
@@ -477,7 +475,7 @@ class Pipeline:
         return effects
 
     def _lost_with(self, event: Event | None) -> tuple[list[CommitEntry | Position], list[object]]:
-        """Entries and tickets that the step which raised took with it; some may be among those of the end as well."""
+        """Entries and tickets of the step that raised; some may be among those of the end as well."""
         lost: list[CommitEntry | Position] = []
         tickets: list[object] = []
         for held in self._in_hand:
