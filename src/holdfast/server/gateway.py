@@ -116,10 +116,10 @@ class Gateway(HttpState):
             )
         return service.admission()
 
-    def over_rate(self, client: bytes | str) -> HoldfastError | None:
-        """Take one commit from the client's own budget: None, or the error to answer when it is spent."""
+    def over_rate(self, client: bytes | str, *, takes: bool = True) -> HoldfastError | None:
+        """None after taking one commit from the client's own budget, or the error when it is exhausted."""
         rates = self.client_rates
-        wait = 0.0 if rates is None else rates.wait_for_one(client, self.loop.time())
+        wait = 0.0 if rates is None else rates.wait_for_one(client, self.loop.time(), takes=takes)
         if rates is None or wait == 0.0:
             return None
         self.counters.rate_limited_commits += 1
@@ -190,7 +190,7 @@ class Gateway(HttpState):
     async def _status(self, request_id: str, min_version: int) -> StatusAnswer | HoldfastError:
         try:
             return await self.leading().status(request_id, min_version)
-        except HoldfastError as error:  # told, not raised: nobody may be left to hear it
+        except HoldfastError as error:  # returned, because the caller may have gone
             return error
 
     # Versions
@@ -255,13 +255,16 @@ class ClientRates:
         """How many clients are remembered."""
         return len(self._full_at)
 
-    def wait_for_one(self, client: ClientKey, now: float) -> float:
-        """Take one commit from the budget and return 0; or take nothing and return the seconds until one is there."""
+    def wait_for_one(self, client: ClientKey, now: float, *, takes: bool = True) -> float:
+        """Take one commit from the budget and return 0; or take nothing and return the seconds until one is there.
+
+        ``takes`` false: only look.
+        """
         full_at = max(self._full_at.pop(client, now), now)
         moved = full_at + self._share_seconds
         wait = moved - now - BURST_SECONDS
         if wait <= _ROUNDING_SECONDS:
-            self._remember(client, moved)
+            self._remember(client, moved if takes else full_at)
             return 0.0
         self._remember(client, full_at)
         return wait

@@ -230,32 +230,14 @@ def encode_object(header: Header, body: bytes = b"") -> bytes:
     if len(address) > ADDRESS_BYTES_MAX:
         raise ValueError(f"address longer than {ADDRESS_BYTES_MAX} bytes: {header.address}")
     head = _FIELDS.pack(
-        MAGIC,
-        FORMAT_VERSION,
-        header.kind,
-        header.flags,
-        header.transactions,
-        header.log_id,
-        header.slot,
-        header.claim,
-        header.prev,
-        header.epoch,
-        header.leader_id,
-        header.nonce,
-        header.first_version,
-        header.last_version,
-        header.prev_version,
-        header.window_floor,
-        header.durable,
-        header.truncated_through,
-        header.time_ms,
-        len(body),
-        zlib.crc32(body),
-        len(address),
-        address,
-        header.scope.boot_id,
-        header.scope.namespace,
-    )
+        MAGIC, FORMAT_VERSION, header.kind, header.flags, header.transactions,
+        header.log_id, header.slot, header.claim, header.prev, header.epoch,
+        header.leader_id, header.nonce,
+        header.first_version, header.last_version, header.prev_version,
+        header.window_floor, header.durable, header.truncated_through, header.time_ms,
+        len(body), zlib.crc32(body),
+        len(address), address, header.scope.boot_id, header.scope.namespace,
+    )  # fmt: skip
     whole = head + _CRC.pack(zlib.crc32(head)) + body
     if header.kind is not Kind.CLAIM and len(whole) < DATA_BYTES_MIN:
         whole = whole.ljust(DATA_BYTES_MIN, b"\0")
@@ -277,32 +259,14 @@ def decode_header(data: bytes, *, slot: int) -> Header:
     if not head.startswith(MAGIC):
         raise corrupt("object does not start with the magic of a batch")
     (
-        _magic,
-        format_version,
-        kind,
-        flags,
-        transactions,
-        log_id,
-        own_slot,
-        claim,
-        prev,
-        epoch,
-        leader_id,
-        nonce,
-        first_version,
-        last_version,
-        prev_version,
-        window_floor,
-        durable,
-        truncated_through,
-        time_ms,
-        body_length,
-        body_crc,
-        address_length,
-        address,
-        boot_id,
-        namespace,
-    ) = _FIELDS.unpack(head)
+        _magic, format_version, kind, flags, transactions,
+        log_id, own_slot, claim, prev, epoch,
+        leader_id, nonce,
+        first_version, last_version, prev_version,
+        window_floor, durable, truncated_through, time_ms,
+        body_length, body_crc,
+        address_length, address, boot_id, namespace,
+    ) = _FIELDS.unpack(head)  # fmt: skip
     if format_version != FORMAT_VERSION:
         raise corrupt("object has an unknown format version", format_version=format_version)
     if zlib.crc32(head) != _CRC.unpack_from(data, HEADER_BYTES - _CRC.size)[0]:

@@ -496,17 +496,20 @@ class TakeoverMachine:
             return self._at_peace(now)
         return self._ask(now)
 
-    def _ask(self, now: Instant) -> list[Effect]:
+    def _watched_leader(self) -> Header:
         newest = self._frontier.predecessor
-        assert newest is not None, "only a leader is asked"
+        assert newest is not None, "only a leader is asked and watched"
+        return newest
+
+    def _ask(self, now: Instant) -> list[Effect]:
+        newest = self._watched_leader()
         if not self._rules.asks or not newest.address:
             return self._judge(now, None)
         return self._send(now, _question(newest), self._leader_answered)
 
     def _leader_answered(self, now: Instant, answer: Answer) -> list[Effect]:
         assert isinstance(answer, LeaderAnswered), "a leader was asked"
-        newest = self._frontier.predecessor
-        assert newest is not None, "only a leader is asked"
+        newest = self._watched_leader()
         if answer.answer == newest.leader_id.hex():
             return self._alive(now, newest)
         return self._judge(now, answer.answer)
@@ -525,8 +528,7 @@ class TakeoverMachine:
 
     def _judge(self, now: Instant, answer: str | None) -> list[Effect]:
         """The leader does not answer as one: it is gone, or resigned, or is watched for signs of life."""
-        newest = self._frontier.predecessor
-        assert newest is not None, "only a leader is judged"
+        newest = self._watched_leader()
         self._missed += 1
         self._questioned_ms = now.boot_ms
         if self._silent_since_ms is not None:
@@ -583,8 +585,7 @@ class TakeoverMachine:
 
     def _first_listed(self, now: Instant, answer: Answer) -> list[Effect]:
         assert isinstance(answer, NewestListed), "the newest key was asked for"
-        newest = self._frontier.predecessor
-        assert newest is not None, "only a leader is watched"
+        newest = self._watched_leader()
         since_ms = now.boot_ms
         if not self._see(now, answer.newest) and self._heard_ms is not None and self._silent_since_ms is None:
             # The first listings after the last answer show one key. A leader that is alive and is not asked writes
@@ -594,7 +595,7 @@ class TakeoverMachine:
         self._watched_since_ms = self._looked_ms = now.boot_ms
         return self._wait(
             self._poll_ms(now),
-            self._poll,
+            self._ask,
             "waiting_for_silence",
             silence_ms=self._silence_ms(now),
             leader_id=newest.leader_id.hex(),
@@ -617,17 +618,13 @@ class TakeoverMachine:
             return min(self._rules.silence_ms / 4, POLL_MS_MAX)
         return min(left_ms, max(self._question_ms(), left_ms / POLLS_OF_A_WINDOW))
 
-    def _poll(self, now: Instant) -> list[Effect]:
-        """Each time it is asked, too: a process that was paused answers again."""
-        return self._ask(now)
-
     def _look(self, now: Instant) -> list[Effect]:
         return self._send(now, ListNewest(), self._listed_again)
 
     def _listed_again(self, now: Instant, answer: Answer) -> list[Effect]:
         assert isinstance(answer, NewestListed), "the newest key was asked for"
-        newest = self._frontier.predecessor
-        assert newest is not None and self._silent_since_ms is not None, "only a leader is watched"
+        newest = self._watched_leader()
+        assert self._silent_since_ms is not None, "a silence has a beginning"
         looked_ms, self._looked_ms = self._looked_ms, now.boot_ms
         if self._see(now, answer.newest):
             if self._rules.standby:
@@ -638,7 +635,7 @@ class TakeoverMachine:
             self._wrote, self._silent_since_ms = True, now.boot_ms
         enough = self._missed >= MISSES_MIN or not self._rules.standby
         if now.boot_ms < self._silent_since_ms + self._silence_ms(now) or not enough:
-            return self._wait(max(self._poll_ms(now), 1.0), self._poll)
+            return self._wait(max(self._poll_ms(now), 1.0), self._ask)
         self._silent_newest = self._newest
         return self._at_peace(now)
 
@@ -675,8 +672,7 @@ class TakeoverMachine:
 
     def _last_answered(self, now: Instant, answer: Answer) -> list[Effect]:
         assert isinstance(answer, LeaderAnswered), "a leader was asked"
-        newest = self._frontier.predecessor
-        assert newest is not None, "only a leader is asked"
+        newest = self._watched_leader()
         return self._alive(now, newest) if answer.answer == newest.leader_id.hex() else self._stake(now)
 
     # -- claim and check ----------------------------------------------------------------------------------------------

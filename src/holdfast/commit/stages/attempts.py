@@ -26,14 +26,14 @@ def fingerprint(txn: Transaction | LoggedTransaction) -> bytes:
     return blake2b(_encode((txn.read_version, txn.preconditions, txn.operations)), digest_size=16).digest()
 
 
-def judge_from_log(txn: Transaction, found: LoggedTransaction | None, *, truncated: bool) -> Outcome:
+def judge_from_log(txn: Transaction, logged: LoggedTransaction | None, *, truncated: bool) -> Outcome:
     """The outcome of an attempt below the conflict window.
 
     ``logged`` is the first commit of its request id after the read version. ``truncated``: part of that range was
     removed, so its absence proves nothing.
     """
-    if found is not None:
-        return Committed(found.version) if fingerprint(found) == fingerprint(txn) else Reused()
+    if logged is not None:
+        return Committed(logged.version) if fingerprint(logged) == fingerprint(txn) else Reused()
     return Unanswered() if truncated else Rejected("too_old")
 
 
@@ -72,9 +72,9 @@ class Attempts:
     def find(self, request_id: str) -> Known | Ban | None:
         """The newest entry for an id."""
         for generation in self._generations:
-            found = generation.get(request_id)
-            if found is not None:
-                return found
+            known = generation.get(request_id)
+            if known is not None:
+                return known
         return None
 
     def put(self, request_id: str, known: Known | Ban) -> None:

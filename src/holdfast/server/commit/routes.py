@@ -143,6 +143,14 @@ class LivezRequest(_LogRequest):
         response.respond(200, None, encode(Liveness(own.leader_id, self._gateway.service is not None, own.address)))
 
 
+async def _commit(gateway: Gateway, commit: CommitRequest, call: Call) -> Answer:
+    # Before the body is read; ``serve`` checks again and takes from the client's rate.
+    problem = gateway.admission() or gateway.over_rate(call.client, takes=False)
+    if problem is not None:
+        raise problem
+    return await call.serve(commit, await call.body(commit.request_bytes_max))
+
+
 async def _version(gateway: Gateway, linearizable: VersionRequest, call: Call) -> Answer:
     match call.text("consistency"):
         case None | "linearizable":
@@ -170,20 +178,21 @@ async def _step_down(gateway: Gateway, _: Call) -> Answer:
     if end.kind == "deposed":
         raise Fenced(f"another leader came meanwhile: {end.detail}", code=Code.LEADER_CHANGED)
     if end.kind != "resigned":
-        raise Unavailable(f"the reign ended otherwise ({end.kind}): {end.detail}", code=Code.STORE_UNAVAILABLE)
+        raise Unavailable(f"the leadership ended as {end.kind}: {end.detail}", code=Code.STORE_UNAVAILABLE)
     return json_answer(SteppedDown(True, service.leader_id))
 
 
 def log_routes(gateway: Gateway) -> tuple[Route, ...]:
     """The rows of the route table."""
-    linearizable = VersionRequest(gateway)
+    commit, linearizable = CommitRequest(gateway), VersionRequest(gateway)
     return (
         Route(
             method="POST",
             path="/v1/commit",
             role=Role.WRITE,
             summary="Commit one transaction, or learn why not",
-            fast=CommitRequest(gateway),
+            handler=partial(_commit, gateway, commit),
+            fast=commit,
             body={"application/json": JsonTransaction},
             answers={"application/json": CommitReceipt | NotCommitted},
             codes=COMMIT_CODES,

@@ -97,28 +97,10 @@ class Connection(asyncio.Protocol):
     """One connection. See the module's text."""
 
     __slots__ = (
-        "_closes",
-        "_discard_left",
-        "dirty",
-        "eof",
-        "_state",
-        "_head",
-        "_known_head",
-        "context",
-        "_last_second",
-        "_needed",
-        "_partial_since",
-        "_parser",
-        "queue",
-        "reading_paused",
-        "_request",
-        "_takes_no_more",
-        "transport",
-        "_unread",
-        "_unsent",
-        "waiting_to_hand_over",
-        "_writing_paused",
-    )
+        "_closes", "_discard_left", "dirty", "eof", "_state", "_head", "_known_head", "context", "_last_second",
+        "_needed", "_partial_since", "_parser", "queue", "reading_paused", "_request", "_takes_no_more", "transport",
+        "_unread", "_unsent", "waiting_to_hand_over", "_writing_paused",
+    )  # fmt: skip
 
     def __init__(self, context: ConnectionContext) -> None:
         self.context = context

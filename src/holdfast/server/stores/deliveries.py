@@ -538,21 +538,9 @@ class Subscriber(ABC):
     """One connected subscriber of one durable. ``room`` is how many messages it may still be given."""
 
     __slots__ = (
-        "acknowledged_ms",
-        "address",
-        "delivered_ms",
-        "durable",
-        "gone",
-        "name",
-        "on_its_way",
-        "paused",
-        "room",
-        "since_ms",
-        "started",
-        "store",
-        "unread",
-        "wants",
-    )
+        "acknowledged_ms", "address", "delivered_ms", "durable", "gone", "name", "on_its_way", "paused", "room",
+        "since_ms", "started", "store", "unread", "wants",
+    )  # fmt: skip
 
     def __init__(self, store: str, durable: str, name: str) -> None:
         self.store = store
@@ -610,16 +598,8 @@ class Poller(Subscriber):
     """A subscriber that asks for each portion (``GET .../messages``)."""
 
     __slots__ = (
-        "_count",
-        "_deliveries",
-        "_done",
-        "_problem",
-        "_timer",
-        "key",
-        "keeps",
-        "seen_seconds",
-        "timeout_seconds",
-    )
+        "_count", "_deliveries", "_done", "_problem", "_timer", "key", "keeps", "seen_seconds", "timeout_seconds",
+    )  # fmt: skip
 
     def __init__(
         self,

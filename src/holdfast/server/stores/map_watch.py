@@ -116,17 +116,8 @@ class MapWatch:
     """
 
     __slots__ = (
-        "_after",
-        "_bytes",
-        "_ended",
-        "_pending",
-        "_reading",
-        "_scheduled",
-        "_soon",
-        "_stage",
-        "_watched",
-        "_watcher",
-    )
+        "_after", "_bytes", "_ended", "_pending", "_reading", "_scheduled", "_soon", "_stage", "_watched", "_watcher",
+    )  # fmt: skip
 
     def __init__(self, watched: WatchedMap, watcher: Watcher, soon: Callable[[Callable[[], None]], object]) -> None:
         """``soon`` calls a function in a further turn of the loop."""
