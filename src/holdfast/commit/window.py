@@ -263,9 +263,7 @@ class Generation:
 
 
 class Merge:
-    """Turns the runs of a closed generation into runs ordered by key, a piece at a time; until then the old runs
-    answer.
-    """
+    """Turns the runs of a closed generation into runs ordered by key, a piece at a time."""
 
     __slots__ = ("_positions", "_shape", "_sources", "content_bytes", "generation", "runs")
 
@@ -423,10 +421,7 @@ class RecentWrites:
         return 0
 
     def expire(self, floor: int) -> None:
-        """No question is asked below ``floor`` any more, nor below the limit of ``bytes_max``. Frees memory.
-
-        What falls out of the window is given back in steps by this and the following calls.
-        """
+        """No question is asked below ``floor`` any more, nor below the limit of ``bytes_max``. Frees memory."""
         self.floor = max(self.floor, floor)
         # What has been open for a whole window is closed, so that a quiet log forgets too.
         if self._young.after < self.floor and not self._young.empty:

@@ -1,10 +1,8 @@
-"""The service behind the connections of one server, and what stands in front of it.
+"""The service behind the connections of one server, and the bounds in front of it.
 
-The gateway admits commits (how many may be in flight, and how many of one client in a second), gives them to the
-service in one list per turn of the event loop, and asks for the version once for all who asked in the same turn.
-
-One event loop, no locks. While nothing leads here, requests for the log are answered ``not_leader``. Health, metrics
-and open streams do not pass through admission, so they never wait for it.
+The gateway admits commits, gives them to the service in one list per turn of the event loop, and asks for the version
+once for all callers of a turn. While nothing leads here, requests for the log are answered ``not_leader``. Health,
+metrics and open streams do not pass through admission.
 """
 
 from __future__ import annotations
@@ -35,8 +33,7 @@ STATUS_RETRY_AFTER_MS: Final = 500
 
 @dataclass(frozen=True, slots=True)
 class GatewayLimits(HttpLimits):
-    """The bounds in front of the service. Bytes are those of request bodies as they came; in flight, with
-    what their request ids take in the log."""
+    """Bounds of the service. Bytes are those of request bodies; in flight, with their request ids in the log."""
 
     request_id_length_min: int = 20
     operations_max: int = ITEMS_MAX
@@ -135,7 +132,7 @@ class Gateway(HttpState):
     def submit(self, entry: CommitEntry, size: int) -> None:
         """Hand one commit to the service at the end of this turn of the loop, with all others of the turn.
 
-        ``size`` counts against the bytes in flight until ``settled`` is called with it, which the reply must do.
+        ``size`` counts against the bytes in flight until the reply calls ``settled`` with it.
         """
         self.in_flight_commits += 1
         self.in_flight_bytes += size
@@ -173,8 +170,7 @@ class Gateway(HttpState):
     async def status(self, request_id: str, min_version: int) -> StatusAnswer:
         """The final outcome of an attempt. Raises: as the service; Unavailable after ``status_seconds_max``.
 
-        Who asks must hear of a store that hangs while waiting, however many requests the answer takes. What was begun
-        goes on, so that who asks again about a long log finds more of it read.
+        The read continues in the background, so a retry about a long log is faster.
         """
         asked = self.loop.create_task(self._status(request_id, min_version))
         self._tasks.add(asked)
@@ -196,11 +192,7 @@ class Gateway(HttpState):
     # Versions
 
     def ask_version(self, waiter: VersionWaiter) -> None:
-        """Call ``waiter`` with a linearizable version, or with the error why there is none.
-
-        Everybody who asks in one turn of the loop is answered by one question to the service, which begins after all of
-        them asked: so the answer covers everything known committed when any of them arrived.
-        """
+        """Call ``waiter`` with a linearizable version, or with the error. Callers of one turn share one question."""
         waiters = self._version_waiters
         if not waiters:
             self.loop.call_soon(self._ask)
@@ -252,7 +244,6 @@ class ClientRates:
         """Least recently heard first."""
 
     def __len__(self) -> int:
-        """How many clients are remembered."""
         return len(self._full_at)
 
     def wait_for_one(self, client: ClientKey, now: float, *, takes: bool = True) -> float:
@@ -270,10 +261,7 @@ class ClientRates:
         return wait
 
     def wait_after_taking(self, client: ClientKey, commits: int, now: float) -> float:
-        """Take ``commits`` from the budget in any case, and return the seconds until it bears them.
-
-        For streams, which are slowed and not refused: whoever takes must wait that long before it goes on.
-        """
+        """Take ``commits`` from the budget in any case, and return the seconds that a stream must wait for them."""
         moved = max(self._full_at.pop(client, now), now) + commits * self._share_seconds
         self._remember(client, moved)
         return max(0.0, moved - now - BURST_SECONDS)

@@ -197,7 +197,7 @@ class StoreWatch:
         return self._unavailable("the oldest batch waits for the store", waited_ms)
 
     def _unanswered_check(self) -> HoldfastError | None:
-        """An idle leader has no batch that could stall, and its first request into a black hole takes long to fail."""
+        """An idle leader has no batch that could stall: look at its ownership check."""
         service = self.service
         if service is None or (since_ms := service.pipeline.unproved_since_ms) is None:
             return None

@@ -101,7 +101,6 @@ def describe(routes: Iterable[Route], *, version: str, with_tokens: bool) -> byt
 
 
 def _schemas(types: Sequence[object]) -> tuple[tuple[Json, ...], dict[str, Json]]:
-    """The schema of each type and of the structs inside, under the names that the document has always used."""
     made = msgspec.json.schema_components(types, ref_template=_REF)
     text = re.sub(
         r'"(#/components/schemas/)?([A-Z]\w+)"',
@@ -121,7 +120,7 @@ def _schemas(types: Sequence[object]) -> tuple[tuple[Json, ...], dict[str, Json]
 
 
 def _exclude_each_other(schema: dict[str, Any]) -> None:
-    """Say of each field that has a text what the types cannot: one of the two is given, or of an end at most one."""
+    """State that a field and its text form exclude each other."""
     rules: list[Json] = []
     for name in schema["properties"]:
         text = f"{name}_text"

@@ -3,12 +3,10 @@
     start    bind and listen (answering not_leader), open the store, recover and claim, print "ready"
     stop     SIGTERM or SIGINT: accept nothing more, drain to durable, answer, resign, close, exit 0. It ends within
              ``server.drain_seconds_max``; commits not durable by then are answered outcome_unknown, and the code is 6
-    hangup   SIGHUP is ignored, so a closed terminal does not end the service
     again    a second signal exits at once; nothing acknowledged is lost, because the next leader recovers
 
-Exit codes: 0 drained or stepped down; 2 bad configuration; 3 another leader is alive (named); 4 deposed; 5 nothing to
-open; 6 the store or the log is damaged, unfit or unavailable (named); 70 a bug, such as a violated invariant. A standby
-whose leadership ends waits for its turn again instead.
+Exit codes: 0 drained or stepped down; 2 bad configuration; 3 another leader is alive; 4 deposed; 5 nothing to open; 6
+store or log damaged, unfit or unavailable; 70 a bug. A standby whose leadership ends waits for its turn again.
 """
 
 from __future__ import annotations
@@ -81,10 +79,9 @@ log = structlog.get_logger("holdfast.server")
 
 
 def main(settings: Settings, *, init: bool, take_over: bool, standby: bool, force_new: bool = False) -> int:
-    """Serve until a signal or the end of the reign, and return the exit code.
+    """Serve until a signal or the end of the leadership, and return the exit code.
 
-    ``init`` allows to begin a new log where there is none; ``force_new`` also where another log left something. Errors
-    are logged, the last line says why it ended.
+    ``init`` allows a new log where there is none; ``force_new`` also where another log left something.
     """
     configure_logs(settings.logging.format, settings.logging.level)
     _raise_file_limit()
@@ -107,7 +104,7 @@ def main(settings: Settings, *, init: bool, take_over: bool, standby: bool, forc
 
 
 def exit_code_of(error: HoldfastError) -> int:
-    """What an error at start, or the end of a reign, means to whoever started the process."""
+    """The exit code of an error at start, or at the end of a leadership."""
     match error.code:
         case Code.LEADER_ALIVE:
             return 3
@@ -126,8 +123,6 @@ def exit_code_of(error: HoldfastError) -> int:
 
 
 class _Process:
-    """One serving process."""
-
     def __init__(
         self,
         settings: Settings,
@@ -265,12 +260,12 @@ class _Process:
             await store.close()
 
     async def _lead(self, store: BudgetedStore) -> CommitService | None:
-        """Take the lead, after waiting for it when standing by. None when a signal comes first."""
+        """Become the leader. None when a signal comes first."""
         leading = asyncio.ensure_future(CommitService.lead(store, self._options(), store.own))
         return leading.result() if await self._ends_before_stop(leading) else None
 
     async def _ends_before_stop(self, work: asyncio.Future[Any]) -> bool:
-        """Whether ``work`` ends before a signal; a signal cancels it. Raises: the error of ``work``."""
+        """Whether ``work`` ends before a signal, which cancels it. Raises: the error of ``work``."""
         await _first_of(work, self._stop)
         if work.done():
             work.result()
@@ -344,7 +339,7 @@ class _Process:
         self._scrubbing.add_done_callback(_tell_scrub_ended)
 
     async def _drain(self, service: CommitService) -> None:
-        """Make durable what was accepted, and resign; when there is no time left, leave the rest to the next leader."""
+        """Make durable what was accepted, and resign; when no time is left, leave the rest to the next leader."""
         self._stopping.begin()
         seconds_max = self._stopping.drain_seconds()
         try:
@@ -441,7 +436,7 @@ class _Process:
 
 
 def _budgeted(opened: ObjectStore, settings: Settings) -> BudgetedStore:
-    """The store as this process uses it: its connections in three parts, and every request with an end in time."""
+    """The store with its connections in three parts and a time limit for every request."""
     persist = settings.persist
     pool = persist.target_pool_size
     # A small pool is for the batches first.
@@ -486,7 +481,7 @@ def _limits(settings: Settings) -> GatewayLimits:
 
 
 def _advertised(settings: Settings, bound: list[str]) -> str:
-    """Where other processes find this one: as configured, with the port that was really taken."""
+    """The configured address, with the port that was bound."""
     configured = settings.server.advertised_address
     for asked, taken in zip(settings.server.listen, bound, strict=True):
         if configured == asked:
@@ -511,13 +506,11 @@ def _tls_context(settings: Settings) -> ssl.SSLContext | None:
 
 
 def _raise_file_limit() -> None:
-    """Every connection is an open file; take as many as the system allows without asking for more rights."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _say(line: str) -> None:
-    """One line on standard output, for whoever started the process and waits for it."""
     with contextlib.suppress(OSError):  # whoever waited may have gone
         sys.stdout.write(line + "\n")
         sys.stdout.flush()
@@ -529,11 +522,11 @@ _LIVENESS: Final = msgspec.json.Decoder(Liveness)
 
 
 async def ask_leader(address: str, *, tls: bool, standby: str | None, proof: str = "") -> str | None:
-    """The leader id of the process at ``address`` while it leads, empty when it does not lead, None without an answer.
+    """The leader id of the process at ``address`` while it leads, empty when it does not lead (yet), None without an
+    answer.
 
-    Empty does not mean that it never will: a process answers before it leads, also while its claim stands already.
     ``standby`` is the address of a standby that asks: once its questions stop, the leader writes heartbeats for it.
-    ``proof``: that it can read the log, without which a leader with tokens does not count the question.
+    ``proof`` shows that it can read the log; a leader with tokens ignores a question without it.
     """
     try:
         async with asyncio.timeout(ANSWER_SECONDS_MAX):
@@ -587,11 +580,10 @@ async def _read_to_end(reader: asyncio.StreamReader) -> bytes:
 
 
 def require_writable_place(log_url: str) -> None:
-    """Return when a leader may be able to write under ``log_url``.
+    """Check that a leader may be able to write under ``log_url``, without changing anything.
 
-    Raises: InvalidRequest naming the path: ``bad_configuration`` when it is no directory or this user may not write it,
-    ``store_unfit`` when its file system is mounted read-only.
-    Cost: a few system calls; nothing is made or changed.
+    Raises: InvalidRequest naming the path: ``bad_configuration`` when it is not a directory or this user may not write
+    it, ``store_unfit`` when its file system is mounted read-only.
     """
     parts = urlsplit(log_url)
     if parts.scheme != "file":

@@ -245,10 +245,7 @@ def encode_object(header: Header, body: bytes = b"") -> bytes:
 
 
 def decode_header(data: bytes, *, slot: int) -> Header:
-    """The header of the object found in ``slot``; ``data`` may be longer than the header.
-
-    Raises: CorruptData naming the slot and the broken rule.
-    """
+    """The header of the object in ``slot``, from its first bytes. Raises: CorruptData naming slot and rule."""
 
     def corrupt(rule: str, **facts: str | int) -> CorruptData:
         return CorruptData(rule, code=Code.CORRUPT_BATCH, facts={"slot": slot_text(slot), **facts})
@@ -305,10 +302,7 @@ def decode_header(data: bytes, *, slot: int) -> Header:
 
 
 def encode_body(transactions: Iterable[LoggedTransaction], *, compress: bool = False) -> bytes:
-    """The Arrow IPC stream of these transactions, empty bytes for none.
-
-    Cost: O(rows); compressing reads the stream back once.
-    """
+    """The Arrow IPC stream of these transactions, empty bytes for none. Cost: O(rows)."""
     message = encode_record_batch(transactions)
     if not message:
         return b""

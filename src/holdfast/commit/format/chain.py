@@ -114,9 +114,7 @@ class ChainWalker:
 
     @classmethod
     def behind_removed(cls, slot: Slot, claim: Header) -> ChainWalker:
-        """A walker that expects the object in ``slot``, of the leadership of ``claim``, when what came before it has
-        left the log. The caller has to know that nothing is missed.
-        """
+        """A walker that expects the object in ``slot``, under ``claim``, after retention removed what was before."""
         walker = cls()
         walker.claim = claim
         walker.next_slot = slot

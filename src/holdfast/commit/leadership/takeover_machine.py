@@ -420,10 +420,7 @@ class TakeoverMachine:
         return self._wait(self._backoff_ms(), send_again, "store_unavailable", error=str(error), tries=self._tries)
 
     def _is_lost(self, now: Instant) -> bool:
-        """Whether an object that is missing has been so for long, in a round that began not long ago.
-
-        A process that was frozen since its listing may miss whatever retention has removed meanwhile.
-        """
+        """Whether an object has been missing for long, in a recent round: retention removes objects, too."""
         if self._missing_since_ms is None:
             self._missing_since_ms = now.boot_ms
         missing_ms = now.boot_ms - self._missing_since_ms
@@ -545,9 +542,7 @@ class TakeoverMachine:
         return self._watch(now)
 
     def _has_left(self, newest: Header, answer: str | None) -> bool:
-        """Whether another process has the old leader's address: only then, on the same machine, is the leader surely
-        gone.
-        """
+        """Whether another process has the old leader's address, on the same machine: the leader has ended."""
         scope = self._identity.scope
         if not scope.is_known() or newest.scope != scope:
             return False

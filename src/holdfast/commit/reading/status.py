@@ -56,10 +56,7 @@ async def look_up(store: ObjectStore, claim: Header, newest: Header, request_id:
 
 
 async def walker_after(store: ObjectStore, claim: Header, newest: Header, version: int) -> ChainWalker:
-    """A walker that yields the first transaction after ``version`` first, wherever in the log that is.
-
-    Raises: Unavailable, CorruptData, NotFound when retention has removed that part.
-    """
+    """A walker that yields the first transaction after ``version`` first. Raises as ``start_after``."""
     leadership: Leadership | None = None
     async with aclosing(leaderships_back(store, claim)) as leaderships:
         async for leadership in leaderships:
@@ -107,10 +104,7 @@ class AttemptHistory:
         self._walker: ChainWalker | None = None
 
     async def find(self, request_id: str, min_version: int, newest: Header) -> Found:
-        """The first commit of ``request_id`` after ``min_version`` up to ``newest``, which is durable.
-
-        Raises: Unavailable, CorruptData.
-        """
+        """The first commit of ``request_id`` after ``min_version`` up to ``newest``. Raises as ``look_up``."""
         question = _Question(request_id, min_version, newest)
         self._waiting.append(question)
         try:

@@ -58,9 +58,7 @@ class Ban:
 
 
 class Attempts:
-    """Request ids in generations, newest first. Cost: one dictionary look-up per live generation, of which there are
-    few.
-    """
+    """Request ids in generations, newest first. Cost: one dictionary look-up per live generation."""
 
     __slots__ = ("_ends", "_generations", "_per_generation")
 

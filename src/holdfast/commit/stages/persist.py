@@ -411,9 +411,7 @@ class Persist:
         return puts
 
     def too_long(self, now_ms: float) -> bool:
-        """Whether the oldest batch has waited so long that the leader must give up. A pause of this process does not
-        count.
-        """
+        """Whether the leader must give up the oldest batch. A pause of this process does not count."""
         return bool(self.in_flight) and self._give_up.has_passed(self._give_up_at_ms(), now_ms)
 
     def _give_up_at_ms(self) -> float:

@@ -47,9 +47,7 @@ class Release:
         return batches
 
     def owned(self, asked_ms: float, now_ms: float) -> list[Batch]:
-        """The ownership check sent at ``asked_ms`` passed. Returns the batches that it releases: none when it took too
-        long.
-        """
+        """The ownership check sent at ``asked_ms`` passed: the batches that it releases, none if it took too long."""
         self._proof_ms = max(self._proof_ms, asked_ms)
         if now_ms - self._proof_ms > PROOF_MS_MAX:
             return []

@@ -1,14 +1,10 @@
-"""``POST /v1/commits``: a stream of commits in, a stream of results out.
+"""``POST /v1/commits``: a stream of commits in, a stream of results out, both as NDJSON or both as msgpack maps.
 
-Formats: NDJSON (one commit a line, results as lines) or msgpack (maps one after another, keys and values as ``bin``,
-results as maps). The results have the format of the request. Items are decided one by one, in order, each seeing those
-before it; they do not form one transaction.
-
-An item that breaks a rule (no_operations, bad_range, ...) gets an error result and the stream goes on. An item that
-cannot be decoded or exceeds the size limit gets an error result and ends the stream. The status is 200, unless the
-stream is refused before its first item. A peer that stops does not take back what was submitted: items without a result
-are unknown to it, and it asks for their status. Nothing more is read while ``WINDOW_ITEMS`` or ``WINDOW_BYTES`` wait
-for their outcome, or while the client is over its own rate.
+Items are decided one by one, in order; they do not form one transaction. An item that breaks a rule gets an error
+result and the stream continues; an item that cannot be decoded or is too large gets an error result and ends the
+stream. The status is 200 unless the stream is refused before its first item. Items without a result are unknown to the
+client, which asks for their status. Reading pauses while ``WINDOW_ITEMS`` or ``WINDOW_BYTES`` wait for their outcome,
+or while the client is over its rate.
 """
 
 from __future__ import annotations
@@ -138,7 +134,6 @@ class MsgpackItems(ItemReader):
             return list(self._one_by_one(block, ends))
 
     def _ends(self, block: bytes) -> Iterator[int]:
-        """Where each whole item ends."""
         unpacker = msgpack.Unpacker(max_buffer_size=len(block) + 1, use_list=True)
         unpacker.feed(block)
         start = 0
@@ -192,7 +187,7 @@ async def _commits(gateway: Gateway, call: Call) -> None:
 
 
 async def _read_away(call: Call) -> None:
-    """Drop the rest of a request that is not wanted, within bounds, so that its sender gets to read the results."""
+    """Drop the rest of a refused request, within bounds, so that its sender reads the results."""
     left = DISCARD_BYTES_MAX
     try:
         async with asyncio.timeout(DISCARD_SECONDS_MAX):
@@ -214,7 +209,7 @@ def _reader_for(call: Call) -> tuple[ItemReader, WireFormat]:
 
 
 class _CommitStream:
-    """One stream: its reading side and its writing side, which share the window."""
+    """One stream: a reading side and a writing side, which share the window."""
 
     def __init__(self, gateway: Gateway, call: Call, reader: ItemReader, wire_format: WireFormat) -> None:
         self._call = call
@@ -303,7 +298,7 @@ class _CommitStream:
         self._wake_writer()
 
     async def _within_rate(self, items: int) -> None:
-        """Wait until the client's own rate bears these items. Raises: ClientDisconnect."""
+        """Wait until the client's rate allows these items. Raises: ClientDisconnect."""
         gateway = self._gateway
         rates = gateway.client_rates
         if rates is None:
@@ -323,7 +318,7 @@ class _CommitStream:
             await self._room
 
     async def _admitted(self) -> HoldfastError | None:
-        """Wait while the service is full; None when it takes more, else why it never will."""
+        """Wait while the service is full. Returns None when it takes more, else the permanent refusal."""
         while True:
             problem = self._gateway.admission()
             if problem is None or problem.code is not Code.OVERLOADED or self._gateway.draining:

@@ -1,7 +1,6 @@
 """The routes of the log that answer one request with one document: commit, version, status, stepping down.
 
-``CommitRequest``, ``VersionRequest`` and ``LivezRequest`` serve their routes on both kinds of connection. A refused
-request changed nothing. A client that goes away does not take its commit back.
+A refused request changed nothing. A client that disconnects does not take its commit back.
 """
 
 from __future__ import annotations
@@ -33,8 +32,6 @@ STATUS_CODES = (
 
 
 class _LogRequest(FastRequest):
-    """A fast request that asks for one role."""
-
     __slots__ = ("_gateway", "_role")
 
     def __init__(self, gateway: Gateway, route: str, role: Role) -> None:

@@ -1,7 +1,5 @@
 """``GET /v1/subscribe``: the change stream as Server-Sent Events.
 
-All subscribers of a live log share one encoded text of each batch; only filtered streams are encoded separately.
-
     event: log            no id                  data: log_id; the first event of every stream
     event: transaction    id: VERSION@LOG        data: version, prev_version, request_id, leader_id, timestamp,
                                                  operations
@@ -10,12 +8,9 @@ All subscribers of a live log share one encoded text of each batch; only filtere
     event: leader_change  id: VERSION~LEADER@LOG data: roll_back_to, leader_id
     event: lagging        no id                  data: unsent_bytes; the stream ends after it
 
-LOG is the id of the log whose object holds the version. ``after`` and ``Last-Event-ID`` take ids with and without it;
-an id of another log is refused (``log_mismatch``).
-
-A reader that has not caught up waits for its own reading. Once it has, it may fall ``subscriber_unsent_bytes_max``
-behind on its connection; then it gets ``lagging``, is closed, and resumes by ``Last-Event-ID``. So does a reader whom
-one large batch kept until the live events moved on. A subscription that fails in the middle ends its connection.
+``after`` and ``Last-Event-ID`` take ids with and without the log's id; an id of another log is ``log_mismatch``. A
+reader that has caught up may fall ``subscriber_unsent_bytes_max`` behind on its connection; then it gets ``lagging``,
+is closed, and resumes by ``Last-Event-ID``. All subscribers share one encoded text of each batch.
 """
 
 from __future__ import annotations

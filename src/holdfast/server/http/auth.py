@@ -36,10 +36,7 @@ class Authenticator:
         self.required = bool(tokens)
 
     def problem_with(self, authorization: bytes | None, role: Role) -> HoldfastError | None:
-        """None when the caller has ``role``, else the error to answer.
-
-        ``authorization`` is the value of the header as it came, or None when there was none.
-        """
+        """None when the caller has ``role``, else the error. ``authorization``: the header, None without it."""
         if not self.required or role is Role.OPEN:
             return None
         digest = _digest_of(authorization)
@@ -51,10 +48,7 @@ class Authenticator:
         return None
 
     def client_of(self, authorization: bytes | None, peer: object) -> bytes | str:
-        """Whose requests are counted together: those of one token, or of one address where there are no tokens.
-
-        ``peer`` is the address of the connection's other end as sockets tell it; all peers of Unix sockets are one.
-        """
+        """The client for limits: its token, or without tokens the address of ``peer``. Unix sockets are one client."""
         if self.required:
             return _digest_of(authorization) or b""
         host: object = cast("tuple[object, ...]", peer)[0] if isinstance(peer, tuple) and peer else None

@@ -1,17 +1,13 @@
 """The protocol of every accepted connection. It serves the fast routes, and hands over to the framework.
 
-The first request that is not a plain fast one (another route, a query, a chunked body, an upgrade, ``Expect``,
-HTTP/1.0) moves the connection to the framework permanently.
+The first request that is not a plain fast one moves the connection to the framework permanently. The end of a head is
+found here, so that a request can be handed over untouched; httptools parses head and body and must agree on where the
+request ends, otherwise the connection is closed (request smuggling). A head that equals the previous one byte for byte
+is not parsed again.
 
-Framing: the end of a head is found here, so that a request can be handed over untouched, and the head is then parsed by
-httptools, whose ``Content-Length`` and ``Transfer-Encoding`` count. The same parser gets the body and must agree on
-where the request ends; otherwise the connection is closed, because two readers that frame differently allow request
-smuggling. A head that equals the previous one byte for byte is not parsed again.
-
-Bounds: ``HEAD_BYTES_MAX``, the route's body size, ``UNANSWERED_MAX`` requests without a response and the transport's
-high-water mark (then reading stops), and ``DISCARD_BYTES_MAX`` of a refused request, read so that its sender sees the
-response. A peer that has closed its direction gets its responses, but waits at most ``HALF_CLOSED_SECONDS_MAX`` for
-versions, and not for long polls: most of these peers are gone, and their messages would count as delivered.
+Bounds: ``HEAD_BYTES_MAX``, the route's body size, ``UNANSWERED_MAX`` requests without a response, the transport's
+high-water mark, and ``DISCARD_BYTES_MAX`` of a refused request, read so that its sender sees the response. A peer that
+closed its direction gets its responses, but waits at most ``HALF_CLOSED_SECONDS_MAX`` for versions, and not for polls.
 """
 
 from __future__ import annotations
@@ -44,10 +40,7 @@ _END_OF_HEAD: Final = b"\r\n\r\n"
 
 
 class _Head:
-    """What the parser reports of one request's head.
-
-    It does not refer to its connection: a parser refers to what it calls, so the two would keep each other in memory.
-    """
+    """What the parser reports of one request's head. It has no reference to its connection: they would form a cycle."""
 
     __slots__ = ("accept", "authorization", "closes", "complete", "content_type", "hosts", "length", "unusual")
 
@@ -214,7 +207,6 @@ class Connection(asyncio.Protocol):
     # Reading requests
 
     def _read(self, data: bytes) -> None:
-        """Take whole requests from the front of ``data`` and keep the rest."""
         self._needed = 0
         size = len(data)
         position = 0
@@ -237,7 +229,7 @@ class Connection(asyncio.Protocol):
                 self._hand_over_when_answered()
 
     def _take(self, data: bytes, start: int) -> int:
-        """Take one request at ``start``. Returns its size, or 0 when it is not whole yet or the framework's."""
+        """Take one request at ``start``. Returns its size, or 0 when it is incomplete or the framework's."""
         known = self._known_head
         if known and data.startswith(known, start):
             head_end = start + len(known)
@@ -296,7 +288,7 @@ class Connection(asyncio.Protocol):
         return end - start
 
     def _match(self, data: bytes, start: int) -> FastRequest | None:
-        """The fast request at ``start`` by its matcher. None: its line is not whole, or it is the framework's."""
+        """The fast request at ``start`` by its matcher. None: its line is incomplete, or it is the framework's."""
         self._needed = 0
         matcher = self.context.matcher
         if matcher is not None and data.startswith(matcher.prefixes, start):
@@ -390,9 +382,9 @@ class Connection(asyncio.Protocol):
             self._read(data)
 
     def _refuse(self, response: bytes) -> None:
-        """Answer in turn, end our direction, and read away what the peer still sends until it ends, within bounds.
+        """Respond in turn, end our direction, and discard input within bounds.
 
-        Closing with unread input makes the kernel reset the connection, which can take the answer from the peer.
+        Closing with unread input makes the kernel reset the connection, which can take the response from the peer.
         """
         self._unread.clear()
         self._discard_left = DISCARD_BYTES_MAX
@@ -413,8 +405,7 @@ class Connection(asyncio.Protocol):
             self.transport.close()
 
     def close_if_stalled(self, now: int, partial_seconds_max: int, idle_seconds_max: int) -> None:
-        """Close this connection when it has waited too long: for the rest of a request, for any request, or for the
-        peer to take what it asked for."""
+        """Close this connection when it has waited too long: for a request, or for the peer to read."""
         transport = self.transport
         if self._writing_paused and transport is not None:
             unsent = transport.get_write_buffer_size()
@@ -448,7 +439,6 @@ class Connection(asyncio.Protocol):
     # Handing over
 
     def _hand_over_when_answered(self) -> None:
-        """Give the connection to the framework once every request before this one is answered."""
         if self.queue:
             self._pause_reading()
             return
@@ -496,7 +486,6 @@ class FastResponse(PendingResponse):
     __slots__ = ("_connection", "_request", "answer", "closes", "poll")
 
     def __init__(self, connection: Connection, request: FastRequest | None, closes: bool) -> None:
-        """``request``: None for a response that is known already."""
         self._connection = connection
         self._request = request
         self.closes = closes
@@ -554,10 +543,7 @@ class ConnectionContext:
         lines: Mapping[bytes, FastRequest],
         matcher: FastMatcher | None,
     ) -> None:
-        """``framework`` makes the protocol a connection is handed to, which calls its second argument at its end.
-
-        ``lines``: the fast requests by their whole lines. ``matcher`` finds those with other lines.
-        """
+        """``framework`` makes the protocol of a handed-over connection; ``lines`` are those of the fast requests."""
         self.state = state
         self.counters = state.counters
         self.framework = framework

@@ -65,10 +65,7 @@ class HttpServer:
         socket: MakeSocket | None = None,
         store_connections: int = 0,
     ) -> None:
-        """``matcher``: the fast requests whose lines have parameters. ``socket``: the protocol of WebSockets.
-
-        ``store_connections``: how many descriptors the object store may want.
-        """
+        """``matcher`` finds fast requests with parameters; ``store_connections`` are reserved descriptors."""
         self.state = state
         self.framework = Framework(make_app(state, routes), error_response=self._error_response, socket=socket)
         fast = {route.line: route.fast for route in routes if route.fast is not None}
@@ -87,7 +84,7 @@ class HttpServer:
         return self.context.error_response(error, closes=True, status=status)
 
     async def listen(self, addresses: Sequence[str]) -> list[str]:
-        """Bind every address and start to accept. Returns them with the ports that were really taken.
+        """Bind every address and accept. Returns them with their real ports.
 
         Raises: InvalidRequest (bad_configuration) naming the address that cannot be bound; none is bound then.
         """
@@ -115,7 +112,6 @@ class HttpServer:
         return self.addresses
 
     def _connection(self) -> Connection:
-        """The protocol of one accepted connection."""
         return Connection(self.context)
 
     def _not_tls(self) -> bytes:
@@ -134,7 +130,7 @@ class HttpServer:
             _log.info("connections_limited", connections_max=room, max_connections=wanted, descriptors=limit)
 
     def _has_room(self, refusals: int) -> bool:
-        """Whether a connection may begin, be it one of ``refusals`` that are told that there are too many."""
+        """Whether a connection may begin, including ``refusals`` that get an error response."""
         handshakes = sum(listener.handshakes for listener in self._listeners)
         if self.context.connections + handshakes < self.context.connections_max + refusals:
             return True
@@ -250,8 +246,8 @@ OUT_OF_RESOURCES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, 
 class Listener:
     """Accepts on one bound, non-blocking socket until it is closed. It closes the socket.
 
-    ``has_room`` is asked for each connection; where it has none, the connection is closed without a word. ``not_tls``
-    is what a peer is told that does not begin TLS where it should.
+    A connection without room is closed without a response. ``not_tls`` is the response to a peer that does not begin
+    TLS.
     """
 
     def __init__(
@@ -345,7 +341,7 @@ class Listener:
         return True
 
     async def _speaks_plainly(self, accepted: socket.socket) -> bool:
-        """Whether the first byte is the letter of a method. It stays where it is. Raises: OSError."""
+        """Whether the first byte, which stays unread, is the letter of a method. Raises: OSError."""
         arrived = asyncio.Event()
         self._loop.add_reader(accepted, arrived.set)
         try:
@@ -356,7 +352,7 @@ class Listener:
         return accepted.recv(1, socket.MSG_PEEK).isalpha()
 
     async def _tell(self, accepted: socket.socket, answer: bytes) -> None:
-        """Answer, and read away what comes, because closing with unread input could take the answer from the peer."""
+        """Respond and discard input: closing with unread input could take the response from the peer."""
         async with asyncio.timeout(GOODBYE_SECONDS_MAX):
             await self._loop.sock_sendall(accepted, answer)
             accepted.shutdown(socket.SHUT_WR)

@@ -128,10 +128,7 @@ class Call(PendingResponse):
         return str(self.request.path_params[name])
 
     def require_known_parameters(self, known: frozenset[str]) -> None:
-        """Refuse a query parameter that the route does not have: an option that is ignored looks like one that worked.
-
-        Raises: InvalidRequest naming it and those that there are.
-        """
+        """Refuse a query parameter that the route does not have. Raises: InvalidRequest naming it."""
         for name in self.request.query_params:
             if name not in known:
                 has = f"it has {', '.join(sorted(known))}" if known else "it has none"
@@ -174,10 +171,7 @@ class Call(PendingResponse):
                 raise InvalidRequest(f"{name} is true or false")
 
     def key(self, name: str) -> bytes | None:
-        """A query parameter that is a key in base64url, or the parameter ``NAME_text`` that is text, or None.
-
-        Raises: InvalidRequest (bad_base64; malformed where both are given).
-        """
+        """A query parameter that is a key in base64url, or ``NAME_text`` as text, or None. Raises: InvalidRequest."""
         given, text = self.text(name), self.text(f"{name}_text")
         if text is None:
             hint = f"text as it is goes into {name}_text"
@@ -187,10 +181,7 @@ class Call(PendingResponse):
         return text_key(f"{name}_text", text)
 
     def key_range(self) -> tuple[bytes, bytes | None] | None:
-        """The keys that the query asks for, by ``begin`` and ``end`` or by ``prefix``; None where it has none of these.
-
-        Raises: InvalidRequest (bad_range, bad_base64; malformed for a prefix together with a bound).
-        """
+        """The keys that ``begin`` and ``end``, or ``prefix``, select; None without them. Raises: InvalidRequest."""
         begin, end, prefix = self.key("begin"), self.key("end"), self.key("prefix")
         if prefix is not None:
             if begin is not None or end is not None:
@@ -201,10 +192,7 @@ class Call(PendingResponse):
         return None if begin is None and end is None else (begin or b"", end)
 
     async def parts(self) -> AsyncIterator[bytes]:
-        """The parts of the body as they arrive; can be taken up again after it was left.
-
-        Raises: ClientDisconnect.
-        """
+        """The remaining parts of the body as they arrive. Raises: ClientDisconnect."""
         while not self._body_ended:
             message = await self.receive()
             if message["type"] == "http.disconnect":
@@ -215,10 +203,7 @@ class Call(PendingResponse):
                 yield part
 
     async def body(self, bytes_max: int | None = None) -> bytes:
-        """The whole body. Raises: LimitExceeded as soon as it is known to be above the bound.
-
-        ``bytes_max`` is the bound of a route that has one of its own.
-        """
+        """The whole body. Raises: LimitExceeded above ``bytes_max``, by default the bound of every request."""
         bytes_max = self.state.limits.request_bytes_max if bytes_max is None else bytes_max
         told = self.request.headers.get("content-length", "")
         if told.isascii() and told.isdigit() and int(told) > bytes_max:
@@ -393,10 +378,7 @@ def position_of(name: str, text: str) -> LogPosition:
 
 
 def key_from_text(name: str, text: str, *, hint: str = "") -> bytes:
-    """The bytes of a key in a URL: base64url, padding optional, and the bits that stand for nothing are zero.
-
-    ``hint`` tells how to give text. Raises: InvalidRequest (bad_base64).
-    """
+    """The bytes of a key in canonical base64url, padding optional. Raises: InvalidRequest (bad_base64)."""
     plain = text.rstrip("=")
     padded = plain + "=" * (-len(plain) % 4)
     try:

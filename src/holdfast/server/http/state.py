@@ -103,10 +103,7 @@ class LongPoll(Protocol):
 
 
 class FastRequest(ABC):
-    """A request that both kinds of connection serve, by its one handler.
-
-    The same object serves every request with the same request line, so it has no state of one request.
-    """
+    """A request that both kinds of connection serve, by one handler without state of a single request."""
 
     __slots__ = ("counted_200", "request_bytes_max", "route")
 
@@ -126,9 +123,9 @@ class FastRequest(ABC):
 
     @abstractmethod
     def serve(self, body: bytes, fields: RequestFields, response: PendingResponse) -> LongPoll | None:
-        """Carry the request out; its rights are checked here. Returns what a lost connection has to abandon.
+        """Check rights and carry the request out. Returns the poll to abandon when the connection is lost.
 
-        ``fields`` are those of this request only until this returns.
+        ``fields`` are valid only until this returns.
         """
 
 

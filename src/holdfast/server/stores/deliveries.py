@@ -1,17 +1,14 @@
-"""The connected subscribers of every durable, and the turn among them.
+"""The connected subscribers of every durable, and the turns among them.
 
     a subscriber has room, the durable a message    Deliver is submitted before the group of the publish is closed, so
                                                     that one sync serves both
     Delivered is durable                            the messages are read and written to the subscriber
     a subscriber leaves                             Detach: what it held is delivered to other subscribers, counted
 
-Subscribers of one durable that take more stand in a queue and go to its end when they were served. Each gets at most
-``SHARE_MAX`` messages at a time, and no more than an even share of what waits. Messages are read in pieces of
-``PIECE_BYTES`` (or one larger message), the next piece when the connection takes something.
-
-A subscriber may vanish at any time. What it held before ``Detach`` is delivered again; what was read for it is dropped.
-A poller is gone when it was silent for its timeout and holds nothing. Reports of started messages reach the state
-machine just before messages come back; a killed process forgets them, and a start of the service counts no delivery.
+Subscribers of one durable that take more wait in a queue. Each gets at most ``SHARE_MAX`` messages at a time, and no
+more than an even share. Messages are read in pieces of ``PIECE_BYTES`` (or one larger message), while the connection
+takes them. A poller is gone when it was silent for its timeout and holds nothing. Reports of started messages reach the
+state machine just before messages come back; a killed process forgets them.
 """
 
 from __future__ import annotations
@@ -125,7 +122,7 @@ class Backlog:
 
 
 class _Ring:
-    """The connected subscribers of one durable, in the order they came, and who of them waits for its turn."""
+    """The connected subscribers of one durable in the order they came, and those that wait for messages."""
 
     __slots__ = ("by_name", "wanting")
 
@@ -154,10 +151,10 @@ class Deliveries:
     # Coming and going
 
     def attach(self, subscriber: Subscriber, attach: Attach, done: Joined) -> None:
-        """Make a subscriber known. Its messages begin when ``done`` was called, which is after it is durable.
+        """Attach a subscriber. ``done`` is called when that is durable, and its messages begin after that.
 
-        From now until then an older session of the same name may leave: the state machine has the newer one already,
-        so nothing is detached for the older (a reconnection, whose first connection ends late).
+        Until then an older session of the same name may leave; nothing is detached for it, because the state machine
+        has the newer one already.
         """
         name = (subscriber.store, subscriber.durable, subscriber.name)
         self._attaching[name] = subscriber
@@ -197,7 +194,7 @@ class Deliveries:
         subscriber.since_ms = wall_ms()
 
     def expect(self, store: str, durable: str, name: str, timeout_seconds: float, *, polls: bool) -> None:
-        """A subscriber was attached before a restart: it comes back within its time-out, or is detached.
+        """Detach a subscriber that was attached before a restart unless it returns within its timeout.
 
         One that ``polls`` also stays while it holds messages.
         """
@@ -221,7 +218,6 @@ class Deliveries:
         self._service.submit_nowait(detach, _ignored)
 
     def _displace(self, store: str, durable: str, name: str) -> None:
-        """A newer subscriber took the place of this one; the state machine has detached it already."""
         older = self.find(store, durable, name)
         if older is not None:
             self._remove(older)
@@ -295,12 +291,11 @@ class Deliveries:
             subscriber.started = SequenceSet(self._started_of(subscriber, known))
 
     def _started_of(self, subscriber: Subscriber, started: SequenceSet) -> list[tuple[int, int]]:
-        """What the subscriber holds of what it started."""
         name = subscriber.store, subscriber.durable, subscriber.name
         return [held for first, last in started.runs() for held in self.backlog.held_of(*name, first, last)]
 
     def _report(self, subscriber: Subscriber) -> None:
-        """Tell the state machine what the subscriber started, because what it holds is about to come back."""
+        """Report started messages to the state machine, because they are about to come back."""
         if subscriber.started is None:
             return
         started = self._started_of(subscriber, subscriber.started)
@@ -321,17 +316,16 @@ class Deliveries:
     # Turns
 
     def ready(self, store: str, durable: str) -> None:
-        """The durable may have something for somebody. Cheap to call too often.
+        """Offer messages of the durable. Cheap to call too often.
 
-        The service calls it just before it closes a group, so that a delivery is synced together with the publish that
-        brought it about, and many publishes make one delivery.
+        The service calls it just before it closes a group, so that a delivery is synced together with its publish.
         """
         ring = self._rings.get((store, durable))
         if ring is not None:
             self._serve(store, durable, ring)
 
     def _serve(self, store: str, durable: str, ring: _Ring) -> None:
-        """Give everybody who wants some a portion, as long as there is something to give; each has one turn."""
+        """Give a portion to each subscriber that wants one, in turn, while there is something to give."""
         wanting, backlog = ring.wanting, self.backlog
         for left in range(len(wanting), 0, -1):
             if not backlog.ready(store, durable):
@@ -349,13 +343,11 @@ class Deliveries:
 
     @staticmethod
     def _wants(ring: _Ring, subscriber: Subscriber) -> None:
-        """Put a subscriber that takes more behind the others, once."""
         if subscriber.takes_more() and not subscriber.wants:
             subscriber.wants = True
             ring.wanting.append(subscriber)
 
     def _serve_with(self, subscriber: Subscriber) -> None:
-        """Something changed for this subscriber: it may want more, and there may be something."""
         ring = self._rings.get((subscriber.store, subscriber.durable))
         if ring is not None and not subscriber.gone:
             self._wants(ring, subscriber)
@@ -391,7 +383,7 @@ class Deliveries:
         self._serve_with(subscriber)
 
     def _hand_over(self, subscriber: Subscriber, *, waited: bool = False) -> None:
-        """Read and write what a subscriber holds while it takes something. ``waited``: some may be others' now."""
+        """Read and write held messages. ``waited``: some of them may have been redelivered to others."""
         while subscriber.unread and subscriber.takes and not subscriber.gone:
             piece = self._piece(subscriber)
             held = [part for run in piece for part in self._still_held(subscriber, run)] if waited else piece
@@ -422,7 +414,7 @@ class Deliveries:
         return self.backlog.still_held(subscriber.store, subscriber.durable, subscriber.name, run)
 
     def _piece(self, subscriber: Subscriber) -> list[Run]:
-        """Take from what is to be read at least one message, and at most ``PIECE_BYTES``."""
+        """Take at least one message from the unread ones, and at most ``PIECE_BYTES``."""
         unread, store = subscriber.unread, subscriber.store
         piece: list[Run] = []
         left, room = PIECE_BYTES, subscriber.most
@@ -445,7 +437,6 @@ class Deliveries:
         return piece
 
     def _refused(self, subscriber: Subscriber, error: HoldfastError) -> None:
-        """The state machine knows it no more, or nothing goes on: it is told, and comes again if it likes."""
         if subscriber.gone:
             return
         self._remove(subscriber)
@@ -465,14 +456,13 @@ class Deliveries:
     # Polls
 
     def poll(self, poller: Poller, count: int, wait_seconds: float, done: Polled, problem: Problem) -> None:
-        """Answer with up to ``count`` messages, as soon as there are some, or with none after ``wait_seconds``; with
-        the ``problem`` where there is one then."""
+        """Reply with up to ``count`` messages as soon as there are some, or with none after ``wait_seconds``."""
         poller.ask(count, wait_seconds, done, problem)
         self._hand_over(poller, waited=True)
         self._serve_with(poller)
 
     def give_back(self, poller: Poller, messages: list[Delivery]) -> None:
-        """It may not have these messages, nor what else it holds: they are delivered again at once, and counted."""
+        """Redeliver these messages, and everything else that it holds, at once."""
         nack = [(message.seq, 0) for message in messages]
         nack += [(seq, 0) for first, last, _ in poller.unread for seq in range(first, last + 1)]
         poller.unread.clear()
@@ -485,10 +475,7 @@ class Deliveries:
             subscriber.seen_seconds = self.loop.time()
 
     def detach_silent(self) -> int:
-        """Detach pollers that have shown nothing for their time-out and hold nothing. Returns how many.
-
-        What one holds comes back when its ``ack_wait`` ends.
-        """
+        """Detach pollers that were silent for their timeout and hold nothing. Returns their number."""
         now = self.loop.time()
         silent = [
             subscriber
@@ -644,9 +631,9 @@ class Poller(Subscriber):
         return not self.on_its_way and super().takes_more()
 
     def ask(self, count: int, wait_seconds: float, done: Polled, problem: Problem) -> None:
-        """Begin a poll for up to ``count`` messages. An older one that waits still is answered with none.
+        """Begin a poll for up to ``count`` messages; an older poll that waits gets none.
 
-        ``problem`` is asked when there are messages: the poll may have waited for them since its rights were taken.
+        ``problem`` is asked again when there are messages, because rights may have changed meanwhile.
         """
         self._answer([])
         self._done, self._problem = done, problem

@@ -25,9 +25,9 @@ Json = dict[str, object]
 
 @dataclass(slots=True)
 class DurableFigures:
-    """The counts of one durable. ``oldest_ms`` is when its oldest message that is not acknowledged was published.
+    """The counts of one durable. ``oldest_ms``: when its oldest unacknowledged message was published.
 
-    Of a last_value durable or a map it is a lower bound: when a value was published that may be replaced by now.
+    For last_value and map durables it is a lower bound.
     """
 
     messages: int
@@ -189,7 +189,6 @@ class Statistics:
 
 
 def _rate(now: int, before: int | None, seconds: float) -> float:
-    """Since the last line; 0 for the first, which does not know what came before."""
     return 0.0 if before is None else round((now - before) / seconds, 1)
 
 

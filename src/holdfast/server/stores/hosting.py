@@ -82,10 +82,7 @@ class StoreHost:
         self.suspended = False
 
     def opened(self, *, cluster: bool = False) -> OpenStores:
-        """What is open. ``cluster``: also while the cluster is suspended.
-
-        Raises: Fenced (not_leader), Unavailable while it stops (overloaded) or is suspended (no_quorum).
-        """
+        """The open stores. ``cluster``: also while the cluster is suspended. Raises: Fenced, Unavailable."""
         opened = self._opened
         if opened is None and self.gateway.service is not None:
             raise Unavailable(
@@ -103,10 +100,7 @@ class StoreHost:
         return opened
 
     def scrape_problem(self, authorization: bytes | None) -> HoldfastError | None:
-        """Why this caller may not see the metrics: they name the stores, which users without a right do not see.
-
-        Where the service itself asks for tokens, these decide.
-        """
+        """Why the caller may not see the metrics, which name the stores. ``server.tokens`` decide if set."""
         opened = self._opened
         if opened is None or self.gateway.authenticator.required or not opened.state.definition.permissions.enabled:
             return None
@@ -135,7 +129,7 @@ class StoreHost:
 
     @staticmethod
     def _expect_attached(opened: OpenStores) -> None:
-        """Subscribers that were attached before a restart have their time-out to come back, and are detached then."""
+        """Subscribers attached before a restart have their timeout to return."""
         for store, durable, subscriber in opened.state.subscribers():
             seconds = opened.definitions.durable(store, durable).subscriber_timeout_ms / 1000
             found = opened.state.stores[store].durables[durable]
@@ -177,9 +171,9 @@ class StoreHost:
         await opened.service.close()
 
     async def back_up(self, name: str) -> str:
-        """Copy everything into the folder ``name`` beside the stores' directory. Returns its path.
+        """Copy everything into the folder ``name`` next to the stores' directory. Returns its path.
 
-        Raises: what the service's ``backup`` raises, Conflict where there is such a folder already.
+        Raises: as the service's ``backup``, Conflict when the folder exists.
         """
         service = self.opened(cluster=True).service
         target = await asyncio.to_thread(_place_for_backup, self.directory, name)
@@ -189,10 +183,7 @@ class StoreHost:
     # Admission
 
     def admit(self, size: int) -> None:
-        """Take one publish of ``size`` bytes in; ``settled`` gives it back. Raises: Backpressure.
-
-        ``size`` is that of the request's body as it came.
-        """
+        """Admit one publish with a request body of ``size`` bytes, until ``settled``. Raises: Backpressure."""
         if self._in_flight >= IN_FLIGHT_MAX or self._in_flight_bytes >= IN_FLIGHT_BYTES_MAX:
             raise Backpressure(
                 "the stores are full of unanswered publishes",
@@ -252,7 +243,6 @@ def _place_for_backup(directory: str, name: str) -> str:
 
 
 def _unnamed(error: BaseException) -> HoldfastError:
-    """A failure of the operating system, or of SQLite, is the disk's; anything else is a bug of ours."""
     if isinstance(error, OSError):
         return Unavailable("the stores' log cannot be written", code=Code.STORE_UNAVAILABLE, cause=str(error))
     if isinstance(error, sqlite3.OperationalError):

@@ -1,9 +1,7 @@
 """The hot store routes: publish, acknowledge, poll, each with one handler for both kinds of connection.
 
-A ``Connection`` finds them by their request line (``HotStores.match``). Lines with escapes or unknown parameters go to
-an ``AsgiConnection``, whose routes (``routes_messages``) make the same ``HotRequest`` of what the framework read.
-
-A poll is abandoned when its connection is lost, and waits no longer when its peer sends no more.
+A ``Connection`` finds them by their request line (``HotStores.match``). Other lines go to an ``AsgiConnection``, whose
+routes (``routes_messages``) make the same ``HotRequest``. A poll is abandoned when its connection is lost.
 """
 
 from __future__ import annotations
@@ -50,7 +48,6 @@ class HotRequest(FastRequest):
         durable: str = "",
         poll: dict[str, str] | PollRequest | None = None,
     ) -> None:
-        """``poll``: what a long poll asks for, or the parameters of its query as they came."""
         super().__init__(route, host.request_bytes_max)
         self._host = host
         self._right = right

@@ -1,15 +1,14 @@
-"""One watch of a map: first every key that is there, then every change, as far as the watcher keeps up.
+"""One watch of a map: first every present key, then every change, as far as the watcher keeps up.
 
-Keys are read in pages while the map changes, from a state that is ahead of what is safe. One rule orders both:
+Keys are read in pages while the map changes, from a state that is ahead of what is durable. One rule orders both:
 
-1. a page is read: it is what the map is at this moment
-2. it waits until every change from before is safe and was sent to the watch
+1. a page is read: it is the map at this moment
+2. it waits until every earlier change is durable and was sent to the watch
 3. its keys join the changes that are still to be sent; a key that is among them already has the same value
 4. changes from after the page come after it
 
-So the last word on every key is what is in the map, and never what a crash can take back. One change is kept for each
-key, the newest: a slow watcher gets fewer changes, not late ones. Above ``PENDING_BYTES_MAX`` of keys the watch ends
-with ``lagging`` and starts again. A value that cannot be read ends it with that error.
+One change is kept for each key, the newest: a slow watcher gets fewer changes, not late ones. Above
+``PENDING_BYTES_MAX`` of keys the watch ends with ``lagging``.
 """
 
 from __future__ import annotations
@@ -60,7 +59,6 @@ class WatchedMap:
     def __init__(
         self, service: StoreService, state: State, store: str, name: str, *, prefix: str, key: str | None
     ) -> None:
-        """Raises: InvalidRequest where both are given."""
         if prefix and key is not None:
             raise InvalidRequest("a watch is of one key, or of those with a prefix, not of both", map=name)
         self._service = service
@@ -75,10 +73,7 @@ class WatchedMap:
         return key.startswith(self._prefix) if self._key is None else key == self._key
 
     def page(self, after: str, count: int) -> list[tuple[str, int]]:
-        """The first ``count`` keys of the watch above ``after``, in order, with their revisions.
-
-        Raises: NotFound, InvalidRequest.
-        """
+        """The first ``count`` watched keys above ``after``, with revisions. Raises: NotFound, InvalidRequest."""
         found = self._state.store(self._store).durable(self._name)
         if not isinstance(found, Map):
             raise InvalidRequest("this durable is not a map", code=Code.TYPE_MISMATCH, durable=self._name)
@@ -110,17 +105,13 @@ class WatchedMap:
 
 
 class MapWatch:
-    """The watch of one connection. ``begin`` once; ``changed`` and ``resumed`` until ``end``.
-
-    *Memory*: one item for each key that is to be told, up to ``PENDING_BYTES_MAX``.
-    """
+    """The watch of one connection. ``begin`` once; ``changed`` and ``resumed`` until ``end``."""
 
     __slots__ = (
         "_after", "_bytes", "_ended", "_pending", "_reading", "_scheduled", "_soon", "_stage", "_watched", "_watcher",
     )  # fmt: skip
 
     def __init__(self, watched: WatchedMap, watcher: Watcher, soon: Callable[[Callable[[], None]], object]) -> None:
-        """``soon`` calls a function in a further turn of the loop."""
         self._watched = watched
         self._watcher = watcher
         self._soon = soon

@@ -46,19 +46,16 @@ _log = structlog.get_logger("holdfast.stores")
 
 
 def read_definitions(path: str) -> ClusterDefinition:
-    """The definition in a file, by the ending of its name (see ``read_document``).
-
-    Raises: InvalidRequest (bad_configuration) naming the file and every wrong value.
-    """
+    """The definition in a file. Raises: InvalidRequest (bad_configuration) naming the file and every wrong value."""
     document = read_document(Path(path))
     return definition_of({} if document.value is None else document.value, document.line_of)
 
 
 class Opening:
-    """Opens the stores of one reign.
+    """Opens the stores of one leadership.
 
-    A leader that was deposed, or is asleep, may have them open still. The log does not wait for that: the stores are
-    served as soon as they are let go, and until then their requests are answered ``overloaded``.
+    A deposed or paused leader may still have them open. They are served as soon as it closes them; until then requests
+    are answered ``overloaded``.
     """
 
     def __init__(
@@ -70,8 +67,7 @@ class Opening:
         log_id: str | None = None,
         force_new: bool = False,
     ) -> None:
-        """``wanted`` is the definition that was configured, if one was. ``log_id`` is the log that the stores have to
-        belong to, None for any; ``force_new`` makes those of another log belong to it."""
+        """``wanted``: the configured definition. ``log_id``: the log of the stores, None for any."""
         self._host = host
         self._settings = settings
         self._definition = wanted
@@ -104,7 +100,7 @@ class Opening:
         await _open(self._host, self._settings, self._definition, self._belong)
 
     def _belong(self, directory: str) -> None:
-        """The stores in ``directory``, which nothing else has open, belong to this log. Raises: InvalidRequest."""
+        """Check or note that the stores in ``directory`` belong to this log. Raises: InvalidRequest, Unavailable."""
         if self._log_id is None:
             return
         if not self._force_new:
@@ -167,10 +163,7 @@ async def _open(
 
 
 async def _put_in_force(service: StoreService, wanted: ClusterDefinition, author: str) -> None:
-    """Apply what the file says; what it does not name stays.
-
-    Raises ``InvalidRequest`` (``deletes_messages``) where that would delete messages: a start deletes nothing.
-    """
+    """Apply a definition. Raises: InvalidRequest (``deletes_messages``) when it would delete messages."""
     state = service.state
     wanted = keep_sections(state.definition, with_known_prefetch(state.definition, wanted))
     changes = differences(state.definition, wanted)

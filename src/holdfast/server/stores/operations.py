@@ -98,10 +98,9 @@ class StoreOperations:
         self._unheard_bytes = 0
 
     def publish(self, store: str, request: PublishRequest, wire_format: WireFormat, done: Done) -> None:
-        """Publish a batch. Where the store's publishers do not wait, it is answered at once, whatever becomes of it.
-        Not when more than ``UNHEARD_BYTES_MAX`` waits to be written.
+        """Publish a batch. Where publishers do not wait, the response is given at once, up to ``UNHEARD_BYTES_MAX``.
 
-        Raises: NotFound for the store; every other refusal is told to ``done``.
+        Raises: NotFound for the store; every other refusal goes to ``done``.
         """
         command = Publish(0, store, request.publisher_id, request.messages)  # type: ignore[arg-type]  # only ever read
         definition = self._definitions.store(store)
@@ -123,7 +122,7 @@ class StoreOperations:
         self._service.submit_nowait(command, published)
 
     def _publish_unheard(self, command: Publish, answer: bytes, done: Done) -> None:
-        """Answer at once, unless so much waits to be written: then whoever publishes faster than the disk waits."""
+        """Respond at once, unless too much waits to be written."""
         size = sum(len(message.body) + MESSAGE_BYTES for message in command.messages)
         waits = self._unheard_bytes + size > UNHEARD_BYTES_MAX and self._unheard_bytes > 0
         self._unheard_bytes += size
@@ -138,10 +137,7 @@ class StoreOperations:
             done(answer)
 
     def acknowledge(self, store: str, durable: str, request: AckRequest, wire_format: WireFormat, done: Done) -> None:
-        """Settle what a subscriber holds; who was let go meanwhile holds nothing, so everything is stale.
-
-        Raises: NotFound where it names no durable and has none, and for the store.
-        """
+        """Complete held messages; for a detached subscriber all are stale. Raises: NotFound."""
         durable = self._definitions.named(store, durable, request.subscriber)
         command = acknowledge_of(store, durable, request)
         # The command is applied in this turn of the loop: of a durable that is there it finds no subscriber, or all.
@@ -164,11 +160,10 @@ class StoreOperations:
         self._service.submit_nowait(command, acknowledged)
 
     def poll(self, poll: PollRequest, wire_format: WireFormat, done: Done, problem: Problem) -> PendingPoll:
-        """Answer with messages as soon as there are some. Returns what to tell when nobody waits for it any more.
+        """Reply with messages as soon as there are some. Returns the poll, to be abandoned with its connection.
 
-        A poll that asks what the poller's last one asked does not attach it again, so it keeps what it holds.
-        ``problem`` says why the caller may not have them any more, asked when there are some.
-        Raises: NotFound; InvalidRequest (type_mismatch) for a map, and for a key where the durable has none.
+        A poll that repeats the poller's last one does not attach it again, so it keeps what it holds. ``problem`` is
+        asked again when there are messages. Raises: NotFound, InvalidRequest (type_mismatch).
         """
         deliveries = self._deliveries
         durable = self._definitions.named(poll.store, poll.durable, poll.subscriber)
@@ -213,13 +208,11 @@ class StoreOperations:
     def browse(
         self, store: str, durable: str, *, after: int, count: int, match: bytes, parked: bool = False
     ) -> tuple[list[Delivery], int | None]:
-        """Up to ``count`` messages of a durable above number ``after``, ascending, whoever holds them.
+        """Up to ``count`` messages of a durable above number ``after``, ascending, and the number to continue after.
 
-        Answers also above which number to go on, None where there is nothing behind. Where a matcher lets few through
-        there may be fewer messages, or none, and yet something behind.
-        Raises: NotFound, InvalidRequest (a matcher that is none; a map, whose keys are read instead). Cost: reads at
-        most ``BROWSE_LOOKS`` times ``count`` of the durable's messages, and looks at about ``LOOKS_MAX`` of the
-        store's: at most some 100 ms, during which others wait.
+        None: there are no more. With a matcher there may be few or no messages and still more to come. Raises:
+        NotFound, InvalidRequest. Cost: reads at most ``BROWSE_LOOKS`` times ``count`` messages, and looks at about
+        ``LOOKS_MAX``: some 100 ms.
         """
         found = self._state.store(store).durable(durable)
         matcher = Matcher.parse(match) if match else None
@@ -242,10 +235,7 @@ class StoreOperations:
     def entries(
         self, store: str, name: str, *, keys: Sequence[str] | None = None, after: str = "", count: int = 1
     ) -> list[tuple[str, bytes, int]]:
-        """Keys of a map with value and revision: ``keys``, as far as there are such, or the first above ``after``.
-
-        Raises: NotFound, InvalidRequest (type_mismatch).
-        """
+        """Entries of a map: those of ``keys``, or the first above ``after``. Raises: NotFound, InvalidRequest."""
         found = self._state.store(store).durable(name)
         if not isinstance(found, Map):
             raise InvalidRequest("this durable is not a map", code=Code.TYPE_MISMATCH, durable=name)
@@ -261,7 +251,6 @@ class StoreOperations:
 
 
 def _numbers(durable: Durable, after: int, count: int, looks: int) -> Browsed:
-    """Numbers and deliveries of the messages that a durable keeps, and how to go on."""
     if isinstance(durable, Consumption):
         return durable.browse_page(after, count, looks)
     if isinstance(durable, Map):
@@ -271,7 +260,6 @@ def _numbers(durable: Durable, after: int, count: int, looks: int) -> Browsed:
 
 
 def _parked(durable: Durable, after: int, count: int) -> tuple[list[tuple[int, int]], int | None]:
-    """Numbers and deliveries of parked messages, and above which number to go on."""
     if not isinstance(durable, Consumption):
         raise InvalidRequest("only standard and shared durables park messages", code=Code.TYPE_MISMATCH)
     seqs = nsmallest(count + 1, (seq for seq in durable.dying if seq > after and durable.parks))
@@ -347,7 +335,6 @@ def acknowledge_of(store: str, durable: str, request: AckRequest) -> Acknowledge
 
 
 def _numbers_of(command: Acknowledge) -> list[tuple[int, int]]:
-    """Every range that an acknowledgement names."""
     singles = [(seq, seq) for seq, _ in command.nack] + [(seq, seq) for seq in command.reject]
     return [*command.ack, *singles, *command.extend]
 
@@ -455,10 +442,7 @@ class InForce:
         return found
 
     def named(self, store: str, durable: str, subscriber: str) -> str:
-        """The durable that is meant: ``DEFAULT_DURABLE`` stands for the one that belongs to the subscriber.
-
-        Raises: NotFound where the store has none for it.
-        """
+        """The durable's name; ``DEFAULT_DURABLE`` stands for the subscriber's own. Raises: NotFound."""
         if durable != DEFAULT_DURABLE:
             return durable
         found = self.store(store).durable_for(subscriber)
@@ -469,10 +453,7 @@ class InForce:
         return found
 
     def terms(self, store: str, name: str, template: str | None = None) -> DurableDefinition:
-        """The durable's, or where it does not exist those of the template that it would be made of.
-
-        ``template`` None: it must exist. Raises: NotFound.
-        """
+        """The definition of a durable, or the one that ``template`` would give it. Raises: NotFound."""
         found = self.find(store, name)
         if found is None and template is not None:
             pattern = self.store(store).template(template)

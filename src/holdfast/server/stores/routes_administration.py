@@ -118,7 +118,7 @@ def patched(definition: ClusterDefinition, document: object) -> list[Part]:
 
 
 def _patched_permissions(definition: ClusterDefinition, parameters: object) -> Json:
-    """The permissions with only this changed: users and roles by name and parameter; null removes one."""
+    """Merge users and roles by name and parameter; null removes one."""
     given = _map_of(parameters, "permissions")
     document = permissions_document(definition.permissions)
     for kind in ("users", "roles"):
@@ -143,7 +143,7 @@ def _patched_one(known: object, parameters: object, what: str) -> Json:
 
 
 def _merged(known: object, given: object, what: str) -> Json:
-    """The entries of both, the given ones in place of the known ones; null removes an entry."""
+    """The entries of both, the given ones first; null removes an entry."""
     return {name: one for name, one in (_map_of(known, what) | _map_of(given, what)).items() if one is not None}
 
 
@@ -260,7 +260,7 @@ async def define(
 ) -> int:
     """Apply a change of the definition. Returns its revision. Raises: InvalidRequest, NotFound, Conflict.
 
-    Messages are deleted by it only where ``delete`` says so, or the request by its query where it is None.
+    ``delete``: whether it may delete messages; None: as the request's query says.
     """
     may_delete = flag("delete", call.call.text("delete")) if delete is None else delete
     opened = call.opened
@@ -651,7 +651,7 @@ def _whole_routes(host: StoreHost) -> tuple[Route, ...]:
 
 @contextmanager
 def _disk_named() -> Generator[None]:
-    """What the disk refuses as an error that says so. What was there before is as it was, and publishers go on."""
+    """Raise a refusal of the disk as Unavailable."""
     try:
         yield
     except (sqlite3.Error, OSError) as error:

@@ -135,7 +135,6 @@ async def _rewind(call: StoreCall) -> Answer:
 
 
 def _number(call: StoreCall) -> int:
-    """The number of a message in the path. Raises: InvalidRequest."""
     text = call.call.path_text("seq")
     if not (text.isascii() and text.isdigit() and 0 < len(text) <= 16):
         raise InvalidRequest("the number of a message is a whole number")
@@ -240,7 +239,7 @@ async def _redeliver(call: StoreCall) -> Answer:
 
 
 def _takes_letters(opened: OpenStores, name: str) -> bool:
-    """Whether the store is, or was, the dead-letter store of some durable."""
+    """Whether the store is the dead-letter store of some durable."""
     stores = opened.state.stores.values()
     if any(durable.definition.dead_letter_store == name for store in stores for durable in store.durables.values()):
         return True
@@ -252,8 +251,6 @@ def _takes_letters(opened: OpenStores, name: str) -> bool:
 
 
 class _Letters:
-    """The letters of one durable."""
-
     def __init__(self, call: StoreCall, asked: RedeliverRequest, match: bytes) -> None:
         self._call = call
         self._opened = call.opened
@@ -357,7 +354,6 @@ async def _change(call: StoreCall, command: MapChange) -> Answer:
 
 
 def _condition(call: StoreCall) -> int | None:
-    """What ``If-Match`` and ``If-None-Match`` ask for."""
     headers = call.call.request.headers
     matches, none_matches = headers.get("if-match"), headers.get("if-none-match")
     if none_matches is not None:

@@ -1,16 +1,15 @@
 """``GET .../subscribe``: one WebSocket for each subscriber.
 
-    handshake    rights, names and the durable are checked and the attachment is made durable first: an error is an
-                 HTTP response with the API's error body, and no subscriber is half connected
+    handshake    the attachment is durable before the upgrade; an error is an HTTP response with the API's error body
     then         {"type": "attached", ...}; messages come as far as credit was given
     client       credit, ack, nack, reject, extend, started, close; an acknowledgement with an "id" gets its reply when
                  it is durable
     server       attached, messages, answer, error, advisory; of a map changes and current (``map_watch``)
     end          close code 4000 + the HTTP status of the error, its code as the reason; 1000 when the client asked
 
-A wrong frame ends the connection with ``malformed``. While the peer reads too slowly (``UNSENT_BYTES_MAX``) nothing
-more is delivered to it; a peer that sends on and reads no reply (``UNREAD_BYTES_MAX``) is ``lagging``. A peer that is
-silent for the durable's subscriber timeout, pings unanswered, is detached. What it held is delivered to others.
+A wrong frame ends the connection with ``malformed``. A slow reader (``UNSENT_BYTES_MAX``) gets nothing more; one that
+sends and reads no reply (``UNREAD_BYTES_MAX``) is ``lagging``. A peer that is silent for the durable's subscriber
+timeout is detached, and what it held is delivered to others.
 """
 
 from __future__ import annotations
@@ -219,7 +218,7 @@ class SubscribeSocket(asyncio.Protocol):
 
     @staticmethod
     def _watched(opened: OpenStores, asked: SubscribeRequest, terms: DurableDefinition) -> WatchedMap | None:
-        """What of a map is to be watched; None of another durable. Raises: InvalidRequest."""
+        """The watch of a map; None for another durable. Raises: InvalidRequest."""
         if terms.type is DurableType.MAP:
             return WatchedMap(
                 opened.service, opened.state, asked.store, asked.durable, prefix=asked.prefix or "", key=asked.key
@@ -232,7 +231,6 @@ class SubscribeSocket(asyncio.Protocol):
         return None
 
     def _refuse(self, error: HoldfastError) -> None:
-        """Answer the handshake with an error, as any other request, and close."""
         self._closing = True
         status, headers, body = error_answer(error, self._gateway.leader)
         self._gateway.counters.answers[ROUTE, status] += 1
@@ -342,7 +340,7 @@ class SubscribeSocket(asyncio.Protocol):
         self._flush(counted=counted)
 
     def _may_go_on(self) -> bool:
-        """Whether the rights of the handshake are there still: another definition may have taken them."""
+        """Whether the rights of the handshake still hold under the current definition."""
         opened, subscriber = self._opened, self._subscriber
         if opened is None or subscriber is None or opened.state.definition.permissions is self._permissions:
             return True
@@ -354,7 +352,6 @@ class SubscribeSocket(asyncio.Protocol):
         return True
 
     def _talks(self) -> bool:
-        """Whether frames can be written: not after either side said that it closes."""
         return self._open and not self._closing and self._protocol.state is State.OPEN
 
     def _flush(self, *, counted: bool = True) -> None:
@@ -373,7 +370,7 @@ class SubscribeSocket(asyncio.Protocol):
     # The end
 
     def _watch(self) -> None:
-        """Ping, and let go of a peer that has been silent for its time-out."""
+        """Ping, and close the connection of a silent peer."""
         loop = self._gateway.loop
         if self._transport is None or not self._talks():
             return
@@ -432,7 +429,6 @@ class SubscribeSocket(asyncio.Protocol):
             self._opened.deliveries.leave(subscriber, cause)
 
     def _finish(self) -> None:
-        """Close the connection after what is written has been sent."""
         self._closing = True
         self._leave("disconnected")
         if self._transport is not None:
@@ -440,7 +436,6 @@ class SubscribeSocket(asyncio.Protocol):
             self._gateway.loop.call_later(LAST_WORDS_SECONDS_MAX, self._abort)
 
     def _abort(self) -> None:
-        """A peer that reads nothing would keep its connection, and what was written for it, for ever."""
         if self._transport is not None:
             self._transport.abort()
 
@@ -449,8 +444,6 @@ ROUTE: Final = "/v1/stores/{store}/durables/{durable}/subscribe"
 
 
 class _SocketSubscriber(Subscriber):
-    """A subscriber on a WebSocket."""
-
     __slots__ = ("_socket",)
 
     def __init__(self, socket: SubscribeSocket, asked: SubscribeRequest) -> None:
@@ -476,7 +469,6 @@ class _SocketSubscriber(Subscriber):
 
 
 def _choose_subprotocol(_: ServerProtocol, offered: collections.abc.Sequence[Subprotocol]) -> Subprotocol | None:
-    """The first that both sides know; none offered means JSON."""
     return next((name for name in offered if name in SUBPROTOCOLS), None)
 
 
@@ -553,7 +545,7 @@ def message_frames(messages: list[Delivery], wire_format: WireFormat) -> Iterato
 
 
 def _within_bytes(messages: list[Delivery], wire_format: WireFormat) -> Iterator[bytes]:
-    """One frame; where text that is written with escapes has made it larger than it was weighed, several."""
+    """One frame, or several where escapes made the text larger than its weight."""
     data = encode(MessagesFrame(messages), wire_format)
     if len(data) <= FRAME_BYTES or len(messages) == 1:
         yield data
@@ -564,7 +556,6 @@ def _within_bytes(messages: list[Delivery], wire_format: WireFormat) -> Iterator
 
 
 def _weight(message: Delivery) -> int:
-    """About its bytes in a frame, but for what base64 adds to its body."""
     size = len(message.body) + MESSAGE_BYTES
     if message.key is not None:
         size += len(message.key)

@@ -54,7 +54,7 @@ class StoreCall:
     __slots__ = ("accept", "call", "host", "opened")
 
     def __init__(self, call: Call, host: StoreHost, right: Right | None, *, cluster: bool = False) -> None:
-        """``right`` None: the handler asks for rights itself. Raises: Fenced (not_leader), PermissionDenied."""
+        """``right`` None: the handler checks rights itself. Raises: Fenced (not_leader), PermissionDenied."""
         self.call = call
         self.host = host
         self.opened: OpenStores = host.opened(cluster=cluster)

@@ -84,7 +84,6 @@ def _stores(opened: OpenStores) -> Iterator[Metric]:
 
 
 def _swapped(opened: OpenStores) -> Iterator[Metric]:
-    """Only of stores that live in memory."""
     messages = GaugeMetricFamily(
         "holdfast_message_store_swapped_messages", "Messages swapped to disk", labels=["store"]
     )

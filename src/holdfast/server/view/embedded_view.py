@@ -45,18 +45,14 @@ class EmbeddedView:
     async def get(self, key: bytes, *, at: int) -> Stored | None:
         """The key's value and the version that wrote it, not older than ``at``.
 
-        Raises: InvalidRequest (view_disabled), Unavailable (view_behind, after ``CATCH_UP_SECONDS_MAX``), CorruptData
-        (the log is damaged at or before ``at``; it names the slot).
+        Raises: InvalidRequest (view_disabled), Unavailable (view_behind, after ``CATCH_UP_SECONDS_MAX``), CorruptData.
         """
         reads = await self._at(at)
         with self._told_as_behind(at):
             return await reads.get(key)
 
     async def read_range(self, begin: bytes, end: bytes | None, limit: int, *, at: int) -> tuple[list[Row], int]:
-        """At most ``limit`` keys of ``[begin, end)``, and the version of which they are the whole truth.
-
-        Raises: as ``get``.
-        """
+        """At most ``limit`` keys of ``[begin, end)``, and the version that they are of. Raises: as ``get``."""
         reads = await self._at(at)
         with self._told_as_behind(at):
             return await reads.read_range(begin, end, limit)
@@ -164,10 +160,7 @@ class ViewInProcess:
         return self._view.version
 
     async def at(self, version: int) -> MemoryReads:
-        """What is read once it shows everything up to ``version``.
-
-        Raises: Closed when the view started over or has ended, CorruptData when it will never come so far.
-        """
+        """The view, once it shows everything up to ``version``. Raises: Closed, CorruptData."""
         view = self._view
         if view.version < version:
             reached = asyncio.ensure_future(view.reached(version))

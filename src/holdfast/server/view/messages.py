@@ -10,8 +10,7 @@ from holdfast.errors import Code, CorruptData
 
 
 class ViewStart(Struct, frozen=True, kw_only=True):
-    """What a view process is started with. ``log_id`` and ``directory`` are known when a reign begins; ``segments_url``
-    is empty where there are none."""
+    """The start of a view process. ``log_id`` and ``directory`` are set when a leadership begins."""
 
     log_url: str
     segments_url: str = ""
