@@ -56,7 +56,7 @@ class Gateway(HttpState):
         self.own = LeaderHint()
         self.service: CommitService | None = None
         self.log_id = ""
-        """Of the log that this process leads, or led last."""
+        """The log that this process leads, or led last."""
         self.answers = CommitAnswers(self.own)
         rate = limits.client_commits_per_second_max
         self.client_rates = ClientRates(rate) if rate else None
@@ -217,7 +217,6 @@ class Gateway(HttpState):
 CLIENTS_MAX: Final = 16_384
 BURST_SECONDS: Final = 1.0
 _ROUNDING_SECONDS: Final = 1e-6
-"""Sums of fractions of a second do not meet a second exactly."""
 
 ClientKey = bytes | str
 

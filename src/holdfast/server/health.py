@@ -26,9 +26,9 @@ from holdfast.wire.log import Liveness, PipelineResponse, Readiness
 
 OK_SECONDS_MAX: Final = 10.0
 STANDBY_HEADER: Final = "Holdfast-Standby"
-"""Names the standby that asks, by its address: of two standbys one may be cut off while the other one asks."""
+"""The address of the standby that asks."""
 STANDBY_PROOF_HEADER: Final = "Holdfast-Standby-Proof"
-"""The slot and the nonce of the newest object that the standby has read, needed where callers need tokens."""
+"""Slot and nonce of the newest object that the standby has read."""
 STANDBY_CHARACTERS_MAX: Final = 256
 
 

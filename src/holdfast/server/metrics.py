@@ -69,7 +69,7 @@ class ServerMetrics(Collector):
         usage = resource.getrusage(resource.RUSAGE_SELF)
         cpu = usage.ru_utime + usage.ru_stime
         yield _counter("process_cpu_seconds", "CPU time of this process in seconds", cpu)
-        with contextlib.suppress(OSError):  # no descriptor is left; everything else can still be told
+        with contextlib.suppress(OSError):  # no descriptor is left
             yield _gauge("process_resident_memory_bytes", "Resident memory of this process", _resident_bytes())
 
     def _http(self) -> Iterator[Metric]:

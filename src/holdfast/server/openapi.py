@@ -29,7 +29,7 @@ _OLDER_NAMES: Final[Mapping[str, str]] = {
     "Receipt": "PublishAnswer",
     "StatusAnswer": "StatusAnswerBody",
 }
-"""Clients generated from the document have types of these names. ``...Response`` is published as ``...Answer``."""
+"""Names of types in generated clients."""
 _ALWAYS_WHOLE: Final = frozenset(
     {
         "BrowsedAnswer",

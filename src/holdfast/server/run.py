@@ -65,15 +65,15 @@ from holdfast.settings import Settings
 from holdfast.wire.log import Liveness
 
 GRACE_SECONDS: Final = 5.0
-AFTER_REIGN_SECONDS: Final = (1.0, 5.0)
+AFTER_LEADERSHIP_SECONDS: Final = (1.0, 5.0)
 OWN_CONNECTIONS: Final = 4
-"""For what the leader asks about its own log: one ownership check at a time, and read-backs after lost answers."""
+"""For the leader's ownership checks and read-backs."""
 READER_CONNECTIONS: Final = 8
-"""For everybody who reads history: subscribers, questions about old attempts."""
+"""For readers of history."""
 UNANSWERED_MAX: Final = 2
-"""How often a read may run out of time: one request may be lost, and a store that hangs is told of soon."""
+"""How often a read may time out: one request may be lost."""
 BUG: Final = 70
-"""The exit code of a bug of ours, as every command has it."""
+"""The exit code of a bug."""
 
 log = structlog.get_logger("holdfast.server")
 
@@ -223,7 +223,7 @@ class _Process:
             store_connections=self._settings.persist.target_pool_size,
         )
 
-    # The reign
+    # Leadership
 
     async def _serve(self, addresses: list[str]) -> int:
         settings = self._settings
@@ -244,7 +244,7 @@ class _Process:
                 if service is None:
                     return 0
                 try:
-                    end = await self._reign(service, addresses)
+                    end = await self._serve_leadership(service, addresses)
                 finally:
                     if not self._standby or self._stop.done():
                         self._stopping.begin()
@@ -252,9 +252,9 @@ class _Process:
                     await service.close()
                 log.info("reign_over", kind=end.kind, detail=end.detail, leader_id=service.leader_id)
                 if not self._standby or self._stop.done():
-                    # A reign that ended as damaged broke a law of its own: what it had stored is as good as ever.
+                    # A leadership that ended as damaged broke its own invariant; its log is intact.
                     return {"resigned": 0, "deposed": 4, "damaged": BUG}.get(end.kind, 6)
-                if await self._stopped_within(random.uniform(*AFTER_REIGN_SECONDS)):
+                if await self._stopped_within(random.uniform(*AFTER_LEADERSHIP_SECONDS)):
                     return 0
         finally:
             await store.close()
@@ -281,8 +281,8 @@ class _Process:
             log.info("standing_by", leader_id=hint.leader_id, leader_address=hint.address)
             _say(f"standby leader_id={hint.leader_id} leader_address={hint.address}")
 
-    async def _reign(self, service: CommitService, addresses: list[str]) -> ServiceEnd:
-        """Answer for the log until this leader's end, which a signal brings about in good order."""
+    async def _serve_leadership(self, service: CommitService, addresses: list[str]) -> ServiceEnd:
+        """Serve the log until this leadership ends; a signal drains it first."""
         self._service = self._metrics.service = self._watch.service = service
         self._gateway.lead(service)
         self._view.follow(service)
@@ -648,7 +648,7 @@ def hint_of(error: HoldfastError) -> str:
 
 EXIT_CODE: Final = 6
 CLOSING_SECONDS_MAX: Final = 5.0
-"""What is kept of the time for answering and closing, after the log was drained."""
+"""Reserved for replies and closing, after the log was drained."""
 
 
 class StopBound:

@@ -397,11 +397,7 @@ assert sys.byteorder == "little", "columns are written as this processor keeps t
 
 END_OF_STREAM: Final = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 REPEATED_BYTES_MAX: Final = 16 << 20
-"""The bytes of a transaction's request id in the log, where it is repeated with every operation and precondition.
-
-Without a bound a request of 1 MB made an object of 55 MB, and one of 41 MB a column that cannot be written, which ended
-the leader. No id in ASCII reaches it in a request of the default size.
-"""
+"""Most bytes of a request id in the log, where every row repeats it: an Arrow column has a limit."""
 COLUMNS: Final = 8
 BUFFERS: Final = 20
 METADATA_BYTES: Final = 536

@@ -105,9 +105,7 @@ _UNDECODABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 # Begins with a character, so that the search is one for it: quicker than any other way that was tried.
 _loose_base64: Final = re.compile(rb'=(?:"(?<![AEIMQUYcgkosw048=]=")|="(?<![AQgw]=="))').search
-"""Finds padding after bits that the decoder does not look at. It finds other texts that end with ``=``, too: such a
-document is decoded exactly. Padding that is written as an escape, which no encoder does, is not found: its bits are not
-looked at. To look for escapes would take as long again."""
+"""Finds padding after bits that the decoder ignores. A match means the slow decoder, never an error."""
 _FIELD: Final = re.compile(r"`\$\S*?(key|value|begin|end)`$")
 
 

@@ -46,7 +46,7 @@ from holdfast.values import LeaderId, LogId, Slot, Version, slot_text
 FIRST_BASE_MIN = 100_000_000
 FIRST_BASE_MAX = 10**12
 GUESSES_MAX = 64
-"""How many headers recovery may read in one parallel round on a guess; a guess saves a round trip, never decides."""
+"""Most headers that recovery reads in one round on a guess, which only saves a round trip."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,6 @@ BINDING_NAME: Final = "log.json"
 BINDING_BYTES_MAX: Final = 4_096
 META_PREFIX: Final = "meta/"
 SHOWN_MAX: Final = 5
-"""How many remains of one kind an error names."""
 
 
 class _Binding(msgspec.Struct, frozen=True):

@@ -29,14 +29,12 @@ from holdfast.values import Instant, LogId, Slot
 log = structlog.get_logger("holdfast.commit.leadership.takeover")
 
 AskLeader = Callable[[str], Awaitable[str | None]]
-"""Ask the process at an advertised address who it is: its leader id in hexadecimal, empty when it does not lead or does
-not lead yet, or None without an answer."""
+"""Ask the process at an address for its leader id: empty when it does not lead, None without an answer."""
 
 AskAsStandby = Callable[[str, str], Awaitable[str | None]]
 """As ``AskLeader``, with a proof that the asker can read the log, so that the leader counts the question."""
 
 Clock = Callable[[], Instant]
-"""Both clocks, read together."""
 
 REQUEST_S_MAX: Final = 10.0
 """How long one round of requests may hang before it counts as failed."""

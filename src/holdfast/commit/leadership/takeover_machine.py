@@ -228,7 +228,6 @@ DOUBLINGS_MAX: Final = 30
 RESTARTS_MAX: Final = 100
 POLL_MS_MAX: Final = 500.0
 MISSES_MIN: Final = 2
-"""A standby claims only after this many unanswered questions in a row."""
 POLLS_OF_A_WINDOW: Final = 20
 QUESTION_MS_MAX: Final = 500.0
 """A standby repeats a question that is older than this before it claims."""

@@ -33,7 +33,7 @@ from holdfast.values import Slot, slot_text
 
 PREFETCH: Final = 16
 LISTINGS: Final = 3
-"""How often the end is looked for while what was listed, or what that leads to, is not there any more."""
+"""Tries to find the end while retention removes listed objects."""
 
 
 @dataclass(frozen=True, slots=True)

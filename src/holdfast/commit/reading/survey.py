@@ -25,7 +25,7 @@ class Survey:
     """The objects of a log and its leadership periods, which decide which objects are live. Newest first."""
 
     objects: list[Listed] = field(default_factory=list[Listed])
-    reigns: list[Leadership] = field(default_factory=list[Leadership])
+    leaderships: list[Leadership] = field(default_factory=list[Leadership])
     head: Header | None = None
 
     def slot(self, row: Listed) -> Slot:
@@ -46,11 +46,11 @@ class Survey:
     def is_live(self, slot: Slot) -> bool:
         """Whether the live chain includes this slot. Objects newer than the survey's head count as live."""
         newest: int = 0
-        for reign in self.reigns:
-            if slot == reign.claim.slot or newest <= slot <= jump(reign.claim.slot):
+        for leadership in self.leaderships:
+            if slot == leadership.claim.slot or newest <= slot <= jump(leadership.claim.slot):
                 return True
-            if reign.before is not None:
-                newest = reign.before.slot
+            if leadership.before is not None:
+                newest = leadership.before.slot
         return False
 
 
@@ -64,9 +64,9 @@ async def survey(store: ObjectStore, *, objects_max: int | None) -> Survey:
     if frontier is None:
         return result
     result.head, claim = frontier
-    async with aclosing(leaderships_back(store, claim)) as reigns:
-        async for reign in reigns:
-            result.reigns.append(reign)
+    async with aclosing(leaderships_back(store, claim)) as leaderships:
+        async for leadership in leaderships:
+            result.leaderships.append(leadership)
     after = ""
     while objects_max is None or len(result.objects) < objects_max:
         wanted = PAGE if objects_max is None else min(PAGE, objects_max - len(result.objects))
@@ -85,12 +85,12 @@ async def walker_after(store: ObjectStore, version: int) -> tuple[ChainWalker, H
         raise NotFound("log is empty", code=Code.LOG_EMPTY)
     head, claim = frontier
     newest = head
-    async with aclosing(leaderships_back(store, claim)) as reigns:
-        async for reign in reigns:
-            if reign.base <= version:
-                return await start_after(store, reign, newest, version), head
-            if reign.before is not None:
-                newest = reign.before
+    async with aclosing(leaderships_back(store, claim)) as leaderships:
+        async for leadership in leaderships:
+            if leadership.base <= version:
+                return await start_after(store, leadership, newest, version), head
+            if leadership.before is not None:
+                newest = leadership.before
     return ChainWalker(), head
 
 
@@ -128,7 +128,7 @@ async def verify_log(store: ObjectStore, on_progress: Callable[[int, int | None]
     frontier = await find_frontier(store)
     if frontier is None:
         raise NotFound("log is empty", code=Code.LOG_EMPTY)
-    total = _objects_in(frontier[0], [reign async for reign in leaderships_back(store, frontier[1])])
+    total = _objects_in(frontier[0], [leadership async for leadership in leaderships_back(store, frontier[1])])
     objects = size = leaders = transactions = operations = preconditions = first = last = 0
     walker = ChainWalker()
     async with aclosing(follow(store, walker)) as batches:
@@ -159,11 +159,11 @@ async def verify_log(store: ObjectStore, on_progress: Callable[[int, int | None]
     )
 
 
-def _objects_in(head: Header, reigns: list[Leadership]) -> int:
+def _objects_in(head: Header, leaderships: list[Leadership]) -> int:
     def sizes() -> Iterator[int]:
         newest = head.slot
-        for reign in reigns:
-            yield 1 + max(0, jump(reign.claim.slot) - newest + 1)
-            newest = reign.claim.slot if reign.before is None else reign.before.slot
+        for leadership in leaderships:
+            yield 1 + max(0, jump(leadership.claim.slot) - newest + 1)
+            newest = leadership.claim.slot if leadership.before is None else leadership.before.slot
 
     return sum(sizes())

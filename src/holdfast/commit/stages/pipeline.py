@@ -83,7 +83,7 @@ class PipelineRules:
     window_ms: float = 60_000.0
     window_bytes: int = 256 << 20
     resolve_work_max: int = 5_000
-    """What one step may spend on decisions, in microseconds by estimate; then the driver serves all others."""
+    """Microseconds, by estimate, that one step may spend on decisions."""
 
 
 class Pipeline:
@@ -104,17 +104,15 @@ class Pipeline:
         self.persist = Persist(claim, nonce_seed, rules.persist)
         self.release = Release(claim.last_version, now.boot_ms if proved_ms is None else proved_ms)
         self.released_header: Header = claim
-        """Of the newest released batch. A batch that stage 3 calls durable may still be held, and be rolled back."""
+        """The header of the newest released batch; newer durable batches may still be held."""
         self._give_up_after_ms = rules.persist.give_up_after_ms
         self._give_up_held = Deadline()
         self.ended: Ended | None = None
         self.draining = False
         self._waiting: deque[CommitEntry] = deque()
         self._undecided: deque[CommitEntry | Position] = deque()
-        """Ordered, and not decided yet, with the positions that stand behind them."""
         self._resolve_work_max = rules.resolve_work_max
         self._banned_through = -1
-        """The version through which the newest ban reaches."""
         self._floor_ms = now.boot_ms
         self._asked: list[object] = []
         self._riding: deque[tuple[Slot, list[object]]] = deque()
@@ -124,7 +122,7 @@ class Pipeline:
         self._check_below: Slot | None = None
         """The oldest slot not sent when the check was; None when slots were in flight, so that it proves nothing."""
         self.unproved_since_ms: float | None = None
-        """When the first of those ownership checks was asked that the store has not answered; None: there is none."""
+        """When the oldest unanswered ownership check was sent; None: there is none."""
         self.proof_trouble = ""
         """Why the last ownership check proved nothing; empty after one that passed."""
         self._unsent: list[Effect] = []

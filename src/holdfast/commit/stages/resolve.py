@@ -25,7 +25,7 @@ RANGE_READ_WORK: Final = 3
 RANGE_DELETE_WORK: Final = 6
 PART_OPERATIONS: Final = 256
 WHOLE_ITEMS_MAX: Final = 16
-"""A transaction with so few operations and preconditions is decided in one piece."""
+"""Larger transactions are decided in parts."""
 UNBOUNDED: Final = 1 << 62
 
 
@@ -36,10 +36,8 @@ class _Partial:
 
     def __init__(self) -> None:
         self.reads = 0
-        """Preconditions that were judged."""
         self.failed: list[FailedPrecondition] = []
         self.operations = 0
-        """Operations that were recorded."""
 
 
 class Resolve:

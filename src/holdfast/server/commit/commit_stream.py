@@ -38,9 +38,8 @@ WINDOW_ITEMS: Final = 8192
 WINDOW_BYTES: Final = 16 * 1_048_576
 RETRY_ADMISSION_SECONDS: Final = 0.02
 RATE_SLICES: Final = 20
-"""A stream takes of its client's rate by so many parts of a second, so that the client's other requests get theirs."""
+"""A stream takes its client's rate in this many parts of a second, which leaves room for other requests."""
 RATE_LOOK_SECONDS: Final = 0.5
-"""A stream that waits for its client's rate looks so often whether it is still wanted."""
 DISCARD_BYTES_MAX: Final = 16 * 1_048_576
 DISCARD_SECONDS_MAX: Final = 2.0
 

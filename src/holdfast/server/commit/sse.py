@@ -36,9 +36,8 @@ from holdfast.wire.log import CheckpointData, LaggingData, LeaderChangeData, Log
 MEDIA_TYPE: Final = "text/event-stream"
 KEEPALIVE: Final = b": keepalive\n\n"
 KEEPALIVE_TICKS: Final = 8
-"""How often within the keepalive interval it is looked which streams were quiet."""
 FIRST_BATCH_SECONDS: Final = 0.25
-"""How long the status waits for the first batch, or for what is wrong with the start point."""
+"""How long the status waits for the first batch, or for an error of the start point."""
 LINGER_SECONDS: Final = 30.0
 
 Subscribe = Callable[[int, bool], AsyncIterator[EventBatch]]
@@ -196,7 +195,7 @@ class Subscriptions:
         durable: bool,
         key_filter: KeyFilter | None,
     ) -> None:
-        # What is wrong with the start point shows before the first batch, and must be told by the status.
+        # An error of the start point comes before the first batch, and belongs into the status.
         first = asyncio.ensure_future(anext(batches, None))
         try:
             await asyncio.wait({first}, timeout=FIRST_BATCH_SECONDS)

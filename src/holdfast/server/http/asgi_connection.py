@@ -24,7 +24,7 @@ KEEP_ALIVE_SECONDS: Final = 75
 
 ErrorResponse = Callable[[HoldfastError], bytes]
 MakeSocket = Callable[[Callable[[], None]], asyncio.Protocol]
-"""Makes the protocol of a WebSocket, which gets the bytes of the request first; its argument is called at the end."""
+"""Makes the protocol of a WebSocket. It gets the bytes of the request first; its argument is called at the end."""
 
 
 class ConnectionView:
@@ -35,11 +35,9 @@ class ConnectionView:
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
         self.on_end: Callable[[], object] | None = None
-        """Called once when the connection ends, if it does while a route waits for something else."""
+        """Called once when the connection ends while a route waits."""
         self.heads = 0
-        """How many requests have begun."""
         self.body_open = False
-        """Whether the newest of them has not arrived whole."""
 
     @property
     def peer(self) -> object:
@@ -201,7 +199,7 @@ class AsgiConnection(HttpToolsProtocol):
         self._framework.open.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The connection is gone; whoever streams on it is told."""
+        """The connection is gone; its stream is notified."""
         super().connection_lost(exc)
         self._release()
         self._framework.open.discard(self)

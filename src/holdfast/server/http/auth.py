@@ -14,7 +14,6 @@ from typing import Final, cast
 from holdfast.errors import Code, HoldfastError, PermissionDenied
 
 TOKEN_HINT: Final = "send Authorization: Bearer <token>; commands take --token or HOLDFAST_TOKEN"
-"""The hint of every ``unauthenticated``."""
 
 
 class Role(IntEnum):

@@ -31,7 +31,7 @@ UNANSWERED_MAX: Final = 256
 DISCARD_BYTES_MAX: Final = 16 * 1_048_576
 DISCARD_SECONDS_MAX: Final = 2.0
 HALF_CLOSED_SECONDS_MAX: Final = 1.0
-"""How long nothing but versions may be due to a peer that sends no more: most of these peers have gone."""
+"""How long versions may be due to a peer that sends no more: most of these peers are gone."""
 BYTES_PER_SECOND_MIN: Final = 500
 
 LINE_BYTES_MAX: Final = 1_024
@@ -100,29 +100,27 @@ class Connection(asyncio.Protocol):
         self._state = context.state
         self.transport: asyncio.Transport | None = None
         self._head = _Head()
-        """Of the request that is being read, or was read last."""
         self._parser = httptools.HttpRequestParser(self._head)
         self.queue: deque[FastResponse] = deque()
         self._unread = bytearray()
         self._needed = 0
-        """How many unread bytes it takes before looking at them again makes sense."""
+        """Unread bytes needed before parsing again."""
         self.reading_paused = False
         self._writing_paused = False
         self.waiting_to_hand_over = False
         self._discard_left = -1
-        """At or above zero: the connection is to be closed, and input is only read away."""
+        """At or above zero: input is discarded until the connection is closed."""
         self.dirty = False
         self.eof = False
         self._last_second = context.seconds
         self._partial_since: int | None = None
-        """When the first byte of the request came that is not whole yet."""
+        """The second of the first byte of an incomplete request."""
         self._unsent = 0
         self._takes_no_more = False
         self._known_head = b""
-        """The bytes of ``_head`` while what the parser said of them holds for the next request too."""
+        """The bytes of ``_head`` while it holds for the next request too."""
         self._closes = False
         self._request: FastRequest
-        """The handler of the request that is being read, or was read last."""
 
     @property
     def peer(self) -> object:
@@ -552,11 +550,10 @@ class ConnectionContext:
         self.beginnings = (*lines, *(() if matcher is None else matcher.prefixes))
         self.connections = 0
         self.ended = 0
-        """How many connections have ended since the start."""
         self.connections_max = state.limits.connections_max or sys.maxsize
         self.open: set[Connection] = set()
         self.seconds = 0
-        """Counts ticks; the age of a connection's last progress is told in them, so no request reads a clock."""
+        """Ticks since the start; ages are counted in them, so no request reads a clock."""
         self.date = b""
         self.head_200 = b""
         self.head_200_msgpack = b""

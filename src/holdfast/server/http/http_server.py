@@ -45,9 +45,9 @@ PARTIAL_SECONDS_MAX: Final = 30
 IDLE_SECONDS_MAX: Final = 600
 STALLED_EVERY_SECONDS: Final = 5
 DESCRIPTORS_KEPT: Final = 256
-"""For the message stores' pages, files of the view, and what a request needs for a moment."""
+"""For pages of the message stores, files of the view, and short needs of requests."""
 REFUSALS_MAX: Final = 64
-"""Connections above the maximum at a time that are told so; who comes beside these is closed without a word."""
+"""Connections above the maximum that get an error response; further ones are closed without it."""
 ANSWER_SECONDS_MAX: Final = 1.0
 UNIX: Final = "unix:"
 
@@ -75,7 +75,6 @@ class HttpServer:
         self._store_connections = store_connections
         self._listeners: list[Listener] = []
         self._unix_sockets: list[tuple[str, int]] = []
-        """Path and inode of each."""
         self._freed = FreedMemory()
         self._ticking: asyncio.TimerHandle | None = None
 
@@ -315,7 +314,7 @@ class Listener:
             if accepted.family != socket.AF_UNIX:
                 accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             since = self._loop.time()
-            if self._tls is None or not await self._told(accepted):
+            if self._tls is None or not await self._refused(accepted):
                 left = max(0.001, HANDSHAKE_SECONDS_MAX - (self._loop.time() - since))
                 await self._loop.connect_accepted_socket(
                     self._connection,
@@ -327,14 +326,14 @@ class Listener:
                 return
         accepted.close()
 
-    async def _told(self, accepted: socket.socket) -> bool:
-        """Whether the peer does not begin TLS, and was told so. Raises: OSError."""
+    async def _refused(self, accepted: socket.socket) -> bool:
+        """Whether the peer does not begin TLS and got its error response. Raises: OSError."""
         if self._not_tls is None:
             return False
         try:
             if not await self._speaks_plainly(accepted):
                 return False
-            await self._tell(accepted, self._not_tls())
+            await self._respond(accepted, self._not_tls())
         except asyncio.CancelledError:  # until it has a transport, nobody else closes it
             accepted.close()
             raise
@@ -351,7 +350,7 @@ class Listener:
             self._loop.remove_reader(accepted)
         return accepted.recv(1, socket.MSG_PEEK).isalpha()
 
-    async def _tell(self, accepted: socket.socket, answer: bytes) -> None:
+    async def _respond(self, accepted: socket.socket, answer: bytes) -> None:
         """Respond and discard input: closing with unread input could take the response from the peer."""
         async with asyncio.timeout(GOODBYE_SECONDS_MAX):
             await self._loop.sock_sendall(accepted, answer)
@@ -364,7 +363,7 @@ class Listener:
 TRIM_SECONDS: Final = 5
 """At most one trim in this time. One that returns 2 GB takes about 0.1 s, one that finds nothing less than 1 ms."""
 CONNECTIONS_MIN: Final = 64
-"""So many connections have to end before a trim; with fewer than this many open a full collection comes before it."""
+"""Connections that must end before a trim; with fewer open, a full collection comes first."""
 
 COLLECTIONS: Final = 2
 """Full collections after a burst. Tasks of the last connections are still being cancelled at the first one."""

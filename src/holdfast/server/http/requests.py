@@ -29,9 +29,7 @@ from holdfast.errors import Code, Fenced, HoldfastError, InvalidRequest, LimitEx
 
 REQUEST_ID_LENGTH_MAX: Final = 255
 LOG_ID_SHOWN_MAX: Final = 64
-"""How much of a wrong log id an error repeats."""
 ITEMS_MAX: Final = 10_000
-"""Operations of a commit by default, and its preconditions: decisions are made one after another."""
 
 _MSGPACK: Final = msgspec.msgpack.Decoder(Transaction)
 _MSGPACK_ITEMS: Final = msgspec.msgpack.Decoder(list[Transaction])

@@ -37,9 +37,7 @@ POSITION_SCHEMA: Final[Mapping[str, object]] = {
     "type": "string",
     "pattern": "^[0-9]{1,16}(~[0-9a-f]{32})?(@[0-9a-f]{32})?$",
 }
-"""How a parameter that is a version, with or without its log's id, is described."""
 NAME_CHARACTERS_MAX: Final = 64
-"""How much of a wrong name an error repeats."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,9 +203,9 @@ class Call(PendingResponse):
     async def body(self, bytes_max: int | None = None) -> bytes:
         """The whole body. Raises: LimitExceeded above ``bytes_max``, by default the bound of every request."""
         bytes_max = self.state.limits.request_bytes_max if bytes_max is None else bytes_max
-        told = self.request.headers.get("content-length", "")
-        if told.isascii() and told.isdigit() and int(told) > bytes_max:
-            raise LimitExceeded("the request is too large", bytes=int(told), bytes_max=bytes_max)
+        length = self.request.headers.get("content-length", "")
+        if length.isascii() and length.isdigit() and int(length) > bytes_max:
+            raise LimitExceeded("the request is too large", bytes=int(length), bytes_max=bytes_max)
         whole = bytearray()
         async for part in self.parts():
             whole += part
@@ -262,7 +260,7 @@ class Route:
     path: str
     role: Role
     right: str | None = None
-    """The right on a store that the handler asks for by itself; its role is ``OPEN`` then."""
+    """The right on a store that the handler checks itself; its role is ``OPEN`` then."""
     summary: str
     handler: Handler | None = None
     """Not needed for a ``fast`` route without parameters."""
@@ -275,10 +273,10 @@ class Route:
     answers: Mapping[str, object]
     """Media type -> the type of the 200 answer; a tuple where an item is one of several; None for free text."""
     codes: Sequence[Code] = ()
-    """Every code it may answer with, beside ``ANY_ROUTE_CODES``."""
+    """Its error codes in addition to ``ANY_ROUTE_CODES``."""
     tag: str = "log"
     filters: bool = False
-    """Whether every query parameter is an attribute of what is listed, which the handler checks by itself."""
+    """Whether query parameters filter by attributes, which the handler checks itself."""
 
     @property
     def name(self) -> str:
@@ -354,9 +352,9 @@ class Endpoint:
 
 
 UNWANTED_SECONDS_MAX: Final = 2.0
-"""How long the body of a request that was refused before it was read may still arrive."""
+"""How long the unread body of a refused request may still arrive."""
 STATUS_CUT_SHORT: Final = 499
-"""Counted for a stream that ended without its end; no answer ever carries it."""
+"""Counted for a stream that was cut short; never sent."""
 
 
 def whole_number(name: str, text: str, *, low: int, high: int) -> int:

@@ -36,11 +36,10 @@ from holdfast.stores.values.sequence_set import SequenceSet
 _log = structlog.get_logger("holdfast.stores")
 
 PORTION_BYTES: Final = 4 * 1_048_576
-"""What one portion is meant to have at most, by the average of its durable: others are to have a part."""
+"""Most bytes of one portion, by the average of its durable."""
 PIECE_BYTES: Final = 4 * 1_048_576
-"""What is read at once, by the bytes of the messages themselves."""
 STARTED_RUNS_MAX: Final = 4_096
-"""Runs of started messages in memory for one subscriber; above it those that it no longer holds are forgotten."""
+"""Runs of started messages kept for one subscriber; above it, only those of held messages."""
 DurableName = tuple[str, str]
 Joined = Callable[[Attached | HoldfastError], None]
 
@@ -121,7 +120,7 @@ class Backlog:
         return found is not None and found.exclusive
 
 
-class _Ring:
+class _Group:
     """The connected subscribers of one durable in the order they came, and those that wait for messages."""
 
     __slots__ = ("by_name", "wanting")
@@ -129,7 +128,7 @@ class _Ring:
     def __init__(self) -> None:
         self.by_name: dict[str, Subscriber] = {}
         self.wanting: deque[Subscriber] = deque()
-        """Each at most once. One that left, or takes nothing more, is found out when its turn comes."""
+        """Each at most once; one that left or has no room is skipped in its turn."""
 
 
 class Deliveries:
@@ -139,14 +138,14 @@ class Deliveries:
         self.loop = loop
         self._service = service
         self.backlog = backlog
-        self._rings: dict[DurableName, _Ring] = {}
+        self._groups: dict[DurableName, _Group] = {}
         self.unreadable: dict[DurableName, int] = {}
-        """How often a delivery ended because a message could not be read."""
+        """Deliveries that ended at an unreadable message."""
         self._ended: HoldfastError | None = None
         self._reporting: set[Subscriber] = set()
-        """Subscribers with a report that the state machine does not know yet: their first one, or started messages."""
+        """Subscribers with a report that the state machine does not know yet."""
         self._attaching: dict[tuple[str, str, str], Subscriber] = {}
-        """The newest session of each name whose attachment is applied and not durable yet."""
+        """The newest session of each name whose attachment is not durable yet."""
 
     # Coming and going
 
@@ -178,7 +177,7 @@ class Deliveries:
             if self._ended is not None:
                 done(self._ended)  # a poll that began now would wait for messages that nobody gives out
                 return
-            # Whoever it displaced is served no more, and is told so even where the newer one has left already.
+            # A displaced subscriber is notified even when the newer one has left already.
             for older in dict.fromkeys((subscriber.name, result.displaced)):
                 self._displace(subscriber.store, subscriber.durable, older)
             if subscriber.gone:
@@ -190,7 +189,7 @@ class Deliveries:
         self._service.submit_nowait(attach, attached)
 
     def _join(self, subscriber: Subscriber) -> None:
-        self._rings.setdefault((subscriber.store, subscriber.durable), _Ring()).by_name[subscriber.name] = subscriber
+        self._groups.setdefault((subscriber.store, subscriber.durable), _Group()).by_name[subscriber.name] = subscriber
         subscriber.since_ms = wall_ms()
 
     def expect(self, store: str, durable: str, name: str, timeout_seconds: float, *, polls: bool) -> None:
@@ -224,9 +223,9 @@ class Deliveries:
             older.end(_displaced(older))
 
     def dropped(self, store: str, durable: str, error: HoldfastError) -> None:
-        """The durable is no more: everybody connected to it is told why."""
-        ring = self._rings.pop((store, durable), None)
-        for subscriber in list(ring.by_name.values()) if ring is not None else ():
+        """The durable was deleted: end its subscribers with ``error``."""
+        group = self._groups.pop((store, durable), None)
+        for subscriber in list(group.by_name.values()) if group is not None else ():
             subscriber.gone = True
             subscriber.end(error)
 
@@ -234,10 +233,10 @@ class Deliveries:
         subscriber.gone = True
         self._reporting.discard(subscriber)
         name = (subscriber.store, subscriber.durable)
-        ring = self._rings[name]
-        del ring.by_name[subscriber.name]
-        if not ring.by_name:
-            del self._rings[name]
+        group = self._groups[name]
+        del group.by_name[subscriber.name]
+        if not group.by_name:
+            del self._groups[name]
 
     def close(self, error: HoldfastError) -> None:
         """Tell everybody that is connected why it ends, and who is about to be as soon as its attachment is durable."""
@@ -247,8 +246,8 @@ class Deliveries:
 
     def find(self, store: str, durable: str, name: str) -> Subscriber | None:
         """The connected subscriber of this name."""
-        ring = self._rings.get((store, durable))
-        return None if ring is None else ring.by_name.get(name)
+        group = self._groups.get((store, durable))
+        return None if group is None else group.by_name.get(name)
 
     def attaching(self, store: str, durable: str, name: str) -> bool:
         """Whether the attachment of a session of this name waits to be durable."""
@@ -256,13 +255,13 @@ class Deliveries:
 
     def connected(self, store: str, durable: str) -> list[Subscriber]:
         """All that are connected to a durable, in the order they came."""
-        ring = self._rings.get((store, durable))
-        return [] if ring is None else list(ring.by_name.values())
+        group = self._groups.get((store, durable))
+        return [] if group is None else list(group.by_name.values())
 
     def everybody(self) -> Iterable[Subscriber]:
         """All that are connected."""
-        for ring in list(self._rings.values()):
-            yield from list(ring.by_name.values())
+        for group in list(self._groups.values()):
+            yield from list(group.by_name.values())
 
     def advise(self, store: str, durable: str, name: str, kind: str, facts: Mapping[str, object]) -> None:
         """Tell one subscriber, or with an empty name all of the durable."""
@@ -320,13 +319,13 @@ class Deliveries:
 
         The service calls it just before it closes a group, so that a delivery is synced together with its publish.
         """
-        ring = self._rings.get((store, durable))
-        if ring is not None:
-            self._serve(store, durable, ring)
+        group = self._groups.get((store, durable))
+        if group is not None:
+            self._serve(store, durable, group)
 
-    def _serve(self, store: str, durable: str, ring: _Ring) -> None:
+    def _serve(self, store: str, durable: str, group: _Group) -> None:
         """Give a portion to each subscriber that wants one, in turn, while there is something to give."""
-        wanting, backlog = ring.wanting, self.backlog
+        wanting, backlog = group.wanting, self.backlog
         for left in range(len(wanting), 0, -1):
             if not backlog.ready(store, durable):
                 return
@@ -339,19 +338,19 @@ class Deliveries:
                 waiting, size = backlog.waiting(store, durable)
                 share = min(SHARE_MAX, -(-waiting // left), PORTION_BYTES // max(size, 1))
                 self._ask_for(subscriber, min(subscriber.room, max(1, share)))
-            self._wants(ring, subscriber)
+            self._wants(group, subscriber)
 
     @staticmethod
-    def _wants(ring: _Ring, subscriber: Subscriber) -> None:
+    def _wants(group: _Group, subscriber: Subscriber) -> None:
         if subscriber.takes_more() and not subscriber.wants:
             subscriber.wants = True
-            ring.wanting.append(subscriber)
+            group.wanting.append(subscriber)
 
     def _serve_with(self, subscriber: Subscriber) -> None:
-        ring = self._rings.get((subscriber.store, subscriber.durable))
-        if ring is not None and not subscriber.gone:
-            self._wants(ring, subscriber)
-            self._serve(subscriber.store, subscriber.durable, ring)
+        group = self._groups.get((subscriber.store, subscriber.durable))
+        if group is not None and not subscriber.gone:
+            self._wants(group, subscriber)
+            self._serve(subscriber.store, subscriber.durable, group)
 
     def _ask_for(self, subscriber: Subscriber, count: int) -> None:
         subscriber.room -= count
@@ -516,9 +515,9 @@ def _count(runs: Iterable[Run]) -> int:
 SHARE_MAX: Final = 512
 Polled = Callable[[list[Delivery] | HoldfastError], None]
 Problem = Callable[[], HoldfastError | None]
-"""Why who was let in may not be given messages any more."""
+"""Why the caller may not get messages any more."""
 Run = tuple[int, int, int]
-"""First and last number, and how often they were delivered."""
+"""First and last number, and deliveries."""
 
 
 class Subscriber(ABC):
@@ -535,20 +534,18 @@ class Subscriber(ABC):
         self.name = name
         self.room = 0
         self.address = ""
-        """Where it connects from; empty where that is not known."""
         self.since_ms = self.delivered_ms = self.acknowledged_ms = 0
-        """When it attached, was given messages last, acknowledged last: since 1970, 0 for never."""
+        """Milliseconds since 1970, 0 for never."""
         self.on_its_way = 0
-        """Messages asked for whose delivery is not durable yet; they are not in ``room`` any more."""
+        """Messages of submitted deliveries; they are not in ``room`` any more."""
         self.paused = False
-        """Its connection takes nothing at the moment."""
         self.wants = False
-        """It stands in the queue of its durable."""
+        """Whether it waits in the queue of its durable."""
         self.gone = False
         self.started: SequenceSet | None = None
-        """What the application was handed and the state machine does not know of yet; None until it reports."""
+        """Started messages that were not reported yet; None until the first report."""
         self.unread: deque[Run] = deque()
-        """What it holds and was not read for it yet: more than it takes at once."""
+        """Held messages that were not read yet."""
 
     @property
     def takes(self) -> bool:
@@ -602,7 +599,7 @@ class Poller(Subscriber):
         super().__init__(store, durable, name)
         self.key = key
         self.keeps = keeps
-        """Whether it stays attached while it holds messages, however silent it is."""
+        """Whether a silent poller stays attached while it holds messages."""
         self._deliveries = deliveries
         self._done: Polled | None = None
         self._count = 0
@@ -656,7 +653,7 @@ class Poller(Subscriber):
             self._waited()
 
     def give(self, messages: list[Delivery]) -> None:
-        """Answer the poll. Who may have no messages any more is told why, and they go back at once."""
+        """Reply to the poll. A caller that lost its rights gets the error, and the messages go back."""
         problem = self._problem() if messages else None
         if problem is not None:
             self._deliveries.give_back(self, messages)

@@ -71,7 +71,6 @@ class StoreHost:
         self.request_bytes_max = request_bytes_max
         self.sockets: set[Socket] = set()
         self.failed: asyncio.Future[HoldfastError] = gateway.loop.create_future()
-        """Done when the open service's log failed."""
         self.gateway = gateway
         self._opened: OpenStores | None = None
         self._parking = ParkingLog()
@@ -124,7 +123,7 @@ class StoreHost:
         service.on_effect(self._carry_out)
         service.on_failure(self.fail)
         self._expect_attached(opened)
-        self._let_go_of_silent()
+        self._detach_silent()
         return opened
 
     @staticmethod
@@ -198,7 +197,7 @@ class StoreHost:
         """A publish of ``size`` bytes has its answer."""
         self._in_flight -= 1
         self._in_flight_bytes -= size
-        assert self._in_flight >= 0, "a publish is settled once"
+        assert self._in_flight >= 0, "a publish is completed once"
 
     # From the service
 
@@ -224,14 +223,14 @@ class StoreHost:
         if not self.failed.done():
             self.failed.set_result(named)
 
-    def _let_go_of_silent(self) -> None:
+    def _detach_silent(self) -> None:
         opened = self._opened
         if opened is None:
             return
         silent = opened.deliveries.detach_silent()
         if silent:
             _log.info("subscribers_timed_out", subscribers=silent)
-        self._timer = self.gateway.loop.call_later(SILENT_EVERY_SECONDS, self._let_go_of_silent)
+        self._timer = self.gateway.loop.call_later(SILENT_EVERY_SECONDS, self._detach_silent)
 
 
 def _place_for_backup(directory: str, name: str) -> str:
@@ -257,19 +256,19 @@ class ParkingLog:
     """Writes the lines. *Memory*: an item for each durable that parked messages."""
 
     def __init__(self) -> None:
-        self._told: dict[tuple[str, str], tuple[float, int]] = {}
-        """When the last line of a durable was written, and how many messages were parked since."""
+        self._lines: dict[tuple[str, str], tuple[float, int]] = {}
+        """By durable: when its last line was written, and messages parked since."""
 
     def note(self, store: str, durable: str, facts: Mapping[str, object], now_seconds: float) -> None:
         """These messages were parked. ``facts`` are those of the advisory."""
-        told_seconds, since = self._told.get((store, durable), (-LINE_EVERY_SECONDS, 0))
+        written_seconds, since = self._lines.get((store, durable), (-LINE_EVERY_SECONDS, 0))
         messages, parked = facts["messages"], facts["parked"]
         assert isinstance(messages, int) and isinstance(parked, int), "the advisory counts messages"
         since += messages
-        if now_seconds - told_seconds < LINE_EVERY_SECONDS:
-            self._told[store, durable] = told_seconds, since
+        if now_seconds - written_seconds < LINE_EVERY_SECONDS:
+            self._lines[store, durable] = written_seconds, since
             return
-        self._told[store, durable] = now_seconds, 0
+        self._lines[store, durable] = now_seconds, 0
         if parked >= SET_APART_MAX:
             _log.error(
                 "delivery_stopped",

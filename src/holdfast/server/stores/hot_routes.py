@@ -112,7 +112,7 @@ class HotStores:
     def __init__(self, host: StoreHost) -> None:
         self._host = host
         self._lines: dict[bytes, HotRequest] = {}
-        """Lines that were read before: a publisher always sends the same one."""
+        """Lines read before: a publisher always sends the same one."""
         self.prefixes = (b"POST /v1/stores/", b"GET /v1/stores/")
 
     def match(self, line: bytes) -> HotRequest | None:

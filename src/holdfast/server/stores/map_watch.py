@@ -30,12 +30,12 @@ PORTION_BYTES: Final = 524_288
 """Bytes of values in one frame; one value may exceed it."""
 PENDING_BYTES_MAX: Final = 16 * 1_048_576
 ITEM_BYTES: Final = 200
-"""What a key that is to be told takes in memory, beside its text."""
+"""What a pending key takes in memory in addition to its text."""
 _GONE: Final = frozenset({"removed", "expired", "discarded", "deleted"})
 
 
 class Watcher(Protocol):
-    """Who is told."""
+    """The receiver of a watch."""
 
     @property
     def is_paused(self) -> bool:
@@ -119,7 +119,7 @@ class MapWatch:
         self._bytes = 0
         self._after = ""
         self._stage = "pages"
-        """``pages`` are to be read, then all is ``told`` once, then there are only changes (``live``)."""
+        """``pages`` are read, then all is ``sent``, then only changes follow (``live``)."""
         self._reading = False
         self._scheduled = False
         self._ended = False
@@ -167,7 +167,7 @@ class MapWatch:
                 self._tell()
             elif self._stage == "pages" and not self._reading:
                 self._read_page()
-            elif self._stage == "told":
+            elif self._stage == "sent":
                 self._stage = "live"
                 self._watcher.tell(CurrentFrame())
             else:
@@ -189,7 +189,7 @@ class MapWatch:
             if key not in self._pending:
                 self._put(key, revision, "present")
         if len(page) < PAGE_KEYS:
-            self._stage = "told"
+            self._stage = "sent"
         else:
             self._after = page[-1][0]
         self._go_on()

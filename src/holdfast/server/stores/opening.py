@@ -26,10 +26,8 @@ from holdfast.stores.values.commands import Redefine
 
 AUTHOR: Final = "stores.definitions"
 FIRST_AUTHOR: Final = "holdfast.default"
-"""The author of ``FIRST_DEFINITION`` in the history."""
 DIFFERENCES_LOGGED_MAX: Final = 50
 HELD_SECONDS: Final = 0.2
-"""Between two looks whether somebody else has let the stores go."""
 
 FIRST_DEFINITION: Final = ClusterDefinition(
     stores={
@@ -40,7 +38,6 @@ FIRST_DEFINITION: Final = ClusterDefinition(
         )
     }
 )
-"""Of a service that was never given a definition."""
 
 _log = structlog.get_logger("holdfast.stores")
 

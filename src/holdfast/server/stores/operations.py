@@ -42,16 +42,14 @@ POLL_MESSAGES_MAX: Final = 512
 POLL_WAIT_MS_MAX: Final = 60_000
 BROWSE_LOOKS: Final = 20
 LOOKS_MAX: Final = 8_192
-"""Messages of the store that one browse looks at, about; who asks goes on behind them."""
+"""About how many messages of the store one browse looks at."""
 UNHEARD_BYTES_MAX: Final = 64 * 1_048_576
-"""Bytes of publishes that were answered at once and are not written yet; above it they are answered when they are."""
+"""Most bytes of publishes that were confirmed before they were written."""
 MESSAGE_BYTES: Final = 160
-"""What a message takes beside its body, about."""
 RANGED_NUMBERS_MAX: Final = 1_000_000
-"""Numbers in the ranges of one acknowledgement: those that are stale are answered one by one."""
 
 Done = Callable[[bytes | HoldfastError], None]
-"""Gets the body of the answer, or the error. Called once, on the loop; never raises."""
+"""Gets the body of the response, or the error. Called once, on the loop; never raises."""
 
 
 class PendingPoll:
@@ -295,9 +293,7 @@ class PollRequest:
         self.count = count
         self.wait_seconds = wait_ms / 1000
         self.key = key
-        """The one key of a last_value durable that it follows."""
         self.address = address
-        """Where it came from; empty where that is not known."""
 
 
 def require_keys(terms: DurableDefinition, key: str | None) -> None:
@@ -397,7 +393,7 @@ def ranges_of(numbers: list[int]) -> list[tuple[int, int]]:
 
 
 DEFAULT_DURABLE: Final = "-"
-"""Stands in a path for the durable of a subscriber that names none; no durable is called so."""
+"""In a path: the subscriber's own durable."""
 
 
 class InForce:

@@ -252,7 +252,7 @@ DEFINE_CODES: Final = (
 )
 DELETE: Final = (parameter("delete", "boolean", "Whether the change may delete messages", default=False),)
 CREATOR: Final = "holdfast.http"
-"""The subscriber that is attached for a moment where a dynamic durable is made by PUT."""
+"""The subscriber that is attached for a moment when PUT makes a dynamic durable."""
 
 
 async def define(

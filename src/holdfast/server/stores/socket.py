@@ -64,10 +64,9 @@ from holdfast.wire.stores import (
 FRAME_BYTES_MAX: Final = 1_048_576
 UNSENT_BYTES_MAX: Final = 4 * 1_048_576
 UNREAD_BYTES_MAX: Final = 4 * 1_048_576
-"""Bytes of answers and pongs that are written for a peer that reads nothing: messages wait for it, these do not."""
+"""Bytes of replies and pongs written for a peer that reads nothing; messages wait instead."""
 CLOSE_SECONDS_MAX: Final = 2.0
 LAST_WORDS_SECONDS_MAX: Final = 10.0
-"""How long a connection that is closed may take to read what was written before."""
 PINGS_PER_TIMEOUT: Final = 3
 
 
@@ -97,7 +96,7 @@ class SubscribeSocket(asyncio.Protocol):
         self._unread_bytes = 0
         self._authorization: bytes | None = None
         self._permissions: Permissions | None = None
-        """Those under which the rights were asked for last."""
+        """The permissions of the last check."""
 
     # The transport's side
 
@@ -266,26 +265,26 @@ class SubscribeSocket(asyncio.Protocol):
             case CreditFrame(messages=messages):
                 opened.deliveries.add_room(subscriber, min(messages, CREDIT_MAX - subscriber.room))
             case AckFrame(ranges=ranges):
-                self._settle(Acknowledge(0, store, durable, name, ack=ranges), frame.id)
+                self._acknowledge(Acknowledge(0, store, durable, name, ack=ranges), frame.id)
             case NackFrame(messages=pairs):
-                self._settle(Acknowledge(0, store, durable, name, nack=pairs), frame.id)
+                self._acknowledge(Acknowledge(0, store, durable, name, nack=pairs), frame.id)
             case RejectFrame(messages=numbers):
-                self._settle(Acknowledge(0, store, durable, name, reject=numbers), frame.id)
+                self._acknowledge(Acknowledge(0, store, durable, name, reject=numbers), frame.id)
             case ExtendFrame(messages=numbers):
-                self._settle(Acknowledge(0, store, durable, name, extend=ranges_of(numbers)), frame.id)
+                self._acknowledge(Acknowledge(0, store, durable, name, extend=ranges_of(numbers)), frame.id)
             case StartedFrame(ranges=ranges):
                 opened.deliveries.started(subscriber, ranges)
             case CloseFrame():
                 self._leave("closed")
                 self._close(1000, "")
 
-    def _settle(self, command: Acknowledge, identity: int) -> None:
+    def _acknowledge(self, command: Acknowledge, identity: int) -> None:
         opened = self._opened
         assert opened is not None, "frames are read after the handshake"
         if self._subscriber is not None:
             self._subscriber.acknowledged_ms = wall_ms()
 
-        def settled(result: Result | HoldfastError) -> None:
+        def acknowledged(result: Result | HoldfastError) -> None:
             if isinstance(result, HoldfastError):
                 if identity:
                     self._send(ErrorFrame(identity, str(result.code), result.statement(), result.hint))
@@ -296,7 +295,7 @@ class SubscribeSocket(asyncio.Protocol):
                 assert isinstance(result, Acknowledged), "Acknowledge answers Acknowledged"
                 self._send(ReplyFrame(identity, result.acknowledged, result.stale))
 
-        opened.service.submit_nowait(command, settled)
+        opened.service.submit_nowait(command, acknowledged)
 
     # Frames of the server
 
@@ -309,7 +308,7 @@ class SubscribeSocket(asyncio.Protocol):
 
     @property
     def is_paused(self) -> bool:
-        """Whether the peer reads too slowly to be told more."""
+        """Whether the peer reads too slowly to get more."""
         return self._subscriber is not None and self._subscriber.paused
 
     def tell(self, frame: ChangesFrame | CurrentFrame) -> None:
@@ -376,7 +375,7 @@ class SubscribeSocket(asyncio.Protocol):
             return
         if self._is_silent():
             # After a pause of this process what the peer said lies unread, and timers come first: read, then judge.
-            self._timer = loop.call_later(0, self._let_go)
+            self._timer = loop.call_later(0, self._close_if_silent)
             return
         if not self._may_go_on():
             return
@@ -384,8 +383,8 @@ class SubscribeSocket(asyncio.Protocol):
         self._flush()
         self._timer = loop.call_later(self._timeout_seconds / PINGS_PER_TIMEOUT, self._watch)
 
-    def _let_go(self) -> None:
-        """End a peer that was silent for its time-out, unless it spoke while this process did not listen."""
+    def _close_if_silent(self) -> None:
+        """Close unless the peer spoke while this process was paused."""
         if not self._is_silent():
             self._watch()
         elif self._transport is not None:
@@ -473,12 +472,11 @@ def _choose_subprotocol(_: ServerProtocol, offered: collections.abc.Sequence[Sub
 
 
 FRAME_BYTES: Final = 1_048_576
-"""Usual clients take no larger frames."""
 MESSAGES_BYTES: Final = 524_288
-"""What the messages of one frame are weighed to: base64 needs a third more for bodies."""
+"""Weight of the messages of one frame; base64 needs a third more."""
 MESSAGE_BYTES: Final = 128
 FIELD_BYTES: Final = 8
-"""What a message, and a field, take in a frame beside what is in them, about."""
+"""About what a message and a field take in a frame in addition to their content."""
 
 
 _JSON_FRAMES: Final = msgspec.json.Decoder(ClientFrame)
@@ -514,7 +512,7 @@ class SubscribeRequest:
         self.matcher = given.get("matcher", "").encode()
         self.key = given.get("key")
         self.prefix = given.get("prefix")
-        """Also an empty one says that this is a watch, which a durable that is no map refuses."""
+        """Also an empty prefix means a watch."""
         prefetch = given.get("prefetch", "0")
         if not (prefetch.isascii() and prefetch.isdigit() and len(prefetch) <= 6):
             raise InvalidRequest("prefetch is a whole number from 0 to 999999")

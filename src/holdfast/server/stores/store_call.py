@@ -18,7 +18,7 @@ from holdfast.wire.formats import MSGPACK, WireFormat, encode, format_of
 
 JSON: Final = "application/json"
 DOCUMENT: Final = dict[str, Any]
-"""Describes a JSON object whose members the reference page lists, for the description alone."""
+"""A JSON object that the reference page describes."""
 T = TypeVar("T")
 Result = TypeVar("Result")
 
@@ -26,7 +26,7 @@ STORE_CODES: Final = (
     *(Code.NOT_LEADER, Code.OVERLOADED, Code.NOT_FOUND, Code.BAD_BASE64, Code.TOO_LARGE, Code.NO_QUORUM),
     *(Code.OUTCOME_UNKNOWN, Code.CLOSED),
 )
-"""What every store route may answer beside what any route may."""
+"""The error codes of every store route, in addition to those of any route."""
 
 _EXAMPLES: Final[Mapping[str, object]] = {
     "store": "orders",

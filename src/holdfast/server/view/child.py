@@ -37,12 +37,10 @@ from holdfast.view.storage import Row, Stored
 PACE_SECONDS: Final = 0.1
 READ_THREADS: Final = 2
 RESTART_SECONDS: Final = (0.1, 5.0)
-"""The first pause before a new process, and the longest."""
+"""The first and the longest pause before a new process."""
 SETTLED_SECONDS: Final = 30.0
-"""A process that lived so long ended for a new reason."""
 STOP_SECONDS: Final = 10.0
 KILLED_SECONDS: Final = 5.0
-"""How long a killed process may take to end: one that waits for a disk that does not answer takes for ever."""
 CLOSE_SECONDS: Final = STOP_SECONDS + KILLED_SECONDS + 5.0
 
 log = structlog.get_logger("holdfast.server.view")
@@ -110,7 +108,7 @@ class ViewFile:
 
 
 class ViewChild:
-    """One reign's view process, and the file it keeps."""
+    """One leadership's view process, and the file it keeps."""
 
     def __init__(self, start: ViewStart, service: CommitService) -> None:
         self._start = start

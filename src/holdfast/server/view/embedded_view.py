@@ -31,7 +31,7 @@ CATCH_UP_SECONDS_MAX: Final = 5.0
 
 
 class EmbeddedView:
-    """The view of the current reign, when there is one."""
+    """The view of the current leadership, when there is one."""
 
     def __init__(self, enabled: bool, start: ViewStart, subscribe: Subscribe) -> None:
         self.enabled = enabled
@@ -48,13 +48,13 @@ class EmbeddedView:
         Raises: InvalidRequest (view_disabled), Unavailable (view_behind, after ``CATCH_UP_SECONDS_MAX``), CorruptData.
         """
         reads = await self._at(at)
-        with self._told_as_behind(at):
+        with self._reported_as_behind(at):
             return await reads.get(key)
 
     async def read_range(self, begin: bytes, end: bytes | None, limit: int, *, at: int) -> tuple[list[Row], int]:
         """At most ``limit`` keys of ``[begin, end)``, and the version that they are of. Raises: as ``get``."""
         reads = await self._at(at)
-        with self._told_as_behind(at):
+        with self._reported_as_behind(at):
             return await reads.read_range(begin, end, limit)
 
     async def _at(self, version: int) -> ViewFile | MemoryReads:
@@ -73,7 +73,7 @@ class EmbeddedView:
         raise self._behind(version)
 
     @contextlib.contextmanager
-    def _told_as_behind(self, asked: int) -> Generator[None]:
+    def _reported_as_behind(self, asked: int) -> Generator[None]:
         try:
             yield
         except (Closed, sqlite3.Error) as error:
@@ -96,7 +96,7 @@ class EmbeddedView:
     # Following
 
     def follow(self, service: CommitService) -> None:
-        """Keep the view up with this reign."""
+        """Keep the view up with this leadership."""
         if not self.enabled:
             return
         if urlsplit(self._start.log_url).scheme == "memory":
@@ -145,7 +145,7 @@ class MemoryReads:
 
 
 class ViewInProcess:
-    """One reign's view in memory."""
+    """One leadership's view in memory."""
 
     def __init__(self, service: CommitService, subscribe: Subscribe) -> None:
         self._service = service

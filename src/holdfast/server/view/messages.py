@@ -22,7 +22,7 @@ class ViewStart(Struct, frozen=True, kw_only=True):
 
 
 class Announcement(Struct, frozen=True):
-    """From the server: everything up to ``slot``, of the reign of ``claim``, is durable. ``flush``: somebody waits."""
+    """From the server: everything up to ``slot``, under ``claim``, is durable. ``flush``: a reader waits."""
 
     slot: int
     claim: int

@@ -183,15 +183,15 @@ class ViewProcess:
             raise NotFound("the log is not where the server said", slot=announcement.slot)
         if version > newest.last_version:
             raise CorruptData("the view is past the log", view_version=version, log_version=newest.last_version)
-        reign = Leadership(claim, None)
-        async with contextlib.aclosing(leaderships_back(self._store, claim)) as reigns:
-            async for reign in reigns:
-                if reign.base <= version or reign.before is None:
+        leadership = Leadership(claim, None)
+        async with contextlib.aclosing(leaderships_back(self._store, claim)) as leaderships:
+            async for leadership in leaderships:
+                if leadership.base <= version or leadership.before is None:
                     break
-                if version > reign.rolled_back_to:
+                if version > leadership.rolled_back_to:
                     raise CorruptData("the view shows what was rolled back", view_version=version)
-                newest = reign.before
-        walker = await start_after(self._store, reign, newest, version)
+                newest = leadership.before
+        walker = await start_after(self._store, leadership, newest, version)
         if walker.head is not None and last not in (None, walker.head.last_transaction_version):
             raise CorruptData("the view shows a transaction that the log does not hold", view_version=version)
         return walker
