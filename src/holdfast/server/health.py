@@ -21,6 +21,7 @@ from holdfast.server.commit.routes import LivezRequest
 from holdfast.server.gateway import Gateway
 from holdfast.server.http.auth import Role
 from holdfast.server.http.routes import Answer, Call, Parameter, Route, json_answer
+from holdfast.server.http.state import JSON
 from holdfast.server.stores.hosting import StoreHost
 from holdfast.wire.log import Liveness, PipelineResponse, Readiness
 
@@ -83,50 +84,28 @@ def health_routes(
 ) -> tuple[Route, ...]:
     """The rows of the route table. ``scrape`` gives the metrics as text; without ``stores`` this process has none."""
     alive = LivezRequest(gateway)
-    not_ready = (Code.NOT_LEADER, Code.OVERLOADED, Code.LEADER_CHANGED)
     return (
         Route(
-            method="GET",
-            path="/livez",
-            role=Role.OPEN,
-            summary="This process is alive",
-            handler=partial(_livez, gateway, alive),
-            fast=alive,
+            method="GET", path="/livez", role=Role.OPEN, summary="This process is alive",
+            handler=partial(_livez, gateway, alive), fast=alive, answers={JSON: Liveness}, tag="health",
             parameters=(_switch("standby", "A standby asks: once its questions stop, show signs of life in the log"),),
-            answers={"application/json": Liveness},
-            tag="health",
         ),
         Route(
-            method="GET",
-            path="/ok",
-            role=Role.OPEN,
-            summary="A no-op went through all four stages",
-            handler=partial(_pipeline_ok, gateway),
-            answers={"application/json": PipelineResponse},
-            codes=not_ready,
-            tag="health",
+            method="GET", path="/ok", role=Role.OPEN, summary="A no-op went through all four stages",
+            handler=partial(_pipeline_ok, gateway), answers={JSON: PipelineResponse}, codes=_NOT_READY, tag="health",
         ),
         Route(
-            method="GET",
-            path="/readyz",
-            role=Role.OPEN,
+            method="GET", path="/readyz", role=Role.OPEN,
             summary="This process leads, accepts commits, and its store takes them",
-            handler=partial(_readyz, gateway, watch, stores),
+            handler=partial(_readyz, gateway, watch, stores), answers={JSON: Readiness}, tag="health",
             parameters=(_switch("stores", "Whether the message stores must be open, too"),),
-            answers={"application/json": Readiness},
-            codes=(*not_ready, Code.STORE_UNAVAILABLE, Code.NO_QUORUM, Code.NOT_FOUND),
-            tag="health",
+            codes=(*_NOT_READY, Code.STORE_UNAVAILABLE, Code.NO_QUORUM, Code.NOT_FOUND),
         ),
         Route(
-            method="GET",
-            path="/metrics",
-            role=Role.READ,
-            summary="Prometheus metrics",
-            handler=partial(_metrics, stores, scrape),
-            answers={"text/plain": None},
-            tag="health",
+            method="GET", path="/metrics", role=Role.READ, summary="Prometheus metrics",
+            handler=partial(_metrics, stores, scrape), answers={"text/plain": None}, tag="health",
         ),
-    )
+    )  # fmt: skip
 
 
 def description_routes(description: Callable[[], bytes]) -> tuple[Route, ...]:
@@ -140,24 +119,14 @@ def description_routes(description: Callable[[], bytes]) -> tuple[Route, ...]:
 
     return (
         Route(
-            method="GET",
-            path="/openapi.json",
-            role=Role.OPEN,
-            summary="This description",
-            handler=openapi,
-            answers={"application/json": None},
-            tag="description",
+            method="GET", path="/openapi.json", role=Role.OPEN, summary="This description",
+            handler=openapi, answers={JSON: None}, tag="description",
         ),
         Route(
-            method="GET",
-            path="/docs",
-            role=Role.OPEN,
-            summary="This description, to be read by people",
-            handler=docs,
-            answers={"text/html": None},
-            tag="description",
+            method="GET", path="/docs", role=Role.OPEN, summary="This description, to be read by people",
+            handler=docs, answers={"text/html": None}, tag="description",
         ),
-    )
+    )  # fmt: skip
 
 
 DOCS_PAGE: Final = Path(__file__).with_name("api_page.html").read_bytes()
@@ -181,39 +150,29 @@ class StoreWatch:
         if problem is not None and (problem.code is not Code.OVERLOADED or self._gateway.draining):
             return problem
         # Before a refusal of commits: it says what the store does.
-        return self._stalled_batch() or self._unanswered_check() or self._silent_store() or problem
+        return self._store_problem() or problem
 
     def damage(self) -> str | None:
         """The newest damage that anything met in the log under this leader, None for none."""
         return None if self.service is None else self.service.damage.newest
 
-    def _stalled_batch(self) -> HoldfastError | None:
-        service = self.service
-        if service is None or not (in_flight := service.pipeline.persist.in_flight):
-            return None
-        waited_ms = now().boot_ms - in_flight[0].formed_ms
-        if waited_ms <= self._stalled_ms_max:
-            return None
-        return self._unavailable("the oldest batch waits for the store", waited_ms)
-
-    def _unanswered_check(self) -> HoldfastError | None:
-        """An idle leader has no batch that could stall: look at its ownership check."""
-        service = self.service
-        if service is None or (since_ms := service.pipeline.unproved_since_ms) is None:
-            return None
-        waited_ms = now().boot_ms - since_ms
-        if waited_ms <= self._stalled_ms_max:
-            return None
-        return self._unavailable("the store does not tell who owns the log", waited_ms)
-
-    def _silent_store(self) -> HoldfastError | None:
-        store = self.store
-        if store is None or store.is_healthy or store.last_success_seconds is None:
-            return None  # before its first answer nobody leads
-        silent_ms = (time.monotonic() - store.last_success_seconds) * 1000
-        if silent_ms <= self._stalled_ms_max:
-            return None
-        return self._unavailable("the store does not answer", silent_ms)
+    def _store_problem(self) -> HoldfastError | None:
+        service, store, boot_ms = self.service, self.store, now().boot_ms
+        waits: list[tuple[str, float]] = []
+        if service is not None:
+            if service.pipeline.persist.in_flight:
+                formed_ms = service.pipeline.persist.in_flight[0].formed_ms
+                waits.append(("the oldest batch waits for the store", boot_ms - formed_ms))
+            # An idle leader has no batch that could stall.
+            if (since_ms := service.pipeline.unproved_since_ms) is not None:
+                waits.append(("the store does not tell who owns the log", boot_ms - since_ms))
+        # Before the first success nothing leads here.
+        if store is not None and not store.is_healthy and store.last_success_seconds is not None:
+            waits.append(("the store does not answer", (time.monotonic() - store.last_success_seconds) * 1000))
+        for what, waited_ms in waits:
+            if waited_ms > self._stalled_ms_max:
+                return self._unavailable(what, waited_ms)
+        return None
 
     def _unavailable(self, what: str, waited_ms: float) -> HoldfastError:
         # Anybody may ask; where that is not everybody's service, what a store says is for the log alone.

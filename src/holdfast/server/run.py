@@ -103,23 +103,22 @@ def main(settings: Settings, *, init: bool, take_over: bool, standby: bool, forc
         return BUG
 
 
+_EXIT_CODES: Final = {
+    Code.LEADER_ALIVE: 3,
+    Code.DEPOSED: 4,
+    Code.LEADER_CHANGED: 4,
+    Code.LOG_EMPTY: 5,
+    Code.NOT_FOUND: 5,
+    Code.STORE_UNFIT: 6,
+    Code.STORE_UNAVAILABLE: 6,
+    Code.INTERNAL: BUG,
+}
+
+
 def exit_code_of(error: HoldfastError) -> int:
     """The exit code of an error at start, or at the end of a leadership."""
-    match error.code:
-        case Code.LEADER_ALIVE:
-            return 3
-        case Code.DEPOSED | Code.LEADER_CHANGED:
-            return 4
-        case Code.LOG_EMPTY | Code.NOT_FOUND:
-            return 5
-        case Code.STORE_UNFIT | Code.STORE_UNAVAILABLE:
-            return 6
-        case Code.INTERNAL:
-            return BUG
-        case _:
-            if isinstance(error, CorruptData):
-                return 6
-            return 2 if isinstance(error, InvalidRequest) else 6
+    usual = 2 if isinstance(error, InvalidRequest) and not isinstance(error, CorruptData) else 6
+    return _EXIT_CODES.get(error.code, usual)
 
 
 class _Process:
@@ -618,25 +617,27 @@ def require_writable_place(log_url: str) -> None:
             )
 
 
+_FOLLOW_HINT: Final = "another process leads now; start with --standby to wait for its end"
+_NEW_LOG_HINT: Final = "check log.url; to begin a new log there, start with --init"
+_HINTS: Final = {
+    Code.BAD_CONFIGURATION: "`holdfast check-config` shows every key, its rule and where its value came from",
+    Code.LEADER_ALIVE: "stop the other leader, or start with --take-over, or wait for it with --standby",
+    Code.LEADER_CHANGED: _FOLLOW_HINT,
+    Code.DEPOSED: _FOLLOW_HINT,
+    Code.NOT_LEADER: _FOLLOW_HINT,
+    Code.LOG_EMPTY: _NEW_LOG_HINT,
+    Code.NOT_FOUND: _NEW_LOG_HINT,
+    Code.STORE_UNAVAILABLE: "check that the store of log.url can be reached from here, and its credentials",
+    Code.INTERNAL: "this is a bug of Holdfast: report it with this log",
+}
+
+
 def hint_of(error: HoldfastError) -> str:
     """The error's own hint, or what its code suggests. Never empty."""
     if error.hint:
         return error.hint
-    match error.code:
-        case Code.BAD_CONFIGURATION:
-            return "`holdfast check-config` shows every key, its rule and where its value came from"
-        case Code.LEADER_ALIVE:
-            return "stop the other leader, or start with --take-over, or wait for it with --standby"
-        case Code.LEADER_CHANGED | Code.DEPOSED | Code.NOT_LEADER:
-            return "another process leads now; start with --standby to wait for its end"
-        case Code.LOG_EMPTY | Code.NOT_FOUND:
-            return "check log.url; to begin a new log there, start with --init"
-        case Code.STORE_UNAVAILABLE:
-            return "check that the store of log.url can be reached from here, and its credentials"
-        case Code.INTERNAL:
-            return "this is a bug of Holdfast: report it with this log"
-        case _:
-            pass
+    if error.code in _HINTS:
+        return _HINTS[error.code]
     if isinstance(error, CorruptData):
         return "do not delete anything; `holdfast log verify` names what is damaged"
     if isinstance(error, Unavailable):

@@ -13,6 +13,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator
+from functools import partial
 from typing import Final
 
 import msgpack
@@ -394,17 +395,10 @@ class _CommitStream:
 
 def stream_route(gateway: Gateway) -> Route:
     """The row of the route table."""
-
-    async def commits(call: Call) -> None:
-        await _commits(gateway, call)
-
     return Route(
-        method="POST",
-        path="/v1/commits",
-        role=Role.WRITE,
+        method="POST", path="/v1/commits", role=Role.WRITE,
         summary="A stream of commits; one result per item, in order",
-        stream=commits,
-        body={NDJSON: JsonTransaction, MSGPACK: Transaction},
+        stream=partial(_commits, gateway), body={NDJSON: JsonTransaction, MSGPACK: Transaction},
         answers={NDJSON: (CommitReceipt | NotCommitted, ItemError), MSGPACK: (CommitReceipt | NotCommitted, ItemError)},
         codes=COMMIT_CODES,
-    )
+    )  # fmt: skip

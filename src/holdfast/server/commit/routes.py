@@ -16,7 +16,7 @@ from holdfast.server.http.auth import Role
 from holdfast.server.http.requests import problem_with, problem_with_request_id
 from holdfast.server.http.responses import error_answer, without_traceback
 from holdfast.server.http.routes import POSITION_SCHEMA, Answer, Call, Parameter, Route, json_answer
-from holdfast.server.http.state import FastRequest, PendingResponse, RequestFields
+from holdfast.server.http.state import JSON, FastRequest, PendingResponse, RequestFields
 from holdfast.wire.formats import encode
 from holdfast.wire.log import CommitReceipt, Liveness, NotCommitted, StatusAnswer, SteppedDown, VersionAnswer
 
@@ -184,23 +184,14 @@ def log_routes(gateway: Gateway) -> tuple[Route, ...]:
     commit, linearizable = CommitRequest(gateway), VersionRequest(gateway)
     return (
         Route(
-            method="POST",
-            path="/v1/commit",
-            role=Role.WRITE,
-            summary="Commit one transaction, or learn why not",
-            handler=partial(_commit, gateway, commit),
-            fast=commit,
-            body={"application/json": JsonTransaction},
-            answers={"application/json": CommitReceipt | NotCommitted},
-            codes=COMMIT_CODES,
+            method="POST", path="/v1/commit", role=Role.WRITE, summary="Commit one transaction, or learn why not",
+            handler=partial(_commit, gateway, commit), fast=commit, codes=COMMIT_CODES,
+            body={JSON: JsonTransaction}, answers={JSON: CommitReceipt | NotCommitted},
         ),
         Route(
-            method="GET",
-            path="/v1/version",
-            role=Role.READ,
+            method="GET", path="/v1/version", role=Role.READ,
             summary="A version that covers everything known committed when the request arrived",
-            handler=partial(_version, gateway, linearizable),
-            fast=linearizable,
+            handler=partial(_version, gateway, linearizable), fast=linearizable,
             parameters=(
                 Parameter(
                     "consistency",
@@ -209,13 +200,11 @@ def log_routes(gateway: Gateway) -> tuple[Route, ...]:
                     "local: the last durable version this process knows, without asking the store",
                 ),
             ),
-            answers={"application/json": VersionAnswer},
-            codes=(Code.NOT_LEADER, Code.LEADER_CHANGED, Code.STORE_UNAVAILABLE),
+            answers={JSON: VersionAnswer}, codes=(Code.NOT_LEADER, Code.LEADER_CHANGED, Code.STORE_UNAVAILABLE),
         ),
         Route(
-            method="GET",
-            path="/v1/status/{request_id:any}",
-            role=Role.WRITE,  # asking closes the attempt, which decides over a commit
+            # The role is ``write``, because asking closes the attempt.
+            method="GET", path="/v1/status/{request_id:any}", role=Role.WRITE,
             summary="The final outcome of an attempt; asking closes an attempt that has not committed",
             handler=partial(_status, gateway),
             parameters=(
@@ -226,17 +215,12 @@ def log_routes(gateway: Gateway) -> tuple[Route, ...]:
                     "min_version", "query", POSITION_SCHEMA, "The attempt's read version, with or without @LOGID", True
                 ),
             ),
-            answers={"application/json": StatusAnswer},
-            codes=STATUS_CODES,
+            answers={JSON: StatusAnswer}, codes=STATUS_CODES,
         ),
         Route(
-            method="POST",
-            path="/v1/admin/step-down",
-            role=Role.ADMIN,
+            method="POST", path="/v1/admin/step-down", role=Role.ADMIN,
             summary="Drain to durable, answer everything, and give the lead back",
-            handler=partial(_step_down, gateway),
-            answers={"application/json": SteppedDown},
+            handler=partial(_step_down, gateway), answers={JSON: SteppedDown}, tag="admin",
             codes=(Code.NOT_LEADER, Code.LEADER_CHANGED, Code.STORE_UNAVAILABLE),
-            tag="admin",
         ),
-    )
+    )  # fmt: skip

@@ -297,19 +297,15 @@ class Subscriptions:
 def subscribe_route(subscriptions: Subscriptions) -> Route:
     """The row of the route table."""
     return Route(
-        method="GET",
-        path="/v1/subscribe",
-        role=Role.READ,
+        method="GET", path="/v1/subscribe", role=Role.READ,
         summary="The change stream: history, then live events, without gap or repeat",
-        stream=subscriptions.stream,
+        stream=subscriptions.stream, tag="stream", answers={MEDIA_TYPE: None},
         parameters=(
             Parameter(
                 "after", "query", POSITION_SCHEMA, "Send what came after this version or id; the whole log without it"
             ),
             Parameter(
-                "durable",
-                "query",
-                {"type": "boolean", "default": True},
+                "durable", "query", {"type": "boolean", "default": True},
                 "false: as soon as resolved, checkpoints follow",
             ),
             *key_parameters("begin", "Only keys at or above this one"),
@@ -317,17 +313,8 @@ def subscribe_route(subscriptions: Subscriptions) -> Route:
             *key_parameters("prefix", "Only keys that start so; not together with begin and end"),
             Parameter("Last-Event-ID", "header", POSITION_SCHEMA, "Resume after this event; wins over after"),
         ),
-        answers={MEDIA_TYPE: None},
         codes=(
-            Code.BAD_BASE64,
-            Code.BAD_RANGE,
-            Code.FUTURE_VERSION,
-            Code.LOG_TRUNCATED,
-            Code.ROLLED_BACK,
-            Code.LOG_MISMATCH,
-            Code.NOT_LEADER,
-            Code.LEADER_CHANGED,
-            Code.STORE_UNAVAILABLE,
+            Code.BAD_BASE64, Code.BAD_RANGE, Code.FUTURE_VERSION, Code.LOG_TRUNCATED, Code.ROLLED_BACK,
+            Code.LOG_MISMATCH, Code.NOT_LEADER, Code.LEADER_CHANGED, Code.STORE_UNAVAILABLE,
         ),
-        tag="stream",
-    )
+    )  # fmt: skip

@@ -11,6 +11,7 @@ import math
 import sqlite3
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Final, cast
 
 import msgspec
@@ -251,6 +252,7 @@ DEFINE_CODES: Final = (
     Code.DELETES_MESSAGES,
 )
 DELETE: Final = (parameter("delete", "boolean", "Whether the change may delete messages", default=False),)
+_change_route: Final = partial(store_route, body=DOCUMENT, answer=DOCUMENT, codes=DEFINE_CODES, parameters=DELETE)
 CREATOR: Final = "holdfast.http"
 """The subscriber that is attached for a moment when PUT makes a dynamic durable."""
 
@@ -571,17 +573,12 @@ def _part_routes(host: StoreHost) -> tuple[Route, ...]:
     durables, durable = f"{store}/durables", f"{store}/durables/{{durable}}"
     templates, template = f"{store}/templates", f"{store}/templates/{{template}}"
     browse, administer, subscribe = Right.BROWSE, Right.ADMINISTER, Right.SUBSCRIBE
+    change = partial(_change_route, host)
     return (
         store_route(host, "GET", stores, None, "Every store", _list_stores, answer=DOCUMENT, filters=True),
         store_route(host, "GET", store, browse, "A store: parameters in force and counts", _get_store, answer=DOCUMENT),
-        store_route(
-            host, "PUT", store, administer, "Define a store", _put_store,
-            body=DOCUMENT, answer=DOCUMENT, codes=DEFINE_CODES, parameters=DELETE,
-        ),
-        store_route(
-            host, "PATCH", store, administer, "Change the parameters of a store that are named", _patch_store,
-            body=DOCUMENT, answer=DOCUMENT, codes=DEFINE_CODES, parameters=DELETE,
-        ),
+        change("PUT", store, administer, "Define a store", _put_store),
+        change("PATCH", store, administer, "Change the parameters of a store that are named", _patch_store),
         store_route(
             host, "DELETE", store, administer, "Delete a store and its messages", _delete_store,
             answer=NothingMore, codes=DEFINE_CODES,
@@ -595,24 +592,15 @@ def _part_routes(host: StoreHost) -> tuple[Route, ...]:
             body=DOCUMENT, answer=DOCUMENT, codes=(*DEFINE_CODES, Code.TOO_MANY_DURABLES, Code.DURABLE_COLLISION),
             parameters=DELETE,
         ),
-        store_route(
-            host, "PATCH", durable, administer, "Change the parameters of a durable that are named", patch_durable,
-            body=DOCUMENT, answer=DOCUMENT, codes=DEFINE_CODES, parameters=DELETE,
-        ),
+        change("PATCH", durable, administer, "Change the parameters of a durable that are named", patch_durable),
         store_route(
             host, "DELETE", durable, subscribe, "Delete a durable and what it keeps", delete_durable,
             answer=NothingMore, codes=DEFINE_CODES,
         ),
         store_route(host, "GET", templates, browse, "Every template", _list_templates, answer=DOCUMENT, filters=True),
         store_route(host, "GET", template, browse, "A template", _get_template, answer=DOCUMENT),
-        store_route(
-            host, "PUT", template, administer, "Define a template", _put_template,
-            body=DOCUMENT, answer=DOCUMENT, codes=DEFINE_CODES, parameters=DELETE,
-        ),
-        store_route(
-            host, "PATCH", template, administer, "Change the parameters of a template that are named", _patch_template,
-            body=DOCUMENT, answer=DOCUMENT, codes=DEFINE_CODES, parameters=DELETE,
-        ),
+        change("PUT", template, administer, "Define a template", _put_template),
+        change("PATCH", template, administer, "Change the parameters of a template that are named", _patch_template),
         store_route(
             host, "DELETE", template, administer, "Delete a template", _delete_template,
             answer=NothingMore, codes=DEFINE_CODES,
@@ -622,20 +610,15 @@ def _part_routes(host: StoreHost) -> tuple[Route, ...]:
 
 def _whole_routes(host: StoreHost) -> tuple[Route, ...]:
     definition, history = "/v1/cluster/definition", "/v1/cluster/history"
+    change = partial(_change_route, host)
     browse, administer = Right.BROWSE, Right.ADMINISTER
     return (
         store_route(
             host, "GET", definition, browse, "The whole definition in force, and its revision", _get_definition,
             answer=DOCUMENT,
         ),
-        store_route(
-            host, "PUT", definition, administer, "Replace the whole definition", _put_definition,
-            body=DOCUMENT, answer=DOCUMENT, codes=DEFINE_CODES, parameters=DELETE,
-        ),
-        store_route(
-            host, "PATCH", definition, administer, "Change what a part of a definition names", _patch_definition,
-            body=DOCUMENT, answer=DOCUMENT, codes=DEFINE_CODES, parameters=DELETE,
-        ),
+        change("PUT", definition, administer, "Replace the whole definition", _put_definition),
+        change("PATCH", definition, administer, "Change what a part of a definition names", _patch_definition),
         store_route(
             host, "POST", f"{definition}/check", administer, "Check a whole definition without applying it",
             check_definition, body=DOCUMENT, answer=DOCUMENT, codes=(Code.BAD_CONFIGURATION,),

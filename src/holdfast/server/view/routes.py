@@ -23,6 +23,7 @@ from holdfast.server.http.routes import (
     key_parameters,
     text_key,
 )
+from holdfast.server.http.state import JSON
 from holdfast.server.view.embedded_view import EmbeddedView
 from holdfast.wire.log import Found, FoundRange
 
@@ -31,27 +32,17 @@ RANGE_LIMIT_MAX: Final = 10_000
 
 _KEY: Final = {"type": "string", "format": "base64url"}
 _AT: Final = Parameter(
-    "at",
-    "query",
-    POSITION_SCHEMA,
+    "at", "query", POSITION_SCHEMA,
     "Not older than this version, which may carry @LOGID; the newest durable one without it",
-)
+)  # fmt: skip
 _TEXT: Final = Parameter(
-    "text",
-    "query",
-    {"type": "boolean", "default": False},
+    "text", "query", {"type": "boolean", "default": False},
     "The answer has each key and value that is UTF-8 as text, too; a key in the path is text, percent-encoded",
-)
+)  # fmt: skip
 _CODES: Final = (
-    Code.BAD_BASE64,
-    Code.VIEW_DISABLED,
-    Code.VIEW_BEHIND,
-    Code.LOG_MISMATCH,
-    Code.NOT_LEADER,
-    Code.STORE_UNAVAILABLE,
-    Code.CORRUPT_LOG,
-    Code.CORRUPT_BATCH,
-)
+    Code.BAD_BASE64, Code.VIEW_DISABLED, Code.VIEW_BEHIND, Code.LOG_MISMATCH, Code.NOT_LEADER, Code.STORE_UNAVAILABLE,
+    Code.CORRUPT_LOG, Code.CORRUPT_BATCH,
+)  # fmt: skip
 
 
 def _found(key: bytes, value: bytes, version: int, *, text: bool) -> Found:
@@ -91,37 +82,25 @@ def view_routes(gateway: Gateway, embedded: EmbeddedView) -> tuple[Route, ...]:
 
     return (
         Route(
-            method="GET",
-            path="/v1/keys/{key:any}",
-            role=Role.READ,
-            summary="A key's value, from the embedded view",
-            handler=read_key,
+            method="GET", path="/v1/keys/{key:any}", role=Role.READ, summary="A key's value, from the embedded view",
+            handler=read_key, answers={JSON: Found}, codes=(*_CODES, Code.NOT_FOUND), tag="view",
             parameters=(Parameter("key", "path", _KEY, "The key in base64url, padding optional", True), _TEXT, _AT),
-            answers={"application/json": Found},
-            codes=(*_CODES, Code.NOT_FOUND),
-            tag="view",
         ),
         Route(
-            method="GET",
-            path="/v1/range",
-            role=Role.READ,
+            method="GET", path="/v1/range", role=Role.READ,
             summary="Consecutive keys and their values, from the embedded view",
-            handler=read_range,
+            handler=read_range, answers={JSON: FoundRange}, codes=(*_CODES, Code.BAD_RANGE), tag="view",
             parameters=(
                 *key_parameters("begin", "The first key; from the start without it"),
                 *key_parameters("end", "Up to and without this key; to the last key without it"),
                 *key_parameters("prefix", "All keys that start so; not together with begin and end"),
                 _TEXT,
                 Parameter(
-                    "limit",
-                    "query",
+                    "limit", "query",
                     {"type": "integer", "minimum": 1, "maximum": RANGE_LIMIT_MAX, "default": RANGE_LIMIT_DEFAULT},
                     "At most so many keys",
                 ),
                 _AT,
             ),
-            answers={"application/json": FoundRange},
-            codes=(*_CODES, Code.BAD_RANGE),
-            tag="view",
         ),
-    )
+    )  # fmt: skip
