@@ -172,7 +172,7 @@ class CommitService:
             following=options.following,
             silence_ms=options.silence_ms,
             heartbeat_ms=options.heartbeat_ms,
-            retry_budget_s=options.rules.persist.give_up_after_ms / 1000.0,
+            retry_budget_ms=options.rules.persist.give_up_after_ms,
             ask_leader=options.ask_leader,
             ask_as_standby=options.ask_as_standby,
             probe=options.probe,

@@ -9,7 +9,7 @@ import asyncio
 import os
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, assert_never
 from urllib.parse import urlsplit
@@ -41,43 +41,21 @@ REQUEST_S_MAX: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TakeoverOptions:
-    """Options of a takeover. ``retry_budget_s`` bounds how long an unreachable store is tried.
+class TakeoverOptions(TakeoverRules):
+    """The rules of a takeover, and how to reach other processes.
 
-    ``standby``: a leader that is alive is followed until it is gone. ``following`` is then called with its id and its
-    address whenever it has answered. The times are those of ``TakeoverRules``.
+    ``following`` is called with the id and the address of a leader that a standby follows, whenever it has answered.
     """
 
-    allow_new: bool = False
-    take_over: bool = False
-    standby: bool = False
     following: Callable[[str, str], None] | None = None
-    silence_ms: float = 2_000.0
-    heartbeat_ms: float = 500.0
-    fresh_ms: float = 60_000.0
-    unheard_ms: float = 65_000.0
-    retry_budget_s: float = 60.0
     ask_leader: AskLeader | None = None
     ask_as_standby: AskAsStandby | None = None
     """How a standby asks; without it a standby asks by ``ask_leader``."""
-    probe: bool = True
 
     def rules(self, *, shared_by_machines: bool, only_new: bool = False) -> TakeoverRules:
-        """The same, for the machine."""
-        return TakeoverRules(
-            allow_new=self.allow_new,
-            only_new=only_new,
-            take_over=self.take_over,
-            standby=self.standby,
-            probe=self.probe,
-            asks=self.ask_leader is not None or (self.standby and self.ask_as_standby is not None),
-            shared_by_machines=shared_by_machines,
-            retry_budget_ms=self.retry_budget_s * 1000.0,
-            silence_ms=self.silence_ms,
-            heartbeat_ms=self.heartbeat_ms,
-            fresh_ms=self.fresh_ms,
-            unheard_ms=self.unheard_ms,
-        )
+        """The same, for the machine on one store."""
+        asks = self.ask_leader is not None or (self.standby and self.ask_as_standby is not None)
+        return replace(self, shared_by_machines=shared_by_machines, only_new=only_new, asks=asks)
 
 
 def now() -> Instant:
@@ -97,7 +75,7 @@ async def take_the_lead(
 ) -> Takeover:
     """Recover, claim, and check that no leader is past the claim.
 
-    Raises: Unavailable (the store did not answer within ``retry_budget_s``), NotFound ``log_empty``, CorruptData,
+    Raises: Unavailable (the store did not answer within ``retry_budget_ms``), NotFound ``log_empty``, CorruptData,
     Closed ``leader_alive`` naming the leader, InvalidRequest ``store_unfit``.
     After a crash: the claim may or may not stand; either way the next takeover decides by what it lists.
     """
@@ -109,7 +87,7 @@ async def init_log(store: ObjectStore, identity: Identity, log_id: LogId, *, ret
     """Write the genesis claim if nothing is listed. False when the log exists. Raises: Unavailable, InvalidRequest."""
     if await store.list(PREFIX, limit=1):
         return False
-    options = TakeoverOptions(allow_new=True, retry_budget_s=retry_budget_s)
+    options = TakeoverOptions(allow_new=True, retry_budget_ms=retry_budget_s * 1000.0)
     rules = options.rules(shared_by_machines=True, only_new=True)
     try:
         await Driver(store, TakeoverMachine(identity, log_id, rules), options, now).run()

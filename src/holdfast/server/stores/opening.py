@@ -7,7 +7,6 @@ Every problem is named, and nothing was changed.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -94,7 +93,41 @@ class Opening:
                 return
 
     async def _open(self) -> None:
-        await _open(self._host, self._settings, self._definition, self._belong)
+        host, settings, wanted, directory = self._host, self._settings, self._definition, self._settings.hosted
+        assert directory is not None, "stores are opened where they are hosted"
+        try:
+            service = await StoreService.open(
+                directory,
+                page_bytes=settings.page_size_bytes,
+                memory_bytes=settings.memory_bytes,
+                clock=StoreClock(follows_wall=settings.clock == "wall"),
+            )
+        except OSError as error:
+            raise Unavailable(
+                f"the stores cannot be opened: {error.strerror or error}",
+                code=Code.STORE_UNFIT,
+                hint="stores.directory is a directory on a local disk that this user may write",
+                path=directory,
+            ) from error
+        try:
+            await asyncio.to_thread(self._belong, directory)
+            if wanted is not None:
+                await _put_in_force(service, wanted, AUTHOR)
+            elif not service.state.revision:
+                await _put_in_force(service, FIRST_DEFINITION, FIRST_AUTHOR)
+        except BaseException:
+            await service.close()
+            raise
+        host.open(service)
+        host.tell_statistics(settings.statistics_seconds)
+        state = service.state
+        _log.info(
+            "stores_open",
+            directory=directory,
+            revision=state.revision,
+            stores=len(state.definition.stores),
+            persistence=str(state.definition.persistence),
+        )
 
     def _belong(self, directory: str) -> None:
         """Check or note that the stores in ``directory`` belong to this log. Raises: InvalidRequest, Unavailable."""
@@ -117,46 +150,6 @@ class Opening:
         self._wanted = False
         if self._waiting is not None:
             await asyncio.wait({self._waiting})
-
-
-async def _open(
-    host: StoreHost, settings: StoresSettings, wanted: ClusterDefinition | None, belong: Callable[[str], None]
-) -> None:
-    directory = settings.hosted
-    assert directory is not None, "stores are opened where they are hosted"
-    try:
-        service = await StoreService.open(
-            directory,
-            page_bytes=settings.page_size_bytes,
-            memory_bytes=settings.memory_bytes,
-            clock=StoreClock(follows_wall=settings.clock == "wall"),
-        )
-    except OSError as error:
-        raise Unavailable(
-            f"the stores cannot be opened: {error.strerror or error}",
-            code=Code.STORE_UNFIT,
-            hint="stores.directory is a directory on a local disk that this user may write",
-            path=directory,
-        ) from error
-    try:
-        await asyncio.to_thread(belong, directory)
-        if wanted is not None:
-            await _put_in_force(service, wanted, AUTHOR)
-        elif not service.state.revision:
-            await _put_in_force(service, FIRST_DEFINITION, FIRST_AUTHOR)
-    except BaseException:
-        await service.close()
-        raise
-    host.open(service)
-    host.tell_statistics(settings.statistics_seconds)
-    state = service.state
-    _log.info(
-        "stores_open",
-        directory=directory,
-        revision=state.revision,
-        stores=len(state.definition.stores),
-        persistence=str(state.definition.persistence),
-    )
 
 
 async def _put_in_force(service: StoreService, wanted: ClusterDefinition, author: str) -> None:

@@ -40,26 +40,9 @@ from holdfast.stores.definitions.cluster import DurableDefinition, DurableType
 from holdfast.stores.definitions.permissions import Permissions, Right
 from holdfast.stores.values.commands import Acknowledge, Acknowledged, Attach, Attached, Result
 from holdfast.stores.values.messages import Delivery
+from holdfast.wire import stores as wire
 from holdfast.wire.formats import UNDECODABLE, WireFormat, encode
-from holdfast.wire.stores import (
-    CREDIT_MAX,
-    SUBPROTOCOLS,
-    AckFrame,
-    AdvisoryFrame,
-    AttachedFrame,
-    ChangesFrame,
-    ClientFrame,
-    CloseFrame,
-    CreditFrame,
-    CurrentFrame,
-    ErrorFrame,
-    ExtendFrame,
-    MessagesFrame,
-    NackFrame,
-    RejectFrame,
-    ReplyFrame,
-    StartedFrame,
-)
+from holdfast.wire.stores import CREDIT_MAX, SUBPROTOCOLS
 
 FRAME_BYTES_MAX: Final = 1_048_576
 UNSENT_BYTES_MAX: Final = 4 * 1_048_576
@@ -199,7 +182,7 @@ class SubscribeSocket(asyncio.Protocol):
             now = opened.definitions.terms(asked.store, asked.durable, asked.template)
             self._timeout_seconds = now.subscriber_timeout_ms / 1000
             self._send(
-                AttachedFrame(
+                wire.AttachedFrame(
                     result.created,
                     min(asked.prefetch or now.window, now.window),
                     str(now.ack_mode),
@@ -262,19 +245,19 @@ class SubscribeSocket(asyncio.Protocol):
         assert subscriber is not None and opened is not None, "frames are read after the handshake"
         store, durable, name = subscriber.store, subscriber.durable, subscriber.name
         match frame:
-            case CreditFrame(messages=messages):
+            case wire.CreditFrame(messages=messages):
                 opened.deliveries.add_room(subscriber, min(messages, CREDIT_MAX - subscriber.room))
-            case AckFrame(ranges=ranges):
+            case wire.AckFrame(ranges=ranges):
                 self._acknowledge(Acknowledge(0, store, durable, name, ack=ranges), frame.id)
-            case NackFrame(messages=pairs):
+            case wire.NackFrame(messages=pairs):
                 self._acknowledge(Acknowledge(0, store, durable, name, nack=pairs), frame.id)
-            case RejectFrame(messages=numbers):
+            case wire.RejectFrame(messages=numbers):
                 self._acknowledge(Acknowledge(0, store, durable, name, reject=numbers), frame.id)
-            case ExtendFrame(messages=numbers):
+            case wire.ExtendFrame(messages=numbers):
                 self._acknowledge(Acknowledge(0, store, durable, name, extend=ranges_of(numbers)), frame.id)
-            case StartedFrame(ranges=ranges):
+            case wire.StartedFrame(ranges=ranges):
                 opened.deliveries.started(subscriber, ranges)
-            case CloseFrame():
+            case wire.CloseFrame():
                 self._leave("closed")
                 self._close(1000, "")
 
@@ -287,13 +270,13 @@ class SubscribeSocket(asyncio.Protocol):
         def acknowledged(result: Result | HoldfastError) -> None:
             if isinstance(result, HoldfastError):
                 if identity:
-                    self._send(ErrorFrame(identity, str(result.code), result.statement(), result.hint))
+                    self._send(wire.ErrorFrame(identity, str(result.code), result.statement(), result.hint))
                 else:
                     # Nobody waits for this answer, so the connection has to tell it.
                     self.fail(result)
             elif identity:
                 assert isinstance(result, Acknowledged), "Acknowledge answers Acknowledged"
-                self._send(ReplyFrame(identity, result.acknowledged, result.stale))
+                self._send(wire.ReplyFrame(identity, result.acknowledged, result.stale))
 
         opened.service.submit_nowait(command, acknowledged)
 
@@ -311,7 +294,7 @@ class SubscribeSocket(asyncio.Protocol):
         """Whether the peer reads too slowly to get more."""
         return self._subscriber is not None and self._subscriber.paused
 
-    def tell(self, frame: ChangesFrame | CurrentFrame) -> None:
+    def tell(self, frame: wire.ChangesFrame | wire.CurrentFrame) -> None:
         """Write what a watch of a map tells."""
         if self._may_go_on():
             self._send(frame)
@@ -323,11 +306,11 @@ class SubscribeSocket(asyncio.Protocol):
 
     def advise(self, kind: str, facts: Mapping[str, object]) -> None:
         """Write an advisory."""
-        self._send(AdvisoryFrame(kind, facts))
+        self._send(wire.AdvisoryFrame(kind, facts))
 
     def _send(self, frame: msgspec.Struct) -> None:
         if self._talks():
-            self._write(encode(frame, self._format), counted=not isinstance(frame, ChangesFrame))
+            self._write(encode(frame, self._format), counted=not isinstance(frame, wire.ChangesFrame))
 
     def _write(self, data: bytes, *, counted: bool) -> None:
         if not self._talks():
@@ -479,8 +462,8 @@ FIELD_BYTES: Final = 8
 """About what a message and a field take in a frame in addition to their content."""
 
 
-_JSON_FRAMES: Final = msgspec.json.Decoder(ClientFrame)
-_MSGPACK_FRAMES: Final = msgspec.msgpack.Decoder(ClientFrame)
+_JSON_FRAMES: Final = msgspec.json.Decoder(wire.ClientFrame)
+_MSGPACK_FRAMES: Final = msgspec.msgpack.Decoder(wire.ClientFrame)
 
 
 class SubscribeRequest:
@@ -519,11 +502,11 @@ class SubscribeRequest:
         self.prefetch = int(prefetch)
 
 
-def decode_frame(data: bytes, wire_format: WireFormat) -> ClientFrame:
+def decode_frame(data: bytes, wire_format: WireFormat) -> wire.ClientFrame:
     """A frame of the client. Raises: InvalidRequest (malformed)."""
     decoder = _JSON_FRAMES if wire_format == "json" else _MSGPACK_FRAMES
     try:
-        frame: ClientFrame = decoder.decode(data)
+        frame: wire.ClientFrame = decoder.decode(data)
     except UNDECODABLE as error:
         raise InvalidRequest(f"the frame cannot be decoded: {error}", code=Code.MALFORMED) from error
     return frame
@@ -544,7 +527,7 @@ def message_frames(messages: list[Delivery], wire_format: WireFormat) -> Iterato
 
 def _within_bytes(messages: list[Delivery], wire_format: WireFormat) -> Iterator[bytes]:
     """One frame, or several where escapes made the text larger than its weight."""
-    data = encode(MessagesFrame(messages), wire_format)
+    data = encode(wire.MessagesFrame(messages), wire_format)
     if len(data) <= FRAME_BYTES or len(messages) == 1:
         yield data
         return
