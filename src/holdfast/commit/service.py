@@ -70,8 +70,7 @@ from holdfast.wire.log import StatusAnswer
 
 log = structlog.get_logger("holdfast.commit.service")
 
-UNPROVED_RETRY_AFTER_MS: Final = 1_000
-STALLED_RETRY_AFTER_MS: Final = 1_000
+RETRY_AFTER_MS: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,9 +216,7 @@ class CommitService:
         waited_ms = self._clock().boot_ms - oldest_ms
         if waited_ms <= self.options.stalled_ms_max:
             return None
-        return Backpressure(
-            "the store does not answer", retry_after_ms=STALLED_RETRY_AFTER_MS, waited_ms=round(waited_ms)
-        )
+        return Backpressure("the store does not answer", retry_after_ms=RETRY_AFTER_MS, waited_ms=round(waited_ms))
 
     def submit(self, entries: list[CommitEntry]) -> None:
         """Accept commit requests; each gets exactly one reply later. Never blocks."""
@@ -261,7 +258,7 @@ class CommitService:
         except TimeoutError as error:
             raise Unavailable(
                 "the store did not prove in time who owns the log",
-                retry_after_ms=UNPROVED_RETRY_AFTER_MS,
+                retry_after_ms=RETRY_AFTER_MS,
                 last=self.pipeline.proof_trouble or "no answer",
             ) from error
 
@@ -563,10 +560,7 @@ class CommitService:
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(work)
         self._tasks[task] = None
-        task.add_done_callback(self._forget)
-
-    def _forget(self, task: asyncio.Task[None]) -> None:
-        del self._tasks[task]
+        task.add_done_callback(self._tasks.pop)
 
     async def _put(self, put: Put) -> None:
         answer: CreateAnswer

@@ -27,6 +27,8 @@ from holdfast.server.stores.hosting import StoreHost
 from holdfast.server.stores.store_metrics import cumulative_buckets, store_metrics
 from holdfast.server.view.embedded_view import EmbeddedView
 
+_counter: Final = CounterMetricFamily
+_gauge: Final = GaugeMetricFamily
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -201,14 +203,6 @@ class ServerMetrics(Collector):
             seconds.add_metric([kind], cumulative_buckets(bounds, counts.latency_buckets), counts.latency_ms_sum / 1000)
         yield from (requests, retries, moved, in_flight, waiting, seconds)
         yield _gauge("holdfast_store_healthy", "1 unless the last few requests all failed", int(store.is_healthy))
-
-
-def _counter(name: str, text: str, value: float) -> Metric:
-    return CounterMetricFamily(name, text, value=value)
-
-
-def _gauge(name: str, text: str, value: float) -> Metric:
-    return GaugeMetricFamily(name, text, value=value)
 
 
 def _labelled(

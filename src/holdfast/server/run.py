@@ -117,8 +117,7 @@ _EXIT_CODES: Final = {
 
 def exit_code_of(error: HoldfastError) -> int:
     """The exit code of an error at start, or at the end of a leadership."""
-    usual = 2 if isinstance(error, InvalidRequest) and not isinstance(error, CorruptData) else 6
-    return _EXIT_CODES.get(error.code, usual)
+    return _EXIT_CODES.get(error.code, 2 if isinstance(error, InvalidRequest) else 6)
 
 
 class _Process:
@@ -647,7 +646,6 @@ def hint_of(error: HoldfastError) -> str:
     return "docs/reference/exit-codes.md says what the exit code means"
 
 
-EXIT_CODE: Final = 6
 CLOSING_SECONDS_MAX: Final = 5.0
 """Reserved for replies and closing, after the log was drained."""
 
@@ -682,4 +680,4 @@ class StopBound:
     def _give_up(self) -> None:
         log.error("stop_given_up", seconds=self._seconds_max)
         sys.stderr.flush()
-        os._exit(EXIT_CODE)
+        os._exit(6)

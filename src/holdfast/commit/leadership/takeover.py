@@ -79,7 +79,8 @@ async def take_the_lead(
     Closed ``leader_alive`` naming the leader, InvalidRequest ``store_unfit``.
     After a crash: the claim may or may not stand; either way the next takeover decides by what it lists.
     """
-    rules = options.rules(shared_by_machines=_is_shared_by_machines(store))
+    # Where other machines reach the store, the same address may be another endpoint.
+    rules = options.rules(shared_by_machines=urlsplit(store.url).scheme != "file")
     return await Driver(store, TakeoverMachine(identity, log_id, rules), options, clock).run()
 
 
@@ -94,11 +95,6 @@ async def init_log(store: ObjectStore, identity: Identity, log_id: LogId, *, ret
     except Closed:
         return False
     return True
-
-
-def _is_shared_by_machines(store: ObjectStore) -> bool:
-    """Whether processes on other machines can reach the store, where the same address may be another endpoint."""
-    return urlsplit(store.url).scheme != "file"
 
 
 class Driver:

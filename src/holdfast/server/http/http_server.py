@@ -106,12 +106,11 @@ class HttpServer:
         for address, opened in bound:
             tls = None if address.startswith(UNIX) else self._tls
             has_room = partial(self._has_room, 0 if tls is not None else REFUSALS_MAX)
-            self._listeners.append(Listener(self.state.loop, opened, self._connection, tls, has_room, self._not_tls))
+            self._listeners.append(
+                Listener(self.state.loop, opened, partial(Connection, self.context), tls, has_room, self._not_tls)
+            )
             self.addresses.append(address)
         return self.addresses
-
-    def _connection(self) -> Connection:
-        return Connection(self.context)
 
     def _not_tls(self) -> bytes:
         return self._error_response(InvalidRequest("this port speaks TLS, and the request does not: use https://"))

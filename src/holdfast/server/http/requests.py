@@ -28,7 +28,6 @@ from holdfast.commit.format.transaction import RangeDelete, RangeRead, Transacti
 from holdfast.errors import Code, Fenced, HoldfastError, InvalidRequest, LimitExceeded
 
 REQUEST_ID_LENGTH_MAX: Final = 255
-LOG_ID_SHOWN_MAX: Final = 64
 ITEMS_MAX: Final = 10_000
 
 _MSGPACK: Final = msgspec.msgpack.Decoder(Transaction)
@@ -132,7 +131,7 @@ def log_mismatch(given: str, log_id: str) -> InvalidRequest:
         "the version belongs to another log than the one served here",
         code=Code.LOG_MISMATCH,
         hint="the log was replaced, or this is another service: read again from the log that is served",
-        given_log_id=given[:LOG_ID_SHOWN_MAX],
+        given_log_id=given[:64],
         log_id=log_id,
     )
 

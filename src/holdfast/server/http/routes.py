@@ -37,7 +37,6 @@ POSITION_SCHEMA: Final[Mapping[str, object]] = {
     "type": "string",
     "pattern": "^[0-9]{1,16}(~[0-9a-f]{32})?(@[0-9a-f]{32})?$",
 }
-NAME_CHARACTERS_MAX: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +129,7 @@ class Call(PendingResponse):
         for name in self.request.query_params:
             if name not in known:
                 has = f"it has {', '.join(sorted(known))}" if known else "it has none"
-                raise InvalidRequest(f"the route has no query parameter {name[:NAME_CHARACTERS_MAX]!r}: {has}")
+                raise InvalidRequest(f"the route has no query parameter {name[:64]!r}: {has}")
 
     def text(self, name: str) -> str | None:
         """A query parameter, or None. Raises: InvalidRequest when it is given more than once."""

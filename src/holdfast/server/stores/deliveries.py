@@ -385,7 +385,10 @@ class Deliveries:
         """Read and write held messages. ``waited``: some of them may have been redelivered to others."""
         while subscriber.unread and subscriber.takes and not subscriber.gone:
             piece = self._piece(subscriber)
-            held = [part for run in piece for part in self._still_held(subscriber, run)] if waited else piece
+            held = piece
+            if waited:
+                name = subscriber.store, subscriber.durable, subscriber.name
+                held = [part for run in piece for part in self.backlog.still_held(*name, run)]
             try:
                 messages = self._service.messages(subscriber.store, held) if held else []
             except HoldfastError as error:
@@ -408,9 +411,6 @@ class Deliveries:
                 subscriber.delivered_ms = wall_ms()
                 messages = self.backlog.with_replayed(subscriber.store, subscriber.durable, messages)
             subscriber.give(messages)
-
-    def _still_held(self, subscriber: Subscriber, run: Run) -> list[Run]:
-        return self.backlog.still_held(subscriber.store, subscriber.durable, subscriber.name, run)
 
     def _piece(self, subscriber: Subscriber) -> list[Run]:
         """Take at least one message from the unread ones, and at most ``PIECE_BYTES``."""
@@ -603,7 +603,7 @@ class Poller(Subscriber):
         self._deliveries = deliveries
         self._done: Polled | None = None
         self._count = 0
-        self._problem: Problem = _no_problem
+        self._problem: Problem = lambda: None
         self._timer: asyncio.TimerHandle | None = None
         self.timeout_seconds = timeout_seconds
         self.seen_seconds = 0.0
@@ -684,10 +684,6 @@ class Poller(Subscriber):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-
-
-def _no_problem() -> HoldfastError | None:
-    """Of who has not asked yet."""
 
 
 def address_of(peer: object) -> str:

@@ -23,8 +23,6 @@ from holdfast.stores.definitions.parts import differences, keep_sections, parts_
 from holdfast.stores.service import StoreService
 from holdfast.stores.values.commands import Redefine
 
-AUTHOR: Final = "stores.definitions"
-FIRST_AUTHOR: Final = "holdfast.default"
 DIFFERENCES_LOGGED_MAX: Final = 50
 HELD_SECONDS: Final = 0.2
 
@@ -112,9 +110,9 @@ class Opening:
         try:
             await asyncio.to_thread(self._belong, directory)
             if wanted is not None:
-                await _put_in_force(service, wanted, AUTHOR)
+                await _put_in_force(service, wanted, "stores.definitions")
             elif not service.state.revision:
-                await _put_in_force(service, FIRST_DEFINITION, FIRST_AUTHOR)
+                await _put_in_force(service, FIRST_DEFINITION, "holdfast.default")
         except BaseException:
             await service.close()
             raise

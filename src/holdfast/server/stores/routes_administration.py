@@ -22,7 +22,7 @@ from holdfast.server.stores.deliveries import Subscriber
 from holdfast.server.stores.figures import attached_names, figures_of
 from holdfast.server.stores.hosting import OpenStores, StoreHost
 from holdfast.server.stores.routes_messages import flag, map_routes, message_routes, subscribe_routes
-from holdfast.server.stores.store_call import DOCUMENT, StoreCall, parameter, store_route
+from holdfast.server.stores.store_call import DOCUMENT, StoreCall, StoreHandler, parameter, store_route
 from holdfast.stores.definitions.cluster import (
     ClusterDefinition,
     DurableType,
@@ -281,6 +281,17 @@ async def define(
     return revision
 
 
+def _defining(change: Callable[[StoreCall, ClusterDefinition, object], list[Part]], get: StoreHandler) -> StoreHandler:
+    """A handler that applies the body as a change of the definition, and replies with the part in force."""
+
+    async def handle(call: StoreCall) -> Answer:
+        document = await call.document()
+        await define(call, lambda definition: change(call, definition, document))
+        return await get(call)
+
+    return handle
+
+
 # Documents
 
 
@@ -367,16 +378,8 @@ async def _get_store(call: StoreCall) -> Answer:
     return call.answer(store_document(call.opened, call.store))
 
 
-async def _put_store(call: StoreCall) -> Answer:
-    parameters = await call.document()
-    await define(call, lambda definition: with_store(definition, call.store, parameters))
-    return call.answer(store_document(call.opened, call.store))
-
-
-async def _patch_store(call: StoreCall) -> Answer:
-    parameters = await call.document()
-    await define(call, lambda definition: patched_store(definition, call.store, parameters))
-    return call.answer(store_document(call.opened, call.store))
+_put_store = _defining(lambda call, known, given: with_store(known, call.store, given), _get_store)
+_patch_store = _defining(lambda call, known, given: patched_store(known, call.store, given), _get_store)
 
 
 async def _delete_store(call: StoreCall) -> Answer:
@@ -477,18 +480,12 @@ async def _get_template(call: StoreCall) -> Answer:
     return call.answer(template_document(found))
 
 
-async def _put_template(call: StoreCall) -> Answer:
-    parameters = await call.document()
-    name = _template_of(call)
-    await define(call, lambda definition: with_part(definition, call.store, "templates", name, parameters))
-    return await _get_template(call)
-
-
-async def _patch_template(call: StoreCall) -> Answer:
-    parameters = await call.document()
-    name = _template_of(call)
-    await define(call, lambda definition: patched_part(definition, call.store, "templates", name, parameters))
-    return await _get_template(call)
+_put_template = _defining(
+    lambda call, known, given: with_part(known, call.store, "templates", _template_of(call), given), _get_template
+)
+_patch_template = _defining(
+    lambda call, known, given: patched_part(known, call.store, "templates", _template_of(call), given), _get_template
+)
 
 
 async def _delete_template(call: StoreCall) -> Answer:
@@ -510,20 +507,10 @@ async def _get_definition(call: StoreCall) -> Answer:
     return _whole(call, in_force.revision, in_force.cluster.document())
 
 
-def _replaced(before: ClusterDefinition, wanted: ClusterDefinition) -> list[Part]:
-    return parts_between(before, with_known_prefetch(before, wanted))
-
-
-async def _put_definition(call: StoreCall) -> Answer:
-    document = await call.document()
-    await define(call, lambda definition: _replaced(definition, definition_of(document)))
-    return await _get_definition(call)
-
-
-async def _patch_definition(call: StoreCall) -> Answer:
-    document = await call.document()
-    await define(call, lambda definition: patched(definition, document))
-    return await _get_definition(call)
+_put_definition = _defining(
+    lambda _, known, given: parts_between(known, with_known_prefetch(known, definition_of(given))), _get_definition
+)
+_patch_definition = _defining(lambda _, known, given: patched(known, given), _get_definition)
 
 
 async def check_definition(call: StoreCall) -> Answer:
@@ -561,11 +548,6 @@ async def _rollback(call: StoreCall) -> Answer:
     _, wanted = _kept(call, asked.revision)
     await define(call, lambda definition: parts_between(definition, wanted))
     return await _get_definition(call)
-
-
-def definition_routes(host: StoreHost) -> tuple[Route, ...]:
-    """The rows."""
-    return (*_part_routes(host), *_whole_routes(host))
 
 
 def _part_routes(host: StoreHost) -> tuple[Route, ...]:
@@ -645,13 +627,9 @@ def _disk_named() -> Generator[None]:
         ) from error
 
 
-def _member(call: StoreCall) -> str:
-    services = call.opened.definitions.cluster.services
-    return services[0] if services else "default"
-
-
 def _quorum(call: StoreCall) -> QuorumResponse:
-    member = _member(call)
+    services = call.opened.definitions.cluster.services
+    member = services[0] if services else "default"
     suspended = call.host.suspended
     return QuorumResponse(
         have_quorum=not suspended,
@@ -768,7 +746,8 @@ def cluster_routes(host: StoreHost) -> tuple[Route, ...]:
 def store_routes(host: StoreHost) -> tuple[Route, ...]:
     """The rows."""
     return (
-        *definition_routes(host),
+        *_part_routes(host),
+        *_whole_routes(host),
         *message_routes(host),
         *subscribe_routes(host),
         *map_routes(host),
