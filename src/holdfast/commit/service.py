@@ -304,10 +304,10 @@ class CommitService:
             return StatusAnswer("committed", ready.version)
         truncated = False
         if min_version < ready.complete_above:
-            found = await self._find(request_id, min_version, self.durable_header())
-            if found.txn is not None:
-                return StatusAnswer("committed", found.txn.version)
-            truncated = found.truncated
+            result = await self._find(request_id, min_version, self.durable_header())
+            if result.txn is not None:
+                return StatusAnswer("committed", result.txn.version)
+            truncated = result.truncated
         known = self._history.committed_version(request_id)
         if known is not None:
             return StatusAnswer("committed", known)
@@ -329,12 +329,12 @@ class CommitService:
             assert request_id is not None, "only attempts are looked up"
             assert read_version is not None, "a request id comes with a read version"
             try:
-                found = await self._find(request_id, read_version, self.durable_header())
+                result = await self._find(request_id, read_version, self.durable_header())
             except HoldfastError as error:
                 log.warning("look_up_failed", error=str(error))
                 entry.outcome = Unanswered()
             else:
-                entry.outcome = judge_from_log(entry.txn, found.txn, truncated=found.truncated)
+                entry.outcome = judge_from_log(entry.txn, result.txn, truncated=result.truncated)
             self._reply_late(entry)
 
         self._owed[entry] = None
@@ -368,8 +368,8 @@ class CommitService:
         self._beat()
 
     def _has_read_the_log(self, proof: str) -> bool:
-        found = parse_proof(proof)
-        return found is not None and compare_digest(self.pipeline.persist.nonce_of(found[0]), found[1])
+        parsed = parse_proof(proof)
+        return parsed is not None and compare_digest(self.pipeline.persist.nonce_of(parsed[0]), parsed[1])
 
     def _beat(self) -> None:
         """Write a heartbeat if it is due and no batch was written since, and schedule the next."""
@@ -574,16 +574,16 @@ class CommitService:
     async def _read_back(self, effect: ReadBack) -> None:
         try:
             data = await self._own.read(object_name(effect.slot), length=HEADER_BYTES)
-            found = decode_header(data, slot=effect.slot)
+            header = decode_header(data, slot=effect.slot)
         except NotFound:
-            found = None
+            header = None
         except CorruptData:
             # The object there is not this leader's.
             self._step(events.HeaderFound(self._clock(), effect.slot, None, True))
             return
         except (HoldfastError, OSError) as error:
-            found = Unknown(f"read back: {statement_of(error)}")  # type: ignore[assignment]
-        self._step(events.HeaderFound(self._clock(), effect.slot, found, effect.certain))
+            header = Unknown(f"read back: {statement_of(error)}")  # type: ignore[assignment]
+        self._step(events.HeaderFound(self._clock(), effect.slot, header, effect.certain))
 
     async def _check_ownership(self) -> None:
         newest: Slot | Unknown | None

@@ -88,16 +88,16 @@ async def subscribe(
         elif after >= service.local_version():
             # No event yet: send a checkpoint, so that a new subscriber knows it before the next commit.
             caught_up = True
-            settled = Checkpoint(service.local_version(), service.leader_id)
-            yield EventBatch(after, 64, service.log_id, (settled,))
+            checkpoint = Checkpoint(service.local_version(), service.leader_id)
+            yield EventBatch(after, 64, service.log_id, (checkpoint,))
         channel = feed.durable if durable else feed.resolved
         async for batch in _live(service, channel, after, bytes_behind_max, caught_up):
             yield batch
     except NotFound as error:
-        found = damage_unless_truncated(error, service.durable_header())
-        if isinstance(found, CorruptData):
-            service.damage.note("stream", found)
-        raise found from error
+        problem = damage_unless_truncated(error, service.durable_header())
+        if isinstance(problem, CorruptData):
+            service.damage.note("stream", problem)
+        raise problem from error
     except CorruptData as error:
         service.damage.note("stream", error)
         raise
@@ -281,7 +281,7 @@ async def _read(
         last_prev = after = max(after, batch.last_version)
         yield batch, after
     if after < until.last_version:
-        # Nothing but settled versions up to here: a claim, or rejected commits. Say so, and the stream moves on.
+        # Only a claim, or rejected commits, up to here: a checkpoint moves the stream on.
         checkpoint = Checkpoint(until.last_version, until.leader_id.hex())
         yield EventBatch(until.last_version, 64, until.log_id.hex(), (checkpoint,)), until.last_version
 

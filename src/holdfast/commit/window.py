@@ -5,20 +5,16 @@ not rise and an empty range are bugs of the caller. After a crash the window is 
 one at a new floor.
 
 - A **generation** holds the changes of a range of versions: a dictionary from key to newest version, the same keys in
-  sorted runs, and the deleted ranges. Generations do not overlap, so the newest generation that knows a key or range
-  knows its newest change, and a search stops at the first generation that is wholly older than the version asked about.
-  Most readers are a few hundred versions behind: they touch one or two small dictionaries in the processor's cache.
+  sorted runs, and the deleted ranges. Generations do not overlap, so a search stops at the first generation that is
+  wholly older than the version asked about. Most readers are a few hundred versions late and touch one or two of them.
 - Generation ``[0]`` is the young one. At ``slice_keys`` it becomes the resting one, ``[1]``, which is merged into the
   growing one, ``[2]``, while the next young one fills. A full growing generation is closed and stays in ``[3:]``,
   newest first, until the floor passes its last version; then it is dropped as a whole.
-- Sorted runs are made while keys arrive: sorting a full window at the first range read would stop the leader for
-  seconds. Runs of equal rank are merged like the digits of a binary counter. The runs of a closed generation are merged
-  into one sequence, cut into runs by key, a few thousand keys at a time.
-- Large work is done in small steps during later calls (``_work``): merging, and freeing memory, because freeing all
-  keys of a generation at once takes as long as a slow sync. So no call is slow, however full the window is.
-- Within a generation versions only rise, so the newest run that lists any key of a range lists the key of that range
-  that changed last. A range search may stop at the first run with a result.
-- Closed runs are tuples of bytes, and dictionaries map bytes to integers, so the garbage collector stops tracking them.
+- Sorted runs are made while keys arrive, because sorting a full window at once takes seconds. Runs of equal rank are
+  merged like the digits of a binary counter; those of a closed generation are merged into runs by key.
+- Large work (merging, freeing memory) is done in small steps during later calls (``_work``), so no call is slow.
+- Within a generation versions only rise, so a range search may stop at the newest run with a result.
+- Closed runs are tuples of bytes, and dictionaries map bytes to integers: the garbage collector does not track them.
 """
 
 from __future__ import annotations

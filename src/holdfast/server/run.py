@@ -155,7 +155,7 @@ class _Process:
         self._stop: asyncio.Future[None] = loop.create_future()
         self._signals = 0
         for number in (signal.SIGTERM, signal.SIGINT):
-            if signal.getsignal(number) != signal.SIG_IGN:  # as nohup has it: whoever started this wants it to go on
+            if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
                 loop.add_signal_handler(number, self._signalled, number)
         loop.add_signal_handler(signal.SIGHUP, log.info, "hangup_ignored")
         self._gateway = Gateway(
@@ -509,7 +509,7 @@ def _raise_file_limit() -> None:
 
 
 def _say(line: str) -> None:
-    with contextlib.suppress(OSError):  # whoever waited may have gone
+    with contextlib.suppress(OSError):  # the reader may have gone
         sys.stdout.write(line + "\n")
         sys.stdout.flush()
 
@@ -535,10 +535,10 @@ async def ask_leader(address: str, *, tls: bool, standby: str | None, proof: str
     if not head.startswith(b"HTTP/1.1 200"):
         return None
     try:
-        found = _LIVENESS.decode(body)
+        liveness = _LIVENESS.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
-    return found.leader_id if found.leading else ""
+    return liveness.leader_id if liveness.leading else ""
 
 
 async def _get_livez(address: str, *, tls: bool, standby: str | None, proof: str) -> bytes:
@@ -587,25 +587,25 @@ def require_writable_place(log_url: str) -> None:
     if parts.scheme != "file":
         return
     root = Path(unquote(parts.path)).absolute()
-    place = root
-    while not os.path.lexists(place):
-        place = place.parent
-    if not place.is_dir():
+    existing = root
+    while not os.path.lexists(existing):
+        existing = existing.parent
+    if not existing.is_dir():
         raise InvalidRequest(
             "the log cannot be there: this is not a directory",
             code=Code.BAD_CONFIGURATION,
             hint="give --log the directory of the log, for example file:///var/lib/holdfast",
-            path=str(place),
+            path=str(existing),
         )
-    if os.statvfs(place).f_flag & os.ST_RDONLY:
+    if os.statvfs(existing).f_flag & os.ST_RDONLY:
         raise InvalidRequest(
             "the log cannot be written: its file system is mounted read-only",
             code=Code.STORE_UNFIT,
             hint="mount the file system for writing, or give --log another directory",
-            path=str(place),
+            path=str(existing),
         )
     # The objects have a directory of their own, and one that was made by another user is the usual mishap.
-    for needed in (place, root / "batches"):
+    for needed in (existing, root / "batches"):
         if needed.is_dir() and not os.access(needed, os.R_OK | os.W_OK | os.X_OK):
             raise InvalidRequest(
                 "the log cannot be written: this user has not the right to",

@@ -353,14 +353,14 @@ def decode_body(data: bytes, header: Header) -> list[LoggedTransaction]:
     Raises: CorruptData, also when the rows do not keep the versions that the header promises.
     """
     table = read_body_table(data, header)
-    found = list(_group(table))
-    versions = [txn.version for txn in found]
-    fits = not found or (versions[0] == header.first_version and versions[-1] == header.last_version)
-    if len(found) != header.transactions or not fits or any(a >= b for a, b in pairwise(versions)):
+    transactions = list(_group(table))
+    versions = [txn.version for txn in transactions]
+    fits = not transactions or (versions[0] == header.first_version and versions[-1] == header.last_version)
+    if len(transactions) != header.transactions or not fits or any(a >= b for a, b in pairwise(versions)):
         raise CorruptData(
             "rows do not keep the versions of the header", code=Code.CORRUPT_BATCH, slot=slot_text(header.slot)
         )
-    return found
+    return transactions
 
 
 def _group(table: pa.Table) -> Iterator[LoggedTransaction]:

@@ -35,7 +35,7 @@ def check_link(head: Header, claim: Header, following: Header) -> None:
     """Raise CorruptData unless ``following`` may come right after ``head`` in the leadership of ``claim``.
 
     Shape: ``head`` is the newest live header so far, ``claim`` the claim it lives under (itself, when it is one), and
-    ``following`` is what was found in the slot that comes next.
+    ``following`` is the header in the next slot.
     """
     slot = following.slot
     rules: Iterable[tuple[bool, str]] = (
@@ -96,7 +96,7 @@ def _check_leadership(claim: Header, header: Header) -> None:
 
 
 class ChainWalker:
-    """Walks the live chain from the genesis claim, or on from a known place.
+    """Walks the live chain from the genesis claim, or on from a known head.
 
     Feed it the header found in ``next_slot``; while that slot is missing, the log ends at ``head``.
 

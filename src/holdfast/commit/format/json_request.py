@@ -112,13 +112,13 @@ _FIELD: Final = re.compile(r"`\$\S*?(key|value|begin|end)`$")
 def decode_json(data: bytes | bytearray | memoryview) -> Transaction:
     """The transaction in this JSON document. Raises: InvalidRequest (malformed, bad_base64)."""
     try:
-        found = _DECODER.decode(data)
+        txn = _DECODER.decode(data)
     except _UNDECODABLE as error:
         whole = bytes(data)
         if b"_text" in whole or b"\\u" in whole:
             return _decode_exactly(whole)
         raise undecodable(error) from error
-    return found if _loose_base64(data) is None else _decode_exactly(bytes(data))
+    return txn if _loose_base64(data) is None else _decode_exactly(bytes(data))
 
 
 def decode_json_lines(block: bytes | bytearray | memoryview) -> list[Transaction]:
@@ -128,13 +128,13 @@ def decode_json_lines(block: bytes | bytearray | memoryview) -> list[Transaction
     """
     whole = block if isinstance(block, bytes) else bytes(block)
     try:
-        found = _DECODER.decode_lines(whole)
+        txns = _DECODER.decode_lines(whole)
     except _UNDECODABLE as error:
         if b"_text" not in whole and b"\\u" not in whole:
             raise undecodable(error) from error
     else:
         if _loose_base64(whole) is None:
-            return found
+            return txns
     return [decode_json(line) for line in whole.split(b"\n") if line.strip()]
 
 
@@ -159,16 +159,16 @@ def _bad_base64(text: str) -> InvalidRequest:
 
 def _decode_exactly(data: bytes) -> Transaction:
     try:
-        found = _EXACT_DECODER.decode(data)
+        given = _EXACT_DECODER.decode(data)
     except _UNDECODABLE as error:
         raise undecodable(error) from error
     return Transaction(
-        [_operation(each, f"$.operations[{index}]") for index, each in enumerate(found.operations)],
-        [_precondition(each, f"$.preconditions[{index}]") for index, each in enumerate(found.preconditions)],
-        found.request_id,
-        found.leader_id,
-        found.read_version,
-        found.log_id,
+        [_operation(each, f"$.operations[{index}]") for index, each in enumerate(given.operations)],
+        [_precondition(each, f"$.preconditions[{index}]") for index, each in enumerate(given.preconditions)],
+        given.request_id,
+        given.leader_id,
+        given.read_version,
+        given.log_id,
     )
 
 
@@ -194,10 +194,10 @@ def _precondition(given: JsonPointRead | JsonRangeRead, path: str) -> Preconditi
 
 
 def _required(name: str, given: str | UnsetType, text: str | UnsetType, path: str) -> bytes:
-    found = _optional(name, given, text, path)
-    if found is None:
+    value = _optional(name, given, text, path)
+    if value is None:
         raise InvalidRequest(f"the request cannot be decoded: {name} or {name}_text is required - at `{path}`")
-    return found
+    return value
 
 
 def _optional(name: str, given: str | UnsetType | None, text: str | UnsetType, path: str) -> bytes | None:
@@ -215,9 +215,9 @@ def _optional(name: str, given: str | UnsetType | None, text: str | UnsetType, p
 
 def _bytes_of(text: str, path: str) -> bytes:
     try:
-        found = base64.b64decode(text, validate=True)
+        value = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
-        found = None
-    if found is None or base64.b64encode(found).decode() != text:
+        value = None
+    if value is None or base64.b64encode(value).decode() != text:
         raise _bad_base64(f"Invalid base64 encoded string - at `{path}`")
-    return found
+    return value

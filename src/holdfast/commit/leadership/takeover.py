@@ -205,8 +205,8 @@ class Driver:
                 rows = await store.list(PREFIX, limit=limit)
                 return t.PageListed(clock(), [(row.key, row.size) for row in rows])
             case t.ReadHeaders(slots=slots):
-                found = await asyncio.gather(*(store.read(object_name(slot), length=HEADER_BYTES) for slot in slots))
-                return t.HeadersRead(clock(), dict(zip(slots, found, strict=True)))
+                headers = await asyncio.gather(*(store.read(object_name(slot), length=HEADER_BYTES) for slot in slots))
+                return t.HeadersRead(clock(), dict(zip(slots, headers, strict=True)))
             case t.ListNewest():
                 return t.NewestListed(clock(), await newest_slot(store))
             case t.ReadHeader(slot=slot):

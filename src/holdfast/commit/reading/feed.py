@@ -88,7 +88,7 @@ class EventBatch:
 
 
 def events_of(header: Header, transactions: Sequence[LoggedTransaction], *, checkpoint: bool = True) -> list[Event]:
-    """The durable events of one live object, and the checkpoint behind them."""
+    """The durable events of one live object, and the checkpoint after them."""
     leader_id = header.leader_id.hex()
     prev = header.prev_version
     events: list[Event] = []
@@ -203,14 +203,14 @@ class Feed:
         self.resolved = Channel(claim.last_version, bytes_max=bytes_max)
         self.subscribers = 0
         self.resolved_subscribers = 0
-        settled = Checkpoint(claim.last_version, self.leader_id)
-        self.durable.publish(EventBatch(claim.last_version, 64, self.log_id, (settled,)))
+        checkpoint = Checkpoint(claim.last_version, self.leader_id)
+        self.durable.publish(EventBatch(claim.last_version, 64, self.log_id, (checkpoint,)))
 
     def publish_durable(self, header: Header, transactions: Sequence[LoggedTransaction], size: int) -> None:
         """A batch became durable."""
         self.durable.publish(EventBatch.of(header, transactions, size))
         if self.resolved_subscribers:
-            # A checkpoint is about versions older than the transactions before it, but stands behind all of them.
+            # A checkpoint is about older versions, but comes after all transactions published before it.
             checkpoint = Checkpoint(header.last_version, self.leader_id)
             last_version = max(header.last_version, self.resolved.last_version)
             self.resolved.publish(EventBatch(last_version, 64, self.log_id, (checkpoint,)))

@@ -142,8 +142,8 @@ async def read_frontier(store: ObjectStore, *, allow_new: bool) -> tuple[Frontie
     while True:
         if wanted:
             waits += 1
-            found = await asyncio.gather(*(store.read(object_name(slot), length=HEADER_BYTES) for slot in wanted))
-            objects.update(zip(wanted, found, strict=True))
+            headers = await asyncio.gather(*(store.read(object_name(slot), length=HEADER_BYTES) for slot in wanted))
+            objects.update(zip(wanted, headers, strict=True))
         plan = plan_recovery(page, objects, allow_new=allow_new)
         if isinstance(plan, Frontier):
             return plan, waits
@@ -204,7 +204,7 @@ async def start_after(store: ObjectReader, leadership: Leadership, newest: Heade
     """A walker standing on the last object of ``leadership`` whose ``last_version`` is at or below ``version``.
 
     ``newest`` is the newest object of the leadership. What it yields first holds the first transaction after
-    ``version``. Where retention has removed that object, and nothing behind ``version``, it stands before the next one.
+    ``version``. Where retention has removed that object, and nothing after ``version``, it stands before the next one.
     Cost: about log2(objects in the leadership) header reads. Raises: Unavailable, CorruptData, NotFound when removed.
     """
     if newest.slot == leadership.claim.slot:

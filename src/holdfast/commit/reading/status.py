@@ -48,9 +48,9 @@ async def look_up(store: ObjectStore, claim: Header, newest: Header, request_id:
                 if txn is not None:
                     return Found(txn)
     except NotFound as error:
-        found = damage_unless_truncated(error, newest)
-        if found is not error:
-            raise found from error
+        problem = damage_unless_truncated(error, newest)
+        if problem is not error:
+            raise problem from error
         return Found(None, truncated=True)
     return Found(None, truncated=min_version < newest.truncated_through)
 
@@ -119,7 +119,7 @@ class AttemptHistory:
                 # Part of the range is gone. Only a scan for this question shows whether that matters to it.
                 return await look_up(self._store, self._claim, newest, request_id, min_version)
             raise question.error
-        after = [place for place in question.seen if place[0] > min_version]
+        after = [entry for entry in question.seen if entry[0] > min_version]
         if not after:
             return Found(None, truncated=min_version < newest.truncated_through)
         return await self._read(*min(after), request_id)
@@ -188,10 +188,10 @@ class AttemptHistory:
             if version == last or request_id is None:
                 continue
             last = version
-            place = (version, header.slot)
-            self._known.setdefault(request_id, []).append(place)
+            entry = (version, header.slot)
+            self._known.setdefault(request_id, []).append(entry)
             for question in asked.get(request_id, ()):
-                question.seen.append(place)
+                question.seen.append(entry)
         while len(self._known) > self._ids_max:
             oldest = next(iter(self._known))
             self._low = max(self._low, *(version for version, _ in self._known.pop(oldest)))

@@ -148,8 +148,8 @@ class Scrub:
         leaderships: list[tuple[Slot, Slot]] = []
         newest = self._durable_header().slot
         try:
-            async with aclosing(leaderships_back(self._store, self._claim)) as found:
-                async for leadership in found:
+            async with aclosing(leaderships_back(self._store, self._claim)) as periods:
+                async for leadership in periods:
                     leaderships.append((leadership.claim.slot, newest))
                     if leadership.before is not None:
                         newest = leadership.before.slot

@@ -50,8 +50,7 @@ class CommitEntry:
 
 
 class Position:
-    """A place in the order of all entries: reached when everything before it is resolved and what was accepted is
-    durable."""
+    """A position in the order of all entries: reached when everything accepted before it is durable."""
 
     __slots__ = ("ticket",)
 

@@ -174,7 +174,7 @@ class Persist:
 
     @property
     def durable_version(self) -> Version:
-        """Every version at or below this one is settled."""
+        """Every version at or below this one is durable or void."""
         return self.durable_header.last_version
 
     @property
@@ -334,7 +334,7 @@ class Persist:
     def answered(
         self, slot: int, answer: CreateAnswer, now_ms: float, number: int = 1
     ) -> tuple[Verdict, list[ReadBack]]:
-        """Take one answer of one PUT. A late answer for a slot that is settled changes nothing."""
+        """Take one answer of one PUT. A late answer for a slot that is done changes nothing."""
         batch = self._find(slot)
         if batch is None or batch.done:
             return Verdict.GOES_ON, []
@@ -356,20 +356,20 @@ class Persist:
                 return self._again(batch, now_ms, detail, after_ms), []
         return Verdict.GOES_ON, []
 
-    def read_back(self, slot: int, found: Header | Unknown | None, certain: bool, now_ms: float) -> Verdict:
+    def read_back(self, slot: int, header: Header | Unknown | None, certain: bool, now_ms: float) -> Verdict:
         """Take the header that stands in a slot whose PUT was refused: None when the slot is empty."""
         batch = self._find(slot)
         if batch is None or batch.done:
             return Verdict.GOES_ON
         batch.reading = False
-        if isinstance(found, Unknown):
-            return self._again(batch, now_ms, found.detail, found.retry_after_ms)
-        if found is None:
+        if isinstance(header, Unknown):
+            return self._again(batch, now_ms, header.detail, header.retry_after_ms)
+        if header is None:
             # A store that answers "busy" and "taken" alike may have meant busy. One that meant taken, and has nothing
             # there now, removed an object of this log: only a later leader does that.
             return Verdict.DEPOSED if certain else self._again(batch, now_ms, "refused, but nothing there", None)
         own = batch.header
-        if (found.log_id, found.leader_id, found.nonce, found.body_crc) != (
+        if (header.log_id, header.leader_id, header.nonce, header.body_crc) != (
             own.log_id, own.leader_id, own.nonce, own.body_crc,
         ):  # fmt: skip
             return Verdict.DEPOSED

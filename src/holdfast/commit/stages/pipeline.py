@@ -6,7 +6,7 @@
     HeaderFound       own earlier PUT, or deposed                                      the store
     OwnershipSeen     release what was held; answer version questions                  the store
     VersionAsked      joins the next batch, or an ownership check                      a PUT or a check begun after it
-    StatusAsked       bans, then travels behind everything sequenced before it         its position
+    StatusAsked       bans, then travels after everything sequenced before it         its position
     NoopAsked         travels through all four stages                                  its position
     Tick              retries, hedges, batches due, heartbeat, giving up               nothing
     Drain             when empty: the resign record; when that is durable: the end     everything in flight

@@ -65,7 +65,7 @@ class Release:
                 positions.append(entry)
                 continue
             if entry.accepted:
-                assert entry.version <= durable_version, "an answer stays behind its durable batch"
+                assert entry.version <= durable_version, "a reply waits for its durable batch"
                 entry.outcome = Committed(entry.version)
             entry.durable_version = durable_version
             answers.append(entry)

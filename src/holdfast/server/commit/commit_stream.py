@@ -265,12 +265,12 @@ class _CommitStream:
         gateway = self._gateway
         leader_id, log_id = gateway.own.leader_id, gateway.log_id
         limits = gateway.limits
-        settle = self._settle
+        complete = self._complete
         accepted: list[CommitEntry] = []
         due = self._due
         accepted_bytes = 0
         for txn in txns:
-            entry = CommitEntry(txn, settle, None, weight)
+            entry = CommitEntry(txn, complete, None, weight)
             problem = problem_with(
                 txn,
                 leader_id=leader_id,
@@ -293,7 +293,7 @@ class _CommitStream:
             self._wake_writer()
 
     def _add_problem(self, problem: HoldfastError) -> None:
-        entry = CommitEntry(Transaction([]), self._settle, problem)
+        entry = CommitEntry(Transaction([]), self._complete, problem)
         self._due.append(entry)
         self._wake_writer()
 
@@ -331,7 +331,7 @@ class _CommitStream:
         """Drop the results that are still due, each of which refers to this stream."""
         self._due.clear()
 
-    def _settle(self, entry: CommitEntry) -> None:
+    def _complete(self, entry: CommitEntry) -> None:
         self._gateway.settled(1, entry.size)
         if self._due and self._due[0] is entry:
             self._wake_writer()

@@ -52,9 +52,9 @@ async def require_places_of_this_log(store: ObjectStore, settings: Settings, *, 
 async def _look(store: ObjectStore, settings: Settings, stores: str | None) -> None:
     slot = await newest_slot(store)
     if slot is None:
-        found = await remains_around(store, settings.log.url, stores)
+        remains = await remains_around(store, settings.log.url, stores)
         segments = await asyncio.to_thread(_segments_of, settings.log.segments_url)
-        refuse_remains([*found, *segments])
+        refuse_remains([*remains, *segments])
         return
     header = await read_header(store, slot)
     if header is not None and stores is not None:

@@ -91,8 +91,7 @@ def encode_event(event: Event, log_id: str, *, durable_stream: bool) -> bytes:
             return b"id: %d~%b@%b\nevent: transaction\ndata: %b\n\n" % (event.version, leader, log, data)
         case Checkpoint(committed_version=version, leader_id=leader_id):
             data = _encode(CheckpointData(version, leader_id))
-            # Where transactions run ahead of durability a checkpoint lies behind what was delivered: it is no place to
-            # resume from.
+            # A stream that is ahead of durability cannot resume from a checkpoint.
             identity = b"id: %d@%b\n" % (version, log) if durable_stream else b""
             return b"%bevent: checkpoint\ndata: %b\n\n" % (identity, data)
         case LeaderChange(roll_back_to=version, leader_id=leader_id):

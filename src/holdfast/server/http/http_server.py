@@ -143,13 +143,13 @@ class HttpServer:
             self._unix_sockets.append((path, os.stat(path).st_ino))
             return address, opened
         host, _, port = address.rpartition(":")
-        found = await self.state.loop.getaddrinfo(
+        infos = await self.state.loop.getaddrinfo(
             host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
-        family, kind, protocol, _, place = found[0]
+        family, kind, protocol, _, sockaddr = infos[0]
         opened = socket.socket(family, kind, protocol)
         opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        opened = _bound(opened, place)
+        opened = _bound(opened, sockaddr)
         return f"{host}:{opened.getsockname()[1]}", opened
 
     def _tick(self) -> None:
@@ -204,9 +204,9 @@ class HttpServer:
             self._ticking.cancel()
 
 
-def _bound(opened: socket.socket, place: object) -> socket.socket:
+def _bound(opened: socket.socket, sockaddr: object) -> socket.socket:
     try:
-        opened.bind(place)  # type: ignore[arg-type]  # whatever getaddrinfo gave for this family
+        opened.bind(sockaddr)  # type: ignore[arg-type]  # whatever getaddrinfo gave for this family
         opened.listen(BACKLOG)  # at once: a socket on which nobody listens looks as if it was left behind
         opened.setblocking(False)
     except OSError:

@@ -198,9 +198,9 @@ def without_traceback(error: E) -> E:
     waiting: list[BaseException | None] = [error]
     seen: set[int] = set()  # an error that is raised again from one that it caused makes a circle
     while waiting:
-        found = waiting.pop()
-        if found is not None and id(found) not in seen:
-            seen.add(id(found))
-            found.__traceback__ = None
-            waiting += (found.__cause__, found.__context__)
+        current = waiting.pop()
+        if current is not None and id(current) not in seen:
+            seen.add(id(current))
+            current.__traceback__ = None
+            waiting += (current.__cause__, current.__context__)
     return error

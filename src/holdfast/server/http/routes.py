@@ -379,13 +379,13 @@ def key_from_text(name: str, text: str, *, hint: str = "") -> bytes:
     plain = text.rstrip("=")
     padded = plain + "=" * (-len(plain) % 4)
     try:
-        found = base64.urlsafe_b64decode(padded) if text in (plain, padded) else None
+        key = base64.urlsafe_b64decode(padded) if text in (plain, padded) else None
     except (binascii.Error, ValueError):
-        found = None
+        key = None
     # What is not of the alphabet was left out, so it does not come back.
-    if found is None or base64.urlsafe_b64encode(found).decode() != padded:
+    if key is None or base64.urlsafe_b64encode(key).decode() != padded:
         raise InvalidRequest(f"{name} is not base64url", code=Code.BAD_BASE64, hint=hint)
-    return found
+    return key
 
 
 def text_key(name: str, text: str) -> bytes:

@@ -56,24 +56,26 @@ class Backlog:
 
     def _consumption(self, store: str, durable: str) -> Consumption | None:
         stores = self._state.stores
-        found = stores[store].durables.get(durable) if store in stores else None
-        return found if isinstance(found, Consumption) else None
+        consumption = stores[store].durables.get(durable) if store in stores else None
+        return consumption if isinstance(consumption, Consumption) else None
 
     def _holding(self, store: str, durable: str, subscriber: str) -> Holder | None:
-        found = self._consumption(store, durable)
-        return None if found is None else found.leases.of.get(subscriber)
+        consumption = self._consumption(store, durable)
+        return None if consumption is None else consumption.leases.of.get(subscriber)
 
     def waiting(self, store: str, durable: str) -> tuple[int, int]:
         """About how many messages no subscriber holds, and the bytes of one on average. O(1)."""
-        found = self._consumption(store, durable)
-        if found is not None:
-            return found.pending - found.leases.held, found.pending_bytes // (found.pending or 1)
+        consumption = self._consumption(store, durable)
+        if consumption is not None:
+            return consumption.pending - consumption.leases.held, consumption.pending_bytes // (
+                consumption.pending or 1
+            )
         return (1, 0) if store in self._state.stores else (0, 0)
 
     def size(self, store: str, first: int, last: int) -> int:
         """The bytes of these messages together."""
-        found = self._state.stores.get(store)
-        return 0 if found is None else found.counts.size(first, last)
+        kept = self._state.stores.get(store)
+        return 0 if kept is None else kept.counts.size(first, last)
 
     def still_held(self, store: str, durable: str, subscriber: str, run: Run) -> list[Run]:
         """What the subscriber holds of a run that was delivered to it, and not again since."""
@@ -83,21 +85,21 @@ class Backlog:
         holding = self._holding(store, durable, subscriber)
         runs = holding.runs if holding is not None else []
         first, last, deliveries = run
-        found: list[Run] = []
+        held: list[Run] = []
         for index in range(max(0, bisect_left(runs, (first,)) - 1), len(runs)):
             low, high, count, _ = runs[index]
             if low > last:
                 break
             if high >= first and count == abs(deliveries):
-                found.append((max(first, low), min(last, high), deliveries))
-        return found
+                held.append((max(first, low), min(last, high), deliveries))
+        return held
 
     def with_replayed(self, store: str, durable: str, messages: list[Delivery]) -> list[Delivery]:
         """The messages, those marked that are delivered because the durable was rewound."""
-        found = self._consumption(store, durable)
-        if found is None or not found.replayed:
+        consumption = self._consumption(store, durable)
+        if consumption is None or not consumption.replayed:
             return messages
-        return [replace(one, replayed=True) if one.seq in found.replayed else one for one in messages]
+        return [replace(one, replayed=True) if one.seq in consumption.replayed else one for one in messages]
 
     def held_of(self, store: str, durable: str, subscriber: str, first: int, last: int) -> list[tuple[int, int]]:
         """What the subscriber holds of ``first..last``."""
@@ -111,13 +113,13 @@ class Backlog:
 
     def lapses_ms(self, store: str, durable: str) -> int | None:
         """When the next held message of the durable lapses. O(1)."""
-        found = self._consumption(store, durable)
-        return None if found is None else found.leases.next_ms()
+        consumption = self._consumption(store, durable)
+        return None if consumption is None else consumption.leases.next_ms()
 
     def displaces(self, store: str, durable: str) -> bool:
         """Whether a new subscriber of the durable takes the place of every other."""
-        found = self._consumption(store, durable)
-        return found is not None and found.exclusive
+        consumption = self._consumption(store, durable)
+        return consumption is not None and consumption.exclusive
 
 
 class _Group:
@@ -393,8 +395,8 @@ class Deliveries:
                 messages = self._service.messages(subscriber.store, held) if held else []
             except HoldfastError as error:
                 # What is damaged is this subscriber's to hear of, and the operator's; everybody else is served on.
-                place = subscriber.store, subscriber.durable
-                self.unreadable[place] = self.unreadable.get(place, 0) + 1
+                key = subscriber.store, subscriber.durable
+                self.unreadable[key] = self.unreadable.get(key, 0) + 1
                 _log.error(
                     "messages_unreadable",
                     store=subscriber.store,
@@ -566,7 +568,7 @@ class Subscriber(ABC):
         """Write messages to it."""
 
     def advise(self, kind: str, facts: Mapping[str, object]) -> None:
-        """Tell it something beside messages."""
+        """Send an advisory."""
         del kind, facts
 
     def changed(self, changes: Sequence[tuple[str, int, str]]) -> None:
@@ -624,7 +626,7 @@ class Poller(Subscriber):
         return self._count
 
     def takes_more(self) -> bool:
-        """One portion answers a poll: another behind it would find nobody who waits for it."""
+        """One portion completes a poll, so no second one is requested."""
         return not self.on_its_way and super().takes_more()
 
     def ask(self, count: int, wait_seconds: float, done: Polled, problem: Problem) -> None:

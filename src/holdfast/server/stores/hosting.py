@@ -131,8 +131,8 @@ class StoreHost:
         """Subscribers attached before a restart have their timeout to return."""
         for store, durable, subscriber in opened.state.subscribers():
             seconds = opened.definitions.durable(store, durable).subscriber_timeout_ms / 1000
-            found = opened.state.stores[store].durables[durable]
-            polls = isinstance(found, Consumption) and found.leases.of[subscriber].polls
+            kept = opened.state.stores[store].durables[durable]
+            polls = isinstance(kept, Consumption) and kept.leases.of[subscriber].polls
             opened.deliveries.expect(store, durable, subscriber, seconds, polls=polls)
 
     def suspend(self) -> None:

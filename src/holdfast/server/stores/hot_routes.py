@@ -129,23 +129,23 @@ class HotStores:
 
     def _read(self, line: bytes) -> HotRequest | None:
         host = self._host
-        found = _PUBLISH.fullmatch(line)
-        if found is not None:
-            return HotRequest(host, PUBLISH_ROUTE, Right.PUBLISH, found[1].decode())
-        found = _ACKS.fullmatch(line)
-        if found is not None:
-            return HotRequest(host, ACKS_ROUTE, Right.SUBSCRIBE, found[1].decode(), found[2].decode())
-        found = _POLL.fullmatch(line)
-        if found is None:
+        match = _PUBLISH.fullmatch(line)
+        if match is not None:
+            return HotRequest(host, PUBLISH_ROUTE, Right.PUBLISH, match[1].decode())
+        match = _ACKS.fullmatch(line)
+        if match is not None:
+            return HotRequest(host, ACKS_ROUTE, Right.SUBSCRIBE, match[1].decode(), match[2].decode())
+        match = _POLL.fullmatch(line)
+        if match is None:
             return None
-        pairs = [pair.partition("=") for pair in found[3].decode().split("&")]
+        pairs = [pair.partition("=") for pair in match[3].decode().split("&")]
         parameters = {name: value for name, _, value in pairs}
         # The framework refuses doubled, unknown and missing parameters, in its words.
         if len(parameters) != len(pairs) or not parameters.keys() <= _PARAMETERS or "subscriber" not in parameters:
             return None
         if not all(parameters.get(name, "1").isdigit() for name in ("max", "wait_ms")):
             return None
-        return HotRequest(host, POLL_ROUTE, Right.SUBSCRIBE, found[1].decode(), found[2].decode(), parameters)
+        return HotRequest(host, POLL_ROUTE, Right.SUBSCRIBE, match[1].decode(), match[2].decode(), parameters)
 
 
 def _poll_of(request: HotRequest, parameters: dict[str, str], address: str) -> PollRequest:

@@ -74,17 +74,17 @@ class WatchedMap:
 
     def page(self, after: str, count: int) -> list[tuple[str, int]]:
         """The first ``count`` watched keys above ``after``, with revisions. Raises: NotFound, InvalidRequest."""
-        found = self._state.store(self._store).durable(self._name)
-        if not isinstance(found, Map):
+        source = self._state.store(self._store).durable(self._name)
+        if not isinstance(source, Map):
             raise InvalidRequest("this durable is not a map", code=Code.TYPE_MISMATCH, durable=self._name)
         first = self._key if self._key is not None else self._prefix
         keys: list[tuple[str, int]] = []
         if not after and first:
-            entry = found.keyed.get(first)
+            entry = source.keyed.get(first)
             if entry is not None:
                 keys.append((first, entry.revision))
         if self._key is None:
-            for entry in islice(found.keyed.scan(after or first), count - len(keys)):
+            for entry in islice(source.keyed.scan(after or first), count - len(keys)):
                 if not entry.key.startswith(self._prefix):
                     break  # keys with one prefix are neighbours
                 keys.append((entry.key, entry.revision))

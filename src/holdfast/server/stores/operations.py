@@ -53,7 +53,7 @@ Done = Callable[[bytes | HoldfastError], None]
 
 
 class PendingPoll:
-    """A poll that waits for its answer, for whoever sees the end of its connection."""
+    """A poll that waits for its response, for the connection under it."""
 
     __slots__ = ("_abandoned", "_hurried", "_poller", "_polled", "_seconds")
 
@@ -212,16 +212,16 @@ class StoreOperations:
         NotFound, InvalidRequest. Cost: reads at most ``BROWSE_LOOKS`` times ``count`` messages, and looks at about
         ``LOOKS_MAX``: some 100 ms.
         """
-        found = self._state.store(store).durable(durable)
+        source = self._state.store(store).durable(durable)
         matcher = Matcher.parse(match) if match else None
         messages: list[Delivery] = []
         reads, looks = count * (1 if matcher is None else BROWSE_LOOKS), LOOKS_MAX
         reached: int | None = after
         while len(messages) < count and reached is not None and reads > 0 and looks > 0:
             if parked:
-                page, reached = _parked(found, reached, min(count, reads))
+                page, reached = _parked(source, reached, min(count, reads))
             else:
-                page, reached, looks = _numbers(found, reached, min(count, reads), looks)
+                page, reached, looks = _numbers(source, reached, min(count, reads), looks)
             read = self._service.messages(store, [(seq, seq, deliveries) for seq, deliveries in page])
             read = self._deliveries.backlog.with_replayed(store, durable, read)
             messages += [one for one in read if matcher is None or matcher.matches(one.fields)]
@@ -234,13 +234,13 @@ class StoreOperations:
         self, store: str, name: str, *, keys: Sequence[str] | None = None, after: str = "", count: int = 1
     ) -> list[tuple[str, bytes, int]]:
         """Entries of a map: those of ``keys``, or the first above ``after``. Raises: NotFound, InvalidRequest."""
-        found = self._state.store(store).durable(name)
-        if not isinstance(found, Map):
+        source = self._state.store(store).durable(name)
+        if not isinstance(source, Map):
             raise InvalidRequest("this durable is not a map", code=Code.TYPE_MISMATCH, durable=name)
         if keys is None:
-            entries = list(islice(found.keyed.scan(after), count))
+            entries = list(islice(source.keyed.scan(after), count))
         else:
-            entries = [entry for key in keys if (entry := found.keyed.get(key)) is not None]
+            entries = [entry for key in keys if (entry := source.keyed.get(key)) is not None]
         bodies = {
             one.seq: one.body
             for one in self._service.messages(store, sorted((entry.revision, entry.revision, 1) for entry in entries))
@@ -416,10 +416,10 @@ class InForce:
 
     def store(self, name: str) -> StoreDefinition:
         """Raises: NotFound."""
-        found = self._state.definition.stores.get(name)
-        if found is None:
+        definition = self._state.definition.stores.get(name)
+        if definition is None:
             raise NotFound("there is no such store", store=name)
-        return found
+        return definition
 
     def durables(self, store: str) -> Mapping[str, DurableDefinition]:
         """Every durable of a store, the dynamic ones too, by name. Raises: NotFound. Cost: O(durables)."""
@@ -427,34 +427,34 @@ class InForce:
 
     def find(self, store: str, name: str) -> DurableDefinition | None:
         """One durable, None where there is none. Raises: NotFound for the store."""
-        found = self._state.store(store).durables.get(name)
-        return None if found is None else found.definition
+        durable = self._state.store(store).durables.get(name)
+        return None if durable is None else durable.definition
 
     def durable(self, store: str, name: str) -> DurableDefinition:
         """Raises: NotFound."""
-        found = self.find(store, name)
-        if found is None:
+        definition = self.find(store, name)
+        if definition is None:
             raise NotFound("there is no such durable", store=store, durable=name)
-        return found
+        return definition
 
     def named(self, store: str, durable: str, subscriber: str) -> str:
         """The durable's name; ``DEFAULT_DURABLE`` stands for the subscriber's own. Raises: NotFound."""
         if durable != DEFAULT_DURABLE:
             return durable
-        found = self.store(store).durable_for(subscriber)
-        if not found:
+        name = self.store(store).durable_for(subscriber)
+        if not name:
             raise NotFound(
                 "the store has no default durable, and none for this subscriber", store=store, subscriber=subscriber
             )
-        return found
+        return name
 
     def terms(self, store: str, name: str, template: str | None = None) -> DurableDefinition:
         """The definition of a durable, or the one that ``template`` would give it. Raises: NotFound."""
-        found = self.find(store, name)
-        if found is None and template is not None:
+        definition = self.find(store, name)
+        if definition is None and template is not None:
             pattern = self.store(store).template(template)
-            found = None if pattern is None else pattern.durable(name)
-        if found is None:
+            definition = None if pattern is None else pattern.durable(name)
+        if definition is None:
             what = "there is no such template" if template else "there is no such durable"
             raise NotFound(what, store=store, durable=name, template=template or None)
-        return found
+        return definition

@@ -174,14 +174,14 @@ def _require_part(definition: ClusterDefinition, store: str, kind: str, name: st
 
 def store_of(definition: ClusterDefinition, store: str) -> StoreDefinition:
     """A store that is to get a part. Raises: NotFound, which says to define the store first."""
-    found = definition.stores.get(store)
-    if found is None:
+    known = definition.stores.get(store)
+    if known is None:
         raise NotFound(
             "there is no such store",
             hint=f"define the store first: holdfast stores define {store}, or PUT /v1/stores/{store}",
             store=store,
         )
-    return found
+    return known
 
 
 def _part(path: tuple[str, ...], document: object) -> Part:
@@ -191,14 +191,14 @@ def _part(path: tuple[str, ...], document: object) -> Part:
 
 def _check_numbers(path: str, document: object) -> None:
     """MessagePack has numbers that JSON has not: they would become null, which sets a default."""
-    found: list[tuple[str, object]] = [(path, document)]
-    for place, value in found:
+    pending: list[tuple[str, object]] = [(path, document)]
+    for at, value in pending:
         if isinstance(value, float) and not math.isfinite(value):
-            raise InvalidRequest(f"{place}: a finite number, not {value}", code=Code.BAD_CONFIGURATION)
+            raise InvalidRequest(f"{at}: a finite number, not {value}", code=Code.BAD_CONFIGURATION)
         if isinstance(value, dict):
-            found += [(f"{place}.{name}", one) for name, one in cast(Json, value).items()]
+            pending += [(f"{at}.{name}", one) for name, one in cast(Json, value).items()]
         elif isinstance(value, list):
-            found += [(f"{place}.{number}", one) for number, one in enumerate(cast("list[object]", value))]
+            pending += [(f"{at}.{number}", one) for number, one in enumerate(cast("list[object]", value))]
 
 
 def _map_of(parameters: object, what: str) -> Json:
@@ -339,11 +339,11 @@ def _subscribers(opened: OpenStores, store: str, name: str, durable: Durable) ->
 
 def _subscriber(name: str, held: int, connected: Subscriber | None) -> Json:
     """One subscriber. Times are milliseconds since 1970, null for never; the service forgets them when it ends."""
-    found: Json = {"name": name, "connected": connected is not None, "unacknowledged": held}
+    document: Json = {"name": name, "connected": connected is not None, "unacknowledged": held}
     if connected is None:
-        return {**found, "room": 0, "address": "", "since_ms": None, "delivered_ms": None, "acknowledged_ms": None}
+        return {**document, "room": 0, "address": "", "since_ms": None, "delivered_ms": None, "acknowledged_ms": None}
     return {
-        **found,
+        **document,
         "room": connected.room,
         "address": connected.address,
         "since_ms": connected.since_ms or None,
@@ -407,9 +407,9 @@ async def put_durable(call: StoreCall) -> Answer:
     if isinstance(parameters, dict) and "template" in parameters:
         await _make_dynamic(call, cast(Json, parameters))
     else:
-        found = call.opened.definitions.find(call.store, call.durable)
-        if found is not None and found.dynamic:
-            raise InvalidRequest("this durable is dynamic: change its template", template=found.template)
+        known = call.opened.definitions.find(call.store, call.durable)
+        if known is not None and known.dynamic:
+            raise InvalidRequest("this durable is dynamic: change its template", template=known.template)
         await define(call, lambda definition: with_part(definition, call.store, "durables", call.durable, parameters))
     return call.answer(durable_document(call.opened, call.store, call.durable))
 
@@ -417,9 +417,9 @@ async def put_durable(call: StoreCall) -> Answer:
 async def patch_durable(call: StoreCall) -> Answer:
     """``PATCH .../durables/{durable}``: a static one."""
     parameters = await call.document()
-    found = call.opened.definitions.durable(call.store, call.durable)
-    if found.dynamic:
-        raise InvalidRequest("this durable is dynamic: change its template", template=found.template)
+    known = call.opened.definitions.durable(call.store, call.durable)
+    if known.dynamic:
+        raise InvalidRequest("this durable is dynamic: change its template", template=known.template)
     patched, name = patched_part, call.durable
     await define(call, lambda definition: patched(definition, call.store, "durables", name, parameters))
     return call.answer(durable_document(call.opened, call.store, call.durable))
@@ -431,10 +431,10 @@ async def _make_dynamic(call: StoreCall, parameters: Json) -> None:
     if unknown or not isinstance(template, str):
         raise InvalidRequest("a dynamic durable has a template, by its name, and perhaps a matcher of its own")
     opened = call.opened
-    found = opened.definitions.find(call.store, call.durable)
-    if found is not None and found.template == template and matcher is None:
+    known = opened.definitions.find(call.store, call.durable)
+    if known is not None and known.template == template and matcher is None:
         return
-    if found is not None and not found.dynamic:
+    if known is not None and not known.dynamic:
         raise Conflict("this durable is a static one", code=Code.TYPE_MISMATCH, durable=call.durable)
     if opened.deliveries.connected(call.store, call.durable):
         raise Conflict("somebody is connected to this durable", code=Code.DURABLE_COLLISION, durable=call.durable)
@@ -449,11 +449,11 @@ async def _make_dynamic(call: StoreCall, parameters: Json) -> None:
 
 async def delete_durable(call: StoreCall) -> Answer:
     """``DELETE .../durables/{durable}``: what it keeps goes too."""
-    found = call.opened.definitions.durable(call.store, call.durable)
-    if found.dynamic:
+    known = call.opened.definitions.durable(call.store, call.durable)
+    if known.dynamic:
         await call.submit(call.opened.service.submit(Unsubscribe(0, call.store, call.durable)), Done)
     else:
-        # Defining is the administrator's; whoever subscribes may only take dynamic durables away.
+        # Only administrators change the definition; subscribers may delete dynamic durables.
         call.opened.access.require(call.call.authorization, Right.ADMINISTER, call.store)
         change = without_part
         await define(call, lambda definition: change(definition, call.store, "durables", call.durable), delete=True)
@@ -474,10 +474,10 @@ async def _list_templates(call: StoreCall) -> Answer:
 
 
 async def _get_template(call: StoreCall) -> Answer:
-    found = call.opened.definitions.store(call.store).template(_template_of(call))
-    if found is None:
+    template = call.opened.definitions.store(call.store).template(_template_of(call))
+    if template is None:
         raise NotFound("there is no such template", store=call.store, template=_template_of(call))
-    return call.answer(template_document(found))
+    return call.answer(template_document(template))
 
 
 _put_template = _defining(

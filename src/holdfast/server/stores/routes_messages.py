@@ -57,7 +57,7 @@ async def _acknowledge(call: StoreCall) -> Answer:
 
 async def _browse(call: StoreCall) -> Answer:
     query = call.call
-    found, next_after = call.opened.operations.browse(
+    messages, next_after = call.opened.operations.browse(
         call.store,
         call.durable,
         after=query.number("after") or 0,
@@ -68,7 +68,7 @@ async def _browse(call: StoreCall) -> Answer:
     durable = call.opened.state.store(call.store).durable(call.durable)
     parked = durable.dying if isinstance(durable, Consumption) and durable.parks else {}
     await call.opened.service.settled()
-    return call.answer(wire.Page(found, next_after, [one.seq for one in found if one.seq in parked]))
+    return call.answer(wire.Page(messages, next_after, [one.seq for one in messages if one.seq in parked]))
 
 
 def flag(name: str, text: str | None) -> bool:
@@ -100,9 +100,9 @@ def _number(call: StoreCall) -> int:
 
 
 async def _explain_message(call: StoreCall) -> Answer:
-    found = explain(call.opened.state, call.store, _number(call))
+    explanation = explain(call.opened.state, call.store, _number(call))
     await call.opened.service.settled()
-    return call.answer(found)
+    return call.answer(explanation)
 
 
 async def _drop(call: StoreCall) -> Answer:
@@ -254,7 +254,7 @@ class _Letters:
         try:
             await call.submit(opened.service.submit(command), commands.Published)
             if apart:
-                # One is in the log and the other is not, so it takes two commands: kept there first, then let go here.
+                # One is in the log and the other is not, so it takes two commands: kept there first, then dropped here.
                 await opened.service.submit(commands.Drop(0, call.store, call.durable, letter.seq))
         except HoldfastError as error:
             if error.code in (Code.OUTCOME_UNKNOWN, Code.CLOSED):
@@ -271,21 +271,21 @@ _REVISION: Final = re.compile(r'"?(\d{1,16})"?', re.ASCII)
 
 async def _get_entry(call: StoreCall) -> Answer:
     key = call.call.path_text("key")
-    found = call.opened.operations.entries(call.store, call.durable, keys=[key])
+    entries = call.opened.operations.entries(call.store, call.durable, keys=[key])
     await call.opened.service.settled()
-    if not found:
+    if not entries:
         raise NotFound("there is no such key", code=Code.NO_SUCH_KEY, store=call.store, map=call.durable)
-    _, value, revision = found[0]
+    _, value, revision = entries[0]
     return call.answer(wire.Entry(key, value, revision), headers={"ETag": f'"{revision}"'})
 
 
 async def _list_entries(call: StoreCall) -> Answer:
     query = call.call
     count = query.number("max", low=1, high=ENTRIES_MAX) or ENTRIES_DEFAULT
-    found = call.opened.operations.entries(call.store, call.durable, after=query.text("after") or "", count=count + 1)
+    entries = call.opened.operations.entries(call.store, call.durable, after=query.text("after") or "", count=count + 1)
     await call.opened.service.settled()
-    items = [wire.Entry(key, value, revision) for key, value, revision in found[:count]]
-    return call.answer(wire.EntriesResponse(items, len(found) > count))
+    items = [wire.Entry(key, value, revision) for key, value, revision in entries[:count]]
+    return call.answer(wire.EntriesResponse(items, len(entries) > count))
 
 
 async def _put_entry(call: StoreCall) -> Answer:
@@ -324,10 +324,10 @@ def _condition(call: StoreCall) -> int | None:
         return 0
     if matches is None:
         return None
-    found = _REVISION.fullmatch(matches.strip())
-    if found is None:
+    match = _REVISION.fullmatch(matches.strip())
+    if match is None:
         raise InvalidRequest('If-Match is a revision, for example "7"')
-    return int(found[1])
+    return int(match[1])
 
 
 async def _lock(call: StoreCall) -> Answer:

@@ -341,7 +341,7 @@ class SubscribeSocket(asyncio.Protocol):
         parts = self._protocol.data_to_send()
         if transport is None or transport.is_closing() or not parts:
             return
-        if not parts[-1]:  # the library's mark for the end of our direction
+        if not parts[-1]:  # the library's sign for the end of our direction
             parts.pop()
         if parts:
             data = parts[0] if len(parts) == 1 else b"".join(parts)
@@ -391,7 +391,7 @@ class SubscribeSocket(asyncio.Protocol):
         if self._closing:
             return
         self._closing = True
-        # A peer may close its WebSocket behind its close frame, in the same bytes: the library has answered that.
+        # The library has replied already to a close frame in the same bytes.
         if self._open and self._transport is not None and self._protocol.state is State.OPEN:
             self._protocol.send_close(code, reason)
             self._flush()

@@ -187,7 +187,7 @@ class ViewChild:
                     await asyncio.to_thread(file.close)
                 await asyncio.to_thread(self._reap, process)
             except (OSError, sqlite3.Error, subprocess.TimeoutExpired) as error:
-                # Raised from here it would take the place of a cancellation, and the stop would wait for ever.
+                # An error from here would replace a cancellation, and the stop would never end.
                 log.warning("view_process_not_ended", error=f"{type(error).__name__}: {error}")
         log.warning("view_process_ended", exit_code=process.returncode)
 

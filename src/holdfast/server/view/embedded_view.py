@@ -112,7 +112,7 @@ class EmbeddedView:
         self._kept = ViewChild(start, service)
 
     async def stop(self) -> None:
-        """Stop following, and let go of everything."""
+        """Stop following, and release everything."""
         kept, self._kept = self._kept, None
         if kept is not None:
             await kept.close()

@@ -198,7 +198,7 @@ class ViewProcess:
 
 
 def _open_lock(directory: Path) -> int:
-    """The server has made the directory. A process that a killed server left behind must not make it again."""
+    """Open the lock in the server's directory, which an orphaned process must not make again."""
     lock = private(str(directory / "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
     restrict_to_owner(str(directory / "lock"))
     return lock

@@ -66,10 +66,10 @@ def view_routes(gateway: Gateway, embedded: EmbeddedView) -> tuple[Route, ...]:
     async def read_key(call: Call) -> Answer:
         path, text = call.path_text("key"), call.switch("text", default=False)
         key = text_key("key", path) if text else key_from_text("key", path, hint="text=true reads the path as text")
-        found = await embedded.get(key, at=asked_version(call))
-        if found is None:
+        stored = await embedded.get(key, at=asked_version(call))
+        if stored is None:
             raise NotFound("there is no such key")
-        value, version = found
+        value, version = stored
         return json_answer(_found(key, value, version, text=text))
 
     async def read_range(call: Call) -> Answer:
