@@ -12,8 +12,8 @@ import contextlib
 import math
 import os
 from collections import deque
-from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
+from collections.abc import Coroutine
+from dataclasses import dataclass, field, replace
 from hmac import compare_digest
 from typing import Any, Final
 
@@ -33,8 +33,6 @@ from holdfast.commit.format.chain import broken
 from holdfast.commit.format.transaction import Unanswered
 from holdfast.commit.leadership.claims import Heartbeat, Identity, parse_proof
 from holdfast.commit.leadership.takeover import (
-    AskAsStandby,
-    AskLeader,
     Clock,
     TakeoverOptions,
     local_scope,
@@ -74,25 +72,16 @@ RETRY_AFTER_MS: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServiceOptions:
-    """How to lead. Units are in the names."""
+class ServiceOptions(TakeoverOptions):
+    """How to lead. Units are in the names. The retry budget of the takeover is that of a batch."""
 
     address: str = ""
     address_is_bound: bool = True
     """Whether this process itself listens there. An address that leads to it in another way proves nothing."""
-    allow_new: bool = False
-    take_over: bool = False
-    standby: bool = False
-    following: Callable[[str, str], None] | None = None
-    ask_leader: AskLeader | None = None
-    ask_as_standby: AskAsStandby | None = None
     standbys_prove: bool = False
     """Whether only the questions of standbys count that prove that they can read the log."""
-    probe: bool = True
     rules: PipelineRules = field(default_factory=PipelineRules)
     request_timeout_ms: float = 10_000.0
-    silence_ms: float = 2_000.0
-    heartbeat_ms: float = 500.0
     idle_check_ms: float = 5_000.0
     queue_entries_max: int = 100_000
     stalled_ms_max: float = 3_000.0
@@ -164,18 +153,7 @@ class CommitService:
         """
         scope = local_scope(options.address) if options.address_is_bound else UNKNOWN_SCOPE
         identity = Identity(LeaderId(os.urandom(16)), os.urandom(32), options.address, scope)
-        how = TakeoverOptions(
-            allow_new=options.allow_new,
-            take_over=options.take_over,
-            standby=options.standby,
-            following=options.following,
-            silence_ms=options.silence_ms,
-            heartbeat_ms=options.heartbeat_ms,
-            retry_budget_ms=options.rules.persist.give_up_after_ms,
-            ask_leader=options.ask_leader,
-            ask_as_standby=options.ask_as_standby,
-            probe=options.probe,
-        )
+        how = replace(options, retry_budget_ms=options.rules.persist.give_up_after_ms)
         await _require_genesis(store)
         takeover = await take_the_lead(store, identity, LogId(os.urandom(16)), how, clock)
         return cls.begin(store, takeover, identity, options, own, clock)
@@ -323,22 +301,18 @@ class CommitService:
             self.damage.note("status", error)
             raise
 
-    def _look_up_old(self, entry: CommitEntry) -> Coroutine[Any, Any, None]:
-        async def answer() -> None:
-            request_id, read_version = entry.txn.request_id, entry.txn.read_version
-            assert request_id is not None, "only attempts are looked up"
-            assert read_version is not None, "a request id comes with a read version"
-            try:
-                result = await self._find(request_id, read_version, self.durable_header())
-            except HoldfastError as error:
-                log.warning("look_up_failed", error=str(error))
-                entry.outcome = Unanswered()
-            else:
-                entry.outcome = judge_from_log(entry.txn, result.txn, truncated=result.truncated)
-            self._reply_late(entry)
-
-        self._owed[entry] = None
-        return answer()
+    async def _look_up_old(self, entry: CommitEntry) -> None:
+        request_id, read_version = entry.txn.request_id, entry.txn.read_version
+        assert request_id is not None, "only attempts are looked up"
+        assert read_version is not None, "a request id comes with a read version"
+        try:
+            result = await self._find(request_id, read_version, self.durable_header())
+        except HoldfastError as error:
+            log.warning("look_up_failed", error=str(error))
+            entry.outcome = Unanswered()
+        else:
+            entry.outcome = judge_from_log(entry.txn, result.txn, truncated=result.truncated)
+        self._reply_late(entry)
 
     def _reply_late(self, entry: CommitEntry) -> None:
         """Reply to a commit that waited for the store after it left the pipeline."""
@@ -490,6 +464,7 @@ class CommitService:
                 _complete(question.ticket, effect)
             case events.LookUp(entries=entries):
                 for entry in entries:
+                    self._owed[entry] = None
                     self._spawn(self._look_up_old(entry))
             case events.Ended():
                 self._end(effect)

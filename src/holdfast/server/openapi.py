@@ -80,6 +80,7 @@ def describe(routes: Iterable[Route], *, version: str, with_tokens: bool) -> byt
     paths: dict[str, Json] = {}
     for row in rows:
         paths.setdefault(row.name, {})[row.method.lower()] = _operation(row, schema_of, with_tokens)
+    security: Json = {"securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}} if with_tokens else {}
     document: Json = {
         "openapi": "3.1.0",
         "info": {
@@ -90,13 +91,8 @@ def describe(routes: Iterable[Route], *, version: str, with_tokens: bool) -> byt
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "paths": paths,
-        "components": {"schemas": components},
+        "components": {"schemas": components, **security},
     }
-    if with_tokens:
-        document["components"] = {
-            "schemas": components,
-            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
-        }
     return msgspec.json.encode(document)
 
 
@@ -193,18 +189,10 @@ def _responses(row: Route, schema_of: Mapping[int, Any]) -> Json:
 
 def _error_response(status: int, codes: Sequence[Code], schema_of: Mapping[int, Any]) -> Json:
     names = [str(code) for code in codes]
+    its_codes = {"properties": {"error": {"properties": {"code": {"enum": names}}}}}
     response: Json = {
         "description": f"{_STATUS_TEXT[status]}: {', '.join(names)}",
-        "content": {
-            "application/json": {
-                "schema": {
-                    "allOf": [
-                        schema_of[id(ErrorResponse)],
-                        {"properties": {"error": {"properties": {"code": {"enum": names}}}}},
-                    ]
-                }
-            }
-        },
+        "content": {"application/json": {"schema": {"allOf": [schema_of[id(ErrorResponse)], its_codes]}}},
     }
     if status in (429, 503):
         response["headers"] = {

@@ -445,12 +445,8 @@ def _budgeted(opened: ObjectStore, settings: Settings) -> BudgetedStore:
         creates_max=max(1, min(persist.max_in_flight_requests * 2, pool - kept)),
         own_max=max(1, min(OWN_CONNECTIONS, kept // 3)),
         retry=RetryPolicy(unanswered_max=UNANSWERED_MAX),
-        not_created=_tell_not_created,
+        not_created=lambda key, detail: log.warning("store_did_not_create", key=key, error=detail),
     )
-
-
-def _tell_not_created(key: str, detail: str) -> None:
-    log.warning("store_did_not_create", key=key, error=detail)
 
 
 def _tell_scrub_ended(scrubbing: asyncio.Task[None]) -> None:

@@ -244,17 +244,17 @@ def encode_object(header: Header, body: bytes = b"") -> bytes:
     return whole
 
 
+def _corrupt(slot: int, rule: str, **facts: str | int) -> CorruptData:
+    return CorruptData(rule, code=Code.CORRUPT_BATCH, facts={"slot": slot_text(slot), **facts})
+
+
 def decode_header(data: bytes, *, slot: int) -> Header:
     """The header of the object in ``slot``, from its first bytes. Raises: CorruptData naming slot and rule."""
-
-    def corrupt(rule: str, **facts: str | int) -> CorruptData:
-        return CorruptData(rule, code=Code.CORRUPT_BATCH, facts={"slot": slot_text(slot), **facts})
-
     if len(data) < HEADER_BYTES:
-        raise corrupt("object is shorter than its header", bytes=len(data))
+        raise _corrupt(slot, "object is shorter than its header", bytes=len(data))
     head = bytes(data[: HEADER_BYTES - _CRC.size])
     if not head.startswith(MAGIC):
-        raise corrupt("object does not start with the magic of a batch")
+        raise _corrupt(slot, "object does not start with the magic of a batch")
     (
         _magic, format_version, kind, flags, transactions,
         log_id, own_slot, claim, prev, epoch,
@@ -265,17 +265,19 @@ def decode_header(data: bytes, *, slot: int) -> Header:
         address_length, address, boot_id, namespace,
     ) = _FIELDS.unpack(head)  # fmt: skip
     if format_version != FORMAT_VERSION:
-        raise corrupt("object has an unknown format version", format_version=format_version)
+        raise _corrupt(slot, "object has an unknown format version", format_version=format_version)
     if zlib.crc32(head) != _CRC.unpack_from(data, HEADER_BYTES - _CRC.size)[0]:
-        raise corrupt("header CRC does not match")
+        raise _corrupt(slot, "header CRC does not match")
     if own_slot != slot:
-        raise corrupt("header names another slot", header_slot=slot_text(own_slot))
+        raise _corrupt(slot, "header names another slot", header_slot=slot_text(own_slot))
     if kind not in (Kind.CLAIM, Kind.DATA, Kind.RESIGN) or address_length > ADDRESS_BYTES_MAX:
-        raise corrupt("header has an impossible field", kind=kind, address_length=address_length)
+        raise _corrupt(slot, "header has an impossible field", kind=kind, address_length=address_length)
     if kind == Kind.CLAIM and (body_length or claim != slot):
-        raise corrupt("claim has a body or names another claim")
+        raise _corrupt(slot, "claim has a body or names another claim")
     if (transactions == 0) != (body_length == 0):
-        raise corrupt("transaction count does not fit the body", transactions=transactions, body_length=body_length)
+        raise _corrupt(
+            slot, "transaction count does not fit the body", transactions=transactions, body_length=body_length
+        )
     return Header(
         kind=Kind(kind),
         log_id=log_id,
@@ -319,15 +321,10 @@ def body_bytes(data: bytes, header: Header) -> memoryview:
     """The body inside a whole object. Raises: CorruptData when its size or CRC does not match the header."""
     body = memoryview(data)[HEADER_BYTES : HEADER_BYTES + header.body_length]
     if len(body) != header.body_length or len(data) != header.object_bytes():
-        raise CorruptData(
-            "object size does not fit its header",
-            code=Code.CORRUPT_BATCH,
-            slot=slot_text(header.slot),
-            bytes=len(data),
-            expected=header.object_bytes(),
-        )
+        expected = header.object_bytes()
+        raise _corrupt(header.slot, "object size does not fit its header", bytes=len(data), expected=expected)
     if zlib.crc32(body) != header.body_crc:
-        raise CorruptData("body CRC does not match", code=Code.CORRUPT_BATCH, slot=slot_text(header.slot))
+        raise _corrupt(header.slot, "body CRC does not match")
     return body
 
 
@@ -339,11 +336,9 @@ def read_body_table(data: bytes, header: Header) -> pa.Table:
     try:
         table = pa.ipc.open_stream(pa.py_buffer(body)).read_all()
     except (pa.ArrowException, OSError) as error:
-        raise CorruptData(
-            "body is not an Arrow stream", code=Code.CORRUPT_BATCH, slot=slot_text(header.slot)
-        ) from error
+        raise _corrupt(header.slot, "body is not an Arrow stream") from error
     if not table.schema.equals(BODY_SCHEMA):
-        raise CorruptData("body has other columns", code=Code.CORRUPT_BATCH, slot=slot_text(header.slot))
+        raise _corrupt(header.slot, "body has other columns")
     return table
 
 
@@ -357,9 +352,7 @@ def decode_body(data: bytes, header: Header) -> list[LoggedTransaction]:
     versions = [txn.version for txn in transactions]
     fits = not transactions or (versions[0] == header.first_version and versions[-1] == header.last_version)
     if len(transactions) != header.transactions or not fits or any(a >= b for a, b in pairwise(versions)):
-        raise CorruptData(
-            "rows do not keep the versions of the header", code=Code.CORRUPT_BATCH, slot=slot_text(header.slot)
-        )
+        raise _corrupt(header.slot, "rows do not keep the versions of the header")
     return transactions
 
 

@@ -52,7 +52,7 @@ class TakeoverOptions(TakeoverRules):
     ask_as_standby: AskAsStandby | None = None
     """How a standby asks; without it a standby asks by ``ask_leader``."""
 
-    def rules(self, *, shared_by_machines: bool, only_new: bool = False) -> TakeoverRules:
+    def rules_for(self, *, shared_by_machines: bool, only_new: bool = False) -> TakeoverRules:
         """The same, for the machine on one store."""
         asks = self.ask_leader is not None or (self.standby and self.ask_as_standby is not None)
         return replace(self, shared_by_machines=shared_by_machines, only_new=only_new, asks=asks)
@@ -80,7 +80,7 @@ async def take_the_lead(
     After a crash: the claim may or may not stand; either way the next takeover decides by what it lists.
     """
     # Where other machines reach the store, the same address may be another endpoint.
-    rules = options.rules(shared_by_machines=urlsplit(store.url).scheme != "file")
+    rules = options.rules_for(shared_by_machines=urlsplit(store.url).scheme != "file")
     return await Driver(store, TakeoverMachine(identity, log_id, rules), options, clock).run()
 
 
@@ -89,7 +89,7 @@ async def init_log(store: ObjectStore, identity: Identity, log_id: LogId, *, ret
     if await store.list(PREFIX, limit=1):
         return False
     options = TakeoverOptions(allow_new=True, retry_budget_ms=retry_budget_s * 1000.0)
-    rules = options.rules(shared_by_machines=True, only_new=True)
+    rules = options.rules_for(shared_by_machines=True, only_new=True)
     try:
         await Driver(store, TakeoverMachine(identity, log_id, rules), options, now).run()
     except Closed:

@@ -167,18 +167,8 @@ class Abandon(_Timed, frozen=True):
     """The driver stops here: end immediately, and leave unproved work to the next leader."""
 
 
-Event = (
-    Arrived
-    | PutAnswered
-    | HeaderFound
-    | OwnershipSeen
-    | VersionAsked
-    | StatusAsked
-    | NoopAsked
-    | Tick
-    | Drain
-    | Abandon
-)
+Asked = VersionAsked | StatusAsked | NoopAsked
+Event = Arrived | PutAnswered | HeaderFound | OwnershipSeen | Asked | Tick | Drain | Abandon
 
 
 # -- effects ----------------------------------------------------------------------------------------------------------

@@ -394,7 +394,6 @@ class Pipeline:
         elif verdict is Verdict.GAVE_UP:
             trouble = self.persist.last_trouble or "it did not answer"
             self._end("gave_up", f"the store did not take a batch in time: {trouble}", effects)
-
         elif verdict is Verdict.SHUT:
             self._end("gave_up", f"the store takes nothing any more: {self.persist.last_trouble}", effects)
 

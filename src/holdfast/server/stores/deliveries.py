@@ -222,7 +222,14 @@ class Deliveries:
         older = self.find(store, durable, name)
         if older is not None:
             self._remove(older)
-            older.end(_displaced(older))
+            replaced = Conflict(
+                "a newer subscriber took the place of this one",
+                code=Code.DURABLE_COLLISION,
+                store=store,
+                durable=durable,
+                subscriber=name,
+            )
+            older.end(replaced)
 
     def dropped(self, store: str, durable: str, error: HoldfastError) -> None:
         """The durable was deleted: end its subscribers with ``error``."""
@@ -494,16 +501,6 @@ class Deliveries:
 def wall_ms() -> int:
     """The time of day, in milliseconds since 1970: what figures tell people."""
     return time.time_ns() // 1_000_000
-
-
-def _displaced(subscriber: Subscriber) -> HoldfastError:
-    return Conflict(
-        "a newer subscriber took the place of this one",
-        code=Code.DURABLE_COLLISION,
-        store=subscriber.store,
-        durable=subscriber.durable,
-        subscriber=subscriber.name,
-    )
 
 
 def _ignored(_: Result | HoldfastError) -> None:

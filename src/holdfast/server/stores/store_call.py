@@ -28,24 +28,16 @@ STORE_CODES: Final = (
 )
 """The error codes of every store route, in addition to those of any route."""
 
-_EXAMPLES: Final[Mapping[str, object]] = {
-    "store": "orders",
-    "durable": "work",
-    "template": "jobs",
-    "map": "prices",
-    "key": "k",
-    "seq": 1,
-    "revision": 1,
+_PATH_PARAMETERS: Final[Mapping[str, tuple[object, str]]] = {
+    "store": ("orders", "The store's name"),
+    "durable": ("work", "The durable's name"),
+    "template": ("jobs", "The template's name"),
+    "map": ("prices", "The name of the durable of type map"),
+    "key": ("k", "The key"),
+    "seq": (1, "The number of the message in its store"),
+    "revision": (1, "The number of the definition in the history"),
 }
-_DESCRIBED: Final = {
-    "store": "The store's name",
-    "durable": "The durable's name",
-    "template": "The template's name",
-    "map": "The name of the durable of type map",
-    "key": "The key",
-    "seq": "The number of the message in its store",
-    "revision": "The number of the definition in the history",
-}
+"""An example and a description of each."""
 
 
 class StoreCall:
@@ -156,15 +148,12 @@ def store_route(
 
 def path_parameters(path: str) -> tuple[Parameter, ...]:
     """The described parameters of a path."""
-    names = [part.strip("{}").partition(":")[0] for part in path.split("/") if part.startswith("{")]
-    return tuple(
-        Parameter(name, "path", {**_schema_of(name), "examples": [_EXAMPLES[name]]}, _DESCRIBED[name], True)
-        for name in names
-    )
-
-
-def _schema_of(name: str) -> dict[str, object]:
-    return {"type": "integer", "minimum": 1} if name in ("seq", "revision") else {"type": "string", "minLength": 1}
+    parameters: list[Parameter] = []
+    for name in [part.strip("{}").partition(":")[0] for part in path.split("/") if part.startswith("{")]:
+        example, description = _PATH_PARAMETERS[name]
+        kind = {"type": "integer", "minimum": 1} if example == 1 else {"type": "string", "minLength": 1}
+        parameters.append(Parameter(name, "path", {**kind, "examples": [example]}, description, True))
+    return tuple(parameters)
 
 
 def parameter(name: str, kind: str, description: str, **schema: object) -> Parameter:
