@@ -32,7 +32,6 @@ STANDBY_PROOF_HEADER: Final = "Holdfast-Standby-Proof"
 """Slot and nonce of the newest object that the standby has read."""
 STANDBY_CHARACTERS_MAX: Final = 256
 
-
 _NOT_READY: Final = (Code.NOT_LEADER, Code.OVERLOADED, Code.LEADER_CHANGED)
 
 

@@ -89,7 +89,6 @@ from holdfast.values import LeaderId, LogId, Slot, Version, parse_slot, slot_tex
 # pyarrow ships no types, so its tables are unknown to the checker; ours are not.
 # pyright: reportUnknownParameterType=false
 
-
 PREFIX: Final = "batches/"
 FIRST_SLOT: Final = Slot(2**64 - 1)
 SPAN_MAX: Final = 1000

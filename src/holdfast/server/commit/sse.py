@@ -42,7 +42,6 @@ LINGER_SECONDS: Final = 30.0
 
 Subscribe = Callable[[int, bool], AsyncIterator[EventBatch]]
 
-
 _encode = msgspec.json.Encoder().encode
 
 

@@ -32,7 +32,6 @@ _log = structlog.get_logger("holdfast.server")
 ANY_ROUTE_CODES: Final = (Code.MALFORMED, Code.UNAUTHENTICATED, Code.PERMISSION_DENIED, Code.OVERLOADED, Code.INTERNAL)
 """What every route may answer: ``overloaded`` when the connection is one too many."""
 
-
 POSITION_SCHEMA: Final[Mapping[str, object]] = {
     "type": "string",
     "pattern": "^[0-9]{1,16}(~[0-9a-f]{32})?(@[0-9a-f]{32})?$",

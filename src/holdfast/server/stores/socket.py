@@ -461,7 +461,6 @@ MESSAGE_BYTES: Final = 128
 FIELD_BYTES: Final = 8
 """About what a message and a field take in a frame in addition to their content."""
 
-
 _JSON_FRAMES: Final = msgspec.json.Decoder(wire.ClientFrame)
 _MSGPACK_FRAMES: Final = msgspec.msgpack.Decoder(wire.ClientFrame)
 

@@ -263,7 +263,6 @@ def main(descriptor: int, start: ViewStart) -> None:
 # pyarrow ships no types, so its arrays are unknown to the checker; what leaves this module is not.
 # pyright: reportUnknownParameterType=false
 
-
 _REMOVALS: Final = (ItemKind.DELETE, ItemKind.RANGE_DELETE)
 
 
