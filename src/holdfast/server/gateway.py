@@ -20,7 +20,7 @@ from holdfast.commit.stages.events import CommitEntry
 from holdfast.errors import Backpressure, Code, HoldfastError, Unavailable
 from holdfast.server.http.auth import Authenticator
 from holdfast.server.http.requests import ITEMS_MAX, log_mismatch
-from holdfast.server.http.responses import CommitAnswers, LeaderHint, not_leading, without_traceback
+from holdfast.server.http.responses import CommitResponses, LeaderHint, not_leading, without_traceback
 from holdfast.server.http.state import HttpLimits, HttpState
 from holdfast.values import LogPosition
 from holdfast.wire.log import StatusAnswer
@@ -57,7 +57,7 @@ class Gateway(HttpState):
         self.service: CommitService | None = None
         self.log_id = ""
         """The log that this process leads, or led last."""
-        self.answers = CommitAnswers(self.own)
+        self.answers = CommitResponses(self.own)
         rate = limits.client_commits_per_second_max
         self.client_rates = ClientRates(rate) if rate else None
         self.draining = False
@@ -72,7 +72,7 @@ class Gateway(HttpState):
         """From now on this process answers for the log."""
         self.own = self.leader = LeaderHint(service.leader_id, service.address, is_this_process=True)
         self.log_id = service.log_id
-        self.answers = CommitAnswers(self.own)
+        self.answers = CommitResponses(self.own)
         self.service = service
 
     def stop_leading(self, leader: LeaderHint) -> None:

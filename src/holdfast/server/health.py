@@ -20,7 +20,7 @@ from holdfast.objects.budget import StoreMetrics
 from holdfast.server.commit.routes import LivezRequest
 from holdfast.server.gateway import Gateway
 from holdfast.server.http.auth import Role
-from holdfast.server.http.routes import Answer, Call, Parameter, Route, json_answer
+from holdfast.server.http.routes import Call, Parameter, Response, Route, json_response
 from holdfast.server.http.state import JSON
 from holdfast.server.stores.hosting import StoreHost
 from holdfast.wire.log import Liveness, PipelineResponse, Readiness
@@ -35,7 +35,7 @@ STANDBY_CHARACTERS_MAX: Final = 256
 _NOT_READY: Final = (Code.NOT_LEADER, Code.OVERLOADED, Code.LEADER_CHANGED)
 
 
-async def _livez(gateway: Gateway, alive: LivezRequest, call: Call) -> Answer:
+async def _livez(gateway: Gateway, alive: LivezRequest, call: Call) -> Response:
     if call.switch("standby", default=False) and gateway.service is not None:
         # Once a standby stops asking, the leader shows signs of life in the log.
         headers = call.request.headers
@@ -44,17 +44,17 @@ async def _livez(gateway: Gateway, alive: LivezRequest, call: Call) -> Answer:
     return await call.serve(alive)
 
 
-async def _pipeline_ok(gateway: Gateway, _: Call) -> Answer:
+async def _pipeline_ok(gateway: Gateway, _: Call) -> Response:
     service = gateway.leading()
     try:
         async with asyncio.timeout(OK_SECONDS_MAX):
             await service.noop()
     except TimeoutError as error:
         raise Backpressure("a no-op did not come through the pipeline in time", retry_after_ms=1000) from error
-    return json_answer(PipelineResponse(True, service.leader_id))
+    return json_response(PipelineResponse(True, service.leader_id))
 
 
-async def _readyz(gateway: Gateway, watch: StoreWatch, stores: StoreHost | None, call: Call) -> Answer:
+async def _readyz(gateway: Gateway, watch: StoreWatch, stores: StoreHost | None, call: Call) -> Response:
     problem = watch.problem()
     if problem is not None:
         raise problem
@@ -64,14 +64,14 @@ async def _readyz(gateway: Gateway, watch: StoreWatch, stores: StoreHost | None,
             raise NotFound("this process has no message stores", hint="stores.directory says where they are")
         stores.opened()
     condition = "none" if stores is None else stores.condition
-    return json_answer(Readiness(True, service.leader_id, service.local_version(), condition, watch.damage()))
+    return json_response(Readiness(True, service.leader_id, service.local_version(), condition, watch.damage()))
 
 
-async def _metrics(stores: StoreHost | None, scrape: Callable[[], bytes], call: Call) -> Answer:
+async def _metrics(stores: StoreHost | None, scrape: Callable[[], bytes], call: Call) -> Response:
     problem = None if stores is None else stores.scrape_problem(call.authorization)
     if problem is not None:
         raise problem
-    return Answer(scrape(), media_type="text/plain; version=0.0.4; charset=utf-8")
+    return Response(scrape(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 def _switch(name: str, description: str) -> Parameter:
@@ -110,11 +110,11 @@ def health_routes(
 def description_routes(description: Callable[[], bytes]) -> tuple[Route, ...]:
     """The rows for the OpenAPI document, which ``description`` gives, and for the page that shows it."""
 
-    async def openapi(_: Call) -> Answer:
-        return Answer(description())
+    async def openapi(_: Call) -> Response:
+        return Response(description())
 
-    async def docs(_: Call) -> Answer:
-        return Answer(DOCS_PAGE, media_type="text/html; charset=utf-8")
+    async def docs(_: Call) -> Response:
+        return Response(DOCS_PAGE, media_type="text/html; charset=utf-8")
 
     return (
         Route(

@@ -14,8 +14,8 @@ from holdfast.errors import Code, Fenced, HoldfastError, InvalidRequest, Unavail
 from holdfast.server.gateway import Gateway
 from holdfast.server.http.auth import Role
 from holdfast.server.http.requests import problem_with, problem_with_request_id
-from holdfast.server.http.responses import error_answer, without_traceback
-from holdfast.server.http.routes import POSITION_SCHEMA, Answer, Call, Parameter, Route, json_answer
+from holdfast.server.http.responses import error_response, without_traceback
+from holdfast.server.http.routes import POSITION_SCHEMA, Call, Parameter, Response, Route, json_response
 from holdfast.server.http.state import JSON, FastRequest, PendingResponse, RequestFields
 from holdfast.wire.formats import encode
 from holdfast.wire.log import CommitReceipt, Liveness, NotCommitted, StatusAnswer, SteppedDown, VersionAnswer
@@ -82,7 +82,7 @@ class CommitRequest(_LogRequest):
                     entry = CommitEntry(txn, self._reply, response, len(body))
                     gateway.submit(entry, entry.size)
                     return
-        response.respond(*error_answer(problem, gateway.leader))
+        response.respond(*error_response(problem, gateway.leader))
 
     def _respond(self, entry: CommitEntry) -> None:
         gateway = self._gateway
@@ -114,7 +114,7 @@ class VersionRequest(_LogRequest):
 
         def answered(version: int | HoldfastError) -> None:
             if isinstance(version, HoldfastError):
-                response.respond(*error_answer(version, gateway.leader))
+                response.respond(*error_response(version, gateway.leader))
             else:
                 response.respond(200, None, encode(VersionAnswer(version, gateway.own.leader_id, gateway.log_id)))
 
@@ -140,7 +140,7 @@ class LivezRequest(_LogRequest):
         response.respond(200, None, encode(Liveness(own.leader_id, self._gateway.service is not None, own.address)))
 
 
-async def _commit(gateway: Gateway, commit: CommitRequest, call: Call) -> Answer:
+async def _commit(gateway: Gateway, commit: CommitRequest, call: Call) -> Response:
     # Before the body is read; ``serve`` checks again and takes from the client's rate.
     problem = gateway.admission() or gateway.over_rate(call.client, takes=False)
     if problem is not None:
@@ -148,27 +148,27 @@ async def _commit(gateway: Gateway, commit: CommitRequest, call: Call) -> Answer
     return await call.serve(commit, await call.body(commit.request_bytes_max))
 
 
-async def _version(gateway: Gateway, linearizable: VersionRequest, call: Call) -> Answer:
+async def _version(gateway: Gateway, linearizable: VersionRequest, call: Call) -> Response:
     match call.text("consistency"):
         case None | "linearizable":
             return await call.serve(linearizable)
         case "local":
             service = gateway.leading()
-            return json_answer(VersionAnswer(service.local_version(), service.leader_id, service.log_id))
+            return json_response(VersionAnswer(service.local_version(), service.leader_id, service.log_id))
         case _:
             raise InvalidRequest("consistency is linearizable or local")
 
 
-async def _status(gateway: Gateway, call: Call) -> Answer:
+async def _status(gateway: Gateway, call: Call) -> Response:
     request_id = call.path_text("request_id")
     problem = problem_with_request_id(request_id, length_min=gateway.limits.request_id_length_min)
     if problem is not None:
         raise problem
     min_version = gateway.version_of(call.required_position("min_version"))
-    return json_answer(await gateway.status(request_id, min_version))
+    return json_response(await gateway.status(request_id, min_version))
 
 
-async def _step_down(gateway: Gateway, _: Call) -> Answer:
+async def _step_down(gateway: Gateway, _: Call) -> Response:
     service = gateway.leading()
     await service.step_down()
     end = service.ended.result()
@@ -176,7 +176,7 @@ async def _step_down(gateway: Gateway, _: Call) -> Answer:
         raise Fenced(f"another leader came meanwhile: {end.detail}", code=Code.LEADER_CHANGED)
     if end.kind != "resigned":
         raise Unavailable(f"the leadership ended as {end.kind}: {end.detail}", code=Code.STORE_UNAVAILABLE)
-    return json_answer(SteppedDown(True, service.leader_id))
+    return json_response(SteppedDown(True, service.leader_id))
 
 
 def log_routes(gateway: Gateway) -> tuple[Route, ...]:

@@ -22,7 +22,7 @@ import httptools
 
 from holdfast.errors import Code, HoldfastError, InvalidRequest, LimitExceeded
 from holdfast.server.http.requests import problem_with_host
-from holdfast.server.http.responses import STATUS_OF, error_answer
+from holdfast.server.http.responses import STATUS_OF, error_response
 from holdfast.server.http.state import JSON, FastMatcher, FastRequest, HttpState, LongPoll, PendingResponse
 
 HEAD_BYTES_MAX: Final = 65_536
@@ -592,7 +592,7 @@ class ConnectionContext:
 
     def error_response(self, error: HoldfastError, *, closes: bool = False, status: int | None = None) -> bytes:
         """A whole response that tells an error."""
-        usual_status, headers, body = error_answer(error, self.state.leader)
+        usual_status, headers, body = error_response(error, self.state.leader)
         return self.response(status or usual_status, headers, body, closes=closes)
 
     def connection_ended(self) -> None:

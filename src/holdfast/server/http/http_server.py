@@ -35,7 +35,7 @@ from starlette.types import Receive, Scope, Send
 from holdfast.errors import Code, HoldfastError, InternalError, InvalidRequest, NotFound
 from holdfast.server.http.asgi_connection import Framework, MakeSocket
 from holdfast.server.http.connection import Connection, ConnectionContext
-from holdfast.server.http.responses import error_answer
+from holdfast.server.http.responses import error_response
 from holdfast.server.http.routes import Endpoint, Route
 from holdfast.server.http.state import FastMatcher, HttpState
 
@@ -428,7 +428,7 @@ def make_app(state: HttpState, routes: Sequence[Route]) -> Starlette:
     """The ASGI application that serves ``routes``."""
 
     def refuse(error: HoldfastError) -> Response:
-        status, headers, body = error_answer(error, state.leader)
+        status, headers, body = error_response(error, state.leader)
         state.counters.answers["unknown", status] += 1
         return Response(body, status, headers, "application/json")
 

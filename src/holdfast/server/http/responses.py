@@ -105,7 +105,7 @@ def error_body(error: HoldfastError, leader: LeaderHint) -> ErrorBody:
     )
 
 
-def error_answer(error: HoldfastError, leader: LeaderHint) -> tuple[int, dict[str, str], bytes]:
+def error_response(error: HoldfastError, leader: LeaderHint) -> tuple[int, dict[str, str], bytes]:
     """The status, the extra headers and the body of an error."""
     headers: dict[str, str] = {}
     if error.retry_after_ms is not None:
@@ -117,7 +117,7 @@ def error_answer(error: HoldfastError, leader: LeaderHint) -> tuple[int, dict[st
     return STATUS_OF[error.code], headers, encode(ErrorResponse(error_body(error, leader)))
 
 
-class CommitAnswers:
+class CommitResponses:
     """Encodes the outcomes of one leader's commits; the parts that never change are made once."""
 
     __slots__ = ("_after_version", "_leader", "_leader_id")
@@ -160,7 +160,7 @@ class CommitAnswers:
         """The status, the extra headers and the body of one commit's answer."""
         answer = self.answer(outcome, durable_version=durable_version, request_id=request_id)
         if isinstance(answer, HoldfastError):
-            return error_answer(answer, self._leader)
+            return error_response(answer, self._leader)
         return 200, {}, encode(answer)
 
     def stream_item(

@@ -22,7 +22,7 @@ from holdfast.commit.format.transaction import prefix_end
 from holdfast.errors import Code, HoldfastError, InternalError, InvalidRequest, LimitExceeded
 from holdfast.server.http.asgi_connection import ConnectionView
 from holdfast.server.http.auth import Role
-from holdfast.server.http.responses import error_answer, without_traceback
+from holdfast.server.http.responses import error_response, without_traceback
 from holdfast.server.http.state import JSON, FastRequest, HttpState, PendingResponse
 from holdfast.values import VERSION_MAX, LogPosition, parse_position
 from holdfast.wire.formats import encode
@@ -39,7 +39,7 @@ POSITION_SCHEMA: Final[Mapping[str, object]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Response:
     """A whole answer."""
 
     body: bytes
@@ -48,9 +48,9 @@ class Answer:
     media_type: str = JSON
 
 
-def json_answer(body: msgspec.Struct, status: int = 200) -> Answer:
+def json_response(body: msgspec.Struct, status: int = 200) -> Response:
     """An answer that is one JSON document."""
-    return Answer(encode(body), status)
+    return Response(encode(body), status)
 
 
 class Call(PendingResponse):
@@ -60,7 +60,7 @@ class Call(PendingResponse):
 
     def __init__(self, state: HttpState, scope: Scope, receive: Receive, send: Send) -> None:
         self.state = state
-        self._responded: asyncio.Future[Answer] | None = None
+        self._responded: asyncio.Future[Response] | None = None
         self.request = Request(scope, receive)
         self.receive = receive
         self.send = send
@@ -102,11 +102,11 @@ class Call(PendingResponse):
         """See ``PendingResponse``."""
         assert self._responded is not None, "only a fast request responds this way"
         if not self._responded.done():
-            self._responded.set_result(Answer(body, status, headers or {}, media_type))
+            self._responded.set_result(Response(body, status, headers or {}, media_type))
 
-    async def serve(self, request: FastRequest, body: bytes = b"") -> Answer:
+    async def serve(self, request: FastRequest, body: bytes = b"") -> Response:
         """The response of the handler that connections of both kinds share. A cancelled poll is abandoned."""
-        responded: asyncio.Future[Answer] = self.state.loop.create_future()
+        responded: asyncio.Future[Response] = self.state.loop.create_future()
         self._responded = responded
         poll = request.serve(body, self, self)
         if poll is None:
@@ -226,7 +226,7 @@ class Call(PendingResponse):
         """End a streamed answer."""
         await self.send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def answer(self, answer: Answer) -> None:
+    async def answer(self, answer: Response) -> None:
         """Send a whole answer."""
         headers = dict(answer.headers)
         headers["Content-Length"] = str(len(answer.body))
@@ -234,7 +234,7 @@ class Call(PendingResponse):
         await self.send({"type": "http.response.body", "body": answer.body, "more_body": False})
 
 
-Handler = Callable[[Call], Awaitable[Answer]]
+Handler = Callable[[Call], Awaitable[Response]]
 StreamHandler = Callable[[Call], Awaitable[None]]
 """Answers by itself, with ``start``, ``write`` and ``finish``; may still raise a HoldfastError before ``start``."""
 
@@ -328,7 +328,7 @@ class Endpoint:
         finally:
             state.counters.answers[route.name, status] += 1
 
-    async def _answer(self, call: Call) -> Answer:
+    async def _answer(self, call: Call) -> Response:
         route = self._route
         if route.handler is not None:
             return await route.handler(call)
@@ -341,10 +341,10 @@ class Endpoint:
             # The head has promised a stream; only ending the connection says that it is not whole.
             call.connection.close()
             return STATUS_CUT_SHORT
-        status, headers, body = error_answer(error, self._state.leader)
+        status, headers, body = error_response(error, self._state.leader)
         if error.code is Code.TOO_LARGE:
             headers["Connection"] = "close"  # the rest of the body is not wanted
-        await call.answer(Answer(body, status, headers))
+        await call.answer(Response(body, status, headers))
         call.connection.end_unless_whole(UNWANTED_SECONDS_MAX)
         return status
 

@@ -10,7 +10,7 @@ import re
 from typing import Final
 
 from holdfast.errors import Code, HoldfastError, InvalidRequest
-from holdfast.server.http.responses import error_answer, without_traceback
+from holdfast.server.http.responses import error_response, without_traceback
 from holdfast.server.http.state import JSON, FastRequest, PendingResponse, RequestFields
 from holdfast.server.stores.deliveries import address_of
 from holdfast.server.stores.hosting import StoreHost
@@ -75,7 +75,7 @@ class HotRequest(FastRequest):
                 host.settled(in_flight)
                 in_flight = -1
             if isinstance(result, HoldfastError):
-                response.respond(*error_answer(result, host.gateway.leader))
+                response.respond(*error_response(result, host.gateway.leader))
             else:
                 response.respond(200, None, result, JSON if wanted == "json" else MSGPACK)
 

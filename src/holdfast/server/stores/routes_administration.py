@@ -17,7 +17,7 @@ from typing import Final, cast
 import msgspec
 
 from holdfast.errors import Code, Conflict, InvalidRequest, NotFound, Unavailable
-from holdfast.server.http.routes import Answer, Route
+from holdfast.server.http.routes import Response, Route
 from holdfast.server.stores.deliveries import Subscriber
 from holdfast.server.stores.figures import attached_names, figures_of
 from holdfast.server.stores.hosting import OpenStores, StoreHost
@@ -284,7 +284,7 @@ async def define(
 def _defining(change: Callable[[StoreCall, ClusterDefinition, object], list[Part]], get: StoreHandler) -> StoreHandler:
     """A handler that applies the body as a change of the definition, and replies with the part in force."""
 
-    async def handle(call: StoreCall) -> Answer:
+    async def handle(call: StoreCall) -> Response:
         document = await call.document()
         await define(call, lambda definition: change(call, definition, document))
         return await get(call)
@@ -360,7 +360,7 @@ def template_document(template: TemplateDefinition) -> Json:
 # Stores
 
 
-async def _list_stores(call: StoreCall) -> Answer:
+async def _list_stores(call: StoreCall) -> Response:
     opened, authorization = call.opened, call.call.authorization
     problem = opened.access.problem_with(authorization, Right.BROWSE)
     if problem is not None and problem.code == Code.UNAUTHENTICATED:
@@ -373,7 +373,7 @@ async def _list_stores(call: StoreCall) -> Answer:
     return call.answer({"stores": filtered(visible, call.call.request.query_params.multi_items())})
 
 
-async def _get_store(call: StoreCall) -> Answer:
+async def _get_store(call: StoreCall) -> Response:
     call.opened.definitions.store(call.store)
     return call.answer(store_document(call.opened, call.store))
 
@@ -382,7 +382,7 @@ _put_store = _defining(lambda call, known, given: with_store(known, call.store, 
 _patch_store = _defining(lambda call, known, given: patched_store(known, call.store, given), _get_store)
 
 
-async def _delete_store(call: StoreCall) -> Answer:
+async def _delete_store(call: StoreCall) -> Response:
     await define(call, lambda definition: without_store(definition, call.store), delete=True)
     return call.answer(NothingMore())
 
@@ -390,17 +390,17 @@ async def _delete_store(call: StoreCall) -> Answer:
 # Durables
 
 
-async def _list_durables(call: StoreCall) -> Answer:
+async def _list_durables(call: StoreCall) -> Response:
     opened = call.opened
     items = [durable_document(opened, call.store, name) for name in sorted(opened.definitions.durables(call.store))]
     return call.answer({"durables": filtered(items, call.call.request.query_params.multi_items())})
 
 
-async def _get_durable(call: StoreCall) -> Answer:
+async def _get_durable(call: StoreCall) -> Response:
     return call.answer(durable_document(call.opened, call.store, call.durable))
 
 
-async def put_durable(call: StoreCall) -> Answer:
+async def put_durable(call: StoreCall) -> Response:
     """``PUT .../durables/{durable}``: a static one, or with ``template`` a dynamic one."""
     parameters = await call.document()
     store_of(call.opened.definitions.cluster, call.store)
@@ -414,7 +414,7 @@ async def put_durable(call: StoreCall) -> Answer:
     return call.answer(durable_document(call.opened, call.store, call.durable))
 
 
-async def patch_durable(call: StoreCall) -> Answer:
+async def patch_durable(call: StoreCall) -> Response:
     """``PATCH .../durables/{durable}``: a static one."""
     parameters = await call.document()
     known = call.opened.definitions.durable(call.store, call.durable)
@@ -447,7 +447,7 @@ async def _make_dynamic(call: StoreCall, parameters: Json) -> None:
     await opened.service.submit(Detach(0, call.store, call.durable, CREATOR))
 
 
-async def delete_durable(call: StoreCall) -> Answer:
+async def delete_durable(call: StoreCall) -> Response:
     """``DELETE .../durables/{durable}``: what it keeps goes too."""
     known = call.opened.definitions.durable(call.store, call.durable)
     if known.dynamic:
@@ -467,13 +467,13 @@ def _template_of(call: StoreCall) -> str:
     return call.call.path_text("template")
 
 
-async def _list_templates(call: StoreCall) -> Answer:
+async def _list_templates(call: StoreCall) -> Response:
     store = call.opened.definitions.store(call.store)
     items = [template_document(template) for template in store.templates.values()]
     return call.answer({"templates": filtered(items, call.call.request.query_params.multi_items())})
 
 
-async def _get_template(call: StoreCall) -> Answer:
+async def _get_template(call: StoreCall) -> Response:
     template = call.opened.definitions.store(call.store).template(_template_of(call))
     if template is None:
         raise NotFound("there is no such template", store=call.store, template=_template_of(call))
@@ -488,7 +488,7 @@ _patch_template = _defining(
 )
 
 
-async def _delete_template(call: StoreCall) -> Answer:
+async def _delete_template(call: StoreCall) -> Response:
     name = _template_of(call)
     await define(call, lambda definition: without_part(definition, call.store, "templates", name))
     return call.answer(NothingMore())
@@ -497,12 +497,12 @@ async def _delete_template(call: StoreCall) -> Answer:
 # The whole
 
 
-def _whole(call: StoreCall, revision: int, definition: Json) -> Answer:
+def _whole(call: StoreCall, revision: int, definition: Json) -> Response:
     body = {"revision": revision, "definition": definition}
     return call.answer(body, headers={"ETag": f'"{revision}"'})
 
 
-async def _get_definition(call: StoreCall) -> Answer:
+async def _get_definition(call: StoreCall) -> Response:
     in_force = call.opened.definitions
     return _whole(call, in_force.revision, in_force.cluster.document())
 
@@ -513,13 +513,13 @@ _put_definition = _defining(
 _patch_definition = _defining(lambda _, known, given: patched(known, given), _get_definition)
 
 
-async def check_definition(call: StoreCall) -> Answer:
+async def check_definition(call: StoreCall) -> Response:
     """``POST /v1/cluster/definition/check``: what would be in force, without applying it."""
     document = await call.document()
     return _whole(call, call.opened.definitions.revision + 1, definition_of(document).document())
 
 
-async def _list_history(call: StoreCall) -> Answer:
+async def _list_history(call: StoreCall) -> Response:
     kept = call.opened.state.history
     return call.answer(
         {"history": [{"revision": one.revision, "at_ms": one.at_ms, "author": one.author} for one in kept]}
@@ -534,7 +534,7 @@ def _kept(call: StoreCall, revision: int) -> tuple[Revision, ClusterDefinition]:
     raise NotFound("this revision is not in the history", revision=revision)
 
 
-async def _get_history(call: StoreCall) -> Answer:
+async def _get_history(call: StoreCall) -> Response:
     text = call.call.path_text("revision")
     if not (text.isascii() and text.isdigit() and len(text) <= 10):
         raise InvalidRequest("a revision is a whole number")
@@ -543,7 +543,7 @@ async def _get_history(call: StoreCall) -> Answer:
     return call.answer({"revision": kept.revision, "at_ms": kept.at_ms, "author": kept.author, "definition": document})
 
 
-async def _rollback(call: StoreCall) -> Answer:
+async def _rollback(call: StoreCall) -> Response:
     asked = await call.body(Rollback)
     _, wanted = _kept(call, asked.revision)
     await define(call, lambda definition: parts_between(definition, wanted))
@@ -643,7 +643,7 @@ def _quorum(call: StoreCall) -> QuorumResponse:
     )
 
 
-async def _cluster(call: StoreCall) -> Answer:
+async def _cluster(call: StoreCall) -> Response:
     opened = call.opened
     definition = opened.definitions.cluster
     stores = opened.state.stores.values()
@@ -670,32 +670,32 @@ async def _cluster(call: StoreCall) -> Answer:
     return call.answer(body)
 
 
-async def _get_quorum(call: StoreCall) -> Answer:
+async def _get_quorum(call: StoreCall) -> Response:
     return call.answer(_quorum(call))
 
 
-async def force_quorum(call: StoreCall) -> Answer:
+async def force_quorum(call: StoreCall) -> Response:
     """``POST /v1/cluster/force-quorum``: a cluster of one has it, or is suspended, which no force ends."""
     if call.host.suspended:
         raise InvalidRequest("the cluster is suspended: restart the service", code=Code.NO_QUORUM)
     return call.answer(_quorum(call))
 
 
-async def _suspend(call: StoreCall) -> Answer:
+async def _suspend(call: StoreCall) -> Response:
     call.host.suspend()
     with _disk_named():
         await call.opened.service.checkpoint()
     return call.answer(_quorum(call))
 
 
-async def save(call: StoreCall) -> Answer:
+async def save(call: StoreCall) -> Response:
     """``POST /v1/cluster/save``: everything that is kept is in the index on disk when this is answered."""
     with _disk_named():
         await call.opened.service.checkpoint()
     return call.answer(NothingMore())
 
 
-async def _compact(call: StoreCall) -> Answer:
+async def _compact(call: StoreCall) -> Response:
     before = call.opened.service.space()
     with _disk_named():
         await call.opened.service.compact()
@@ -703,7 +703,7 @@ async def _compact(call: StoreCall) -> Answer:
     return call.answer({"allocated_before": before.allocated, "allocated": after.allocated, "in_use": after.in_use})
 
 
-async def _backup(call: StoreCall) -> Answer:
+async def _backup(call: StoreCall) -> Response:
     asked = await call.body(BackupRequest)
     with _disk_named():
         path = await call.host.back_up(asked.name)

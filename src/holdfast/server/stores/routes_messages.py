@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from holdfast.errors import Code, HoldfastError, InvalidRequest, NotFound
-from holdfast.server.http.routes import Answer, Parameter, Route
+from holdfast.server.http.routes import Parameter, Response, Route
 from holdfast.server.stores.deliveries import address_of
 from holdfast.server.stores.hosting import OpenStores, StoreHost
 from holdfast.server.stores.hot_routes import ACKS_ROUTE, POLL_ROUTE, PUBLISH_ROUTE
@@ -33,11 +33,11 @@ FULL_CODES: Final = (Code.STORE_FULL, Code.CLUSTER_FULL, Code.MESSAGE_TOO_LARGE,
 PUBLISH_CODES: Final = (*FULL_CODES, Code.SEQUENCE_GAP, Code.UNKNOWN_PUBLISHER)
 
 
-async def _publish(call: StoreCall) -> Answer:
+async def _publish(call: StoreCall) -> Response:
     return await call.hot(PUBLISH_ROUTE, Right.PUBLISH, await call.raw_body())
 
 
-async def _poll(call: StoreCall) -> Answer:
+async def _poll(call: StoreCall) -> Response:
     query = call.call
     asked = PollRequest(
         call.store,
@@ -51,11 +51,11 @@ async def _poll(call: StoreCall) -> Answer:
     return await call.hot(POLL_ROUTE, Right.SUBSCRIBE, durable=call.durable, poll=asked)
 
 
-async def _acknowledge(call: StoreCall) -> Answer:
+async def _acknowledge(call: StoreCall) -> Response:
     return await call.hot(ACKS_ROUTE, Right.SUBSCRIBE, await call.raw_body(), durable=call.durable)
 
 
-async def _browse(call: StoreCall) -> Answer:
+async def _browse(call: StoreCall) -> Response:
     query = call.call
     messages, next_after = call.opened.operations.browse(
         call.store,
@@ -78,12 +78,12 @@ def flag(name: str, text: str | None) -> bool:
     return text == "true"
 
 
-async def _purge(call: StoreCall) -> Answer:
+async def _purge(call: StoreCall) -> Response:
     result = await call.submit(call.opened.service.submit(commands.Purge(0, call.store, call.durable)), commands.Purged)
     return call.answer(wire.Purged(result.messages, result.bytes))
 
 
-async def _rewind(call: StoreCall) -> Answer:
+async def _rewind(call: StoreCall) -> Response:
     asked = await call.body(wire.RewindRequest)
     if sum(one is not None for one in (asked.to, asked.seq, asked.time_ms)) != 1:
         raise InvalidRequest('a rewind names one of {"to": "start"}, {"seq": n} and {"time_ms": t}')
@@ -99,13 +99,13 @@ def _number(call: StoreCall) -> int:
     return int(text)
 
 
-async def _explain_message(call: StoreCall) -> Answer:
+async def _explain_message(call: StoreCall) -> Response:
     explanation = explain(call.opened.state, call.store, _number(call))
     await call.opened.service.settled()
     return call.answer(explanation)
 
 
-async def _drop(call: StoreCall) -> Answer:
+async def _drop(call: StoreCall) -> Response:
     await call.submit(
         call.opened.service.submit(commands.Drop(0, call.store, call.durable, _number(call))), commands.Done
     )
@@ -177,7 +177,7 @@ PAGES_MAX: Final = 20
 """Pages that one request searches; with a ``match`` a page may be empty, and takes some 100 ms."""
 
 
-async def _redeliver(call: StoreCall) -> Answer:
+async def _redeliver(call: StoreCall) -> Response:
     asked = await call.body(wire.RedeliverRequest)
     for first, last in asked.messages:
         if first > last:
@@ -269,7 +269,7 @@ ENTRIES_MAX: Final = 1_000
 _REVISION: Final = re.compile(r'"?(\d{1,16})"?', re.ASCII)
 
 
-async def _get_entry(call: StoreCall) -> Answer:
+async def _get_entry(call: StoreCall) -> Response:
     key = call.call.path_text("key")
     entries = call.opened.operations.entries(call.store, call.durable, keys=[key])
     await call.opened.service.settled()
@@ -279,7 +279,7 @@ async def _get_entry(call: StoreCall) -> Answer:
     return call.answer(wire.Entry(key, value, revision), headers={"ETag": f'"{revision}"'})
 
 
-async def _list_entries(call: StoreCall) -> Answer:
+async def _list_entries(call: StoreCall) -> Response:
     query = call.call
     count = query.number("max", low=1, high=ENTRIES_MAX) or ENTRIES_DEFAULT
     entries = call.opened.operations.entries(call.store, call.durable, after=query.text("after") or "", count=count + 1)
@@ -288,29 +288,29 @@ async def _list_entries(call: StoreCall) -> Answer:
     return call.answer(wire.EntriesResponse(items, len(entries) > count))
 
 
-async def _put_entry(call: StoreCall) -> Answer:
+async def _put_entry(call: StoreCall) -> Response:
     asked = await call.body(wire.SetRequest)
     return await _change_one(call, asked.value)
 
 
-async def _delete_entry(call: StoreCall) -> Answer:
+async def _delete_entry(call: StoreCall) -> Response:
     return await _change_one(call, None)
 
 
-async def _change_one(call: StoreCall, value: bytes | None) -> Answer:
+async def _change_one(call: StoreCall, value: bytes | None) -> Response:
     change = (call.call.path_text("key"), value, _condition(call))
     return await _change(
         call, commands.MapChange(0, call.store, call.durable, [change], call.call.number("fence") or 0)
     )
 
 
-async def _change_entries(call: StoreCall) -> Answer:
+async def _change_entries(call: StoreCall) -> Response:
     asked = await call.body(wire.ChangesRequest)
     changes = [(one.key, one.value, one.if_revision) for one in asked.changes]
     return await _change(call, commands.MapChange(0, call.store, call.durable, changes, asked.fence, asked.remove_all))
 
 
-async def _change(call: StoreCall, command: commands.MapChange) -> Answer:
+async def _change(call: StoreCall, command: commands.MapChange) -> Response:
     result = await call.submit(call.opened.service.submit(command), commands.MapChanged)
     return call.answer(wire.ChangedResponse(result.revision, result.changed), headers={"ETag": f'"{result.revision}"'})
 
@@ -330,14 +330,14 @@ def _condition(call: StoreCall) -> int | None:
     return int(match[1])
 
 
-async def _lock(call: StoreCall) -> Answer:
+async def _lock(call: StoreCall) -> Response:
     asked = await call.body(wire.LockRequest)
     command = commands.MapLock(0, call.store, call.durable, asked.key, asked.owner, asked.ttl_ms, asked.steal)
     result = await call.submit(call.opened.service.submit(command), commands.MapLocked)
     return call.answer(wire.LockedResponse(result.fence, result.until_ms))
 
 
-async def _unlock(call: StoreCall) -> Answer:
+async def _unlock(call: StoreCall) -> Response:
     asked = await call.body(wire.UnlockRequest)
     command = commands.MapUnlock(0, call.store, call.durable, asked.key, asked.owner, asked.fence)
     await call.submit(call.opened.service.submit(command), commands.Done)
@@ -392,7 +392,7 @@ def map_routes(host: StoreHost) -> tuple[Route, ...]:
     )  # fmt: skip
 
 
-async def subscribe(_: StoreCall) -> Answer:
+async def subscribe(_: StoreCall) -> Response:
     """``GET .../subscribe`` without an upgrade."""
     raise InvalidRequest(
         "this route speaks WebSocket",

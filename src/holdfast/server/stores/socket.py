@@ -31,7 +31,7 @@ from websockets.typing import Subprotocol
 
 from holdfast.errors import Code, HoldfastError, InvalidRequest, NotFound, Unavailable
 from holdfast.server.gateway import Gateway
-from holdfast.server.http.responses import STATUS_OF, error_answer, without_traceback
+from holdfast.server.http.responses import STATUS_OF, error_response, without_traceback
 from holdfast.server.stores.deliveries import Subscriber, address_of, wall_ms
 from holdfast.server.stores.hosting import OpenStores, StoreHost
 from holdfast.server.stores.map_watch import MapWatch, WatchedMap
@@ -214,7 +214,7 @@ class SubscribeSocket(asyncio.Protocol):
 
     def _refuse(self, error: HoldfastError) -> None:
         self._closing = True
-        status, headers, body = error_answer(error, self._gateway.leader)
+        status, headers, body = error_response(error, self._gateway.leader)
         self._gateway.counters.answers[ROUTE, status] += 1
         fields = Headers(
             {**headers, "Content-Type": "application/json", "Content-Length": str(len(body)), "Connection": "close"}

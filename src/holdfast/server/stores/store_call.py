@@ -9,7 +9,7 @@ import msgspec
 
 from holdfast.errors import Code, InvalidRequest
 from holdfast.server.http.auth import Role
-from holdfast.server.http.routes import Answer, Call, Parameter, Route
+from holdfast.server.http.routes import Call, Parameter, Response, Route
 from holdfast.server.stores.hosting import OpenStores, StoreHost
 from holdfast.server.stores.hot_routes import HotRequest
 from holdfast.server.stores.operations import PollRequest, decode
@@ -82,17 +82,17 @@ class StoreCall:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise InvalidRequest(f"the request cannot be decoded: {error}") from error
 
-    def answer(self, body: object, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Answer:
+    def answer(self, body: object, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
         """A whole answer in the format that was asked for."""
         return self.raw(encode(body, self.accept), status=status, headers=headers)
 
-    def raw(self, body: bytes, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Answer:
+    def raw(self, body: bytes, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
         """The same for bytes that are in that format already."""
-        return Answer(body, status, headers or {}, JSON if self.accept == "json" else MSGPACK)
+        return Response(body, status, headers or {}, JSON if self.accept == "json" else MSGPACK)
 
     async def hot(
         self, route: str, right: Right, body: bytes = b"", *, durable: str = "", poll: PollRequest | None = None
-    ) -> Answer:
+    ) -> Response:
         """Serve a hot route by the handler of both kinds of connection."""
         return await self.call.serve(HotRequest(self.host, route, right, self.store, durable, poll), body)
 
@@ -103,7 +103,7 @@ class StoreCall:
         return result
 
 
-StoreHandler = Callable[[StoreCall], Awaitable[Answer]]
+StoreHandler = Callable[[StoreCall], Awaitable[Response]]
 
 
 def store_route(
@@ -126,7 +126,7 @@ def store_route(
     ``filters``: every query parameter is an attribute to filter by. ``cluster``: served while suspended, too.
     """
 
-    async def handle(call: Call) -> Answer:
+    async def handle(call: Call) -> Response:
         return await handler(StoreCall(call, host, right, cluster=cluster))
 
     media_types = (JSON, MSGPACK)

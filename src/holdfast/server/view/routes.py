@@ -14,11 +14,11 @@ from holdfast.server.gateway import Gateway
 from holdfast.server.http.auth import Role
 from holdfast.server.http.routes import (
     POSITION_SCHEMA,
-    Answer,
     Call,
     Parameter,
+    Response,
     Route,
-    json_answer,
+    json_response,
     key_from_text,
     key_parameters,
     text_key,
@@ -63,22 +63,22 @@ def view_routes(gateway: Gateway, embedded: EmbeddedView) -> tuple[Route, ...]:
         at = call.position("at")
         return gateway.leading().local_version() if at is None else gateway.version_of(at)
 
-    async def read_key(call: Call) -> Answer:
+    async def read_key(call: Call) -> Response:
         path, text = call.path_text("key"), call.switch("text", default=False)
         key = text_key("key", path) if text else key_from_text("key", path, hint="text=true reads the path as text")
         stored = await embedded.get(key, at=asked_version(call))
         if stored is None:
             raise NotFound("there is no such key")
         value, version = stored
-        return json_answer(_found(key, value, version, text=text))
+        return json_response(_found(key, value, version, text=text))
 
-    async def read_range(call: Call) -> Answer:
+    async def read_range(call: Call) -> Response:
         begin, end = call.key_range() or (b"", None)
         text = call.switch("text", default=False)
         limit = call.number("limit", low=1, high=RANGE_LIMIT_MAX) or RANGE_LIMIT_DEFAULT
         rows, version = await embedded.read_range(begin, end, limit + 1, at=asked_version(call))
         items = tuple(_found(key, value, written, text=text) for key, value, written in rows[:limit])
-        return json_answer(FoundRange(items, version, len(rows) > limit))
+        return json_response(FoundRange(items, version, len(rows) > limit))
 
     return (
         Route(
