@@ -589,7 +589,7 @@ class TakeoverMachine:
         self._watched_since_ms = self._looked_ms = now.boot_ms
         return self._wait(
             self._poll_ms(now),
-            self._ask,
+            self._poll,
             "waiting_for_silence",
             silence_ms=self._silence_ms(now),
             leader_id=newest.leader_id.hex(),
@@ -612,6 +612,10 @@ class TakeoverMachine:
             return min(self._rules.silence_ms / 4, POLL_MS_MAX)
         return min(left_ms, max(self._question_ms(), left_ms / POLLS_OF_A_WINDOW))
 
+    def _poll(self, now: Instant) -> list[Effect]:
+        """Ask each time as well: a process that was paused answers again."""
+        return self._ask(now)
+
     def _look(self, now: Instant) -> list[Effect]:
         return self._send(now, ListNewest(), self._listed_again)
 
@@ -629,7 +633,7 @@ class TakeoverMachine:
             self._wrote, self._silent_since_ms = True, now.boot_ms
         enough = self._missed >= MISSES_MIN or not self._rules.standby
         if now.boot_ms < self._silent_since_ms + self._silence_ms(now) or not enough:
-            return self._wait(max(self._poll_ms(now), 1.0), self._ask)
+            return self._wait(max(self._poll_ms(now), 1.0), self._poll)
         self._silent_newest = self._newest
         return self._at_peace(now)
 
