@@ -90,6 +90,23 @@ def test_what_the_service_refuses_anyway_costs_the_client_nothing() -> None:
     run(scenario)
 
 
+@pytest.mark.parametrize("code", ["overloaded", "rate_limited"])
+def test_commit_on_a_framework_connection_is_refused_before_its_body(code: str) -> None:
+    async def scenario() -> None:
+        async with serving(limits=limited(1)) as here:
+            head = request("POST", "/v1/commit", None, Transfer_Encoding="chunked")
+            chunks = b"%x\r\n%b\r\n0\r\n\r\n" % (len(write()), write())
+            first = await here.connect()
+            here.front.draining = code == "overloaded"
+            first.send(head + (b"" if here.front.draining else chunks))
+            assert (await first.answer()).status == (503 if here.front.draining else 200)
+            second = await here.connect()
+            second.send(head)
+            assert (await second.answer()).code == code
+
+    run(scenario)
+
+
 def test_a_stream_is_slowed_and_never_refused() -> None:
     async def scenario() -> None:
         async with serving(limits=limited(40)) as here:

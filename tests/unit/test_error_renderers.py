@@ -28,7 +28,7 @@ from holdfast.errors import (
     Unavailable,
     statement_of,
 )
-from holdfast.server.http.responses import LeaderHint, error_answer, error_body, not_leading
+from holdfast.server.http.responses import LeaderHint, error_body, error_response, not_leading
 from holdfast.server.stores import hosting
 from holdfast.server.view.messages import Damage
 from holdfast.stores import service
@@ -103,7 +103,7 @@ ANSWERED: Final = {
 def test_an_http_answer_and_the_clients_error_of_it_show_each_part_once(name: str) -> None:
     error = ANSWERED[name]
     leader = LeaderHint("ab" * 16, "10.0.0.7:8080")
-    _, _, body = error_answer(error, leader)
+    _, _, body = error_response(error, leader)
     facts = tuple(str(value) for value in error.fields.values())
     hint = (error.hint,) if error.hint else ()
     assert_once(body.decode(), (error.message, *facts, *hint))
@@ -116,7 +116,7 @@ def test_an_http_answer_and_the_clients_error_of_it_show_each_part_once(name: st
 
 
 def test_an_answer_without_a_hint_has_no_such_field() -> None:
-    _, _, body = error_answer(Unavailable("it failed"), LeaderHint())
+    _, _, body = error_response(Unavailable("it failed"), LeaderHint())
     assert json.loads(body) == {"error": {"code": "store_unavailable", "message": "it failed"}}
 
 

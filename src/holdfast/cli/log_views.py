@@ -205,13 +205,13 @@ def stat(url: str, *, as_json: bool) -> None:
         "last_written": moment(log.head.time_ms),
     }
     if as_json:
-        print_json(totals | {"leaders": [header_fields(leadership.claim) for leadership in reversed(log.reigns)]})
+        print_json(totals | {"leaders": [header_fields(leadership.claim) for leadership in reversed(log.leaderships)]})
         return
     print_fields(totals)
     print_line("")
     rows = [
         (str(r.claim.epoch), r.claim.leader_id.hex(), r.claim.address or "-", str(r.base), moment(r.claim.time_ms))
-        for r in reversed(log.reigns)
+        for r in reversed(log.leaderships)
     ]
     print_table(("epoch", "leader", "address", "base", "claimed"), rows, right=frozenset({"epoch", "base"}))
 

@@ -26,10 +26,7 @@ class ServiceMetrics:
         self.latency_counts = [0] * (len(LATENCY_BOUNDS_MS) + 1)
 
     def note_answers(self, entries: list[CommitEntry], now_ms: float) -> None:
-        """Count answers and how long each took inside the pipeline.
-
-        Entries that arrived together have one latency, so neighbours share one search.
-        """
+        """Count replies and their latency inside the pipeline. Neighbours that arrived together share one search."""
         counts = self.latency_counts
         last_arrived = -1.0
         bucket = 0

@@ -1,11 +1,8 @@
 """The shell of the commit log: one pipeline, one object store, one clock, one event loop.
 
-The pipeline takes whatever arrived since its last step, so load forms batches and not a timer. Store requests are tasks
-on the same loop. See ``docs/decisions/0004-one-event-loop.md``.
-
-A store that stalls fills the span; after ``stalled_ms_max``, or when the queue is full, ``admission`` refuses with
-Retry-After, while metrics and streams continue. When the leadership ends, every waiting commit gets ``Unanswered`` and
-``ended`` is set. Requests that need a proof of ownership fail without one after ``request_timeout_ms``.
+Each step of the pipeline takes everything that arrived since the last one, so load forms batches and not a timer
+(``docs/decisions/0004-one-event-loop.md``). When the store stalls, ``admission`` refuses commits; metrics and streams
+continue. When the leadership ends, every waiting commit gets ``Unanswered`` and ``ended`` is set.
 """
 
 from __future__ import annotations
@@ -15,8 +12,8 @@ import contextlib
 import math
 import os
 from collections import deque
-from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
+from collections.abc import Coroutine
+from dataclasses import dataclass, field, replace
 from hmac import compare_digest
 from typing import Any, Final
 
@@ -36,8 +33,6 @@ from holdfast.commit.format.chain import broken
 from holdfast.commit.format.transaction import Unanswered
 from holdfast.commit.leadership.claims import Heartbeat, Identity, parse_proof
 from holdfast.commit.leadership.takeover import (
-    AskAsStandby,
-    AskLeader,
     Clock,
     TakeoverOptions,
     local_scope,
@@ -73,30 +68,20 @@ from holdfast.wire.log import StatusAnswer
 
 log = structlog.get_logger("holdfast.commit.service")
 
-UNPROVED_RETRY_AFTER_MS: Final = 1_000
-STALLED_RETRY_AFTER_MS: Final = 1_000
+RETRY_AFTER_MS: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServiceOptions:
-    """How to lead. Units are in the names."""
+class ServiceOptions(TakeoverOptions):
+    """How to lead. Units are in the names. The retry budget of the takeover is that of a batch."""
 
     address: str = ""
     address_is_bound: bool = True
     """Whether this process itself listens there. An address that leads to it in another way proves nothing."""
-    allow_new: bool = False
-    take_over: bool = False
-    standby: bool = False
-    following: Callable[[str, str], None] | None = None
-    ask_leader: AskLeader | None = None
-    ask_as_standby: AskAsStandby | None = None
     standbys_prove: bool = False
     """Whether only the questions of standbys count that prove that they can read the log."""
-    probe: bool = True
     rules: PipelineRules = field(default_factory=PipelineRules)
     request_timeout_ms: float = 10_000.0
-    silence_ms: float = 2_000.0
-    heartbeat_ms: float = 500.0
     idle_check_ms: float = 5_000.0
     queue_entries_max: int = 100_000
     stalled_ms_max: float = 3_000.0
@@ -160,28 +145,15 @@ class CommitService:
     async def lead(
         cls, store: ObjectStore, options: ServiceOptions, own: ObjectStore | None = None, clock: Clock = now
     ) -> CommitService:
-        """Recover the log and become its leader.
+        """Recover the log and become its leader. Raises, and after a crash: see ``takeover.take_the_lead``.
 
-        ``store`` serves everything that reads history. ``own`` is a separate way to the same objects for the leader
-        itself: its batches, what stands in their slots and whether it leads must not wait behind readers. Each of its
-        requests must end in bounded time. Without it the leader goes by ``store``, within ``request_timeout_ms``.
-
-        Raises: what ``takeover.take_the_lead`` raises. After a crash: see there.
+        ``store`` serves all readers of history. ``own`` reaches the same objects for the leader itself, so that it does
+        not wait for readers; each of its requests must end in bounded time. Without it, ``store`` within
+        ``request_timeout_ms``.
         """
         scope = local_scope(options.address) if options.address_is_bound else UNKNOWN_SCOPE
         identity = Identity(LeaderId(os.urandom(16)), os.urandom(32), options.address, scope)
-        how = TakeoverOptions(
-            allow_new=options.allow_new,
-            take_over=options.take_over,
-            standby=options.standby,
-            following=options.following,
-            silence_ms=options.silence_ms,
-            heartbeat_ms=options.heartbeat_ms,
-            retry_budget_s=options.rules.persist.give_up_after_ms / 1000.0,
-            ask_leader=options.ask_leader,
-            ask_as_standby=options.ask_as_standby,
-            probe=options.probe,
-        )
+        how = replace(options, retry_budget_ms=options.rules.persist.give_up_after_ms)
         await _require_genesis(store)
         takeover = await take_the_lead(store, identity, LogId(os.urandom(16)), how, clock)
         return cls.begin(store, takeover, identity, options, own, clock)
@@ -214,7 +186,6 @@ class CommitService:
         return self._stalled()
 
     def _stalled(self) -> Backpressure | None:
-        """The store has not answered for too long: further commits would only wait and time out."""
         pipeline = self.pipeline
         in_flight, since_ms = pipeline.persist.in_flight, pipeline.unproved_since_ms
         if not in_flight and since_ms is None:
@@ -223,9 +194,7 @@ class CommitService:
         waited_ms = self._clock().boot_ms - oldest_ms
         if waited_ms <= self.options.stalled_ms_max:
             return None
-        return Backpressure(
-            "the store does not answer", retry_after_ms=STALLED_RETRY_AFTER_MS, waited_ms=round(waited_ms)
-        )
+        return Backpressure("the store does not answer", retry_after_ms=RETRY_AFTER_MS, waited_ms=round(waited_ms))
 
     def submit(self, entries: list[CommitEntry]) -> None:
         """Accept commit requests; each gets exactly one reply later. Never blocks."""
@@ -267,12 +236,12 @@ class CommitService:
         except TimeoutError as error:
             raise Unavailable(
                 "the store did not prove in time who owns the log",
-                retry_after_ms=UNPROVED_RETRY_AFTER_MS,
+                retry_after_ms=RETRY_AFTER_MS,
                 last=self.pipeline.proof_trouble or "no answer",
             ) from error
 
     async def _proof(self) -> int:
-        """As ``version``, without a time limit. A cancelled caller leaves nothing behind."""
+        """As ``version``, without a time limit."""
         waiter: asyncio.Future[int] = self._loop.create_future()
         self._step(events.VersionAsked(self._clock(), waiter))
         try:
@@ -313,10 +282,10 @@ class CommitService:
             return StatusAnswer("committed", ready.version)
         truncated = False
         if min_version < ready.complete_above:
-            found = await self._find(request_id, min_version, self.durable_header())
-            if found.txn is not None:
-                return StatusAnswer("committed", found.txn.version)
-            truncated = found.truncated
+            result = await self._find(request_id, min_version, self.durable_header())
+            if result.txn is not None:
+                return StatusAnswer("committed", result.txn.version)
+            truncated = result.truncated
         known = self._history.committed_version(request_id)
         if known is not None:
             return StatusAnswer("committed", known)
@@ -332,25 +301,21 @@ class CommitService:
             self.damage.note("status", error)
             raise
 
-    def _look_up_old(self, entry: CommitEntry) -> Coroutine[Any, Any, None]:
-        async def answer() -> None:
-            request_id, read_version = entry.txn.request_id, entry.txn.read_version
-            assert request_id is not None, "only attempts are looked up"
-            assert read_version is not None, "a request id comes with a read version"
-            try:
-                found = await self._find(request_id, read_version, self.durable_header())
-            except HoldfastError as error:
-                log.warning("look_up_failed", error=str(error))
-                entry.outcome = Unanswered()
-            else:
-                entry.outcome = judge_from_log(entry.txn, found.txn, truncated=found.truncated)
-            self._reply_late(entry)
-
-        self._owed[entry] = None
-        return answer()
+    async def _look_up_old(self, entry: CommitEntry) -> None:
+        request_id, read_version = entry.txn.request_id, entry.txn.read_version
+        assert request_id is not None, "only attempts are looked up"
+        assert read_version is not None, "a request id comes with a read version"
+        try:
+            result = await self._find(request_id, read_version, self.durable_header())
+        except HoldfastError as error:
+            log.warning("look_up_failed", error=str(error))
+            entry.outcome = Unanswered()
+        else:
+            entry.outcome = judge_from_log(entry.txn, result.txn, truncated=result.truncated)
+        self._reply_late(entry)
 
     def _reply_late(self, entry: CommitEntry) -> None:
-        """The one reply of a commit that waited for the store after it left the pipeline."""
+        """Reply to a commit that waited for the store after it left the pipeline."""
         del self._owed[entry]
         entry.durable_version = self.local_version()
         self._queued -= 1
@@ -368,8 +333,8 @@ class CommitService:
     def standby_seen(self, standby: str = "", proof: str = "") -> None:
         """A standby asked for this leader. When it stops asking, this leader writes heartbeats to the log.
 
-        ``proof``: the slot and the nonce of an object of this leader. Where it is required and is not right, the
-        question does not count, so that an unauthorised caller cannot make an idle leader write.
+        ``proof``: the slot and the nonce of an object of this leader. Where it is required and wrong, the question does
+        not count, so that an unauthorised caller cannot make an idle leader write.
         """
         if self.options.standbys_prove and not self._has_read_the_log(proof):
             return
@@ -377,11 +342,11 @@ class CommitService:
         self._beat()
 
     def _has_read_the_log(self, proof: str) -> bool:
-        found = parse_proof(proof)
-        return found is not None and compare_digest(self.pipeline.persist.nonce_of(found[0]), found[1])
+        parsed = parse_proof(proof)
+        return parsed is not None and compare_digest(self.pipeline.persist.nonce_of(parsed[0]), parsed[1])
 
     def _beat(self) -> None:
-        """Write a heartbeat if one is due and no batch was written instead, and come back for the next one."""
+        """Write a heartbeat if it is due and no batch was written since, and schedule the next."""
         if self._heart is not None:
             self._heart.cancel()
             self._heart = None
@@ -400,7 +365,7 @@ class CommitService:
             self._heart = self._loop.call_later(max(0.0, next_ms - instant.boot_ms) / 1000.0, self._beat)
 
     async def _watch_for_successors(self) -> None:
-        """An idle leader writes nothing that could be refused, so it regularly checks whether it still leads."""
+        """Check ownership regularly while idle: an idle leader writes nothing that could be refused."""
         batches = 0
         while not self.ended.done():
             await asyncio.sleep(self.options.idle_check_ms / 1000.0)
@@ -470,7 +435,6 @@ class CommitService:
             self._break_off(broken, None)
 
     def _break_off(self, error: Exception, event: events.Event | None) -> None:
-        """An invariant is violated: the leadership ends, and the next one recovers the log."""
         log.error("invariant_violated", event_kind=type(event).__name__, exc_info=error)
         for effect in self.pipeline.break_off(f"{type(error).__name__}: {error}", event):
             self._carry_out(effect)
@@ -500,6 +464,7 @@ class CommitService:
                 _complete(question.ticket, effect)
             case events.LookUp(entries=entries):
                 for entry in entries:
+                    self._owed[entry] = None
                     self._spawn(self._look_up_old(entry))
             case events.Ended():
                 self._end(effect)
@@ -547,7 +512,6 @@ class CommitService:
             self._reply_late(entry)
 
     def _resolved(self, entries: list[CommitEntry]) -> None:
-        """Publish accepted transactions to subscribers that do not wait for durability."""
         if not self.feed.resolved_subscribers:
             for entry in reversed(entries):
                 if entry.accepted:
@@ -571,10 +535,7 @@ class CommitService:
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(work)
         self._tasks[task] = None
-        task.add_done_callback(self._forget)
-
-    def _forget(self, task: asyncio.Task[None]) -> None:
-        del self._tasks[task]
+        task.add_done_callback(self._tasks.pop)
 
     async def _put(self, put: Put) -> None:
         answer: CreateAnswer
@@ -588,16 +549,16 @@ class CommitService:
     async def _read_back(self, effect: ReadBack) -> None:
         try:
             data = await self._own.read(object_name(effect.slot), length=HEADER_BYTES)
-            found = decode_header(data, slot=effect.slot)
+            header = decode_header(data, slot=effect.slot)
         except NotFound:
-            found = None
+            header = None
         except CorruptData:
             # The object there is not this leader's.
             self._step(events.HeaderFound(self._clock(), effect.slot, None, True))
             return
         except (HoldfastError, OSError) as error:
-            found = Unknown(f"read back: {statement_of(error)}")  # type: ignore[assignment]
-        self._step(events.HeaderFound(self._clock(), effect.slot, found, effect.certain))
+            header = Unknown(f"read back: {statement_of(error)}")  # type: ignore[assignment]
+        self._step(events.HeaderFound(self._clock(), effect.slot, header, effect.certain))
 
     async def _check_ownership(self) -> None:
         newest: Slot | Unknown | None
@@ -626,10 +587,7 @@ class CommitService:
 
 
 async def _require_genesis(store: ObjectStore) -> None:
-    """Refuse a log without its first claim, which every reader needs. An unavailable store is waited for later.
-
-    Cost: one header read. Raises: CorruptData.
-    """
+    """Refuse a log without its first claim, which every reader needs. Raises: CorruptData."""
     try:
         if await read_header(store, FIRST_SLOT) is not None or not await store.list(PREFIX, limit=1):
             return

@@ -1,9 +1,8 @@
 """One subscriber's stream: history from the store, then live events, with no gap and no repeat.
 
-History is read until the live ring holds everything after the last version that was yielded; then the stream continues
-in the ring from exactly that version. ``prev_version`` proves that no transaction is missing. A subscriber that falls
-out of the ring reads history again. Where segments hold older history, the stream reads them first, and the log after
-them.
+History is read until the live buffer holds everything after the last version yielded; a subscriber that falls out of
+the buffer reads history again. ``prev_version`` proves that no transaction is missing. Segments are read before the
+log.
 """
 
 from __future__ import annotations
@@ -89,16 +88,16 @@ async def subscribe(
         elif after >= service.local_version():
             # No event yet: send a checkpoint, so that a new subscriber knows it before the next commit.
             caught_up = True
-            settled = Checkpoint(service.local_version(), service.leader_id)
-            yield EventBatch(after, 64, service.log_id, (settled,))
+            checkpoint = Checkpoint(service.local_version(), service.leader_id)
+            yield EventBatch(after, 64, service.log_id, (checkpoint,))
         channel = feed.durable if durable else feed.resolved
         async for batch in _live(service, channel, after, bytes_behind_max, caught_up):
             yield batch
     except NotFound as error:
-        found = damage_unless_truncated(error, service.durable_header())
-        if isinstance(found, CorruptData):
-            service.damage.note("stream", found)
-        raise found from error
+        problem = damage_unless_truncated(error, service.durable_header())
+        if isinstance(problem, CorruptData):
+            service.damage.note("stream", problem)
+        raise problem from error
     except CorruptData as error:
         service.damage.note("stream", error)
         raise
@@ -113,10 +112,9 @@ async def subscribe(
 async def _live(
     service: CommitService, channel: Channel, after: int, bytes_behind_max: int, caught_up: bool
 ) -> AsyncIterator[EventBatch]:
-    """Events of this leadership after ``after``, from the ring, or from the store where the ring has moved on.
+    """Events of this leadership after ``after``, from the live buffer, or from the store for what has left the buffer.
 
-    Only a subscriber that has caught up with the very end can be lagging. One that starts behind is still catching up;
-    refused, it would start there again, however near it was.
+    Only a subscriber that has caught up can be lagging: a refused one would start again where it started before.
     """
     feed = service.feed
     position: int | None = None
@@ -153,7 +151,6 @@ async def _live(
 
 
 def _tail(batch: EventBatch, after: int) -> EventBatch:
-    """The part of a batch after a version: usually the batch itself."""
     first = batch.events[0] if batch.events else None
     if not isinstance(first, TransactionEvent) or first.version > after:
         return batch
@@ -164,7 +161,6 @@ def _tail(batch: EventBatch, after: int) -> EventBatch:
 async def _catch_up(
     service: CommitService, feed: Feed, channel: Channel, after: int
 ) -> AsyncIterator[tuple[EventBatch, int]]:
-    """Durable history of this leadership after ``after``, until the ring can go on."""
     if channel is feed.resolved and feed.durable.find(after) is not None:
         # Accepted without a subscriber and soon durable: take them from the durable ring.
         position = feed.durable.find(after)
@@ -210,7 +206,7 @@ async def _history(
 async def _older(
     service: CommitService, older: OlderHistory, after: int, durable: bool
 ) -> AsyncIterator[tuple[EventBatch, int]]:
-    """What older history has after ``after``, and no more than what is durable in the log."""
+    """Events of the older history after ``after``, at most up to the durable end of the log."""
     until = min(await older.through(service.log_id), service.durable_header().last_version)
     if until <= after:
         return
@@ -229,7 +225,7 @@ async def _older(
 
 
 async def _rolled_back_to(service: CommitService, older: OlderHistory, after: int) -> tuple[int, str] | None:
-    """Where the stream has to go back to because a deposed leader handed out ``after``; None for most."""
+    """Where the stream must go back to when a deposed leader assigned ``after``; None for most."""
     try:
         async with aclosing(leaderships_back(service.store, service.claim)) as leaderships:
             async for leadership in leaderships:
@@ -243,7 +239,6 @@ async def _rolled_back_to(service: CommitService, older: OlderHistory, after: in
 
 
 async def _of_log(service: CommitService, after: int, durable: bool) -> AsyncIterator[tuple[EventBatch, int]]:
-    """As ``_history``, from the log's own objects."""
     if after < service.pipeline.persist.head.truncated_through:
         raise NotFound(
             "the log was truncated past this version",
@@ -286,13 +281,13 @@ async def _read(
         last_prev = after = max(after, batch.last_version)
         yield batch, after
     if after < until.last_version:
-        # Nothing but settled versions up to here: a claim, or rejected commits. Say so, and the stream moves on.
+        # Only a claim, or rejected commits, up to here: a checkpoint moves the stream on.
         checkpoint = Checkpoint(until.last_version, until.leader_id.hex())
         yield EventBatch(until.last_version, 64, until.log_id.hex(), (checkpoint,)), until.last_version
 
 
 def _prove(events: Sequence[Event], last_prev: int, after: int) -> None:
-    """Every transaction must follow the one before it: at or below where the stream stood."""
+    """Every transaction must follow the one before it."""
     for event in events:
         if isinstance(event, TransactionEvent):
             if event.prev_version > last_prev:

@@ -5,20 +5,16 @@ not rise and an empty range are bugs of the caller. After a crash the window is 
 one at a new floor.
 
 - A **generation** holds the changes of a range of versions: a dictionary from key to newest version, the same keys in
-  sorted runs, and the deleted ranges. Generations do not overlap, so the newest generation that knows a key or range
-  knows its newest change, and a search stops at the first generation that is wholly older than the version asked about.
-  Most readers are a few hundred versions behind: they touch one or two small dictionaries in the processor's cache.
+  sorted runs, and the deleted ranges. Generations do not overlap, so a search stops at the first generation that is
+  wholly older than the version asked about. Most readers are a few hundred versions late and touch one or two of them.
 - Generation ``[0]`` is the young one. At ``slice_keys`` it becomes the resting one, ``[1]``, which is merged into the
   growing one, ``[2]``, while the next young one fills. A full growing generation is closed and stays in ``[3:]``,
   newest first, until the floor passes its last version; then it is dropped as a whole.
-- Sorted runs are made while keys arrive: sorting a full window at the first range read would stop the leader for
-  seconds. Runs of equal rank are merged like the digits of a binary counter. The runs of a closed generation are merged
-  into one sequence, cut into runs by key, a few thousand keys at a time.
-- Large work is done in small steps during later calls (``_work``): merging, and freeing memory, because freeing all
-  keys of a generation at once takes as long as a slow sync. So no call is slow, however full the window is.
-- Within a generation versions only rise, so the newest run that lists any key of a range lists the key of that range
-  that changed last. A range search may stop at the first run with a result.
-- Closed runs are tuples of bytes, and dictionaries map bytes to integers, so the garbage collector stops tracking them.
+- Sorted runs are made while keys arrive, because sorting a full window at once takes seconds. Runs of equal rank are
+  merged like the digits of a binary counter; those of a closed generation are merged into runs by key.
+- Large work (merging, freeing memory) is done in small steps during later calls (``_work``), so no call is slow.
+- Within a generation versions only rise, so a range search may stop at the newest run with a result.
+- Closed runs are tuples of bytes, and dictionaries map bytes to integers: the garbage collector does not track them.
 """
 
 from __future__ import annotations
@@ -97,8 +93,7 @@ class Run:
         first_block, last_block = -(-first // block), last // block
         edges = (*keys[first : first_block * block], *keys[last_block * block : last])
         return max(
-            max(newest_by_block[first_block:last_block], default=0),
-            max(map(versions.__getitem__, edges), default=0),
+            max(newest_by_block[first_block:last_block], default=0), max(map(versions.__getitem__, edges), default=0)
         )
 
 
@@ -106,7 +101,6 @@ class DeletedRanges:
     """The newest deletion of every point of the key space, as a step function.
 
     Shape: ``versions[i]`` holds from ``bounds[i]`` up to the next bound, the last one without end; 0 means not deleted.
-    Before the first bound nothing is deleted.
     """
 
     __slots__ = ("bounds", "versions")
@@ -265,10 +259,7 @@ class Generation:
 
 
 class Merge:
-    """Turns the runs of a closed generation, ordered by time, into runs ordered by key, a piece at a time.
-
-    Until it is done the generation answers from its old runs.
-    """
+    """Turns the runs of a closed generation into runs ordered by key, a piece at a time."""
 
     __slots__ = ("_positions", "_shape", "_sources", "content_bytes", "generation", "runs")
 
@@ -426,10 +417,7 @@ class RecentWrites:
         return 0
 
     def expire(self, floor: int) -> None:
-        """No question is asked below ``floor`` any more, nor below the limit of ``bytes_max``. Frees memory.
-
-        What falls out of the window is given back in steps by this and the following calls.
-        """
+        """No question is asked below ``floor`` any more, nor below the limit of ``bytes_max``. Frees memory."""
         self.floor = max(self.floor, floor)
         # What has been open for a whole window is closed, so that a quiet log forgets too.
         if self._young.after < self.floor and not self._young.empty:
@@ -548,14 +536,12 @@ class RecentWrites:
             self._close_growing()
 
     def _close_growing(self) -> None:
-        """Close the growing generation to changes and begin another after it."""
         closed = self._generations[2]
         self._generations.insert(2, Generation(closed.last_version))
         self._closed_bytes += closed.bytes_used()
         self._merges.append(Merge(closed, self._shape))
 
     def _drop_expired(self) -> None:
-        """Drop every generation whose last version is not above the floor."""
         generations = self._generations
         while len(generations) > 3 and generations[-1].last_version <= self.floor:
             closed = generations.pop()
@@ -572,7 +558,6 @@ class RecentWrites:
             self._sorted_open_keys = []
 
     def _release(self, generation: Generation) -> None:
-        """Free a generation's memory, in the steps of ``_work``."""
         self._releasing_bytes += generation.bytes_used()
         self._releasing_runs += generation.runs
         self._releasing_versions.append(generation.versions)

@@ -1,10 +1,8 @@
-"""The service behind the connections of one server, and what stands in front of it.
+"""The service behind the connections of one server, and the bounds in front of it.
 
-The gateway admits commits (how many may be in flight, and how many of one client in a second), gives them to the
-service in one list per turn of the event loop, and asks for the version once for all who asked in the same turn.
-
-One event loop, no locks. While nothing leads here, requests for the log are answered ``not_leader``. Health, metrics
-and open streams do not pass through admission, so they never wait for it.
+The gateway admits commits, gives them to the service in one list per turn of the event loop, and asks for the version
+once for all callers of a turn. While nothing leads here, requests for the log are answered ``not_leader``. Health,
+metrics and open streams do not pass through admission.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from holdfast.commit.stages.events import CommitEntry
 from holdfast.errors import Backpressure, Code, HoldfastError, Unavailable
 from holdfast.server.http.auth import Authenticator
 from holdfast.server.http.requests import ITEMS_MAX, log_mismatch
-from holdfast.server.http.responses import CommitAnswers, LeaderHint, not_leading, without_traceback
+from holdfast.server.http.responses import CommitResponses, LeaderHint, not_leading, without_traceback
 from holdfast.server.http.state import HttpLimits, HttpState
 from holdfast.values import LogPosition
 from holdfast.wire.log import StatusAnswer
@@ -35,8 +33,7 @@ STATUS_RETRY_AFTER_MS: Final = 500
 
 @dataclass(frozen=True, slots=True)
 class GatewayLimits(HttpLimits):
-    """The bounds in front of the service. Bytes are those of request bodies as they came; in flight, with
-    what their request ids take in the log."""
+    """Bounds of the service. Bytes are those of request bodies; in flight, with their request ids in the log."""
 
     request_id_length_min: int = 20
     operations_max: int = ITEMS_MAX
@@ -59,8 +56,8 @@ class Gateway(HttpState):
         self.own = LeaderHint()
         self.service: CommitService | None = None
         self.log_id = ""
-        """Of the log that this process leads, or led last."""
-        self.answers = CommitAnswers(self.own)
+        """The log that this process leads, or led last."""
+        self.answers = CommitResponses(self.own)
         rate = limits.client_commits_per_second_max
         self.client_rates = ClientRates(rate) if rate else None
         self.draining = False
@@ -75,7 +72,7 @@ class Gateway(HttpState):
         """From now on this process answers for the log."""
         self.own = self.leader = LeaderHint(service.leader_id, service.address, is_this_process=True)
         self.log_id = service.log_id
-        self.answers = CommitAnswers(self.own)
+        self.answers = CommitResponses(self.own)
         self.service = service
 
     def stop_leading(self, leader: LeaderHint) -> None:
@@ -116,10 +113,10 @@ class Gateway(HttpState):
             )
         return service.admission()
 
-    def over_rate(self, client: bytes | str) -> HoldfastError | None:
-        """Take one commit from the client's own budget: None, or the error to answer when it is spent."""
+    def over_rate(self, client: bytes | str, *, takes: bool = True) -> HoldfastError | None:
+        """None after taking one commit from the client's own budget, or the error when it is exhausted."""
         rates = self.client_rates
-        wait = 0.0 if rates is None else rates.wait_for_one(client, self.loop.time())
+        wait = 0.0 if rates is None else rates.wait_for_one(client, self.loop.time(), takes=takes)
         if rates is None or wait == 0.0:
             return None
         self.counters.rate_limited_commits += 1
@@ -135,7 +132,7 @@ class Gateway(HttpState):
     def submit(self, entry: CommitEntry, size: int) -> None:
         """Hand one commit to the service at the end of this turn of the loop, with all others of the turn.
 
-        ``size`` counts against the bytes in flight until ``settled`` is called with it, which the reply must do.
+        ``size`` counts against the bytes in flight until the reply calls ``settled`` with it.
         """
         self.in_flight_commits += 1
         self.in_flight_bytes += size
@@ -173,8 +170,7 @@ class Gateway(HttpState):
     async def status(self, request_id: str, min_version: int) -> StatusAnswer:
         """The final outcome of an attempt. Raises: as the service; Unavailable after ``status_seconds_max``.
 
-        Who asks must hear of a store that hangs while waiting, however many requests the answer takes. What was begun
-        goes on, so that who asks again about a long log finds more of it read.
+        The read continues in the background, so a retry about a long log is faster.
         """
         asked = self.loop.create_task(self._status(request_id, min_version))
         self._tasks.add(asked)
@@ -190,17 +186,13 @@ class Gateway(HttpState):
     async def _status(self, request_id: str, min_version: int) -> StatusAnswer | HoldfastError:
         try:
             return await self.leading().status(request_id, min_version)
-        except HoldfastError as error:  # told, not raised: nobody may be left to hear it
+        except HoldfastError as error:  # returned, because the caller may have gone
             return error
 
     # Versions
 
     def ask_version(self, waiter: VersionWaiter) -> None:
-        """Call ``waiter`` with a linearizable version, or with the error why there is none.
-
-        Everybody who asks in one turn of the loop is answered by one question to the service, which begins after all of
-        them asked: so the answer covers everything known committed when any of them arrived.
-        """
+        """Call ``waiter`` with a linearizable version, or with the error. Callers of one turn share one question."""
         waiters = self._version_waiters
         if not waiters:
             self.loop.call_soon(self._ask)
@@ -225,7 +217,6 @@ class Gateway(HttpState):
 CLIENTS_MAX: Final = 16_384
 BURST_SECONDS: Final = 1.0
 _ROUNDING_SECONDS: Final = 1e-6
-"""Sums of fractions of a second do not meet a second exactly."""
 
 ClientKey = bytes | str
 
@@ -252,25 +243,24 @@ class ClientRates:
         """Least recently heard first."""
 
     def __len__(self) -> int:
-        """How many clients are remembered."""
         return len(self._full_at)
 
-    def wait_for_one(self, client: ClientKey, now: float) -> float:
-        """Take one commit from the budget and return 0; or take nothing and return the seconds until one is there."""
+    def wait_for_one(self, client: ClientKey, now: float, *, takes: bool = True) -> float:
+        """Take one commit from the budget and return 0; or take nothing and return the seconds until one is there.
+
+        ``takes`` false: only look.
+        """
         full_at = max(self._full_at.pop(client, now), now)
         moved = full_at + self._share_seconds
         wait = moved - now - BURST_SECONDS
         if wait <= _ROUNDING_SECONDS:
-            self._remember(client, moved)
+            self._remember(client, moved if takes else full_at)
             return 0.0
         self._remember(client, full_at)
         return wait
 
     def wait_after_taking(self, client: ClientKey, commits: int, now: float) -> float:
-        """Take ``commits`` from the budget in any case, and return the seconds until it bears them.
-
-        For streams, which are slowed and not refused: whoever takes must wait that long before it goes on.
-        """
+        """Take ``commits`` from the budget in any case, and return the seconds that a stream must wait for them."""
         moved = max(self._full_at.pop(client, now), now) + commits * self._share_seconds
         self._remember(client, moved)
         return max(0.0, moved - now - BURST_SECONDS)

@@ -20,22 +20,22 @@ from holdfast.objects.budget import StoreMetrics
 from holdfast.server.commit.routes import LivezRequest
 from holdfast.server.gateway import Gateway
 from holdfast.server.http.auth import Role
-from holdfast.server.http.routes import Answer, Call, Parameter, Route, json_answer
+from holdfast.server.http.routes import Call, Parameter, Response, Route, json_response
+from holdfast.server.http.state import JSON
 from holdfast.server.stores.hosting import StoreHost
 from holdfast.wire.log import Liveness, PipelineResponse, Readiness
 
 OK_SECONDS_MAX: Final = 10.0
 STANDBY_HEADER: Final = "Holdfast-Standby"
-"""Names the standby that asks, by its address: of two standbys one may be cut off while the other one asks."""
+"""The address of the standby that asks."""
 STANDBY_PROOF_HEADER: Final = "Holdfast-Standby-Proof"
-"""The slot and the nonce of the newest object that the standby has read, needed where callers need tokens."""
+"""Slot and nonce of the newest object that the standby has read."""
 STANDBY_CHARACTERS_MAX: Final = 256
-
 
 _NOT_READY: Final = (Code.NOT_LEADER, Code.OVERLOADED, Code.LEADER_CHANGED)
 
 
-async def _livez(gateway: Gateway, alive: LivezRequest, call: Call) -> Answer:
+async def _livez(gateway: Gateway, alive: LivezRequest, call: Call) -> Response:
     if call.switch("standby", default=False) and gateway.service is not None:
         # Once a standby stops asking, the leader shows signs of life in the log.
         headers = call.request.headers
@@ -44,17 +44,17 @@ async def _livez(gateway: Gateway, alive: LivezRequest, call: Call) -> Answer:
     return await call.serve(alive)
 
 
-async def _pipeline_ok(gateway: Gateway, _: Call) -> Answer:
+async def _pipeline_ok(gateway: Gateway, _: Call) -> Response:
     service = gateway.leading()
     try:
         async with asyncio.timeout(OK_SECONDS_MAX):
             await service.noop()
     except TimeoutError as error:
         raise Backpressure("a no-op did not come through the pipeline in time", retry_after_ms=1000) from error
-    return json_answer(PipelineResponse(True, service.leader_id))
+    return json_response(PipelineResponse(True, service.leader_id))
 
 
-async def _readyz(gateway: Gateway, watch: StoreWatch, stores: StoreHost | None, call: Call) -> Answer:
+async def _readyz(gateway: Gateway, watch: StoreWatch, stores: StoreHost | None, call: Call) -> Response:
     problem = watch.problem()
     if problem is not None:
         raise problem
@@ -64,14 +64,14 @@ async def _readyz(gateway: Gateway, watch: StoreWatch, stores: StoreHost | None,
             raise NotFound("this process has no message stores", hint="stores.directory says where they are")
         stores.opened()
     condition = "none" if stores is None else stores.condition
-    return json_answer(Readiness(True, service.leader_id, service.local_version(), condition, watch.damage()))
+    return json_response(Readiness(True, service.leader_id, service.local_version(), condition, watch.damage()))
 
 
-async def _metrics(stores: StoreHost | None, scrape: Callable[[], bytes], call: Call) -> Answer:
+async def _metrics(stores: StoreHost | None, scrape: Callable[[], bytes], call: Call) -> Response:
     problem = None if stores is None else stores.scrape_problem(call.authorization)
     if problem is not None:
         raise problem
-    return Answer(scrape(), media_type="text/plain; version=0.0.4; charset=utf-8")
+    return Response(scrape(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 def _switch(name: str, description: str) -> Parameter:
@@ -83,81 +83,49 @@ def health_routes(
 ) -> tuple[Route, ...]:
     """The rows of the route table. ``scrape`` gives the metrics as text; without ``stores`` this process has none."""
     alive = LivezRequest(gateway)
-    not_ready = (Code.NOT_LEADER, Code.OVERLOADED, Code.LEADER_CHANGED)
     return (
         Route(
-            method="GET",
-            path="/livez",
-            role=Role.OPEN,
-            summary="This process is alive",
-            handler=partial(_livez, gateway, alive),
-            fast=alive,
+            method="GET", path="/livez", role=Role.OPEN, summary="This process is alive",
+            handler=partial(_livez, gateway, alive), fast=alive, answers={JSON: Liveness}, tag="health",
             parameters=(_switch("standby", "A standby asks: once its questions stop, show signs of life in the log"),),
-            answers={"application/json": Liveness},
-            tag="health",
         ),
         Route(
-            method="GET",
-            path="/ok",
-            role=Role.OPEN,
-            summary="A no-op went through all four stages",
-            handler=partial(_pipeline_ok, gateway),
-            answers={"application/json": PipelineResponse},
-            codes=not_ready,
-            tag="health",
+            method="GET", path="/ok", role=Role.OPEN, summary="A no-op went through all four stages",
+            handler=partial(_pipeline_ok, gateway), answers={JSON: PipelineResponse}, codes=_NOT_READY, tag="health",
         ),
         Route(
-            method="GET",
-            path="/readyz",
-            role=Role.OPEN,
+            method="GET", path="/readyz", role=Role.OPEN,
             summary="This process leads, accepts commits, and its store takes them",
-            handler=partial(_readyz, gateway, watch, stores),
+            handler=partial(_readyz, gateway, watch, stores), answers={JSON: Readiness}, tag="health",
             parameters=(_switch("stores", "Whether the message stores must be open, too"),),
-            answers={"application/json": Readiness},
-            codes=(*not_ready, Code.STORE_UNAVAILABLE, Code.NO_QUORUM, Code.NOT_FOUND),
-            tag="health",
+            codes=(*_NOT_READY, Code.STORE_UNAVAILABLE, Code.NO_QUORUM, Code.NOT_FOUND),
         ),
         Route(
-            method="GET",
-            path="/metrics",
-            role=Role.READ,
-            summary="Prometheus metrics",
-            handler=partial(_metrics, stores, scrape),
-            answers={"text/plain": None},
-            tag="health",
+            method="GET", path="/metrics", role=Role.READ, summary="Prometheus metrics",
+            handler=partial(_metrics, stores, scrape), answers={"text/plain": None}, tag="health",
         ),
-    )
+    )  # fmt: skip
 
 
 def description_routes(description: Callable[[], bytes]) -> tuple[Route, ...]:
     """The rows for the OpenAPI document, which ``description`` gives, and for the page that shows it."""
 
-    async def openapi(_: Call) -> Answer:
-        return Answer(description())
+    async def openapi(_: Call) -> Response:
+        return Response(description())
 
-    async def docs(_: Call) -> Answer:
-        return Answer(DOCS_PAGE, media_type="text/html; charset=utf-8")
+    async def docs(_: Call) -> Response:
+        return Response(DOCS_PAGE, media_type="text/html; charset=utf-8")
 
     return (
         Route(
-            method="GET",
-            path="/openapi.json",
-            role=Role.OPEN,
-            summary="This description",
-            handler=openapi,
-            answers={"application/json": None},
-            tag="description",
+            method="GET", path="/openapi.json", role=Role.OPEN, summary="This description",
+            handler=openapi, answers={JSON: None}, tag="description",
         ),
         Route(
-            method="GET",
-            path="/docs",
-            role=Role.OPEN,
-            summary="This description, to be read by people",
-            handler=docs,
-            answers={"text/html": None},
-            tag="description",
+            method="GET", path="/docs", role=Role.OPEN, summary="This description, to be read by people",
+            handler=docs, answers={"text/html": None}, tag="description",
         ),
-    )
+    )  # fmt: skip
 
 
 DOCS_PAGE: Final = Path(__file__).with_name("api_page.html").read_bytes()
@@ -181,39 +149,29 @@ class StoreWatch:
         if problem is not None and (problem.code is not Code.OVERLOADED or self._gateway.draining):
             return problem
         # Before a refusal of commits: it says what the store does.
-        return self._stalled_batch() or self._unanswered_check() or self._silent_store() or problem
+        return self._store_problem() or problem
 
     def damage(self) -> str | None:
         """The newest damage that anything met in the log under this leader, None for none."""
         return None if self.service is None else self.service.damage.newest
 
-    def _stalled_batch(self) -> HoldfastError | None:
-        service = self.service
-        if service is None or not (in_flight := service.pipeline.persist.in_flight):
-            return None
-        waited_ms = now().boot_ms - in_flight[0].formed_ms
-        if waited_ms <= self._stalled_ms_max:
-            return None
-        return self._unavailable("the oldest batch waits for the store", waited_ms)
-
-    def _unanswered_check(self) -> HoldfastError | None:
-        """An idle leader has no batch that could stall, and its first request into a black hole takes long to fail."""
-        service = self.service
-        if service is None or (since_ms := service.pipeline.unproved_since_ms) is None:
-            return None
-        waited_ms = now().boot_ms - since_ms
-        if waited_ms <= self._stalled_ms_max:
-            return None
-        return self._unavailable("the store does not tell who owns the log", waited_ms)
-
-    def _silent_store(self) -> HoldfastError | None:
-        store = self.store
-        if store is None or store.is_healthy or store.last_success_seconds is None:
-            return None  # before its first answer nobody leads
-        silent_ms = (time.monotonic() - store.last_success_seconds) * 1000
-        if silent_ms <= self._stalled_ms_max:
-            return None
-        return self._unavailable("the store does not answer", silent_ms)
+    def _store_problem(self) -> HoldfastError | None:
+        service, store, boot_ms = self.service, self.store, now().boot_ms
+        waits: list[tuple[str, float]] = []
+        if service is not None:
+            if service.pipeline.persist.in_flight:
+                formed_ms = service.pipeline.persist.in_flight[0].formed_ms
+                waits.append(("the oldest batch waits for the store", boot_ms - formed_ms))
+            # An idle leader has no batch that could stall.
+            if (since_ms := service.pipeline.unproved_since_ms) is not None:
+                waits.append(("the store does not tell who owns the log", boot_ms - since_ms))
+        # Before the first success nothing leads here.
+        if store is not None and not store.is_healthy and store.last_success_seconds is not None:
+            waits.append(("the store does not answer", (time.monotonic() - store.last_success_seconds) * 1000))
+        for what, waited_ms in waits:
+            if waited_ms > self._stalled_ms_max:
+                return self._unavailable(what, waited_ms)
+        return None
 
     def _unavailable(self, what: str, waited_ms: float) -> HoldfastError:
         # Anybody may ask; where that is not everybody's service, what a store says is for the log alone.

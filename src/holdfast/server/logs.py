@@ -15,12 +15,7 @@ from typing import Final, Literal, TextIO, cast
 
 import structlog
 
-_LEVELS: Final = {
-    "debug": logging.DEBUG,
-    "info": logging.INFO,
-    "warning": logging.WARNING,
-    "error": logging.ERROR,
-}
+_LEVELS: Final = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 _ORDER: Final = ("timestamp", "level", "event")
 
 

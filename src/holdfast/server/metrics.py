@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -27,6 +27,8 @@ from holdfast.server.stores.hosting import StoreHost
 from holdfast.server.stores.store_metrics import cumulative_buckets, store_metrics
 from holdfast.server.view.embedded_view import EmbeddedView
 
+_counter: Final = CounterMetricFamily
+_gauge: Final = GaugeMetricFamily
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -69,7 +71,7 @@ class ServerMetrics(Collector):
         usage = resource.getrusage(resource.RUSAGE_SELF)
         cpu = usage.ru_utime + usage.ru_stime
         yield _counter("process_cpu_seconds", "CPU time of this process in seconds", cpu)
-        with contextlib.suppress(OSError):  # no descriptor is left; everything else can still be told
+        with contextlib.suppress(OSError):  # no descriptor is left
             yield _gauge("process_resident_memory_bytes", "Resident memory of this process", _resident_bytes())
 
     def _http(self) -> Iterator[Metric]:
@@ -117,12 +119,13 @@ class ServerMetrics(Collector):
 
     def _commits(self, service: CommitService) -> Iterator[Metric]:
         metrics = service.metrics
-        commits = CounterMetricFamily("holdfast_commits", "Commits by outcome", labels=["outcome"])
-        commits.add_metric(["committed"], metrics.committed)
-        commits.add_metric(["conflict"], metrics.conflicts)
-        commits.add_metric(["rejected_otherwise"], metrics.rejected - metrics.conflicts)
-        commits.add_metric(["other"], metrics.other)
-        yield commits
+        outcomes = {
+            "committed": metrics.committed,
+            "conflict": metrics.conflicts,
+            "rejected_otherwise": metrics.rejected - metrics.conflicts,
+            "other": metrics.other,
+        }
+        yield _labelled(CounterMetricFamily, "holdfast_commits", "Commits by outcome", "outcome", outcomes)
         yield _histogram(
             "holdfast_commit_seconds",
             "From arrival in the pipeline to the answer",
@@ -139,24 +142,20 @@ class ServerMetrics(Collector):
         pipeline = service.pipeline
         resolve, persist, release = pipeline.resolve, pipeline.persist, pipeline.release
         counters = persist.counters
-        through = CounterMetricFamily("holdfast_stage_commits", "Commits through a stage", labels=["stage"])
-        through.add_metric(["sequence"], pipeline.sequence.assigned - service.claim.last_version)
-        through.add_metric(["resolve"], resolve.accepted + resolve.rejected)
-        through.add_metric(["persist"], counters.transactions)
-        through.add_metric(["release"], release.released)
-        yield through
-        depth = GaugeMetricFamily("holdfast_stage_depth", "What waits in a stage", labels=["stage"])
-        depth.add_metric(["sequence"], pipeline.waiting)
-        depth.add_metric(["persist"], persist.waiting)
-        depth.add_metric(["store"], len(persist.in_flight))
-        yield depth
+        through = {
+            "sequence": pipeline.sequence.assigned - service.claim.last_version,
+            "resolve": resolve.accepted + resolve.rejected,
+            "persist": counters.transactions,
+            "release": release.released,
+        }
+        yield _labelled(CounterMetricFamily, "holdfast_stage_commits", "Commits through a stage", "stage", through)
+        depth = {"sequence": pipeline.waiting, "persist": persist.waiting, "store": len(persist.in_flight)}
+        yield _labelled(GaugeMetricFamily, "holdfast_stage_depth", "What waits in a stage", "stage", depth)
         yield _counter("holdfast_batches", "Batches made", counters.batches)
         yield _counter("holdfast_batch_bytes", "Bytes of batches made", counters.bytes)
-        puts = CounterMetricFamily("holdfast_puts", "PUTs of batches by reason", labels=["reason"])
-        puts.add_metric(["first"], counters.puts - counters.retries - counters.hedges)
-        puts.add_metric(["retry"], counters.retries)
-        puts.add_metric(["hedge"], counters.hedges)
-        yield puts
+        first = counters.puts - counters.retries - counters.hedges
+        puts = {"first": first, "retry": counters.retries, "hedge": counters.hedges}
+        yield _labelled(CounterMetricFamily, "holdfast_puts", "PUTs of batches by reason", "reason", puts)
         yield _counter(
             "holdfast_own_refusals", "Refused PUTs that were this leader's own earlier ones", counters.own_successes
         )
@@ -166,12 +165,9 @@ class ServerMetrics(Collector):
         yield _gauge("holdfast_watermark_lag_slots", "Slots sent and not durable", max(0, lag))
         yield _gauge("holdfast_window_bytes", "Memory of the conflict window", resolve.recent.bytes_used())
         yield _gauge("holdfast_window_floor_version", "The oldest version that can be judged", resolve.floor)
-        damage = CounterMetricFamily(
-            "holdfast_log_damage", "Times that damage was met in the log, by what met it", labels=["met_by"]
-        )
-        for met_by in ("stream", "status", "view", "scrub"):
-            damage.add_metric([met_by], service.damage.times[met_by])
-        yield damage
+        damage = {met_by: service.damage.times[met_by] for met_by in ("stream", "status", "view", "scrub")}
+        text = "Times that damage was met in the log, by what met it"
+        yield _labelled(CounterMetricFamily, "holdfast_log_damage", text, "met_by", damage)
         yield _gauge("holdfast_log_damaged_places", "Damaged places of the log that are known", service.damage.places)
         if self.scrub is not None:
             yield _counter("holdfast_scrub_objects", "Objects of the log that were read again", self.scrub.objects)
@@ -209,12 +205,13 @@ class ServerMetrics(Collector):
         yield _gauge("holdfast_store_healthy", "1 unless the last few requests all failed", int(store.is_healthy))
 
 
-def _counter(name: str, text: str, value: float) -> Metric:
-    return CounterMetricFamily(name, text, value=value)
-
-
-def _gauge(name: str, text: str, value: float) -> Metric:
-    return GaugeMetricFamily(name, text, value=value)
+def _labelled(
+    kind: type[CounterMetricFamily | GaugeMetricFamily], name: str, text: str, label: str, values: Mapping[str, float]
+) -> Metric:
+    family = kind(name, text, labels=[label])
+    for value_of_label, value in values.items():
+        family.add_metric([value_of_label], value)
+    return family
 
 
 def _histogram(name: str, text: str, bounds: Sequence[float], counts: Sequence[int], total: float) -> Metric:

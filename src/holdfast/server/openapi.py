@@ -27,7 +27,7 @@ _OLDER_NAMES: Final[Mapping[str, str]] = {
     "Receipt": "PublishAnswer",
     "StatusAnswer": "StatusAnswerBody",
 }
-"""Clients generated from the document have types of these names. ``...Response`` is published as ``...Answer``."""
+"""Names of types in generated clients."""
 _ALWAYS_WHOLE: Final = frozenset(
     {
         "BrowsedAnswer",
@@ -78,6 +78,7 @@ def describe(routes: Iterable[Route], *, version: str, with_tokens: bool) -> byt
     paths: dict[str, Json] = {}
     for row in rows:
         paths.setdefault(row.name, {})[row.method.lower()] = _operation(row, schema_of, with_tokens)
+    security: Json = {"securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}} if with_tokens else {}
     document: Json = {
         "openapi": "3.1.0",
         "info": {
@@ -88,18 +89,12 @@ def describe(routes: Iterable[Route], *, version: str, with_tokens: bool) -> byt
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "paths": paths,
-        "components": {"schemas": components},
+        "components": {"schemas": components, **security},
     }
-    if with_tokens:
-        document["components"] = {
-            "schemas": components,
-            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
-        }
     return msgspec.json.encode(document)
 
 
 def _schemas(types: Sequence[object]) -> tuple[tuple[Json, ...], dict[str, Json]]:
-    """The schema of each type and of the structs inside, under the names that the document has always used."""
     made = msgspec.json.schema_components(types, ref_template=_REF)
     text = re.sub(
         r'"(#/components/schemas/)?([A-Z]\w+)"',
@@ -119,7 +114,7 @@ def _schemas(types: Sequence[object]) -> tuple[tuple[Json, ...], dict[str, Json]
 
 
 def _exclude_each_other(schema: dict[str, Any]) -> None:
-    """Say of each field that has a text what the types cannot: one of the two is given, or of an end at most one."""
+    """State that a field and its text form exclude each other."""
     rules: list[Json] = []
     for name in schema["properties"]:
         text = f"{name}_text"
@@ -192,18 +187,10 @@ def _responses(row: Route, schema_of: Mapping[int, Any]) -> Json:
 
 def _error_response(status: int, codes: Sequence[Code], schema_of: Mapping[int, Any]) -> Json:
     names = [str(code) for code in codes]
+    its_codes = {"properties": {"error": {"properties": {"code": {"enum": names}}}}}
     response: Json = {
         "description": f"{_STATUS_TEXT[status]}: {', '.join(names)}",
-        "content": {
-            "application/json": {
-                "schema": {
-                    "allOf": [
-                        schema_of[id(ErrorResponse)],
-                        {"properties": {"error": {"properties": {"code": {"enum": names}}}}},
-                    ]
-                }
-            }
-        },
+        "content": {"application/json": {"schema": {"allOf": [schema_of[id(ErrorResponse)], its_codes]}}},
     }
     if status in (429, 503):
         response["headers"] = {

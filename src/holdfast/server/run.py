@@ -3,12 +3,10 @@
     start    bind and listen (answering not_leader), open the store, recover and claim, print "ready"
     stop     SIGTERM or SIGINT: accept nothing more, drain to durable, answer, resign, close, exit 0. It ends within
              ``server.drain_seconds_max``; commits not durable by then are answered outcome_unknown, and the code is 6
-    hangup   SIGHUP is ignored, so a closed terminal does not end the service
     again    a second signal exits at once; nothing acknowledged is lost, because the next leader recovers
 
-Exit codes: 0 drained or stepped down; 2 bad configuration; 3 another leader is alive (named); 4 deposed; 5 nothing to
-open; 6 the store or the log is damaged, unfit or unavailable (named); 70 a bug, such as a violated invariant. A standby
-whose leadership ends waits for its turn again instead.
+Exit codes: 0 drained or stepped down; 2 bad configuration; 3 another leader is alive; 4 deposed; 5 nothing to open; 6
+store or log damaged, unfit or unavailable; 70 a bug. A standby whose leadership ends waits for its turn again.
 """
 
 from __future__ import annotations
@@ -67,24 +65,23 @@ from holdfast.settings import Settings
 from holdfast.wire.log import Liveness
 
 GRACE_SECONDS: Final = 5.0
-AFTER_REIGN_SECONDS: Final = (1.0, 5.0)
+AFTER_LEADERSHIP_SECONDS: Final = (1.0, 5.0)
 OWN_CONNECTIONS: Final = 4
-"""For what the leader asks about its own log: one ownership check at a time, and read-backs after lost answers."""
+"""For the leader's ownership checks and read-backs."""
 READER_CONNECTIONS: Final = 8
-"""For everybody who reads history: subscribers, questions about old attempts."""
+"""For readers of history."""
 UNANSWERED_MAX: Final = 2
-"""How often a read may run out of time: one request may be lost, and a store that hangs is told of soon."""
+"""How often a read may time out: one request may be lost."""
 BUG: Final = 70
-"""The exit code of a bug of ours, as every command has it."""
+"""The exit code of a bug."""
 
 log = structlog.get_logger("holdfast.server")
 
 
 def main(settings: Settings, *, init: bool, take_over: bool, standby: bool, force_new: bool = False) -> int:
-    """Serve until a signal or the end of the reign, and return the exit code.
+    """Serve until a signal or the end of the leadership, and return the exit code.
 
-    ``init`` allows to begin a new log where there is none; ``force_new`` also where another log left something. Errors
-    are logged, the last line says why it ended.
+    ``init`` allows a new log where there is none; ``force_new`` also where another log left something.
     """
     configure_logs(settings.logging.format, settings.logging.level)
     _raise_file_limit()
@@ -106,28 +103,24 @@ def main(settings: Settings, *, init: bool, take_over: bool, standby: bool, forc
         return BUG
 
 
+_EXIT_CODES: Final = {
+    Code.LEADER_ALIVE: 3,
+    Code.DEPOSED: 4,
+    Code.LEADER_CHANGED: 4,
+    Code.LOG_EMPTY: 5,
+    Code.NOT_FOUND: 5,
+    Code.STORE_UNFIT: 6,
+    Code.STORE_UNAVAILABLE: 6,
+    Code.INTERNAL: BUG,
+}
+
+
 def exit_code_of(error: HoldfastError) -> int:
-    """What an error at start, or the end of a reign, means to whoever started the process."""
-    match error.code:
-        case Code.LEADER_ALIVE:
-            return 3
-        case Code.DEPOSED | Code.LEADER_CHANGED:
-            return 4
-        case Code.LOG_EMPTY | Code.NOT_FOUND:
-            return 5
-        case Code.STORE_UNFIT | Code.STORE_UNAVAILABLE:
-            return 6
-        case Code.INTERNAL:
-            return BUG
-        case _:
-            if isinstance(error, CorruptData):
-                return 6
-            return 2 if isinstance(error, InvalidRequest) else 6
+    """The exit code of an error at start, or at the end of a leadership."""
+    return _EXIT_CODES.get(error.code, 2 if isinstance(error, InvalidRequest) else 6)
 
 
 class _Process:
-    """One serving process."""
-
     def __init__(
         self,
         settings: Settings,
@@ -162,7 +155,7 @@ class _Process:
         self._stop: asyncio.Future[None] = loop.create_future()
         self._signals = 0
         for number in (signal.SIGTERM, signal.SIGINT):
-            if signal.getsignal(number) != signal.SIG_IGN:  # as nohup has it: whoever started this wants it to go on
+            if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
                 loop.add_signal_handler(number, self._signalled, number)
         loop.add_signal_handler(signal.SIGHUP, log.info, "hangup_ignored")
         self._gateway = Gateway(
@@ -228,7 +221,7 @@ class _Process:
             store_connections=self._settings.persist.target_pool_size,
         )
 
-    # The reign
+    # Leadership
 
     async def _serve(self, addresses: list[str]) -> int:
         settings = self._settings
@@ -249,7 +242,7 @@ class _Process:
                 if service is None:
                     return 0
                 try:
-                    end = await self._reign(service, addresses)
+                    end = await self._serve_leadership(service, addresses)
                 finally:
                     if not self._standby or self._stop.done():
                         self._stopping.begin()
@@ -257,20 +250,20 @@ class _Process:
                     await service.close()
                 log.info("reign_over", kind=end.kind, detail=end.detail, leader_id=service.leader_id)
                 if not self._standby or self._stop.done():
-                    # A reign that ended as damaged broke a law of its own: what it had stored is as good as ever.
+                    # A leadership that ended as damaged broke its own invariant; its log is intact.
                     return {"resigned": 0, "deposed": 4, "damaged": BUG}.get(end.kind, 6)
-                if await self._stopped_within(random.uniform(*AFTER_REIGN_SECONDS)):
+                if await self._stopped_within(random.uniform(*AFTER_LEADERSHIP_SECONDS)):
                     return 0
         finally:
             await store.close()
 
     async def _lead(self, store: BudgetedStore) -> CommitService | None:
-        """Take the lead, after waiting for it when standing by. None when a signal comes first."""
+        """Become the leader. None when a signal comes first."""
         leading = asyncio.ensure_future(CommitService.lead(store, self._options(), store.own))
         return leading.result() if await self._ends_before_stop(leading) else None
 
     async def _ends_before_stop(self, work: asyncio.Future[Any]) -> bool:
-        """Whether ``work`` ends before a signal; a signal cancels it. Raises: the error of ``work``."""
+        """Whether ``work`` ends before a signal, which cancels it. Raises: the error of ``work``."""
         await _first_of(work, self._stop)
         if work.done():
             work.result()
@@ -286,8 +279,8 @@ class _Process:
             log.info("standing_by", leader_id=hint.leader_id, leader_address=hint.address)
             _say(f"standby leader_id={hint.leader_id} leader_address={hint.address}")
 
-    async def _reign(self, service: CommitService, addresses: list[str]) -> ServiceEnd:
-        """Answer for the log until this leader's end, which a signal brings about in good order."""
+    async def _serve_leadership(self, service: CommitService, addresses: list[str]) -> ServiceEnd:
+        """Serve the log until this leadership ends; a signal drains it first."""
         self._service = self._metrics.service = self._watch.service = service
         self._gateway.lead(service)
         self._view.follow(service)
@@ -344,7 +337,7 @@ class _Process:
         self._scrubbing.add_done_callback(_tell_scrub_ended)
 
     async def _drain(self, service: CommitService) -> None:
-        """Make durable what was accepted, and resign; when there is no time left, leave the rest to the next leader."""
+        """Make durable what was accepted, and resign; when no time is left, leave the rest to the next leader."""
         self._stopping.begin()
         seconds_max = self._stopping.drain_seconds()
         try:
@@ -441,7 +434,7 @@ class _Process:
 
 
 def _budgeted(opened: ObjectStore, settings: Settings) -> BudgetedStore:
-    """The store as this process uses it: its connections in three parts, and every request with an end in time."""
+    """The store with its connections in three parts and a time limit for every request."""
     persist = settings.persist
     pool = persist.target_pool_size
     # A small pool is for the batches first.
@@ -452,12 +445,8 @@ def _budgeted(opened: ObjectStore, settings: Settings) -> BudgetedStore:
         creates_max=max(1, min(persist.max_in_flight_requests * 2, pool - kept)),
         own_max=max(1, min(OWN_CONNECTIONS, kept // 3)),
         retry=RetryPolicy(unanswered_max=UNANSWERED_MAX),
-        not_created=_tell_not_created,
+        not_created=lambda key, detail: log.warning("store_did_not_create", key=key, error=detail),
     )
-
-
-def _tell_not_created(key: str, detail: str) -> None:
-    log.warning("store_did_not_create", key=key, error=detail)
 
 
 def _tell_scrub_ended(scrubbing: asyncio.Task[None]) -> None:
@@ -486,7 +475,7 @@ def _limits(settings: Settings) -> GatewayLimits:
 
 
 def _advertised(settings: Settings, bound: list[str]) -> str:
-    """Where other processes find this one: as configured, with the port that was really taken."""
+    """The configured address, with the port that was bound."""
     configured = settings.server.advertised_address
     for asked, taken in zip(settings.server.listen, bound, strict=True):
         if configured == asked:
@@ -511,14 +500,12 @@ def _tls_context(settings: Settings) -> ssl.SSLContext | None:
 
 
 def _raise_file_limit() -> None:
-    """Every connection is an open file; take as many as the system allows without asking for more rights."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _say(line: str) -> None:
-    """One line on standard output, for whoever started the process and waits for it."""
-    with contextlib.suppress(OSError):  # whoever waited may have gone
+    with contextlib.suppress(OSError):  # the reader may have gone
         sys.stdout.write(line + "\n")
         sys.stdout.flush()
 
@@ -529,11 +516,11 @@ _LIVENESS: Final = msgspec.json.Decoder(Liveness)
 
 
 async def ask_leader(address: str, *, tls: bool, standby: str | None, proof: str = "") -> str | None:
-    """The leader id of the process at ``address`` while it leads, empty when it does not lead, None without an answer.
+    """The leader id of the process at ``address`` while it leads, empty when it does not lead (yet), None without an
+    answer.
 
-    Empty does not mean that it never will: a process answers before it leads, also while its claim stands already.
     ``standby`` is the address of a standby that asks: once its questions stop, the leader writes heartbeats for it.
-    ``proof``: that it can read the log, without which a leader with tokens does not count the question.
+    ``proof`` shows that it can read the log; a leader with tokens ignores a question without it.
     """
     try:
         async with asyncio.timeout(ANSWER_SECONDS_MAX):
@@ -544,10 +531,10 @@ async def ask_leader(address: str, *, tls: bool, standby: str | None, proof: str
     if not head.startswith(b"HTTP/1.1 200"):
         return None
     try:
-        found = _LIVENESS.decode(body)
+        liveness = _LIVENESS.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
-    return found.leader_id if found.leading else ""
+    return liveness.leader_id if liveness.leading else ""
 
 
 async def _get_livez(address: str, *, tls: bool, standby: str | None, proof: str) -> bytes:
@@ -587,35 +574,34 @@ async def _read_to_end(reader: asyncio.StreamReader) -> bytes:
 
 
 def require_writable_place(log_url: str) -> None:
-    """Return when a leader may be able to write under ``log_url``.
+    """Check that a leader may be able to write under ``log_url``, without changing anything.
 
-    Raises: InvalidRequest naming the path: ``bad_configuration`` when it is no directory or this user may not write it,
-    ``store_unfit`` when its file system is mounted read-only.
-    Cost: a few system calls; nothing is made or changed.
+    Raises: InvalidRequest naming the path: ``bad_configuration`` when it is not a directory or this user may not write
+    it, ``store_unfit`` when its file system is mounted read-only.
     """
     parts = urlsplit(log_url)
     if parts.scheme != "file":
         return
     root = Path(unquote(parts.path)).absolute()
-    place = root
-    while not os.path.lexists(place):
-        place = place.parent
-    if not place.is_dir():
+    existing = root
+    while not os.path.lexists(existing):
+        existing = existing.parent
+    if not existing.is_dir():
         raise InvalidRequest(
             "the log cannot be there: this is not a directory",
             code=Code.BAD_CONFIGURATION,
             hint="give --log the directory of the log, for example file:///var/lib/holdfast",
-            path=str(place),
+            path=str(existing),
         )
-    if os.statvfs(place).f_flag & os.ST_RDONLY:
+    if os.statvfs(existing).f_flag & os.ST_RDONLY:
         raise InvalidRequest(
             "the log cannot be written: its file system is mounted read-only",
             code=Code.STORE_UNFIT,
             hint="mount the file system for writing, or give --log another directory",
-            path=str(place),
+            path=str(existing),
         )
     # The objects have a directory of their own, and one that was made by another user is the usual mishap.
-    for needed in (place, root / "batches"):
+    for needed in (existing, root / "batches"):
         if needed.is_dir() and not os.access(needed, os.R_OK | os.W_OK | os.X_OK):
             raise InvalidRequest(
                 "the log cannot be written: this user has not the right to",
@@ -626,25 +612,27 @@ def require_writable_place(log_url: str) -> None:
             )
 
 
+_FOLLOW_HINT: Final = "another process leads now; start with --standby to wait for its end"
+_NEW_LOG_HINT: Final = "check log.url; to begin a new log there, start with --init"
+_HINTS: Final = {
+    Code.BAD_CONFIGURATION: "`holdfast check-config` shows every key, its rule and where its value came from",
+    Code.LEADER_ALIVE: "stop the other leader, or start with --take-over, or wait for it with --standby",
+    Code.LEADER_CHANGED: _FOLLOW_HINT,
+    Code.DEPOSED: _FOLLOW_HINT,
+    Code.NOT_LEADER: _FOLLOW_HINT,
+    Code.LOG_EMPTY: _NEW_LOG_HINT,
+    Code.NOT_FOUND: _NEW_LOG_HINT,
+    Code.STORE_UNAVAILABLE: "check that the store of log.url can be reached from here, and its credentials",
+    Code.INTERNAL: "this is a bug of Holdfast: report it with this log",
+}
+
+
 def hint_of(error: HoldfastError) -> str:
     """The error's own hint, or what its code suggests. Never empty."""
     if error.hint:
         return error.hint
-    match error.code:
-        case Code.BAD_CONFIGURATION:
-            return "`holdfast check-config` shows every key, its rule and where its value came from"
-        case Code.LEADER_ALIVE:
-            return "stop the other leader, or start with --take-over, or wait for it with --standby"
-        case Code.LEADER_CHANGED | Code.DEPOSED | Code.NOT_LEADER:
-            return "another process leads now; start with --standby to wait for its end"
-        case Code.LOG_EMPTY | Code.NOT_FOUND:
-            return "check log.url; to begin a new log there, start with --init"
-        case Code.STORE_UNAVAILABLE:
-            return "check that the store of log.url can be reached from here, and its credentials"
-        case Code.INTERNAL:
-            return "this is a bug of Holdfast: report it with this log"
-        case _:
-            pass
+    if error.code in _HINTS:
+        return _HINTS[error.code]
     if isinstance(error, CorruptData):
         return "do not delete anything; `holdfast log verify` names what is damaged"
     if isinstance(error, Unavailable):
@@ -654,9 +642,8 @@ def hint_of(error: HoldfastError) -> str:
     return "docs/reference/exit-codes.md says what the exit code means"
 
 
-EXIT_CODE: Final = 6
 CLOSING_SECONDS_MAX: Final = 5.0
-"""What is kept of the time for answering and closing, after the log was drained."""
+"""Reserved for replies and closing, after the log was drained."""
 
 
 class StopBound:
@@ -689,4 +676,4 @@ class StopBound:
     def _give_up(self) -> None:
         log.error("stop_given_up", seconds=self._seconds_max)
         sys.stderr.flush()
-        os._exit(EXIT_CODE)
+        os._exit(6)

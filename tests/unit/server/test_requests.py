@@ -15,7 +15,7 @@ from holdfast.commit.format.transaction import Committed, Transaction
 from holdfast.errors import Code, InvalidRequest
 from holdfast.server.commit.commit_stream import ItemReader, JsonLines, MsgpackItems
 from holdfast.server.http.requests import decode_msgpack, problem_with
-from holdfast.server.http.responses import CommitAnswers, LeaderHint
+from holdfast.server.http.responses import CommitResponses, LeaderHint
 from holdfast.server.http.routes import key_from_text
 from holdfast.wire.formats import encode
 from holdfast.wire.log import CommitReceipt
@@ -119,7 +119,7 @@ def test_another_text_for_a_key_in_a_url_is_refused(text: str) -> None:
 
 @given(st.integers(1, 2**53 - 1), st.none() | st.text(max_size=30))
 def test_the_quick_encoding_of_a_committed_answer_is_the_encoding(version: int, request_id: str | None) -> None:
-    answers = CommitAnswers(LeaderHint("leader", "address"))
+    answers = CommitResponses(LeaderHint("leader", "address"))
     assert answers.committed_json(version, request_id) == encode(CommitReceipt(version, "leader", request_id))
     line = answers.stream_item(
         Committed(version), durable_version=version, request_id=request_id, index=0, wire_format="json"

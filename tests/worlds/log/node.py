@@ -162,7 +162,7 @@ class Node:
             silence_ms=shape.silence_ms,
             heartbeat_ms=shape.heartbeat_ms,
             unheard_ms=shape.unheard_ms,
-            retry_budget_s=PATIENCE_S,
+            retry_budget_ms=PATIENCE_S * 1000.0,
             ask_leader=self._ask_leader,
             probe=unfit or shape.probes,
         )

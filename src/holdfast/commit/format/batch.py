@@ -89,7 +89,6 @@ from holdfast.values import LeaderId, LogId, Slot, Version, parse_slot, slot_tex
 # pyarrow ships no types, so its tables are unknown to the checker; ours are not.
 # pyright: reportUnknownParameterType=false
 
-
 PREFIX: Final = "batches/"
 FIRST_SLOT: Final = Slot(2**64 - 1)
 SPAN_MAX: Final = 1000
@@ -230,91 +229,54 @@ def encode_object(header: Header, body: bytes = b"") -> bytes:
     if len(address) > ADDRESS_BYTES_MAX:
         raise ValueError(f"address longer than {ADDRESS_BYTES_MAX} bytes: {header.address}")
     head = _FIELDS.pack(
-        MAGIC,
-        FORMAT_VERSION,
-        header.kind,
-        header.flags,
-        header.transactions,
-        header.log_id,
-        header.slot,
-        header.claim,
-        header.prev,
-        header.epoch,
-        header.leader_id,
-        header.nonce,
-        header.first_version,
-        header.last_version,
-        header.prev_version,
-        header.window_floor,
-        header.durable,
-        header.truncated_through,
-        header.time_ms,
-        len(body),
-        zlib.crc32(body),
-        len(address),
-        address,
-        header.scope.boot_id,
-        header.scope.namespace,
-    )
+        MAGIC, FORMAT_VERSION, header.kind, header.flags, header.transactions,
+        header.log_id, header.slot, header.claim, header.prev, header.epoch,
+        header.leader_id, header.nonce,
+        header.first_version, header.last_version, header.prev_version,
+        header.window_floor, header.durable, header.truncated_through, header.time_ms,
+        len(body), zlib.crc32(body),
+        len(address), address, header.scope.boot_id, header.scope.namespace,
+    )  # fmt: skip
     whole = head + _CRC.pack(zlib.crc32(head)) + body
     if header.kind is not Kind.CLAIM and len(whole) < DATA_BYTES_MIN:
         whole = whole.ljust(DATA_BYTES_MIN, b"\0")
     return whole
 
 
+def _corrupt(slot: int, rule: str, **facts: str | int) -> CorruptData:
+    return CorruptData(rule, code=Code.CORRUPT_BATCH, facts={"slot": slot_text(slot), **facts})
+
+
 def decode_header(data: bytes, *, slot: int) -> Header:
-    """The header of the object found in ``slot``; ``data`` may be longer than the header.
-
-    Raises: CorruptData naming the slot and the broken rule.
-    """
-
-    def corrupt(rule: str, **facts: str | int) -> CorruptData:
-        return CorruptData(rule, code=Code.CORRUPT_BATCH, facts={"slot": slot_text(slot), **facts})
-
+    """The header of the object in ``slot``, from its first bytes. Raises: CorruptData naming slot and rule."""
     if len(data) < HEADER_BYTES:
-        raise corrupt("object is shorter than its header", bytes=len(data))
+        raise _corrupt(slot, "object is shorter than its header", bytes=len(data))
     head = bytes(data[: HEADER_BYTES - _CRC.size])
     if not head.startswith(MAGIC):
-        raise corrupt("object does not start with the magic of a batch")
+        raise _corrupt(slot, "object does not start with the magic of a batch")
     (
-        _magic,
-        format_version,
-        kind,
-        flags,
-        transactions,
-        log_id,
-        own_slot,
-        claim,
-        prev,
-        epoch,
-        leader_id,
-        nonce,
-        first_version,
-        last_version,
-        prev_version,
-        window_floor,
-        durable,
-        truncated_through,
-        time_ms,
-        body_length,
-        body_crc,
-        address_length,
-        address,
-        boot_id,
-        namespace,
-    ) = _FIELDS.unpack(head)
+        _magic, format_version, kind, flags, transactions,
+        log_id, own_slot, claim, prev, epoch,
+        leader_id, nonce,
+        first_version, last_version, prev_version,
+        window_floor, durable, truncated_through, time_ms,
+        body_length, body_crc,
+        address_length, address, boot_id, namespace,
+    ) = _FIELDS.unpack(head)  # fmt: skip
     if format_version != FORMAT_VERSION:
-        raise corrupt("object has an unknown format version", format_version=format_version)
+        raise _corrupt(slot, "object has an unknown format version", format_version=format_version)
     if zlib.crc32(head) != _CRC.unpack_from(data, HEADER_BYTES - _CRC.size)[0]:
-        raise corrupt("header CRC does not match")
+        raise _corrupt(slot, "header CRC does not match")
     if own_slot != slot:
-        raise corrupt("header names another slot", header_slot=slot_text(own_slot))
+        raise _corrupt(slot, "header names another slot", header_slot=slot_text(own_slot))
     if kind not in (Kind.CLAIM, Kind.DATA, Kind.RESIGN) or address_length > ADDRESS_BYTES_MAX:
-        raise corrupt("header has an impossible field", kind=kind, address_length=address_length)
+        raise _corrupt(slot, "header has an impossible field", kind=kind, address_length=address_length)
     if kind == Kind.CLAIM and (body_length or claim != slot):
-        raise corrupt("claim has a body or names another claim")
+        raise _corrupt(slot, "claim has a body or names another claim")
     if (transactions == 0) != (body_length == 0):
-        raise corrupt("transaction count does not fit the body", transactions=transactions, body_length=body_length)
+        raise _corrupt(
+            slot, "transaction count does not fit the body", transactions=transactions, body_length=body_length
+        )
     return Header(
         kind=Kind(kind),
         log_id=log_id,
@@ -341,10 +303,7 @@ def decode_header(data: bytes, *, slot: int) -> Header:
 
 
 def encode_body(transactions: Iterable[LoggedTransaction], *, compress: bool = False) -> bytes:
-    """The Arrow IPC stream of these transactions, empty bytes for none.
-
-    Cost: O(rows); compressing reads the stream back once.
-    """
+    """The Arrow IPC stream of these transactions, empty bytes for none. Cost: O(rows)."""
     message = encode_record_batch(transactions)
     if not message:
         return b""
@@ -358,40 +317,27 @@ def encode_body(transactions: Iterable[LoggedTransaction], *, compress: bool = F
 
 
 def body_bytes(data: bytes, header: Header) -> memoryview:
-    """The body inside a whole object, checked against its header.
-
-    Raises: CorruptData when it is cut short or its CRC does not match.
-    """
+    """The body inside a whole object. Raises: CorruptData when its size or CRC does not match the header."""
     body = memoryview(data)[HEADER_BYTES : HEADER_BYTES + header.body_length]
     if len(body) != header.body_length or len(data) != header.object_bytes():
-        raise CorruptData(
-            "object size does not fit its header",
-            code=Code.CORRUPT_BATCH,
-            slot=slot_text(header.slot),
-            bytes=len(data),
-            expected=header.object_bytes(),
-        )
+        expected = header.object_bytes()
+        raise _corrupt(header.slot, "object size does not fit its header", bytes=len(data), expected=expected)
     if zlib.crc32(body) != header.body_crc:
-        raise CorruptData("body CRC does not match", code=Code.CORRUPT_BATCH, slot=slot_text(header.slot))
+        raise _corrupt(header.slot, "body CRC does not match")
     return body
 
 
 def read_body_table(data: bytes, header: Header) -> pa.Table:
-    """The body of a whole object as an Arrow table with the columns of ``BODY_SCHEMA``, without copying it.
-
-    Raises: CorruptData.
-    """
+    """The body of a whole object as an Arrow table of ``BODY_SCHEMA``, without copying. Raises: CorruptData."""
     body = body_bytes(data, header)
     if not header.transactions:
         return BODY_SCHEMA.empty_table()
     try:
         table = pa.ipc.open_stream(pa.py_buffer(body)).read_all()
     except (pa.ArrowException, OSError) as error:
-        raise CorruptData(
-            "body is not an Arrow stream", code=Code.CORRUPT_BATCH, slot=slot_text(header.slot)
-        ) from error
+        raise _corrupt(header.slot, "body is not an Arrow stream") from error
     if not table.schema.equals(BODY_SCHEMA):
-        raise CorruptData("body has other columns", code=Code.CORRUPT_BATCH, slot=slot_text(header.slot))
+        raise _corrupt(header.slot, "body has other columns")
     return table
 
 
@@ -401,14 +347,12 @@ def decode_body(data: bytes, header: Header) -> list[LoggedTransaction]:
     Raises: CorruptData, also when the rows do not keep the versions that the header promises.
     """
     table = read_body_table(data, header)
-    found = list(_group(table))
-    versions = [txn.version for txn in found]
-    fits = not found or (versions[0] == header.first_version and versions[-1] == header.last_version)
-    if len(found) != header.transactions or not fits or any(a >= b for a, b in pairwise(versions)):
-        raise CorruptData(
-            "rows do not keep the versions of the header", code=Code.CORRUPT_BATCH, slot=slot_text(header.slot)
-        )
-    return found
+    transactions = list(_group(table))
+    versions = [txn.version for txn in transactions]
+    fits = not transactions or (versions[0] == header.first_version and versions[-1] == header.last_version)
+    if len(transactions) != header.transactions or not fits or any(a >= b for a, b in pairwise(versions)):
+        raise _corrupt(header.slot, "rows do not keep the versions of the header")
+    return transactions
 
 
 def _group(table: pa.Table) -> Iterator[LoggedTransaction]:
@@ -445,11 +389,7 @@ assert sys.byteorder == "little", "columns are written as this processor keeps t
 
 END_OF_STREAM: Final = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 REPEATED_BYTES_MAX: Final = 16 << 20
-"""The bytes of a transaction's request id in the log, where it is repeated with every operation and precondition.
-
-Without a bound a request of 1 MB made an object of 55 MB, and one of 41 MB a column that cannot be written, which ended
-the leader. No id in ASCII reaches it in a request of the default size.
-"""
+"""Most bytes of a request id in the log, where every row repeats it: an Arrow column has a limit."""
 COLUMNS: Final = 8
 BUFFERS: Final = 20
 METADATA_BYTES: Final = 536

@@ -1,9 +1,8 @@
 """The live chain: which objects under ``batches/`` are the log, and which are dead.
 
 The log begins at the genesis claim. From a claim, go to its jump and walk down slot by slot. A claim whose ``prev`` is
-the head switches to its own jump. A missing slot ends the log. Anything else is damage, named by slot and rule (R4 of
-``docs/explain/log-protocol.md``). Objects strictly between a claim and its jump are permanently dead, whatever they
-hold.
+the head switches to its own jump. A missing slot ends the log. Everything else is damage. Objects strictly between a
+claim and its jump are permanently dead (R4 of ``docs/explain/log-protocol.md``).
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ def check_link(head: Header, claim: Header, following: Header) -> None:
     """Raise CorruptData unless ``following`` may come right after ``head`` in the leadership of ``claim``.
 
     Shape: ``head`` is the newest live header so far, ``claim`` the claim it lives under (itself, when it is one), and
-    ``following`` is what was found in the slot that comes next.
+    ``following`` is the header in the next slot.
     """
     slot = following.slot
     rules: Iterable[tuple[bool, str]] = (
@@ -97,7 +96,7 @@ def _check_leadership(claim: Header, header: Header) -> None:
 
 
 class ChainWalker:
-    """Walks the live chain from the genesis claim, or on from a known place.
+    """Walks the live chain from the genesis claim, or on from a known head.
 
     Feed it the header found in ``next_slot``; while that slot is missing, the log ends at ``head``.
 
@@ -115,9 +114,7 @@ class ChainWalker:
 
     @classmethod
     def behind_removed(cls, slot: Slot, claim: Header) -> ChainWalker:
-        """A walker that expects the object in ``slot``, of the leadership of ``claim``, when what came before it has
-        left the log. The caller has to know that nothing is missed.
-        """
+        """A walker that expects the object in ``slot``, under ``claim``, after retention removed what was before."""
         walker = cls()
         walker.claim = claim
         walker.next_slot = slot

@@ -46,7 +46,7 @@ from holdfast.values import LeaderId, LogId, Slot, Version, slot_text
 FIRST_BASE_MIN = 100_000_000
 FIRST_BASE_MAX = 10**12
 GUESSES_MAX = 64
-"""How many headers recovery may read in one parallel round on a guess; a guess saves a round trip, never decides."""
+"""Most headers that recovery reads in one round on a guess, which only saves a round trip."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,16 +151,20 @@ def plan_recovery(page: Page, objects: Mapping[Slot, bytes], *, allow_new: bool)
     return Frontier(frontier, predecessor, predecessor.epoch + 1)
 
 
-def walk_on(head: Header, found: Header | None) -> Frontier | Header | None:
-    """One step of a walk along the log of a living leader: ``found`` stands in the slot after ``head``, None: nothing.
+def walk_on(head: Header, following: Header | None) -> Frontier | Header | None:
+    """One step of a walk along the log of a living leader; ``following`` is the header after ``head``, if any.
 
     Returns the frontier when the log ends here, the next head when it continues, None where a listing is needed. A busy
     leader fills slots faster than a listing and its headers take, so a claimant that lists each time loses every claim.
     """
-    if found is None:
+    if following is None:
         return Frontier(next_slot(head), head, head.epoch + 1)
-    of_one_leadership = (found.log_id, found.leader_id, found.epoch) == (head.log_id, head.leader_id, head.epoch)
-    return found if of_one_leadership and found.kind is not Kind.CLAIM and found.prev == head.slot else None
+    of_one_leadership = (following.log_id, following.leader_id, following.epoch) == (
+        head.log_id,
+        head.leader_id,
+        head.epoch,
+    )
+    return following if of_one_leadership and following.kind is not Kind.CLAIM and following.prev == head.slot else None
 
 
 def _frontier(slots: Sequence[Slot], claim: Slot) -> tuple[Slot, Slot]:
@@ -246,10 +250,10 @@ def encode_claim(header: Header) -> bytes:
 
 
 def has_successor(newest: Slot | None, *, oldest_free: Slot) -> bool:
-    """Whether a newest key shows a leader beyond this one.
+    """Whether the newest key shows a later leader.
 
-    ``oldest_free`` is the oldest slot at or below this leader's jump that it has not sent. A later leader's data start
-    below everything this one can have sent, so a key there is not this leader's own.
+    ``oldest_free`` is the oldest slot at or below this leader's jump that it has not sent. The data of a later leader
+    start at or below it, so a key there is not this leader's own.
     """
     return newest is not None and newest <= oldest_free
 

@@ -20,7 +20,6 @@ BINDING_NAME: Final = "log.json"
 BINDING_BYTES_MAX: Final = 4_096
 META_PREFIX: Final = "meta/"
 SHOWN_MAX: Final = 5
-"""How many remains of one kind an error names."""
 
 
 class _Binding(msgspec.Struct, frozen=True):
@@ -29,10 +28,7 @@ class _Binding(msgspec.Struct, frozen=True):
 
 
 def bound_log(directory: str) -> str | None:
-    """The log that the stores in ``directory`` belong to; None where nothing says so.
-
-    Raises: CorruptData, Unavailable (``store_unfit``: the file cannot be read).
-    """
+    """The log that the stores in ``directory`` belong to; None without the file. Raises: CorruptData, Unavailable."""
     path = os.path.join(directory, BINDING_NAME)
     try:
         with open(path, "rb") as file:
@@ -89,23 +85,23 @@ def view_directory(log_url: str) -> Path | None:
 
 async def remains_around(store: ObjectStore, log_url: str, stores_directory: str | None) -> list[str]:
     """What an earlier log left in the places of an empty one, for people. Raises: as ``bound_log``, and Unavailable."""
-    found: list[str] = []
+    remains: list[str] = []
     if stores_directory is not None and (bound := bound_log(stores_directory)) is not None:
-        found.append(f"stores of log {bound} in {stores_directory}")
+        remains.append(f"stores of log {bound} in {stores_directory}")
     views = view_directory(log_url)
     if views is not None and views.is_dir():
         names = sorted(path.stem for path in views.glob("*.sqlite"))
-        found += [f"the view of log {name} in {views}" for name in names[:SHOWN_MAX]]
+        remains += [f"the view of log {name} in {views}" for name in names[:SHOWN_MAX]]
     listed = await store.list(META_PREFIX, limit=SHOWN_MAX)
-    found += [f"the object {row.key}" for row in listed]
-    return found
+    remains += [f"the object {row.key}" for row in listed]
+    return remains
 
 
-def refuse_remains(found: list[str]) -> None:
+def refuse_remains(remains: list[str]) -> None:
     """Return when nothing was found. Raises: InvalidRequest (log_mismatch) naming it all."""
-    if found:
+    if remains:
         raise InvalidRequest(
-            f"a new log cannot begin here, because another log left something: {'; '.join(found)}",
+            f"a new log cannot begin here, because another log left something: {'; '.join(remains)}",
             code=Code.LOG_MISMATCH,
             hint="if that log should be here, find out where its batches/ went; else remove what is left, or give "
             "--force-new: then the stores are kept and belong to the new log",

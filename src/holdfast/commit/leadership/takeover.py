@@ -9,7 +9,7 @@ import asyncio
 import os
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, assert_never
 from urllib.parse import urlsplit
@@ -29,57 +29,33 @@ from holdfast.values import Instant, LogId, Slot
 log = structlog.get_logger("holdfast.commit.leadership.takeover")
 
 AskLeader = Callable[[str], Awaitable[str | None]]
-"""Ask the process at an advertised address who it is: its leader id in hexadecimal, empty when it does not lead or does
-not lead yet, or None without an answer."""
+"""Ask the process at an address for its leader id: empty when it does not lead, None without an answer."""
 
 AskAsStandby = Callable[[str, str], Awaitable[str | None]]
 """As ``AskLeader``, with a proof that the asker can read the log, so that the leader counts the question."""
 
 Clock = Callable[[], Instant]
-"""Both clocks, read together."""
 
 REQUEST_S_MAX: Final = 10.0
 """How long one round of requests may hang before it counts as failed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TakeoverOptions:
-    """Options of a takeover. ``retry_budget_s`` bounds how long an unreachable store is tried.
+class TakeoverOptions(TakeoverRules):
+    """The rules of a takeover, and how to reach other processes.
 
-    ``standby``: a leader that is alive is followed until it is gone. ``following`` is then called with its id and its
-    address whenever it has answered. The times are those of ``TakeoverRules``.
+    ``following`` is called with the id and the address of a leader that a standby follows, whenever it has answered.
     """
 
-    allow_new: bool = False
-    take_over: bool = False
-    standby: bool = False
     following: Callable[[str, str], None] | None = None
-    silence_ms: float = 2_000.0
-    heartbeat_ms: float = 500.0
-    fresh_ms: float = 60_000.0
-    unheard_ms: float = 65_000.0
-    retry_budget_s: float = 60.0
     ask_leader: AskLeader | None = None
     ask_as_standby: AskAsStandby | None = None
     """How a standby asks; without it a standby asks by ``ask_leader``."""
-    probe: bool = True
 
-    def rules(self, *, shared_by_machines: bool, only_new: bool = False) -> TakeoverRules:
-        """The same, for the machine."""
-        return TakeoverRules(
-            allow_new=self.allow_new,
-            only_new=only_new,
-            take_over=self.take_over,
-            standby=self.standby,
-            probe=self.probe,
-            asks=self.ask_leader is not None or (self.standby and self.ask_as_standby is not None),
-            shared_by_machines=shared_by_machines,
-            retry_budget_ms=self.retry_budget_s * 1000.0,
-            silence_ms=self.silence_ms,
-            heartbeat_ms=self.heartbeat_ms,
-            fresh_ms=self.fresh_ms,
-            unheard_ms=self.unheard_ms,
-        )
+    def rules_for(self, *, shared_by_machines: bool, only_new: bool = False) -> TakeoverRules:
+        """The same, for the machine on one store."""
+        asks = self.ask_leader is not None or (self.standby and self.ask_as_standby is not None)
+        return replace(self, shared_by_machines=shared_by_machines, only_new=only_new, asks=asks)
 
 
 def now() -> Instant:
@@ -99,34 +75,26 @@ async def take_the_lead(
 ) -> Takeover:
     """Recover, claim, and check that no leader is past the claim.
 
-    Raises: Unavailable (the store did not answer within ``retry_budget_s``), NotFound ``log_empty``, CorruptData,
+    Raises: Unavailable (the store did not answer within ``retry_budget_ms``), NotFound ``log_empty``, CorruptData,
     Closed ``leader_alive`` naming the leader, InvalidRequest ``store_unfit``.
     After a crash: the claim may or may not stand; either way the next takeover decides by what it lists.
     """
-    rules = options.rules(shared_by_machines=_is_shared_by_machines(store))
+    # Where other machines reach the store, the same address may be another endpoint.
+    rules = options.rules_for(shared_by_machines=urlsplit(store.url).scheme != "file")
     return await Driver(store, TakeoverMachine(identity, log_id, rules), options, clock).run()
 
 
 async def init_log(store: ObjectStore, identity: Identity, log_id: LogId, *, retry_budget_s: float = 60.0) -> bool:
-    """Write the genesis claim if the whole prefix lists empty. True when this call created the log, False when it
-    exists.
-
-    Raises: Unavailable, InvalidRequest ``store_unfit``.
-    """
+    """Write the genesis claim if nothing is listed. False when the log exists. Raises: Unavailable, InvalidRequest."""
     if await store.list(PREFIX, limit=1):
         return False
-    options = TakeoverOptions(allow_new=True, retry_budget_s=retry_budget_s)
-    rules = options.rules(shared_by_machines=True, only_new=True)
+    options = TakeoverOptions(allow_new=True, retry_budget_ms=retry_budget_s * 1000.0)
+    rules = options.rules_for(shared_by_machines=True, only_new=True)
     try:
         await Driver(store, TakeoverMachine(identity, log_id, rules), options, now).run()
     except Closed:
         return False
     return True
-
-
-def _is_shared_by_machines(store: ObjectStore) -> bool:
-    """Whether processes on other machines can reach the store, where the same address may be another endpoint."""
-    return urlsplit(store.url).scheme != "file"
 
 
 class Driver:
@@ -229,8 +197,7 @@ class Driver:
         return await options.ask_leader(question.address)
 
     async def _ask_store(
-        self,
-        effect: t.ListPage | t.ReadHeaders | t.ListNewest | t.ReadHeader | t.ReadClaim,
+        self, effect: t.ListPage | t.ReadHeaders | t.ListNewest | t.ReadHeader | t.ReadClaim
     ) -> t.Event:
         store, clock = self._store, self._clock
         match effect:
@@ -238,8 +205,8 @@ class Driver:
                 rows = await store.list(PREFIX, limit=limit)
                 return t.PageListed(clock(), [(row.key, row.size) for row in rows])
             case t.ReadHeaders(slots=slots):
-                found = await asyncio.gather(*(store.read(object_name(slot), length=HEADER_BYTES) for slot in slots))
-                return t.HeadersRead(clock(), dict(zip(slots, found, strict=True)))
+                headers = await asyncio.gather(*(store.read(object_name(slot), length=HEADER_BYTES) for slot in slots))
+                return t.HeadersRead(clock(), dict(zip(slots, headers, strict=True)))
             case t.ListNewest():
                 return t.NewestListed(clock(), await newest_slot(store))
             case t.ReadHeader(slot=slot):

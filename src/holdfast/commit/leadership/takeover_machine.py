@@ -93,10 +93,7 @@ class ReadHeader(Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class AskLeader:
-    """Ask the process at this address which leader it is. Answered by LeaderAnswered.
-
-    ``proof``: the slot and the nonce of the newest object, which only a reader of the log knows.
-    """
+    """Ask the process at this address for its leader id, with a proof of reading. Answered by LeaderAnswered."""
 
     address: str
     proof: str = field(default="", compare=False)
@@ -231,7 +228,6 @@ DOUBLINGS_MAX: Final = 30
 RESTARTS_MAX: Final = 100
 POLL_MS_MAX: Final = 500.0
 MISSES_MIN: Final = 2
-"""A standby claims only after this many unanswered questions in a row."""
 POLLS_OF_A_WINDOW: Final = 20
 QUESTION_MS_MAX: Final = 500.0
 """A standby repeats a question that is older than this before it claims."""
@@ -370,7 +366,6 @@ class TakeoverMachine:
                 return self._answered(now, event)
 
     def _probe_again(self, error: Unavailable) -> list[Effect]:
-        """After a probe without a clear answer; what was found before it is then found again."""
         assert self._until_probed is not None, "the driver takes the probe's answer when the machine waits for it"
         self._until_probed = lambda now: self._find(now, self._first_found)
         ms = self._backoff_ms()
@@ -424,10 +419,7 @@ class TakeoverMachine:
         return self._wait(self._backoff_ms(), send_again, "store_unavailable", error=str(error), tries=self._tries)
 
     def _is_lost(self, now: Instant) -> bool:
-        """Whether an object that is missing has been so for long, in a round that began not long ago.
-
-        A process that was frozen since its listing may miss whatever retention has removed meanwhile.
-        """
+        """Whether an object has been missing for long, in a recent round: retention removes objects, too."""
         if self._missing_since_ms is None:
             self._missing_since_ms = now.boot_ms
         missing_ms = now.boot_ms - self._missing_since_ms
@@ -439,7 +431,7 @@ class TakeoverMachine:
         return self._draw() * min(RETRY_MAX_MS, RETRY_BASE_MS * 2.0 ** min(self._tries, DOUBLINGS_MAX))
 
     def _draw(self) -> float:
-        """A fraction in [0, 1), drawn from the identity, so that the machine stays deterministic."""
+        """A deterministic fraction in [0, 1), drawn from the identity."""
         self._draws += 1
         key = self._identity.nonce_seed
         digest = blake2b(self._draws.to_bytes(8, "little") + b"wait", key=key, digest_size=8).digest()
@@ -477,7 +469,7 @@ class TakeoverMachine:
         return self._found(now)
 
     def _first_found(self, now: Instant) -> list[Effect]:
-        """The probe has passed before anybody is asked, and before anything is written."""
+        """The first frontier: wait for the probe, because nobody is asked and nothing is written before it passes."""
         if self._probing:
             self._until_probed = self._first_found
             return []
@@ -490,7 +482,6 @@ class TakeoverMachine:
     # -- consider and ask: is it polite to claim now? -----------------------------------------------------------------
 
     def _consider(self, now: Instant) -> list[Effect]:
-        """Do not claim while a leader is alive, or wrote a moment ago."""
         self._asked_ms = now.boot_ms
         self._heard_ms, self._missed, self._silent_since_ms = None, 0, None
         self._following = False
@@ -501,23 +492,25 @@ class TakeoverMachine:
             return self._at_peace(now)
         return self._ask(now)
 
-    def _ask(self, now: Instant) -> list[Effect]:
+    def _watched_leader(self) -> Header:
         newest = self._frontier.predecessor
-        assert newest is not None, "only a leader is asked"
+        assert newest is not None, "only a leader is asked and watched"
+        return newest
+
+    def _ask(self, now: Instant) -> list[Effect]:
+        newest = self._watched_leader()
         if not self._rules.asks or not newest.address:
             return self._judge(now, None)
         return self._send(now, _question(newest), self._leader_answered)
 
     def _leader_answered(self, now: Instant, answer: Answer) -> list[Effect]:
         assert isinstance(answer, LeaderAnswered), "a leader was asked"
-        newest = self._frontier.predecessor
-        assert newest is not None, "only a leader is asked"
+        newest = self._watched_leader()
         if answer.answer == newest.leader_id.hex():
             return self._alive(now, newest)
         return self._judge(now, answer.answer)
 
     def _alive(self, now: Instant, newest: Header) -> list[Effect]:
-        """The leader answers: leave the log to it."""
         if not self._rules.standby:
             raise _alive("another leader is alive", newest)
         self._heard_ms, self._missed, self._silent_since_ms = now.boot_ms, 0, None
@@ -531,8 +524,7 @@ class TakeoverMachine:
 
     def _judge(self, now: Instant, answer: str | None) -> list[Effect]:
         """The leader does not answer as one: it is gone, or resigned, or is watched for signs of life."""
-        newest = self._frontier.predecessor
-        assert newest is not None, "only a leader is judged"
+        newest = self._watched_leader()
         self._missed += 1
         self._questioned_ms = now.boot_ms
         if self._silent_since_ms is not None:
@@ -549,10 +541,7 @@ class TakeoverMachine:
         return self._watch(now)
 
     def _has_left(self, newest: Header, answer: str | None) -> bool:
-        """Whether the old leader is gone, because another process has its address.
-
-        The same text is another address on another machine and in another network namespace, and proves nothing there.
-        """
+        """Whether another process has the old leader's address, on the same machine: the leader has ended."""
         scope = self._identity.scope
         if not scope.is_known() or newest.scope != scope:
             return False
@@ -578,11 +567,11 @@ class TakeoverMachine:
     # -- watch: is the log silent? ------------------------------------------------------------------------------------
 
     def _watch(self, now: Instant) -> list[Effect]:
-        """Only new keys count, never how old the newest object says it is: that is the other machine's clock."""
+        """Watch for new keys. The time in the newest object does not count: it is another machine's clock."""
         return self._send(now, ListNewest(), self._first_listed)
 
     def _see(self, now: Instant, newest: Slot | None) -> bool:
-        """Note the newest key; whether it is another one than before."""
+        """Note the newest key. Returns whether it changed."""
         if newest == self._newest:
             return False
         self._newest, self._newest_ms = newest, now.boot_ms
@@ -590,8 +579,7 @@ class TakeoverMachine:
 
     def _first_listed(self, now: Instant, answer: Answer) -> list[Effect]:
         assert isinstance(answer, NewestListed), "the newest key was asked for"
-        newest = self._frontier.predecessor
-        assert newest is not None, "only a leader is watched"
+        newest = self._watched_leader()
         since_ms = now.boot_ms
         if not self._see(now, answer.newest) and self._heard_ms is not None and self._silent_since_ms is None:
             # The first listings after the last answer show one key. A leader that is alive and is not asked writes
@@ -609,7 +597,6 @@ class TakeoverMachine:
         )
 
     def _silence_ms(self, now: Instant) -> float:
-        """For how long the log must get no new key."""
         rules = self._rules
         if not rules.standby:
             # A dead leader leaves what was in flight, and a slow one writes again: they differ in the next key.
@@ -626,7 +613,7 @@ class TakeoverMachine:
         return min(left_ms, max(self._question_ms(), left_ms / POLLS_OF_A_WINDOW))
 
     def _poll(self, now: Instant) -> list[Effect]:
-        """Each time it is asked, too: a process that was paused answers again."""
+        """Ask each time as well: a process that was paused answers again."""
         return self._ask(now)
 
     def _look(self, now: Instant) -> list[Effect]:
@@ -634,8 +621,8 @@ class TakeoverMachine:
 
     def _listed_again(self, now: Instant, answer: Answer) -> list[Effect]:
         assert isinstance(answer, NewestListed), "the newest key was asked for"
-        newest = self._frontier.predecessor
-        assert newest is not None and self._silent_since_ms is not None, "only a leader is watched"
+        newest = self._watched_leader()
+        assert self._silent_since_ms is not None, "a silence has a beginning"
         looked_ms, self._looked_ms = self._looked_ms, now.boot_ms
         if self._see(now, answer.newest):
             if self._rules.standby:
@@ -651,7 +638,7 @@ class TakeoverMachine:
         return self._at_peace(now)
 
     def _at_peace(self, now: Instant) -> list[Effect]:
-        """Politeness allows a claim; what was found before a wait may not be the end of the log any more."""
+        """A claim is allowed. The frontier is found again when it is too old."""
         if now.boot_ms - self._asked_ms <= STALE_MS:
             return self._stake(now)
         return self._find(now, self._found_again)
@@ -683,14 +670,13 @@ class TakeoverMachine:
 
     def _last_answered(self, now: Instant, answer: Answer) -> list[Effect]:
         assert isinstance(answer, LeaderAnswered), "a leader was asked"
-        newest = self._frontier.predecessor
-        assert newest is not None, "only a leader is asked"
+        newest = self._watched_leader()
         return self._alive(now, newest) if answer.answer == newest.leader_id.hex() else self._stake(now)
 
     # -- claim and check ----------------------------------------------------------------------------------------------
 
     def _stake(self, now: Instant) -> list[Effect]:
-        """R2: send the claim alone until it is created or another object stands there."""
+        """R2: send the claim alone until it is created or refused."""
         identity = self._identity
         counted = self._restarts.to_bytes(4, "little") + b"claim"
         self._waited_ms = now.boot_ms - self._found_ms
@@ -717,7 +703,7 @@ class TakeoverMachine:
                 return self._go_on_with(ReadClaim(self._claim.slot), self._claim_read)
 
     def _claim_read(self, now: Instant, answer: Answer) -> list[Effect]:
-        """The object that refused the claim is this claim, sent before, or another one, or has gone."""
+        """The object that refused the claim: this very claim, another object, or none."""
         assert isinstance(answer, ClaimRead) and self._claim is not None, "a claim was sent"
         if answer.data is None:
             return self._claim_again(now, "refused, but nothing there")
@@ -741,7 +727,7 @@ class TakeoverMachine:
         return self._wait(ms, send_again, "claim_sent_again", slot=slot, tries=self._tries, answer=detail)
 
     def _check(self, now: Instant) -> list[Effect]:
-        """Look whether a leader is past the claim. The listing proves ownership from when it was sent."""
+        """Check for a later leader. The listing proves ownership from the time it was sent."""
         self._checked_ms = now.boot_ms
         return [CleanUp(), *self._send(now, ListNewest(), self._checked)]
 
@@ -767,7 +753,6 @@ class TakeoverMachine:
         return [Led(takeover)]
 
     def _lost(self, now: Instant) -> list[Effect]:
-        """Another leader was there first."""
         assert self._claim is not None, "a claim was sent"
         self._restarts += 1
         if self._restarts >= RESTARTS_MAX:
@@ -809,7 +794,7 @@ def _question(newest: Header) -> AskLeader:
 
 
 def _may_be_followed_at_once(newest: Header) -> bool:
-    """Whether the last record says that no process leads: a resignation, or an initialised log."""
+    """Whether the last record says that no process leads."""
     initialised = newest.epoch == 1 and newest.kind is Kind.CLAIM and not newest.address
     return newest.kind is Kind.RESIGN or initialised
 

@@ -47,11 +47,10 @@ Event = TransactionEvent | Checkpoint | LeaderChange
 
 
 class EventBatch:
-    """Events that became visible together, in order. Who has seen them has seen all there is up to ``last_version``.
+    """Events that became visible together, in order: everything up to ``last_version``, of the log ``log_id``.
 
-    ``log_id`` is that of the object that holds them. They are made from the log's own objects on first
-    use, so an unwatched stream costs nothing.
-    ``encoded`` is the server's cache of the texts of durable streams (True) and others, for all subscribers.
+    They are made from the log's objects on first use, so an unwatched stream costs nothing. ``encoded`` is the server's
+    cache of their texts, for durable streams (True) and others.
     """
 
     __slots__ = ("_events", "_header", "_transactions", "encoded", "last_version", "log_id", "size")
@@ -89,7 +88,7 @@ class EventBatch:
 
 
 def events_of(header: Header, transactions: Sequence[LoggedTransaction], *, checkpoint: bool = True) -> list[Event]:
-    """The durable events of one live object, and the checkpoint behind them."""
+    """The durable events of one live object, and the checkpoint after them."""
     leader_id = header.leader_id.hex()
     prev = header.prev_version
     events: list[Event] = []
@@ -204,14 +203,14 @@ class Feed:
         self.resolved = Channel(claim.last_version, bytes_max=bytes_max)
         self.subscribers = 0
         self.resolved_subscribers = 0
-        settled = Checkpoint(claim.last_version, self.leader_id)
-        self.durable.publish(EventBatch(claim.last_version, 64, self.log_id, (settled,)))
+        checkpoint = Checkpoint(claim.last_version, self.leader_id)
+        self.durable.publish(EventBatch(claim.last_version, 64, self.log_id, (checkpoint,)))
 
     def publish_durable(self, header: Header, transactions: Sequence[LoggedTransaction], size: int) -> None:
         """A batch became durable."""
         self.durable.publish(EventBatch.of(header, transactions, size))
         if self.resolved_subscribers:
-            # A checkpoint is about versions older than the transactions before it, but stands behind all of them.
+            # A checkpoint is about older versions, but comes after all transactions published before it.
             checkpoint = Checkpoint(header.last_version, self.leader_id)
             last_version = max(header.last_version, self.resolved.last_version)
             self.resolved.publish(EventBatch(last_version, 64, self.log_id, (checkpoint,)))

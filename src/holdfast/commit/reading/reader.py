@@ -1,7 +1,7 @@
 """Reading the log: forward along the live chain, and back along its claims.
 
-A read that fails raises Unavailable and may be started again from the last header seen. A broken chain or a bad CRC
-raises CorruptData with slot and rule. A missing slot is the end of the log, never an error.
+Raises Unavailable, after which a read may be started again from the last header seen, and CorruptData with slot and
+rule. A missing slot is the end of the log, never an error.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from holdfast.values import Slot, slot_text
 
 PREFETCH: Final = 16
 LISTINGS: Final = 3
-"""How often the end is looked for while what was listed, or what that leads to, is not there any more."""
+"""Tries to find the end while retention removes listed objects."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +50,7 @@ class LoggedBatch:
 
 @dataclass(frozen=True, slots=True)
 class Leadership:
-    """One leader's part of the chain: its claim, and the object before the claim (None at genesis).
-
-    The leadership's objects stand from ``jump(claim.slot)`` down to the next claim's ``prev``.
-    """
+    """One leader's part of the chain: its claim, and the object before the claim (None at genesis)."""
 
     claim: Header
     before: Header | None
@@ -65,9 +62,7 @@ class Leadership:
 
     @property
     def rolled_back_to(self) -> int:
-        """The last version that the log kept before this leadership; what was handed out between it and the base is
-        void.
-        """
+        """The last version kept from before this leadership; versions between it and ``base`` are void."""
         return self.before.last_version if self.before is not None else 0
 
 
@@ -147,8 +142,8 @@ async def read_frontier(store: ObjectStore, *, allow_new: bool) -> tuple[Frontie
     while True:
         if wanted:
             waits += 1
-            found = await asyncio.gather(*(store.read(object_name(slot), length=HEADER_BYTES) for slot in wanted))
-            objects.update(zip(wanted, found, strict=True))
+            headers = await asyncio.gather(*(store.read(object_name(slot), length=HEADER_BYTES) for slot in wanted))
+            objects.update(zip(wanted, headers, strict=True))
         plan = plan_recovery(page, objects, allow_new=allow_new)
         if isinstance(plan, Frontier):
             return plan, waits
@@ -209,7 +204,7 @@ async def start_after(store: ObjectReader, leadership: Leadership, newest: Heade
     """A walker standing on the last object of ``leadership`` whose ``last_version`` is at or below ``version``.
 
     ``newest`` is the newest object of the leadership. What it yields first holds the first transaction after
-    ``version``. Where retention has removed that object, and nothing behind ``version``, it stands before the next one.
+    ``version``. Where retention has removed that object, and nothing after ``version``, it stands before the next one.
     Cost: about log2(objects in the leadership) header reads. Raises: Unavailable, CorruptData, NotFound when removed.
     """
     if newest.slot == leadership.claim.slot:

@@ -1,11 +1,8 @@
 """Attempts below the conflict window, found in the log by request id.
 
-After a takeover every client with an unknown outcome asks at once. ``AttemptHistory`` answers all of them with one
-scan, and the next question continues where it ended. It knows the request ids of every transaction after ``_low`` up to
-the last header read; above its bound it forgets the oldest and raises ``_low``, and a question below ``_low`` scans
-again.
-
-When a question may be asked, and what its answer proves: ``pipeline`` bans first, ``service`` proves ownership after.
+``AttemptHistory`` answers all questions that wait with one scan, because after a takeover many clients ask at once; the
+next question continues where the scan ended. It knows the request ids of every transaction after ``_low``. Above its
+bound it forgets the oldest and raises ``_low``; a question below ``_low`` scans again.
 """
 
 from __future__ import annotations
@@ -41,8 +38,7 @@ class Found:
 async def look_up(store: ObjectStore, claim: Header, newest: Header, request_id: str, min_version: int) -> Found:
     """Find the first commit of ``request_id`` after ``min_version``, in the log up to ``newest``, which is durable.
 
-    ``claim`` is the newest claim of the chain and ``newest`` the newest object under it.
-    Raises: Unavailable, CorruptData.
+    ``claim`` is the newest claim, and ``newest`` the newest object under it. Raises: Unavailable, CorruptData.
     """
     try:
         walker = await walker_after(store, claim, newest, min_version)
@@ -52,18 +48,15 @@ async def look_up(store: ObjectStore, claim: Header, newest: Header, request_id:
                 if txn is not None:
                     return Found(txn)
     except NotFound as error:
-        found = damage_unless_truncated(error, newest)
-        if found is not error:
-            raise found from error
+        problem = damage_unless_truncated(error, newest)
+        if problem is not error:
+            raise problem from error
         return Found(None, truncated=True)
     return Found(None, truncated=min_version < newest.truncated_through)
 
 
 async def walker_after(store: ObjectStore, claim: Header, newest: Header, version: int) -> ChainWalker:
-    """A walker that yields the first transaction after ``version`` first, wherever in the log that is.
-
-    Raises: Unavailable, CorruptData, NotFound when retention has removed that part.
-    """
+    """A walker that yields the first transaction after ``version`` first. Raises as ``start_after``."""
     leadership: Leadership | None = None
     async with aclosing(leaderships_back(store, claim)) as leaderships:
         async for leadership in leaderships:
@@ -98,11 +91,7 @@ class _Question:
 
 
 class AttemptHistory:
-    """The committed request ids of one log, as far as anybody asked.
-
-    Cost: a question inside the known range reads what was written since the last one; one below it reads the log from
-    its version on. At most one scan runs at a time.
-    """
+    """The committed request ids of one log that were scanned so far. At most one scan runs at a time."""
 
     def __init__(self, store: ObjectStore, claim: Header, *, ids_max: int = IDS_MAX) -> None:
         self._store = store
@@ -115,10 +104,7 @@ class AttemptHistory:
         self._walker: ChainWalker | None = None
 
     async def find(self, request_id: str, min_version: int, newest: Header) -> Found:
-        """The first commit of ``request_id`` after ``min_version`` up to ``newest``, which is durable.
-
-        Raises: Unavailable, CorruptData.
-        """
+        """The first commit of ``request_id`` after ``min_version`` up to ``newest``. Raises as ``look_up``."""
         question = _Question(request_id, min_version, newest)
         self._waiting.append(question)
         try:
@@ -133,7 +119,7 @@ class AttemptHistory:
                 # Part of the range is gone. Only a scan for this question shows whether that matters to it.
                 return await look_up(self._store, self._claim, newest, request_id, min_version)
             raise question.error
-        after = [place for place in question.seen if place[0] > min_version]
+        after = [entry for entry in question.seen if entry[0] > min_version]
         if not after:
             return Found(None, truncated=min_version < newest.truncated_through)
         return await self._read(*min(after), request_id)
@@ -202,10 +188,10 @@ class AttemptHistory:
             if version == last or request_id is None:
                 continue
             last = version
-            place = (version, header.slot)
-            self._known.setdefault(request_id, []).append(place)
+            entry = (version, header.slot)
+            self._known.setdefault(request_id, []).append(entry)
             for question in asked.get(request_id, ()):
-                question.seen.append(place)
+                question.seen.append(entry)
         while len(self._known) > self._ids_max:
             oldest = next(iter(self._known))
             self._low = max(self._low, *(version for version, _ in self._known.pop(oldest)))

@@ -1,7 +1,6 @@
-"""Surveys a log on its store: which objects are live, and whether every object is intact.
+"""Survey a log on its store: which objects are live, and whether each is intact. Reads only; safe next to a leader.
 
-Reads only, and may run next to a leader. Raises ``CorruptData`` for damage and ``Unavailable`` if the store does not
-respond.
+Raises ``CorruptData`` for damage and ``Unavailable`` if the store does not respond.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ class Survey:
     """The objects of a log and its leadership periods, which decide which objects are live. Newest first."""
 
     objects: list[Listed] = field(default_factory=list[Listed])
-    reigns: list[Leadership] = field(default_factory=list[Leadership])
+    leaderships: list[Leadership] = field(default_factory=list[Leadership])
     head: Header | None = None
 
     def slot(self, row: Listed) -> Slot:
@@ -47,11 +46,11 @@ class Survey:
     def is_live(self, slot: Slot) -> bool:
         """Whether the live chain includes this slot. Objects newer than the survey's head count as live."""
         newest: int = 0
-        for reign in self.reigns:
-            if slot == reign.claim.slot or newest <= slot <= jump(reign.claim.slot):
+        for leadership in self.leaderships:
+            if slot == leadership.claim.slot or newest <= slot <= jump(leadership.claim.slot):
                 return True
-            if reign.before is not None:
-                newest = reign.before.slot
+            if leadership.before is not None:
+                newest = leadership.before.slot
         return False
 
 
@@ -65,9 +64,9 @@ async def survey(store: ObjectStore, *, objects_max: int | None) -> Survey:
     if frontier is None:
         return result
     result.head, claim = frontier
-    async with aclosing(leaderships_back(store, claim)) as reigns:
-        async for reign in reigns:
-            result.reigns.append(reign)
+    async with aclosing(leaderships_back(store, claim)) as leaderships:
+        async for leadership in leaderships:
+            result.leaderships.append(leadership)
     after = ""
     while objects_max is None or len(result.objects) < objects_max:
         wanted = PAGE if objects_max is None else min(PAGE, objects_max - len(result.objects))
@@ -80,30 +79,23 @@ async def survey(store: ObjectStore, *, objects_max: int | None) -> Survey:
 
 
 async def walker_after(store: ObjectStore, version: int) -> tuple[ChainWalker, Header]:
-    """A walker whose next object holds the first transaction after ``version``, and the newest live object.
-
-    Raises as ``start_after``.
-    """
+    """A walker whose next object holds the first transaction after ``version``, and the newest live object."""
     frontier = await find_frontier(store)
     if frontier is None:
         raise NotFound("log is empty", code=Code.LOG_EMPTY)
     head, claim = frontier
     newest = head
-    async with aclosing(leaderships_back(store, claim)) as reigns:
-        async for reign in reigns:
-            if reign.base <= version:
-                return await start_after(store, reign, newest, version), head
-            if reign.before is not None:
-                newest = reign.before
+    async with aclosing(leaderships_back(store, claim)) as leaderships:
+        async for leadership in leaderships:
+            if leadership.base <= version:
+                return await start_after(store, leadership, newest, version), head
+            if leadership.before is not None:
+                newest = leadership.before
     return ChainWalker(), head
 
 
 def check_reached(walker: ChainWalker, newest: Header) -> Header:
-    """The object at which a read ended, which may be newer than ``newest`` but not older.
-
-    A reader takes a missing slot for the end of the log; only recovery can tell that it is a hole.
-    Raises: CorruptData.
-    """
+    """The object at which a read ended. Raises: CorruptData when it is older than ``newest``: the log has a hole."""
     head = walker.head
     if head is None or head.slot > newest.slot:
         missing = FIRST_SLOT if head is None else walker.next_slot
@@ -136,7 +128,7 @@ async def verify_log(store: ObjectStore, on_progress: Callable[[int, int | None]
     frontier = await find_frontier(store)
     if frontier is None:
         raise NotFound("log is empty", code=Code.LOG_EMPTY)
-    total = _objects_in(frontier[0], [reign async for reign in leaderships_back(store, frontier[1])])
+    total = _objects_in(frontier[0], [leadership async for leadership in leaderships_back(store, frontier[1])])
     objects = size = leaders = transactions = operations = preconditions = first = last = 0
     walker = ChainWalker()
     async with aclosing(follow(store, walker)) as batches:
@@ -167,13 +159,11 @@ async def verify_log(store: ObjectStore, on_progress: Callable[[int, int | None]
     )
 
 
-def _objects_in(head: Header, reigns: list[Leadership]) -> int:
-    """The number of live objects, computed from the first and last slot of each leadership period."""
-
+def _objects_in(head: Header, leaderships: list[Leadership]) -> int:
     def sizes() -> Iterator[int]:
         newest = head.slot
-        for reign in reigns:
-            yield 1 + max(0, jump(reign.claim.slot) - newest + 1)
-            newest = reign.claim.slot if reign.before is None else reign.before.slot
+        for leadership in leaderships:
+            yield 1 + max(0, jump(leadership.claim.slot) - newest + 1)
+            newest = leadership.claim.slot if leadership.before is None else leadership.before.slot
 
     return sum(sizes())

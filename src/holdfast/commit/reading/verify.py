@@ -1,9 +1,8 @@
 """Damage in the log: reading every object again in the background, and remembering what is damaged.
 
-A pass reads each live object once: header, checksums and the body's encoding. It reads them one by one, so a damaged or
-missing object hides no other. A pass begins at a random slot and goes round, so that a leader that restarts often reads
-the newest part as often as the oldest. It is spread over ``days`` and never faster than ``bytes_per_second``, of which
-a small object takes ``OBJECT_BYTES_MIN``. Objects that retention removed are not damage.
+A pass reads each live object once and checks header, checksums and the encoding of the body. It begins at a random
+slot, so that a leader that restarts often reads all parts equally. It is spread over ``days``, at most
+``bytes_per_second``; a small object counts as ``OBJECT_BYTES_MIN``. Objects that retention removed are not damage.
 """
 
 from __future__ import annotations
@@ -149,8 +148,8 @@ class Scrub:
         leaderships: list[tuple[Slot, Slot]] = []
         newest = self._durable_header().slot
         try:
-            async with aclosing(leaderships_back(self._store, self._claim)) as found:
-                async for leadership in found:
+            async with aclosing(leaderships_back(self._store, self._claim)) as periods:
+                async for leadership in periods:
                     leaderships.append((leadership.claim.slot, newest))
                     if leadership.before is not None:
                         newest = leadership.before.slot
@@ -160,7 +159,6 @@ class Scrub:
         return ScrubPlan.of(leaderships)
 
     async def _look(self, slot: Slot) -> int:
-        """Read and check one object. Returns its bytes."""
         data: bytes | None = None
         while data is None:
             try:

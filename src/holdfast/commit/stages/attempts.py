@@ -1,8 +1,7 @@
 """Request ids inside the conflict window: duplicates, bans and their expiry, in one bounded structure.
 
 An *attempt* is (request id, read version). Inside the window this structure is complete: an id that it does not know
-did not commit at a version above the floor. A generation leaves when all its versions are at or below the floor; an
-attempt that could still ask for them has a read version below the floor and is looked up in the log.
+did not commit at a version above the floor. Attempts with a read version below the floor are looked up in the log.
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ def fingerprint(txn: Transaction | LoggedTransaction) -> bytes:
     return blake2b(_encode((txn.read_version, txn.preconditions, txn.operations)), digest_size=16).digest()
 
 
-def judge_from_log(txn: Transaction, found: LoggedTransaction | None, *, truncated: bool) -> Outcome:
-    """The outcome of an attempt below the conflict window, by what the log holds under its request id.
+def judge_from_log(txn: Transaction, logged: LoggedTransaction | None, *, truncated: bool) -> Outcome:
+    """The outcome of an attempt below the conflict window.
 
-    ``found`` is the first commit after the attempt's read version. ``truncated``: part of that range was removed, so
-    that nothing follows from an id that was not found.
+    ``logged`` is the first commit of its request id after the read version. ``truncated``: part of that range was
+    removed, so its absence proves nothing.
     """
-    if found is not None:
-        return Committed(found.version) if fingerprint(found) == fingerprint(txn) else Reused()
+    if logged is not None:
+        return Committed(logged.version) if fingerprint(logged) == fingerprint(txn) else Reused()
     return Unanswered() if truncated else Rejected("too_old")
 
 
@@ -59,10 +58,7 @@ class Ban:
 
 
 class Attempts:
-    """Request ids in generations, newest first.
-
-    Cost: one dictionary look-up per live generation (at most a few); dropping a generation is O(1) amortised.
-    """
+    """Request ids in generations, newest first. Cost: one dictionary look-up per live generation."""
 
     __slots__ = ("_ends", "_generations", "_per_generation")
 
@@ -74,9 +70,9 @@ class Attempts:
     def find(self, request_id: str) -> Known | Ban | None:
         """The newest entry for an id."""
         for generation in self._generations:
-            found = generation.get(request_id)
-            if found is not None:
-                return found
+            known = generation.get(request_id)
+            if known is not None:
+                return known
         return None
 
     def put(self, request_id: str, known: Known | Ban) -> None:

@@ -50,8 +50,7 @@ class CommitEntry:
 
 
 class Position:
-    """A place in the order of all entries: reached when everything before it is resolved and what was accepted is
-    durable."""
+    """A position in the order of all entries: reached when everything accepted before it is durable."""
 
     __slots__ = ("ticket",)
 
@@ -168,18 +167,8 @@ class Abandon(_Timed, frozen=True):
     """The driver stops here: end immediately, and leave unproved work to the next leader."""
 
 
-Event = (
-    Arrived
-    | PutAnswered
-    | HeaderFound
-    | OwnershipSeen
-    | VersionAsked
-    | StatusAsked
-    | NoopAsked
-    | Tick
-    | Drain
-    | Abandon
-)
+Asked = VersionAsked | StatusAsked | NoopAsked
+Event = Arrived | PutAnswered | HeaderFound | OwnershipSeen | Asked | Tick | Drain | Abandon
 
 
 # -- effects ----------------------------------------------------------------------------------------------------------

@@ -1,11 +1,10 @@
 """Stage 3, make durable: one batch becomes the object in one slot.
 
-A PUT is answered created, refused or unknown, in any order, more than once per slot (hedges), or never. After unknown
-the identical bytes are sent again, with capped exponential backoff and full jitter, unless the store says that it is
-final: that ends the leadership. After refused the slot is read back: an object with this leader's id, nonce and body
-CRC is its own earlier PUT (R6); any other object deposes the leader. A batch is durable when it and every older slot
-back to the jump are created or proved own (R5). The span is the back-pressure: slot n is sent only while the
-oldest unacknowledged slot minus n is below ``window`` (R1), so one stuck batch stops the later ones.
+A PUT is answered created, refused or unknown, in any order, several times per slot (hedges), or never. After unknown
+the same bytes are sent again with capped exponential backoff and full jitter. After refused the slot is read back: an
+object with this leader's id, nonce and body CRC is its own earlier PUT (R6); any other object deposes the leader. A
+batch is durable when it and every older slot back to the jump are created or proved own (R5). The span is the
+backpressure: slot n is sent only while the oldest unacknowledged slot minus n is below ``window`` (R1).
 """
 
 from __future__ import annotations
@@ -29,10 +28,10 @@ GRACE_MS: Final = 2_000.0
 
 
 class Deadline:
-    """A deadline for others, kept by a process that may be paused itself. One at a time, identified by its instant.
+    """A deadline for the store's answers. One at a time, identified by its instant.
 
-    A process that was stopped wakes after its deadlines, with the answers still unread. A deadline that is checked much
-    too late therefore moves, once, by the time to read the answers or to ask again for a lost one.
+    A process that was paused wakes after its deadlines, with answers still unread. A deadline that is checked much too
+    late therefore moves once, by ``GRACE_MS``.
     """
 
     __slots__ = ("_due_ms", "_moved_to_ms")
@@ -175,7 +174,7 @@ class Persist:
 
     @property
     def durable_version(self) -> Version:
-        """Every version at or below this one is settled."""
+        """Every version at or below this one is durable or void."""
         return self.durable_header.last_version
 
     @property
@@ -335,7 +334,7 @@ class Persist:
     def answered(
         self, slot: int, answer: CreateAnswer, now_ms: float, number: int = 1
     ) -> tuple[Verdict, list[ReadBack]]:
-        """Take one answer of one PUT. A late answer for a slot that is settled changes nothing."""
+        """Take one answer of one PUT. A late answer for a slot that is done changes nothing."""
         batch = self._find(slot)
         if batch is None or batch.done:
             return Verdict.GOES_ON, []
@@ -357,20 +356,20 @@ class Persist:
                 return self._again(batch, now_ms, detail, after_ms), []
         return Verdict.GOES_ON, []
 
-    def read_back(self, slot: int, found: Header | Unknown | None, certain: bool, now_ms: float) -> Verdict:
+    def read_back(self, slot: int, header: Header | Unknown | None, certain: bool, now_ms: float) -> Verdict:
         """Take the header that stands in a slot whose PUT was refused: None when the slot is empty."""
         batch = self._find(slot)
         if batch is None or batch.done:
             return Verdict.GOES_ON
         batch.reading = False
-        if isinstance(found, Unknown):
-            return self._again(batch, now_ms, found.detail, found.retry_after_ms)
-        if found is None:
+        if isinstance(header, Unknown):
+            return self._again(batch, now_ms, header.detail, header.retry_after_ms)
+        if header is None:
             # A store that answers "busy" and "taken" alike may have meant busy. One that meant taken, and has nothing
             # there now, removed an object of this log: only a later leader does that.
             return Verdict.DEPOSED if certain else self._again(batch, now_ms, "refused, but nothing there", None)
         own = batch.header
-        if (found.log_id, found.leader_id, found.nonce, found.body_crc) != (
+        if (header.log_id, header.leader_id, header.nonce, header.body_crc) != (
             own.log_id, own.leader_id, own.nonce, own.body_crc,
         ):  # fmt: skip
             return Verdict.DEPOSED
@@ -412,9 +411,7 @@ class Persist:
         return puts
 
     def too_long(self, now_ms: float) -> bool:
-        """Whether the oldest batch has waited so long that the leader must give up. A pause of this process does not
-        count.
-        """
+        """Whether the leader must give up the oldest batch. A pause of this process does not count."""
         return bool(self.in_flight) and self._give_up.has_passed(self._give_up_at_ms(), now_ms)
 
     def _give_up_at_ms(self) -> float:
@@ -474,6 +471,6 @@ class Persist:
 
 
 def _jitter(batch: Batch) -> float:
-    """A fraction in [0, 1), drawn from the batch's own nonce, so that the machine stays deterministic."""
+    """A deterministic fraction in [0, 1), drawn from the batch's nonce."""
     digest = blake2b(batch.attempts.to_bytes(4, "little"), key=batch.header.nonce, digest_size=8).digest()
     return int.from_bytes(digest, "little") / 2**64

@@ -6,7 +6,7 @@
     HeaderFound       own earlier PUT, or deposed                                      the store
     OwnershipSeen     release what was held; answer version questions                  the store
     VersionAsked      joins the next batch, or an ownership check                      a PUT or a check begun after it
-    StatusAsked       bans, then travels behind everything sequenced before it         its position
+    StatusAsked       bans, then travels after everything sequenced before it         its position
     NoopAsked         travels through all four stages                                  its position
     Tick              retries, hedges, batches due, heartbeat, giving up               nothing
     Drain             when empty: the resign record; when that is durable: the end     everything in flight
@@ -33,37 +33,9 @@ from typing import Final, assert_never
 
 from holdfast.commit.format.batch import Header, Kind
 from holdfast.commit.leadership.claims import has_successor
+from holdfast.commit.stages import events
 from holdfast.commit.stages.attempts import Attempts, Known
-from holdfast.commit.stages.events import (
-    Abandon,
-    Answer,
-    Arrived,
-    Batch,
-    CheckOwnership,
-    CommitEntry,
-    Drain,
-    Durable,
-    Effect,
-    Ended,
-    EndKind,
-    Event,
-    HeaderFound,
-    LookUp,
-    NoopAsked,
-    OwnershipSeen,
-    Position,
-    Put,
-    PutAnswered,
-    Reached,
-    Resolved,
-    StatusAsked,
-    StatusQuestion,
-    StatusReady,
-    Tick,
-    VersionAsked,
-    VersionIs,
-    request_bytes,
-)
+from holdfast.commit.stages.events import Batch, CommitEntry, Effect, EndKind, Event, Position, Put
 from holdfast.commit.stages.persist import Deadline, Persist, PersistRules, Verdict
 from holdfast.commit.stages.release import Release
 from holdfast.commit.stages.resolve import Resolve
@@ -83,7 +55,7 @@ class PipelineRules:
     window_ms: float = 60_000.0
     window_bytes: int = 256 << 20
     resolve_work_max: int = 5_000
-    """What one step may spend on decisions, in microseconds by estimate; then the driver serves all others."""
+    """Microseconds, by estimate, that one step may spend on decisions."""
 
 
 class Pipeline:
@@ -104,17 +76,15 @@ class Pipeline:
         self.persist = Persist(claim, nonce_seed, rules.persist)
         self.release = Release(claim.last_version, now.boot_ms if proved_ms is None else proved_ms)
         self.released_header: Header = claim
-        """Of the newest released batch. A batch that stage 3 calls durable may still be held, and be rolled back."""
+        """The header of the newest released batch; newer durable batches may still be held."""
         self._give_up_after_ms = rules.persist.give_up_after_ms
         self._give_up_held = Deadline()
-        self.ended: Ended | None = None
+        self.ended: events.Ended | None = None
         self.draining = False
         self._waiting: deque[CommitEntry] = deque()
         self._undecided: deque[CommitEntry | Position] = deque()
-        """Ordered, and not decided yet, with the positions that stand behind them."""
         self._resolve_work_max = rules.resolve_work_max
         self._banned_through = -1
-        """The version through which the newest ban reaches."""
         self._floor_ms = now.boot_ms
         self._asked: list[object] = []
         self._riding: deque[tuple[Slot, list[object]]] = deque()
@@ -124,7 +94,7 @@ class Pipeline:
         self._check_below: Slot | None = None
         """The oldest slot not sent when the check was; None when slots were in flight, so that it proves nothing."""
         self.unproved_since_ms: float | None = None
-        """When the first of those ownership checks was asked that the store has not answered; None: there is none."""
+        """When the oldest unanswered ownership check was sent; None: there is none."""
         self.proof_trouble = ""
         """Why the last ownership check proved nothing; empty after one that passed."""
         self._unsent: list[Effect] = []
@@ -149,30 +119,30 @@ class Pipeline:
         self._in_hand = ()
         now = event.now
         match event:
-            case Arrived(entries=entries):
+            case events.Arrived(entries=entries):
                 self._arrived(now, entries, effects)
-            case PutAnswered(slot=slot, answer=answer, number=number):
+            case events.PutAnswered(slot=slot, answer=answer, number=number):
                 verdict, read_backs = self.persist.answered(slot, answer, now.boot_ms, number)
                 effects += read_backs
                 self._judge(verdict, effects)
-            case HeaderFound(slot=slot, found=found, certain=certain):
+            case events.HeaderFound(slot=slot, found=found, certain=certain):
                 self._judge(self.persist.read_back(slot, found, certain, now.boot_ms), effects)
-            case OwnershipSeen(newest=newest):
+            case events.OwnershipSeen(newest=newest):
                 self._ownership_seen(now, newest, effects)
-            case VersionAsked(ticket=ticket):
+            case events.VersionAsked(ticket=ticket):
                 self._asked.append(ticket)
-            case StatusAsked(question=question):
+            case events.StatusAsked(question=question):
                 self._keep_floor(now)
                 if self.sequence.ban(question.request_id) is None:
                     self._banned_through = self.sequence.assigned
                 self._travel(Position(question), effects)
-            case NoopAsked(ticket=ticket):
+            case events.NoopAsked(ticket=ticket):
                 self._travel(Position(ticket), effects)
-            case Tick(heartbeat=heartbeat):
+            case events.Tick(heartbeat=heartbeat):
                 self._tick(now, heartbeat, effects)
-            case Drain():
+            case events.Drain():
                 self.draining = True
-            case Abandon():
+            case events.Abandon():
                 self._end("abandoned", "closed before it had drained", effects)
             case _:
                 assert_never(event)
@@ -188,19 +158,18 @@ class Pipeline:
         for entry in entries:
             entry.arrived_ms = now.boot_ms
             if not entry.size:
-                entry.size = request_bytes(entry.txn)
+                entry.size = events.request_bytes(entry.txn)
         if self._waiting or len(entries) > self.sequence.room(self.release.durable_version):
             self._waiting.extend(entries)
             entries = self._take_waiting()
         self._keep_floor(now)
         onward, look_up = self.sequence.order(entries, self.resolve.floor)
         if look_up:
-            effects.append(LookUp(look_up))
+            effects.append(events.LookUp(look_up))
         self._undecided += onward
         self._decide(now, effects)
 
     def _decide(self, now: Instant, effects: list[Effect]) -> None:
-        """Decide what one step allows, in order. The rest continues with the next arrival or tick, due immediately."""
         if not self._undecided:
             return
         self._in_hand = [item for item in self._undecided if type(item) is CommitEntry]
@@ -208,7 +177,7 @@ class Pipeline:
         if not decided:
             return
         entries = [item for item in decided if type(item) is CommitEntry]
-        effects.append(Resolved(entries))
+        effects.append(events.Resolved(entries))
         added = sum([entry.size for entry in entries if entry.accepted])
         self._collect(decided, added, any(entry.accepted for entry in entries), now.boot_ms, effects)
 
@@ -271,10 +240,9 @@ class Pipeline:
             self._finish(now, effects)
 
     def _make_room(self, now: Instant, effects: list[Effect]) -> None:
-        """Bans leave when durable versions pass them. Without commits, an empty batch moves the versions on.
+        """After each ban an empty batch moves the versions on, so that the ban leaves when the batch is durable.
 
-        It does so after each ban: an attempt with a read version from before the batch is banned, and without a newer
-        version to read the id would stay banned.
+        Otherwise a client without a newer version to read would stay banned.
         """
         wanted = self.sequence.attempts.floor_for_bound()
         if self._banned_through == self.sequence.assigned:
@@ -303,14 +271,14 @@ class Pipeline:
         last = batches[-1].header
         self.released_header = last
         self.release.durable_version = last.last_version
-        effects.append(Durable(batches))
+        effects.append(events.Durable(batches))
         for batch in batches:
             self._answer(batch.entries, effects)
         tickets: list[object] = []
         while self._riding and self._riding[0][0] >= last.slot:
             tickets += self._riding.popleft()[1]
         if tickets:
-            effects.append(VersionIs(tickets, self.release.durable_version))
+            effects.append(events.VersionIs(tickets, self.release.durable_version))
 
     def _answer(self, entries: list[CommitEntry | Position], effects: list[Effect]) -> None:
         answers, positions = self.release.answers(entries)
@@ -318,18 +286,18 @@ class Pipeline:
             if entry.txn.request_id is not None:
                 self.sequence.complete(entry)
         if answers:
-            effects.append(Answer(answers))
+            effects.append(events.Answer(answers))
         noops: list[object] = []
         for position in positions:
-            if isinstance(position.ticket, StatusQuestion):
+            if isinstance(position.ticket, events.StatusQuestion):
                 effects.append(self._status_ready(position.ticket))
             else:
                 noops.append(position.ticket)
         if noops:
-            effects.append(Reached(noops))
+            effects.append(events.Reached(noops))
 
-    def _status_ready(self, question: StatusQuestion) -> StatusReady:
-        return StatusReady(question, self.committed_version(question.request_id), self.resolve.floor)
+    def _status_ready(self, question: events.StatusQuestion) -> events.StatusReady:
+        return events.StatusReady(question, self.committed_version(question.request_id), self.resolve.floor)
 
     def committed_version(self, request_id: str) -> int | None:
         """The version at which ``request_id`` is known to be committed and released, None when that is not known."""
@@ -371,7 +339,7 @@ class Pipeline:
         self._check_again_ms = None
         if self.unproved_since_ms is None:
             self.unproved_since_ms = now.boot_ms
-        effects.append(CheckOwnership())
+        effects.append(events.CheckOwnership())
 
     def _ownership_seen(self, now: Instant, newest: Slot | Unknown | None, effects: list[Effect]) -> None:
         asked = self._checking or []
@@ -399,7 +367,7 @@ class Pipeline:
             # The answer is so late that the slot was sent and created since: which object was listed is not known.
             self._asked = asked + self._asked
         elif asked:
-            effects.append(VersionIs(asked, self.release.durable_version))
+            effects.append(events.VersionIs(asked, self.release.durable_version))
 
     # -- the end ------------------------------------------------------------------------------------------------------
 
@@ -426,7 +394,6 @@ class Pipeline:
         elif verdict is Verdict.GAVE_UP:
             trouble = self.persist.last_trouble or "it did not answer"
             self._end("gave_up", f"the store did not take a batch in time: {trouble}", effects)
-
         elif verdict is Verdict.SHUT:
             self._end("gave_up", f"the store takes nothing any more: {self.persist.last_trouble}", effects)
 
@@ -448,56 +415,56 @@ class Pipeline:
         tickets = [*(asked or []), *(self._checking or []), *self._asked]
         tickets += [ticket for _, riding in self._riding for ticket in riding]
         tickets += [position.ticket for position in positions]
-        self.ended = Ended(kind, detail, tickets)
+        self.ended = events.Ended(kind, detail, tickets)
         if answers:
-            effects.append(Answer(answers))
+            effects.append(events.Answer(answers))
         effects.append(self.ended)
 
     def break_off(self, detail: str, event: Event | None) -> list[Effect]:
         """End the leadership because an invariant is violated.
 
-        ``event`` is the one whose step raised, None when an effect did. What the stages hold after that is not trusted:
-        everything that waits is unknown. So is what the step that raised had taken out of a stage, what its lost
-        effects would have answered, and what its event asked, so that no caller is left waiting.
+        ``event`` is the one whose step raised, None when an effect did. Everything that waits is unknown then, and so
+        is what the failed step had taken from a stage and what its lost effects would have answered: no caller is left
+        waiting.
         """
         effects: list[Effect] = []
         if self.ended is None:
             self._end("damaged", detail, effects)
         assert self.ended is not None, "the leadership is over"
-        answered = {id(entry) for effect in effects if isinstance(effect, Answer) for entry in effect.entries}
+        answered = {id(entry) for effect in effects if isinstance(effect, events.Answer) for entry in effect.entries}
         lost, tickets = self._lost_with(event)
         answers, positions = self.release.abandon(lost)
         # An entry and those who followed it were lost together, but each has one answer.
         rest = [*{id(entry): entry for entry in answers if id(entry) not in answered}.values()]
         tickets += [position.ticket for position in positions]
         if rest:
-            effects.insert(0, Answer(rest))
+            effects.insert(0, events.Answer(rest))
         if tickets:
-            effects.append(Ended(self.ended.kind, self.ended.detail, tickets))
+            effects.append(events.Ended(self.ended.kind, self.ended.detail, tickets))
         return effects
 
     def _lost_with(self, event: Event | None) -> tuple[list[CommitEntry | Position], list[object]]:
-        """Entries and tickets that the step which raised took with it; some may be among those of the end as well."""
+        """Entries and tickets of the step that raised; some may be among those of the end as well."""
         lost: list[CommitEntry | Position] = []
         tickets: list[object] = []
         for held in self._in_hand:
             lost += held.entries if isinstance(held, Batch) else [held]
         for effect in self._unsent:
             match effect:
-                case Answer(entries=entries) | LookUp(entries=entries):
+                case events.Answer(entries=entries) | events.LookUp(entries=entries):
                     lost += entries
-                case VersionIs(tickets=asked) | Reached(tickets=asked) | Ended(tickets=asked):
+                case events.VersionIs(tickets=asked) | events.Reached(tickets=asked) | events.Ended(tickets=asked):
                     tickets += asked
-                case StatusReady(question=question):
+                case events.StatusReady(question=question):
                     tickets.append(question)
                 case _:
                     pass
         match event:
-            case Arrived(entries=entries):
+            case events.Arrived(entries=entries):
                 lost += entries
-            case VersionAsked(ticket=ticket) | NoopAsked(ticket=ticket):
+            case events.VersionAsked(ticket=ticket) | events.NoopAsked(ticket=ticket):
                 tickets.append(ticket)
-            case StatusAsked(question=question):
+            case events.StatusAsked(question=question):
                 tickets.append(question)
             case _:
                 pass
@@ -506,12 +473,12 @@ class Pipeline:
     def _refuse_after_the_end(self, event: Event) -> list[Effect]:
         assert self.ended is not None, "the leadership is over"
         match event:
-            case Arrived(entries=entries):
-                return [Answer(self.release.abandon(entries)[0])]
-            case VersionAsked(ticket=ticket) | NoopAsked(ticket=ticket):
-                return [Ended(self.ended.kind, self.ended.detail, [ticket])]
-            case StatusAsked(question=question):
-                return [Ended(self.ended.kind, self.ended.detail, [question])]
+            case events.Arrived(entries=entries):
+                return [events.Answer(self.release.abandon(entries)[0])]
+            case events.VersionAsked(ticket=ticket) | events.NoopAsked(ticket=ticket):
+                return [events.Ended(self.ended.kind, self.ended.detail, [ticket])]
+            case events.StatusAsked(question=question):
+                return [events.Ended(self.ended.kind, self.ended.detail, [question])]
             case _:
                 return []
 

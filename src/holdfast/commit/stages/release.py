@@ -1,9 +1,8 @@
 """Stage 4, respond: in version order, and only after the batch is durable.
 
-When the last proof that this leader owns the log (an acknowledged PUT or an ownership check) is older than
-``PROOF_MS_MAX``, durable batches are held until a check has passed. Otherwise a leader that slept while its slots were
-claimed, written and removed would acknowledge what no reader finds. A proof dates from when its request was sent,
-because a frozen process reads an answer long after it was true.
+When the last proof of ownership (an acknowledged PUT or an ownership check) was sent longer than ``PROOF_MS_MAX`` ago,
+durable batches are held until a check has passed. Otherwise a leader that slept while its slots were claimed, written
+and removed would acknowledge commits that no reader finds.
 """
 
 from __future__ import annotations
@@ -48,10 +47,7 @@ class Release:
         return batches
 
     def owned(self, asked_ms: float, now_ms: float) -> list[Batch]:
-        """Note that the ownership check sent at ``asked_ms`` passed; return the batches that it releases.
-
-        An answer that took too long to arrive is as old a proof as none: the batches stay for the next check.
-        """
+        """The ownership check sent at ``asked_ms`` passed: the batches that it releases, none if it took too long."""
         self._proof_ms = max(self._proof_ms, asked_ms)
         if now_ms - self._proof_ms > PROOF_MS_MAX:
             return []
@@ -69,7 +65,7 @@ class Release:
                 positions.append(entry)
                 continue
             if entry.accepted:
-                assert entry.version <= durable_version, "an answer stays behind its durable batch"
+                assert entry.version <= durable_version, "a reply waits for its durable batch"
                 entry.outcome = Committed(entry.version)
             entry.durable_version = durable_version
             answers.append(entry)
@@ -80,7 +76,6 @@ class Release:
 
     @staticmethod
     def _join(entry: CommitEntry) -> list[CommitEntry]:
-        """Repeats of the attempt that came while it was in flight share its outcome."""
         followers = entry.followers or []
         for follower in followers:
             follower.outcome = entry.outcome

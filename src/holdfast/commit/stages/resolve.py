@@ -1,11 +1,8 @@
 """Stage 2, decide: does every precondition still hold against the recent writes?
 
-A precondition at version v holds when nothing in its key or range changed after v. A v below the window's floor cannot
-be judged and makes the transaction ``too_old``. An accepted transaction joins the window at once, so the next one is
-judged against it: both commit or fail with the same leader.
-
-A long decision is made in parts (``decide_some``), so that the driver can serve other events between two parts. The
-window does not move until the decision is complete.
+A precondition at version v holds when nothing in its key or range changed after v. A v below the window's floor makes
+the transaction ``too_old``. An accepted transaction joins the window at once, so the next one is judged against it.
+A long decision is made in parts (``decide_some``); the window does not move until it is complete.
 """
 
 from __future__ import annotations
@@ -28,7 +25,7 @@ RANGE_READ_WORK: Final = 3
 RANGE_DELETE_WORK: Final = 6
 PART_OPERATIONS: Final = 256
 WHOLE_ITEMS_MAX: Final = 16
-"""A transaction with so few operations and preconditions is decided in one piece."""
+"""Larger transactions are decided in parts."""
 UNBOUNDED: Final = 1 << 62
 
 
@@ -39,10 +36,8 @@ class _Partial:
 
     def __init__(self) -> None:
         self.reads = 0
-        """Preconditions that were judged."""
         self.failed: list[FailedPrecondition] = []
         self.operations = 0
-        """Operations that were recorded."""
 
 
 class Resolve:
@@ -77,10 +72,11 @@ class Resolve:
         self.decide_some(deque(entries), UNBOUNDED)
 
     def decide_some(self, entries: deque[CommitEntry | Position], work_max: int) -> list[CommitEntry | Position]:
-        """Decide entries from the front, in order, and take them out, until ``work_max`` is spent.
+        """Decide entries from the front, in order, until ``work_max`` (about microseconds) is used up; at least one
+        step.
 
-        Returns those that were taken out; positions among them are passed. The first one that stays may be half
-        decided: it must stay at the front. Units: about microseconds. At least one step is made.
+        Returns the entries taken out, with the positions among them. The first one that remains may be half decided: it
+        must stay at the front.
         """
         taken: list[CommitEntry | Position] = []
         record, work, point_work = self.recent.record, work_max, 1 + (self.recent.stretches >> 2)
@@ -110,7 +106,7 @@ class Resolve:
         return taken
 
     def _decide_part(self, entry: CommitEntry, partial: _Partial, work: int) -> int:
-        """Go on with one entry. Returns the work that is left; ``_partial`` is None when the decision is complete."""
+        """Continue with one entry. Returns the remaining work; ``_partial`` is None when the decision is complete."""
         txn, recent = entry.txn, self.recent
         self._partial = partial
         if partial.reads == 0 and (txn.preconditions or txn.request_id is not None):
@@ -145,7 +141,6 @@ class Resolve:
         self.rejected += 1
 
     def _judge(self, txn: Transaction) -> Rejected | None:
-        """Judge a small transaction at once. One loop, because this is most of what a commit costs here."""
         recent = self.recent
         floor = recent.floor
         default = txn.read_version
@@ -178,7 +173,7 @@ class Resolve:
         return None
 
     def _judge_one(self, txn: Transaction, index: int, failed: list[FailedPrecondition]) -> int:
-        """Look one precondition up, and add it to ``failed`` when it does not hold. Returns the work that it took."""
+        """Append to ``failed`` when the precondition does not hold. Returns the work used."""
         recent = self.recent
         read = txn.preconditions[index]
         version = txn.read_version if read.version is None else read.version

@@ -22,10 +22,7 @@ _BANNED: Final = Rejected("banned")
 
 
 class Sequence:
-    """The order of all requests under one leader.
-
-    After a crash: everything here is gone, and nothing of it was promised.
-    """
+    """The order of all requests under one leader. After a crash: gone, and nothing of it was promised."""
 
     __slots__ = ("assigned", "attempts")
 
@@ -40,9 +37,9 @@ class Sequence:
     def order(self, entries: Iterable[CommitEntry], floor: int) -> tuple[list[CommitEntry], list[CommitEntry]]:
         """Give versions to entries, in the order they came.
 
-        Returns the entries that go on (with a version, or with an outcome decided here) in order, and those that must
-        be looked up in the log because their read version is below the window. An entry that repeats one in flight is
-        in neither: it became a follower of the original and shares its outcome.
+        Returns the entries that continue, with a version or an outcome, and those that must be looked up in the log
+        because their read version is below the window. A repeat of an entry in flight is in neither: it follows the
+        original.
         """
         onward: list[CommitEntry] = []
         look_up: list[CommitEntry] = []
@@ -67,7 +64,6 @@ class Sequence:
         return onward, look_up
 
     def _remember(self, entry: CommitEntry, txn: Transaction, request_id: str) -> None:
-        """The attempt is in flight. A ban of earlier attempts under its id stays in force if this one is rejected."""
         known = self.attempts.find(request_id)
         banned_through = known.version if isinstance(known, Ban) else 0
         self.attempts.put(request_id, Known(entry.version, fingerprint(txn), entry, banned_through))
@@ -80,7 +76,7 @@ class Sequence:
     def _admit_attempt(
         self, entry: CommitEntry, txn: Transaction, request_id: str, floor: int, look_up: list[CommitEntry]
     ) -> bool:
-        """False when the entry goes no further here: it follows an original or has to be looked up in the log."""
+        """False when the entry stops here: it follows an original or has to be looked up in the log."""
         known = self.attempts.find(request_id)
         read_version = txn.read_version
         assert read_version is not None, "a request id comes with a read version"
@@ -119,10 +115,7 @@ class Sequence:
         return None
 
     def complete(self, entry: CommitEntry) -> None:
-        """Note a final outcome: a committed attempt is remembered at its version, a rejected one is forgotten.
-
-        Until then, a repeat of the attempt follows the entry and waits with it.
-        """
+        """Note a final outcome: a committed attempt is remembered at its version, a rejected one is forgotten."""
         request_id = entry.txn.request_id
         if request_id is None or not entry.version:
             return

@@ -1,14 +1,10 @@
-"""``POST /v1/commits``: a stream of commits in, a stream of results out.
+"""``POST /v1/commits``: a stream of commits in, a stream of results out, both as NDJSON or both as msgpack maps.
 
-Formats: NDJSON (one commit a line, results as lines) or msgpack (maps one after another, keys and values as ``bin``,
-results as maps). The results have the format of the request. Items are decided one by one, in order, each seeing those
-before it; they do not form one transaction.
-
-An item that breaks a rule (no_operations, bad_range, ...) gets an error result and the stream goes on. An item that
-cannot be decoded or exceeds the size limit gets an error result and ends the stream. The status is 200, unless the
-stream is refused before its first item. A peer that stops does not take back what was submitted: items without a result
-are unknown to it, and it asks for their status. Nothing more is read while ``WINDOW_ITEMS`` or ``WINDOW_BYTES`` wait
-for their outcome, or while the client is over its own rate.
+Items are decided one by one, in order; they do not form one transaction. An item that breaks a rule gets an error
+result and the stream continues; an item that cannot be decoded or is too large gets an error result and ends the
+stream. The status is 200 unless the stream is refused before its first item. Items without a result are unknown to the
+client, which asks for their status. Reading pauses while ``WINDOW_ITEMS`` or ``WINDOW_BYTES`` wait for their outcome,
+or while the client is over its rate.
 """
 
 from __future__ import annotations
@@ -17,6 +13,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator
+from functools import partial
 from typing import Final
 
 import msgpack
@@ -42,9 +39,8 @@ WINDOW_ITEMS: Final = 8192
 WINDOW_BYTES: Final = 16 * 1_048_576
 RETRY_ADMISSION_SECONDS: Final = 0.02
 RATE_SLICES: Final = 20
-"""A stream takes of its client's rate by so many parts of a second, so that the client's other requests get theirs."""
+"""A stream takes its client's rate in this many parts of a second, which leaves room for other requests."""
 RATE_LOOK_SECONDS: Final = 0.5
-"""A stream that waits for its client's rate looks so often whether it is still wanted."""
 DISCARD_BYTES_MAX: Final = 16 * 1_048_576
 DISCARD_SECONDS_MAX: Final = 2.0
 
@@ -138,7 +134,6 @@ class MsgpackItems(ItemReader):
             return list(self._one_by_one(block, ends))
 
     def _ends(self, block: bytes) -> Iterator[int]:
-        """Where each whole item ends."""
         unpacker = msgpack.Unpacker(max_buffer_size=len(block) + 1, use_list=True)
         unpacker.feed(block)
         start = 0
@@ -190,7 +185,7 @@ async def _commits(gateway: Gateway, call: Call) -> None:
 
 
 async def _read_away(call: Call) -> None:
-    """Drop the rest of a request that is not wanted, within bounds, so that its sender gets to read the results."""
+    """Drop the rest of a refused request, within bounds, so that its sender reads the results."""
     left = DISCARD_BYTES_MAX
     try:
         async with asyncio.timeout(DISCARD_SECONDS_MAX):
@@ -212,7 +207,7 @@ def _reader_for(call: Call) -> tuple[ItemReader, WireFormat]:
 
 
 class _CommitStream:
-    """One stream: its reading side and its writing side, which share the window."""
+    """One stream: a reading side and a writing side, which share the window."""
 
     def __init__(self, gateway: Gateway, call: Call, reader: ItemReader, wire_format: WireFormat) -> None:
         self._call = call
@@ -270,12 +265,12 @@ class _CommitStream:
         gateway = self._gateway
         leader_id, log_id = gateway.own.leader_id, gateway.log_id
         limits = gateway.limits
-        settle = self._settle
+        complete = self._complete
         accepted: list[CommitEntry] = []
         due = self._due
         accepted_bytes = 0
         for txn in txns:
-            entry = CommitEntry(txn, settle, None, weight)
+            entry = CommitEntry(txn, complete, None, weight)
             problem = problem_with(
                 txn,
                 leader_id=leader_id,
@@ -299,13 +294,13 @@ class _CommitStream:
             self._wake_writer()
 
     def _add_problem(self, problem: HoldfastError) -> None:
-        entry = CommitEntry(Transaction([]), self._settle, problem)
+        entry = CommitEntry(Transaction([]), self._complete, problem)
         self._due.append(entry)
         self._begin_writing()
         self._wake_writer()
 
     async def _within_rate(self, items: int) -> None:
-        """Wait until the client's own rate bears these items. Raises: ClientDisconnect."""
+        """Wait until the client's rate allows these items. Raises: ClientDisconnect."""
         gateway = self._gateway
         rates = gateway.client_rates
         if rates is None:
@@ -325,7 +320,7 @@ class _CommitStream:
             await self._room
 
     async def _admitted(self) -> HoldfastError | None:
-        """Wait while the service is full; None when it takes more, else why it never will."""
+        """Wait while the service is full. Returns None when it takes more, else the permanent refusal."""
         while True:
             problem = self._gateway.admission()
             if problem is None or problem.code is not Code.OVERLOADED or self._gateway.draining:
@@ -350,7 +345,7 @@ class _CommitStream:
             writer.cancel()
         self._due.clear()
 
-    def _settle(self, entry: CommitEntry) -> None:
+    def _complete(self, entry: CommitEntry) -> None:
         self._gateway.settled(1, entry.size)
         if self._due and self._due[0] is entry:
             self._wake_writer()
@@ -414,20 +409,10 @@ class _CommitStream:
 
 def stream_route(gateway: Gateway) -> Route:
     """The row of the route table."""
-
-    async def commits(call: Call) -> None:
-        await _commits(gateway, call)
-
     return Route(
-        method="POST",
-        path="/v1/commits",
-        role=Role.WRITE,
+        method="POST", path="/v1/commits", role=Role.WRITE,
         summary="A stream of commits; one result per item, in order",
-        stream=commits,
-        body={NDJSON: JsonTransaction, MSGPACK: Transaction},
-        answers={
-            NDJSON: (CommitReceipt | NotCommitted, ItemError),
-            MSGPACK: (CommitReceipt | NotCommitted, ItemError),
-        },
+        stream=partial(_commits, gateway), body={NDJSON: JsonTransaction, MSGPACK: Transaction},
+        answers={NDJSON: (CommitReceipt | NotCommitted, ItemError), MSGPACK: (CommitReceipt | NotCommitted, ItemError)},
         codes=COMMIT_CODES,
-    )
+    )  # fmt: skip

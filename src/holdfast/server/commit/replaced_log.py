@@ -27,10 +27,10 @@ log = structlog.get_logger("holdfast.server.commit.replaced_log")
 
 
 async def require_places_of_this_log(store: ObjectStore, settings: Settings, *, init: bool, force_new: bool) -> None:
-    """Return when nothing around the log belongs to another log, or ``force_new`` says to go on all the same.
+    """Check that the stores and the view next to the log belong to it, or that ``force_new`` is set.
 
-    Raises: InvalidRequest (log_mismatch), Unavailable, CorruptData. Cost: nothing without ``init`` and without stores;
-    else two requests, and the Delta log of configured segments for a new log.
+    Raises: InvalidRequest (log_mismatch), Unavailable, CorruptData. Cost: two requests at most, and the Delta log of
+    configured segments for a new log.
     """
     stores = settings.stores.hosted
     if settings.log.scheme == "memory" or force_new:
@@ -52,9 +52,9 @@ async def require_places_of_this_log(store: ObjectStore, settings: Settings, *, 
 async def _look(store: ObjectStore, settings: Settings, stores: str | None) -> None:
     slot = await newest_slot(store)
     if slot is None:
-        found = await remains_around(store, settings.log.url, stores)
+        remains = await remains_around(store, settings.log.url, stores)
         segments = await asyncio.to_thread(_segments_of, settings.log.segments_url)
-        refuse_remains([*found, *segments])
+        refuse_remains([*remains, *segments])
         return
     header = await read_header(store, slot)
     if header is not None and stores is not None:

@@ -1,7 +1,6 @@
 """The routes of the log that answer one request with one document: commit, version, status, stepping down.
 
-``CommitRequest``, ``VersionRequest`` and ``LivezRequest`` serve their routes on both kinds of connection. A refused
-request changed nothing. A client that goes away does not take its commit back.
+A refused request changed nothing. A client that disconnects does not take its commit back.
 """
 
 from __future__ import annotations
@@ -15,9 +14,9 @@ from holdfast.errors import Code, Fenced, HoldfastError, InvalidRequest, Unavail
 from holdfast.server.gateway import Gateway
 from holdfast.server.http.auth import Role
 from holdfast.server.http.requests import problem_with, problem_with_request_id
-from holdfast.server.http.responses import error_answer, without_traceback
-from holdfast.server.http.routes import POSITION_SCHEMA, Answer, Call, Parameter, Route, json_answer
-from holdfast.server.http.state import FastRequest, PendingResponse, RequestFields
+from holdfast.server.http.responses import error_response, without_traceback
+from holdfast.server.http.routes import POSITION_SCHEMA, Call, Parameter, Response, Route, json_response
+from holdfast.server.http.state import JSON, FastRequest, PendingResponse, RequestFields
 from holdfast.wire.formats import encode
 from holdfast.wire.log import CommitReceipt, Liveness, NotCommitted, StatusAnswer, SteppedDown, VersionAnswer
 
@@ -33,8 +32,6 @@ STATUS_CODES = (
 
 
 class _LogRequest(FastRequest):
-    """A fast request that asks for one role."""
-
     __slots__ = ("_gateway", "_role")
 
     def __init__(self, gateway: Gateway, route: str, role: Role) -> None:
@@ -85,7 +82,7 @@ class CommitRequest(_LogRequest):
                     entry = CommitEntry(txn, self._reply, response, len(body))
                     gateway.submit(entry, entry.size)
                     return
-        response.respond(*error_answer(problem, gateway.leader))
+        response.respond(*error_response(problem, gateway.leader))
 
     def _respond(self, entry: CommitEntry) -> None:
         gateway = self._gateway
@@ -117,7 +114,7 @@ class VersionRequest(_LogRequest):
 
         def answered(version: int | HoldfastError) -> None:
             if isinstance(version, HoldfastError):
-                response.respond(*error_answer(version, gateway.leader))
+                response.respond(*error_response(version, gateway.leader))
             else:
                 response.respond(200, None, encode(VersionAnswer(version, gateway.own.leader_id, gateway.log_id)))
 
@@ -143,58 +140,58 @@ class LivezRequest(_LogRequest):
         response.respond(200, None, encode(Liveness(own.leader_id, self._gateway.service is not None, own.address)))
 
 
-async def _version(gateway: Gateway, linearizable: VersionRequest, call: Call) -> Answer:
+async def _commit(gateway: Gateway, commit: CommitRequest, call: Call) -> Response:
+    # Before the body is read; ``serve`` checks again and takes from the client's rate.
+    problem = gateway.admission() or gateway.over_rate(call.client, takes=False)
+    if problem is not None:
+        raise problem
+    return await call.serve(commit, await call.body(commit.request_bytes_max))
+
+
+async def _version(gateway: Gateway, linearizable: VersionRequest, call: Call) -> Response:
     match call.text("consistency"):
         case None | "linearizable":
             return await call.serve(linearizable)
         case "local":
             service = gateway.leading()
-            return json_answer(VersionAnswer(service.local_version(), service.leader_id, service.log_id))
+            return json_response(VersionAnswer(service.local_version(), service.leader_id, service.log_id))
         case _:
             raise InvalidRequest("consistency is linearizable or local")
 
 
-async def _status(gateway: Gateway, call: Call) -> Answer:
+async def _status(gateway: Gateway, call: Call) -> Response:
     request_id = call.path_text("request_id")
     problem = problem_with_request_id(request_id, length_min=gateway.limits.request_id_length_min)
     if problem is not None:
         raise problem
     min_version = gateway.version_of(call.required_position("min_version"))
-    return json_answer(await gateway.status(request_id, min_version))
+    return json_response(await gateway.status(request_id, min_version))
 
 
-async def _step_down(gateway: Gateway, _: Call) -> Answer:
+async def _step_down(gateway: Gateway, _: Call) -> Response:
     service = gateway.leading()
     await service.step_down()
     end = service.ended.result()
     if end.kind == "deposed":
         raise Fenced(f"another leader came meanwhile: {end.detail}", code=Code.LEADER_CHANGED)
     if end.kind != "resigned":
-        raise Unavailable(f"the reign ended otherwise ({end.kind}): {end.detail}", code=Code.STORE_UNAVAILABLE)
-    return json_answer(SteppedDown(True, service.leader_id))
+        raise Unavailable(f"the leadership ended as {end.kind}: {end.detail}", code=Code.STORE_UNAVAILABLE)
+    return json_response(SteppedDown(True, service.leader_id))
 
 
 def log_routes(gateway: Gateway) -> tuple[Route, ...]:
     """The rows of the route table."""
-    linearizable = VersionRequest(gateway)
+    commit, linearizable = CommitRequest(gateway), VersionRequest(gateway)
     return (
         Route(
-            method="POST",
-            path="/v1/commit",
-            role=Role.WRITE,
-            summary="Commit one transaction, or learn why not",
-            fast=CommitRequest(gateway),
-            body={"application/json": JsonTransaction},
-            answers={"application/json": CommitReceipt | NotCommitted},
-            codes=COMMIT_CODES,
+            method="POST", path="/v1/commit", role=Role.WRITE, summary="Commit one transaction, or learn why not",
+            handler=partial(_commit, gateway, commit), fast=commit, codes=COMMIT_CODES,
+            body={JSON: JsonTransaction}, answers={JSON: CommitReceipt | NotCommitted},
         ),
         Route(
-            method="GET",
-            path="/v1/version",
-            role=Role.READ,
+            method="GET", path="/v1/version", role=Role.READ,
             summary="A version that covers everything known committed when the request arrived",
-            handler=partial(_version, gateway, linearizable),
-            fast=linearizable,
+            handler=partial(_version, gateway, linearizable), fast=linearizable,
             parameters=(
                 Parameter(
                     "consistency",
@@ -203,13 +200,11 @@ def log_routes(gateway: Gateway) -> tuple[Route, ...]:
                     "local: the last durable version this process knows, without asking the store",
                 ),
             ),
-            answers={"application/json": VersionAnswer},
-            codes=(Code.NOT_LEADER, Code.LEADER_CHANGED, Code.STORE_UNAVAILABLE),
+            answers={JSON: VersionAnswer}, codes=(Code.NOT_LEADER, Code.LEADER_CHANGED, Code.STORE_UNAVAILABLE),
         ),
         Route(
-            method="GET",
-            path="/v1/status/{request_id:any}",
-            role=Role.WRITE,  # asking closes the attempt, which decides over a commit
+            # The role is ``write``, because asking closes the attempt.
+            method="GET", path="/v1/status/{request_id:any}", role=Role.WRITE,
             summary="The final outcome of an attempt; asking closes an attempt that has not committed",
             handler=partial(_status, gateway),
             parameters=(
@@ -220,17 +215,12 @@ def log_routes(gateway: Gateway) -> tuple[Route, ...]:
                     "min_version", "query", POSITION_SCHEMA, "The attempt's read version, with or without @LOGID", True
                 ),
             ),
-            answers={"application/json": StatusAnswer},
-            codes=STATUS_CODES,
+            answers={JSON: StatusAnswer}, codes=STATUS_CODES,
         ),
         Route(
-            method="POST",
-            path="/v1/admin/step-down",
-            role=Role.ADMIN,
+            method="POST", path="/v1/admin/step-down", role=Role.ADMIN,
             summary="Drain to durable, answer everything, and give the lead back",
-            handler=partial(_step_down, gateway),
-            answers={"application/json": SteppedDown},
+            handler=partial(_step_down, gateway), answers={JSON: SteppedDown}, tag="admin",
             codes=(Code.NOT_LEADER, Code.LEADER_CHANGED, Code.STORE_UNAVAILABLE),
-            tag="admin",
         ),
-    )
+    )  # fmt: skip

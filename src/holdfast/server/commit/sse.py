@@ -1,7 +1,5 @@
 """``GET /v1/subscribe``: the change stream as Server-Sent Events.
 
-All subscribers of a live log share one encoded text of each batch; only filtered streams are encoded separately.
-
     event: log            no id                  data: log_id; the first event of every stream
     event: transaction    id: VERSION@LOG        data: version, prev_version, request_id, leader_id, timestamp,
                                                  operations
@@ -10,12 +8,9 @@ All subscribers of a live log share one encoded text of each batch; only filtere
     event: leader_change  id: VERSION~LEADER@LOG data: roll_back_to, leader_id
     event: lagging        no id                  data: unsent_bytes; the stream ends after it
 
-LOG is the id of the log whose object holds the version. ``after`` and ``Last-Event-ID`` take ids with and without it;
-an id of another log is refused (``log_mismatch``).
-
-A reader that has not caught up waits for its own reading. Once it has, it may fall ``subscriber_unsent_bytes_max``
-behind on its connection; then it gets ``lagging``, is closed, and resumes by ``Last-Event-ID``. So does a reader whom
-one large batch kept until the live events moved on. A subscription that fails in the middle ends its connection.
+``after`` and ``Last-Event-ID`` take ids with and without the log's id; an id of another log is ``log_mismatch``. A
+reader that has caught up may fall ``subscriber_unsent_bytes_max`` behind on its connection; then it gets ``lagging``,
+is closed, and resumes by ``Last-Event-ID``. All subscribers share one encoded text of each batch.
 """
 
 from __future__ import annotations
@@ -41,13 +36,11 @@ from holdfast.wire.log import CheckpointData, LaggingData, LeaderChangeData, Log
 MEDIA_TYPE: Final = "text/event-stream"
 KEEPALIVE: Final = b": keepalive\n\n"
 KEEPALIVE_TICKS: Final = 8
-"""How often within the keepalive interval it is looked which streams were quiet."""
 FIRST_BATCH_SECONDS: Final = 0.25
-"""How long the status waits for the first batch, or for what is wrong with the start point."""
+"""How long the status waits for the first batch, or for an error of the start point."""
 LINGER_SECONDS: Final = 30.0
 
 Subscribe = Callable[[int, bool], AsyncIterator[EventBatch]]
-
 
 _encode = msgspec.json.Encoder().encode
 
@@ -97,8 +90,7 @@ def encode_event(event: Event, log_id: str, *, durable_stream: bool) -> bytes:
             return b"id: %d~%b@%b\nevent: transaction\ndata: %b\n\n" % (event.version, leader, log, data)
         case Checkpoint(committed_version=version, leader_id=leader_id):
             data = _encode(CheckpointData(version, leader_id))
-            # Where transactions run ahead of durability a checkpoint lies behind what was delivered: it is no place to
-            # resume from.
+            # A stream that is ahead of durability cannot resume from a checkpoint.
             identity = b"id: %d@%b\n" % (version, log) if durable_stream else b""
             return b"%bevent: checkpoint\ndata: %b\n\n" % (identity, data)
         case LeaderChange(roll_back_to=version, leader_id=leader_id):
@@ -201,7 +193,7 @@ class Subscriptions:
         durable: bool,
         key_filter: KeyFilter | None,
     ) -> None:
-        # What is wrong with the start point shows before the first batch, and must be told by the status.
+        # An error of the start point comes before the first batch, and belongs into the status.
         first = asyncio.ensure_future(anext(batches, None))
         try:
             await asyncio.wait({first}, timeout=FIRST_BATCH_SECONDS)
@@ -303,42 +295,24 @@ class Subscriptions:
 def subscribe_route(subscriptions: Subscriptions) -> Route:
     """The row of the route table."""
     return Route(
-        method="GET",
-        path="/v1/subscribe",
-        role=Role.READ,
+        method="GET", path="/v1/subscribe", role=Role.READ,
         summary="The change stream: history, then live events, without gap or repeat",
-        stream=subscriptions.stream,
+        stream=subscriptions.stream, tag="stream", answers={MEDIA_TYPE: None},
         parameters=(
             Parameter(
                 "after", "query", POSITION_SCHEMA, "Send what came after this version or id; the whole log without it"
             ),
             Parameter(
-                "durable",
-                "query",
-                {"type": "boolean", "default": True},
+                "durable", "query", {"type": "boolean", "default": True},
                 "false: as soon as resolved, checkpoints follow",
             ),
             *key_parameters("begin", "Only keys at or above this one"),
             *key_parameters("end", "Only keys below this one"),
             *key_parameters("prefix", "Only keys that start so; not together with begin and end"),
-            Parameter(
-                "Last-Event-ID",
-                "header",
-                POSITION_SCHEMA,
-                "Resume after this event; wins over after",
-            ),
+            Parameter("Last-Event-ID", "header", POSITION_SCHEMA, "Resume after this event; wins over after"),
         ),
-        answers={MEDIA_TYPE: None},
         codes=(
-            Code.BAD_BASE64,
-            Code.BAD_RANGE,
-            Code.FUTURE_VERSION,
-            Code.LOG_TRUNCATED,
-            Code.ROLLED_BACK,
-            Code.LOG_MISMATCH,
-            Code.NOT_LEADER,
-            Code.LEADER_CHANGED,
-            Code.STORE_UNAVAILABLE,
+            Code.BAD_BASE64, Code.BAD_RANGE, Code.FUTURE_VERSION, Code.LOG_TRUNCATED, Code.ROLLED_BACK,
+            Code.LOG_MISMATCH, Code.NOT_LEADER, Code.LEADER_CHANGED, Code.STORE_UNAVAILABLE,
         ),
-        tag="stream",
-    )
+    )  # fmt: skip

@@ -1,9 +1,8 @@
 """Connections that the framework serves: uvicorn's HTTP/1.1 protocol with this server's bounds and error bodies.
 
-``uvicorn.protocols.http.httptools_impl.HttpToolsProtocol`` is not public API. Tests check the parts used here, and
-``pyproject.toml`` pins the minor version: the constructor, ``connection_made``, ``connection_lost``, the parser's
-callbacks, ``send_400_response``, that ``app_state`` is copied into every scope as ``state``, and that a request to
-upgrade to WebSocket goes to ``handle_websocket_upgrade`` where ``ws_protocol_class`` is set.
+``HttpToolsProtocol`` is not public API of uvicorn: ``pyproject.toml`` pins the minor version, and tests check the parts
+used here: the constructor, ``connection_made``, ``connection_lost``, the parser's callbacks, ``send_400_response``,
+``app_state`` in every scope, and the upgrade to WebSocket through ``handle_websocket_upgrade``.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ KEEP_ALIVE_SECONDS: Final = 75
 
 ErrorResponse = Callable[[HoldfastError], bytes]
 MakeSocket = Callable[[Callable[[], None]], asyncio.Protocol]
-"""Makes the protocol of a WebSocket, which gets the bytes of the request first; its argument is called at the end."""
+"""Makes the protocol of a WebSocket. It gets the bytes of the request first; its argument is called at the end."""
 
 
 class ConnectionView:
@@ -36,11 +35,9 @@ class ConnectionView:
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
         self.on_end: Callable[[], object] | None = None
-        """Called once when the connection ends, if it does while a route waits for something else."""
+        """Called once when the connection ends while a route waits."""
         self.heads = 0
-        """How many requests have begun."""
         self.body_open = False
-        """Whether the newest of them has not arrived whole."""
 
     @property
     def peer(self) -> object:
@@ -67,7 +64,7 @@ class ConnectionView:
     def end_unless_whole(self, seconds: float) -> None:
         """End the connection if the rest of a refused request has not arrived within ``seconds``.
 
-        Until then it is read away, a piece at a time, because closing at once could take the answer from the peer.
+        Closing at once, with unread input, could take the response from the peer.
         """
         refused = self.heads
 
@@ -91,7 +88,6 @@ class Framework:
     def __init__(
         self, app: Callable[..., object], *, error_response: ErrorResponse, socket: MakeSocket | None = None
     ) -> None:
-        """``socket`` makes the protocol of a connection that upgrades to WebSocket; None: none does."""
         self.error_response = error_response
         self.socket = socket
         self.state = ServerState()
@@ -123,10 +119,7 @@ class Framework:
         self.state.default_headers = [(b"date", date)]
 
     def close_stalled(self, *, partial_seconds_max: int, idle_seconds_max: int) -> None:
-        """Close connections whose request's head has been arriving for too long, or of whose body nothing came.
-
-        Those whose peer takes nothing of what was written for it are cut: a close waits until all of it is sent.
-        """
+        """Close connections whose head or body has stalled. Those whose peer reads nothing are aborted."""
         for connection in list(self.open):
             if connection.seconds_without_taking() > idle_seconds_max:
                 connection.transport.abort()
@@ -220,7 +213,7 @@ class AsgiConnection(HttpToolsProtocol):
         self._framework.open.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The connection is gone; whoever streams on it is told."""
+        """The connection is gone; its stream is notified."""
         super().connection_lost(exc)
         self._release()
         self._framework.open.discard(self)
@@ -241,7 +234,7 @@ class AsgiConnection(HttpToolsProtocol):
         self._taken_at = self._framework.seconds
 
     def _release(self) -> None:
-        """Drop what refers to this protocol, which would otherwise keep it and the request's bytes in memory."""
+        """Drop references to this protocol, which would keep it and the request's bytes in memory."""
         self._unset_keepalive_if_required()  # a connection that was reset still has its timer
         self._problem = None
         self.pipeline.clear()
@@ -249,11 +242,7 @@ class AsgiConnection(HttpToolsProtocol):
         self.cycle = None  # type: ignore[assignment]  # None before the first request, whatever is declared
 
     def seconds_without_taking(self) -> int:
-        """How long the peer has taken nothing, while somebody waits to write more or the connection waits to end.
-
-        Ask now and then: the bytes left are compared with those of the last time. Who reads slowly takes nothing for a
-        while at a time, for its kernel makes room in large pieces.
-        """
+        """How long the peer has read nothing while something waits to be written. Call it regularly: it compares."""
         now, unsent = self._framework.seconds, self.transport.get_write_buffer_size()
         if unsent != self._unsent or not (self.flow.write_paused or self.transport.is_closing()):
             self._unsent, self._taken_at = unsent, now

@@ -14,7 +14,6 @@ from typing import Final, cast
 from holdfast.errors import Code, HoldfastError, PermissionDenied
 
 TOKEN_HINT: Final = "send Authorization: Bearer <token>; commands take --token or HOLDFAST_TOKEN"
-"""The hint of every ``unauthenticated``."""
 
 
 class Role(IntEnum):
@@ -36,10 +35,7 @@ class Authenticator:
         self.required = bool(tokens)
 
     def problem_with(self, authorization: bytes | None, role: Role) -> HoldfastError | None:
-        """None when the caller has ``role``, else the error to answer.
-
-        ``authorization`` is the value of the header as it came, or None when there was none.
-        """
+        """None when the caller has ``role``, else the error. ``authorization``: the header, None without it."""
         if not self.required or role is Role.OPEN:
             return None
         digest = _digest_of(authorization)
@@ -51,10 +47,7 @@ class Authenticator:
         return None
 
     def client_of(self, authorization: bytes | None, peer: object) -> bytes | str:
-        """Whose requests are counted together: those of one token, or of one address where there are no tokens.
-
-        ``peer`` is the address of the connection's other end as sockets tell it; all peers of Unix sockets are one.
-        """
+        """The client for limits: its token, or without tokens the address of ``peer``. Unix sockets are one client."""
         if self.required:
             return _digest_of(authorization) or b""
         host: object = cast("tuple[object, ...]", peer)[0] if isinstance(peer, tuple) and peer else None

@@ -1,17 +1,13 @@
 """The protocol of every accepted connection. It serves the fast routes, and hands over to the framework.
 
-The first request that is not a plain fast one (another route, a query, a chunked body, an upgrade, ``Expect``,
-HTTP/1.0) moves the connection to the framework permanently.
+The first request that is not a plain fast one moves the connection to the framework permanently. The end of a head is
+found here, so that a request can be handed over untouched; httptools parses head and body and must agree on where the
+request ends, otherwise the connection is closed (request smuggling). A head that equals the previous one byte for byte
+is not parsed again.
 
-Framing: the end of a head is found here, so that a request can be handed over untouched, and the head is then parsed by
-httptools, whose ``Content-Length`` and ``Transfer-Encoding`` count. The same parser gets the body and must agree on
-where the request ends; otherwise the connection is closed, because two readers that frame differently allow request
-smuggling. A head that equals the previous one byte for byte is not parsed again.
-
-Bounds: ``HEAD_BYTES_MAX``, the route's body size, ``UNANSWERED_MAX`` requests without a response and the transport's
-high-water mark (then reading stops), and ``DISCARD_BYTES_MAX`` of a refused request, read so that its sender sees the
-response. A peer that has closed its direction gets its responses, but waits at most ``HALF_CLOSED_SECONDS_MAX`` for
-versions, and not for long polls: most of these peers are gone, and their messages would count as delivered.
+Bounds: ``HEAD_BYTES_MAX``, the route's body size, ``UNANSWERED_MAX`` requests without a response, the transport's
+high-water mark, and ``DISCARD_BYTES_MAX`` of a refused request, read so that its sender sees the response. A peer that
+closed its direction gets its responses, but waits at most ``HALF_CLOSED_SECONDS_MAX`` for versions, and not for polls.
 """
 
 from __future__ import annotations
@@ -26,7 +22,7 @@ import httptools
 
 from holdfast.errors import Code, HoldfastError, InvalidRequest, LimitExceeded
 from holdfast.server.http.requests import problem_with_host
-from holdfast.server.http.responses import STATUS_OF, error_answer
+from holdfast.server.http.responses import STATUS_OF, error_response
 from holdfast.server.http.state import JSON, FastMatcher, FastRequest, HttpState, LongPoll, PendingResponse
 
 HEAD_BYTES_MAX: Final = 65_536
@@ -35,7 +31,7 @@ UNANSWERED_MAX: Final = 256
 DISCARD_BYTES_MAX: Final = 16 * 1_048_576
 DISCARD_SECONDS_MAX: Final = 2.0
 HALF_CLOSED_SECONDS_MAX: Final = 1.0
-"""How long nothing but versions may be due to a peer that sends no more: most of these peers have gone."""
+"""How long versions may be due to a peer that sends no more: most of these peers are gone."""
 BYTES_PER_SECOND_MIN: Final = 500
 
 LINE_BYTES_MAX: Final = 1_024
@@ -44,10 +40,7 @@ _END_OF_HEAD: Final = b"\r\n\r\n"
 
 
 class _Head:
-    """What the parser reports of one request's head.
-
-    It does not refer to its connection: a parser refers to what it calls, so the two would keep each other in memory.
-    """
+    """What the parser reports of one request's head. It has no reference to its connection: they would form a cycle."""
 
     __slots__ = ("accept", "authorization", "closes", "complete", "content_type", "hosts", "length", "unusual")
 
@@ -97,57 +90,37 @@ class Connection(asyncio.Protocol):
     """One connection. See the module's text."""
 
     __slots__ = (
-        "_closes",
-        "_discard_left",
-        "dirty",
-        "eof",
-        "_state",
-        "_head",
-        "_known_head",
-        "context",
-        "_last_second",
-        "_needed",
-        "_partial_since",
-        "_parser",
-        "queue",
-        "reading_paused",
-        "_request",
-        "_takes_no_more",
-        "transport",
-        "_unread",
-        "_unsent",
-        "waiting_to_hand_over",
-        "_writing_paused",
-    )
+        "_closes", "_discard_left", "dirty", "eof", "_state", "_head", "_known_head", "context", "_last_second",
+        "_needed", "_partial_since", "_parser", "queue", "reading_paused", "_request", "_takes_no_more", "transport",
+        "_unread", "_unsent", "waiting_to_hand_over", "_writing_paused",
+    )  # fmt: skip
 
     def __init__(self, context: ConnectionContext) -> None:
         self.context = context
         self._state = context.state
         self.transport: asyncio.Transport | None = None
         self._head = _Head()
-        """Of the request that is being read, or was read last."""
         self._parser = httptools.HttpRequestParser(self._head)
         self.queue: deque[FastResponse] = deque()
         self._unread = bytearray()
         self._needed = 0
-        """How many unread bytes it takes before looking at them again makes sense."""
+        """Unread bytes needed before parsing again."""
         self.reading_paused = False
         self._writing_paused = False
         self.waiting_to_hand_over = False
         self._discard_left = -1
-        """At or above zero: the connection is to be closed, and input is only read away."""
+        """At or above zero: input is discarded until the connection is closed."""
         self.dirty = False
         self.eof = False
         self._last_second = context.seconds
         self._partial_since: int | None = None
-        """When the first byte of the request came that is not whole yet."""
+        """The second of the first byte of an incomplete request."""
         self._unsent = 0
         self._takes_no_more = False
         self._known_head = b""
-        """The bytes of ``_head`` while what the parser said of them holds for the next request too."""
+        """The bytes of ``_head`` while it holds for the next request too."""
         self._closes = False
         self._request: FastRequest
-        """The handler of the request that is being read, or was read last."""
 
     @property
     def peer(self) -> object:
@@ -232,7 +205,6 @@ class Connection(asyncio.Protocol):
     # Reading requests
 
     def _read(self, data: bytes) -> None:
-        """Take whole requests from the front of ``data`` and keep the rest."""
         self._needed = 0
         size = len(data)
         position = 0
@@ -255,7 +227,7 @@ class Connection(asyncio.Protocol):
                 self._hand_over_when_answered()
 
     def _take(self, data: bytes, start: int) -> int:
-        """Take one request at ``start``. Returns its size, or 0 when it is not whole yet or the framework's."""
+        """Take one request at ``start``. Returns its size, or 0 when it is incomplete or the framework's."""
         known = self._known_head
         if known and data.startswith(known, start):
             head_end = start + len(known)
@@ -314,7 +286,7 @@ class Connection(asyncio.Protocol):
         return end - start
 
     def _match(self, data: bytes, start: int) -> FastRequest | None:
-        """The fast request at ``start`` by its matcher. None: its line is not whole, or it is the framework's."""
+        """The fast request at ``start`` by its matcher. None: its line is incomplete, or it is the framework's."""
         self._needed = 0
         matcher = self.context.matcher
         if matcher is not None and data.startswith(matcher.prefixes, start):
@@ -408,9 +380,9 @@ class Connection(asyncio.Protocol):
             self._read(data)
 
     def _refuse(self, response: bytes) -> None:
-        """Answer in turn, end our direction, and read away what the peer still sends until it ends, within bounds.
+        """Respond in turn, end our direction, and discard input within bounds.
 
-        Closing with unread input makes the kernel reset the connection, which can take the answer from the peer.
+        Closing with unread input makes the kernel reset the connection, which can take the response from the peer.
         """
         self._unread.clear()
         self._discard_left = DISCARD_BYTES_MAX
@@ -431,8 +403,7 @@ class Connection(asyncio.Protocol):
             self.transport.close()
 
     def close_if_stalled(self, now: int, partial_seconds_max: int, idle_seconds_max: int) -> None:
-        """Close this connection when it has waited too long: for the rest of a request, for any request, or for the
-        peer to take what it asked for."""
+        """Close this connection when it has waited too long: for a request, or for the peer to read."""
         transport = self.transport
         if self._writing_paused and transport is not None:
             unsent = transport.get_write_buffer_size()
@@ -466,7 +437,6 @@ class Connection(asyncio.Protocol):
     # Handing over
 
     def _hand_over_when_answered(self) -> None:
-        """Give the connection to the framework once every request before this one is answered."""
         if self.queue:
             self._pause_reading()
             return
@@ -514,7 +484,6 @@ class FastResponse(PendingResponse):
     __slots__ = ("_connection", "_request", "answer", "closes", "poll")
 
     def __init__(self, connection: Connection, request: FastRequest | None, closes: bool) -> None:
-        """``request``: None for a response that is known already."""
         self._connection = connection
         self._request = request
         self.closes = closes
@@ -572,10 +541,7 @@ class ConnectionContext:
         lines: Mapping[bytes, FastRequest],
         matcher: FastMatcher | None,
     ) -> None:
-        """``framework`` makes the protocol a connection is handed to, which calls its second argument at its end.
-
-        ``lines``: the fast requests by their whole lines. ``matcher`` finds those with other lines.
-        """
+        """``framework`` makes the protocol of a handed-over connection; ``lines`` are those of the fast requests."""
         self.state = state
         self.counters = state.counters
         self.framework = framework
@@ -584,11 +550,10 @@ class ConnectionContext:
         self.beginnings = (*lines, *(() if matcher is None else matcher.prefixes))
         self.connections = 0
         self.ended = 0
-        """How many connections have ended since the start."""
         self.connections_max = state.limits.connections_max or sys.maxsize
         self.open: set[Connection] = set()
         self.seconds = 0
-        """Counts ticks; the age of a connection's last progress is told in them, so no request reads a clock."""
+        """Ticks since the start; ages are counted in them, so no request reads a clock."""
         self.date = b""
         self.head_200 = b""
         self.head_200_msgpack = b""
@@ -627,7 +592,7 @@ class ConnectionContext:
 
     def error_response(self, error: HoldfastError, *, closes: bool = False, status: int | None = None) -> bytes:
         """A whole response that tells an error."""
-        usual_status, headers, body = error_answer(error, self.state.leader)
+        usual_status, headers, body = error_response(error, self.state.leader)
         return self.response(status or usual_status, headers, body, closes=closes)
 
     def connection_ended(self) -> None:

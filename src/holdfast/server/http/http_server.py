@@ -34,7 +34,7 @@ from holdfast.errors import Code, HoldfastError, InternalError, InvalidRequest, 
 from holdfast.server.http.asgi_connection import Framework, MakeSocket
 from holdfast.server.http.connection import Connection, ConnectionContext
 from holdfast.server.http.freed_memory import FreedMemory
-from holdfast.server.http.responses import error_answer, http_date
+from holdfast.server.http.responses import error_response, http_date
 from holdfast.server.http.routes import Endpoint, Route
 from holdfast.server.http.state import FastMatcher, HttpState
 
@@ -44,9 +44,9 @@ PARTIAL_SECONDS_MAX: Final = 30
 IDLE_SECONDS_MAX: Final = 600
 STALLED_EVERY_SECONDS: Final = 5
 DESCRIPTORS_KEPT: Final = 256
-"""For the message stores' pages, files of the view, and what a request needs for a moment."""
+"""For pages of the message stores, files of the view, and short needs of requests."""
 REFUSALS_MAX: Final = 64
-"""Connections above the maximum at a time that are told so; who comes beside these is closed without a word."""
+"""Connections above the maximum that get an error response; further ones are closed without it."""
 ANSWER_SECONDS_MAX: Final = 1.0
 UNIX: Final = "unix:"
 
@@ -64,10 +64,7 @@ class HttpServer:
         socket: MakeSocket | None = None,
         store_connections: int = 0,
     ) -> None:
-        """``matcher``: the fast requests whose lines have parameters. ``socket``: the protocol of WebSockets.
-
-        ``store_connections``: how many descriptors the object store may want.
-        """
+        """``matcher`` finds fast requests with parameters; ``store_connections`` are reserved descriptors."""
         self.state = state
         self.framework = Framework(make_app(state, routes), error_response=self._error_response, socket=socket)
         fast = {route.line: route.fast for route in routes if route.fast is not None}
@@ -77,7 +74,6 @@ class HttpServer:
         self._store_connections = store_connections
         self._listeners: list[Listener] = []
         self._unix_sockets: list[tuple[str, int]] = []
-        """Path and inode of each."""
         self._freed = FreedMemory(state.loop)
         self._ticking: asyncio.TimerHandle | None = None
 
@@ -86,7 +82,7 @@ class HttpServer:
         return self.context.error_response(error, closes=True, status=status)
 
     async def listen(self, addresses: Sequence[str]) -> list[str]:
-        """Bind every address and start to accept. Returns them with the ports that were really taken.
+        """Bind every address and accept. Returns them with their real ports.
 
         Raises: InvalidRequest (bad_configuration) naming the address that cannot be bound; none is bound then.
         """
@@ -109,13 +105,11 @@ class HttpServer:
         for address, opened in bound:
             tls = None if address.startswith(UNIX) else self._tls
             has_room = partial(self._has_room, 0 if tls is not None else REFUSALS_MAX)
-            self._listeners.append(Listener(self.state.loop, opened, self._connection, tls, has_room, self._not_tls))
+            self._listeners.append(
+                Listener(self.state.loop, opened, partial(Connection, self.context), tls, has_room, self._not_tls)
+            )
             self.addresses.append(address)
         return self.addresses
-
-    def _connection(self) -> Connection:
-        """The protocol of one accepted connection."""
-        return Connection(self.context)
 
     def _not_tls(self) -> bytes:
         return self._error_response(InvalidRequest("this port speaks TLS, and the request does not: use https://"))
@@ -133,7 +127,7 @@ class HttpServer:
             _log.info("connections_limited", connections_max=room, max_connections=wanted, descriptors=limit)
 
     def _has_room(self, refusals: int) -> bool:
-        """Whether a connection may begin, be it one of ``refusals`` that are told that there are too many."""
+        """Whether a connection may begin, including ``refusals`` that get an error response."""
         handshakes = sum(listener.handshakes for listener in self._listeners)
         if self.context.connections + handshakes < self.context.connections_max + refusals:
             return True
@@ -148,13 +142,13 @@ class HttpServer:
             self._unix_sockets.append((path, os.stat(path).st_ino))
             return address, opened
         host, _, port = address.rpartition(":")
-        found = await self.state.loop.getaddrinfo(
+        infos = await self.state.loop.getaddrinfo(
             host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
-        family, kind, protocol, _, place = found[0]
+        family, kind, protocol, _, sockaddr = infos[0]
         opened = socket.socket(family, kind, protocol)
         opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        opened = _bound(opened, place)
+        opened = _bound(opened, sockaddr)
         return f"{host}:{opened.getsockname()[1]}", opened
 
     def _tick(self) -> None:
@@ -209,9 +203,9 @@ class HttpServer:
             self._ticking.cancel()
 
 
-def _bound(opened: socket.socket, place: object) -> socket.socket:
+def _bound(opened: socket.socket, sockaddr: object) -> socket.socket:
     try:
-        opened.bind(place)  # type: ignore[arg-type]  # whatever getaddrinfo gave for this family
+        opened.bind(sockaddr)  # type: ignore[arg-type]  # whatever getaddrinfo gave for this family
         opened.listen(BACKLOG)  # at once: a socket on which nobody listens looks as if it was left behind
         opened.setblocking(False)
     except OSError:
@@ -249,8 +243,8 @@ OUT_OF_RESOURCES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, 
 class Listener:
     """Accepts on one bound, non-blocking socket until it is closed. It closes the socket.
 
-    ``has_room`` is asked for each connection; where it has none, the connection is closed without a word. ``not_tls``
-    is what a peer is told that does not begin TLS where it should.
+    A connection without room is closed without a response. ``not_tls`` is the response to a peer that does not begin
+    TLS.
     """
 
     def __init__(
@@ -318,7 +312,7 @@ class Listener:
             if accepted.family != socket.AF_UNIX:
                 accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             since = self._loop.time()
-            if self._tls is None or not await self._told(accepted):
+            if self._tls is None or not await self._refused(accepted):
                 left = max(0.001, HANDSHAKE_SECONDS_MAX - (self._loop.time() - since))
                 await self._loop.connect_accepted_socket(
                     self._connection,
@@ -330,21 +324,21 @@ class Listener:
                 return
         accepted.close()
 
-    async def _told(self, accepted: socket.socket) -> bool:
-        """Whether the peer does not begin TLS, and was told so. Raises: OSError."""
+    async def _refused(self, accepted: socket.socket) -> bool:
+        """Whether the peer does not begin TLS and got its error response. Raises: OSError."""
         if self._not_tls is None:
             return False
         try:
             if not await self._speaks_plainly(accepted):
                 return False
-            await self._tell(accepted, self._not_tls())
+            await self._respond(accepted, self._not_tls())
         except asyncio.CancelledError:  # until it has a transport, nobody else closes it
             accepted.close()
             raise
         return True
 
     async def _speaks_plainly(self, accepted: socket.socket) -> bool:
-        """Whether the first byte is the letter of a method. It stays where it is. Raises: OSError."""
+        """Whether the first byte, which stays unread, is the letter of a method. Raises: OSError."""
         arrived = asyncio.Event()
         self._loop.add_reader(accepted, arrived.set)
         try:
@@ -354,8 +348,8 @@ class Listener:
             self._loop.remove_reader(accepted)
         return accepted.recv(1, socket.MSG_PEEK).isalpha()
 
-    async def _tell(self, accepted: socket.socket, answer: bytes) -> None:
-        """Answer, and read away what comes, because closing with unread input could take the answer from the peer."""
+    async def _respond(self, accepted: socket.socket, answer: bytes) -> None:
+        """Respond and discard input: closing with unread input could take the response from the peer."""
         async with asyncio.timeout(GOODBYE_SECONDS_MAX):
             await self._loop.sock_sendall(accepted, answer)
             accepted.shutdown(socket.SHUT_WR)
@@ -426,7 +420,7 @@ def make_app(state: HttpState, routes: Sequence[Route]) -> ASGIApp:
     """The ASGI application that serves ``routes``."""
 
     def refuse(error: HoldfastError) -> Response:
-        status, headers, body = error_answer(error, state.leader)
+        status, headers, body = error_response(error, state.leader)
         state.counters.answers["unknown", status] += 1
         return Response(body, status, headers, "application/json")
 

@@ -28,10 +28,7 @@ from holdfast.commit.format.transaction import RangeDelete, RangeRead, Transacti
 from holdfast.errors import Code, Fenced, HoldfastError, InvalidRequest, LimitExceeded
 
 REQUEST_ID_LENGTH_MAX: Final = 255
-LOG_ID_SHOWN_MAX: Final = 64
-"""How much of a wrong log id an error repeats."""
 ITEMS_MAX: Final = 10_000
-"""Operations of a commit by default, and its preconditions: decisions are made one after another."""
 
 _MSGPACK: Final = msgspec.msgpack.Decoder(Transaction)
 _MSGPACK_ITEMS: Final = msgspec.msgpack.Decoder(list[Transaction])
@@ -42,10 +39,7 @@ _UNDECODABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 def decode_msgpack(data: bytes | bytearray | memoryview) -> Transaction:
-    """The transaction that this msgpack map holds; keys and values are ``bin``.
-
-    Raises: InvalidRequest (malformed).
-    """
+    """The transaction in this msgpack map; keys and values are ``bin``. Raises: InvalidRequest (malformed)."""
     try:
         return _MSGPACK.decode(data)
     except _UNDECODABLE as error:
@@ -53,10 +47,7 @@ def decode_msgpack(data: bytes | bytearray | memoryview) -> Transaction:
 
 
 def decode_msgpack_items(count: int, block: bytes) -> list[Transaction]:
-    """The transactions of ``count`` whole maps that follow one another, in order.
-
-    Raises: InvalidRequest when any of them is undecodable; the caller then goes one by one to find which.
-    """
+    """The transactions of ``count`` consecutive whole maps. Raises: InvalidRequest when any is undecodable."""
     # Maps in a row are the inside of an array, so one decoder call does them all.
     try:
         return _MSGPACK_ITEMS.decode(b"\xdd" + count.to_bytes(4, "big") + block)
@@ -73,13 +64,9 @@ def problem_with(
     operations_max: int = ITEMS_MAX,
     preconditions_max: int = ITEMS_MAX,
 ) -> HoldfastError | None:
-    """What is wrong with a decoded transaction, or None.
+    """The first broken rule of a decoded transaction, or None. ``leader_id`` and ``log_id`` are this leader's.
 
-    ``leader_id`` and ``log_id`` are this leader's.
-
-    Shape: an ``InvalidRequest`` or ``LimitExceeded`` (too_large) with the code of the first broken rule, or ``Fenced``
-    (leader_changed). It is returned and not raised because one block of a stream holds many transactions and each is
-    answered alone.
+    Returned and not raised, because a block of a stream holds many transactions with one result each.
     """
     if not txn.operations:
         return InvalidRequest("a commit needs at least one operation", code=Code.NO_OPERATIONS)
@@ -144,7 +131,7 @@ def log_mismatch(given: str, log_id: str) -> InvalidRequest:
         "the version belongs to another log than the one served here",
         code=Code.LOG_MISMATCH,
         hint="the log was replaced, or this is another service: read again from the log that is served",
-        given_log_id=given[:LOG_ID_SHOWN_MAX],
+        given_log_id=given[:64],
         log_id=log_id,
     )
 

@@ -22,7 +22,7 @@ from holdfast.commit.format.transaction import prefix_end
 from holdfast.errors import Code, HoldfastError, InternalError, InvalidRequest, LimitExceeded
 from holdfast.server.http.asgi_connection import ConnectionView
 from holdfast.server.http.auth import Role
-from holdfast.server.http.responses import error_answer, without_traceback
+from holdfast.server.http.responses import error_response, without_traceback
 from holdfast.server.http.state import JSON, FastRequest, HttpState, PendingResponse
 from holdfast.values import VERSION_MAX, LogPosition, parse_position
 from holdfast.wire.formats import encode
@@ -32,18 +32,14 @@ _log = structlog.get_logger("holdfast.server")
 ANY_ROUTE_CODES: Final = (Code.MALFORMED, Code.UNAUTHENTICATED, Code.PERMISSION_DENIED, Code.OVERLOADED, Code.INTERNAL)
 """What every route may answer: ``overloaded`` when the connection is one too many."""
 
-
 POSITION_SCHEMA: Final[Mapping[str, object]] = {
     "type": "string",
     "pattern": "^[0-9]{1,16}(~[0-9a-f]{32})?(@[0-9a-f]{32})?$",
 }
-"""How a parameter that is a version, with or without its log's id, is described."""
-NAME_CHARACTERS_MAX: Final = 64
-"""How much of a wrong name an error repeats."""
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Response:
     """A whole answer."""
 
     body: bytes
@@ -52,9 +48,9 @@ class Answer:
     media_type: str = JSON
 
 
-def json_answer(body: msgspec.Struct, status: int = 200) -> Answer:
+def json_response(body: msgspec.Struct, status: int = 200) -> Response:
     """An answer that is one JSON document."""
-    return Answer(encode(body), status)
+    return Response(encode(body), status)
 
 
 class Call(PendingResponse):
@@ -64,7 +60,7 @@ class Call(PendingResponse):
 
     def __init__(self, state: HttpState, scope: Scope, receive: Receive, send: Send) -> None:
         self.state = state
-        self._responded: asyncio.Future[Answer] | None = None
+        self._responded: asyncio.Future[Response] | None = None
         self.request = Request(scope, receive)
         self.receive = receive
         self.send = send
@@ -106,11 +102,11 @@ class Call(PendingResponse):
         """See ``PendingResponse``."""
         assert self._responded is not None, "only a fast request responds this way"
         if not self._responded.done():
-            self._responded.set_result(Answer(body, status, headers or {}, media_type))
+            self._responded.set_result(Response(body, status, headers or {}, media_type))
 
-    async def serve(self, request: FastRequest, body: bytes = b"") -> Answer:
+    async def serve(self, request: FastRequest, body: bytes = b"") -> Response:
         """The response of the handler that connections of both kinds share. A cancelled poll is abandoned."""
-        responded: asyncio.Future[Answer] = self.state.loop.create_future()
+        responded: asyncio.Future[Response] = self.state.loop.create_future()
         self._responded = responded
         poll = request.serve(body, self, self)
         if poll is None:
@@ -128,14 +124,11 @@ class Call(PendingResponse):
         return str(self.request.path_params[name])
 
     def require_known_parameters(self, known: frozenset[str]) -> None:
-        """Refuse a query parameter that the route does not have: an option that is ignored looks like one that worked.
-
-        Raises: InvalidRequest naming it and those that there are.
-        """
+        """Refuse a query parameter that the route does not have. Raises: InvalidRequest naming it."""
         for name in self.request.query_params:
             if name not in known:
                 has = f"it has {', '.join(sorted(known))}" if known else "it has none"
-                raise InvalidRequest(f"the route has no query parameter {name[:NAME_CHARACTERS_MAX]!r}: {has}")
+                raise InvalidRequest(f"the route has no query parameter {name[:64]!r}: {has}")
 
     def text(self, name: str) -> str | None:
         """A query parameter, or None. Raises: InvalidRequest when it is given more than once."""
@@ -174,10 +167,7 @@ class Call(PendingResponse):
                 raise InvalidRequest(f"{name} is true or false")
 
     def key(self, name: str) -> bytes | None:
-        """A query parameter that is a key in base64url, or the parameter ``NAME_text`` that is text, or None.
-
-        Raises: InvalidRequest (bad_base64; malformed where both are given).
-        """
+        """A query parameter that is a key in base64url, or ``NAME_text`` as text, or None. Raises: InvalidRequest."""
         given, text = self.text(name), self.text(f"{name}_text")
         if text is None:
             hint = f"text as it is goes into {name}_text"
@@ -187,10 +177,7 @@ class Call(PendingResponse):
         return text_key(f"{name}_text", text)
 
     def key_range(self) -> tuple[bytes, bytes | None] | None:
-        """The keys that the query asks for, by ``begin`` and ``end`` or by ``prefix``; None where it has none of these.
-
-        Raises: InvalidRequest (bad_range, bad_base64; malformed for a prefix together with a bound).
-        """
+        """The keys that ``begin`` and ``end``, or ``prefix``, select; None without them. Raises: InvalidRequest."""
         begin, end, prefix = self.key("begin"), self.key("end"), self.key("prefix")
         if prefix is not None:
             if begin is not None or end is not None:
@@ -201,10 +188,7 @@ class Call(PendingResponse):
         return None if begin is None and end is None else (begin or b"", end)
 
     async def parts(self) -> AsyncIterator[bytes]:
-        """The parts of the body as they arrive; can be taken up again after it was left.
-
-        Raises: ClientDisconnect.
-        """
+        """The remaining parts of the body as they arrive. Raises: ClientDisconnect."""
         while not self._body_ended:
             message = await self.receive()
             if message["type"] == "http.disconnect":
@@ -215,14 +199,11 @@ class Call(PendingResponse):
                 yield part
 
     async def body(self, bytes_max: int | None = None) -> bytes:
-        """The whole body. Raises: LimitExceeded as soon as it is known to be above the bound.
-
-        ``bytes_max`` is the bound of a route that has one of its own.
-        """
+        """The whole body. Raises: LimitExceeded above ``bytes_max``, by default the bound of every request."""
         bytes_max = self.state.limits.request_bytes_max if bytes_max is None else bytes_max
-        told = self.request.headers.get("content-length", "")
-        if told.isascii() and told.isdigit() and int(told) > bytes_max:
-            raise LimitExceeded("the request is too large", bytes=int(told), bytes_max=bytes_max)
+        length = self.request.headers.get("content-length", "")
+        if length.isascii() and length.isdigit() and int(length) > bytes_max:
+            raise LimitExceeded("the request is too large", bytes=int(length), bytes_max=bytes_max)
         whole = bytearray()
         async for part in self.parts():
             whole += part
@@ -245,7 +226,7 @@ class Call(PendingResponse):
         """End a streamed answer."""
         await self.send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def answer(self, answer: Answer) -> None:
+    async def answer(self, answer: Response) -> None:
         """Send a whole answer."""
         headers = dict(answer.headers)
         headers["Content-Length"] = str(len(answer.body))
@@ -253,7 +234,7 @@ class Call(PendingResponse):
         await self.send({"type": "http.response.body", "body": answer.body, "more_body": False})
 
 
-Handler = Callable[[Call], Awaitable[Answer]]
+Handler = Callable[[Call], Awaitable[Response]]
 StreamHandler = Callable[[Call], Awaitable[None]]
 """Answers by itself, with ``start``, ``write`` and ``finish``; may still raise a HoldfastError before ``start``."""
 
@@ -277,7 +258,7 @@ class Route:
     path: str
     role: Role
     right: str | None = None
-    """The right on a store that the handler asks for by itself; its role is ``OPEN`` then."""
+    """The right on a store that the handler checks itself; its role is ``OPEN`` then."""
     summary: str
     handler: Handler | None = None
     """Not needed for a ``fast`` route without parameters."""
@@ -290,10 +271,10 @@ class Route:
     answers: Mapping[str, object]
     """Media type -> the type of the 200 answer; a tuple where an item is one of several; None for free text."""
     codes: Sequence[Code] = ()
-    """Every code it may answer with, beside ``ANY_ROUTE_CODES``."""
+    """Its error codes in addition to ``ANY_ROUTE_CODES``."""
     tag: str = "log"
     filters: bool = False
-    """Whether every query parameter is an attribute of what is listed, which the handler checks by itself."""
+    """Whether query parameters filter by attributes, which the handler checks itself."""
 
     @property
     def name(self) -> str:
@@ -347,7 +328,7 @@ class Endpoint:
         finally:
             state.counters.answers[route.name, status] += 1
 
-    async def _answer(self, call: Call) -> Answer:
+    async def _answer(self, call: Call) -> Response:
         route = self._route
         if route.handler is not None:
             return await route.handler(call)
@@ -360,18 +341,18 @@ class Endpoint:
             # The head has promised a stream; only ending the connection says that it is not whole.
             call.connection.close()
             return STATUS_CUT_SHORT
-        status, headers, body = error_answer(error, self._state.leader)
+        status, headers, body = error_response(error, self._state.leader)
         if error.code is Code.TOO_LARGE:
             headers["Connection"] = "close"  # the rest of the body is not wanted
-        await call.answer(Answer(body, status, headers))
+        await call.answer(Response(body, status, headers))
         call.connection.end_unless_whole(UNWANTED_SECONDS_MAX)
         return status
 
 
 UNWANTED_SECONDS_MAX: Final = 2.0
-"""How long the body of a request that was refused before it was read may still arrive."""
+"""How long the unread body of a refused request may still arrive."""
 STATUS_CUT_SHORT: Final = 499
-"""Counted for a stream that ended without its end; no answer ever carries it."""
+"""Counted for a stream that was cut short; never sent."""
 
 
 def whole_number(name: str, text: str, *, low: int, high: int) -> int:
@@ -393,20 +374,17 @@ def position_of(name: str, text: str) -> LogPosition:
 
 
 def key_from_text(name: str, text: str, *, hint: str = "") -> bytes:
-    """The bytes of a key in a URL: base64url, padding optional, and the bits that stand for nothing are zero.
-
-    ``hint`` tells how to give text. Raises: InvalidRequest (bad_base64).
-    """
+    """The bytes of a key in canonical base64url, padding optional. Raises: InvalidRequest (bad_base64)."""
     plain = text.rstrip("=")
     padded = plain + "=" * (-len(plain) % 4)
     try:
-        found = base64.urlsafe_b64decode(padded) if text in (plain, padded) else None
+        key = base64.urlsafe_b64decode(padded) if text in (plain, padded) else None
     except (binascii.Error, ValueError):
-        found = None
+        key = None
     # What is not of the alphabet was left out, so it does not come back.
-    if found is None or base64.urlsafe_b64encode(found).decode() != padded:
+    if key is None or base64.urlsafe_b64encode(key).decode() != padded:
         raise InvalidRequest(f"{name} is not base64url", code=Code.BAD_BASE64, hint=hint)
-    return found
+    return key
 
 
 def text_key(name: str, text: str) -> bytes:

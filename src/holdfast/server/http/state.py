@@ -33,14 +33,12 @@ class RequestCounters:
     """Plain numbers, read when metrics are scraped."""
 
     answers: Counter[tuple[str, int]] = field(default_factory=Counter)
-    """By route and status, of both kinds of connection."""
+    """By route and status."""
     refused_connections: int = 0
     handed_over_connections: int = 0
     stream_items: int = 0
     rate_limited_commits: int = 0
-    """Refused because their client is over its own limit."""
     rate_slowed_items: int = 0
-    """Items of streams that waited for the same reason."""
 
 
 class HttpState:
@@ -52,7 +50,6 @@ class HttpState:
         self.loop = loop
         self.counters = RequestCounters()
         self.leader = LeaderHint()
-        """Who leads as far as this process knows."""
         self.in_flight_commits = 0
 
 
@@ -103,10 +100,7 @@ class LongPoll(Protocol):
 
 
 class FastRequest(ABC):
-    """A request that both kinds of connection serve, by its one handler.
-
-    The same object serves every request with the same request line, so it has no state of one request.
-    """
+    """A request that both kinds of connection serve, by one handler without state of a single request."""
 
     __slots__ = ("counted_200", "request_bytes_max", "route")
 
@@ -115,9 +109,7 @@ class FastRequest(ABC):
 
     def __init__(self, route: str, request_bytes_max: int) -> None:
         self.route = route
-        """The path as metrics name it."""
         self.counted_200 = (route, 200)
-        """The counter of its usual responses, made once."""
         self.request_bytes_max = request_bytes_max
 
     @abstractmethod
@@ -126,9 +118,9 @@ class FastRequest(ABC):
 
     @abstractmethod
     def serve(self, body: bytes, fields: RequestFields, response: PendingResponse) -> LongPoll | None:
-        """Carry the request out; its rights are checked here. Returns what a lost connection has to abandon.
+        """Check rights and carry the request out. Returns the poll to abandon when the connection is lost.
 
-        ``fields`` are those of this request only until this returns.
+        ``fields`` are valid only until this returns.
         """
 
 

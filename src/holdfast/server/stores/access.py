@@ -1,9 +1,8 @@
-"""Who may do what in which store: from the ``Authorization`` header to yes or a named refusal. Pure.
+"""Rights on stores: from the ``Authorization`` header to yes or a named refusal. Pure.
 
 Without permissions in the definition the roles of ``server.tokens`` count: ``read`` may browse, ``write`` may publish
-and subscribe, ``admin`` may do everything; without tokens every caller may. With permissions on, one of the user's
-roles must grant each right. The role ``admin`` of ``server.tokens`` keeps all rights, so that the operator is never
-locked out.
+and subscribe, ``admin`` may do everything; without tokens every caller may. With permissions, one of the user's roles
+must grant each right; the role ``admin`` of ``server.tokens`` keeps all rights.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ class StoreAccess:
     __slots__ = ("_authenticator", "_known", "_permissions", "_users")
 
     def __init__(self, authenticator: Authenticator, permissions: Callable[[], Permissions]) -> None:
-        """``permissions`` gives what is in force; asked at every request, so a change counts from the next one on."""
+        """``permissions`` returns those in force; it is called at every request."""
         self._authenticator = authenticator
         self._permissions = permissions
         self._known: Permissions | None = None
@@ -65,8 +64,7 @@ class StoreAccess:
         return self.problem_with(authorization, right, store) is None
 
     def later(self, authorization: bytes | None, right: Right, store: str) -> Callable[[], HoldfastError | None]:
-        """What to ask, after a caller was let in, whether it still may: as ``problem_with``, and at no cost while no
-        other definition came."""
+        """A function that asks again whether the caller still may; free while the definition is the same."""
         permissions = self._permissions()
 
         def problem() -> HoldfastError | None:

@@ -1,17 +1,14 @@
-"""The connected subscribers of every durable, and the turn among them.
+"""The connected subscribers of every durable, and the turns among them.
 
     a subscriber has room, the durable a message    Deliver is submitted before the group of the publish is closed, so
                                                     that one sync serves both
     Delivered is durable                            the messages are read and written to the subscriber
     a subscriber leaves                             Detach: what it held is delivered to other subscribers, counted
 
-Subscribers of one durable that take more stand in a queue and go to its end when they were served. Each gets at most
-``SHARE_MAX`` messages at a time, and no more than an even share of what waits. Messages are read in pieces of
-``PIECE_BYTES`` (or one larger message), the next piece when the connection takes something.
-
-A subscriber may vanish at any time. What it held before ``Detach`` is delivered again; what was read for it is dropped.
-A poller is gone when it was silent for its timeout and holds nothing. Reports of started messages reach the state
-machine just before messages come back; a killed process forgets them, and a start of the service counts no delivery.
+Subscribers of one durable that take more wait in a queue. Each gets at most ``SHARE_MAX`` messages at a time, and no
+more than an even share. Messages are read in pieces of ``PIECE_BYTES`` (or one larger message), while the connection
+takes them. A poller is gone when it was silent for its timeout and holds nothing. Reports of started messages reach the
+state machine just before messages come back; a killed process forgets them.
 """
 
 from __future__ import annotations
@@ -39,11 +36,10 @@ from holdfast.stores.values.sequence_set import SequenceSet
 _log = structlog.get_logger("holdfast.stores")
 
 PORTION_BYTES: Final = 4 * 1_048_576
-"""What one portion is meant to have at most, by the average of its durable: others are to have a part."""
+"""Most bytes of one portion, by the average of its durable."""
 PIECE_BYTES: Final = 4 * 1_048_576
-"""What is read at once, by the bytes of the messages themselves."""
 STARTED_RUNS_MAX: Final = 4_096
-"""Runs of started messages in memory for one subscriber; above it those that it no longer holds are forgotten."""
+"""Runs of started messages kept for one subscriber; above it, only those of held messages."""
 DurableName = tuple[str, str]
 Joined = Callable[[Attached | HoldfastError], None]
 
@@ -60,24 +56,26 @@ class Backlog:
 
     def _consumption(self, store: str, durable: str) -> Consumption | None:
         stores = self._state.stores
-        found = stores[store].durables.get(durable) if store in stores else None
-        return found if isinstance(found, Consumption) else None
+        consumption = stores[store].durables.get(durable) if store in stores else None
+        return consumption if isinstance(consumption, Consumption) else None
 
     def _holding(self, store: str, durable: str, subscriber: str) -> Holder | None:
-        found = self._consumption(store, durable)
-        return None if found is None else found.leases.of.get(subscriber)
+        consumption = self._consumption(store, durable)
+        return None if consumption is None else consumption.leases.of.get(subscriber)
 
     def waiting(self, store: str, durable: str) -> tuple[int, int]:
         """About how many messages no subscriber holds, and the bytes of one on average. O(1)."""
-        found = self._consumption(store, durable)
-        if found is not None:
-            return found.pending - found.leases.held, found.pending_bytes // (found.pending or 1)
+        consumption = self._consumption(store, durable)
+        if consumption is not None:
+            return consumption.pending - consumption.leases.held, consumption.pending_bytes // (
+                consumption.pending or 1
+            )
         return (1, 0) if store in self._state.stores else (0, 0)
 
     def size(self, store: str, first: int, last: int) -> int:
         """The bytes of these messages together."""
-        found = self._state.stores.get(store)
-        return 0 if found is None else found.counts.size(first, last)
+        kept = self._state.stores.get(store)
+        return 0 if kept is None else kept.counts.size(first, last)
 
     def still_held(self, store: str, durable: str, subscriber: str, run: Run) -> list[Run]:
         """What the subscriber holds of a run that was delivered to it, and not again since."""
@@ -87,21 +85,21 @@ class Backlog:
         holding = self._holding(store, durable, subscriber)
         runs = holding.runs if holding is not None else []
         first, last, deliveries = run
-        found: list[Run] = []
+        held: list[Run] = []
         for index in range(max(0, bisect_left(runs, (first,)) - 1), len(runs)):
             low, high, count, _ = runs[index]
             if low > last:
                 break
             if high >= first and count == abs(deliveries):
-                found.append((max(first, low), min(last, high), deliveries))
-        return found
+                held.append((max(first, low), min(last, high), deliveries))
+        return held
 
     def with_replayed(self, store: str, durable: str, messages: list[Delivery]) -> list[Delivery]:
         """The messages, those marked that are delivered because the durable was rewound."""
-        found = self._consumption(store, durable)
-        if found is None or not found.replayed:
+        consumption = self._consumption(store, durable)
+        if consumption is None or not consumption.replayed:
             return messages
-        return [replace(one, replayed=True) if one.seq in found.replayed else one for one in messages]
+        return [replace(one, replayed=True) if one.seq in consumption.replayed else one for one in messages]
 
     def held_of(self, store: str, durable: str, subscriber: str, first: int, last: int) -> list[tuple[int, int]]:
         """What the subscriber holds of ``first..last``."""
@@ -115,24 +113,24 @@ class Backlog:
 
     def lapses_ms(self, store: str, durable: str) -> int | None:
         """When the next held message of the durable lapses. O(1)."""
-        found = self._consumption(store, durable)
-        return None if found is None else found.leases.next_ms()
+        consumption = self._consumption(store, durable)
+        return None if consumption is None else consumption.leases.next_ms()
 
     def displaces(self, store: str, durable: str) -> bool:
         """Whether a new subscriber of the durable takes the place of every other."""
-        found = self._consumption(store, durable)
-        return found is not None and found.exclusive
+        consumption = self._consumption(store, durable)
+        return consumption is not None and consumption.exclusive
 
 
-class _Ring:
-    """The connected subscribers of one durable, in the order they came, and who of them waits for its turn."""
+class _Group:
+    """The connected subscribers of one durable in the order they came, and those that wait for messages."""
 
     __slots__ = ("by_name", "wanting")
 
     def __init__(self) -> None:
         self.by_name: dict[str, Subscriber] = {}
         self.wanting: deque[Subscriber] = deque()
-        """Each at most once. One that left, or takes nothing more, is found out when its turn comes."""
+        """Each at most once; one that left or has no room is skipped in its turn."""
 
 
 class Deliveries:
@@ -142,22 +140,22 @@ class Deliveries:
         self.loop = loop
         self._service = service
         self.backlog = backlog
-        self._rings: dict[DurableName, _Ring] = {}
+        self._groups: dict[DurableName, _Group] = {}
         self.unreadable: dict[DurableName, int] = {}
-        """How often a delivery ended because a message could not be read."""
+        """Deliveries that ended at an unreadable message."""
         self._ended: HoldfastError | None = None
         self._reporting: set[Subscriber] = set()
-        """Subscribers with a report that the state machine does not know yet: their first one, or started messages."""
+        """Subscribers with a report that the state machine does not know yet."""
         self._attaching: dict[tuple[str, str, str], Subscriber] = {}
-        """The newest session of each name whose attachment is applied and not durable yet."""
+        """The newest session of each name whose attachment is not durable yet."""
 
     # Coming and going
 
     def attach(self, subscriber: Subscriber, attach: Attach, done: Joined) -> None:
-        """Make a subscriber known. Its messages begin when ``done`` was called, which is after it is durable.
+        """Attach a subscriber. ``done`` is called when that is durable, and its messages begin after that.
 
-        From now until then an older session of the same name may leave: the state machine has the newer one already,
-        so nothing is detached for the older (a reconnection, whose first connection ends late).
+        Until then an older session of the same name may leave; nothing is detached for it, because the state machine
+        has the newer one already.
         """
         name = (subscriber.store, subscriber.durable, subscriber.name)
         self._attaching[name] = subscriber
@@ -181,7 +179,7 @@ class Deliveries:
             if self._ended is not None:
                 done(self._ended)  # a poll that began now would wait for messages that nobody gives out
                 return
-            # Whoever it displaced is served no more, and is told so even where the newer one has left already.
+            # A displaced subscriber is notified even when the newer one has left already.
             for older in dict.fromkeys((subscriber.name, result.displaced)):
                 self._displace(subscriber.store, subscriber.durable, older)
             if subscriber.gone:
@@ -193,11 +191,11 @@ class Deliveries:
         self._service.submit_nowait(attach, attached)
 
     def _join(self, subscriber: Subscriber) -> None:
-        self._rings.setdefault((subscriber.store, subscriber.durable), _Ring()).by_name[subscriber.name] = subscriber
+        self._groups.setdefault((subscriber.store, subscriber.durable), _Group()).by_name[subscriber.name] = subscriber
         subscriber.since_ms = wall_ms()
 
     def expect(self, store: str, durable: str, name: str, timeout_seconds: float, *, polls: bool) -> None:
-        """A subscriber was attached before a restart: it comes back within its time-out, or is detached.
+        """Detach a subscriber that was attached before a restart unless it returns within its timeout.
 
         One that ``polls`` also stays while it holds messages.
         """
@@ -221,16 +219,22 @@ class Deliveries:
         self._service.submit_nowait(detach, _ignored)
 
     def _displace(self, store: str, durable: str, name: str) -> None:
-        """A newer subscriber took the place of this one; the state machine has detached it already."""
         older = self.find(store, durable, name)
         if older is not None:
             self._remove(older)
-            older.end(_displaced(older))
+            replaced = Conflict(
+                "a newer subscriber took the place of this one",
+                code=Code.DURABLE_COLLISION,
+                store=store,
+                durable=durable,
+                subscriber=name,
+            )
+            older.end(replaced)
 
     def dropped(self, store: str, durable: str, error: HoldfastError) -> None:
-        """The durable is no more: everybody connected to it is told why."""
-        ring = self._rings.pop((store, durable), None)
-        for subscriber in list(ring.by_name.values()) if ring is not None else ():
+        """The durable was deleted: end its subscribers with ``error``."""
+        group = self._groups.pop((store, durable), None)
+        for subscriber in list(group.by_name.values()) if group is not None else ():
             subscriber.gone = True
             subscriber.end(error)
 
@@ -238,10 +242,10 @@ class Deliveries:
         subscriber.gone = True
         self._reporting.discard(subscriber)
         name = (subscriber.store, subscriber.durable)
-        ring = self._rings[name]
-        del ring.by_name[subscriber.name]
-        if not ring.by_name:
-            del self._rings[name]
+        group = self._groups[name]
+        del group.by_name[subscriber.name]
+        if not group.by_name:
+            del self._groups[name]
 
     def close(self, error: HoldfastError) -> None:
         """Tell everybody that is connected why it ends, and who is about to be as soon as its attachment is durable."""
@@ -251,8 +255,8 @@ class Deliveries:
 
     def find(self, store: str, durable: str, name: str) -> Subscriber | None:
         """The connected subscriber of this name."""
-        ring = self._rings.get((store, durable))
-        return None if ring is None else ring.by_name.get(name)
+        group = self._groups.get((store, durable))
+        return None if group is None else group.by_name.get(name)
 
     def attaching(self, store: str, durable: str, name: str) -> bool:
         """Whether the attachment of a session of this name waits to be durable."""
@@ -260,13 +264,13 @@ class Deliveries:
 
     def connected(self, store: str, durable: str) -> list[Subscriber]:
         """All that are connected to a durable, in the order they came."""
-        ring = self._rings.get((store, durable))
-        return [] if ring is None else list(ring.by_name.values())
+        group = self._groups.get((store, durable))
+        return [] if group is None else list(group.by_name.values())
 
     def everybody(self) -> Iterable[Subscriber]:
         """All that are connected."""
-        for ring in list(self._rings.values()):
-            yield from list(ring.by_name.values())
+        for group in list(self._groups.values()):
+            yield from list(group.by_name.values())
 
     def advise(self, store: str, durable: str, name: str, kind: str, facts: Mapping[str, object]) -> None:
         """Tell one subscriber, or with an empty name all of the durable."""
@@ -295,12 +299,11 @@ class Deliveries:
             subscriber.started = SequenceSet(self._started_of(subscriber, known))
 
     def _started_of(self, subscriber: Subscriber, started: SequenceSet) -> list[tuple[int, int]]:
-        """What the subscriber holds of what it started."""
         name = subscriber.store, subscriber.durable, subscriber.name
         return [held for first, last in started.runs() for held in self.backlog.held_of(*name, first, last)]
 
     def _report(self, subscriber: Subscriber) -> None:
-        """Tell the state machine what the subscriber started, because what it holds is about to come back."""
+        """Report started messages to the state machine, because they are about to come back."""
         if subscriber.started is None:
             return
         started = self._started_of(subscriber, subscriber.started)
@@ -321,18 +324,17 @@ class Deliveries:
     # Turns
 
     def ready(self, store: str, durable: str) -> None:
-        """The durable may have something for somebody. Cheap to call too often.
+        """Offer messages of the durable. Cheap to call too often.
 
-        The service calls it just before it closes a group, so that a delivery is synced together with the publish that
-        brought it about, and many publishes make one delivery.
+        The service calls it just before it closes a group, so that a delivery is synced together with its publish.
         """
-        ring = self._rings.get((store, durable))
-        if ring is not None:
-            self._serve(store, durable, ring)
+        group = self._groups.get((store, durable))
+        if group is not None:
+            self._serve(store, durable, group)
 
-    def _serve(self, store: str, durable: str, ring: _Ring) -> None:
-        """Give everybody who wants some a portion, as long as there is something to give; each has one turn."""
-        wanting, backlog = ring.wanting, self.backlog
+    def _serve(self, store: str, durable: str, group: _Group) -> None:
+        """Give a portion to each subscriber that wants one, in turn, while there is something to give."""
+        wanting, backlog = group.wanting, self.backlog
         for left in range(len(wanting), 0, -1):
             if not backlog.ready(store, durable):
                 return
@@ -345,21 +347,19 @@ class Deliveries:
                 waiting, size = backlog.waiting(store, durable)
                 share = min(SHARE_MAX, -(-waiting // left), PORTION_BYTES // max(size, 1))
                 self._ask_for(subscriber, min(subscriber.room, max(1, share)))
-            self._wants(ring, subscriber)
+            self._wants(group, subscriber)
 
     @staticmethod
-    def _wants(ring: _Ring, subscriber: Subscriber) -> None:
-        """Put a subscriber that takes more behind the others, once."""
+    def _wants(group: _Group, subscriber: Subscriber) -> None:
         if subscriber.takes_more() and not subscriber.wants:
             subscriber.wants = True
-            ring.wanting.append(subscriber)
+            group.wanting.append(subscriber)
 
     def _serve_with(self, subscriber: Subscriber) -> None:
-        """Something changed for this subscriber: it may want more, and there may be something."""
-        ring = self._rings.get((subscriber.store, subscriber.durable))
-        if ring is not None and not subscriber.gone:
-            self._wants(ring, subscriber)
-            self._serve(subscriber.store, subscriber.durable, ring)
+        group = self._groups.get((subscriber.store, subscriber.durable))
+        if group is not None and not subscriber.gone:
+            self._wants(group, subscriber)
+            self._serve(subscriber.store, subscriber.durable, group)
 
     def _ask_for(self, subscriber: Subscriber, count: int) -> None:
         subscriber.room -= count
@@ -391,16 +391,19 @@ class Deliveries:
         self._serve_with(subscriber)
 
     def _hand_over(self, subscriber: Subscriber, *, waited: bool = False) -> None:
-        """Read and write what a subscriber holds while it takes something. ``waited``: some may be others' now."""
+        """Read and write held messages. ``waited``: some of them may have been redelivered to others."""
         while subscriber.unread and subscriber.takes and not subscriber.gone:
             piece = self._piece(subscriber)
-            held = [part for run in piece for part in self._still_held(subscriber, run)] if waited else piece
+            held = piece
+            if waited:
+                name = subscriber.store, subscriber.durable, subscriber.name
+                held = [part for run in piece for part in self.backlog.still_held(*name, run)]
             try:
                 messages = self._service.messages(subscriber.store, held) if held else []
             except HoldfastError as error:
                 # What is damaged is this subscriber's to hear of, and the operator's; everybody else is served on.
-                place = subscriber.store, subscriber.durable
-                self.unreadable[place] = self.unreadable.get(place, 0) + 1
+                key = subscriber.store, subscriber.durable
+                self.unreadable[key] = self.unreadable.get(key, 0) + 1
                 _log.error(
                     "messages_unreadable",
                     store=subscriber.store,
@@ -418,11 +421,8 @@ class Deliveries:
                 messages = self.backlog.with_replayed(subscriber.store, subscriber.durable, messages)
             subscriber.give(messages)
 
-    def _still_held(self, subscriber: Subscriber, run: Run) -> list[Run]:
-        return self.backlog.still_held(subscriber.store, subscriber.durable, subscriber.name, run)
-
     def _piece(self, subscriber: Subscriber) -> list[Run]:
-        """Take from what is to be read at least one message, and at most ``PIECE_BYTES``."""
+        """Take at least one message from the unread ones, and at most ``PIECE_BYTES``."""
         unread, store = subscriber.unread, subscriber.store
         piece: list[Run] = []
         left, room = PIECE_BYTES, subscriber.most
@@ -445,7 +445,6 @@ class Deliveries:
         return piece
 
     def _refused(self, subscriber: Subscriber, error: HoldfastError) -> None:
-        """The state machine knows it no more, or nothing goes on: it is told, and comes again if it likes."""
         if subscriber.gone:
             return
         self._remove(subscriber)
@@ -465,14 +464,13 @@ class Deliveries:
     # Polls
 
     def poll(self, poller: Poller, count: int, wait_seconds: float, done: Polled, problem: Problem) -> None:
-        """Answer with up to ``count`` messages, as soon as there are some, or with none after ``wait_seconds``; with
-        the ``problem`` where there is one then."""
+        """Reply with up to ``count`` messages as soon as there are some, or with none after ``wait_seconds``."""
         poller.ask(count, wait_seconds, done, problem)
         self._hand_over(poller, waited=True)
         self._serve_with(poller)
 
     def give_back(self, poller: Poller, messages: list[Delivery]) -> None:
-        """It may not have these messages, nor what else it holds: they are delivered again at once, and counted."""
+        """Redeliver these messages, and everything else that it holds, at once."""
         nack = [(message.seq, 0) for message in messages]
         nack += [(seq, 0) for first, last, _ in poller.unread for seq in range(first, last + 1)]
         poller.unread.clear()
@@ -485,10 +483,7 @@ class Deliveries:
             subscriber.seen_seconds = self.loop.time()
 
     def detach_silent(self) -> int:
-        """Detach pollers that have shown nothing for their time-out and hold nothing. Returns how many.
-
-        What one holds comes back when its ``ack_wait`` ends.
-        """
+        """Detach pollers that were silent for their timeout and hold nothing. Returns their number."""
         now = self.loop.time()
         silent = [
             subscriber
@@ -508,16 +503,6 @@ def wall_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def _displaced(subscriber: Subscriber) -> HoldfastError:
-    return Conflict(
-        "a newer subscriber took the place of this one",
-        code=Code.DURABLE_COLLISION,
-        store=subscriber.store,
-        durable=subscriber.durable,
-        subscriber=subscriber.name,
-    )
-
-
 def _ignored(_: Result | HoldfastError) -> None:
     """Nobody waits for this result: what it changes is the state machine's own."""
 
@@ -529,30 +514,18 @@ def _count(runs: Iterable[Run]) -> int:
 SHARE_MAX: Final = 512
 Polled = Callable[[list[Delivery] | HoldfastError], None]
 Problem = Callable[[], HoldfastError | None]
-"""Why who was let in may not be given messages any more."""
+"""Why the caller may not get messages any more."""
 Run = tuple[int, int, int]
-"""First and last number, and how often they were delivered."""
+"""First and last number, and deliveries."""
 
 
 class Subscriber(ABC):
     """One connected subscriber of one durable. ``room`` is how many messages it may still be given."""
 
     __slots__ = (
-        "acknowledged_ms",
-        "address",
-        "delivered_ms",
-        "durable",
-        "gone",
-        "name",
-        "on_its_way",
-        "paused",
-        "room",
-        "since_ms",
-        "started",
-        "store",
-        "unread",
-        "wants",
-    )
+        "acknowledged_ms", "address", "delivered_ms", "durable", "gone", "name", "on_its_way", "paused", "room",
+        "since_ms", "started", "store", "unread", "wants",
+    )  # fmt: skip
 
     def __init__(self, store: str, durable: str, name: str) -> None:
         self.store = store
@@ -560,20 +533,18 @@ class Subscriber(ABC):
         self.name = name
         self.room = 0
         self.address = ""
-        """Where it connects from; empty where that is not known."""
         self.since_ms = self.delivered_ms = self.acknowledged_ms = 0
-        """When it attached, was given messages last, acknowledged last: since 1970, 0 for never."""
+        """Milliseconds since 1970, 0 for never."""
         self.on_its_way = 0
-        """Messages asked for whose delivery is not durable yet; they are not in ``room`` any more."""
+        """Messages of submitted deliveries; they are not in ``room`` any more."""
         self.paused = False
-        """Its connection takes nothing at the moment."""
         self.wants = False
-        """It stands in the queue of its durable."""
+        """Whether it waits in the queue of its durable."""
         self.gone = False
         self.started: SequenceSet | None = None
-        """What the application was handed and the state machine does not know of yet; None until it reports."""
+        """Started messages that were not reported yet; None until the first report."""
         self.unread: deque[Run] = deque()
-        """What it holds and was not read for it yet: more than it takes at once."""
+        """Held messages that were not read yet."""
 
     @property
     def takes(self) -> bool:
@@ -594,7 +565,7 @@ class Subscriber(ABC):
         """Write messages to it."""
 
     def advise(self, kind: str, facts: Mapping[str, object]) -> None:
-        """Tell it something beside messages."""
+        """Send an advisory."""
         del kind, facts
 
     def changed(self, changes: Sequence[tuple[str, int, str]]) -> None:
@@ -610,16 +581,8 @@ class Poller(Subscriber):
     """A subscriber that asks for each portion (``GET .../messages``)."""
 
     __slots__ = (
-        "_count",
-        "_deliveries",
-        "_done",
-        "_problem",
-        "_timer",
-        "key",
-        "keeps",
-        "seen_seconds",
-        "timeout_seconds",
-    )
+        "_count", "_deliveries", "_done", "_problem", "_timer", "key", "keeps", "seen_seconds", "timeout_seconds",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -635,11 +598,11 @@ class Poller(Subscriber):
         super().__init__(store, durable, name)
         self.key = key
         self.keeps = keeps
-        """Whether it stays attached while it holds messages, however silent it is."""
+        """Whether a silent poller stays attached while it holds messages."""
         self._deliveries = deliveries
         self._done: Polled | None = None
         self._count = 0
-        self._problem: Problem = _no_problem
+        self._problem: Problem = lambda: None
         self._timer: asyncio.TimerHandle | None = None
         self.timeout_seconds = timeout_seconds
         self.seen_seconds = 0.0
@@ -660,13 +623,13 @@ class Poller(Subscriber):
         return self._count
 
     def takes_more(self) -> bool:
-        """One portion answers a poll: another behind it would find nobody who waits for it."""
+        """One portion completes a poll, so no second one is requested."""
         return not self.on_its_way and super().takes_more()
 
     def ask(self, count: int, wait_seconds: float, done: Polled, problem: Problem) -> None:
-        """Begin a poll for up to ``count`` messages. An older one that waits still is answered with none.
+        """Begin a poll for up to ``count`` messages; an older poll that waits gets none.
 
-        ``problem`` is asked when there are messages: the poll may have waited for them since its rights were taken.
+        ``problem`` is asked again when there are messages, because rights may have changed meanwhile.
         """
         self._answer([])
         self._done, self._problem = done, problem
@@ -689,7 +652,7 @@ class Poller(Subscriber):
             self._waited()
 
     def give(self, messages: list[Delivery]) -> None:
-        """Answer the poll. Who may have no messages any more is told why, and they go back at once."""
+        """Reply to the poll. A caller that lost its rights gets the error, and the messages go back."""
         problem = self._problem() if messages else None
         if problem is not None:
             self._deliveries.give_back(self, messages)
@@ -720,10 +683,6 @@ class Poller(Subscriber):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-
-
-def _no_problem() -> HoldfastError | None:
-    """Of who has not asked yet."""
 
 
 def address_of(peer: object) -> str:

@@ -25,9 +25,9 @@ Json = dict[str, object]
 
 @dataclass(slots=True)
 class DurableFigures:
-    """The counts of one durable. ``oldest_ms`` is when its oldest message that is not acknowledged was published.
+    """The counts of one durable. ``oldest_ms``: when its oldest unacknowledged message was published.
 
-    Of a last_value durable or a map it is a lower bound: when a value was published that may be replaced by now.
+    For last_value and map durables it is a lower bound.
     """
 
     messages: int
@@ -44,7 +44,7 @@ class DurableFigures:
     oldest_ms: int = 0
     subscribers: int = 0
     causes: Mapping[str, int] = field(default_factory=dict[str, int])
-    """How many messages were lost to what: ttl, own_ttl, limit_old, limit_new, max_delivery, ..."""
+    """Lost messages by cause: ttl, own_ttl, limit_old, limit_new, max_delivery, ..."""
 
     def document(self) -> Json:
         """As JSON."""
@@ -110,14 +110,14 @@ _log = structlog.get_logger("holdfast.stores")
 
 
 class Statistics:
-    """Knows what was told last, so that rates are those of the time between."""
+    """Writes statistics lines. Rates are those since the last line."""
 
-    __slots__ = ("_at_seconds", "_published", "_settled", "_written")
+    __slots__ = ("_at_seconds", "_published", "_acknowledged", "_written")
 
     def __init__(self, now_seconds: float) -> None:
         self._at_seconds = now_seconds
         self._published: dict[str, int] = {}
-        self._settled: dict[tuple[str, str], int] = {}
+        self._acknowledged: dict[tuple[str, str], int] = {}
         self._written: int | None = None
 
     def tell(self, service: StoreService, now_seconds: float) -> None:
@@ -160,13 +160,13 @@ class Statistics:
             _log.info("store_statistics", stores_left_out=len(state.stores) - STORES_MAX)
 
     def _tell_durables(self, state: State, seconds: float) -> None:
-        settled: dict[tuple[str, str], int] = {}
+        acknowledged: dict[tuple[str, str], int] = {}
         busy: list[tuple[int, str, str]] = []
         for store_name, store in state.stores.items():
             for name, durable in store.durables.items():
                 figures = figures_of(durable)
-                settled[store_name, name] = figures.acknowledged
-                if figures.messages or figures.acknowledged != self._settled.get((store_name, name), 0):
+                acknowledged[store_name, name] = figures.acknowledged
+                if figures.messages or figures.acknowledged != self._acknowledged.get((store_name, name), 0):
                     busy.append((figures.backlog, store_name, name))
         for _, store_name, name in heapq.nlargest(DURABLES_MAX, busy):
             figures = figures_of(state.stores[store_name].durables[name])
@@ -179,17 +179,18 @@ class Statistics:
                 backlog=figures.backlog,
                 unacknowledged=figures.unacknowledged,
                 subscribers=figures.subscribers,
-                acknowledged_per_second=_rate(figures.acknowledged, self._settled.get((store_name, name)), seconds),
+                acknowledged_per_second=_rate(
+                    figures.acknowledged, self._acknowledged.get((store_name, name)), seconds
+                ),
                 redelivered=figures.redelivered,
                 expired=sum(figures.causes.values()),
             )
-        self._settled = settled
+        self._acknowledged = acknowledged
         if len(busy) > DURABLES_MAX:
             _log.info("durable_statistics", durables_left_out=len(busy) - DURABLES_MAX)
 
 
 def _rate(now: int, before: int | None, seconds: float) -> float:
-    """Since the last line; 0 for the first, which does not know what came before."""
     return 0.0 if before is None else round((now - before) / seconds, 1)
 
 
@@ -205,9 +206,7 @@ class Latency:
     counts: list[int] = field(default_factory=lambda: [0] * (len(LATENCY_BOUNDS_SECONDS) + 1))
     seconds: float = 0.0
     messages: int = 0
-    """Messages confirmed, duplicates included."""
     refused: int = 0
-    """Publishes that were refused."""
 
     def confirmed(self, seconds: float, messages: int) -> None:
         """A publish was confirmed after this time."""

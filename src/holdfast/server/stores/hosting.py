@@ -71,7 +71,6 @@ class StoreHost:
         self.request_bytes_max = request_bytes_max
         self.sockets: set[Socket] = set()
         self.failed: asyncio.Future[HoldfastError] = gateway.loop.create_future()
-        """Done when the open service's log failed."""
         self.gateway = gateway
         self._opened: OpenStores | None = None
         self._parking = ParkingLog()
@@ -82,10 +81,7 @@ class StoreHost:
         self.suspended = False
 
     def opened(self, *, cluster: bool = False) -> OpenStores:
-        """What is open. ``cluster``: also while the cluster is suspended.
-
-        Raises: Fenced (not_leader), Unavailable while it stops (overloaded) or is suspended (no_quorum).
-        """
+        """The open stores. ``cluster``: also while the cluster is suspended. Raises: Fenced, Unavailable."""
         opened = self._opened
         if opened is None and self.gateway.service is not None:
             raise Unavailable(
@@ -103,10 +99,7 @@ class StoreHost:
         return opened
 
     def scrape_problem(self, authorization: bytes | None) -> HoldfastError | None:
-        """Why this caller may not see the metrics: they name the stores, which users without a right do not see.
-
-        Where the service itself asks for tokens, these decide.
-        """
+        """Why the caller may not see the metrics, which name the stores. ``server.tokens`` decide if set."""
         opened = self._opened
         if opened is None or self.gateway.authenticator.required or not opened.state.definition.permissions.enabled:
             return None
@@ -130,16 +123,16 @@ class StoreHost:
         service.on_effect(self._carry_out)
         service.on_failure(self.fail)
         self._expect_attached(opened)
-        self._let_go_of_silent()
+        self._detach_silent()
         return opened
 
     @staticmethod
     def _expect_attached(opened: OpenStores) -> None:
-        """Subscribers that were attached before a restart have their time-out to come back, and are detached then."""
+        """Subscribers attached before a restart have their timeout to return."""
         for store, durable, subscriber in opened.state.subscribers():
             seconds = opened.definitions.durable(store, durable).subscriber_timeout_ms / 1000
-            found = opened.state.stores[store].durables[durable]
-            polls = isinstance(found, Consumption) and found.leases.of[subscriber].polls
+            kept = opened.state.stores[store].durables[durable]
+            polls = isinstance(kept, Consumption) and kept.leases.of[subscriber].polls
             opened.deliveries.expect(store, durable, subscriber, seconds, polls=polls)
 
     def suspend(self) -> None:
@@ -177,9 +170,9 @@ class StoreHost:
         await opened.service.close()
 
     async def back_up(self, name: str) -> str:
-        """Copy everything into the folder ``name`` beside the stores' directory. Returns its path.
+        """Copy everything into the folder ``name`` next to the stores' directory. Returns its path.
 
-        Raises: what the service's ``backup`` raises, Conflict where there is such a folder already.
+        Raises: as the service's ``backup``, Conflict when the folder exists.
         """
         service = self.opened(cluster=True).service
         target = await asyncio.to_thread(_place_for_backup, self.directory, name)
@@ -189,10 +182,7 @@ class StoreHost:
     # Admission
 
     def admit(self, size: int) -> None:
-        """Take one publish of ``size`` bytes in; ``settled`` gives it back. Raises: Backpressure.
-
-        ``size`` is that of the request's body as it came.
-        """
+        """Admit one publish with a request body of ``size`` bytes, until ``settled``. Raises: Backpressure."""
         if self._in_flight >= IN_FLIGHT_MAX or self._in_flight_bytes >= IN_FLIGHT_BYTES_MAX:
             raise Backpressure(
                 "the stores are full of unanswered publishes",
@@ -207,7 +197,7 @@ class StoreHost:
         """A publish of ``size`` bytes has its answer."""
         self._in_flight -= 1
         self._in_flight_bytes -= size
-        assert self._in_flight >= 0, "a publish is settled once"
+        assert self._in_flight >= 0, "a publish is completed once"
 
     # From the service
 
@@ -233,14 +223,14 @@ class StoreHost:
         if not self.failed.done():
             self.failed.set_result(named)
 
-    def _let_go_of_silent(self) -> None:
+    def _detach_silent(self) -> None:
         opened = self._opened
         if opened is None:
             return
         silent = opened.deliveries.detach_silent()
         if silent:
             _log.info("subscribers_timed_out", subscribers=silent)
-        self._timer = self.gateway.loop.call_later(SILENT_EVERY_SECONDS, self._let_go_of_silent)
+        self._timer = self.gateway.loop.call_later(SILENT_EVERY_SECONDS, self._detach_silent)
 
 
 def _place_for_backup(directory: str, name: str) -> str:
@@ -252,7 +242,6 @@ def _place_for_backup(directory: str, name: str) -> str:
 
 
 def _unnamed(error: BaseException) -> HoldfastError:
-    """A failure of the operating system, or of SQLite, is the disk's; anything else is a bug of ours."""
     if isinstance(error, OSError):
         return Unavailable("the stores' log cannot be written", code=Code.STORE_UNAVAILABLE, cause=str(error))
     if isinstance(error, sqlite3.OperationalError):
@@ -267,19 +256,19 @@ class ParkingLog:
     """Writes the lines. *Memory*: an item for each durable that parked messages."""
 
     def __init__(self) -> None:
-        self._told: dict[tuple[str, str], tuple[float, int]] = {}
-        """When the last line of a durable was written, and how many messages were parked since."""
+        self._lines: dict[tuple[str, str], tuple[float, int]] = {}
+        """By durable: when its last line was written, and messages parked since."""
 
     def note(self, store: str, durable: str, facts: Mapping[str, object], now_seconds: float) -> None:
         """These messages were parked. ``facts`` are those of the advisory."""
-        told_seconds, since = self._told.get((store, durable), (-LINE_EVERY_SECONDS, 0))
+        written_seconds, since = self._lines.get((store, durable), (-LINE_EVERY_SECONDS, 0))
         messages, parked = facts["messages"], facts["parked"]
         assert isinstance(messages, int) and isinstance(parked, int), "the advisory counts messages"
         since += messages
-        if now_seconds - told_seconds < LINE_EVERY_SECONDS:
-            self._told[store, durable] = told_seconds, since
+        if now_seconds - written_seconds < LINE_EVERY_SECONDS:
+            self._lines[store, durable] = written_seconds, since
             return
-        self._told[store, durable] = now_seconds, 0
+        self._lines[store, durable] = now_seconds, 0
         if parked >= SET_APART_MAX:
             _log.error(
                 "delivery_stopped",

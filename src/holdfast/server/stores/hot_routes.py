@@ -1,9 +1,7 @@
 """The hot store routes: publish, acknowledge, poll, each with one handler for both kinds of connection.
 
-A ``Connection`` finds them by their request line (``HotStores.match``). Lines with escapes or unknown parameters go to
-an ``AsgiConnection``, whose routes (``routes_messages``) make the same ``HotRequest`` of what the framework read.
-
-A poll is abandoned when its connection is lost, and waits no longer when its peer sends no more.
+A ``Connection`` finds them by their request line (``HotStores.match``). Other lines go to an ``AsgiConnection``, whose
+routes (``routes_messages``) make the same ``HotRequest``. A poll is abandoned when its connection is lost.
 """
 
 from __future__ import annotations
@@ -12,7 +10,7 @@ import re
 from typing import Final
 
 from holdfast.errors import Code, HoldfastError, InvalidRequest
-from holdfast.server.http.responses import error_answer, without_traceback
+from holdfast.server.http.responses import error_response, without_traceback
 from holdfast.server.http.state import JSON, FastRequest, PendingResponse, RequestFields
 from holdfast.server.stores.deliveries import address_of
 from holdfast.server.stores.hosting import StoreHost
@@ -50,7 +48,6 @@ class HotRequest(FastRequest):
         durable: str = "",
         poll: dict[str, str] | PollRequest | None = None,
     ) -> None:
-        """``poll``: what a long poll asks for, or the parameters of its query as they came."""
         super().__init__(route, host.request_bytes_max)
         self._host = host
         self._right = right
@@ -78,7 +75,7 @@ class HotRequest(FastRequest):
                 host.settled(in_flight)
                 in_flight = -1
             if isinstance(result, HoldfastError):
-                response.respond(*error_answer(result, host.gateway.leader))
+                response.respond(*error_response(result, host.gateway.leader))
             else:
                 response.respond(200, None, result, JSON if wanted == "json" else MSGPACK)
 
@@ -115,7 +112,7 @@ class HotStores:
     def __init__(self, host: StoreHost) -> None:
         self._host = host
         self._lines: dict[bytes, HotRequest] = {}
-        """Lines that were read before: a publisher always sends the same one."""
+        """Lines read before: a publisher always sends the same one."""
         self.prefixes = (b"POST /v1/stores/", b"GET /v1/stores/")
 
     def match(self, line: bytes) -> HotRequest | None:
@@ -132,23 +129,23 @@ class HotStores:
 
     def _read(self, line: bytes) -> HotRequest | None:
         host = self._host
-        found = _PUBLISH.fullmatch(line)
-        if found is not None:
-            return HotRequest(host, PUBLISH_ROUTE, Right.PUBLISH, found[1].decode())
-        found = _ACKS.fullmatch(line)
-        if found is not None:
-            return HotRequest(host, ACKS_ROUTE, Right.SUBSCRIBE, found[1].decode(), found[2].decode())
-        found = _POLL.fullmatch(line)
-        if found is None:
+        match = _PUBLISH.fullmatch(line)
+        if match is not None:
+            return HotRequest(host, PUBLISH_ROUTE, Right.PUBLISH, match[1].decode())
+        match = _ACKS.fullmatch(line)
+        if match is not None:
+            return HotRequest(host, ACKS_ROUTE, Right.SUBSCRIBE, match[1].decode(), match[2].decode())
+        match = _POLL.fullmatch(line)
+        if match is None:
             return None
-        pairs = [pair.partition("=") for pair in found[3].decode().split("&")]
+        pairs = [pair.partition("=") for pair in match[3].decode().split("&")]
         parameters = {name: value for name, _, value in pairs}
         # The framework refuses doubled, unknown and missing parameters, in its words.
         if len(parameters) != len(pairs) or not parameters.keys() <= _PARAMETERS or "subscriber" not in parameters:
             return None
         if not all(parameters.get(name, "1").isdigit() for name in ("max", "wait_ms")):
             return None
-        return HotRequest(host, POLL_ROUTE, Right.SUBSCRIBE, found[1].decode(), found[2].decode(), parameters)
+        return HotRequest(host, POLL_ROUTE, Right.SUBSCRIBE, match[1].decode(), match[2].decode(), parameters)
 
 
 def _poll_of(request: HotRequest, parameters: dict[str, str], address: str) -> PollRequest:

@@ -1,15 +1,14 @@
-"""One watch of a map: first every key that is there, then every change, as far as the watcher keeps up.
+"""One watch of a map: first every present key, then every change, as far as the watcher keeps up.
 
-Keys are read in pages while the map changes, from a state that is ahead of what is safe. One rule orders both:
+Keys are read in pages while the map changes, from a state that is ahead of what is durable. One rule orders both:
 
-1. a page is read: it is what the map is at this moment
-2. it waits until every change from before is safe and was sent to the watch
+1. a page is read: it is the map at this moment
+2. it waits until every earlier change is durable and was sent to the watch
 3. its keys join the changes that are still to be sent; a key that is among them already has the same value
 4. changes from after the page come after it
 
-So the last word on every key is what is in the map, and never what a crash can take back. One change is kept for each
-key, the newest: a slow watcher gets fewer changes, not late ones. Above ``PENDING_BYTES_MAX`` of keys the watch ends
-with ``lagging`` and starts again. A value that cannot be read ends it with that error.
+One change is kept for each key, the newest: a slow watcher gets fewer changes, not late ones. Above
+``PENDING_BYTES_MAX`` of keys the watch ends with ``lagging``.
 """
 
 from __future__ import annotations
@@ -31,12 +30,12 @@ PORTION_BYTES: Final = 524_288
 """Bytes of values in one frame; one value may exceed it."""
 PENDING_BYTES_MAX: Final = 16 * 1_048_576
 ITEM_BYTES: Final = 200
-"""What a key that is to be told takes in memory, beside its text."""
+"""What a pending key takes in memory in addition to its text."""
 _GONE: Final = frozenset({"removed", "expired", "discarded", "deleted"})
 
 
 class Watcher(Protocol):
-    """Who is told."""
+    """The receiver of a watch."""
 
     @property
     def is_paused(self) -> bool:
@@ -60,7 +59,6 @@ class WatchedMap:
     def __init__(
         self, service: StoreService, state: State, store: str, name: str, *, prefix: str, key: str | None
     ) -> None:
-        """Raises: InvalidRequest where both are given."""
         if prefix and key is not None:
             raise InvalidRequest("a watch is of one key, or of those with a prefix, not of both", map=name)
         self._service = service
@@ -75,21 +73,18 @@ class WatchedMap:
         return key.startswith(self._prefix) if self._key is None else key == self._key
 
     def page(self, after: str, count: int) -> list[tuple[str, int]]:
-        """The first ``count`` keys of the watch above ``after``, in order, with their revisions.
-
-        Raises: NotFound, InvalidRequest.
-        """
-        found = self._state.store(self._store).durable(self._name)
-        if not isinstance(found, Map):
+        """The first ``count`` watched keys above ``after``, with revisions. Raises: NotFound, InvalidRequest."""
+        source = self._state.store(self._store).durable(self._name)
+        if not isinstance(source, Map):
             raise InvalidRequest("this durable is not a map", code=Code.TYPE_MISMATCH, durable=self._name)
         first = self._key if self._key is not None else self._prefix
         keys: list[tuple[str, int]] = []
         if not after and first:
-            entry = found.keyed.get(first)
+            entry = source.keyed.get(first)
             if entry is not None:
                 keys.append((first, entry.revision))
         if self._key is None:
-            for entry in islice(found.keyed.scan(after or first), count - len(keys)):
+            for entry in islice(source.keyed.scan(after or first), count - len(keys)):
                 if not entry.key.startswith(self._prefix):
                     break  # keys with one prefix are neighbours
                 keys.append((entry.key, entry.revision))
@@ -110,26 +105,13 @@ class WatchedMap:
 
 
 class MapWatch:
-    """The watch of one connection. ``begin`` once; ``changed`` and ``resumed`` until ``end``.
-
-    *Memory*: one item for each key that is to be told, up to ``PENDING_BYTES_MAX``.
-    """
+    """The watch of one connection. ``begin`` once; ``changed`` and ``resumed`` until ``end``."""
 
     __slots__ = (
-        "_after",
-        "_bytes",
-        "_ended",
-        "_pending",
-        "_reading",
-        "_scheduled",
-        "_soon",
-        "_stage",
-        "_watched",
-        "_watcher",
-    )
+        "_after", "_bytes", "_ended", "_pending", "_reading", "_scheduled", "_soon", "_stage", "_watched", "_watcher",
+    )  # fmt: skip
 
     def __init__(self, watched: WatchedMap, watcher: Watcher, soon: Callable[[Callable[[], None]], object]) -> None:
-        """``soon`` calls a function in a further turn of the loop."""
         self._watched = watched
         self._watcher = watcher
         self._soon = soon
@@ -137,7 +119,7 @@ class MapWatch:
         self._bytes = 0
         self._after = ""
         self._stage = "pages"
-        """``pages`` are to be read, then all is ``told`` once, then there are only changes (``live``)."""
+        """``pages`` are read, then all is ``sent``, then only changes follow (``live``)."""
         self._reading = False
         self._scheduled = False
         self._ended = False
@@ -185,7 +167,7 @@ class MapWatch:
                 self._tell()
             elif self._stage == "pages" and not self._reading:
                 self._read_page()
-            elif self._stage == "told":
+            elif self._stage == "sent":
                 self._stage = "live"
                 self._watcher.tell(CurrentFrame())
             else:
@@ -207,7 +189,7 @@ class MapWatch:
             if key not in self._pending:
                 self._put(key, revision, "present")
         if len(page) < PAGE_KEYS:
-            self._stage = "told"
+            self._stage = "sent"
         else:
             self._after = page[-1][0]
         self._go_on()

@@ -7,7 +7,6 @@ Every problem is named, and nothing was changed.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -19,22 +18,13 @@ from holdfast.errors import AlreadyOpen, Code, Conflict, InvalidRequest, Unavail
 from holdfast.server.stores.hosting import StoreHost
 from holdfast.settings import StoresSettings
 from holdfast.stores.clock import StoreClock
-from holdfast.stores.definitions.cluster import (
-    ClusterDefinition,
-    StoreDefinition,
-    definition_of,
-    with_known_prefetch,
-)
+from holdfast.stores.definitions.cluster import ClusterDefinition, StoreDefinition, definition_of, with_known_prefetch
 from holdfast.stores.definitions.parts import differences, keep_sections, parts_between
 from holdfast.stores.service import StoreService
 from holdfast.stores.values.commands import Redefine
 
-AUTHOR: Final = "stores.definitions"
-FIRST_AUTHOR: Final = "holdfast.default"
-"""The author of ``FIRST_DEFINITION`` in the history."""
 DIFFERENCES_LOGGED_MAX: Final = 50
 HELD_SECONDS: Final = 0.2
-"""Between two looks whether somebody else has let the stores go."""
 
 FIRST_DEFINITION: Final = ClusterDefinition(
     stores={
@@ -45,25 +35,21 @@ FIRST_DEFINITION: Final = ClusterDefinition(
         )
     }
 )
-"""Of a service that was never given a definition."""
 
 _log = structlog.get_logger("holdfast.stores")
 
 
 def read_definitions(path: str) -> ClusterDefinition:
-    """The definition in a file, by the ending of its name (see ``read_document``).
-
-    Raises: InvalidRequest (bad_configuration) naming the file and every wrong value.
-    """
+    """The definition in a file. Raises: InvalidRequest (bad_configuration) naming the file and every wrong value."""
     document = read_document(Path(path))
     return definition_of({} if document.value is None else document.value, document.line_of)
 
 
 class Opening:
-    """Opens the stores of one reign.
+    """Opens the stores of one leadership.
 
-    A leader that was deposed, or is asleep, may have them open still. The log does not wait for that: the stores are
-    served as soon as they are let go, and until then their requests are answered ``overloaded``.
+    A deposed or paused leader may still have them open. They are served as soon as it closes them; until then requests
+    are answered ``overloaded``.
     """
 
     def __init__(
@@ -75,8 +61,7 @@ class Opening:
         log_id: str | None = None,
         force_new: bool = False,
     ) -> None:
-        """``wanted`` is the definition that was configured, if one was. ``log_id`` is the log that the stores have to
-        belong to, None for any; ``force_new`` makes those of another log belong to it."""
+        """``wanted``: the configured definition. ``log_id``: the log of the stores, None for any."""
         self._host = host
         self._settings = settings
         self._definition = wanted
@@ -106,10 +91,44 @@ class Opening:
                 return
 
     async def _open(self) -> None:
-        await _open(self._host, self._settings, self._definition, self._belong)
+        host, settings, wanted, directory = self._host, self._settings, self._definition, self._settings.hosted
+        assert directory is not None, "stores are opened where they are hosted"
+        try:
+            service = await StoreService.open(
+                directory,
+                page_bytes=settings.page_size_bytes,
+                memory_bytes=settings.memory_bytes,
+                clock=StoreClock(follows_wall=settings.clock == "wall"),
+            )
+        except OSError as error:
+            raise Unavailable(
+                f"the stores cannot be opened: {error.strerror or error}",
+                code=Code.STORE_UNFIT,
+                hint="stores.directory is a directory on a local disk that this user may write",
+                path=directory,
+            ) from error
+        try:
+            await asyncio.to_thread(self._belong, directory)
+            if wanted is not None:
+                await _put_in_force(service, wanted, "stores.definitions")
+            elif not service.state.revision:
+                await _put_in_force(service, FIRST_DEFINITION, "holdfast.default")
+        except BaseException:
+            await service.close()
+            raise
+        host.open(service)
+        host.tell_statistics(settings.statistics_seconds)
+        state = service.state
+        _log.info(
+            "stores_open",
+            directory=directory,
+            revision=state.revision,
+            stores=len(state.definition.stores),
+            persistence=str(state.definition.persistence),
+        )
 
     def _belong(self, directory: str) -> None:
-        """The stores in ``directory``, which nothing else has open, belong to this log. Raises: InvalidRequest."""
+        """Check or note that the stores in ``directory`` belong to this log. Raises: InvalidRequest, Unavailable."""
         if self._log_id is None:
             return
         if not self._force_new:
@@ -131,51 +150,8 @@ class Opening:
             await asyncio.wait({self._waiting})
 
 
-async def _open(
-    host: StoreHost, settings: StoresSettings, wanted: ClusterDefinition | None, belong: Callable[[str], None]
-) -> None:
-    directory = settings.hosted
-    assert directory is not None, "stores are opened where they are hosted"
-    try:
-        service = await StoreService.open(
-            directory,
-            page_bytes=settings.page_size_bytes,
-            memory_bytes=settings.memory_bytes,
-            clock=StoreClock(follows_wall=settings.clock == "wall"),
-        )
-    except OSError as error:
-        raise Unavailable(
-            f"the stores cannot be opened: {error.strerror or error}",
-            code=Code.STORE_UNFIT,
-            hint="stores.directory is a directory on a local disk that this user may write",
-            path=directory,
-        ) from error
-    try:
-        await asyncio.to_thread(belong, directory)
-        if wanted is not None:
-            await _put_in_force(service, wanted, AUTHOR)
-        elif not service.state.revision:
-            await _put_in_force(service, FIRST_DEFINITION, FIRST_AUTHOR)
-    except BaseException:
-        await service.close()
-        raise
-    host.open(service)
-    host.tell_statistics(settings.statistics_seconds)
-    state = service.state
-    _log.info(
-        "stores_open",
-        directory=directory,
-        revision=state.revision,
-        stores=len(state.definition.stores),
-        persistence=str(state.definition.persistence),
-    )
-
-
 async def _put_in_force(service: StoreService, wanted: ClusterDefinition, author: str) -> None:
-    """Apply what the file says; what it does not name stays.
-
-    Raises ``InvalidRequest`` (``deletes_messages``) where that would delete messages: a start deletes nothing.
-    """
+    """Apply a definition. Raises: InvalidRequest (``deletes_messages``) when it would delete messages."""
     state = service.state
     wanted = keep_sections(state.definition, with_known_prefetch(state.definition, wanted))
     changes = differences(state.definition, wanted)

@@ -32,15 +32,7 @@ from holdfast.stores.machine.state import State
 from holdfast.stores.machine.store import Durable
 from holdfast.stores.matching import Matcher
 from holdfast.stores.service import StoreService
-from holdfast.stores.values.commands import (
-    Acknowledge,
-    Acknowledged,
-    Attach,
-    Attached,
-    Publish,
-    Published,
-    Result,
-)
+from holdfast.stores.values.commands import Acknowledge, Acknowledged, Attach, Attached, Publish, Published, Result
 from holdfast.stores.values.messages import Delivery
 from holdfast.wire.formats import UNDECODABLE, WireFormat, encode
 from holdfast.wire.stores import AckedResponse, AckRequest, DeliveredResponse, PublishRequest, Receipt
@@ -50,20 +42,18 @@ POLL_MESSAGES_MAX: Final = 512
 POLL_WAIT_MS_MAX: Final = 60_000
 BROWSE_LOOKS: Final = 20
 LOOKS_MAX: Final = 8_192
-"""Messages of the store that one browse looks at, about; who asks goes on behind them."""
+"""About how many messages of the store one browse looks at."""
 UNHEARD_BYTES_MAX: Final = 64 * 1_048_576
-"""Bytes of publishes that were answered at once and are not written yet; above it they are answered when they are."""
+"""Most bytes of publishes that were confirmed before they were written."""
 MESSAGE_BYTES: Final = 160
-"""What a message takes beside its body, about."""
 RANGED_NUMBERS_MAX: Final = 1_000_000
-"""Numbers in the ranges of one acknowledgement: those that are stale are answered one by one."""
 
 Done = Callable[[bytes | HoldfastError], None]
-"""Gets the body of the answer, or the error. Called once, on the loop; never raises."""
+"""Gets the body of the response, or the error. Called once, on the loop; never raises."""
 
 
 class PendingPoll:
-    """A poll that waits for its answer, for whoever sees the end of its connection."""
+    """A poll that waits for its response, for the connection under it."""
 
     __slots__ = ("_abandoned", "_hurried", "_poller", "_polled", "_seconds")
 
@@ -106,10 +96,9 @@ class StoreOperations:
         self._unheard_bytes = 0
 
     def publish(self, store: str, request: PublishRequest, wire_format: WireFormat, done: Done) -> None:
-        """Publish a batch. Where the store's publishers do not wait, it is answered at once, whatever becomes of it.
-        Not when more than ``UNHEARD_BYTES_MAX`` waits to be written.
+        """Publish a batch. Where publishers do not wait, the response is given at once, up to ``UNHEARD_BYTES_MAX``.
 
-        Raises: NotFound for the store; every other refusal is told to ``done``.
+        Raises: NotFound for the store; every other refusal goes to ``done``.
         """
         command = Publish(0, store, request.publisher_id, request.messages)  # type: ignore[arg-type]  # only ever read
         definition = self._definitions.store(store)
@@ -131,7 +120,7 @@ class StoreOperations:
         self._service.submit_nowait(command, published)
 
     def _publish_unheard(self, command: Publish, answer: bytes, done: Done) -> None:
-        """Answer at once, unless so much waits to be written: then whoever publishes faster than the disk waits."""
+        """Respond at once, unless too much waits to be written."""
         size = sum(len(message.body) + MESSAGE_BYTES for message in command.messages)
         waits = self._unheard_bytes + size > UNHEARD_BYTES_MAX and self._unheard_bytes > 0
         self._unheard_bytes += size
@@ -146,10 +135,7 @@ class StoreOperations:
             done(answer)
 
     def acknowledge(self, store: str, durable: str, request: AckRequest, wire_format: WireFormat, done: Done) -> None:
-        """Settle what a subscriber holds; who was let go meanwhile holds nothing, so everything is stale.
-
-        Raises: NotFound where it names no durable and has none, and for the store.
-        """
+        """Complete held messages; for a detached subscriber all are stale. Raises: NotFound."""
         durable = self._definitions.named(store, durable, request.subscriber)
         command = acknowledge_of(store, durable, request)
         # The command is applied in this turn of the loop: of a durable that is there it finds no subscriber, or all.
@@ -172,11 +158,10 @@ class StoreOperations:
         self._service.submit_nowait(command, acknowledged)
 
     def poll(self, poll: PollRequest, wire_format: WireFormat, done: Done, problem: Problem) -> PendingPoll:
-        """Answer with messages as soon as there are some. Returns what to tell when nobody waits for it any more.
+        """Reply with messages as soon as there are some. Returns the poll, to be abandoned with its connection.
 
-        A poll that asks what the poller's last one asked does not attach it again, so it keeps what it holds.
-        ``problem`` says why the caller may not have them any more, asked when there are some.
-        Raises: NotFound; InvalidRequest (type_mismatch) for a map, and for a key where the durable has none.
+        A poll that repeats the poller's last one does not attach it again, so it keeps what it holds. ``problem`` is
+        asked again when there are messages. Raises: NotFound, InvalidRequest (type_mismatch).
         """
         deliveries = self._deliveries
         durable = self._definitions.named(poll.store, poll.durable, poll.subscriber)
@@ -221,24 +206,22 @@ class StoreOperations:
     def browse(
         self, store: str, durable: str, *, after: int, count: int, match: bytes, parked: bool = False
     ) -> tuple[list[Delivery], int | None]:
-        """Up to ``count`` messages of a durable above number ``after``, ascending, whoever holds them.
+        """Up to ``count`` messages of a durable above number ``after``, ascending, and the number to continue after.
 
-        Answers also above which number to go on, None where there is nothing behind. Where a matcher lets few through
-        there may be fewer messages, or none, and yet something behind.
-        Raises: NotFound, InvalidRequest (a matcher that is none; a map, whose keys are read instead). Cost: reads at
-        most ``BROWSE_LOOKS`` times ``count`` of the durable's messages, and looks at about ``LOOKS_MAX`` of the
-        store's: at most some 100 ms, during which others wait.
+        None: there are no more. With a matcher there may be few or no messages and still more to come. Raises:
+        NotFound, InvalidRequest. Cost: reads at most ``BROWSE_LOOKS`` times ``count`` messages, and looks at about
+        ``LOOKS_MAX``: some 100 ms.
         """
-        found = self._state.store(store).durable(durable)
+        source = self._state.store(store).durable(durable)
         matcher = Matcher.parse(match) if match else None
         messages: list[Delivery] = []
         reads, looks = count * (1 if matcher is None else BROWSE_LOOKS), LOOKS_MAX
         reached: int | None = after
         while len(messages) < count and reached is not None and reads > 0 and looks > 0:
             if parked:
-                page, reached = _parked(found, reached, min(count, reads))
+                page, reached = _parked(source, reached, min(count, reads))
             else:
-                page, reached, looks = _numbers(found, reached, min(count, reads), looks)
+                page, reached, looks = _numbers(source, reached, min(count, reads), looks)
             read = self._service.messages(store, [(seq, seq, deliveries) for seq, deliveries in page])
             read = self._deliveries.backlog.with_replayed(store, durable, read)
             messages += [one for one in read if matcher is None or matcher.matches(one.fields)]
@@ -250,17 +233,14 @@ class StoreOperations:
     def entries(
         self, store: str, name: str, *, keys: Sequence[str] | None = None, after: str = "", count: int = 1
     ) -> list[tuple[str, bytes, int]]:
-        """Keys of a map with value and revision: ``keys``, as far as there are such, or the first above ``after``.
-
-        Raises: NotFound, InvalidRequest (type_mismatch).
-        """
-        found = self._state.store(store).durable(name)
-        if not isinstance(found, Map):
+        """Entries of a map: those of ``keys``, or the first above ``after``. Raises: NotFound, InvalidRequest."""
+        source = self._state.store(store).durable(name)
+        if not isinstance(source, Map):
             raise InvalidRequest("this durable is not a map", code=Code.TYPE_MISMATCH, durable=name)
         if keys is None:
-            entries = list(islice(found.keyed.scan(after), count))
+            entries = list(islice(source.keyed.scan(after), count))
         else:
-            entries = [entry for key in keys if (entry := found.keyed.get(key)) is not None]
+            entries = [entry for key in keys if (entry := source.keyed.get(key)) is not None]
         bodies = {
             one.seq: one.body
             for one in self._service.messages(store, sorted((entry.revision, entry.revision, 1) for entry in entries))
@@ -269,7 +249,6 @@ class StoreOperations:
 
 
 def _numbers(durable: Durable, after: int, count: int, looks: int) -> Browsed:
-    """Numbers and deliveries of the messages that a durable keeps, and how to go on."""
     if isinstance(durable, Consumption):
         return durable.browse_page(after, count, looks)
     if isinstance(durable, Map):
@@ -279,7 +258,6 @@ def _numbers(durable: Durable, after: int, count: int, looks: int) -> Browsed:
 
 
 def _parked(durable: Durable, after: int, count: int) -> tuple[list[tuple[int, int]], int | None]:
-    """Numbers and deliveries of parked messages, and above which number to go on."""
     if not isinstance(durable, Consumption):
         raise InvalidRequest("only standard and shared durables park messages", code=Code.TYPE_MISMATCH)
     seqs = nsmallest(count + 1, (seq for seq in durable.dying if seq > after and durable.parks))
@@ -315,9 +293,7 @@ class PollRequest:
         self.count = count
         self.wait_seconds = wait_ms / 1000
         self.key = key
-        """The one key of a last_value durable that it follows."""
         self.address = address
-        """Where it came from; empty where that is not known."""
 
 
 def require_keys(terms: DurableDefinition, key: str | None) -> None:
@@ -355,7 +331,6 @@ def acknowledge_of(store: str, durable: str, request: AckRequest) -> Acknowledge
 
 
 def _numbers_of(command: Acknowledge) -> list[tuple[int, int]]:
-    """Every range that an acknowledgement names."""
     singles = [(seq, seq) for seq, _ in command.nack] + [(seq, seq) for seq in command.reject]
     return [*command.ack, *singles, *command.extend]
 
@@ -418,7 +393,7 @@ def ranges_of(numbers: list[int]) -> list[tuple[int, int]]:
 
 
 DEFAULT_DURABLE: Final = "-"
-"""Stands in a path for the durable of a subscriber that names none; no durable is called so."""
+"""In a path: the subscriber's own durable."""
 
 
 class InForce:
@@ -441,10 +416,10 @@ class InForce:
 
     def store(self, name: str) -> StoreDefinition:
         """Raises: NotFound."""
-        found = self._state.definition.stores.get(name)
-        if found is None:
+        definition = self._state.definition.stores.get(name)
+        if definition is None:
             raise NotFound("there is no such store", store=name)
-        return found
+        return definition
 
     def durables(self, store: str) -> Mapping[str, DurableDefinition]:
         """Every durable of a store, the dynamic ones too, by name. Raises: NotFound. Cost: O(durables)."""
@@ -452,40 +427,34 @@ class InForce:
 
     def find(self, store: str, name: str) -> DurableDefinition | None:
         """One durable, None where there is none. Raises: NotFound for the store."""
-        found = self._state.store(store).durables.get(name)
-        return None if found is None else found.definition
+        durable = self._state.store(store).durables.get(name)
+        return None if durable is None else durable.definition
 
     def durable(self, store: str, name: str) -> DurableDefinition:
         """Raises: NotFound."""
-        found = self.find(store, name)
-        if found is None:
+        definition = self.find(store, name)
+        if definition is None:
             raise NotFound("there is no such durable", store=store, durable=name)
-        return found
+        return definition
 
     def named(self, store: str, durable: str, subscriber: str) -> str:
-        """The durable that is meant: ``DEFAULT_DURABLE`` stands for the one that belongs to the subscriber.
-
-        Raises: NotFound where the store has none for it.
-        """
+        """The durable's name; ``DEFAULT_DURABLE`` stands for the subscriber's own. Raises: NotFound."""
         if durable != DEFAULT_DURABLE:
             return durable
-        found = self.store(store).durable_for(subscriber)
-        if not found:
+        name = self.store(store).durable_for(subscriber)
+        if not name:
             raise NotFound(
                 "the store has no default durable, and none for this subscriber", store=store, subscriber=subscriber
             )
-        return found
+        return name
 
     def terms(self, store: str, name: str, template: str | None = None) -> DurableDefinition:
-        """The durable's, or where it does not exist those of the template that it would be made of.
-
-        ``template`` None: it must exist. Raises: NotFound.
-        """
-        found = self.find(store, name)
-        if found is None and template is not None:
+        """The definition of a durable, or the one that ``template`` would give it. Raises: NotFound."""
+        definition = self.find(store, name)
+        if definition is None and template is not None:
             pattern = self.store(store).template(template)
-            found = None if pattern is None else pattern.durable(name)
-        if found is None:
+            definition = None if pattern is None else pattern.durable(name)
+        if definition is None:
             what = "there is no such template" if template else "there is no such durable"
             raise NotFound(what, store=store, durable=name, template=template or None)
-        return found
+        return definition

@@ -11,17 +11,18 @@ import math
 import sqlite3
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Final, cast
 
 import msgspec
 
 from holdfast.errors import Code, Conflict, InvalidRequest, NotFound, Unavailable
-from holdfast.server.http.routes import Answer, Route
+from holdfast.server.http.routes import Response, Route
 from holdfast.server.stores.deliveries import Subscriber
 from holdfast.server.stores.figures import attached_names, figures_of
 from holdfast.server.stores.hosting import OpenStores, StoreHost
 from holdfast.server.stores.routes_messages import flag, map_routes, message_routes, subscribe_routes
-from holdfast.server.stores.store_call import DOCUMENT, StoreCall, parameter, store_route
+from holdfast.server.stores.store_call import DOCUMENT, StoreCall, StoreHandler, parameter, store_route
 from holdfast.stores.definitions.cluster import (
     ClusterDefinition,
     DurableType,
@@ -118,7 +119,7 @@ def patched(definition: ClusterDefinition, document: object) -> list[Part]:
 
 
 def _patched_permissions(definition: ClusterDefinition, parameters: object) -> Json:
-    """The permissions with only this changed: users and roles by name and parameter; null removes one."""
+    """Merge users and roles by name and parameter; null removes one."""
     given = _map_of(parameters, "permissions")
     document = permissions_document(definition.permissions)
     for kind in ("users", "roles"):
@@ -143,7 +144,7 @@ def _patched_one(known: object, parameters: object, what: str) -> Json:
 
 
 def _merged(known: object, given: object, what: str) -> Json:
-    """The entries of both, the given ones in place of the known ones; null removes an entry."""
+    """The entries of both, the given ones first; null removes an entry."""
     return {name: one for name, one in (_map_of(known, what) | _map_of(given, what)).items() if one is not None}
 
 
@@ -173,14 +174,14 @@ def _require_part(definition: ClusterDefinition, store: str, kind: str, name: st
 
 def store_of(definition: ClusterDefinition, store: str) -> StoreDefinition:
     """A store that is to get a part. Raises: NotFound, which says to define the store first."""
-    found = definition.stores.get(store)
-    if found is None:
+    known = definition.stores.get(store)
+    if known is None:
         raise NotFound(
             "there is no such store",
             hint=f"define the store first: holdfast stores define {store}, or PUT /v1/stores/{store}",
             store=store,
         )
-    return found
+    return known
 
 
 def _part(path: tuple[str, ...], document: object) -> Part:
@@ -190,14 +191,14 @@ def _part(path: tuple[str, ...], document: object) -> Part:
 
 def _check_numbers(path: str, document: object) -> None:
     """MessagePack has numbers that JSON has not: they would become null, which sets a default."""
-    found: list[tuple[str, object]] = [(path, document)]
-    for place, value in found:
+    pending: list[tuple[str, object]] = [(path, document)]
+    for at, value in pending:
         if isinstance(value, float) and not math.isfinite(value):
-            raise InvalidRequest(f"{place}: a finite number, not {value}", code=Code.BAD_CONFIGURATION)
+            raise InvalidRequest(f"{at}: a finite number, not {value}", code=Code.BAD_CONFIGURATION)
         if isinstance(value, dict):
-            found += [(f"{place}.{name}", one) for name, one in cast(Json, value).items()]
+            pending += [(f"{at}.{name}", one) for name, one in cast(Json, value).items()]
         elif isinstance(value, list):
-            found += [(f"{place}.{number}", one) for number, one in enumerate(cast("list[object]", value))]
+            pending += [(f"{at}.{number}", one) for number, one in enumerate(cast("list[object]", value))]
 
 
 def _map_of(parameters: object, what: str) -> Json:
@@ -251,8 +252,9 @@ DEFINE_CODES: Final = (
     Code.DELETES_MESSAGES,
 )
 DELETE: Final = (parameter("delete", "boolean", "Whether the change may delete messages", default=False),)
+_change_route: Final = partial(store_route, body=DOCUMENT, answer=DOCUMENT, codes=DEFINE_CODES, parameters=DELETE)
 CREATOR: Final = "holdfast.http"
-"""The subscriber that is attached for a moment where a dynamic durable is made by PUT."""
+"""The subscriber that is attached for a moment when PUT makes a dynamic durable."""
 
 
 async def define(
@@ -260,7 +262,7 @@ async def define(
 ) -> int:
     """Apply a change of the definition. Returns its revision. Raises: InvalidRequest, NotFound, Conflict.
 
-    Messages are deleted by it only where ``delete`` says so, or the request by its query where it is None.
+    ``delete``: whether it may delete messages; None: as the request's query says.
     """
     may_delete = flag("delete", call.call.text("delete")) if delete is None else delete
     opened = call.opened
@@ -277,6 +279,17 @@ async def define(
     revision = in_force.revision + 1
     await call.submit(opened.service.submit(Redefine(0, parts, revision, author, may_delete)), Done)
     return revision
+
+
+def _defining(change: Callable[[StoreCall, ClusterDefinition, object], list[Part]], get: StoreHandler) -> StoreHandler:
+    """A handler that applies the body as a change of the definition, and replies with the part in force."""
+
+    async def handle(call: StoreCall) -> Response:
+        document = await call.document()
+        await define(call, lambda definition: change(call, definition, document))
+        return await get(call)
+
+    return handle
 
 
 # Documents
@@ -326,11 +339,11 @@ def _subscribers(opened: OpenStores, store: str, name: str, durable: Durable) ->
 
 def _subscriber(name: str, held: int, connected: Subscriber | None) -> Json:
     """One subscriber. Times are milliseconds since 1970, null for never; the service forgets them when it ends."""
-    found: Json = {"name": name, "connected": connected is not None, "unacknowledged": held}
+    document: Json = {"name": name, "connected": connected is not None, "unacknowledged": held}
     if connected is None:
-        return {**found, "room": 0, "address": "", "since_ms": None, "delivered_ms": None, "acknowledged_ms": None}
+        return {**document, "room": 0, "address": "", "since_ms": None, "delivered_ms": None, "acknowledged_ms": None}
     return {
-        **found,
+        **document,
         "room": connected.room,
         "address": connected.address,
         "since_ms": connected.since_ms or None,
@@ -347,7 +360,7 @@ def template_document(template: TemplateDefinition) -> Json:
 # Stores
 
 
-async def _list_stores(call: StoreCall) -> Answer:
+async def _list_stores(call: StoreCall) -> Response:
     opened, authorization = call.opened, call.call.authorization
     problem = opened.access.problem_with(authorization, Right.BROWSE)
     if problem is not None and problem.code == Code.UNAUTHENTICATED:
@@ -360,24 +373,16 @@ async def _list_stores(call: StoreCall) -> Answer:
     return call.answer({"stores": filtered(visible, call.call.request.query_params.multi_items())})
 
 
-async def _get_store(call: StoreCall) -> Answer:
+async def _get_store(call: StoreCall) -> Response:
     call.opened.definitions.store(call.store)
     return call.answer(store_document(call.opened, call.store))
 
 
-async def _put_store(call: StoreCall) -> Answer:
-    parameters = await call.document()
-    await define(call, lambda definition: with_store(definition, call.store, parameters))
-    return call.answer(store_document(call.opened, call.store))
+_put_store = _defining(lambda call, known, given: with_store(known, call.store, given), _get_store)
+_patch_store = _defining(lambda call, known, given: patched_store(known, call.store, given), _get_store)
 
 
-async def _patch_store(call: StoreCall) -> Answer:
-    parameters = await call.document()
-    await define(call, lambda definition: patched_store(definition, call.store, parameters))
-    return call.answer(store_document(call.opened, call.store))
-
-
-async def _delete_store(call: StoreCall) -> Answer:
+async def _delete_store(call: StoreCall) -> Response:
     await define(call, lambda definition: without_store(definition, call.store), delete=True)
     return call.answer(NothingMore())
 
@@ -385,36 +390,36 @@ async def _delete_store(call: StoreCall) -> Answer:
 # Durables
 
 
-async def _list_durables(call: StoreCall) -> Answer:
+async def _list_durables(call: StoreCall) -> Response:
     opened = call.opened
     items = [durable_document(opened, call.store, name) for name in sorted(opened.definitions.durables(call.store))]
     return call.answer({"durables": filtered(items, call.call.request.query_params.multi_items())})
 
 
-async def _get_durable(call: StoreCall) -> Answer:
+async def _get_durable(call: StoreCall) -> Response:
     return call.answer(durable_document(call.opened, call.store, call.durable))
 
 
-async def put_durable(call: StoreCall) -> Answer:
+async def put_durable(call: StoreCall) -> Response:
     """``PUT .../durables/{durable}``: a static one, or with ``template`` a dynamic one."""
     parameters = await call.document()
     store_of(call.opened.definitions.cluster, call.store)
     if isinstance(parameters, dict) and "template" in parameters:
         await _make_dynamic(call, cast(Json, parameters))
     else:
-        found = call.opened.definitions.find(call.store, call.durable)
-        if found is not None and found.dynamic:
-            raise InvalidRequest("this durable is dynamic: change its template", template=found.template)
+        known = call.opened.definitions.find(call.store, call.durable)
+        if known is not None and known.dynamic:
+            raise InvalidRequest("this durable is dynamic: change its template", template=known.template)
         await define(call, lambda definition: with_part(definition, call.store, "durables", call.durable, parameters))
     return call.answer(durable_document(call.opened, call.store, call.durable))
 
 
-async def patch_durable(call: StoreCall) -> Answer:
+async def patch_durable(call: StoreCall) -> Response:
     """``PATCH .../durables/{durable}``: a static one."""
     parameters = await call.document()
-    found = call.opened.definitions.durable(call.store, call.durable)
-    if found.dynamic:
-        raise InvalidRequest("this durable is dynamic: change its template", template=found.template)
+    known = call.opened.definitions.durable(call.store, call.durable)
+    if known.dynamic:
+        raise InvalidRequest("this durable is dynamic: change its template", template=known.template)
     patched, name = patched_part, call.durable
     await define(call, lambda definition: patched(definition, call.store, "durables", name, parameters))
     return call.answer(durable_document(call.opened, call.store, call.durable))
@@ -426,10 +431,10 @@ async def _make_dynamic(call: StoreCall, parameters: Json) -> None:
     if unknown or not isinstance(template, str):
         raise InvalidRequest("a dynamic durable has a template, by its name, and perhaps a matcher of its own")
     opened = call.opened
-    found = opened.definitions.find(call.store, call.durable)
-    if found is not None and found.template == template and matcher is None:
+    known = opened.definitions.find(call.store, call.durable)
+    if known is not None and known.template == template and matcher is None:
         return
-    if found is not None and not found.dynamic:
+    if known is not None and not known.dynamic:
         raise Conflict("this durable is a static one", code=Code.TYPE_MISMATCH, durable=call.durable)
     if opened.deliveries.connected(call.store, call.durable):
         raise Conflict("somebody is connected to this durable", code=Code.DURABLE_COLLISION, durable=call.durable)
@@ -442,13 +447,13 @@ async def _make_dynamic(call: StoreCall, parameters: Json) -> None:
     await opened.service.submit(Detach(0, call.store, call.durable, CREATOR))
 
 
-async def delete_durable(call: StoreCall) -> Answer:
+async def delete_durable(call: StoreCall) -> Response:
     """``DELETE .../durables/{durable}``: what it keeps goes too."""
-    found = call.opened.definitions.durable(call.store, call.durable)
-    if found.dynamic:
+    known = call.opened.definitions.durable(call.store, call.durable)
+    if known.dynamic:
         await call.submit(call.opened.service.submit(Unsubscribe(0, call.store, call.durable)), Done)
     else:
-        # Defining is the administrator's; whoever subscribes may only take dynamic durables away.
+        # Only administrators change the definition; subscribers may delete dynamic durables.
         call.opened.access.require(call.call.authorization, Right.ADMINISTER, call.store)
         change = without_part
         await define(call, lambda definition: change(definition, call.store, "durables", call.durable), delete=True)
@@ -462,34 +467,28 @@ def _template_of(call: StoreCall) -> str:
     return call.call.path_text("template")
 
 
-async def _list_templates(call: StoreCall) -> Answer:
+async def _list_templates(call: StoreCall) -> Response:
     store = call.opened.definitions.store(call.store)
     items = [template_document(template) for template in store.templates.values()]
     return call.answer({"templates": filtered(items, call.call.request.query_params.multi_items())})
 
 
-async def _get_template(call: StoreCall) -> Answer:
-    found = call.opened.definitions.store(call.store).template(_template_of(call))
-    if found is None:
+async def _get_template(call: StoreCall) -> Response:
+    template = call.opened.definitions.store(call.store).template(_template_of(call))
+    if template is None:
         raise NotFound("there is no such template", store=call.store, template=_template_of(call))
-    return call.answer(template_document(found))
+    return call.answer(template_document(template))
 
 
-async def _put_template(call: StoreCall) -> Answer:
-    parameters = await call.document()
-    name = _template_of(call)
-    await define(call, lambda definition: with_part(definition, call.store, "templates", name, parameters))
-    return await _get_template(call)
+_put_template = _defining(
+    lambda call, known, given: with_part(known, call.store, "templates", _template_of(call), given), _get_template
+)
+_patch_template = _defining(
+    lambda call, known, given: patched_part(known, call.store, "templates", _template_of(call), given), _get_template
+)
 
 
-async def _patch_template(call: StoreCall) -> Answer:
-    parameters = await call.document()
-    name = _template_of(call)
-    await define(call, lambda definition: patched_part(definition, call.store, "templates", name, parameters))
-    return await _get_template(call)
-
-
-async def _delete_template(call: StoreCall) -> Answer:
+async def _delete_template(call: StoreCall) -> Response:
     name = _template_of(call)
     await define(call, lambda definition: without_part(definition, call.store, "templates", name))
     return call.answer(NothingMore())
@@ -498,39 +497,29 @@ async def _delete_template(call: StoreCall) -> Answer:
 # The whole
 
 
-def _whole(call: StoreCall, revision: int, definition: Json) -> Answer:
+def _whole(call: StoreCall, revision: int, definition: Json) -> Response:
     body = {"revision": revision, "definition": definition}
     return call.answer(body, headers={"ETag": f'"{revision}"'})
 
 
-async def _get_definition(call: StoreCall) -> Answer:
+async def _get_definition(call: StoreCall) -> Response:
     in_force = call.opened.definitions
     return _whole(call, in_force.revision, in_force.cluster.document())
 
 
-def _replaced(before: ClusterDefinition, wanted: ClusterDefinition) -> list[Part]:
-    return parts_between(before, with_known_prefetch(before, wanted))
+_put_definition = _defining(
+    lambda _, known, given: parts_between(known, with_known_prefetch(known, definition_of(given))), _get_definition
+)
+_patch_definition = _defining(lambda _, known, given: patched(known, given), _get_definition)
 
 
-async def _put_definition(call: StoreCall) -> Answer:
-    document = await call.document()
-    await define(call, lambda definition: _replaced(definition, definition_of(document)))
-    return await _get_definition(call)
-
-
-async def _patch_definition(call: StoreCall) -> Answer:
-    document = await call.document()
-    await define(call, lambda definition: patched(definition, document))
-    return await _get_definition(call)
-
-
-async def check_definition(call: StoreCall) -> Answer:
+async def check_definition(call: StoreCall) -> Response:
     """``POST /v1/cluster/definition/check``: what would be in force, without applying it."""
     document = await call.document()
     return _whole(call, call.opened.definitions.revision + 1, definition_of(document).document())
 
 
-async def _list_history(call: StoreCall) -> Answer:
+async def _list_history(call: StoreCall) -> Response:
     kept = call.opened.state.history
     return call.answer(
         {"history": [{"revision": one.revision, "at_ms": one.at_ms, "author": one.author} for one in kept]}
@@ -545,7 +534,7 @@ def _kept(call: StoreCall, revision: int) -> tuple[Revision, ClusterDefinition]:
     raise NotFound("this revision is not in the history", revision=revision)
 
 
-async def _get_history(call: StoreCall) -> Answer:
+async def _get_history(call: StoreCall) -> Response:
     text = call.call.path_text("revision")
     if not (text.isascii() and text.isdigit() and len(text) <= 10):
         raise InvalidRequest("a revision is a whole number")
@@ -554,16 +543,11 @@ async def _get_history(call: StoreCall) -> Answer:
     return call.answer({"revision": kept.revision, "at_ms": kept.at_ms, "author": kept.author, "definition": document})
 
 
-async def _rollback(call: StoreCall) -> Answer:
+async def _rollback(call: StoreCall) -> Response:
     asked = await call.body(Rollback)
     _, wanted = _kept(call, asked.revision)
     await define(call, lambda definition: parts_between(definition, wanted))
     return await _get_definition(call)
-
-
-def definition_routes(host: StoreHost) -> tuple[Route, ...]:
-    """The rows."""
-    return (*_part_routes(host), *_whole_routes(host))
 
 
 def _part_routes(host: StoreHost) -> tuple[Route, ...]:
@@ -571,17 +555,12 @@ def _part_routes(host: StoreHost) -> tuple[Route, ...]:
     durables, durable = f"{store}/durables", f"{store}/durables/{{durable}}"
     templates, template = f"{store}/templates", f"{store}/templates/{{template}}"
     browse, administer, subscribe = Right.BROWSE, Right.ADMINISTER, Right.SUBSCRIBE
+    change = partial(_change_route, host)
     return (
         store_route(host, "GET", stores, None, "Every store", _list_stores, answer=DOCUMENT, filters=True),
         store_route(host, "GET", store, browse, "A store: parameters in force and counts", _get_store, answer=DOCUMENT),
-        store_route(
-            host, "PUT", store, administer, "Define a store", _put_store,
-            body=DOCUMENT, answer=DOCUMENT, codes=DEFINE_CODES, parameters=DELETE,
-        ),
-        store_route(
-            host, "PATCH", store, administer, "Change the parameters of a store that are named", _patch_store,
-            body=DOCUMENT, answer=DOCUMENT, codes=DEFINE_CODES, parameters=DELETE,
-        ),
+        change("PUT", store, administer, "Define a store", _put_store),
+        change("PATCH", store, administer, "Change the parameters of a store that are named", _patch_store),
         store_route(
             host, "DELETE", store, administer, "Delete a store and its messages", _delete_store,
             answer=NothingMore, codes=DEFINE_CODES,
@@ -595,24 +574,15 @@ def _part_routes(host: StoreHost) -> tuple[Route, ...]:
             body=DOCUMENT, answer=DOCUMENT, codes=(*DEFINE_CODES, Code.TOO_MANY_DURABLES, Code.DURABLE_COLLISION),
             parameters=DELETE,
         ),
-        store_route(
-            host, "PATCH", durable, administer, "Change the parameters of a durable that are named", patch_durable,
-            body=DOCUMENT, answer=DOCUMENT, codes=DEFINE_CODES, parameters=DELETE,
-        ),
+        change("PATCH", durable, administer, "Change the parameters of a durable that are named", patch_durable),
         store_route(
             host, "DELETE", durable, subscribe, "Delete a durable and what it keeps", delete_durable,
             answer=NothingMore, codes=DEFINE_CODES,
         ),
         store_route(host, "GET", templates, browse, "Every template", _list_templates, answer=DOCUMENT, filters=True),
         store_route(host, "GET", template, browse, "A template", _get_template, answer=DOCUMENT),
-        store_route(
-            host, "PUT", template, administer, "Define a template", _put_template,
-            body=DOCUMENT, answer=DOCUMENT, codes=DEFINE_CODES, parameters=DELETE,
-        ),
-        store_route(
-            host, "PATCH", template, administer, "Change the parameters of a template that are named", _patch_template,
-            body=DOCUMENT, answer=DOCUMENT, codes=DEFINE_CODES, parameters=DELETE,
-        ),
+        change("PUT", template, administer, "Define a template", _put_template),
+        change("PATCH", template, administer, "Change the parameters of a template that are named", _patch_template),
         store_route(
             host, "DELETE", template, administer, "Delete a template", _delete_template,
             answer=NothingMore, codes=DEFINE_CODES,
@@ -622,20 +592,15 @@ def _part_routes(host: StoreHost) -> tuple[Route, ...]:
 
 def _whole_routes(host: StoreHost) -> tuple[Route, ...]:
     definition, history = "/v1/cluster/definition", "/v1/cluster/history"
+    change = partial(_change_route, host)
     browse, administer = Right.BROWSE, Right.ADMINISTER
     return (
         store_route(
             host, "GET", definition, browse, "The whole definition in force, and its revision", _get_definition,
             answer=DOCUMENT,
         ),
-        store_route(
-            host, "PUT", definition, administer, "Replace the whole definition", _put_definition,
-            body=DOCUMENT, answer=DOCUMENT, codes=DEFINE_CODES, parameters=DELETE,
-        ),
-        store_route(
-            host, "PATCH", definition, administer, "Change what a part of a definition names", _patch_definition,
-            body=DOCUMENT, answer=DOCUMENT, codes=DEFINE_CODES, parameters=DELETE,
-        ),
+        change("PUT", definition, administer, "Replace the whole definition", _put_definition),
+        change("PATCH", definition, administer, "Change what a part of a definition names", _patch_definition),
         store_route(
             host, "POST", f"{definition}/check", administer, "Check a whole definition without applying it",
             check_definition, body=DOCUMENT, answer=DOCUMENT, codes=(Code.BAD_CONFIGURATION,),
@@ -651,7 +616,7 @@ def _whole_routes(host: StoreHost) -> tuple[Route, ...]:
 
 @contextmanager
 def _disk_named() -> Generator[None]:
-    """What the disk refuses as an error that says so. What was there before is as it was, and publishers go on."""
+    """Raise a refusal of the disk as Unavailable."""
     try:
         yield
     except (sqlite3.Error, OSError) as error:
@@ -662,13 +627,9 @@ def _disk_named() -> Generator[None]:
         ) from error
 
 
-def _member(call: StoreCall) -> str:
-    services = call.opened.definitions.cluster.services
-    return services[0] if services else "default"
-
-
 def _quorum(call: StoreCall) -> QuorumResponse:
-    member = _member(call)
+    services = call.opened.definitions.cluster.services
+    member = services[0] if services else "default"
     suspended = call.host.suspended
     return QuorumResponse(
         have_quorum=not suspended,
@@ -682,7 +643,7 @@ def _quorum(call: StoreCall) -> QuorumResponse:
     )
 
 
-async def _cluster(call: StoreCall) -> Answer:
+async def _cluster(call: StoreCall) -> Response:
     opened = call.opened
     definition = opened.definitions.cluster
     stores = opened.state.stores.values()
@@ -709,32 +670,32 @@ async def _cluster(call: StoreCall) -> Answer:
     return call.answer(body)
 
 
-async def _get_quorum(call: StoreCall) -> Answer:
+async def _get_quorum(call: StoreCall) -> Response:
     return call.answer(_quorum(call))
 
 
-async def force_quorum(call: StoreCall) -> Answer:
+async def force_quorum(call: StoreCall) -> Response:
     """``POST /v1/cluster/force-quorum``: a cluster of one has it, or is suspended, which no force ends."""
     if call.host.suspended:
         raise InvalidRequest("the cluster is suspended: restart the service", code=Code.NO_QUORUM)
     return call.answer(_quorum(call))
 
 
-async def _suspend(call: StoreCall) -> Answer:
+async def _suspend(call: StoreCall) -> Response:
     call.host.suspend()
     with _disk_named():
         await call.opened.service.checkpoint()
     return call.answer(_quorum(call))
 
 
-async def save(call: StoreCall) -> Answer:
+async def save(call: StoreCall) -> Response:
     """``POST /v1/cluster/save``: everything that is kept is in the index on disk when this is answered."""
     with _disk_named():
         await call.opened.service.checkpoint()
     return call.answer(NothingMore())
 
 
-async def _compact(call: StoreCall) -> Answer:
+async def _compact(call: StoreCall) -> Response:
     before = call.opened.service.space()
     with _disk_named():
         await call.opened.service.compact()
@@ -742,7 +703,7 @@ async def _compact(call: StoreCall) -> Answer:
     return call.answer({"allocated_before": before.allocated, "allocated": after.allocated, "in_use": after.in_use})
 
 
-async def _backup(call: StoreCall) -> Answer:
+async def _backup(call: StoreCall) -> Response:
     asked = await call.body(BackupRequest)
     with _disk_named():
         path = await call.host.back_up(asked.name)
@@ -785,7 +746,8 @@ def cluster_routes(host: StoreHost) -> tuple[Route, ...]:
 def store_routes(host: StoreHost) -> tuple[Route, ...]:
     """The rows."""
     return (
-        *definition_routes(host),
+        *_part_routes(host),
+        *_whole_routes(host),
         *message_routes(host),
         *subscribe_routes(host),
         *map_routes(host),

@@ -10,81 +10,34 @@ from typing import Final
 import msgspec
 
 from holdfast.errors import Code, HoldfastError, InvalidRequest, NotFound
-from holdfast.server.http.routes import Answer, Parameter, Route
+from holdfast.server.http.routes import Parameter, Response, Route
 from holdfast.server.stores.deliveries import address_of
 from holdfast.server.stores.hosting import OpenStores, StoreHost
 from holdfast.server.stores.hot_routes import ACKS_ROUTE, POLL_ROUTE, PUBLISH_ROUTE
-from holdfast.server.stores.operations import (
-    POLL_MESSAGES_DEFAULT,
-    POLL_MESSAGES_MAX,
-    POLL_WAIT_MS_MAX,
-    PollRequest,
-)
+from holdfast.server.stores.operations import POLL_MESSAGES_DEFAULT, POLL_MESSAGES_MAX, POLL_WAIT_MS_MAX, PollRequest
 from holdfast.server.stores.store_call import DOCUMENT, StoreCall, parameter, store_route
 from holdfast.stores.definitions.permissions import Right
 from holdfast.stores.durables.consumption import Consumption
 from holdfast.stores.machine.explain import explain
 from holdfast.stores.matching import Matcher
-from holdfast.stores.values.commands import (
-    Done,
-    Drop,
-    MapChange,
-    MapChanged,
-    MapLock,
-    MapLocked,
-    MapUnlock,
-    Published,
-    Purge,
-    Purged,
-    Redeliver,
-    Redelivered,
-    Resend,
-    Rewind,
-)
+from holdfast.stores.values import commands
 from holdfast.stores.values.effects import origin_of
 from holdfast.stores.values.messages import KEY_BYTES_MAX, Delivery
 from holdfast.stores.values.sequence_set import SequenceSet
 from holdfast.wire import stores as wire
-from holdfast.wire.stores import (
-    AckedResponse,
-    AckRequest,
-    ChangedResponse,
-    ChangesRequest,
-    DeliveredResponse,
-    EntriesResponse,
-    Entry,
-    LockedResponse,
-    LockRequest,
-    NothingMore,
-    Page,
-    PublishRequest,
-    Receipt,
-    RedeliveredResponse,
-    RedeliverRequest,
-    RewindRequest,
-    SetRequest,
-    UnlockRequest,
-)
 
 BROWSE_MESSAGES_DEFAULT: Final = 100
 BROWSE_MESSAGES_MAX: Final = 1_000
 
-PUBLISH_CODES: Final = (
-    Code.STORE_FULL,
-    Code.CLUSTER_FULL,
-    Code.MESSAGE_TOO_LARGE,
-    Code.DISK_LIMIT,
-    Code.NO_QUORUM,
-    Code.SEQUENCE_GAP,
-    Code.UNKNOWN_PUBLISHER,
-)
+FULL_CODES: Final = (Code.STORE_FULL, Code.CLUSTER_FULL, Code.MESSAGE_TOO_LARGE, Code.DISK_LIMIT, Code.NO_QUORUM)
+PUBLISH_CODES: Final = (*FULL_CODES, Code.SEQUENCE_GAP, Code.UNKNOWN_PUBLISHER)
 
 
-async def _publish(call: StoreCall) -> Answer:
+async def _publish(call: StoreCall) -> Response:
     return await call.hot(PUBLISH_ROUTE, Right.PUBLISH, await call.raw_body())
 
 
-async def _poll(call: StoreCall) -> Answer:
+async def _poll(call: StoreCall) -> Response:
     query = call.call
     asked = PollRequest(
         call.store,
@@ -98,13 +51,13 @@ async def _poll(call: StoreCall) -> Answer:
     return await call.hot(POLL_ROUTE, Right.SUBSCRIBE, durable=call.durable, poll=asked)
 
 
-async def _acknowledge(call: StoreCall) -> Answer:
+async def _acknowledge(call: StoreCall) -> Response:
     return await call.hot(ACKS_ROUTE, Right.SUBSCRIBE, await call.raw_body(), durable=call.durable)
 
 
-async def _browse(call: StoreCall) -> Answer:
+async def _browse(call: StoreCall) -> Response:
     query = call.call
-    found, next_after = call.opened.operations.browse(
+    messages, next_after = call.opened.operations.browse(
         call.store,
         call.durable,
         after=query.number("after") or 0,
@@ -115,7 +68,7 @@ async def _browse(call: StoreCall) -> Answer:
     durable = call.opened.state.store(call.store).durable(call.durable)
     parked = durable.dying if isinstance(durable, Consumption) and durable.parks else {}
     await call.opened.service.wait_until_safe()
-    return call.answer(Page(found, next_after, [one.seq for one in found if one.seq in parked]))
+    return call.answer(wire.Page(messages, next_after, [one.seq for one in messages if one.seq in parked]))
 
 
 def flag(name: str, text: str | None) -> bool:
@@ -125,37 +78,38 @@ def flag(name: str, text: str | None) -> bool:
     return text == "true"
 
 
-async def _purge(call: StoreCall) -> Answer:
-    result = await call.submit(call.opened.service.submit(Purge(0, call.store, call.durable)), Purged)
+async def _purge(call: StoreCall) -> Response:
+    result = await call.submit(call.opened.service.submit(commands.Purge(0, call.store, call.durable)), commands.Purged)
     return call.answer(wire.Purged(result.messages, result.bytes))
 
 
-async def _rewind(call: StoreCall) -> Answer:
-    asked = await call.body(RewindRequest)
+async def _rewind(call: StoreCall) -> Response:
+    asked = await call.body(wire.RewindRequest)
     if sum(one is not None for one in (asked.to, asked.seq, asked.time_ms)) != 1:
         raise InvalidRequest('a rewind names one of {"to": "start"}, {"seq": n} and {"time_ms": t}')
-    command = Rewind(0, call.store, call.durable, asked.seq or 0, asked.time_ms or 0)
-    await call.submit(call.opened.service.rewind(command), Done)
-    return call.answer(NothingMore())
+    command = commands.Rewind(0, call.store, call.durable, asked.seq or 0, asked.time_ms or 0)
+    await call.submit(call.opened.service.rewind(command), commands.Done)
+    return call.answer(wire.NothingMore())
 
 
 def _number(call: StoreCall) -> int:
-    """The number of a message in the path. Raises: InvalidRequest."""
     text = call.call.path_text("seq")
     if not (text.isascii() and text.isdigit() and 0 < len(text) <= 16):
         raise InvalidRequest("the number of a message is a whole number")
     return int(text)
 
 
-async def _explain_message(call: StoreCall) -> Answer:
-    found = explain(call.opened.state, call.store, _number(call))
+async def _explain_message(call: StoreCall) -> Response:
+    explanation = explain(call.opened.state, call.store, _number(call))
     await call.opened.service.wait_until_safe()
-    return call.answer(found)
+    return call.answer(explanation)
 
 
-async def _drop(call: StoreCall) -> Answer:
-    await call.submit(call.opened.service.submit(Drop(0, call.store, call.durable, _number(call))), Done)
-    return call.answer(NothingMore())
+async def _drop(call: StoreCall) -> Response:
+    await call.submit(
+        call.opened.service.submit(commands.Drop(0, call.store, call.durable, _number(call))), commands.Done
+    )
+    return call.answer(wire.NothingMore())
 
 
 def message_routes(host: StoreHost) -> tuple[Route, ...]:
@@ -164,11 +118,11 @@ def message_routes(host: StoreHost) -> tuple[Route, ...]:
     return (
         store_route(
             host, "POST", f"{store}/messages", Right.PUBLISH, "Publish a batch: all of it or nothing", _publish,
-            body=PublishRequest, answer=Receipt, codes=PUBLISH_CODES,
+            body=wire.PublishRequest, answer=wire.Receipt, codes=PUBLISH_CODES,
         ),
         store_route(
             host, "GET", f"{durable}/messages", Right.SUBSCRIBE, "The next messages for a subscriber (long poll)",
-            _poll, answer=DeliveredResponse,
+            _poll, answer=wire.DeliveredResponse,
             codes=(Code.MATCHER_MISMATCH, Code.TYPE_MISMATCH, Code.DURABLE_COLLISION, Code.TOO_MANY_DURABLES),
             parameters=(
                 parameter("subscriber", "string", "Whose; attached by its first poll", minLength=1, maxLength=256),
@@ -181,11 +135,11 @@ def message_routes(host: StoreHost) -> tuple[Route, ...]:
         ),
         store_route(
             host, "POST", f"{durable}/acks", Right.SUBSCRIBE, "Acknowledge, give back, reject or extend", _acknowledge,
-            body=AckRequest, answer=AckedResponse, codes=(Code.TYPE_MISMATCH,),
+            body=wire.AckRequest, answer=wire.AckedResponse, codes=(Code.TYPE_MISMATCH,),
         ),
         store_route(
             host, "GET", f"{durable}/browse", Right.BROWSE, "Look at messages without consuming them", _browse,
-            answer=Page, codes=(Code.TYPE_MISMATCH,),
+            answer=wire.Page, codes=(Code.TYPE_MISMATCH,),
             parameters=(
                 parameter("after", "integer", "Above this number", minimum=0, default=0),
                 parameter("max", "integer", "How many at most", minimum=1, maximum=BROWSE_MESSAGES_MAX,
@@ -205,15 +159,15 @@ def message_routes(host: StoreHost) -> tuple[Route, ...]:
         store_route(
             host, "POST", f"{durable}/redeliver", Right.ADMINISTER,
             "Put parked messages back, and dead letters to where they came from", _redeliver,
-            body=RedeliverRequest, answer=RedeliveredResponse, codes=(Code.TYPE_MISMATCH,),
+            body=wire.RedeliverRequest, answer=wire.RedeliveredResponse, codes=(Code.TYPE_MISMATCH,),
         ),
         store_route(
             host, "POST", f"{durable}/rewind", Right.SUBSCRIBE, "Deliver again what is retained", _rewind,
-            body=RewindRequest, answer=NothingMore, codes=(Code.TYPE_MISMATCH,),
+            body=wire.RewindRequest, answer=wire.NothingMore, codes=(Code.TYPE_MISMATCH,),
         ),
         store_route(
             host, "DELETE", f"{durable}/messages/{{seq}}", Right.ADMINISTER, "Delete one message of a durable", _drop,
-            answer=NothingMore, codes=(Code.TYPE_MISMATCH,),
+            answer=wire.NothingMore, codes=(Code.TYPE_MISMATCH,),
         ),
     )  # fmt: skip
 
@@ -223,8 +177,8 @@ PAGES_MAX: Final = 20
 """Pages that one request searches; with a ``match`` a page may be empty, and takes some 100 ms."""
 
 
-async def _redeliver(call: StoreCall) -> Answer:
-    asked = await call.body(RedeliverRequest)
+async def _redeliver(call: StoreCall) -> Response:
+    asked = await call.body(wire.RedeliverRequest)
     for first, last in asked.messages:
         if first > last:
             raise InvalidRequest("a range of numbers begins with its lowest", first=first, last=last)
@@ -233,19 +187,19 @@ async def _redeliver(call: StoreCall) -> Answer:
         Matcher.parse(match)  # before anything is done
     opened = call.opened
     durable = opened.state.store(call.store).durable(call.durable)
-    letters = RedeliveredResponse(0, {}, None)
+    letters = wire.RedeliveredResponse(0, {}, None)
     if isinstance(durable, Consumption) and _takes_letters(opened, call.store):
         letters = await _Letters(call, asked, match).send_back()
         if letters.next_after is not None:
             return call.answer(letters)
-    command = Redeliver(0, call.store, call.durable, asked.messages, match, asked.max, asked.after)
-    result = await call.submit(opened.service.submit(command), Redelivered)
+    command = commands.Redeliver(0, call.store, call.durable, asked.messages, match, asked.max, asked.after)
+    result = await call.submit(opened.service.submit(command), commands.Redelivered)
     redelivered = letters.redelivered + result.messages
-    return call.answer(RedeliveredResponse(redelivered, letters.left, result.after or None))
+    return call.answer(wire.RedeliveredResponse(redelivered, letters.left, result.after or None))
 
 
 def _takes_letters(opened: OpenStores, name: str) -> bool:
-    """Whether the store is, or was, the dead-letter store of some durable."""
+    """Whether the store is the dead-letter store of some durable."""
     stores = opened.state.stores.values()
     if any(durable.definition.dead_letter_store == name for store in stores for durable in store.durables.values()):
         return True
@@ -257,9 +211,7 @@ def _takes_letters(opened: OpenStores, name: str) -> bool:
 
 
 class _Letters:
-    """The letters of one durable."""
-
-    def __init__(self, call: StoreCall, asked: RedeliverRequest, match: bytes) -> None:
+    def __init__(self, call: StoreCall, asked: wire.RedeliverRequest, match: bytes) -> None:
         self._call = call
         self._opened = call.opened
         self._asked = asked
@@ -268,7 +220,7 @@ class _Letters:
         self._sent = 0
         self._left: Counter[str] = Counter()
 
-    async def send_back(self) -> RedeliveredResponse:
+    async def send_back(self) -> wire.RedeliveredResponse:
         """Look at the letters in order. They leave the durable one by one, so a crash leaves the rest there."""
         call, looked, pages = self._call, 0, 0
         following: int | None = self._asked.after
@@ -283,7 +235,7 @@ class _Letters:
                     await self._send_back(letter)
             # Where nothing was sent back, nothing above has let other requests run.
             await asyncio.sleep(0)
-        return RedeliveredResponse(self._sent, dict(self._left), following)
+        return wire.RedeliveredResponse(self._sent, dict(self._left), following)
 
     async def _send_back(self, letter: Delivery) -> None:
         origin = origin_of(letter)
@@ -296,14 +248,14 @@ class _Letters:
             return
         volatile = opened.state.definition.volatile_stores
         apart = (origin.store in volatile) is not (call.store in volatile)
-        command = Resend(
+        command = commands.Resend(
             0, "" if apart else call.store, call.durable, letter.seq, origin.message, origin.store, origin.durable
         )
         try:
-            await call.submit(opened.service.submit(command), Published)
+            await call.submit(opened.service.submit(command), commands.Published)
             if apart:
-                # One is in the log and the other is not, so it takes two commands: kept there first, then let go here.
-                await opened.service.submit(Drop(0, call.store, call.durable, letter.seq))
+                # One is in the log and the other is not, so it takes two commands: kept there first, then dropped here.
+                await opened.service.submit(commands.Drop(0, call.store, call.durable, letter.seq))
         except HoldfastError as error:
             if error.code in (Code.OUTCOME_UNKNOWN, Code.CLOSED):
                 raise
@@ -317,52 +269,53 @@ ENTRIES_MAX: Final = 1_000
 _REVISION: Final = re.compile(r'"?(\d{1,16})"?', re.ASCII)
 
 
-async def _get_entry(call: StoreCall) -> Answer:
+async def _get_entry(call: StoreCall) -> Response:
     key = call.call.path_text("key")
-    found = call.opened.operations.entries(call.store, call.durable, keys=[key])
+    entries = call.opened.operations.entries(call.store, call.durable, keys=[key])
     await call.opened.service.wait_until_safe()
-    if not found:
+    if not entries:
         raise NotFound("there is no such key", code=Code.NO_SUCH_KEY, store=call.store, map=call.durable)
-    _, value, revision = found[0]
-    return call.answer(Entry(key, value, revision), headers={"ETag": f'"{revision}"'})
+    _, value, revision = entries[0]
+    return call.answer(wire.Entry(key, value, revision), headers={"ETag": f'"{revision}"'})
 
 
-async def _list_entries(call: StoreCall) -> Answer:
+async def _list_entries(call: StoreCall) -> Response:
     query = call.call
     count = query.number("max", low=1, high=ENTRIES_MAX) or ENTRIES_DEFAULT
-    found = call.opened.operations.entries(call.store, call.durable, after=query.text("after") or "", count=count + 1)
+    entries = call.opened.operations.entries(call.store, call.durable, after=query.text("after") or "", count=count + 1)
     await call.opened.service.wait_until_safe()
-    items = [Entry(key, value, revision) for key, value, revision in found[:count]]
-    return call.answer(EntriesResponse(items, len(found) > count))
+    items = [wire.Entry(key, value, revision) for key, value, revision in entries[:count]]
+    return call.answer(wire.EntriesResponse(items, len(entries) > count))
 
 
-async def _put_entry(call: StoreCall) -> Answer:
-    asked = await call.body(SetRequest)
+async def _put_entry(call: StoreCall) -> Response:
+    asked = await call.body(wire.SetRequest)
     return await _change_one(call, asked.value)
 
 
-async def _delete_entry(call: StoreCall) -> Answer:
+async def _delete_entry(call: StoreCall) -> Response:
     return await _change_one(call, None)
 
 
-async def _change_one(call: StoreCall, value: bytes | None) -> Answer:
+async def _change_one(call: StoreCall, value: bytes | None) -> Response:
     change = (call.call.path_text("key"), value, _condition(call))
-    return await _change(call, MapChange(0, call.store, call.durable, [change], call.call.number("fence") or 0))
+    return await _change(
+        call, commands.MapChange(0, call.store, call.durable, [change], call.call.number("fence") or 0)
+    )
 
 
-async def _change_entries(call: StoreCall) -> Answer:
-    asked = await call.body(ChangesRequest)
+async def _change_entries(call: StoreCall) -> Response:
+    asked = await call.body(wire.ChangesRequest)
     changes = [(one.key, one.value, one.if_revision) for one in asked.changes]
-    return await _change(call, MapChange(0, call.store, call.durable, changes, asked.fence, asked.remove_all))
+    return await _change(call, commands.MapChange(0, call.store, call.durable, changes, asked.fence, asked.remove_all))
 
 
-async def _change(call: StoreCall, command: MapChange) -> Answer:
-    result = await call.submit(call.opened.service.submit(command), MapChanged)
-    return call.answer(ChangedResponse(result.revision, result.changed), headers={"ETag": f'"{result.revision}"'})
+async def _change(call: StoreCall, command: commands.MapChange) -> Response:
+    result = await call.submit(call.opened.service.submit(command), commands.MapChanged)
+    return call.answer(wire.ChangedResponse(result.revision, result.changed), headers={"ETag": f'"{result.revision}"'})
 
 
 def _condition(call: StoreCall) -> int | None:
-    """What ``If-Match`` and ``If-None-Match`` ask for."""
     headers = call.call.request.headers
     matches, none_matches = headers.get("if-match"), headers.get("if-none-match")
     if none_matches is not None:
@@ -371,24 +324,24 @@ def _condition(call: StoreCall) -> int | None:
         return 0
     if matches is None:
         return None
-    found = _REVISION.fullmatch(matches.strip())
-    if found is None:
+    match = _REVISION.fullmatch(matches.strip())
+    if match is None:
         raise InvalidRequest('If-Match is a revision, for example "7"')
-    return int(found[1])
+    return int(match[1])
 
 
-async def _lock(call: StoreCall) -> Answer:
-    asked = await call.body(LockRequest)
-    command = MapLock(0, call.store, call.durable, asked.key, asked.owner, asked.ttl_ms, asked.steal)
-    result = await call.submit(call.opened.service.submit(command), MapLocked)
-    return call.answer(LockedResponse(result.fence, result.until_ms))
+async def _lock(call: StoreCall) -> Response:
+    asked = await call.body(wire.LockRequest)
+    command = commands.MapLock(0, call.store, call.durable, asked.key, asked.owner, asked.ttl_ms, asked.steal)
+    result = await call.submit(call.opened.service.submit(command), commands.MapLocked)
+    return call.answer(wire.LockedResponse(result.fence, result.until_ms))
 
 
-async def _unlock(call: StoreCall) -> Answer:
-    asked = await call.body(UnlockRequest)
-    command = MapUnlock(0, call.store, call.durable, asked.key, asked.owner, asked.fence)
-    await call.submit(call.opened.service.submit(command), Done)
-    return call.answer(NothingMore())
+async def _unlock(call: StoreCall) -> Response:
+    asked = await call.body(wire.UnlockRequest)
+    command = commands.MapUnlock(0, call.store, call.durable, asked.key, asked.owner, asked.fence)
+    await call.submit(call.opened.service.submit(command), commands.Done)
+    return call.answer(wire.NothingMore())
 
 
 _CONDITIONS: Final = (
@@ -402,22 +355,19 @@ def map_routes(host: StoreHost) -> tuple[Route, ...]:
     """The rows."""
     whole = "/v1/stores/{store}/maps/{map}"
     one = f"{whole}/{{key:any}}"
-    change_codes = (
-        Code.TYPE_MISMATCH, Code.REVISION_MISMATCH, Code.NOT_HOLDER, Code.LOCK_HELD, Code.STORE_FULL, Code.CLUSTER_FULL,
-        Code.MESSAGE_TOO_LARGE, Code.DISK_LIMIT, Code.NO_QUORUM,
-    )  # fmt: skip
+    change_codes = (Code.TYPE_MISMATCH, Code.REVISION_MISMATCH, Code.NOT_HOLDER, Code.LOCK_HELD, *FULL_CODES)
     return (
         store_route(
             host, "POST", f"{whole}/lock", Right.PUBLISH, "Take, extend or steal a lock", _lock,
-            body=LockRequest, answer=LockedResponse, codes=(Code.LOCK_HELD, Code.TYPE_MISMATCH),
+            body=wire.LockRequest, answer=wire.LockedResponse, codes=(Code.LOCK_HELD, Code.TYPE_MISMATCH),
         ),
         store_route(
             host, "POST", f"{whole}/unlock", Right.PUBLISH, "Give a lock back", _unlock,
-            body=UnlockRequest, answer=NothingMore, codes=(Code.NOT_HOLDER, Code.TYPE_MISMATCH),
+            body=wire.UnlockRequest, answer=wire.NothingMore, codes=(Code.NOT_HOLDER, Code.TYPE_MISMATCH),
         ),
         store_route(
             host, "GET", whole, Right.SUBSCRIBE, "Keys and values, in the order of keys", _list_entries,
-            answer=EntriesResponse, codes=(Code.TYPE_MISMATCH,),
+            answer=wire.EntriesResponse, codes=(Code.TYPE_MISMATCH,),
             parameters=(
                 parameter("after", "string", "Above this key"),
                 parameter("max", "integer", "At most so many", minimum=1, maximum=ENTRIES_MAX, default=ENTRIES_DEFAULT),
@@ -425,24 +375,24 @@ def map_routes(host: StoreHost) -> tuple[Route, ...]:
         ),
         store_route(
             host, "POST", whole, Right.PUBLISH, "Change several keys: all or nothing", _change_entries,
-            body=ChangesRequest, answer=ChangedResponse, codes=change_codes,
+            body=wire.ChangesRequest, answer=wire.ChangedResponse, codes=change_codes,
         ),
         store_route(
             host, "GET", one, Right.SUBSCRIBE, "A key's value and revision", _get_entry,
-            answer=Entry, codes=(Code.TYPE_MISMATCH, Code.NO_SUCH_KEY),
+            answer=wire.Entry, codes=(Code.TYPE_MISMATCH, Code.NO_SUCH_KEY),
         ),
         store_route(
             host, "PUT", one, Right.PUBLISH, "Set a key", _put_entry,
-            body=SetRequest, answer=ChangedResponse, codes=change_codes, parameters=_CONDITIONS,
+            body=wire.SetRequest, answer=wire.ChangedResponse, codes=change_codes, parameters=_CONDITIONS,
         ),
         store_route(
             host, "DELETE", one, Right.PUBLISH, "Remove a key", _delete_entry,
-            answer=ChangedResponse, codes=change_codes, parameters=_CONDITIONS,
+            answer=wire.ChangedResponse, codes=change_codes, parameters=_CONDITIONS,
         ),
     )  # fmt: skip
 
 
-async def subscribe(_: StoreCall) -> Answer:
+async def subscribe(_: StoreCall) -> Response:
     """``GET .../subscribe`` without an upgrade."""
     raise InvalidRequest(
         "this route speaks WebSocket",
@@ -457,7 +407,7 @@ def subscribe_routes(host: StoreHost) -> tuple[Route, ...]:
             host, "GET", "/v1/stores/{store}/durables/{durable}/subscribe", Right.SUBSCRIBE,
             "One WebSocket for a subscriber: credit, messages, acknowledgements, advisories; of a map its changes",
             subscribe,
-            answer=NothingMore,
+            answer=wire.NothingMore,
             codes=(
                 Code.MATCHER_MISMATCH, Code.TYPE_MISMATCH, Code.DURABLE_COLLISION, Code.TOO_MANY_DURABLES,
                 Code.NO_QUORUM,

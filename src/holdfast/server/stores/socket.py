@@ -1,16 +1,15 @@
 """``GET .../subscribe``: one WebSocket for each subscriber.
 
-    handshake    rights, names and the durable are checked and the attachment is made durable first: an error is an
-                 HTTP response with the API's error body, and no subscriber is half connected
+    handshake    the attachment is durable before the upgrade; an error is an HTTP response with the API's error body
     then         {"type": "attached", ...}; messages come as far as credit was given
     client       credit, ack, nack, reject, extend, started, close; an acknowledgement with an "id" gets its reply when
                  it is durable
     server       attached, messages, answer, error, advisory; of a map changes and current (``map_watch``)
     end          close code 4000 + the HTTP status of the error, its code as the reason; 1000 when the client asked
 
-A wrong frame ends the connection with ``malformed``. While the peer reads too slowly (``UNSENT_BYTES_MAX``) nothing
-more is delivered to it; a peer that sends on and reads no reply (``UNREAD_BYTES_MAX``) is ``lagging``. A peer that is
-silent for the durable's subscriber timeout, pings unanswered, is detached. What it held is delivered to others.
+A wrong frame ends the connection with ``malformed``. A slow reader (``UNSENT_BYTES_MAX``) gets nothing more; one that
+sends and reads no reply (``UNREAD_BYTES_MAX``) is ``lagging``. A peer that is silent for the durable's subscriber
+timeout is detached, and what it held is delivered to others.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from websockets.typing import Subprotocol
 
 from holdfast.errors import Code, HoldfastError, InvalidRequest, NotFound, Unavailable
 from holdfast.server.gateway import Gateway
-from holdfast.server.http.responses import STATUS_OF, error_answer, without_traceback
+from holdfast.server.http.responses import STATUS_OF, error_response, without_traceback
 from holdfast.server.stores.deliveries import Subscriber, address_of, wall_ms
 from holdfast.server.stores.hosting import OpenStores, StoreHost
 from holdfast.server.stores.map_watch import MapWatch, WatchedMap
@@ -41,34 +40,16 @@ from holdfast.stores.definitions.cluster import DurableDefinition, DurableType
 from holdfast.stores.definitions.permissions import Permissions, Right
 from holdfast.stores.values.commands import Acknowledge, Acknowledged, Attach, Attached, Result
 from holdfast.stores.values.messages import Delivery
+from holdfast.wire import stores as wire
 from holdfast.wire.formats import UNDECODABLE, WireFormat, encode
-from holdfast.wire.stores import (
-    CREDIT_MAX,
-    SUBPROTOCOLS,
-    AckFrame,
-    AdvisoryFrame,
-    AttachedFrame,
-    ChangesFrame,
-    ClientFrame,
-    CloseFrame,
-    CreditFrame,
-    CurrentFrame,
-    ErrorFrame,
-    ExtendFrame,
-    MessagesFrame,
-    NackFrame,
-    RejectFrame,
-    ReplyFrame,
-    StartedFrame,
-)
+from holdfast.wire.stores import CREDIT_MAX, SUBPROTOCOLS
 
 FRAME_BYTES_MAX: Final = 1_048_576
 UNSENT_BYTES_MAX: Final = 4 * 1_048_576
 UNREAD_BYTES_MAX: Final = 4 * 1_048_576
-"""Bytes of answers and pongs that are written for a peer that reads nothing: messages wait for it, these do not."""
+"""Bytes of replies and pongs written for a peer that reads nothing; messages wait instead."""
 CLOSE_SECONDS_MAX: Final = 2.0
 LAST_WORDS_SECONDS_MAX: Final = 10.0
-"""How long a connection that is closed may take to read what was written before."""
 PINGS_PER_TIMEOUT: Final = 3
 
 
@@ -98,7 +79,7 @@ class SubscribeSocket(asyncio.Protocol):
         self._unread_bytes = 0
         self._authorization: bytes | None = None
         self._permissions: Permissions | None = None
-        """Those under which the rights were asked for last."""
+        """The permissions of the last check."""
 
     # The transport's side
 
@@ -201,7 +182,7 @@ class SubscribeSocket(asyncio.Protocol):
             now = opened.definitions.terms(asked.store, asked.durable, asked.template)
             self._timeout_seconds = now.subscriber_timeout_ms / 1000
             self._send(
-                AttachedFrame(
+                wire.AttachedFrame(
                     result.created,
                     min(asked.prefetch or now.window, now.window),
                     str(now.ack_mode),
@@ -219,7 +200,7 @@ class SubscribeSocket(asyncio.Protocol):
 
     @staticmethod
     def _watched(opened: OpenStores, asked: SubscribeRequest, terms: DurableDefinition) -> WatchedMap | None:
-        """What of a map is to be watched; None of another durable. Raises: InvalidRequest."""
+        """The watch of a map; None for another durable. Raises: InvalidRequest."""
         if terms.type is DurableType.MAP:
             return WatchedMap(
                 opened.service, opened.state, asked.store, asked.durable, prefix=asked.prefix or "", key=asked.key
@@ -232,17 +213,11 @@ class SubscribeSocket(asyncio.Protocol):
         return None
 
     def _refuse(self, error: HoldfastError) -> None:
-        """Answer the handshake with an error, as any other request, and close."""
         self._closing = True
-        status, headers, body = error_answer(error, self._gateway.leader)
+        status, headers, body = error_response(error, self._gateway.leader)
         self._gateway.counters.answers[ROUTE, status] += 1
         fields = Headers(
-            {
-                **headers,
-                "Content-Type": "application/json",
-                "Content-Length": str(len(body)),
-                "Connection": "close",
-            }
+            {**headers, "Content-Type": "application/json", "Content-Length": str(len(body)), "Connection": "close"}
         )
         self._protocol.send_response(Response(status, HTTPStatus(status).phrase, fields, body))
         self._flush()
@@ -270,40 +245,40 @@ class SubscribeSocket(asyncio.Protocol):
         assert subscriber is not None and opened is not None, "frames are read after the handshake"
         store, durable, name = subscriber.store, subscriber.durable, subscriber.name
         match frame:
-            case CreditFrame(messages=messages):
+            case wire.CreditFrame(messages=messages):
                 opened.deliveries.add_room(subscriber, min(messages, CREDIT_MAX - subscriber.room))
-            case AckFrame(ranges=ranges):
-                self._settle(Acknowledge(0, store, durable, name, ack=ranges), frame.id)
-            case NackFrame(messages=pairs):
-                self._settle(Acknowledge(0, store, durable, name, nack=pairs), frame.id)
-            case RejectFrame(messages=numbers):
-                self._settle(Acknowledge(0, store, durable, name, reject=numbers), frame.id)
-            case ExtendFrame(messages=numbers):
-                self._settle(Acknowledge(0, store, durable, name, extend=ranges_of(numbers)), frame.id)
-            case StartedFrame(ranges=ranges):
+            case wire.AckFrame(ranges=ranges):
+                self._acknowledge(Acknowledge(0, store, durable, name, ack=ranges), frame.id)
+            case wire.NackFrame(messages=pairs):
+                self._acknowledge(Acknowledge(0, store, durable, name, nack=pairs), frame.id)
+            case wire.RejectFrame(messages=numbers):
+                self._acknowledge(Acknowledge(0, store, durable, name, reject=numbers), frame.id)
+            case wire.ExtendFrame(messages=numbers):
+                self._acknowledge(Acknowledge(0, store, durable, name, extend=ranges_of(numbers)), frame.id)
+            case wire.StartedFrame(ranges=ranges):
                 opened.deliveries.started(subscriber, ranges)
-            case CloseFrame():
+            case wire.CloseFrame():
                 self._leave("closed")
                 self._close(1000, "")
 
-    def _settle(self, command: Acknowledge, identity: int) -> None:
+    def _acknowledge(self, command: Acknowledge, identity: int) -> None:
         opened = self._opened
         assert opened is not None, "frames are read after the handshake"
         if self._subscriber is not None:
             self._subscriber.acknowledged_ms = wall_ms()
 
-        def settled(result: Result | HoldfastError) -> None:
+        def acknowledged(result: Result | HoldfastError) -> None:
             if isinstance(result, HoldfastError):
                 if identity:
-                    self._send(ErrorFrame(identity, str(result.code), result.statement(), result.hint))
+                    self._send(wire.ErrorFrame(identity, str(result.code), result.statement(), result.hint))
                 else:
                     # Nobody waits for this answer, so the connection has to tell it.
                     self.fail(result)
             elif identity:
                 assert isinstance(result, Acknowledged), "Acknowledge answers Acknowledged"
-                self._send(ReplyFrame(identity, result.acknowledged, result.stale))
+                self._send(wire.ReplyFrame(identity, result.acknowledged, result.stale))
 
-        opened.service.submit_nowait(command, settled)
+        opened.service.submit_nowait(command, acknowledged)
 
     # Frames of the server
 
@@ -316,10 +291,10 @@ class SubscribeSocket(asyncio.Protocol):
 
     @property
     def is_paused(self) -> bool:
-        """Whether the peer reads too slowly to be told more."""
+        """Whether the peer reads too slowly to get more."""
         return self._subscriber is not None and self._subscriber.paused
 
-    def tell(self, frame: ChangesFrame | CurrentFrame) -> None:
+    def tell(self, frame: wire.ChangesFrame | wire.CurrentFrame) -> None:
         """Write what a watch of a map tells."""
         if self._may_go_on():
             self._send(frame)
@@ -331,11 +306,11 @@ class SubscribeSocket(asyncio.Protocol):
 
     def advise(self, kind: str, facts: Mapping[str, object]) -> None:
         """Write an advisory."""
-        self._send(AdvisoryFrame(kind, facts))
+        self._send(wire.AdvisoryFrame(kind, facts))
 
     def _send(self, frame: msgspec.Struct) -> None:
         if self._talks():
-            self._write(encode(frame, self._format), counted=not isinstance(frame, ChangesFrame))
+            self._write(encode(frame, self._format), counted=not isinstance(frame, wire.ChangesFrame))
 
     def _write(self, data: bytes, *, counted: bool) -> None:
         if not self._talks():
@@ -347,7 +322,7 @@ class SubscribeSocket(asyncio.Protocol):
         self._flush(counted=counted)
 
     def _may_go_on(self) -> bool:
-        """Whether the rights of the handshake are there still: another definition may have taken them."""
+        """Whether the rights of the handshake still hold under the current definition."""
         opened, subscriber = self._opened, self._subscriber
         if opened is None or subscriber is None or opened.state.definition.permissions is self._permissions:
             return True
@@ -359,7 +334,6 @@ class SubscribeSocket(asyncio.Protocol):
         return True
 
     def _talks(self) -> bool:
-        """Whether frames can be written: not after either side said that it closes."""
         return self._open and not self._closing and self._protocol.state is State.OPEN
 
     def _flush(self, *, counted: bool = True) -> None:
@@ -367,7 +341,7 @@ class SubscribeSocket(asyncio.Protocol):
         parts = self._protocol.data_to_send()
         if transport is None or transport.is_closing() or not parts:
             return
-        if not parts[-1]:  # the library's mark for the end of our direction
+        if not parts[-1]:  # the library's sign for the end of our direction
             parts.pop()
         if parts:
             data = parts[0] if len(parts) == 1 else b"".join(parts)
@@ -378,13 +352,13 @@ class SubscribeSocket(asyncio.Protocol):
     # The end
 
     def _watch(self) -> None:
-        """Ping, and let go of a peer that has been silent for its time-out."""
+        """Ping, and close the connection of a silent peer."""
         loop = self._gateway.loop
         if self._transport is None or not self._talks():
             return
         if self._is_silent():
             # After a pause of this process what the peer said lies unread, and timers come first: read, then judge.
-            self._timer = loop.call_later(0, self._let_go)
+            self._timer = loop.call_later(0, self._close_if_silent)
             return
         if not self._may_go_on():
             return
@@ -392,8 +366,8 @@ class SubscribeSocket(asyncio.Protocol):
         self._flush()
         self._timer = loop.call_later(self._timeout_seconds / PINGS_PER_TIMEOUT, self._watch)
 
-    def _let_go(self) -> None:
-        """End a peer that was silent for its time-out, unless it spoke while this process did not listen."""
+    def _close_if_silent(self) -> None:
+        """Close unless the peer spoke while this process was paused."""
         if not self._is_silent():
             self._watch()
         elif self._transport is not None:
@@ -417,7 +391,7 @@ class SubscribeSocket(asyncio.Protocol):
         if self._closing:
             return
         self._closing = True
-        # A peer may close its WebSocket behind its close frame, in the same bytes: the library has answered that.
+        # The library has replied already to a close frame in the same bytes.
         if self._open and self._transport is not None and self._protocol.state is State.OPEN:
             self._protocol.send_close(code, reason)
             self._flush()
@@ -437,7 +411,6 @@ class SubscribeSocket(asyncio.Protocol):
             self._opened.deliveries.leave(subscriber, cause)
 
     def _finish(self) -> None:
-        """Close the connection after what is written has been sent."""
         self._closing = True
         self._leave("disconnected")
         if self._transport is not None:
@@ -445,7 +418,6 @@ class SubscribeSocket(asyncio.Protocol):
             self._gateway.loop.call_later(LAST_WORDS_SECONDS_MAX, self._abort)
 
     def _abort(self) -> None:
-        """A peer that reads nothing would keep its connection, and what was written for it, for ever."""
         if self._transport is not None:
             self._transport.abort()
 
@@ -454,8 +426,6 @@ ROUTE: Final = "/v1/stores/{store}/durables/{durable}/subscribe"
 
 
 class _SocketSubscriber(Subscriber):
-    """A subscriber on a WebSocket."""
-
     __slots__ = ("_socket",)
 
     def __init__(self, socket: SubscribeSocket, asked: SubscribeRequest) -> None:
@@ -481,21 +451,18 @@ class _SocketSubscriber(Subscriber):
 
 
 def _choose_subprotocol(_: ServerProtocol, offered: collections.abc.Sequence[Subprotocol]) -> Subprotocol | None:
-    """The first that both sides know; none offered means JSON."""
     return next((name for name in offered if name in SUBPROTOCOLS), None)
 
 
 FRAME_BYTES: Final = 1_048_576
-"""Usual clients take no larger frames."""
 MESSAGES_BYTES: Final = 524_288
-"""What the messages of one frame are weighed to: base64 needs a third more for bodies."""
+"""Weight of the messages of one frame; base64 needs a third more."""
 MESSAGE_BYTES: Final = 128
 FIELD_BYTES: Final = 8
-"""What a message, and a field, take in a frame beside what is in them, about."""
+"""About what a message and a field take in a frame in addition to their content."""
 
-
-_JSON_FRAMES: Final = msgspec.json.Decoder(ClientFrame)
-_MSGPACK_FRAMES: Final = msgspec.msgpack.Decoder(ClientFrame)
+_JSON_FRAMES: Final = msgspec.json.Decoder(wire.ClientFrame)
+_MSGPACK_FRAMES: Final = msgspec.msgpack.Decoder(wire.ClientFrame)
 
 
 class SubscribeRequest:
@@ -527,18 +494,18 @@ class SubscribeRequest:
         self.matcher = given.get("matcher", "").encode()
         self.key = given.get("key")
         self.prefix = given.get("prefix")
-        """Also an empty one says that this is a watch, which a durable that is no map refuses."""
+        """Also an empty prefix means a watch."""
         prefetch = given.get("prefetch", "0")
         if not (prefetch.isascii() and prefetch.isdigit() and len(prefetch) <= 6):
             raise InvalidRequest("prefetch is a whole number from 0 to 999999")
         self.prefetch = int(prefetch)
 
 
-def decode_frame(data: bytes, wire_format: WireFormat) -> ClientFrame:
+def decode_frame(data: bytes, wire_format: WireFormat) -> wire.ClientFrame:
     """A frame of the client. Raises: InvalidRequest (malformed)."""
     decoder = _JSON_FRAMES if wire_format == "json" else _MSGPACK_FRAMES
     try:
-        frame: ClientFrame = decoder.decode(data)
+        frame: wire.ClientFrame = decoder.decode(data)
     except UNDECODABLE as error:
         raise InvalidRequest(f"the frame cannot be decoded: {error}", code=Code.MALFORMED) from error
     return frame
@@ -558,8 +525,8 @@ def message_frames(messages: list[Delivery], wire_format: WireFormat) -> Iterato
 
 
 def _within_bytes(messages: list[Delivery], wire_format: WireFormat) -> Iterator[bytes]:
-    """One frame; where text that is written with escapes has made it larger than it was weighed, several."""
-    data = encode(MessagesFrame(messages), wire_format)
+    """One frame, or several where escapes made the text larger than its weight."""
+    data = encode(wire.MessagesFrame(messages), wire_format)
     if len(data) <= FRAME_BYTES or len(messages) == 1:
         yield data
         return
@@ -569,7 +536,6 @@ def _within_bytes(messages: list[Delivery], wire_format: WireFormat) -> Iterator
 
 
 def _weight(message: Delivery) -> int:
-    """About its bytes in a frame, but for what base64 adds to its body."""
     size = len(message.body) + MESSAGE_BYTES
     if message.key is not None:
         size += len(message.key)

@@ -9,7 +9,7 @@ import msgspec
 
 from holdfast.errors import Code, InvalidRequest
 from holdfast.server.http.auth import Role
-from holdfast.server.http.routes import Answer, Call, Parameter, Route
+from holdfast.server.http.routes import Call, Parameter, Response, Route
 from holdfast.server.stores.hosting import OpenStores, StoreHost
 from holdfast.server.stores.hot_routes import HotRequest
 from holdfast.server.stores.operations import PollRequest, decode
@@ -18,7 +18,7 @@ from holdfast.wire.formats import MSGPACK, WireFormat, encode, format_of
 
 JSON: Final = "application/json"
 DOCUMENT: Final = dict[str, Any]
-"""Describes a JSON object whose members the reference page lists, for the description alone."""
+"""A JSON object that the reference page describes."""
 T = TypeVar("T")
 Result = TypeVar("Result")
 
@@ -26,26 +26,18 @@ STORE_CODES: Final = (
     *(Code.NOT_LEADER, Code.OVERLOADED, Code.NOT_FOUND, Code.BAD_BASE64, Code.TOO_LARGE, Code.NO_QUORUM),
     *(Code.OUTCOME_UNKNOWN, Code.CLOSED),
 )
-"""What every store route may answer beside what any route may."""
+"""The error codes of every store route, in addition to those of any route."""
 
-_EXAMPLES: Final[Mapping[str, object]] = {
-    "store": "orders",
-    "durable": "work",
-    "template": "jobs",
-    "map": "prices",
-    "key": "k",
-    "seq": 1,
-    "revision": 1,
+_PATH_PARAMETERS: Final[Mapping[str, tuple[object, str]]] = {
+    "store": ("orders", "The store's name"),
+    "durable": ("work", "The durable's name"),
+    "template": ("jobs", "The template's name"),
+    "map": ("prices", "The name of the durable of type map"),
+    "key": ("k", "The key"),
+    "seq": (1, "The number of the message in its store"),
+    "revision": (1, "The number of the definition in the history"),
 }
-_DESCRIBED: Final = {
-    "store": "The store's name",
-    "durable": "The durable's name",
-    "template": "The template's name",
-    "map": "The name of the durable of type map",
-    "key": "The key",
-    "seq": "The number of the message in its store",
-    "revision": "The number of the definition in the history",
-}
+"""An example and a description of each."""
 
 
 class StoreCall:
@@ -54,7 +46,7 @@ class StoreCall:
     __slots__ = ("accept", "call", "host", "opened")
 
     def __init__(self, call: Call, host: StoreHost, right: Right | None, *, cluster: bool = False) -> None:
-        """``right`` None: the handler asks for rights itself. Raises: Fenced (not_leader), PermissionDenied."""
+        """``right`` None: the handler checks rights itself. Raises: Fenced (not_leader), PermissionDenied."""
         self.call = call
         self.host = host
         self.opened: OpenStores = host.opened(cluster=cluster)
@@ -90,17 +82,17 @@ class StoreCall:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise InvalidRequest(f"the request cannot be decoded: {error}") from error
 
-    def answer(self, body: object, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Answer:
+    def answer(self, body: object, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
         """A whole answer in the format that was asked for."""
         return self.raw(encode(body, self.accept), status=status, headers=headers)
 
-    def raw(self, body: bytes, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Answer:
+    def raw(self, body: bytes, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
         """The same for bytes that are in that format already."""
-        return Answer(body, status, headers or {}, JSON if self.accept == "json" else MSGPACK)
+        return Response(body, status, headers or {}, JSON if self.accept == "json" else MSGPACK)
 
     async def hot(
         self, route: str, right: Right, body: bytes = b"", *, durable: str = "", poll: PollRequest | None = None
-    ) -> Answer:
+    ) -> Response:
         """Serve a hot route by the handler of both kinds of connection."""
         return await self.call.serve(HotRequest(self.host, route, right, self.store, durable, poll), body)
 
@@ -111,7 +103,7 @@ class StoreCall:
         return result
 
 
-StoreHandler = Callable[[StoreCall], Awaitable[Answer]]
+StoreHandler = Callable[[StoreCall], Awaitable[Response]]
 
 
 def store_route(
@@ -134,7 +126,7 @@ def store_route(
     ``filters``: every query parameter is an attribute to filter by. ``cluster``: served while suspended, too.
     """
 
-    async def handle(call: Call) -> Answer:
+    async def handle(call: Call) -> Response:
         return await handler(StoreCall(call, host, right, cluster=cluster))
 
     media_types = (JSON, MSGPACK)
@@ -156,15 +148,12 @@ def store_route(
 
 def path_parameters(path: str) -> tuple[Parameter, ...]:
     """The described parameters of a path."""
-    names = [part.strip("{}").partition(":")[0] for part in path.split("/") if part.startswith("{")]
-    return tuple(
-        Parameter(name, "path", {**_schema_of(name), "examples": [_EXAMPLES[name]]}, _DESCRIBED[name], True)
-        for name in names
-    )
-
-
-def _schema_of(name: str) -> dict[str, object]:
-    return {"type": "integer", "minimum": 1} if name in ("seq", "revision") else {"type": "string", "minLength": 1}
+    parameters: list[Parameter] = []
+    for name in [part.strip("{}").partition(":")[0] for part in path.split("/") if part.startswith("{")]:
+        example, description = _PATH_PARAMETERS[name]
+        kind = {"type": "integer", "minimum": 1} if example == 1 else {"type": "string", "minLength": 1}
+        parameters.append(Parameter(name, "path", {**kind, "examples": [example]}, description, True))
+    return tuple(parameters)
 
 
 def parameter(name: str, kind: str, description: str, **schema: object) -> Parameter:

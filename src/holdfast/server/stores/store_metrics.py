@@ -84,7 +84,6 @@ def _stores(opened: OpenStores) -> Iterator[Metric]:
 
 
 def _swapped(opened: OpenStores) -> Iterator[Metric]:
-    """Only of stores that live in memory."""
     messages = GaugeMetricFamily(
         "holdfast_message_store_swapped_messages", "Messages swapped to disk", labels=["store"]
     )
@@ -129,28 +128,24 @@ def _cluster(host: StoreHost, opened: OpenStores) -> Iterator[Metric]:
     space = opened.service.space()
     disk = disk_use(host.directory)
     limit = disk.capacity * opened.definitions.cluster.max_disk_fraction
-    yield GaugeMetricFamily(
-        "holdfast_message_stores_log_allocated_bytes", "Bytes of the pages of the log", space.allocated
+    written, behind_ms = opened.service.written_bytes, opened.service.clock_behind_ms
+    rows: tuple[tuple[Family, str, str, float], ...] = (
+        (GAUGE, "log_allocated_bytes", "Bytes of the pages of the log", space.allocated),
+        (GAUGE, "log_in_use_bytes", "About what kept messages take of it", space.in_use),
+        (GAUGE, "log_pages", "Pages of the log", space.pages),
+        (COUNTER, "written_bytes", "Bytes of records written to the log", written),
+        (
+            GAUGE,
+            "clock_behind_seconds",
+            "The machine's time of day less the stores' time, by which deadlines end",
+            behind_ms / 1000,
+        ),
+        (GAUGE, "disk_used_bytes", "Used of the file system, by everybody", disk.used),
+        (GAUGE, "disk_capacity_bytes", "What can be used of it", disk.capacity),
+        (GAUGE, "disk_limit_bytes", "Above it publishes are refused; 0 for off", limit),
     )
-    yield GaugeMetricFamily(
-        "holdfast_message_stores_log_in_use_bytes", "About what kept messages take of it", space.in_use
-    )
-    yield GaugeMetricFamily("holdfast_message_stores_log_pages", "Pages of the log", space.pages)
-    yield CounterMetricFamily(
-        "holdfast_message_stores_written_bytes", "Bytes of records written to the log", opened.service.written_bytes
-    )
-    yield GaugeMetricFamily(
-        "holdfast_message_stores_clock_behind_seconds",
-        "The machine's time of day less the stores' time, by which deadlines end",
-        opened.service.clock_behind_ms / 1000,
-    )
-    yield GaugeMetricFamily(
-        "holdfast_message_stores_disk_used_bytes", "Used of the file system, by everybody", disk.used
-    )
-    yield GaugeMetricFamily("holdfast_message_stores_disk_capacity_bytes", "What can be used of it", disk.capacity)
-    yield GaugeMetricFamily(
-        "holdfast_message_stores_disk_limit_bytes", "Above it publishes are refused; 0 for off", limit
-    )
+    for family, name, text, value in rows:
+        yield family(f"holdfast_message_stores_{name}", text, value)
 
 
 def _durables(opened: OpenStores) -> Iterator[Metric]:

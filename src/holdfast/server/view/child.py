@@ -1,10 +1,8 @@
-"""The server's side of its view process: starting it, announcing what is durable, reading the file it keeps.
+"""The server's side of its view process: starting it, announcing durable slots, reading the file it keeps.
 
-A process, because the view would take 5 microseconds a commit from the leader's interpreter, thread or not. The leader
-pays for one announcement per round trip, and at most one every ``PACE_SECONDS`` while no reader waits.
-
-A process that ends, or sends a report that cannot be read, is started again after a growing pause; readers wait
-meanwhile. A report follows the file's transaction, so a read that begins after it sees at least that version. After
+A process, because the view would take 5 microseconds a commit from the leader's interpreter. The leader sends at most
+one announcement per round trip and per ``PACE_SECONDS`` while no reader waits. A process that ends is started again
+after a growing pause. A report follows the file's transaction, so a read that begins after it sees that version. After
 damage of the log the file stays readable, and a reader of a later version gets the damage at once.
 """
 
@@ -39,12 +37,10 @@ from holdfast.view.storage import Row, Stored
 PACE_SECONDS: Final = 0.1
 READ_THREADS: Final = 2
 RESTART_SECONDS: Final = (0.1, 5.0)
-"""The first pause before a new process, and the longest."""
+"""The first and the longest pause before a new process."""
 SETTLED_SECONDS: Final = 30.0
-"""A process that lived so long ended for a new reason."""
 STOP_SECONDS: Final = 10.0
 KILLED_SECONDS: Final = 5.0
-"""How long a killed process may take to end: one that waits for a disk that does not answer takes for ever."""
 CLOSE_SECONDS: Final = STOP_SECONDS + KILLED_SECONDS + 5.0
 
 log = structlog.get_logger("holdfast.server.view")
@@ -112,7 +108,7 @@ class ViewFile:
 
 
 class ViewChild:
-    """One reign's view process, and the file it keeps."""
+    """One leadership's view process, and the file it keeps."""
 
     def __init__(self, start: ViewStart, service: CommitService) -> None:
         self._start = start
@@ -170,7 +166,6 @@ class ViewChild:
             pause = min(pause * 2, longest)
 
     async def _live(self) -> None:
-        """One process from its start to its end."""
         ours, theirs = socket.socketpair()
         try:
             process = await asyncio.to_thread(self._spawn, theirs)
@@ -192,12 +187,12 @@ class ViewChild:
                     await asyncio.to_thread(file.close)
                 await asyncio.to_thread(self._reap, process)
             except (OSError, sqlite3.Error, subprocess.TimeoutExpired) as error:
-                # Raised from here it would take the place of a cancellation, and the stop would wait for ever.
+                # An error from here would replace a cancellation, and the stop would never end.
                 log.warning("view_process_not_ended", error=f"{type(error).__name__}: {error}")
         log.warning("view_process_ended", exit_code=process.returncode)
 
     def _reap(self, process: subprocess.Popen[bytes]) -> None:
-        """Wait for the end of a process whose socket is closed. Raises: OSError, TimeoutExpired."""
+        """Wait for the end of the process. Raises: OSError, TimeoutExpired."""
         try:
             process.wait(STOP_SECONDS)
         except subprocess.TimeoutExpired:
@@ -221,7 +216,7 @@ class ViewChild:
             )
 
     async def _announce(self, process: asyncio.StreamWriter) -> None:
-        """Tell the process what is durable: one announcement at a time, and none before it is done with the last."""
+        """Announce durable slots to the process, one announcement at a time."""
         service, channel = self._service, self._service.feed.durable
         sent: int | None = None
         while not service.ended.done():
@@ -241,7 +236,7 @@ class ViewChild:
                         await self._poked.wait()
 
     async def _news(self, published: Coroutine[object, object, None]) -> None:
-        """Until more is durable, or somebody begins to wait."""
+        """Wait until more is durable, or a reader waits."""
         tasks = {asyncio.ensure_future(published), asyncio.ensure_future(self._poked.wait())}
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

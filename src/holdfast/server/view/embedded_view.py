@@ -31,7 +31,7 @@ CATCH_UP_SECONDS_MAX: Final = 5.0
 
 
 class EmbeddedView:
-    """The view of the current reign, when there is one."""
+    """The view of the current leadership, when there is one."""
 
     def __init__(self, enabled: bool, start: ViewStart, subscribe: Subscribe) -> None:
         self.enabled = enabled
@@ -45,20 +45,16 @@ class EmbeddedView:
     async def get(self, key: bytes, *, at: int) -> Stored | None:
         """The key's value and the version that wrote it, not older than ``at``.
 
-        Raises: InvalidRequest (view_disabled), Unavailable (view_behind, after ``CATCH_UP_SECONDS_MAX``), CorruptData
-        (the log is damaged at or before ``at``; it names the slot).
+        Raises: InvalidRequest (view_disabled), Unavailable (view_behind, after ``CATCH_UP_SECONDS_MAX``), CorruptData.
         """
         reads = await self._at(at)
-        with self._told_as_behind(at):
+        with self._reported_as_behind(at):
             return await reads.get(key)
 
     async def read_range(self, begin: bytes, end: bytes | None, limit: int, *, at: int) -> tuple[list[Row], int]:
-        """At most ``limit`` keys of ``[begin, end)``, and the version of which they are the whole truth.
-
-        Raises: as ``get``.
-        """
+        """At most ``limit`` keys of ``[begin, end)``, and the version that they are of. Raises: as ``get``."""
         reads = await self._at(at)
-        with self._told_as_behind(at):
+        with self._reported_as_behind(at):
             return await reads.read_range(begin, end, limit)
 
     async def _at(self, version: int) -> ViewFile | MemoryReads:
@@ -77,7 +73,7 @@ class EmbeddedView:
         raise self._behind(version)
 
     @contextlib.contextmanager
-    def _told_as_behind(self, asked: int) -> Generator[None]:
+    def _reported_as_behind(self, asked: int) -> Generator[None]:
         try:
             yield
         except (Closed, sqlite3.Error) as error:
@@ -100,7 +96,7 @@ class EmbeddedView:
     # Following
 
     def follow(self, service: CommitService) -> None:
-        """Keep the view up with this reign."""
+        """Keep the view up with this leadership."""
         if not self.enabled:
             return
         if urlsplit(self._start.log_url).scheme == "memory":
@@ -116,7 +112,7 @@ class EmbeddedView:
         self._kept = ViewChild(start, service)
 
     async def stop(self) -> None:
-        """Stop following, and let go of everything."""
+        """Stop following, and release everything."""
         kept, self._kept = self._kept, None
         if kept is not None:
             await kept.close()
@@ -149,7 +145,7 @@ class MemoryReads:
 
 
 class ViewInProcess:
-    """One reign's view in memory."""
+    """One leadership's view in memory."""
 
     def __init__(self, service: CommitService, subscribe: Subscribe) -> None:
         self._service = service
@@ -164,10 +160,7 @@ class ViewInProcess:
         return self._view.version
 
     async def at(self, version: int) -> MemoryReads:
-        """What is read once it shows everything up to ``version``.
-
-        Raises: Closed when the view started over or has ended, CorruptData when it will never come so far.
-        """
+        """The view, once it shows everything up to ``version``. Raises: Closed, CorruptData."""
         view = self._view
         if view.version < version:
             reached = asyncio.ensure_future(view.reached(version))

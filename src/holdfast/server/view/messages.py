@@ -10,8 +10,7 @@ from holdfast.errors import Code, CorruptData
 
 
 class ViewStart(Struct, frozen=True, kw_only=True):
-    """What a view process is started with. ``log_id`` and ``directory`` are known when a reign begins; ``segments_url``
-    is empty where there are none."""
+    """The start of a view process. ``log_id`` and ``directory`` are set when a leadership begins."""
 
     log_url: str
     segments_url: str = ""
@@ -23,7 +22,7 @@ class ViewStart(Struct, frozen=True, kw_only=True):
 
 
 class Announcement(Struct, frozen=True):
-    """From the server: everything up to ``slot``, of the reign of ``claim``, is durable. ``flush``: somebody waits."""
+    """From the server: everything up to ``slot``, under ``claim``, is durable. ``flush``: a reader waits."""
 
     slot: int
     claim: int

@@ -1,15 +1,10 @@
 """The process that keeps the embedded view's file: ``python -m holdfast.server.view.process DESCRIPTOR START``.
 
-What is read waits in memory until ``FLUSH_BYTES`` or ``FLUSH_SECONDS`` are reached or a reader waits, because small
-transactions would write the same pages again and again. One process at a time writes the file of a directory (a lock),
-so that a deposed leader cannot write older values over newer ones; without the lock the file is in a temporary
-directory.
-
-The log never depends on this process. Killed at any point, it leaves the file at a position that it had, and the next
-process continues there. A file that does not fit the log is removed, and the process ends. Damage of the log itself is
-logged and reported once; what was before it stays readable. A store that does not answer is asked again. The process
-ends when the server closes the socket; it ignores signals, because a terminal sends them to the whole group while the
-server still drains.
+Changes wait in memory until ``FLUSH_BYTES`` or ``FLUSH_SECONDS`` are reached or a reader waits. A lock keeps a second
+process, of a deposed leader, from writing older values; without the lock the file is in a temporary directory. Killed
+at any point, the process leaves the file at a position from which the next one continues. A file that does not fit the
+log is removed, and the process ends. Damage of the log is reported once; the part before it stays readable. The process
+ends when the server closes the socket; it ignores signals, because a terminal sends them to the whole group.
 """
 
 from __future__ import annotations
@@ -35,13 +30,7 @@ from holdfast.commit.format.batch import Header, ItemKind, read_body_table
 from holdfast.commit.format.chain import ChainWalker
 from holdfast.commit.format.transaction import Delete, RangeDelete, Write
 from holdfast.commit.reading.feed import Checkpoint, Event, TransactionEvent
-from holdfast.commit.reading.reader import (
-    Leadership,
-    follow,
-    leaderships_back,
-    read_header,
-    start_after,
-)
+from holdfast.commit.reading.reader import Leadership, follow, leaderships_back, read_header, start_after
 from holdfast.commit.subscription import OlderHistory
 from holdfast.errors import Code, CorruptData, HoldfastError, InvalidRequest, NotFound, Unavailable
 from holdfast.objects.directory.time_slice import BACKGROUND_NS, ask_for_time_slice
@@ -113,7 +102,7 @@ class ViewProcess:
                 self._news.set()
 
     async def _stay_before(self, error: CorruptData, path: Path, builder: ViewBuilder) -> NoReturn:
-        """Show what stands before the damage, until the server ends this process."""
+        """Show the part before the damage, until the server ends this process."""
         builder.flush()
         log.error("view_stops_at_damage", error=str(error), code=str(error.code), view_version=builder.position[0])
         self._report(path, builder, done=False, damage=Damage.of(error))
@@ -144,8 +133,7 @@ class ViewProcess:
     async def _add_older(
         self, older: OlderHistory, path: Path, builder: ViewBuilder, announcement: Announcement
     ) -> Announcement:
-        """Take what segments have behind the file's position, up to what was announced; the log has the rest, and what
-        they turn out not to have. Returns the newest announcement."""
+        """Read segments from the file's position up to the announcement. Returns the newest announcement."""
         through = await older.through(self._start.log_id)
         newest = await read_header(self._store, announcement.slot)
         version = builder.position[0]
@@ -166,7 +154,7 @@ class ViewProcess:
         return self._newest or announcement
 
     async def _next(self, path: Path, builder: ViewBuilder) -> Announcement:
-        """The newest announcement, when there is a new one; what waits for the file is written meanwhile, when due."""
+        """Wait for a new announcement, and flush meanwhile when that is due."""
         while builder.seen != builder.position and not self._news.is_set():
             try:
                 async with asyncio.timeout_at(self._flush_due):
@@ -195,22 +183,22 @@ class ViewProcess:
             raise NotFound("the log is not where the server said", slot=announcement.slot)
         if version > newest.last_version:
             raise CorruptData("the view is past the log", view_version=version, log_version=newest.last_version)
-        reign = Leadership(claim, None)
-        async with contextlib.aclosing(leaderships_back(self._store, claim)) as reigns:
-            async for reign in reigns:
-                if reign.base <= version or reign.before is None:
+        leadership = Leadership(claim, None)
+        async with contextlib.aclosing(leaderships_back(self._store, claim)) as leaderships:
+            async for leadership in leaderships:
+                if leadership.base <= version or leadership.before is None:
                     break
-                if version > reign.rolled_back_to:
+                if version > leadership.rolled_back_to:
                     raise CorruptData("the view shows what was rolled back", view_version=version)
-                newest = reign.before
-        walker = await start_after(self._store, reign, newest, version)
+                newest = leadership.before
+        walker = await start_after(self._store, leadership, newest, version)
         if walker.head is not None and last not in (None, walker.head.last_transaction_version):
             raise CorruptData("the view shows a transaction that the log does not hold", view_version=version)
         return walker
 
 
 def _open_lock(directory: Path) -> int:
-    """The server has made the directory. A process that a killed server left behind must not make it again."""
+    """Open the lock in the server's directory, which an orphaned process must not make again."""
     lock = private(str(directory / "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
     restrict_to_owner(str(directory / "lock"))
     return lock
@@ -236,7 +224,6 @@ async def _keep(start: ViewStart, stack: contextlib.ExitStack, process: ViewProc
 
 
 async def _run(server: socket.socket, start: ViewStart) -> None:
-    """Until the server's end of the socket closes, or the file has to be begun anew."""
     announcements, reports = await asyncio.open_connection(sock=server)
     store = open_durable_reader(start.log_url, request_timeout_ms=start.request_timeout_ms)
     process = ViewProcess(start, store, reports, segment_history(start.segments_url))
@@ -276,15 +263,13 @@ def main(descriptor: int, start: ViewStart) -> None:
 # pyarrow ships no types, so its arrays are unknown to the checker; what leaves this module is not.
 # pyright: reportUnknownParameterType=false
 
-
 _REMOVALS: Final = (ItemKind.DELETE, ItemKind.RANGE_DELETE)
 
 
 class ViewBuilder:
     """The writer of one view's file. ``position`` is in the file; ``seen`` is what ``flush`` will put there.
 
-    A file without a log id becomes that of ``log_id`` with what is added next. Raises: CorruptData (the file belongs to
-    another log).
+    Raises: CorruptData when the file belongs to another log.
     """
 
     def __init__(self, path: Path, log_id: str) -> None:
@@ -352,7 +337,7 @@ class ViewBuilder:
         self.seen = Position(version, last, self._log_id)
 
     def _lay(self, batch: pa.RecordBatch) -> None:
-        """The rows of one record batch, in order; later ones win."""
+        """Apply one record batch in order."""
         versions = _unsigned(batch.column("version"))
         kinds = _bytes_of(batch.column("kind"))
         keys, key_at = _parts(batch.column("key"), "i")
@@ -392,14 +377,12 @@ class ViewBuilder:
 
 
 def _bytes_of(column: pa.Array) -> bytes:
-    """A column of one-byte numbers."""
     if not len(column):
         return b""
     return bytes(memoryview(column.buffers()[1])[column.offset : column.offset + len(column)])
 
 
 def _unsigned(column: pa.Array) -> list[int]:
-    """A column of 64-bit numbers without nulls."""
     if not len(column):
         return []
     numbers = memoryview(column.buffers()[1]).cast("B")[column.offset * 8 : (column.offset + len(column)) * 8]
@@ -407,7 +390,7 @@ def _unsigned(column: pa.Array) -> list[int]:
 
 
 def _parts(column: pa.Array, offset_format: Literal["i", "q"]) -> tuple[bytes, list[int]]:
-    """A column of byte strings: all of them joined, and where each begins; the offsets are 32 or 64 bits wide."""
+    """A column of byte strings: all of them joined, and their starts."""
     if not len(column):
         return b"", [0]
     _, offsets, data = column.buffers()

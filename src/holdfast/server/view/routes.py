@@ -14,15 +14,16 @@ from holdfast.server.gateway import Gateway
 from holdfast.server.http.auth import Role
 from holdfast.server.http.routes import (
     POSITION_SCHEMA,
-    Answer,
     Call,
     Parameter,
+    Response,
     Route,
-    json_answer,
+    json_response,
     key_from_text,
     key_parameters,
     text_key,
 )
+from holdfast.server.http.state import JSON
 from holdfast.server.view.embedded_view import EmbeddedView
 from holdfast.wire.log import ValueRange, ValueResponse
 
@@ -31,27 +32,17 @@ RANGE_LIMIT_MAX: Final = 10_000
 
 _KEY: Final = {"type": "string", "format": "base64url"}
 _AT: Final = Parameter(
-    "at",
-    "query",
-    POSITION_SCHEMA,
+    "at", "query", POSITION_SCHEMA,
     "Not older than this version, which may carry @LOGID; the newest durable one without it",
-)
+)  # fmt: skip
 _TEXT: Final = Parameter(
-    "text",
-    "query",
-    {"type": "boolean", "default": False},
+    "text", "query", {"type": "boolean", "default": False},
     "The answer has each key and value that is UTF-8 as text, too; a key in the path is text, percent-encoded",
-)
+)  # fmt: skip
 _CODES: Final = (
-    Code.BAD_BASE64,
-    Code.VIEW_DISABLED,
-    Code.VIEW_BEHIND,
-    Code.LOG_MISMATCH,
-    Code.NOT_LEADER,
-    Code.STORE_UNAVAILABLE,
-    Code.CORRUPT_LOG,
-    Code.CORRUPT_BATCH,
-)
+    Code.BAD_BASE64, Code.VIEW_DISABLED, Code.VIEW_BEHIND, Code.LOG_MISMATCH, Code.NOT_LEADER, Code.STORE_UNAVAILABLE,
+    Code.CORRUPT_LOG, Code.CORRUPT_BATCH,
+)  # fmt: skip
 
 
 def _found(key: bytes, value: bytes, version: int, *, text: bool) -> ValueResponse:
@@ -76,56 +67,44 @@ def view_routes(gateway: Gateway, embedded: EmbeddedView) -> tuple[Route, ...]:
         at = call.position("at")
         return gateway.leading().local_version() if at is None else gateway.version_of(at)
 
-    async def read_key(call: Call) -> Answer:
+    async def read_key(call: Call) -> Response:
         path, text = call.path_text("key"), call.switch("text", default=False)
         key = text_key("key", path) if text else key_from_text("key", path, hint="text=true reads the path as text")
-        found = await embedded.get(key, at=asked_version(call))
-        if found is None:
+        stored = await embedded.get(key, at=asked_version(call))
+        if stored is None:
             raise NotFound("there is no such key")
-        value, version = found
-        return json_answer(_found(key, value, version, text=text))
+        value, version = stored
+        return json_response(_found(key, value, version, text=text))
 
-    async def read_range(call: Call) -> Answer:
+    async def read_range(call: Call) -> Response:
         begin, end = call.key_range() or (b"", None)
         text = call.switch("text", default=False)
         limit = call.number("limit", low=1, high=RANGE_LIMIT_MAX) or RANGE_LIMIT_DEFAULT
         rows, version = await embedded.read_range(begin, end, limit + 1, at=asked_version(call))
         items = tuple(_found(key, value, written, text=text) for key, value, written in rows[:limit])
-        return json_answer(ValueRange(items, version, len(rows) > limit))
+        return json_response(ValueRange(items, version, len(rows) > limit))
 
     return (
         Route(
-            method="GET",
-            path="/v1/keys/{key:any}",
-            role=Role.READ,
-            summary="A key's value, from the embedded view",
-            handler=read_key,
+            method="GET", path="/v1/keys/{key:any}", role=Role.READ, summary="A key's value, from the embedded view",
+            handler=read_key, answers={JSON: ValueResponse}, codes=(*_CODES, Code.NOT_FOUND), tag="view",
             parameters=(Parameter("key", "path", _KEY, "The key in base64url, padding optional", True), _TEXT, _AT),
-            answers={"application/json": ValueResponse},
-            codes=(*_CODES, Code.NOT_FOUND),
-            tag="view",
         ),
         Route(
-            method="GET",
-            path="/v1/range",
-            role=Role.READ,
+            method="GET", path="/v1/range", role=Role.READ,
             summary="Consecutive keys and their values, from the embedded view",
-            handler=read_range,
+            handler=read_range, answers={JSON: ValueRange}, codes=(*_CODES, Code.BAD_RANGE), tag="view",
             parameters=(
                 *key_parameters("begin", "The first key; from the start without it"),
                 *key_parameters("end", "Up to and without this key; to the last key without it"),
                 *key_parameters("prefix", "All keys that start so; not together with begin and end"),
                 _TEXT,
                 Parameter(
-                    "limit",
-                    "query",
+                    "limit", "query",
                     {"type": "integer", "minimum": 1, "maximum": RANGE_LIMIT_MAX, "default": RANGE_LIMIT_DEFAULT},
                     "At most so many keys",
                 ),
                 _AT,
             ),
-            answers={"application/json": ValueRange},
-            codes=(*_CODES, Code.BAD_RANGE),
-            tag="view",
         ),
-    )
+    )  # fmt: skip
