@@ -19,6 +19,7 @@ from typing import Final
 from urllib.parse import unquote, urlsplit
 from zlib import crc32
 
+import msgspec
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
@@ -47,7 +48,6 @@ from holdfast.spark.bulk.requests import (
     AS_NAMED,
     ParsedRequest,
     RequestFormat,
-    decode_request,
     frame_errors,
     in_order,
     pack,
@@ -182,12 +182,13 @@ class Ingest:
 
         def parse(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for chunk in pack(batches):
-                encoded = [request.encode() for request in parsed_requests(chunk)]
+                encoded = [msgspec.msgpack.encode(request) for request in parsed_requests(chunk)]
                 yield pa.RecordBatch.from_arrays([pa.array(encoded, pa.binary())], ["request"])
 
         with frame_errors(self._format), task_errors():
             rows = in_order(frame, self._format, 1).mapInArrow(parse, "request binary").toArrow()
-        return [decode_request(data) for data in rows["request"].to_pylist()]
+        decoder = msgspec.msgpack.Decoder(ParsedRequest)
+        return [decoder.decode(data) for data in rows["request"].to_pylist()]
 
     def _repeats(self, frame: DataFrame, records: Sequence[GroupRecord]) -> bool:
         """Whether the micro-batch holds exactly the requests of these records."""
