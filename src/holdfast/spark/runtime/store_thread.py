@@ -14,8 +14,9 @@ import gc
 import secrets
 import sys
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Generator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Generic, Self, TypeVar
@@ -71,34 +72,33 @@ class DirectoryHere:
 
     async def read(self, key: str, *, start: int = 0, length: int | None = None) -> bytes:
         """As the port says."""
-        try:
+        with _unavailable(key):
             data = self._objects.read(require_key(key), start, length)
-        except OSError as error:
-            raise self._unavailable(key, error) from error
         if data is None:
             raise NotFound("there is no such object", key=key)
         return data
 
     async def list(self, prefix: str, *, after: str = "", limit: int = 1000) -> builtins.list[Listed]:
         """As the port says."""
-        try:
+        with _unavailable(prefix):
             return [Listed(key, size) for key, size in self._objects.page(prefix, after, limit)]
-        except OSError as error:
-            raise self._unavailable(prefix, error) from error
 
     async def delete(self, key: str) -> None:
         """As the port says."""
-        try:
+        with _unavailable(key):
             self._objects.delete(require_key(key))
-        except OSError as error:
-            raise self._unavailable(key, error) from error
 
     async def close(self) -> None:
         """As the port says."""
         self._objects.close()
 
-    def _unavailable(self, key: str, error: OSError) -> Unavailable:
-        return Unavailable("the directory cannot be read", key=key, cause=str(error))
+
+@contextmanager
+def _unavailable(key: str) -> Generator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise Unavailable("the directory cannot be read", key=key, cause=str(error)) from error
 
 
 _DAEMON: Final = "pyspark.daemon"

@@ -37,8 +37,7 @@ from holdfast.spark.options import WriteOptions
 from holdfast.spark.sink.record import (
     Intent,
     Progress,
-    decode_progress,
-    encode,
+    decode,
     progress_key,
     read_record,
     record_key,
@@ -279,7 +278,7 @@ class _Sender:
         self._partition = partition
         self._key = progress_key(options.application, intent.token, partition)
         found = client.get(self._key, at=LogPosition(intent.version, intent.log_id))
-        self._note = None if found is None else _Note(decode_progress(found.value, self._key), found.version)
+        self._note = None if found is None else _Note(decode(found.value, self._key, Progress), found.version)
         # A view may lag the progress of an earlier try. A conflict shows it, but not where no progress is noted.
         self._may_be_behind = True
 
@@ -342,7 +341,7 @@ class _Sender:
         record = record_key(self._options.application)
         try:
             receipt = self._client.commit(
-                [Write(self._key, encode(wanted))],
+                [Write(self._key, msgspec.json.encode(wanted))],
                 [PointRead(self._key, read_version), PointRead(record, read_version)],
                 read_version=read_version,
                 log_id=self._intent.log_id,
@@ -367,7 +366,7 @@ class _Sender:
             )
         self._intent_version = read_version
         found = self._client.get(self._key, at=read_version)
-        return None if found is None else _Note(decode_progress(found.value, self._key), found.version)
+        return None if found is None else _Note(decode(found.value, self._key, Progress), found.version)
 
     def _attempt(self, chunk: _Chunk, missing: list[int], attempt: int, read_version: int) -> list[int]:
         """Send these transactions in one attempt, and return those that are proved to be dead in it."""
