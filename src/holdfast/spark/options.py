@@ -254,7 +254,6 @@ class _Given:
         return parse(name, self._texts[name]) if name in self._texts else default
 
     def text(self, name: str) -> str | None:
-        """The text of an option as it was given."""
         return self._texts.get(name)
 
     def stripped(self, name: str) -> str:
@@ -521,8 +520,6 @@ def _one_of(choices: type[E], *also: str) -> Callable[[str, str], E]:
 
 
 def _version(*words: str) -> Callable[[str, str], int | str]:
-    """A version number, or one of these words."""
-
     def parse(name: str, text: str) -> int | str:
         digits = text.strip().lower()
         if digits in words:
@@ -580,7 +577,6 @@ def _is_count(value: object, highest: int, lowest: int = 0) -> bool:
 
 
 def _after_seq(name: str, text: str) -> int:
-    """The last message not wanted, 0 for none."""
     text = text.strip()
     if text.lower() == EARLIEST:
         return 0

@@ -69,7 +69,7 @@ assert WAVE <= SPAN_MAX, "a wave is within the span"
 
 @dataclass(slots=True)
 class IngestCounts:
-    """What an ingest has done. ``found`` requests had been settled by a run before it."""
+    """What an ingest has done. ``found`` requests were finished by an earlier run."""
 
     micro_batches: int = 0
     requests: int = 0
@@ -111,8 +111,8 @@ class Ingest:
         self._output = DeltaOutput(table_location(verdicts_url), "ingest", VERDICTS)
         self._thread: StoreThread | None = None
         self._stages: _Stages | None = None
-        # The newest micro-batch's records as they were when this process began to lead; None once it has settled one.
-        self._settled: list[GroupRecord] | None = None
+        # The newest micro-batch's records when this process began to lead; None after its own first micro-batch.
+        self._earlier: list[GroupRecord] | None = None
 
     def micro_batch(self, frame: DataFrame, number: int) -> None:
         """Commit the requests of one micro-batch and add their verdicts to the table. Harmless when repeated.
@@ -122,28 +122,28 @@ class Ingest:
         """
         stages = self._stages or self._begin(frame.sparkSession)
         state = self._output.open(f"{stages.log_id}/{self._name}", {})
-        settled = self._settled or []
-        settled_batch = settled[0].batch if settled else -1
-        records = settled if number == settled_batch else []
+        earlier = self._earlier or []
+        earlier_batch = earlier[0].batch if earlier else -1
+        records = earlier if number == earlier_batch else []
         outcomes = [each for record in records for each in record.outcomes]
         if number < state.offset:
             # Spark repeats the last micro-batch alone, with the same requests: anything else is another checkpoint's.
-            if number < state.offset - 1 or (self._settled is not None and not self._repeats(frame, records)):
+            if number < state.offset - 1 or (self._earlier is not None and not self._repeats(frame, records)):
                 raise _behind(number, state.offset - 1)
             return
-        if number < settled_batch:
-            raise _behind(number, settled_batch)
+        if number < earlier_batch:
+            raise _behind(number, earlier_batch)
         self.counts.found += len(outcomes)
         try:
             requests = self._requests(frame)
             if not all(record.covers(requests) for record in records):
-                raise _behind(number, settled_batch)
+                raise _behind(number, earlier_batch)
             self._commit(stages, requests, outcomes, number)
-            rows = [_row(place, request, outcomes[place]) for place, request in enumerate(requests)]
+            rows = [_row(position, request, outcomes[position]) for position, request in enumerate(requests)]
             table = pa.Table.from_pylist(rows, schema=VERDICTS)
             files = [write_table(self._output.location.url, table, {})] if rows else []
             self._output.commit(state, number + 1, files, ())
-            self._settled = None
+            self._earlier = None
         except BaseException:
             # The requests in flight are unknown now; the next leader finds them in the log.
             self._stages = None
@@ -170,10 +170,10 @@ class Ingest:
         thread = self._thread
         leadership = Leadership(thread, self._leading)
         claim = leadership.claim()
-        found, complete = thread.start(lambda store: records_nearby(store, claim, self._key)).result()
+        records, complete = thread.start(lambda store: records_nearby(store, claim, self._key)).result()
         if not complete:
-            found = records_of_log(spark, self._url, self._key)
-        self._settled = sorted(found, key=lambda record: record.first)
+            records = records_of_log(spark, self._url, self._key)
+        self._earlier = sorted(records, key=lambda record: record.first)
         self._stages = _Stages(thread, leadership, claim, self._rules)
         return self._stages
 
@@ -191,7 +191,6 @@ class Ingest:
         return [decoder.decode(data) for data in rows["request"].to_pylist()]
 
     def _repeats(self, frame: DataFrame, records: Sequence[GroupRecord]) -> bool:
-        """Whether the micro-batch holds exactly the requests of these records."""
         requests, count = self._requests(frame), sum(len(record.outcomes) for record in records)
         return len(requests) == count and all(record.covers(requests) for record in records)
 
@@ -229,22 +228,22 @@ def _group_end(requests: Sequence[ParsedRequest], first: int, count: int) -> int
     return past
 
 
-def _behind(number: int, settled: int) -> InvalidRequest:
+def _behind(number: int, newest: int) -> InvalidRequest:
     return InvalidRequest(
         "this stream's log is further than its checkpoint",
         code=Code.BAD_CONFIGURATION,
         hint="restore the checkpoint, or take another name if these requests were never offered before; a micro-batch "
         "that is repeated has to hold the same requests: leave out what gives another value each time",
         micro_batch=number,
-        settled=settled,
+        settled=newest,
     )
 
 
-def _row(place: int, request: ParsedRequest, result: RequestOutcome) -> dict[str, object]:
+def _row(position: int, request: ParsedRequest, result: RequestOutcome) -> dict[str, object]:
     outcome = "committed" if result.code is None else "invalid" if result.code in INVALID_CODES else "not_committed"
     conflicts = [{"precondition": index, "version": version} for index, version in result.conflicts]
     return {
-        "position": place + 1,
+        "position": position + 1,
         "order": request.order,
         "request_id": request.request_id,
         "outcome": outcome,
@@ -256,8 +255,6 @@ def _row(place: int, request: ParsedRequest, result: RequestOutcome) -> dict[str
 
 @dataclass(slots=True)
 class _Group:
-    """Some requests that are decided, and the record that says how."""
-
     record: GroupRecord
     entries: list[CommitEntry]
     transactions: list[LoggedTransaction]
@@ -307,7 +304,6 @@ class _Stages:
         return _Group(record, [entry for entry in onward if entry.version], logged, self._resolve.floor)
 
     def _original(self, follower: CommitEntry) -> CommitEntry:
-        """The attempt in flight whose outcome this one shares."""
         assert follower.txn.request_id is not None, "only attempts are followed"
         known = self._sequence.attempts.find(follower.txn.request_id)
         assert isinstance(known, Known), "an attempt that is followed is known"
@@ -323,11 +319,11 @@ class _Stages:
         async def find(store: ObjectStore) -> None:
             if self._history is None:
                 self._history = AttemptHistory(store, self._claim)
-            found = await self._history.find(request_id, read_version, self._durable)
-            if found.txn is not None:
-                same = fingerprint(found.txn) == fingerprint(entry.txn)
-                entry.outcome = Committed(found.txn.version) if same else Reused()
-            elif found.truncated:
+            record = await self._history.find(request_id, read_version, self._durable)
+            if record.txn is not None:
+                same = fingerprint(record.txn) == fingerprint(entry.txn)
+                entry.outcome = Committed(record.txn.version) if same else Reused()
+            elif record.truncated:
                 raise Unavailable("retention removed the record of an attempt", code=Code.LOG_TRUNCATED)
             else:
                 entry.outcome = Rejected("too_old")

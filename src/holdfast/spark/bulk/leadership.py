@@ -18,6 +18,7 @@ import time
 import urllib.error
 import urllib.request
 from dataclasses import dataclass, replace
+from functools import partial
 from hashlib import blake2b
 from typing import Final
 
@@ -58,10 +59,10 @@ async def put_batch(store: ObjectStore, header: Header, data: bytes, *, patience
         trouble = ""
         try:
             async with asyncio.timeout(REQUEST_S_MAX):
-                answer = await store.create(object_name(header.slot), data)
+                result = await store.create(object_name(header.slot), data)
         except TimeoutError:
-            answer = Unknown("no answer in time")
-        match answer:
+            result = Unknown("no response in time")
+        match result:
             case Created():
                 return True
             case Refused(certain=certain):
@@ -81,7 +82,7 @@ async def put_batch(store: ObjectStore, header: Header, data: bytes, *, patience
 async def _is_own(store: ObjectStore, own: Header, *, certain: bool) -> bool:
     """Whether the object in the slot is this leader's. False: not known yet. Raises: Fenced."""
     try:
-        found = decode_header(await store.read(object_name(own.slot), length=HEADER_BYTES), slot=own.slot)
+        header = decode_header(await store.read(object_name(own.slot), length=HEADER_BYTES), slot=own.slot)
     except Unavailable:
         return False
     except NotFound:
@@ -91,7 +92,7 @@ async def _is_own(store: ObjectStore, own: Header, *, certain: bool) -> bool:
         raise _deposed(own) from None
     except CorruptData as error:
         raise _deposed(own) from error
-    if (found.log_id, found.leader_id, found.nonce, found.body_crc) != (
+    if (header.log_id, header.leader_id, header.nonce, header.body_crc) != (
         own.log_id, own.leader_id, own.nonce, own.body_crc,
     ):  # fmt: skip
         raise _deposed(own)
@@ -107,12 +108,12 @@ def _deposed(own: Header) -> Fenced:
     )
 
 
-ANSWER_SECONDS_MAX: Final = 2.0
+RESPONSE_SECONDS_MAX: Final = 2.0
 DRAIN_SECONDS_MAX: Final = 60.0
 
 
 async def ask_to_step_down(address: str, token: str | None) -> str | None:
-    """The leader id at ``address`` if it still leads, empty if it does not, None without an answer."""
+    """The leader id at ``address`` if it still leads, empty if it does not, None without a response."""
     return await asyncio.to_thread(_ask, address, token)
 
 
@@ -139,14 +140,14 @@ def _ask(address: str, token: str | None) -> str | None:
 
 def _leader(url: str) -> str | None:
     try:
-        with urllib.request.urlopen(url, timeout=ANSWER_SECONDS_MAX) as answer:
-            found = json.loads(answer.read(65_536))
+        with urllib.request.urlopen(url, timeout=RESPONSE_SECONDS_MAX) as response:
+            health = json.loads(response.read(65_536))
     except urllib.error.HTTPError:
         return ""
     except (OSError, ValueError):
         return None
-    leading = isinstance(found, dict) and found.get("leading")
-    return str(found.get("leader_id", "")) if leading else ""
+    leading = isinstance(health, dict) and health.get("leading")
+    return str(health.get("leader_id", "")) if leading else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,10 +176,7 @@ class Leadership:
     def claim(self) -> Header:
         """Take the lead, after asking a living leader to step down."""
         identity = Identity(LeaderId(os.urandom(16)), self._nonce_seed, "")
-        leading = self._leading
-
-        async def ask(address: str) -> str | None:
-            return await ask_to_step_down(address, leading.token)
+        leading, ask = self._leading, partial(ask_to_step_down, token=self._leading.token)
 
         async def lead(store: ObjectStore) -> Takeover:
             rules = TakeoverOptions(

@@ -43,7 +43,7 @@ class LoadProgress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     requests: int
     through: int
     base: int
-    reigns: tuple[tuple[int, int], ...]
+    leaderships: tuple[tuple[int, int], ...] = msgspec.field(name="reigns")
     cuts: tuple[int, ...] = ()
     format: int = 1
 
@@ -149,14 +149,14 @@ def _decode_group(data: bytes, key: bytes) -> GroupRecord:
 
 async def records_nearby(store: ObjectStore, claim: Header, key: bytes) -> tuple[list[GroupRecord], bool]:
     """The records of the newest micro-batch in the objects before ``claim``, and whether these are all of them."""
-    found: list[GroupRecord] = []
+    records: list[GroupRecord] = []
     header = claim
     for _ in range(INGEST_LOOK_BACK_OBJECTS):
         if header.slot == FIRST_SLOT:
-            return found, True
+            return records, True
         before = await read_header(store, header.prev)
         if before is None:
-            return found, True
+            return records, True
         header = before
         if header.kind is not Kind.DATA or not header.transactions:
             continue
@@ -165,12 +165,12 @@ async def records_nearby(store: ObjectStore, claim: Header, key: bytes) -> tuple
             for operation in txn.operations:
                 if isinstance(operation, Write) and operation.key == key:
                     record = _decode_group(operation.value, key)
-                    if found and record.batch != found[0].batch:
-                        return found, True
-                    found.append(record)
+                    if records and record.batch != records[0].batch:
+                        return records, True
+                    records.append(record)
                     if record.first == 0:
-                        return found, True
-    return found, False
+                        return records, True
+    return records, False
 
 
 def records_of_log(spark: SparkSession, url: str, key: bytes) -> list[GroupRecord]:

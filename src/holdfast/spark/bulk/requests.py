@@ -233,7 +233,7 @@ class Chunk:
     """One chunk. ``plain``: its requests only change things, name no version and have no id, and none is refused.
 
     ``checksum`` and ``weighted`` are sums over its requests, modulo 2^64: of each checksum, and of that
-    times its place in the chunk, from 1. They make a digest of the whole input that does not depend on the chunks.
+    times its position in the chunk, from 1. They make a digest of the whole input that does not depend on the chunks.
     """
 
     requests: int
@@ -271,17 +271,16 @@ def pack(batches: Iterator[pa.RecordBatch]) -> Iterator[Chunk]:
             continue
         orders = batch.column("order")
         if orders.null_count:
-            raise InvalidRequest("a request has no place in the order")
+            raise InvalidRequest("a request has no position in the order")
         same = pc.equal(orders.slice(1), orders.slice(0, len(orders) - 1))
         if pc.any(same).as_py() or orders[0].as_py() == before:
-            place = orders[pc.index(same, True).as_py()].as_py() if pc.any(same).as_py() else before
-            raise InvalidRequest("two requests have the same place in the order", order=place)
+            position = orders[pc.index(same, True).as_py()].as_py() if pc.any(same).as_py() else before
+            raise InvalidRequest("two requests have the same position in the order", order=position)
         before = orders[-1].as_py()
         yield from _chunks(batch)
 
 
 def _chunks(batch: pa.RecordBatch) -> Iterator[Chunk]:
-    """The batch cut by bytes."""
     items = _items(batch)
     starts = np.concatenate(([0], np.cumsum(items.counts)))
     sizes = np.concatenate(([0], np.cumsum(items.lengths())))[starts]
@@ -367,8 +366,8 @@ def _interleaved(reads: Numbers, operations: Numbers) -> Numbers:
     result: Numbers = np.empty(total_reads + int(operations.sum()), np.int64)
     for counts, begins, first in ((reads, starts, 0), (operations, starts + reads, total_reads)):
         total = int(counts.sum())
-        places = np.arange(total) + np.repeat(begins - (np.cumsum(counts) - counts), counts)
-        result[places] = np.arange(first, first + total)
+        positions = np.arange(total) + np.repeat(begins - (np.cumsum(counts) - counts), counts)
+        result[positions] = np.arange(first, first + total)
     return result
 
 
@@ -429,7 +428,7 @@ def _chunk(batch: pa.RecordBatch, items: _Items) -> Chunk:
             "fingerprint": _fingerprints(items, ids, read_index, read_version),
         }
     )
-    places = np.arange(1, rows + 1, dtype=np.uint64)
+    positions = np.arange(1, rows + 1, dtype=np.uint64)
     return Chunk(
         requests=rows,
         items=items.columns.num_rows,
@@ -438,7 +437,7 @@ def _chunk(batch: pa.RecordBatch, items: _Items) -> Chunk:
         has_versions=has_versions,
         has_ids=has_ids,
         checksum=int(sums.sum(dtype=np.uint64)),
-        weighted=int((sums * places).sum(dtype=np.uint64)),
+        weighted=int((sums * positions).sum(dtype=np.uint64)),
         asks=stream(asks),
         item_rows=stream(items.columns.select(["kind", "key", "end", "at_index", "at_version"])),
         values=stream(items.columns.select(["value"])),
@@ -484,9 +483,9 @@ def _refusals(items: _Items, ids: pa.Array, read_index: pa.Array, read_version: 
         refusals[named & ~has_version] = Refusal.READ_VERSION_REQUIRED
         repeated = pc.fill_null(pc.binary_length(ids), 0).to_numpy(zero_copy_only=False) * items.counts
         refusals[repeated > REPEATED_BYTES_MAX] = Refusal.TOO_LARGE
-        for place in np.flatnonzero(named).tolist() if not _all_fit(ids) else ():
-            if not _fits(ids[place].as_py()):
-                refusals[place] = Refusal.BAD_REQUEST_ID
+        for position in np.flatnonzero(named).tolist() if not _all_fit(ids) else ():
+            if not _fits(ids[position].as_py()):
+                refusals[position] = Refusal.BAD_REQUEST_ID
     refusals[items.counts == items.reads] = Refusal.NO_OPERATIONS
     return refusals
 
@@ -527,12 +526,12 @@ def _fingerprints(items: _Items, ids: pa.Array, read_index: pa.Array, read_versi
     numbers.append(pc.is_null(items.columns["end"]).to_numpy(zero_copy_only=False))
     own = list(zip(read_index.to_pylist(), read_version.to_pylist(), strict=True))
     fingerprints: list[bytes | None] = []
-    for place, request_id in enumerate(ids.to_pylist()):
+    for position, request_id in enumerate(ids.to_pylist()):
         if request_id is None:
             fingerprints.append(None)
             continue
-        begin, end = starts[place], starts[place + 1]
-        digest = blake2b(repr(own[place]).encode(), digest_size=16)
+        begin, end = starts[position], starts[position + 1]
+        digest = blake2b(repr(own[position]).encode(), digest_size=16)
         for values in numbers:
             digest.update(values[begin:end].tobytes())
         for offsets, data in texts:
@@ -547,7 +546,7 @@ def _checksums(items: _Items, ids: pa.Array, read_index: pa.Array, read_version:
     columns = items.columns
     starts = _starts(items)
     # How long every part of an item is, and its numbers; then the bytes, which lie together for a whole request.
-    places = (np.arange(columns.num_rows) - np.repeat(starts[:-1], items.counts)).astype(np.uint64)
+    positions = (np.arange(columns.num_rows) - np.repeat(starts[:-1], items.counts)).astype(np.uint64)
     mixed: npt.NDArray[np.uint64] = columns["kind"].to_numpy().astype(np.uint64)
     for prime, name in zip(_PRIMES, ("at_index", "at_version"), strict=False):
         mixed = mixed * np.uint64(prime) + _unsigned(columns[name])
@@ -564,7 +563,7 @@ def _checksums(items: _Items, ids: pa.Array, read_index: pa.Array, read_version:
             sums += (_polynomials(np.frombuffer(data, np.uint8), offsets[starts]) + np.uint64(1)) * np.uint64(prime)
     if len(held):
         sums[held] += np.add.reduceat(
-            (mixed ^ (mixed >> np.uint64(29))) * (2 * places + np.uint64(1)), starts[:-1][held]
+            (mixed ^ (mixed >> np.uint64(29))) * (2 * positions + np.uint64(1)), starts[:-1][held]
         )
     for prime, numbers in zip(_PRIMES, (read_index, read_version), strict=False):
         sums += _unsigned(numbers) * np.uint64(prime)
@@ -628,7 +627,7 @@ def require_judged(chunk: Mapping[str, Any], weighted: int, first: int) -> None:
 
 
 def other_requests(first: int) -> InvalidRequest:
-    """The error for requests from place ``first`` on that Spark has made again, as other ones."""
+    """The error for requests from position ``first`` on that Spark has made again, as other ones."""
     return InvalidRequest(
         "the requests are other ones than when they were judged",
         hint="Spark makes them again when a worker is lost: load from a table that keeps them, and leave out what "
@@ -638,7 +637,7 @@ def other_requests(first: int) -> InvalidRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class ChunkPlace:
+class ChunkSummary:
     """The position of a chunk: its requests begin at index ``first``, from 0. ``weighted`` is its checksum."""
 
     key: int
@@ -650,8 +649,19 @@ class ChunkPlace:
 
     @property
     def past(self) -> int:
-        """The place after its last request."""
+        """The position after its last request."""
         return self.first + self.requests
+
+
+def judged_chunks(
+    chunks: Mapping[int, ChunkSummary], batches: Iterator[pa.RecordBatch]
+) -> Iterator[tuple[ChunkSummary, Mapping[str, Any]]]:
+    """The chunks of a task, each with its summary. Raises InvalidRequest where Spark has made other requests."""
+    for batch in batches:
+        for row in batch.to_pylist():
+            chunk = chunks[chunk_key(row["partition"], row["number"])]
+            require_judged(row, chunk.weighted, chunk.first)
+            yield chunk, row
 
 
 @dataclass(frozen=True, slots=True)
@@ -662,7 +672,7 @@ class Staged:
     """
 
     frame: DataFrame
-    chunks: tuple[ChunkPlace, ...]
+    chunks: tuple[ChunkSummary, ...]
     requests: int
     items: int
     size: int
@@ -691,12 +701,12 @@ def stage(frame: DataFrame, request_format: RequestFormat, *, partitions: int) -
     with frame_errors(request_format), task_errors():
         rows = staged.select(*_SUMMARY).toArrow().to_pylist()
     rows.sort(key=lambda row: (row["partition"], row["number"]))
-    chunks: list[ChunkPlace] = []
+    chunks: list[ChunkSummary] = []
     first = total = 0
     for row in rows:
         key = chunk_key(row["partition"], row["number"])
         weighted = int(row["weighted"])
-        chunks.append(ChunkPlace(key, first, row["requests"], row["items"], row["size"], weighted))
+        chunks.append(ChunkSummary(key, first, row["requests"], row["items"], row["size"], weighted))
         total += weighted + first * int(row["checksum"])
         first += row["requests"]
     digest = blake2b(f"{first} {total % 2**64}".encode(), digest_size=16).hexdigest()
@@ -714,7 +724,7 @@ def stage(frame: DataFrame, request_format: RequestFormat, *, partitions: int) -
 
 
 class ParsedRequest(msgspec.Struct, frozen=True):
-    """One request: its place as the input has it, and its transaction, or the code that refuses it."""
+    """One request: its position as the input has it, and its transaction, or the code that refuses it."""
 
     order: str
     request_id: str | None
@@ -745,16 +755,16 @@ def parsed_requests(chunk: Chunk) -> Iterator[ParsedRequest]:
 
 
 def operations_at(
-    asks: pa.Table, items: pa.Table, values: pa.Table, places: Iterable[int]
+    asks: pa.Table, items: pa.Table, values: pa.Table, positions: Iterable[int]
 ) -> Iterator[list[Operation]]:
-    """What the requests at these places of a chunk change."""
+    """The operations of the requests at these positions of a chunk."""
     counts = asks["items"].to_pylist()
     ends = list(accumulate(counts))
-    for place in places:
-        begin = ends[place] - counts[place]
+    for position in positions:
+        begin = ends[position] - counts[position]
         rows = zip(
-            items.slice(begin, counts[place]).to_pylist(),
-            values["value"].slice(begin, counts[place]).to_pylist(),
+            items.slice(begin, counts[position]).to_pylist(),
+            values["value"].slice(begin, counts[position]).to_pylist(),
             strict=True,
         )
         yield [_parsed_operation(item, value) for item, value in rows if item["kind"] < ItemKind.POINT_READ]

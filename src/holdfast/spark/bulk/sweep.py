@@ -21,14 +21,20 @@ from typing import Any, Final, TypeAlias, TypeVar, cast
 
 import numba
 import numpy as np
-import numpy.typing as npt
 
-from holdfast.spark.bulk.problem import CLEAR, COMMITTED, CONFLICT, REJECTED, UNKNOWN, Problem
+from holdfast.spark.bulk.problem import (
+    CLEAR,
+    COMMITTED,
+    CONFLICT,
+    REJECTED,
+    UNKNOWN,
+    Flags,
+    Ordinals,
+    Problem,
+    States,
+)  # fmt: skip
+from holdfast.spark.bulk.sequencing import Numbers
 
-Flags: TypeAlias = npt.NDArray[np.bool_]
-Numbers: TypeAlias = npt.NDArray[np.int64]
-Ordinals: TypeAlias = npt.NDArray[np.int32]
-States: TypeAlias = npt.NDArray[np.uint8]
 Changes: TypeAlias = tuple[Numbers, Ordinals, Ordinals]
 Items: TypeAlias = tuple[Numbers, Numbers, Numbers]
 Loop = TypeVar("Loop", bound=Callable[..., Any])
@@ -72,7 +78,7 @@ def record_one(begins: Numbers, inside: Ordinals, rank: int, ordinal: int) -> No
 
 @compiled
 def _whole_parents(low: int, high: int) -> tuple[int, int]:
-    """The parents that are wholly inside a range, as places ``(left, right)``; ``(high, high)`` where there are none.
+    """The parents that are wholly inside a range, as entries ``(left, right)``; ``(high, high)`` for none.
 
     >>> _whole_parents(3, 200), _whole_parents(3, 5), _whole_parents(64, 128)
     ((64, 192), (5, 5), (64, 128))
@@ -99,10 +105,10 @@ def record(begins: Numbers, inside: Ordinals, covers: Ordinals, low: int, high: 
     level = 0
     while low < high:
         left, right = _whole_parents(low, high)
-        for place in range(begins[level] + low, begins[level] + left):
-            inside[place] = covers[place] = ordinal
-        for place in range(begins[level] + right, begins[level] + high):
-            inside[place] = covers[place] = ordinal
+        for entry in range(begins[level] + low, begins[level] + left):
+            inside[entry] = covers[entry] = ordinal
+        for entry in range(begins[level] + right, begins[level] + high):
+            inside[entry] = covers[entry] = ordinal
         low, high = (left + FAN - 1) >> SHIFT, right >> SHIFT
         level += 1
 
@@ -114,23 +120,23 @@ def newest(begins: Numbers, inside: Ordinals, covers: Ordinals, low: int, high: 
     ``covers`` may be empty while every change was of a single rank; a single rank's newest change is then in
     ``inside[low]``, which is faster.
     """
-    found = 0
+    latest = 0
     if len(covers):
         first, last = low, high - 1
         for level in range(len(begins) - 1):
-            found = max(found, int(covers[begins[level] + first]), int(covers[begins[level] + last]))
+            latest = max(latest, int(covers[begins[level] + first]), int(covers[begins[level] + last]))
             first >>= SHIFT
             last >>= SHIFT
     level = 0
     while low < high:
         left, right = _whole_parents(low, high)
-        for place in range(begins[level] + low, begins[level] + left):
-            found = max(found, int(inside[place]))
-        for place in range(begins[level] + right, begins[level] + high):
-            found = max(found, int(inside[place]))
+        for entry in range(begins[level] + low, begins[level] + left):
+            latest = max(latest, int(inside[entry]))
+        for entry in range(begins[level] + right, begins[level] + high):
+            latest = max(latest, int(inside[entry]))
         low, high = (left + FAN - 1) >> SHIFT, right >> SHIFT
         level += 1
-    return found
+    return latest
 
 
 def _arrays(problem: Problem) -> tuple[Changes, Ordinals, Items, Ordinals, Items]:
@@ -153,7 +159,6 @@ def _judge(
     decides: Flags,
     clear: Flags,
 ) -> States:
-    """The verdicts of ``sweep``."""
     begins, inside, covers = committed
     # What may be committed: looked up only once there is any.
     open_inside, open_covers, some_open = np.zeros_like(inside), np.zeros_like(covers), False
@@ -197,12 +202,11 @@ def _judge(
 def _conflicting_changes(
     committed: Changes, ordinals: Ordinals, reads: Items, read_ats: Ordinals, writes: Items, states: States
 ) -> Ordinals:
-    """The result of ``conflicting_changes``."""
     begins, inside, covers = committed
     read_begins, read_lows, read_highs = reads
     write_begins, write_lows, write_highs = writes
     points = len(covers) == 0
-    found = np.zeros(len(read_lows), np.int32)
+    changes = np.zeros(len(read_lows), np.int32)
     for request in range(len(ordinals)):
         if states[request] == REJECTED:
             for read in range(read_begins[request], read_begins[request + 1]):
@@ -210,7 +214,7 @@ def _conflicting_changes(
                 one = points and high - low == 1
                 change = inside[low] if one else newest(begins, inside, covers, low, high)
                 if change > read_ats[read]:
-                    found[read] = change
+                    changes[read] = change
         elif states[request] == COMMITTED:
             for write in range(write_begins[request], write_begins[request + 1]):
                 low, high, ordinal = write_lows[write], write_highs[write], ordinals[request]
@@ -218,7 +222,7 @@ def _conflicting_changes(
                     record_one(begins, inside, low, ordinal)
                 else:
                     record(begins, inside, covers, low, high, ordinal)
-    return found
+    return changes
 
 
 def load_loops() -> None:

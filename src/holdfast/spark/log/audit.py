@@ -416,10 +416,10 @@ def _claim_of(thread: PlannedObjectsThread, header: Header) -> Header:
     """The claim that an object names; where that is damaged or another's, what the object says about it."""
     if header.kind is Kind.CLAIM:
         return header
-    found = _header(thread, header.claim)
+    claim = _header(thread, header.claim)
     own = (Kind.CLAIM, header.log_id, header.epoch, header.leader_id)
-    if found is not None and (found.kind, found.log_id, found.epoch, found.leader_id) == own:
-        return found
+    if claim is not None and (claim.kind, claim.log_id, claim.epoch, claim.leader_id) == own:
+        return claim
     return replace(header, kind=Kind.CLAIM, slot=header.claim)
 
 
@@ -584,8 +584,8 @@ def _look(url: str, after: int, until: int | None, step_bytes: int, *, audited: 
 
 
 async def _choose(store: ObjectStore, after: int, until: int | None, step_bytes: int, audited: int) -> _Share:
-    found = await survey(store)
-    chain = found.chain
+    surveyed = await survey(store)
+    chain = surveyed.chain
     readable = await last_readable(store, chain, 0, len(chain.slots) - 1)
     if readable is None:
         raise CorruptData("no header of the live chain can be read", code=Code.CORRUPT_LOG, url=store.url)
@@ -595,7 +595,7 @@ async def _choose(store: ObjectStore, after: int, until: int | None, step_bytes:
             raise CorruptData(
                 "the newest object of the log is damaged", code=Code.CORRUPT_LOG, slot=slot_text(int(chain.slots[-1]))
             )
-        return _Share(found, head, 0, 0, after, after, 0)
+        return _Share(surveyed, head, 0, 0, after, after, 0)
     above = await first_above(store, chain, after)
     first = 0 if after == 0 else above
     if audited:
@@ -618,7 +618,7 @@ async def _choose(store: ObjectStore, after: int, until: int | None, step_bytes:
         past += before is None or before[1].last_version < until
     floor_place = 0 if head.window_floor == 0 else await first_above(store, chain, head.window_floor)
     window_bytes = int(chain.sizes[floor_place:].sum())
-    return _Share(found, head, first, past, after, through, window_bytes)
+    return _Share(surveyed, head, first, past, after, through, window_bytes)
 
 
 def _audit(spark: SparkSession, url: str, share: _Share, *, verified: int) -> Audit:
@@ -643,7 +643,6 @@ def _audit(spark: SparkSession, url: str, share: _Share, *, verified: int) -> Au
 
 
 def _lost(share: _Share) -> Iterator[Finding]:
-    """The holes of the chain that lie in this step."""
     slots = share.survey.chain.slots
     newest = int(slots[share.past - 1]) if share.past < len(slots) else 0
     oldest = int(slots[share.first - 1]) if share.first else 2**64
@@ -665,8 +664,8 @@ def _run_pieces(spark: SparkSession, url: str, pieces: Sequence[tuple[Piece, int
     def check(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for index in batch["id"].to_pylist():
-                found = audit_piece(url, *pieces[index])
-                rows = [*map(asdict, found.findings), asdict(found.counts)]
+                piece_audit = audit_piece(url, *pieces[index])
+                rows = [*map(asdict, piece_audit.findings), asdict(piece_audit.counts)]
                 yield pa.RecordBatch.from_pylist(rows, schema=_RESULT_SCHEMA)
 
     if not pieces:
@@ -683,7 +682,7 @@ def _mark(url: str, share: _Share, damaged: Sequence[str]) -> int:
     async def before(store: ObjectStore) -> int:
         chain = share.survey.chain
         place = int(np.count_nonzero(chain.slots > np.uint64(oldest))) - 1
-        found = None if place < 0 else await last_readable(store, chain, 0, place)
-        return share.after if found is None else max(share.after, found[1].last_version)
+        readable = None if place < 0 else await last_readable(store, chain, 0, place)
+        return share.after if readable is None else max(share.after, readable[1].last_version)
 
     return with_store(url, before)

@@ -86,15 +86,15 @@ class Replay:
             while chunk := list(islice(transactions, CHUNK_TRANSACTIONS)):
                 in_flight.append((self._start(self._commit(chunk)), _source_version(chunk[-1])))
                 if len(in_flight) >= CHUNKS_IN_FLIGHT:
-                    committed += self._settle(in_flight)
+                    committed += self._finish_oldest(in_flight)
         finally:
             # Also when reading has failed: what was sent is in the target, and the next try continues after it.
             while in_flight:
-                committed += self._settle(in_flight)
+                committed += self._finish_oldest(in_flight)
         self._offset = increment.through
         return StepResult(rows=committed)
 
-    def _settle(self, in_flight: deque[tuple[Future[int], int]]) -> int:
+    def _finish_oldest(self, in_flight: deque[tuple[Future[int], int]]) -> int:
         """Wait for the oldest chunk in flight, and move the offset after it."""
         chunk, through = in_flight.popleft()
         try:
@@ -142,9 +142,9 @@ class Replay:
                 raise NotFound("retention removed the replay's last offset", code=Code.LOG_TRUNCATED)
             header = before
             if header.kind is Kind.DATA and header.transactions:
-                found = await _newest_value(service.store, header, self._key)
-                if found is not None:
-                    return int(found)
+                value = await _newest_value(service.store, header, self._key)
+                if value is not None:
+                    return int(value)
         return 0
 
     async def _resign(self, service: CommitService) -> None:
@@ -193,7 +193,6 @@ async def _newest_value(store: ObjectReader, header: Header, key: bytes) -> byte
 
 
 def _source_version(txn: Transaction) -> int:
-    """The version in the source, which the last operation keeps."""
     offset = txn.operations[-1]
     assert isinstance(offset, Write), "a replayed transaction ends with its offset"
     return int(offset.value)

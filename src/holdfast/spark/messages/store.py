@@ -136,16 +136,16 @@ def seq_before(reader: StoreReader, placed: Placed, since_ms: int) -> int:
         else:
             low = middle + 1
     for extent in extents[low:]:
-        found, _ = reader.messages(extent, placed.until_ms)
-        for one in found:
+        messages, _ = reader.messages(extent, placed.until_ms)
+        for one in messages:
             if one.published_ms >= since_ms:
                 return one.seq - 1
     return placed.newest_seq
 
 
 def _newest_ms(reader: StoreReader, extent: Extent, until_ms: int) -> int | None:
-    found, _ = reader.messages(extent, until_ms)
-    return found[-1].published_ms if found else None
+    messages, _ = reader.messages(extent, until_ms)
+    return messages[-1].published_ms if messages else None
 
 
 def store_rows(options: StoreOptions, piece: StorePartition) -> Iterator[pa.RecordBatch]:
@@ -154,10 +154,10 @@ def store_rows(options: StoreOptions, piece: StorePartition) -> Iterator[pa.Reco
     size = 0
     with StoreReader(options.directory, options.store) as reader:
         for extent, is_exact in piece.extents:
-            found, is_all = reader.messages(extent, piece.until_ms)
+            messages, is_all = reader.messages(extent, piece.until_ms)
             if is_exact and not is_all:
                 raise _lost(options, extent.first_seq, extent.last_seq)
-            waiting += found
+            waiting += messages
             size += extent.bytes
             if len(waiting) >= BATCH_MESSAGES or size >= BATCH_BYTES:
                 yield _rows(waiting, options.columns)

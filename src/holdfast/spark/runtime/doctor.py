@@ -45,7 +45,7 @@ def diagnose(url: str | None = None, *, writes: bool = False) -> list[Diagnosis]
     >>> [each.check for each in diagnose()][:2]
     ['python', 'java']
     """
-    found = [
+    checks = [
         _python(),
         _named("java", find_java),
         _package("pyspark", SPARK_MIN, install_command("spark")),
@@ -54,10 +54,10 @@ def diagnose(url: str | None = None, *, writes: bool = False) -> list[Diagnosis]
         _worker_python(),
     ]
     if url is not None:
-        found.append(_reads(url))
+        checks.append(_reads(url))
         if writes:
-            found.append(_writes(url))
-    return found
+            checks.append(_writes(url))
+    return checks
 
 
 def _python() -> Diagnosis:

@@ -39,7 +39,7 @@ from holdfast.objects.port import (
 )
 
 
-class DirectoryHere:
+class _DirectoryHere:
     """An ``ObjectStore`` on the directory that a ``file:`` URL names. Raises: NotFound when there is none."""
 
     def __init__(self, url: str) -> None:
@@ -56,11 +56,9 @@ class DirectoryHere:
 
     @property
     def url(self) -> str:
-        """Where this is."""
         return self._url
 
     async def create(self, key: str, data: bytes) -> CreateAnswer:
-        """As the port says."""
         try:
             created = self._objects.create(require_key(key), data)
         except Unfit as error:
@@ -71,7 +69,6 @@ class DirectoryHere:
         return CREATED if created else Refused()
 
     async def read(self, key: str, *, start: int = 0, length: int | None = None) -> bytes:
-        """As the port says."""
         with _unavailable(key):
             data = self._objects.read(require_key(key), start, length)
         if data is None:
@@ -79,17 +76,14 @@ class DirectoryHere:
         return data
 
     async def list(self, prefix: str, *, after: str = "", limit: int = 1000) -> builtins.list[Listed]:
-        """As the port says."""
         with _unavailable(prefix):
             return [Listed(key, size) for key, size in self._objects.page(prefix, after, limit)]
 
     async def delete(self, key: str) -> None:
-        """As the port says."""
         with _unavailable(key):
             self._objects.delete(require_key(key))
 
     async def close(self) -> None:
-        """As the port says."""
         self._objects.close()
 
 
@@ -192,7 +186,7 @@ class StoreThread(_LoopThread[ObjectStore]):
     """The whole store at ``url``: listing, reading, creating. Requests are within a budget and repeated as it says."""
 
     def __init__(self, url: str) -> None:
-        super().__init__(lambda: DirectoryHere(url) if is_directory(url) else _budgeted(url))
+        super().__init__(lambda: _DirectoryHere(url) if is_directory(url) else _budgeted(url))
 
 
 class PlannedObjectsThread(_LoopThread[ObjectReader]):

@@ -146,9 +146,9 @@ def read_files(spark: SparkSession, url: str, paths: Sequence[str], schema: str)
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for path in batch["path"].to_pylist():
-                found = read_table(url, [path])
-                if found is not None:
-                    yield from found.to_batches()
+                table = read_table(url, [path])
+                if table is not None:
+                    yield from table.to_batches()
 
     return names.repartition(min(len(paths), TASKS_OF_A_READ_MAX)).mapInArrow(read, schema)
 

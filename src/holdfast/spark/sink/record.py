@@ -201,7 +201,7 @@ def read_record(client: Client, application: str) -> tuple[Record | None, int]:
     read_version = client.version().version
     key = record_key(application)
     try:
-        found = client.get(key, at=read_version)
+        stored = client.get(key, at=read_version)
     except InvalidRequest as error:
         if error.code is not Code.VIEW_DISABLED:
             raise
@@ -210,9 +210,9 @@ def read_record(client: Client, application: str) -> tuple[Record | None, int]:
             code=Code.VIEW_DISABLED,
             hint="start the service with view.enabled=true, which is off by default for logs on S3, GCS and Azure",
         ) from error
-    if found is None:
+    if stored is None:
         return None, read_version
-    return decode(found.value, key, Record), max(read_version, found.version)
+    return decode(stored.value, key, Record), max(read_version, stored.version)
 
 
 def begin(client: Client, options: WriteOptions, wanted: Wanted) -> Intent:
@@ -307,14 +307,7 @@ def finish(client: Client, options: WriteOptions, wanted: Wanted, partitions: in
         if record.token != wanted.token:
             break
         _require_no_further(client, options, wanted, partitions, read_version)
-        done = Record(
-            state="done",
-            token=wanted.token,
-            read_version=record.read_version,
-            name=wanted.name,
-            end=wanted.end,
-            recent=record.recent,
-        )
+        done = msgspec.structs.replace(record, state="done", name=wanted.name, end=wanted.end)
         if _replace(client, key, done, read_version, RangeDelete(*notes)) is not None:
             return
     raise _fenced(options.application, wanted.token)

@@ -44,7 +44,6 @@ _TOTAL_BYTES_MAX: Final = 2**31 - 1
 
 @cache
 def _model() -> Numbers:
-    """The head of a body of one row."""
     message = encode_record_batch([LoggedTransaction(1, None, None, [Write(b"", b"")], [])])
     return np.frombuffer(message, dtype="<i8", count=_HEAD_BYTES // 8)
 
@@ -163,8 +162,6 @@ class _Columns:
 
 JOINED_BYTES_MAX: Final = 512 * 1024
 """A body above this is decoded in place: copying it would cost more than a decoder."""
-_END: Final = b"\xff\xff\xff\xff\x00\x00\x00\x00"
-_SCHEMA: Final[bytes] = BODY_SCHEMA.serialize().to_pybytes()
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,10 +181,10 @@ def decode_bodies(objects: Sequence[tuple[Header, bytes]], *, verify: bool = Tru
 
     Raises: CorruptData.
     """
-    found = _joined(objects, verify=verify) or _one_by_one(objects, verify=verify)
+    bodies = _joined(objects, verify=verify) or _one_by_one(objects, verify=verify)
     if verify:
-        _check_versions(found)
-    return found
+        _check_versions(bodies)
+    return bodies
 
 
 def _joined(objects: Sequence[tuple[Header, bytes]], *, verify: bool) -> Bodies | None:
@@ -200,12 +197,12 @@ def _joined(objects: Sequence[tuple[Header, bytes]], *, verify: bool) -> Bodies 
     of_own_layout = join_bodies(bodies)
     if of_own_layout is not None:
         return Bodies([header for header, _ in objects], *of_own_layout)
-    parts: list[memoryview | bytes] = [_SCHEMA]
+    parts: list[memoryview | bytes] = [_SCHEMA_BYTES]
     for body in bodies:
-        if bytes(body[: len(_SCHEMA)]) != _SCHEMA or bytes(body[-len(_END) :]) != _END:
+        if bytes(body[: len(_SCHEMA_BYTES)]) != _SCHEMA_BYTES or bytes(body[-len(END_OF_STREAM) :]) != END_OF_STREAM:
             return None
-        parts.append(body[len(_SCHEMA) : -len(_END)])
-    parts.append(_END)
+        parts.append(body[len(_SCHEMA_BYTES) : -len(END_OF_STREAM)])
+    parts.append(END_OF_STREAM)
     try:
         table = pa.ipc.open_stream(pa.py_buffer(b"".join(parts))).read_all()
     except (pa.ArrowException, OSError):

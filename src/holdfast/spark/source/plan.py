@@ -315,11 +315,11 @@ def _below(slots: Slots, slot: int) -> int:
     return int(np.searchsorted(slots, np.uint64(slot), side="left"))
 
 
-def _holes(found: Slots, start: int, past: int) -> list[tuple[int, int]]:
-    """The runs of slots in ``start`` down to, not including, ``past`` that the falling ``found`` lacks."""
-    if len(found) == start - past:
+def _holes(present: Slots, start: int, past: int) -> list[tuple[int, int]]:
+    """The runs of slots in ``start`` down to, not including, ``past`` that the falling ``present`` lacks."""
+    if len(present) == start - past:
         return []
-    edges = np.concatenate((np.array([start + 1], dtype=np.uint64), found, np.array([past], dtype=np.uint64)))
+    edges = np.concatenate((np.array([start + 1], dtype=np.uint64), present, np.array([past], dtype=np.uint64)))
     wide = np.flatnonzero(edges[:-1] - edges[1:] > 1)
     return [(int(edges[i]) - 1, int(edges[i + 1]) + 1) for i in wide]
 
@@ -406,7 +406,7 @@ class SegmentPartition(InputPartition):
 
 @dataclass(frozen=True, slots=True)
 class LogHead:
-    """The newest settled version of a log, and which log it is (its id as 32 hexadecimal digits)."""
+    """The newest durable version of a log, and which log it is (its id as 32 hexadecimal digits)."""
 
     log_id: str
     version: int

@@ -41,10 +41,10 @@ def row_filter_of(filters: Iterable[Filter], shape: Shape) -> RowFilter:
     >>> row_filter_of([GreaterThan(("version",), 7), LessThanOrEqual(("version",), 9)], Shape.OPERATIONS).version_min
     8
     """
-    found = RowFilter()
+    combined = RowFilter()
     for each in filters:
-        found = found.and_also(_narrowing(each, shape))
-    return found
+        combined = combined.and_also(_narrowing(each, shape))
+    return combined
 
 
 def _narrowing(one: Filter, shape: Shape) -> RowFilter:
@@ -66,7 +66,6 @@ def _narrowing(one: Filter, shape: Shape) -> RowFilter:
 
 
 def _bounds(one: Filter, value: object) -> tuple[int | None, int | None]:
-    """Inclusive bounds of a whole number."""
     if isinstance(one, In):
         numbers = [each for each in one.value if isinstance(each, int)]
         return (min(numbers), max(numbers)) if numbers and len(numbers) == len(one.value) else (None, None)

@@ -401,16 +401,16 @@ class HoldfastStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._proved_ms = now_ms if prove_end else self._proved_ms
         bounds = _EVERYTHING if isinstance(limit, ReadAllAvailable) else self._options.admission
         target = self._target
-        found = self._run(lambda store: self._tail.end_of_batch(store, begin, bounds, target, prove_end=prove_end))
-        self._seen = found.end
+        end = self._run(lambda store: self._tail.end_of_batch(store, begin, bounds, target, prove_end=prove_end))
+        self._seen = end.end
         self._batch_ms = now_ms if self._batch_ms is None else self._batch_ms
-        too_few = bounds.rows_min is not None and found.transactions < bounds.rows_min and found.is_end_of_log
+        too_few = bounds.rows_min is not None and end.transactions < bounds.rows_min and end.is_end_of_log
         waits = too_few and not is_bounded_run and now_ms - self._batch_ms < bounds.delay_ms_max
-        if found.end == begin or waits:
+        if end.end == begin or waits:
             self._asked_ms = now_ms
             return dict(start)
         self._batch_ms = now_ms
-        return _offset(found.end)
+        return _offset(end.end)
 
     def reportLatestOffset(self) -> Offset | None:  # noqa: N802  Spark's name
         """The newest offset seen so far, for the query's progress."""

@@ -83,7 +83,7 @@ def bucket_count(log_bytes: int) -> int:
 def in_buckets(buckets: int, reduce: Reduce, operations: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The operations of one task, reduced and packed: points in their bucket, each range delete in all of them.
 
-    Shape: ``operations`` have at least version, position, kind and key, and come in log order. A row of the answer
+    Shape: ``operations`` have at least version, position, kind and key, and come in log order. A row of the result
     (``PACKED_TYPE``) holds operations of one bucket in log order, and gives the position of the first.
     """
     for table in tables_of(operations, WAITING_BYTES):
@@ -146,7 +146,7 @@ def rewrite_buckets(
 ) -> list[NewFile]:
     """Rewrite every bucket that the ``packed`` operations (made by ``in_buckets``) touch. Runs the tasks.
 
-    ``live`` are the files that a bucket's rewriting replaces, ``statistics`` the columns to give bounds of. The answer
+    ``live`` are the files that a bucket's rewriting replaces, ``statistics`` the columns to give bounds of. The result
     names every touched bucket, also those that became empty. Raises: what tasks raise, as Spark's error.
     """
     paths: dict[int, list[str]] = {}
@@ -244,7 +244,7 @@ def merge_latest(current: pa.Table | None, changes: pa.Table) -> Sequence[Bucket
 
     Shape: ``changes`` has version, position, kind, key, end, value, in log order; all of them are newer than every row
     of ``current``. Cost: O(n log n) in native code, and a Python step per row when there are range deletes. Values are
-    copied once: what is kept, and where, is found by keys alone.
+    copied once: keys alone decide which rows are kept.
     """
     is_range = pc.call_function("equal", [changes["kind"], "range_delete"])
     ranges = ranges_of(changes.filter(is_range))
@@ -328,8 +328,8 @@ def merge_history(current: pa.Table | None, changes: pa.Table) -> Sequence[Bucke
     order = np.lexsort((position, version, key))
     key, version, source = key[order], version[order], source[order]
     # Of one key's events at one version the last is what the transaction left behind.
-    settled: Flags = np.append((key[1:] != key[:-1]) | (version[1:] != version[:-1]), np.True_)[: len(key)]
-    key, version, source = key[settled], version[settled], source[settled]
+    is_last: Flags = np.append((key[1:] != key[:-1]) | (version[1:] != version[:-1]), np.True_)[: len(key)]
+    key, version, source = key[is_last], version[is_last], source[is_last]
     lives = np.concatenate((rows["lives"].to_numpy(), np.zeros(ranges.num_rows, dtype=np.bool_)))
     times = pa.chunked_array([*rows["timestamp"].chunks, *ranges["timestamp"].cast(TIMESTAMP).chunks], TIMESTAMP)
     followed: Flags = np.append(key[1:] == key[:-1], np.False_)[: len(key)]

@@ -86,7 +86,7 @@ RANGES_MAX: Final = 1_000_000
 
 
 def last_version(spark: SparkSession, url: str) -> int:
-    """The version up to which the log at ``url`` is settled and durable now. Cost: a listing and a few headers."""
+    """The version up to which the log at ``url`` is decided and durable now. Cost: a listing and a few headers."""
     headers = spark.read.format("holdfast").option("url", url).option("shape", "batches")
     newest = headers.option("startingVersion", "latest").option("columns", "last_version").load()
     row = newest.agg(F.max("last_version")).first()
@@ -105,14 +105,14 @@ def materialise_latest(spark: SparkSession, url: str, as_of_version: int | None 
     Raises: InvalidRequest for a version that the log has not reached, LimitExceeded for more than ``RANGES_MAX``
     distinct range deletes; what reading raises arrives as Spark's error with our text.
     """
-    settled = last_version(spark, url)
-    version = settled if as_of_version is None else as_of_version
-    if not 0 <= version <= settled:
+    newest = last_version(spark, url)
+    version = newest if as_of_version is None else as_of_version
+    if not 0 <= version <= newest:
         raise InvalidRequest(
             "the log has not reached this version",
             code=Code.FUTURE_VERSION,
             as_of_version=version,
-            last_version=settled,
+            last_version=newest,
         )
     ranges = _log(spark, url, version).option("kinds", "range_delete").option("columns", "key,end,version,position")
     points = _log(spark, url, version).option("kinds", "write,delete")
