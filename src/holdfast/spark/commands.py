@@ -25,7 +25,7 @@ from holdfast.spark.bulk.ingest import Ingest
 from holdfast.spark.bulk.leadership import LeadershipOptions
 from holdfast.spark.bulk.load import WAVE_DEFAULT, LoadOptions, load_requests
 from holdfast.spark.bulk.requests import RequestFormat, stage
-from holdfast.spark.bulk.resolve import Resolution, look_up, resolve_requests
+from holdfast.spark.bulk.resolve import look_up, resolve_requests
 from holdfast.spark.bulk.sequencing import Fate, Windows
 from holdfast.spark.bulk.verdicts import write_verdicts
 from holdfast.spark.data_source import HoldfastDataSource
@@ -252,9 +252,20 @@ class BulkCommand:
                     spark, staged, resolution, lambda ordinals: start + ordinals, self.to,
                     made_by="resolve", identity=f"{staged.digest}/{start}/{self.window}",
                 )  # fmt: skip
-                return JobResult(_resolved(resolution, staged.requests, staged.items))
             finally:
                 staged.release()
+        return JobResult(
+            {
+                "pipeline": "resolve",
+                "base": resolution.base,
+                "requests": staged.requests,
+                "items": staged.items,
+                "rounds": resolution.rounds,
+                "residue": list(resolution.residue),
+                "kernel_seconds": round(resolution.kernel_seconds, 3),
+                **{fate.name.lower(): resolution.count(fate) for fate in Fate if fate is not Fate.PENDING},
+            }
+        )
 
     def load(self, report: Report) -> JobResult:
         """Commit the requests. Raises: as ``load_requests``."""
@@ -333,16 +344,3 @@ class BulkCommand:
         if self.log is None:
             raise InvalidRequest("which log?", code=Code.BAD_CONFIGURATION, hint="give --log")
         return self.log
-
-
-def _resolved(resolution: Resolution, requests: int, items: int) -> dict[str, object]:
-    return {
-        "pipeline": "resolve",
-        "base": resolution.base,
-        "requests": requests,
-        "items": items,
-        "rounds": resolution.rounds,
-        "residue": list(resolution.residue),
-        "kernel_seconds": round(resolution.kernel_seconds, 3),
-        **{fate.name.lower(): resolution.count(fate) for fate in Fate if fate is not Fate.PENDING},
-    }

@@ -280,7 +280,7 @@ class _Stages:
         """Stages 1 and 2 for these requests, and for their record after them."""
         self._resolve.advance_floor(now().boot_ms, self._sequence.assigned, self._durable.last_version)
         entries = [
-            None if each.transaction is None else CommitEntry(each.transaction, _ignore_reply) for each in requests
+            None if each.transaction is None else CommitEntry(each.transaction, lambda _: None) for each in requests
         ]
         onward, look_up = self._sequence.order([entry for entry in entries if entry is not None], self._resolve.floor)
         self._resolve.decide(onward)
@@ -294,7 +294,7 @@ class _Stages:
             for request, entry in zip(requests, entries, strict=True)
         )
         record = GroupRecord(number, first, outcomes, requests_digest(requests))
-        last = CommitEntry(Transaction([Write(key, record.encode())]), _ignore_reply)
+        last = CommitEntry(Transaction([Write(key, record.encode())]), lambda _: None)
         self._resolve.decide(self._sequence.order([last], self._resolve.floor)[0])
         logged = [
             LoggedTransaction(e.version, e.txn.request_id, e.txn.read_version, e.txn.operations, e.txn.preconditions)
@@ -350,11 +350,6 @@ class _Stages:
         for group in groups:
             for entry in group.entries:
                 self._sequence.complete(entry)
-
-
-def _ignore_reply(entry: CommitEntry) -> None:
-    """The record and the table report the verdicts."""
-    del entry
 
 
 def _outcome_of(entry: CommitEntry) -> RequestOutcome:

@@ -61,22 +61,14 @@ class TableState:
         """The live files, those with these values of partition columns. Cost: one row each on the driver."""
         flat = pa.table(self.table.get_add_actions(flatten=True))
         rows = flat.select([name for name in flat.column_names if not name.startswith(("min.", "max."))]).to_pylist()
-        files = [
-            TableFile(
-                row["path"],
-                row["size_bytes"],
-                row["num_records"] or 0,
-                {name[len("partition.") :]: _text(row[name]) for name in row if name.startswith("partition.")},
-            )
-            for row in rows
-        ]
+        files: list[TableFile] = []
+        for row in rows:
+            named = {name.removeprefix("partition."): row[name] for name in row if name.startswith("partition.")}
+            # The Delta log writes booleans in lower case.
+            texts = {name: str(each).lower() if isinstance(each, bool) else str(each) for name, each in named.items()}
+            files.append(TableFile(row["path"], row["size_bytes"], row["num_records"] or 0, texts))
         wanted = (partition or {}).items()
         return [file for file in files if all(file.partition[name] == value for name, value in wanted)]
-
-
-def _text(value: object) -> str:
-    """A partition's value as the Delta log writes it."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 class DeltaOutput:

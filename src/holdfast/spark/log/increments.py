@@ -106,9 +106,9 @@ async def first_above(store: ObjectStore, chain: Chain, version: int) -> int:
     return low
 
 
-async def _last_version(store: ObjectStore, chain: Chain, place: int) -> int | None:
+async def _last_version(store: ObjectStore, chain: Chain, index: int) -> int | None:
     try:
-        return (await read_header(store, int(chain.slots[place]))).last_version
+        return (await read_header(store, int(chain.slots[index]))).last_version
     except CorruptData:
         return None
 

@@ -320,7 +320,7 @@ class _Sender:
         """The note that names this chunk and attempt, or a later one: ours, or another task's that came first."""
         for _ in range(ROUNDS_MAX):
             note = self._note
-            if note is not None and (note.is_done or _place(note.progress) >= _place(wanted)):
+            if note is not None and (note.is_done or _rank(note.progress) >= _rank(wanted)):
                 return note
             version = self._try_note(wanted)
             self._may_be_behind = False
@@ -406,5 +406,5 @@ class _Sender:
         return outcome.status == "not_committed"
 
 
-def _place(progress: Progress) -> tuple[int, int]:
+def _rank(progress: Progress) -> tuple[int, int]:
     return progress.chunk, len(progress.attempts)

@@ -62,8 +62,8 @@ def join_bodies(bodies: Sequence[memoryview]) -> tuple[list[int], pa.Table] | No
     heads = np.frombuffer(b"".join([body[start:past] for body in bodies]), dtype="<i8").reshape(len(bodies), -1)
     fixed = np.ones(heads.shape[1], dtype=np.bool_)
     fixed[[_BODY_LENGTH, _ROWS]] = fixed[_NODES] = fixed[_BUFFERS] = False
-    nodes, places = heads[:, _NODES], heads[:, _BUFFERS]
-    rows, offsets, lengths = heads[:, _ROWS], places[:, ::2], places[:, 1::2]
+    nodes, buffers = heads[:, _NODES], heads[:, _BUFFERS]
+    rows, offsets, lengths = heads[:, _ROWS], buffers[:, ::2], buffers[:, 1::2]
     ends = np.cumsum(-(-lengths // 8) * 8, axis=1)
     room = sizes - past - len(END_OF_STREAM)
     if not (
@@ -131,8 +131,8 @@ class _Columns:
 
     def _joined(self, buffer: int) -> bytes:
         begins, lengths = self._offsets[:, buffer], self._lengths[:, buffer]
-        places = zip(self._bodies, begins.tolist(), (begins + lengths).tolist(), strict=True)
-        return b"".join([body[begin:end] for body, begin, end in places])
+        slices = zip(self._bodies, begins.tolist(), (begins + lengths).tolist(), strict=True)
+        return b"".join([body[begin:end] for body, begin, end in slices])
 
     def _validity(self, buffer: int, nulls: Numbers) -> Bits | None:
         """Which rows have a value, None for all. Only a body that has both kinds of rows is looked into."""

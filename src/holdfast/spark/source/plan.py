@@ -116,7 +116,7 @@ async def plan_read(store: ObjectStore, options: ReadOptions, pushed: RowFilter 
             ending_version=ending,
             last_version=newest.last_version,
         )
-    first, past = await first_place(store, chain, options, starting), len(chain.slots)
+    first, past = await first_object(store, chain, options, starting), len(chain.slots)
     if ending is not None:
         highest = ending
         past = await first_index(store, chain, lambda header: header.first_version > highest)
@@ -129,7 +129,7 @@ async def plan_read(store: ObjectStore, options: ReadOptions, pushed: RowFilter 
     return Plan(cut(chain, first, past, options.target_partition_bytes), wanted)
 
 
-async def first_place(store: ObjectStore, chain: Chain, options: ReadOptions, starting: int | None) -> int:
+async def first_object(store: ObjectStore, chain: Chain, options: ReadOptions, starting: int | None) -> int:
     """Where in the chain reading begins: the first object that may hold what ``options`` (and ``starting``) ask for.
 
     Raises: NotFound (``log_truncated``) when retention has removed some of it, unless ``failOnDataLoss`` is off.
@@ -140,7 +140,7 @@ async def first_place(store: ObjectStore, chain: Chain, options: ReadOptions, st
         if starting is None:
             return since
         # Both are given where segments hold the versions before ``starting``.
-        return max(since, await first_place(store, chain, replace(options, starting_ms=None), starting))
+        return max(since, await first_object(store, chain, replace(options, starting_ms=None), starting))
     if after is not None and after.seq is not None:
         seq = after.seq
         await _refuse_loss(store, chain, options, lambda oldest: seq_of(oldest.prev) > seq, after)
@@ -148,8 +148,8 @@ async def first_place(store: ObjectStore, chain: Chain, options: ReadOptions, st
     lowest = starting if after is None else after.version + 1
     if lowest is None:
         return 0
-    place = Position(None, lowest - 1)
-    await _refuse_loss(store, chain, options, lambda oldest: lowest <= oldest.prev_version, place)
+    before = Position(None, lowest - 1)
+    await _refuse_loss(store, chain, options, lambda oldest: lowest <= oldest.prev_version, before)
     return await first_index(store, chain, lambda header: header.last_version >= lowest)
 
 
@@ -342,7 +342,7 @@ async def _refuse_loss(
 
 
 async def first_index(store: ObjectStore, chain: Chain, reached: Callable[[Header], bool]) -> int:
-    """The first place in the chain whose header has ``reached`` what is sought; versions rise along the chain."""
+    """The first index in the chain whose header has ``reached`` what is sought; versions rise along the chain."""
     low, high = 0, len(chain.slots)
     while low < high:
         middle = (low + high) // 2

@@ -74,7 +74,7 @@ def _narrower(choose: Callable[[int, int], int], one: int | None, other: int | N
 
 
 def seq_of(slot: int) -> int:
-    """The place of a slot in the order of writing: 0 for genesis.
+    """The position of a slot in the order of writing: 0 for genesis.
 
     >>> seq_of(2**64 - 1), seq_of(2**64 - 4)
     (0, 3)
@@ -233,7 +233,7 @@ def _of_header(name: str, headers: Sequence[Header], counts: Sequence[int] | npt
 
 
 def _positions(table: pa.Table) -> pa.Array:
-    """Each row's place among the operations of its transaction; a transaction's preconditions come before them."""
+    """Each row's position among the operations of its transaction; a transaction's preconditions come before them."""
     versions = _numbers(table["version"])
     kinds = _numbers(table["kind"])
     is_operation = kinds <= ItemKind.RANGE_DELETE

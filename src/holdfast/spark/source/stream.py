@@ -35,7 +35,7 @@ from holdfast.spark.source.plan import (
     SegmentPartition,
     claim_of,
     cut,
-    first_place,
+    first_object,
     index_after,
     list_slots,
     live_chain,
@@ -84,10 +84,10 @@ async def starting_position(store: ObjectStore, options: ReadOptions) -> Positio
     chain = await live_chain(store)
     if after is not None:
         require_log(chain.log_id, after.log_id)
-    place = await first_place(store, chain, options, options.starting_version)
+    index = await first_object(store, chain, options, options.starting_version)
     version = after.version if after is not None else max(0, (options.starting_version or 0) - 1)
-    if place > 0:
-        return position_of(await read_header(store, int(chain.slots[place - 1])), version)
+    if index > 0:
+        return position_of(await read_header(store, int(chain.slots[index - 1])), version)
     if not chain.truncated:
         return Position(BEFORE_GENESIS_SEQ, version, chain.log_id)
     oldest = await read_header(store, int(chain.slots[0]))
@@ -95,7 +95,7 @@ async def starting_position(store: ObjectStore, options: ReadOptions) -> Positio
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class BatchEnd:
     """Where a micro-batch may end, how many transactions lie before it, and whether the log ends there."""
 
     end: Position
@@ -123,7 +123,7 @@ class LogTail:
         limit: Position | None = None,
         *,
         prove_end: bool = False,
-    ) -> Found:
+    ) -> BatchEnd:
         """Where a micro-batch from ``start`` ends within ``bounds`` and not after ``limit``.
 
         A slot that is empty is the end of the log, or was emptied by retention before this stream came to it;
@@ -135,7 +135,7 @@ class LogTail:
             require_log(limit.log_id, start.log_id)
         if limit is not None and not bounds.is_limited:
             end = Position(limit.seq, max(limit.version, start.version), limit.log_id)
-            return Found(end if _seq(limit) > _seq(start) else start, 0, is_end_of_log=True)
+            return BatchEnd(end if _seq(limit) > _seq(start) else start, 0, is_end_of_log=True)
         await self._stand_at(store, start)
         taken = transactions = size = 0
         while True:
@@ -143,27 +143,27 @@ class LogTail:
                 if taken >= JUMP_TO_END_AFTER and not bounds.is_limited and transactions >= (bounds.rows_min or 0):
                     end = await head_position(store)
                     end = Position(end.seq, max(end.version, start.version), end.log_id)
-                    return Found(end, transactions, is_end_of_log=True)
+                    return BatchEnd(end, transactions, is_end_of_log=True)
                 if not await self._walk_on(store):
                     if (prove_end or self._is_unproved) and not taken and await self._was_removed(store, start):
                         continue
-                    return self._found(start, taken, transactions, is_end=True)
+                    return self._batch_end(start, taken, transactions, is_end=True)
             header = self._walked[taken]
             if limit is not None and seq_of(header.slot) > _seq(limit):
-                return self._found(start, taken, transactions, is_end=True)
+                return self._batch_end(start, taken, transactions, is_end=True)
             size += header.object_bytes()
             if taken and (
                 _is_over(taken + 1, bounds.objects_max)
                 or _is_over(size, bounds.bytes_max)
                 or _is_over(transactions + header.transactions, bounds.rows_max)
             ):
-                return self._found(start, taken, transactions, is_end=False)
+                return self._batch_end(start, taken, transactions, is_end=False)
             transactions += header.transactions
             taken += 1
 
-    def _found(self, start: Position, taken: int, transactions: int, *, is_end: bool) -> Found:
+    def _batch_end(self, start: Position, taken: int, transactions: int, *, is_end: bool) -> BatchEnd:
         end = position_of(self._walked[taken - 1], start.version) if taken else start
-        return Found(end, transactions, is_end)
+        return BatchEnd(end, transactions, is_end)
 
     async def _stand_at(self, store: ObjectStore, start: Position) -> None:
         """Make ``_walked`` the known headers right after ``start``, and ``_before`` the one before them."""

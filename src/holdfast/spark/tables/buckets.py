@@ -38,7 +38,7 @@ from holdfast.spark.runtime.table_files import (
     tables_of,
     write_table,
 )
-from holdfast.spark.tables.state import Coverage, Place, ranges_of
+from holdfast.spark.tables.state import Coverage, OrderKey, ranges_of
 
 Numbers: TypeAlias = npt.NDArray[np.int64]
 Flags: TypeAlias = npt.NDArray[np.bool_]
@@ -108,19 +108,12 @@ def _packed_part(buckets: int, operations: pa.Table, is_range: npt.NDArray[np.bo
     placed = np.concatenate((own[points], np.repeat(np.arange(buckets, dtype=np.uint32), len(ranges))))
     order = np.lexsort((rows, placed))
     sorted_rows = operations.combine_chunks().take(pa.array(rows[order]))
-    for bucket, first, past in _runs(placed[order]):
+    sorted_buckets = placed[order]
+    for first, past in pairwise([0, *(np.flatnonzero(np.diff(sorted_buckets)) + 1).tolist(), len(sorted_buckets)]):
         part = sorted_rows.slice(first, past - first)
         step = max(1, part.num_rows * PIECE_BYTES // max(1, part.nbytes))
         for begin in range(0, part.num_rows, step):
-            yield _piece(bucket, part.slice(begin, step))
-
-
-def _runs(placed: npt.NDArray[np.uint32]) -> Iterator[tuple[int, int, int]]:
-    """Each bucket of the sorted ``placed`` with its first place and the one past its last."""
-    edges = [0, *(np.flatnonzero(np.diff(placed)) + 1).tolist(), len(placed)]
-    for first, past in pairwise(edges):
-        if first < past:
-            yield int(placed[first]), first, past
+            yield _piece(int(sorted_buckets[first]), part.slice(begin, step))
 
 
 def _piece(bucket: int, operations: pa.Table) -> pa.RecordBatch:
@@ -171,7 +164,7 @@ def rewrite_buckets(
 def each_bucket(
     rewrite: Callable[[int, pa.Table], pa.RecordBatch], batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """The packed operations of one task, sorted by bucket and place in the log, one bucket after the other."""
+    """The packed operations of one task, sorted by bucket and position in the log, one bucket after the other."""
     pieces = (
         (bucket, data)
         for batch in batches
@@ -231,11 +224,11 @@ def newest_points(operations: pa.Table) -> pa.Table:
     is_range = pc.call_function("equal", [operations["kind"], "range_delete"]).to_numpy()
     keys = operations["key"].combine_chunks().dictionary_encode()
     codes = keys.indices.to_numpy()
-    places = np.arange(len(codes))
+    indexes = np.arange(len(codes))
     points = ~is_range
     newest = np.full(len(keys.dictionary), -1)
-    newest[codes[points]] = places[points]  # of several places for one key the last is kept, which is the newest
-    wanted = is_range | (newest[codes] == places)
+    newest[codes[points]] = indexes[points]  # the last of several is kept: the newest
+    wanted = is_range | (newest[codes] == indexes)
     return operations if wanted.all() else operations.filter(pa.array(wanted))
 
 
@@ -263,14 +256,14 @@ def merge_latest(current: pa.Table | None, changes: pa.Table) -> Sequence[Bucket
     keys = keys.take(order)
     newest = np.ones(len(keys), dtype=np.bool_)
     newest[:-1] = pc.call_function("not_equal", [keys[1:], keys[:-1]]).to_numpy(zero_copy_only=False)
-    places = order.to_numpy()
-    kept = np.flatnonzero(newest & lives[places])
+    indexes = order.to_numpy()
+    kept = np.flatnonzero(newest & lives[indexes])
     if ranges:
         coverage = Coverage.of(ranges)
-        operations = map(Place, _numbers(held["version"])[places[kept]].tolist(), position[places[kept]].tolist())
+        operations = map(OrderKey, _numbers(held["version"])[indexes[kept]].tolist(), position[indexes[kept]].tolist())
         names = keys.take(pa.array(kept)).to_pylist()
         kept = kept[[not coverage.deletes(key, at) for key, at in zip(names, operations, strict=True)]]
-    return [BucketPart(held.take(pa.array(places[kept])).cast(LATEST_ROWS), {})]
+    return [BucketPart(held.take(pa.array(indexes[kept])).cast(LATEST_ROWS), {})]
 
 
 def _numbers(column: pa.ChunkedArray) -> Numbers:
