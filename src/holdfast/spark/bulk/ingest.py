@@ -1,8 +1,5 @@
 """``ingest``: the four commit stages on a stream of commit requests, micro-batch by micro-batch.
 
-Tasks parse; the driver decides with the service's own stages of ``commit``, writes one object per group of requests
-with a record of its verdicts, and adds one row per request to the table of verdicts when all groups are durable.
-
 Exactly once, by crash. (1) Before a group is durable: nothing was reported, and the replay of the micro-batch takes it
 again. (2) After: the record tells the replay the outcomes. (3) Between the log and the table: as 2; the table takes
 each micro-batch once, by its number. A run leads before it reads records, so an older run can add nothing after that.

@@ -1,11 +1,8 @@
 """A bulk job as the leader of a log: ask the leader to step down, claim, write batches, resign.
 
-``commit.leadership`` does the recovery and the claim. ``put_batch`` repeats one conditional PUT, always with the same
-bytes, until its outcome is certain. A slot that holds the same log, leader, nonce and body CRC is this leader's own
-earlier PUT. Any other object there raises Fenced. No response within ``patience_s`` raises Unavailable.
-
-Closed: a leader is alive and does not step down. Safety never depends on its response. After a crash: a claim, and
-batches up to the first hole; the next leader recovers as after any other.
+``put_batch`` repeats one conditional PUT with the same bytes until its outcome is certain. A slot that holds the same
+log, leader, nonce and body CRC is this leader's own earlier PUT; any other object there raises Fenced. A leader that
+is alive and does not step down raises Closed. After a crash: a claim, and batches up to the first hole.
 """
 
 from __future__ import annotations

@@ -282,7 +282,7 @@ def pack(batches: Iterator[pa.RecordBatch]) -> Iterator[Chunk]:
 
 def _chunks(batch: pa.RecordBatch) -> Iterator[Chunk]:
     items = _items(batch)
-    starts = np.concatenate(([0], np.cumsum(items.counts)))
+    starts = _starts(items)
     sizes = np.concatenate(([0], np.cumsum(items.lengths())))[starts]
     first = 0
     while first < batch.num_rows:

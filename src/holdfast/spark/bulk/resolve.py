@@ -1,11 +1,9 @@
 """Stage 2 for requests in bulk: the verdict of every request, equal to the one that a leader would give.
 
-The reference is a leader with base ``base``, an empty window and the given floors, that takes the requests in order.
-A small problem runs in one task: with keys as numbers, one core judges faster than Spark shuffles. A larger one is cut
-into ranges of keys. A request is committed when it is clear in every range that it reads from, and rejected when it
-conflicts in one. A round sends the known states to all ranges and collects new ones; each decides the first unknown
-request, so the rounds end. Memory on the driver: 3 bytes per request, 4 per range that a request reads from, a bit per
-range that it is in, 16 per failed precondition. In a task: about 100 bytes per item and its keys, or one range.
+A small problem runs in one task. A larger one is cut into ranges of keys: a request is committed when it is clear in
+every range that it reads from, and rejected when it conflicts in one. A round sends the known states to all ranges and
+collects new ones; each decides the first unknown request, so the rounds end. Memory on the driver: 3 bytes per request,
+4 per range that a request reads from. In a task: about 100 bytes per item and its keys, or one range.
 """
 
 from __future__ import annotations
@@ -28,6 +26,7 @@ import pyarrow.compute as pc
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  the name that every Spark program uses
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from holdfast.commit.format.batch import FIRST_SLOT, decode_body, decode_header, object_name
 from holdfast.commit.format.transaction import Operation, Write
@@ -209,23 +208,27 @@ def _ranges(cut: DataFrame, ranges: int, sequencing: Sequencing) -> DataFrame:
             readers = np.unique(kept.read_positions).astype(np.int32).tobytes()
             data = pickle.dumps(kept)
             for begin in range(0, len(data), PIECE_BYTES):
-                yield pa.RecordBatch.from_arrays(
-                    [
-                        pa.array([number], pa.int32()),
-                        pa.array([begin // PIECE_BYTES], pa.int32()),
-                        pa.array([begin + PIECE_BYTES >= len(data)], pa.bool_()),
-                        pa.array([data[begin : begin + PIECE_BYTES]], pa.binary()),
-                        pa.array([readers if begin == 0 else b""], pa.binary()),
-                        pa.array([len(kept.positions)], pa.int64()),
-                    ],
-                    ["range", "piece", "last", "data", "readers", "requests"],
-                )
+                row = {
+                    "range": number,
+                    "piece": begin // PIECE_BYTES,
+                    "last": begin + PIECE_BYTES >= len(data),
+                    "data": data[begin : begin + PIECE_BYTES],
+                    "readers": readers if begin == 0 else b"",
+                    "requests": len(kept.positions),
+                }
+                yield pa.RecordBatch.from_pylist([row], schema=_PIECE)
 
     by_range = cut.where("range >= 0").repartition(ranges, F.col("range"))
-    return by_range.mapInArrow(gather, _RANGE_TYPE)
+    return by_range.mapInArrow(gather, from_arrow_schema(_PIECE))
 
 
-_RANGE_TYPE: Final = "range int, piece int, last boolean, data binary, readers binary, requests long"
+_PIECE: Final = pa.schema(
+    [
+        *((name, pa.int32()) for name in ("range", "piece")), ("last", pa.bool_()),
+        *((name, pa.binary()) for name in ("data", "readers")), ("requests", pa.int64()),
+    ]
+)  # fmt: skip
+_JUDGED: Final = pa.schema([("range", pa.int32()), *((n, pa.binary()) for n in ("conflicts", "cleared", "clear"))])
 
 
 def _whole_ranges(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[int, _Range]]:
@@ -314,7 +317,7 @@ class _Driver:
                 yield _judge_range(number, kept, states, unclear, zlib.decompress(clear[number]))
 
         wanted = self._kept.select("range", "piece", "last", "data")
-        results = wanted.mapInArrow(judge, "range int, conflicts binary, cleared binary, clear binary").toArrow()
+        results = wanted.mapInArrow(judge, from_arrow_schema(_JUDGED)).toArrow()
         for row in results.to_pylist():
             self.states[np.frombuffer(row["conflicts"], np.int32)] = REJECTED
             self._unclear[np.frombuffer(row["cleared"], np.int32)] -= 1
@@ -367,15 +370,13 @@ def _judge_range(
     verdicts = sweep(kept.problem, known, others == 0, clear | ~reads)
     unknown = known == UNKNOWN
     cleared = unknown & reads & ~clear & (verdicts == CLEAR)
-    return pa.RecordBatch.from_arrays(
-        [
-            pa.array([number], pa.int32()),
-            pa.array([kept.positions[unknown & (verdicts == CONFLICT)].astype(np.int32).tobytes()], pa.binary()),
-            pa.array([kept.positions[cleared].astype(np.int32).tobytes()], pa.binary()),
-            pa.array([np.packbits(clear | cleared).tobytes()], pa.binary()),
-        ],
-        ["range", "conflicts", "cleared", "clear"],
-    )
+    row = {
+        "range": number,
+        "conflicts": kept.positions[unknown & (verdicts == CONFLICT)].astype(np.int32).tobytes(),
+        "cleared": kept.positions[cleared].astype(np.int32).tobytes(),
+        "clear": np.packbits(clear | cleared).tobytes(),
+    }
+    return pa.RecordBatch.from_pylist([row], schema=_JUDGED)
 
 
 ITEMS_IN_ONE_TASK: Final = 40_000_000

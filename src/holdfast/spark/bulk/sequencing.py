@@ -1,12 +1,9 @@
 """Stage 1 for requests in bulk: which requests get a version, and the fate of the others.
 
-The reference is a leader that takes the requests in order and responds to each before the next, so the first attempt
-under a request id is the original. The same attempt again shares its outcome; another request under that id is
-``request_id_reused``. Duplicates get no version.
-
-An *ordinal* is a request's number among those that get a version, from 1: its version is the leader's base + ordinal.
-Cost: O(requests) array work; a Python step for each request that shares its id or names a version above the base.
-Memory: about 60 bytes per request.
+The first attempt under a request id is the original. The same attempt again shares its outcome; another request under
+that id is ``request_id_reused``. An *ordinal* is a request's number among those that get a version, from 1: its
+version is the leader's base + ordinal. Cost: O(requests) array work; a Python step for each request that shares its id
+or names a version above the base. Memory: about 60 bytes per request.
 """
 
 from __future__ import annotations

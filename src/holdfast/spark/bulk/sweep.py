@@ -1,17 +1,13 @@
 """The kernel of bulk resolution: one pass over requests in order, in compiled loops, with three verdicts.
 
 A request conflicts when a certainly committed request changed something that it read, after it read it. It is clear
-when no request that may be committed did so. Otherwise it is unknown. Both verdicts rest on certain facts only.
+when no request that may be committed did so. Otherwise it is unknown.
 
 Changes are in a radix tree of ordinals in flat arrays. Level 0 has one entry per rank, each higher level one per
 ``FAN`` entries below; ``begins`` says where each level begins. ``inside`` holds the newest change anywhere below an
 entry, ``covers`` the newest change of everything below it. A range is cut into entries that are wholly inside it and
-whose parents are not. A parent of any of them reaches across an end of the range, so the two ends alone find what
-covers it. Ordinals rise from one change to the next: the last change of an entry is its newest.
-
-Importing this module costs a second (numba). The first call on a machine compiles the loops; numba caches them by the
-date and size of this file. Compiled code checks no bounds: ``Problem.check`` does. Cost: O(items x log(ranks)), at most
-17 bytes per rank.
+whose parents are not, so the two ends alone find what covers it. Cost: O(items x log(ranks)), at most 17 bytes per
+rank. numba caches the loops by the date and size of this file; they check no bounds: ``Problem.check`` does.
 """
 
 from __future__ import annotations

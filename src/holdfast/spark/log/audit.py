@@ -1,12 +1,9 @@
 """Audit a log: a survey of the whole chain, a check of every object, and ``verify``, which does so step by step.
 
-Damage is a finding, and the audit continues: CorruptData is raised only when nothing can be read.
-``commit.format`` checks objects and links, and the leader's own second stage decides every transaction again. A claim's
-window floor is its base, so a piece is judged alone after the objects before it were read back to the floor of its
-first batch. A rejected transaction leaves no trace, so a wrong rejection is not found. One damage is one finding: a
-link from a damaged object is not judged, and an unreadable object writes nothing into the window.
-
-Cost: the log is read once, plus one conflict window per task. Memory: 16 bytes per object on the driver.
+Damage is a finding, and the audit continues. ``commit.format`` checks objects and links, and the leader's own second
+stage decides every transaction again. A claim's window floor is its base, so a piece is judged alone after the objects
+before it were read back to the floor of its first batch. A wrong rejection leaves no trace. A link from a damaged
+object is not judged: one damage is one finding. Cost: the log is read once, plus one conflict window per task.
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
 """``replay``: commit the transactions of one log to another log, in their order.
 
-Each source transaction becomes one transaction with the same operations plus one write: the source's version under the
-key ``spark/replay/{source log id}``. This is the offset, inside the output's own commit. Request ids and preconditions
-are not copied: they were decided in the source.
-
-Exactly once: batches are acknowledged in slot order, so the newest offset in the target is exact after any crash. A run
-claims the target before it reads that offset, so an older run can add nothing after it. Memory: a bounded number of
-transactions in flight, and the rows that Spark prefetches.
+Each source transaction becomes one with the same operations plus one write: the source's version under the key
+``spark/replay/{source log id}``, which is the offset. Request ids and preconditions are not copied. Exactly once:
+batches are acknowledged in slot order, so the newest offset in the target is exact after any crash, and a run claims
+the target before it reads that offset. Memory: a bounded number of transactions, and the rows that Spark prefetches.
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
 """``shape=messages`` with ``store``: a message store as a batch source and as a stream.
 
 The stores are opened read-only, so their service may keep running. Every task must see their directory under the same
-path. An offset is ``{"seq": 41, "backlog": 17}``: every message up to 41 has been returned. The stream began with what
-was left of the messages up to 17, so holes there are not losses. A message is lost when its number is above an explicit
-starting point and it no longer exists: NotFound, or skipped with ``failOnDataLoss`` off. A deleted store ends the
-stream with an error, even when a store of the same name exists again.
-
-Cost: a query of the index and the log after its checkpoint; then each page is read once.
+path. An offset is ``{"seq": 41, "backlog": 17}``: every message up to 41 has been returned, and holes up to 17 are not
+losses. Any other message that no longer exists is lost: NotFound, or skipped with ``failOnDataLoss`` off. A deleted
+store ends the stream with an error. Cost: a query of the index and the log after its checkpoint; each page once.
 """
 
 from __future__ import annotations

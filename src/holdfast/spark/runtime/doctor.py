@@ -74,14 +74,14 @@ def _named(check: str, find: Callable[[], object]) -> Diagnosis:
         return Diagnosis(check, "bad", error.statement(), error.hint)
 
 
-def _package(name: str, at_least: tuple[int, ...], mend: str) -> Diagnosis:
+def _package(name: str, at_least: tuple[int, ...], fix: str) -> Diagnosis:
     try:
         version = importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
-        return Diagnosis(name, "bad", "not installed", mend)
+        return Diagnosis(name, "bad", "not installed", fix)
     numbers = tuple(int(part) for part in version.split(".")[: len(at_least)] if part.isdigit())
     if numbers < at_least:
-        return Diagnosis(name, "bad", f"{version} is older than {'.'.join(map(str, at_least))}", mend)
+        return Diagnosis(name, "bad", f"{version} is older than {'.'.join(map(str, at_least))}", fix)
     return Diagnosis(name, "good", version)
 
 
@@ -102,8 +102,8 @@ def _reads(url: str) -> Diagnosis:
     try:
         rows = with_store(url, lambda store: store.list("batches/", limit=1))
     except HoldfastError as error:
-        mend = error.hint or "check the URL, the network, and the credentials in the environment"
-        return Diagnosis("read access", "bad", error.statement(), mend)
+        fix = error.hint or "check the URL, the network, and the credentials in the environment"
+        return Diagnosis("read access", "bad", error.statement(), fix)
     if not rows:
         return Diagnosis("read access", "warning", "the log is empty", f"holdfast log init {url}")
     return Diagnosis("read access", "good", f"newest object {rows[0].key}")

@@ -1,9 +1,7 @@
 """An object store on its own event loop and thread, for code that cannot await.
 
-A directory is read in this process: the product's directory store starts two worker processes, 40 ms each, so that no
-system call blocks a leader. A plan or a stream reader has nothing to block.
-
-Leaving the ``with`` block abandons requests in flight; that is harmless for reads.
+A directory is read in this process: the product's directory store starts two worker processes, 40 ms each. Leaving the
+``with`` block abandons requests in flight; that is harmless for reads.
 """
 
 from __future__ import annotations

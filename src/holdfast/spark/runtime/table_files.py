@@ -1,9 +1,8 @@
 """The Parquet files of a table: tasks write and read them through the table's own object store.
 
-A task creates each file once, whole, under a random name below ``data/``. The file counts only when a commit names it.
-A task that dies or runs twice leaves files that no reader looks at; ``vacuum`` removes them when they are old.
-
-A store that does not respond raises Unavailable after a bounded number of attempts; then Spark runs the task again.
+A task creates each file once, whole, under a random name below ``data/``. The file counts only when a commit names it;
+``vacuum`` removes the others when they are old. A store that does not respond raises Unavailable after a bounded number
+of attempts; then Spark runs the task again.
 """
 
 from __future__ import annotations

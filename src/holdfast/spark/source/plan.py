@@ -1,12 +1,9 @@
 """Plan a read: find the live objects in one listing, bound them by version, and cut them into pieces.
 
-A listing shows sizes, and a size tells claims from data. The next live claim is the first claim at or below the jump of
-the one before, and every slot between them must exist. Under the newest claim the first missing slot ends the log. The
-tasks check every header and every link that they read, also between pieces. A missing slot below an acknowledged object
-is data loss, unless retention removed it; only a hole that a second listing shows again counts.
-
-Cost: the LIST pages (ranges of slots in parallel), one header, and about log2(objects) headers per version bound.
-Memory on the driver: 16 bytes per listed object.
+A size tells claims from data. The next live claim is the first claim at or below the jump of the one before, and every
+slot between them must exist. Under the newest claim the first missing slot ends the log. A missing slot below an
+acknowledged object is data loss, unless retention removed it; only a hole that a second listing shows again counts.
+Cost: the LIST pages, one header, and about log2(objects) headers per version bound. Memory: 16 bytes per object.
 """
 
 from __future__ import annotations

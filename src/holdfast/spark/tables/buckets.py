@@ -1,10 +1,9 @@
 """``latest`` and ``history``: tables in buckets of keys. A step rewrites each bucket that it touches.
 
-A key's bucket is ``crc32(key) mod buckets``, so any reader can find its file. A range delete goes to all buckets, so a
-step with range deletes rewrites the whole table. The tasks that read the log pack operations by bucket, and Spark
-shuffles few rows of packed bytes: one row per operation would cost more than the rest of the step. Memory: a reading
-task holds ``WAITING_BYTES`` of operations and as much of copied range deletes; a rewriting task one bucket's file and
-the step's operations on it.
+A key's bucket is ``crc32(key) mod buckets``, so any reader can find its file. A range delete goes to all buckets. The
+tasks that read the log pack operations by bucket, so Spark shuffles few rows. Memory: a reading task holds
+``WAITING_BYTES`` of operations and as much of copied range deletes; a rewriting task one bucket's file and the step's
+operations on it.
 """
 
 from __future__ import annotations
