@@ -126,15 +126,15 @@ class Ingest:
         if number < state.offset:
             # Spark repeats the last micro-batch alone, with the same requests: anything else is another checkpoint's.
             if number < state.offset - 1 or (self._earlier is not None and not self._repeats(frame, records)):
-                raise _behind(number, state.offset - 1)
+                raise _older_checkpoint(number, state.offset - 1)
             return
         if number < earlier_batch:
-            raise _behind(number, earlier_batch)
+            raise _older_checkpoint(number, earlier_batch)
         self.counts.found += len(outcomes)
         try:
             requests = self._requests(frame)
             if not all(record.covers(requests) for record in records):
-                raise _behind(number, earlier_batch)
+                raise _older_checkpoint(number, earlier_batch)
             self._commit(stages, requests, outcomes, number)
             rows = [_row(position, request, outcomes[position]) for position, request in enumerate(requests)]
             table = pa.Table.from_pylist(rows, schema=VERDICTS)
@@ -225,7 +225,7 @@ def _group_end(requests: Sequence[ParsedRequest], first: int, count: int) -> int
     return past
 
 
-def _behind(number: int, newest: int) -> InvalidRequest:
+def _older_checkpoint(number: int, newest: int) -> InvalidRequest:
     return InvalidRequest(
         "this stream's log is further than its checkpoint",
         code=Code.BAD_CONFIGURATION,

@@ -39,18 +39,18 @@ from holdfast.objects.port import Created, ObjectStore, Refused, Unknown
 from holdfast.spark.runtime.store_thread import StoreThread
 from holdfast.values import LeaderId, LogId, Slot, Version, slot_text
 
-PATIENCE_S: Final = 60.0
+RETRY_BUDGET_S: Final = 60.0
 BACKOFF_S: Final = 0.1
 BACKOFF_S_MAX: Final = 5.0
 REQUEST_S_MAX: Final = 30.0
 
 
-async def put_batch(store: ObjectStore, header: Header, data: bytes, *, patience_s: float = PATIENCE_S) -> bool:
+async def put_batch(store: ObjectStore, header: Header, data: bytes, *, retry_budget_s: float = RETRY_BUDGET_S) -> bool:
     """Bring the object to its slot. True when this call created it, False when it existed.
 
     Raises: Fenced, Unavailable. After a crash: the object may or may not exist; a repeat decides it.
     """
-    give_up_at = time.monotonic() + patience_s
+    give_up_at = time.monotonic() + retry_budget_s
     tries = 0
     while True:
         trouble = ""

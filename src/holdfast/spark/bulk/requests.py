@@ -146,7 +146,7 @@ def _quoted(name: str) -> str:
 
 def _misfit(reason: str) -> InvalidRequest:
     return InvalidRequest(
-        f"rows are no commit requests: {reason}",
+        f"rows are not commit requests: {reason}",
         code=Code.BAD_CONFIGURATION,
         hint="a request has an order, operations (or key, value, kind, end), preconditions, read_version, request_id",
     )
@@ -545,7 +545,7 @@ def _checksums(items: _Items, ids: pa.Array, read_index: pa.Array, read_version:
     """A number for each request that depends on all of it. Guards against another input, not against an adversary."""
     columns = items.columns
     starts = _starts(items)
-    # How long every part of an item is, and its numbers; then the bytes, which lie together for a whole request.
+    # How long every part of an item is, and its numbers; then the bytes, which are contiguous for a whole request.
     positions = (np.arange(columns.num_rows) - np.repeat(starts[:-1], items.counts)).astype(np.uint64)
     mixed: npt.NDArray[np.uint64] = columns["kind"].to_numpy().astype(np.uint64)
     for prime, name in zip(_PRIMES, ("at_index", "at_version"), strict=False):
@@ -556,7 +556,7 @@ def _checksums(items: _Items, ids: pa.Array, read_index: pa.Array, read_version:
         column = columns[name]
         mixed = mixed * np.uint64(prime) + _unsigned(pc.binary_length(column))
         if column.null_count == len(column):
-            # As if each were looked at, so that it does not matter which requests share a chunk.
+            # The sum of empty parts: the chunk that a request is in must not matter.
             sums += np.uint64(prime)
         else:
             offsets, data = _bytes_of(column)

@@ -130,7 +130,7 @@ def sequence_requests(asks: pa.Table, base: int, windows: Windows) -> Sequencing
     fates[(fates == 0) & (index_max > positions)] = Fate.FUTURE_VERSION
     special = version_max > base
     groups, shared = _shared_ids(asks["request_id"])
-    # Requests with an id of their own, whose read version may lie below the floor: the log may know them.
+    # Requests with an id of their own, whose read version may be below the floor: the log may know them.
     floors = windows.indexes_at(positions + 1)
     named = groups >= 0
     special |= shared | (named & (read_index < floors) & (fates == 0))

@@ -43,7 +43,7 @@ def compiled(loop: Loop) -> Loop:
     """The loop as machine code, kept next to the module, or in the user's cache where that is read-only."""
     try:
         return cast("Loop", numba.njit(cache=True)(loop))
-    except RuntimeError:  # There is no directory to keep it in: every process compiles its own.
+    except RuntimeError:  # No writable directory: every process compiles its own.
         return cast("Loop", numba.njit(loop))
 
 

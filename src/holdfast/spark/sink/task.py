@@ -73,7 +73,7 @@ def check_schema(schema: StructType, transaction_key: str | None) -> None:
 
 def _misfit(reason: str) -> InvalidRequest:
     return InvalidRequest(
-        f"rows are no transactions: {reason}",
+        f"rows are not transactions: {reason}",
         code=Code.BAD_CONFIGURATION,
         hint="the sink takes key, value, kind, end, or operations; use select() to name them so",
     )

@@ -96,7 +96,7 @@ async def starting_position(store: ObjectStore, options: ReadOptions) -> Positio
 
 @dataclass(frozen=True, slots=True)
 class BatchEnd:
-    """Where a micro-batch may end, how many transactions lie before it, and whether the log ends there."""
+    """Where a micro-batch may end, how many transactions are before it, and whether the log ends there."""
 
     end: Position
     transactions: int
@@ -176,7 +176,7 @@ class LogTail:
                 break
         else:
             self._walked = []
-            self._walker, self._before, first = await _walker_behind(store, start, self._options)
+            self._walker, self._before, first = await _walker_after(store, start, self._options)
             # An offset from before log ids belongs to the log that holds its object.
             known = self._before or first
             self._log_id = start.log_id if known is None else known.log_id.hex()
@@ -210,7 +210,7 @@ class LogTail:
         require_log(head.log_id, self._log_id)
         if _seq(head) <= _seq(start) or await read_header_if_there(store, self._walker.next_slot) is not None:
             return _seq(head) > _seq(start)
-        oldest = await _oldest_behind(store, start, self._options)
+        oldest = await _oldest_after(store, start, self._options)
         if oldest is None:
             raise lost("an acknowledged object is missing", self._walker.next_slot)
         self._walker, self._before = ChainWalker(oldest, await claim_of(store, oldest)), None
@@ -246,7 +246,7 @@ def _chain_of(headers: Sequence[Header]) -> Chain:
     )
 
 
-async def _walker_behind(
+async def _walker_after(
     store: ObjectStore, start: Position, options: ReadOptions
 ) -> tuple[ChainWalker, Header | None, Header | None]:
     """A walker whose next object is the first one after ``start``, and the object before that.
@@ -260,13 +260,13 @@ async def _walker_behind(
     if head is not None:
         require_log(head.log_id.hex(), start.log_id)
         return ChainWalker(head, await claim_of(store, head)), head, None
-    oldest = await _oldest_behind(store, start, options)
+    oldest = await _oldest_after(store, start, options)
     if oldest is None:
         raise lost("the object that an offset names is missing", FIRST_SLOT - seq)
     return ChainWalker(oldest, await claim_of(store, oldest)), None, oldest
 
 
-async def _oldest_behind(store: ObjectStore, start: Position, options: ReadOptions) -> Header | None:
+async def _oldest_after(store: ObjectStore, start: Position, options: ReadOptions) -> Header | None:
     """In a log that was truncated after ``start``, the oldest object left; None in any other.
 
     Raises: NotFound (``log_truncated``) when something between them was removed, unless ``failOnDataLoss`` is off.
@@ -328,7 +328,7 @@ async def _listed_between(
         live, missing = walk(slots, sizes == CLAIM_BYTES, last, begin)
         if not missing:
             return _ending_at(last, Chain(slots[live], sizes[live], truncated=False, log_id=log_id)), first
-    oldest = await _oldest_behind(store, start, options)
+    oldest = await _oldest_after(store, start, options)
     if oldest is None:
         raise lost("an acknowledged object is missing", *missing[-1])
     if oldest.slot < last:
