@@ -81,7 +81,7 @@ def judge_plainly(requests: Sequence[Request], base: int, windows: Windows = WHO
     assigned = [base]
     entries: list[CommitEntry | None] = []
     verdicts: dict[int, Verdict] = {}
-    floors = dict(zip(windows.places, windows.indexes, strict=True))
+    floors = dict(zip(windows.positions, windows.indexes, strict=True))
     for place, request in enumerate(requests):
         if place + 1 in floors:
             resolve.recent.expire(assigned[floors[place + 1]])

@@ -36,7 +36,7 @@ from holdfast.objects.memory import MemoryObjects, MemoryStore
 from holdfast.spark.bulk.leadership import Leadership, LeadershipOptions, put_batch
 from holdfast.spark.bulk.load import BatchPlan, LeadershipPlan, LoadOptions, LoadReport, batch_object, load_requests
 from holdfast.spark.bulk.records import decode_progress
-from holdfast.spark.bulk.requests import ChunkPlace, Staged, chunk_key, pack, stage
+from holdfast.spark.bulk.requests import ChunkSummary, Staged, chunk_key, pack, stage
 from holdfast.spark.bulk.resolve import asked_changes, logged_changes, resolve_requests
 from holdfast.spark.bulk.sequencing import Fate, Windows
 from holdfast.spark.bulk.verdicts import write_verdicts
@@ -348,9 +348,9 @@ def test_changes_of_the_log_and_of_requests_are_compared_by_one_digest(tmp_path:
             }
         ]
     )
-    place = ChunkPlace(chunk_key(3, 0), 100, 3, chunk.items, chunk.size, chunk.weighted)
+    place = ChunkSummary(chunk_key(3, 0), 100, 3, chunk.items, chunk.size, chunk.weighted)
     (found,) = asked_changes({place.key: place}, [7, 100, 101, 102, 103], iter([row]))
-    digests = dict(zip(found["place"].to_pylist(), found["changes"].to_pylist(), strict=True))
+    digests = dict(zip(found["position"].to_pylist(), found["changes"].to_pylist(), strict=True))
     whole, without_record = logged["whole"].to_pylist(), logged["without_record"].to_pylist()
     assert digests == {100: whole[2], 101: whole[0], 102: digests[102]}
     assert without_record[1] == whole[0] != whole[1], "an earlier load's record is no part of the request"

@@ -289,8 +289,8 @@ def test_an_id_that_is_too_long_for_so_many_operations_is_refused_as_the_service
     [
         ("key string, value string", [("a", "b")], "no column order"),
         ("order int, key string, value string, color string", [(1, "a", "b", "c")], "color would be lost"),
-        ("order int, key string, value string", [(1, "a", "b"), (1, "c", "d")], "same place in the order"),
-        ("order int, key string, value string", [(None, "a", "b")], "no place in the order"),
+        ("order int, key string, value string", [(1, "a", "b"), (1, "c", "d")], "same position in the order"),
+        ("order int, key string, value string", [(None, "a", "b")], "no position in the order"),
         ("order int, key string, value string", [(1, None, "b")], "no key"),
         ("order int, key string, value string, kind string", [(1, "a", "b", "upsert")], "not a kind"),
         ("order int, key string, value string, kind string", [(1, "a", None, "write")], "no value"),

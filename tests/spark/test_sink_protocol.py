@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pyarrow as pa
 import pytest
 from tests.matrix import matrix
@@ -23,7 +24,6 @@ from holdfast.spark.sink.record import (
     StreamRange,
     Wanted,
     begin,
-    encode,
     finish,
     progress_range,
     read_record,
@@ -363,7 +363,7 @@ def test_a_service_without_a_view_is_refused_with_what_to_set(tmp_path: Path) ->
 
 def test_records_are_what_they_say() -> None:
     record = Record("intent", "9f" * 16, 7, name="2026-01-31")
-    assert encode(record) == (
+    assert msgspec.json.encode(record) == (
         b'{"state":"intent","token":"' + b"9f" * 16 + b'","read_version":7,"name":"2026-01-31","end":null,"recent":[],'
         b'"format":1}'
     )

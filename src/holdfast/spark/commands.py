@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from threading import Event
@@ -25,7 +25,7 @@ from holdfast.spark.bulk.ingest import Ingest
 from holdfast.spark.bulk.leadership import LeadershipOptions
 from holdfast.spark.bulk.load import WAVE_DEFAULT, LoadOptions, load_requests
 from holdfast.spark.bulk.requests import RequestFormat, stage
-from holdfast.spark.bulk.resolve import Resolution, look_up, resolve_requests
+from holdfast.spark.bulk.resolve import look_up, resolve_requests
 from holdfast.spark.bulk.sequencing import Fate, Windows
 from holdfast.spark.bulk.verdicts import write_verdicts
 from holdfast.spark.data_source import HoldfastDataSource
@@ -66,11 +66,32 @@ class SparkTarget:
     remote: str | None = None
     conf: Mapping[str, str] = field(default_factory=dict[str, str])
 
-    def run(self, name: str, work: Callable[[SparkSession], JobResult]) -> JobResult:
-        """Run ``work`` in a session and stop the session."""
-        spark = command_session(name, self.master, self.remote, self.conf)
+    @contextmanager
+    def session(self, name: str) -> Generator[SparkSession]:
+        """A session for the command ``name``, which is stopped afterwards. Raises: InvalidRequest.
+
+        Log lines of this process go to the standard error from now on: the standard output belongs to ``--json``.
+        """
+        structlog.configure(
+            processors=[
+                structlog.stdlib.add_log_level,
+                structlog.processors.TimeStamper(fmt="iso", utc=True),
+                structlog.processors.LogfmtRenderer(
+                    key_order=("timestamp", "level", "event"), drop_missing=True, bool_as_flag=False
+                ),
+            ],
+            wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
+            logger_factory=structlog.PrintLoggerFactory(file=sys.stderr),
+        )
+        presets = {"spark.sql.session.timeZone": "UTC"}
+        if self.remote is None:
+            presets["spark.log.level"] = "ERROR"
+        spark = session(f"holdfast {name}", master=self.master, remote=self.remote, conf={**presets, **self.conf})
+        if self.remote is not None:
+            # A server of Spark Connect may have been started without this package in sight of its driver.
+            spark.dataSource.register(HoldfastDataSource)
         try:
-            return work(spark)
+            yield spark
         finally:
             spark.stop()
 
@@ -103,30 +124,26 @@ def run_job(
     Raises: InvalidRequest, NotFound, CorruptData, Unavailable.
     """
     when = Schedule(*schedule)
-
-    def work(spark: SparkSession) -> JobResult:
-        with stopping() as stop:
-            job = _JOBS[name](spark, log, to, options)
-            try:
-                run = run_pipeline(
-                    job,
-                    log,
-                    to,
-                    schedule=when,
-                    step_bytes=options.get("step_bytes", STEP_BYTES_DEFAULT),
-                    stop=stop,
-                    progress=lambda step: report(step.fields()),
-                )
-            finally:
-                if isinstance(job, Replay):
-                    job.close()
-        if not isinstance(job, Verify):
-            return JobResult(run.fields())
-        audit = job.audit
-        fields = {**run.fields(), **asdict(audit.counts), "findings": len(audit.findings), "verified": audit.verified}
-        return JobResult(fields, [asdict(each) for each in audit.findings], is_good=job.is_good(run.version))
-
-    return target.run(name, work)
+    with target.session(name) as spark, stopping() as stop:
+        job = _JOBS[name](spark, log, to, options)
+        try:
+            run = run_pipeline(
+                job,
+                log,
+                to,
+                schedule=when,
+                step_bytes=options.get("step_bytes", STEP_BYTES_DEFAULT),
+                stop=stop,
+                progress=lambda step: report(step.fields()),
+            )
+        finally:
+            if isinstance(job, Replay):
+                job.close()
+    if not isinstance(job, Verify):
+        return JobResult(run.fields())
+    audit = job.audit
+    fields = {**run.fields(), **asdict(audit.counts), "findings": len(audit.findings), "verified": audit.verified}
+    return JobResult(fields, [asdict(each) for each in audit.findings], is_good=job.is_good(run.version))
 
 
 def doctor(log: str | None, to: str | None) -> JobResult:
@@ -220,7 +237,35 @@ class BulkCommand:
         The leader starts at ``base``; by default at that of the next leader of ``log``, or of a new log. Raises:
         InvalidRequest, NotFound, CorruptData, Unavailable.
         """
-        return self.spark.run("resolve", lambda spark: self._resolve(spark, base, report))
+        with self.spark.session("resolve") as spark:
+            through = 0 if self.log is None else log_head(self.log).version
+            start = base if base is not None else through + VERSION_JUMP
+            staged = stage(self.source.read(spark), self.source.request_format(), partitions=self.partitions)
+            try:
+                report({"step": "stage", "requests": staged.requests, "items": staged.items})
+                windows = Windows.trailing(staged.requests, self.window)
+                resolution = resolve_requests(staged, start, windows=windows, partitions=self.ranges)
+                report({"step": "resolve", "rounds": resolution.rounds, "residue": list(resolution.residue)})
+                if self.log is not None:
+                    resolution = look_up(spark, self.log, staged, resolution, through)
+                write_verdicts(
+                    spark, staged, resolution, lambda ordinals: start + ordinals, self.to,
+                    made_by="resolve", identity=f"{staged.digest}/{start}/{self.window}",
+                )  # fmt: skip
+            finally:
+                staged.release()
+        return JobResult(
+            {
+                "pipeline": "resolve",
+                "base": resolution.base,
+                "requests": staged.requests,
+                "items": staged.items,
+                "rounds": resolution.rounds,
+                "residue": list(resolution.residue),
+                "kernel_seconds": round(resolution.kernel_seconds, 3),
+                **{fate.name.lower(): resolution.count(fate) for fate in Fate if fate is not Fate.PENDING},
+            }
+        )
 
     def load(self, report: Report) -> JobResult:
         """Commit the requests. Raises: as ``load_requests``."""
@@ -228,149 +273,74 @@ class BulkCommand:
         def step(name: str, facts: Mapping[str, object]) -> None:
             report({"step": name, **facts})
 
-        def work(spark: SparkSession) -> JobResult:
-            options = LoadOptions(
-                request_format=self.source.request_format(),
-                name=self.name,
-                window=self.window,
-                wave=self.wave,
-                partitions=self.partitions,
-                resolve_partitions=self.ranges,
-                take_over=self.take_over,
-                token=self.token,
-            )
+        options = LoadOptions(
+            request_format=self.source.request_format(),
+            name=self.name,
+            window=self.window,
+            wave=self.wave,
+            partitions=self.partitions,
+            resolve_partitions=self.ranges,
+            take_over=self.take_over,
+            token=self.token,
+        )
+        with self.spark.session("load") as spark:
             loaded = load_requests(spark, self.source.read(spark), self._log(), self.to, options, step=step)
-            facts = {name: round(each, 3) if isinstance(each, float) else each for name, each in asdict(loaded).items()}
-            return JobResult({"pipeline": "load", "log": self._log().partition("?")[0], **facts})
-
-        return self.spark.run("load", work)
+        facts = {name: round(each, 3) if isinstance(each, float) else each for name, each in asdict(loaded).items()}
+        return JobResult({"pipeline": "load", "log": self._log().partition("?")[0], **facts})
 
     def ingest(
         self,
         checkpoint: str,
-        stopping: Callable[[], AbstractContextManager[Event]],
+        stopping: Stopping,
         report: Report,
         *,
         every_seconds: float | None,
         files_at_once: int | None,
     ) -> JobResult:
         """Commit the requests that exist now, or new ones without end with ``every_seconds``. Raises: as Ingest."""
-
-        def work(spark: SparkSession) -> JobResult:
-            with stopping() as stop:
-                return self._ingest(spark, checkpoint, stop, report, every_seconds, files_at_once)
-
-        return self.spark.run("ingest", work)
-
-    def _log(self) -> str:
-        if self.log is None:
-            raise InvalidRequest("which log?", code=Code.BAD_CONFIGURATION, hint="give --log")
-        return self.log
-
-    def _resolve(self, spark: SparkSession, base: int | None, report: Report) -> JobResult:
-        through = 0 if self.log is None else log_head(self.log).version
-        start = base if base is not None else through + VERSION_JUMP
-        staged = stage(self.source.read(spark), self.source.request_format(), partitions=self.partitions)
-        try:
-            report({"step": "stage", "requests": staged.requests, "items": staged.items})
-            windows = Windows.trailing(staged.requests, self.window)
-            resolution = resolve_requests(staged, start, windows=windows, partitions=self.ranges)
-            report({"step": "resolve", "rounds": resolution.rounds, "residue": list(resolution.residue)})
-            if self.log is not None:
-                resolution = look_up(spark, self.log, staged, resolution, through)
-            write_verdicts(
-                spark, staged, resolution, lambda ordinals: start + ordinals, self.to,
-                made_by="resolve", identity=f"{staged.digest}/{start}/{self.window}",
-            )  # fmt: skip
-            return JobResult(_resolved(resolution, staged.requests, staged.items))
-        finally:
-            staged.release()
-
-    def _ingest(
-        self,
-        spark: SparkSession,
-        checkpoint: str,
-        stop: Event,
-        report: Report,
-        every_seconds: float | None,
-        files_at_once: int | None,
-    ) -> JobResult:
         if self.spark.remote is not None:
             raise InvalidRequest(
                 "an ingest leads the log from its own process, which Spark Connect does not run it in",
                 code=Code.BAD_CONFIGURATION,
                 hint="give --master instead of --remote",
             )
-        leading = LeadershipOptions(take_over=self.take_over, token=self.token)
-        name = self.name or ""
-        ingest = Ingest(self._log(), self.to, name, request_format=self.source.request_format(), leading=leading)
+        with self.spark.session("ingest") as spark, stopping() as stop:
+            leading = LeadershipOptions(take_over=self.take_over, token=self.token)
+            name = self.name or ""
+            ingest = Ingest(self._log(), self.to, name, request_format=self.source.request_format(), leading=leading)
 
-        def micro_batch(frame: DataFrame, number: int) -> None:
-            try:
-                ingest.micro_batch(frame, number)
-            except Exception as error:
-                failures.append(error)
-                raise
-            report({"step": "micro_batch", "number": number, **asdict(ingest.counts)})
+            def micro_batch(frame: DataFrame, number: int) -> None:
+                try:
+                    ingest.micro_batch(frame, number)
+                except Exception as error:
+                    failures.append(error)
+                    raise
+                report({"step": "micro_batch", "number": number, **asdict(ingest.counts)})
 
-        failures: list[Exception] = []
-        writer = self.source.stream(spark, files_at_once).writeStream.foreachBatch(micro_batch)
-        writer = writer.option("checkpointLocation", checkpoint)
-        try:
-            if every_seconds is None:
-                query = writer.trigger(availableNow=True).start()
-            else:
-                query = writer.trigger(processingTime=f"{every_seconds} seconds").start()
+            failures: list[Exception] = []
+            writer = self.source.stream(spark, files_at_once).writeStream.foreachBatch(micro_batch)
+            writer = writer.option("checkpointLocation", checkpoint)
             try:
-                while query.isActive and not stop.wait(POLL_SECONDS):
-                    pass
+                if every_seconds is None:
+                    query = writer.trigger(availableNow=True).start()
+                else:
+                    query = writer.trigger(processingTime=f"{every_seconds} seconds").start()
+                try:
+                    while query.isActive and not stop.wait(POLL_SECONDS):
+                        pass
+                finally:
+                    query.stop()
+                if failures:
+                    raise failures[-1]
+                with task_errors():
+                    failure = query.exception()
+                    if failure is not None:
+                        raise failure
             finally:
-                query.stop()
-            if failures:
-                raise failures[-1]
-            with task_errors():
-                failure = query.exception()
-                if failure is not None:
-                    raise failure
-        finally:
-            ingest.close()
+                ingest.close()
         return JobResult({"pipeline": "ingest", "log": self._log().partition("?")[0], **asdict(ingest.counts)})
 
-
-def _resolved(resolution: Resolution, requests: int, items: int) -> dict[str, object]:
-    return {
-        "pipeline": "resolve",
-        "base": resolution.base,
-        "requests": requests,
-        "items": items,
-        "rounds": resolution.rounds,
-        "residue": list(resolution.residue),
-        "kernel_seconds": round(resolution.kernel_seconds, 3),
-        **{fate.name.lower(): resolution.count(fate) for fate in Fate if fate is not Fate.PENDING},
-    }
-
-
-def command_session(name: str, master: str | None, remote: str | None, conf: Mapping[str, str]) -> SparkSession:
-    """A session for the command ``name``; ``conf`` wins over what is preset. Raises: InvalidRequest.
-
-    Log lines of this process go to the standard error from now on: the standard output belongs to ``--json``.
-    """
-    structlog.configure(
-        processors=[
-            structlog.stdlib.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.LogfmtRenderer(
-                key_order=("timestamp", "level", "event"), drop_missing=True, bool_as_flag=False
-            ),
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
-        logger_factory=structlog.PrintLoggerFactory(file=sys.stderr),
-    )
-    presets = {"spark.sql.session.timeZone": "UTC"}
-    if remote is None:
-        presets["spark.log.level"] = "ERROR"
-    spark = session(f"holdfast {name}", master=master, remote=remote, conf={**presets, **conf})
-    if remote is not None:
-        # A server of Spark Connect may have been started without this package in sight of its driver.
-        spark.dataSource.register(HoldfastDataSource)
-    return spark
+    def _log(self) -> str:
+        if self.log is None:
+            raise InvalidRequest("which log?", code=Code.BAD_CONFIGURATION, hint="give --log")
+        return self.log

@@ -73,29 +73,18 @@ Table: TypeAlias = Mapping[str, tuple[frozenset[Shape], frozenset[Mode]]]
 """Option names, with the shapes and modes in which an option has an effect."""
 
 LOG_OPTIONS: Final[Table] = {
-    "url": (_EVERY_SHAPE, _BOTH),
-    "shape": (_EVERY_SHAPE, _BOTH),
-    "columns": (_EVERY_SHAPE, _BOTH),
-    "startingVersion": (_EVERY_SHAPE, _BOTH),
-    "startingTimestamp": (_EVERY_SHAPE, _BOTH),
-    "startingOffsets": (_EVERY_SHAPE, _BOTH),
+    **dict.fromkeys(
+        ("url", "shape", "columns", "startingVersion", "startingTimestamp", "startingOffsets"), (_EVERY_SHAPE, _BOTH)
+    ),
     "endingVersion": (_EVERY_SHAPE, _BATCH),
     "asOfVersion": (_EVERY_SHAPE, _BATCH),
     "failOnDataLoss": (_EVERY_SHAPE, _BOTH),
     "verify": (_ROWS, _BOTH),
     "targetPartitionBytes": (_EVERY_SHAPE, _BOTH),
     "pushdown": (_EVERY_SHAPE, _BATCH),
-    "segments": (_KEYED, _BOTH),
-    "kinds": (_KEYED, _BOTH),
-    "keyPrefix": (_KEYED, _BOTH),
-    "keyBegin": (_KEYED, _BOTH),
-    "keyEnd": (_KEYED, _BOTH),
-    "keyEncoding": (_KEYED, _BOTH),
-    "maxObjectsPerTrigger": (_EVERY_SHAPE, _STREAM),
-    "maxBytesPerTrigger": (_EVERY_SHAPE, _STREAM),
-    "maxRowsPerTrigger": (_ROWS, _STREAM),
-    "minRowsPerTrigger": (_ROWS, _STREAM),
-    "maxTriggerDelay": (_ROWS, _STREAM),
+    **dict.fromkeys(("segments", "kinds", "keyPrefix", "keyBegin", "keyEnd", "keyEncoding"), (_KEYED, _BOTH)),
+    **dict.fromkeys(("maxObjectsPerTrigger", "maxBytesPerTrigger"), (_EVERY_SHAPE, _STREAM)),
+    **dict.fromkeys(("maxRowsPerTrigger", "minRowsPerTrigger", "maxTriggerDelay"), (_ROWS, _STREAM)),
     "pollInterval": (_EVERY_SHAPE, _STREAM),
 }
 _MESSAGE_OPTIONS: Final = (
@@ -265,8 +254,11 @@ class _Given:
         return parse(name, self._texts[name]) if name in self._texts else default
 
     def text(self, name: str) -> str | None:
-        """The text of an option as it was given."""
         return self._texts.get(name)
+
+    def stripped(self, name: str) -> str:
+        """The text of an option without spaces around it; empty where it is not given."""
+        return self._texts.get(name, "").strip()
 
     def require_effect(self, what: str, mode: Mode | None, shape: Shape = Shape.OPERATIONS) -> None:
         """Raise InvalidRequest for an option without effect; ``what`` is a read or a write."""
@@ -318,7 +310,7 @@ def parse_read_options(given: Mapping[str, str], mode: Mode | None = None) -> Re
         raise _invalid("startingVersion", f"is above the ending version, {starting} > {ending}")
     key_begin, key_end = _key_range(options)
     return ReadOptions(
-        url=_required_url(options),
+        url=options.value("url", _url, None) or _url("url", ""),
         shape=shape,
         columns=_columns(options, COLUMNS[shape], f"shape={shape}"),
         starting_version=starting if isinstance(starting, int) else None,
@@ -370,7 +362,7 @@ def parse_message_options(given: Mapping[str, str], mode: Mode | None = None) ->
             hint="read it again with startingOffsets at the last seq, or follow it with a consumer of holdfast.queue",
         )
     options = _Given(given, QUEUE_OPTIONS, path_means="queue")
-    queue = options.value("queue", _stripped, "")
+    queue = options.stripped("queue")
     if not queue:
         raise _invalid(
             "queue",
@@ -396,14 +388,14 @@ def parse_store_options(given: Mapping[str, str], mode: Mode | None = None) -> S
     """
     options = _Given(given, STORE_OPTIONS, path_means="stores")
     for name, example in (("stores", "/data/stores"), ("store", "orders")):
-        if not options.value(name, _stripped, ""):
+        if not options.stripped(name):
             raise _invalid(name, f'is required to read a message store, for example .option("{name}", "{example}")')
     options.require_effect("read", mode)
     options.require_one_start("startingOffsets", "startingTimestamp")
     after = options.value("startingOffsets", _after_seq_or_latest, 0)
     return StoreOptions(
-        options.value("stores", _stripped, ""),
-        options.value("store", _stripped, ""),
+        options.stripped("stores"),
+        options.stripped("store"),
         _columns(options, STORE_COLUMNS, "a message store"),
         after or 0,
         options.value("startingTimestamp", _time, None),
@@ -423,12 +415,12 @@ def parse_write_options(given: Mapping[str, str], mode: Mode) -> WriteOptions:
     """
     options = _Given(given, WRITE_OPTIONS)
     options.require_effect("write", mode)
-    url = options.value("url", _stripped, "")
+    url = options.stripped("url")
     if not url.startswith(("http://", "https://", "unix:")):
         raise _invalid("url", "is the address of a service, for example http://127.0.0.1:8080 or unix:/run/holdfast")
     if "@" in url.partition("//")[2].partition("/")[0]:
         raise _invalid("url", "carries credentials; the token comes from HOLDFAST_TOKEN, because plans print options")
-    application = options.value("application", _stripped, "")
+    application = options.stripped("application")
     if not _APPLICATION.fullmatch(application):
         raise _invalid("application", "is required: 1 to 64 letters, digits, '.', '_' or '-' that name this writer")
     token = options.text("token")
@@ -442,10 +434,6 @@ def parse_write_options(given: Mapping[str, str], mode: Mode) -> WriteOptions:
 
 
 # -- rules that need several options ----------------------------------------------------------------------------------
-
-
-def _required_url(options: _Given) -> str:
-    return options.value("url", _url, None) or _url("url", "")
 
 
 def _columns(options: _Given, types: Mapping[str, pa.DataType], owner: str) -> tuple[str, ...]:
@@ -508,13 +496,7 @@ def _key_range(options: _Given) -> tuple[bytes, bytes | None]:
 # -- the rule of one option: (name, text) to its value; each raises InvalidRequest ------------------------------------
 
 
-def _stripped(name: str, text: str) -> str:
-    del name
-    return text.strip()
-
-
-def _names(name: str, text: str) -> tuple[str, ...]:
-    del name
+def _names(_name: str, text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
@@ -538,8 +520,6 @@ def _one_of(choices: type[E], *also: str) -> Callable[[str, str], E]:
 
 
 def _version(*words: str) -> Callable[[str, str], int | str]:
-    """A version number, or one of these words."""
-
     def parse(name: str, text: str) -> int | str:
         digits = text.strip().lower()
         if digits in words:
@@ -597,7 +577,6 @@ def _is_count(value: object, highest: int, lowest: int = 0) -> bool:
 
 
 def _after_seq(name: str, text: str) -> int:
-    """The last message not wanted, 0 for none."""
     text = text.strip()
     if text.lower() == EARLIEST:
         return 0

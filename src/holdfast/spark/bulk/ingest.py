@@ -1,8 +1,5 @@
 """``ingest``: the four commit stages on a stream of commit requests, micro-batch by micro-batch.
 
-Tasks parse; the driver decides with the service's own stages of ``commit``, writes one object per group of requests
-with a record of its verdicts, and adds one row per request to the table of verdicts when all groups are durable.
-
 Exactly once, by crash. (1) Before a group is durable: nothing was reported, and the replay of the micro-batch takes it
 again. (2) After: the record tells the replay the outcomes. (3) Between the log and the table: as 2; the table takes
 each micro-batch once, by its number. A run leads before it reads records, so an older run can add nothing after that.
@@ -19,6 +16,7 @@ from typing import Final
 from urllib.parse import unquote, urlsplit
 from zlib import crc32
 
+import msgspec
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
@@ -47,7 +45,6 @@ from holdfast.spark.bulk.requests import (
     AS_NAMED,
     ParsedRequest,
     RequestFormat,
-    decode_request,
     frame_errors,
     in_order,
     pack,
@@ -69,7 +66,7 @@ assert WAVE <= SPAN_MAX, "a wave is within the span"
 
 @dataclass(slots=True)
 class IngestCounts:
-    """What an ingest has done. ``found`` requests had been settled by a run before it."""
+    """What an ingest has done. ``found`` requests were finished by an earlier run."""
 
     micro_batches: int = 0
     requests: int = 0
@@ -111,8 +108,8 @@ class Ingest:
         self._output = DeltaOutput(table_location(verdicts_url), "ingest", VERDICTS)
         self._thread: StoreThread | None = None
         self._stages: _Stages | None = None
-        # The newest micro-batch's records as they were when this process began to lead; None once it has settled one.
-        self._settled: list[GroupRecord] | None = None
+        # The newest micro-batch's records when this process began to lead; None after its own first micro-batch.
+        self._earlier: list[GroupRecord] | None = None
 
     def micro_batch(self, frame: DataFrame, number: int) -> None:
         """Commit the requests of one micro-batch and add their verdicts to the table. Harmless when repeated.
@@ -122,28 +119,28 @@ class Ingest:
         """
         stages = self._stages or self._begin(frame.sparkSession)
         state = self._output.open(f"{stages.log_id}/{self._name}", {})
-        settled = self._settled or []
-        settled_batch = settled[0].batch if settled else -1
-        records = settled if number == settled_batch else []
+        earlier = self._earlier or []
+        earlier_batch = earlier[0].batch if earlier else -1
+        records = earlier if number == earlier_batch else []
         outcomes = [each for record in records for each in record.outcomes]
         if number < state.offset:
             # Spark repeats the last micro-batch alone, with the same requests: anything else is another checkpoint's.
-            if number < state.offset - 1 or (self._settled is not None and not self._repeats(frame, records)):
-                raise _behind(number, state.offset - 1)
+            if number < state.offset - 1 or (self._earlier is not None and not self._repeats(frame, records)):
+                raise _older_checkpoint(number, state.offset - 1)
             return
-        if number < settled_batch:
-            raise _behind(number, settled_batch)
+        if number < earlier_batch:
+            raise _older_checkpoint(number, earlier_batch)
         self.counts.found += len(outcomes)
         try:
             requests = self._requests(frame)
             if not all(record.covers(requests) for record in records):
-                raise _behind(number, settled_batch)
+                raise _older_checkpoint(number, earlier_batch)
             self._commit(stages, requests, outcomes, number)
-            rows = [_row(place, request, outcomes[place]) for place, request in enumerate(requests)]
+            rows = [_row(position, request, outcomes[position]) for position, request in enumerate(requests)]
             table = pa.Table.from_pylist(rows, schema=VERDICTS)
             files = [write_table(self._output.location.url, table, {})] if rows else []
             self._output.commit(state, number + 1, files, ())
-            self._settled = None
+            self._earlier = None
         except BaseException:
             # The requests in flight are unknown now; the next leader finds them in the log.
             self._stages = None
@@ -170,10 +167,10 @@ class Ingest:
         thread = self._thread
         leadership = Leadership(thread, self._leading)
         claim = leadership.claim()
-        found, complete = thread.start(lambda store: records_nearby(store, claim, self._key)).result()
+        records, complete = thread.start(lambda store: records_nearby(store, claim, self._key)).result()
         if not complete:
-            found = records_of_log(spark, self._url, self._key)
-        self._settled = sorted(found, key=lambda record: record.first)
+            records = records_of_log(spark, self._url, self._key)
+        self._earlier = sorted(records, key=lambda record: record.first)
         self._stages = _Stages(thread, leadership, claim, self._rules)
         return self._stages
 
@@ -182,15 +179,15 @@ class Ingest:
 
         def parse(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for chunk in pack(batches):
-                encoded = [request.encode() for request in parsed_requests(chunk)]
+                encoded = [msgspec.msgpack.encode(request) for request in parsed_requests(chunk)]
                 yield pa.RecordBatch.from_arrays([pa.array(encoded, pa.binary())], ["request"])
 
         with frame_errors(self._format), task_errors():
             rows = in_order(frame, self._format, 1).mapInArrow(parse, "request binary").toArrow()
-        return [decode_request(data) for data in rows["request"].to_pylist()]
+        decoder = msgspec.msgpack.Decoder(ParsedRequest)
+        return [decoder.decode(data) for data in rows["request"].to_pylist()]
 
     def _repeats(self, frame: DataFrame, records: Sequence[GroupRecord]) -> bool:
-        """Whether the micro-batch holds exactly the requests of these records."""
         requests, count = self._requests(frame), sum(len(record.outcomes) for record in records)
         return len(requests) == count and all(record.covers(requests) for record in records)
 
@@ -228,22 +225,22 @@ def _group_end(requests: Sequence[ParsedRequest], first: int, count: int) -> int
     return past
 
 
-def _behind(number: int, settled: int) -> InvalidRequest:
+def _older_checkpoint(number: int, newest: int) -> InvalidRequest:
     return InvalidRequest(
         "this stream's log is further than its checkpoint",
         code=Code.BAD_CONFIGURATION,
         hint="restore the checkpoint, or take another name if these requests were never offered before; a micro-batch "
         "that is repeated has to hold the same requests: leave out what gives another value each time",
         micro_batch=number,
-        settled=settled,
+        settled=newest,
     )
 
 
-def _row(place: int, request: ParsedRequest, result: RequestOutcome) -> dict[str, object]:
+def _row(position: int, request: ParsedRequest, result: RequestOutcome) -> dict[str, object]:
     outcome = "committed" if result.code is None else "invalid" if result.code in INVALID_CODES else "not_committed"
     conflicts = [{"precondition": index, "version": version} for index, version in result.conflicts]
     return {
-        "position": place + 1,
+        "position": position + 1,
         "order": request.order,
         "request_id": request.request_id,
         "outcome": outcome,
@@ -255,8 +252,6 @@ def _row(place: int, request: ParsedRequest, result: RequestOutcome) -> dict[str
 
 @dataclass(slots=True)
 class _Group:
-    """Some requests that are decided, and the record that says how."""
-
     record: GroupRecord
     entries: list[CommitEntry]
     transactions: list[LoggedTransaction]
@@ -282,7 +277,7 @@ class _Stages:
         """Stages 1 and 2 for these requests, and for their record after them."""
         self._resolve.advance_floor(now().boot_ms, self._sequence.assigned, self._durable.last_version)
         entries = [
-            None if each.transaction is None else CommitEntry(each.transaction, _ignore_reply) for each in requests
+            None if each.transaction is None else CommitEntry(each.transaction, lambda _: None) for each in requests
         ]
         onward, look_up = self._sequence.order([entry for entry in entries if entry is not None], self._resolve.floor)
         self._resolve.decide(onward)
@@ -296,7 +291,7 @@ class _Stages:
             for request, entry in zip(requests, entries, strict=True)
         )
         record = GroupRecord(number, first, outcomes, requests_digest(requests))
-        last = CommitEntry(Transaction([Write(key, record.encode())]), _ignore_reply)
+        last = CommitEntry(Transaction([Write(key, record.encode())]), lambda _: None)
         self._resolve.decide(self._sequence.order([last], self._resolve.floor)[0])
         logged = [
             LoggedTransaction(e.version, e.txn.request_id, e.txn.read_version, e.txn.operations, e.txn.preconditions)
@@ -306,7 +301,6 @@ class _Stages:
         return _Group(record, [entry for entry in onward if entry.version], logged, self._resolve.floor)
 
     def _original(self, follower: CommitEntry) -> CommitEntry:
-        """The attempt in flight whose outcome this one shares."""
         assert follower.txn.request_id is not None, "only attempts are followed"
         known = self._sequence.attempts.find(follower.txn.request_id)
         assert isinstance(known, Known), "an attempt that is followed is known"
@@ -322,11 +316,11 @@ class _Stages:
         async def find(store: ObjectStore) -> None:
             if self._history is None:
                 self._history = AttemptHistory(store, self._claim)
-            found = await self._history.find(request_id, read_version, self._durable)
-            if found.txn is not None:
-                same = fingerprint(found.txn) == fingerprint(entry.txn)
-                entry.outcome = Committed(found.txn.version) if same else Reused()
-            elif found.truncated:
+            record = await self._history.find(request_id, read_version, self._durable)
+            if record.txn is not None:
+                same = fingerprint(record.txn) == fingerprint(entry.txn)
+                entry.outcome = Committed(record.txn.version) if same else Reused()
+            elif record.truncated:
                 raise Unavailable("retention removed the record of an attempt", code=Code.LOG_TRUNCATED)
             else:
                 entry.outcome = Rejected("too_old")
@@ -353,11 +347,6 @@ class _Stages:
         for group in groups:
             for entry in group.entries:
                 self._sequence.complete(entry)
-
-
-def _ignore_reply(entry: CommitEntry) -> None:
-    """The record and the table report the verdicts."""
-    del entry
 
 
 def _outcome_of(entry: CommitEntry) -> RequestOutcome:

@@ -1,11 +1,8 @@
 """A bulk job as the leader of a log: ask the leader to step down, claim, write batches, resign.
 
-``commit.leadership`` does the recovery and the claim. ``put_batch`` repeats one conditional PUT, always with the same
-bytes, until its outcome is certain. A slot that holds the same log, leader, nonce and body CRC is this leader's own
-earlier PUT. Any other object there raises Fenced. No response within ``patience_s`` raises Unavailable.
-
-Closed: a leader is alive and does not step down. Safety never depends on its response. After a crash: a claim, and
-batches up to the first hole; the next leader recovers as after any other.
+``put_batch`` repeats one conditional PUT with the same bytes until its outcome is certain. A slot that holds the same
+log, leader, nonce and body CRC is this leader's own earlier PUT; any other object there raises Fenced. A leader that
+is alive and does not step down raises Closed. After a crash: a claim, and batches up to the first hole.
 """
 
 from __future__ import annotations
@@ -18,6 +15,7 @@ import time
 import urllib.error
 import urllib.request
 from dataclasses import dataclass, replace
+from functools import partial
 from hashlib import blake2b
 from typing import Final
 
@@ -41,27 +39,27 @@ from holdfast.objects.port import Created, ObjectStore, Refused, Unknown
 from holdfast.spark.runtime.store_thread import StoreThread
 from holdfast.values import LeaderId, LogId, Slot, Version, slot_text
 
-PATIENCE_S: Final = 60.0
+RETRY_BUDGET_S: Final = 60.0
 BACKOFF_S: Final = 0.1
 BACKOFF_S_MAX: Final = 5.0
 REQUEST_S_MAX: Final = 30.0
 
 
-async def put_batch(store: ObjectStore, header: Header, data: bytes, *, patience_s: float = PATIENCE_S) -> bool:
+async def put_batch(store: ObjectStore, header: Header, data: bytes, *, retry_budget_s: float = RETRY_BUDGET_S) -> bool:
     """Bring the object to its slot. True when this call created it, False when it existed.
 
     Raises: Fenced, Unavailable. After a crash: the object may or may not exist; a repeat decides it.
     """
-    give_up_at = time.monotonic() + patience_s
+    give_up_at = time.monotonic() + retry_budget_s
     tries = 0
     while True:
         trouble = ""
         try:
             async with asyncio.timeout(REQUEST_S_MAX):
-                answer = await store.create(object_name(header.slot), data)
+                result = await store.create(object_name(header.slot), data)
         except TimeoutError:
-            answer = Unknown("no answer in time")
-        match answer:
+            result = Unknown("no response in time")
+        match result:
             case Created():
                 return True
             case Refused(certain=certain):
@@ -81,7 +79,7 @@ async def put_batch(store: ObjectStore, header: Header, data: bytes, *, patience
 async def _is_own(store: ObjectStore, own: Header, *, certain: bool) -> bool:
     """Whether the object in the slot is this leader's. False: not known yet. Raises: Fenced."""
     try:
-        found = decode_header(await store.read(object_name(own.slot), length=HEADER_BYTES), slot=own.slot)
+        header = decode_header(await store.read(object_name(own.slot), length=HEADER_BYTES), slot=own.slot)
     except Unavailable:
         return False
     except NotFound:
@@ -91,7 +89,7 @@ async def _is_own(store: ObjectStore, own: Header, *, certain: bool) -> bool:
         raise _deposed(own) from None
     except CorruptData as error:
         raise _deposed(own) from error
-    if (found.log_id, found.leader_id, found.nonce, found.body_crc) != (
+    if (header.log_id, header.leader_id, header.nonce, header.body_crc) != (
         own.log_id, own.leader_id, own.nonce, own.body_crc,
     ):  # fmt: skip
         raise _deposed(own)
@@ -107,12 +105,12 @@ def _deposed(own: Header) -> Fenced:
     )
 
 
-ANSWER_SECONDS_MAX: Final = 2.0
+RESPONSE_SECONDS_MAX: Final = 2.0
 DRAIN_SECONDS_MAX: Final = 60.0
 
 
 async def ask_to_step_down(address: str, token: str | None) -> str | None:
-    """The leader id at ``address`` if it still leads, empty if it does not, None without an answer."""
+    """The leader id at ``address`` if it still leads, empty if it does not, None without a response."""
     return await asyncio.to_thread(_ask, address, token)
 
 
@@ -139,14 +137,14 @@ def _ask(address: str, token: str | None) -> str | None:
 
 def _leader(url: str) -> str | None:
     try:
-        with urllib.request.urlopen(url, timeout=ANSWER_SECONDS_MAX) as answer:
-            found = json.loads(answer.read(65_536))
+        with urllib.request.urlopen(url, timeout=RESPONSE_SECONDS_MAX) as response:
+            health = json.loads(response.read(65_536))
     except urllib.error.HTTPError:
         return ""
     except (OSError, ValueError):
         return None
-    leading = isinstance(found, dict) and found.get("leading")
-    return str(found.get("leader_id", "")) if leading else ""
+    leading = isinstance(health, dict) and health.get("leading")
+    return str(health.get("leader_id", "")) if leading else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,10 +173,7 @@ class Leadership:
     def claim(self) -> Header:
         """Take the lead, after asking a living leader to step down."""
         identity = Identity(LeaderId(os.urandom(16)), self._nonce_seed, "")
-        leading = self._leading
-
-        async def ask(address: str) -> str | None:
-            return await ask_to_step_down(address, leading.token)
+        leading, ask = self._leading, partial(ask_to_step_down, token=self._leading.token)
 
         async def lead(store: ObjectStore) -> Takeover:
             rules = TakeoverOptions(

@@ -44,7 +44,7 @@ from holdfast.spark.bulk.leadership import Leadership, LeadershipOptions, put_ba
 from holdfast.spark.bulk.records import LoadProgress, decode_progress, newest_nearby, newest_of_log, progress_key
 from holdfast.spark.bulk.requests import (
     AS_NAMED,
-    ChunkPlace,
+    ChunkSummary,
     RequestFormat,
     Staged,
     read_stream,
@@ -53,19 +53,17 @@ from holdfast.spark.bulk.requests import (
     stream,
 )
 from holdfast.spark.bulk.resolve import Resolution, look_up, resolve_requests
-from holdfast.spark.bulk.sequencing import BELOW, Fate, Windows, plain_numbers
+from holdfast.spark.bulk.sequencing import BELOW, Fate, Numbers, Windows, plain_numbers
 from holdfast.spark.bulk.verdicts import write_verdicts
 from holdfast.spark.runtime.session import task_errors
 from holdfast.spark.runtime.store_thread import StoreThread, is_directory
 
 PUTS_IN_FLIGHT: Final = 4
 
-Numbers = npt.NDArray[np.int64]
-
 
 @dataclass(frozen=True, slots=True)
 class LeadershipPlan:
-    """What all batches of one leader share. ``unsequenced`` are the places without a version, in order."""
+    """What all batches of one leader share. ``unsequenced`` are the positions without a version, in order."""
 
     progress_key: bytes
     origin_base: int
@@ -75,8 +73,8 @@ class LeadershipPlan:
 
     def ordinals_after(self, indexes: Numbers) -> Numbers:
         """The ordinal after k requests."""
-        found: Numbers = indexes - np.searchsorted(self.unsequenced, indexes)
-        return found
+        ordinals: Numbers = indexes - np.searchsorted(self.unsequenced, indexes)
+        return ordinals
 
     def versions(self, ordinals: Numbers) -> Numbers:
         """The log versions that stand for these ordinals; what came before this leadership is its base."""
@@ -85,34 +83,29 @@ class LeadershipPlan:
 
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
-    """One batch: its header without lengths and CRCs, its chunk's first place and the fates of the chunk's requests.
+    """One batch: its header without lengths and CRCs, its chunk's first position and the fates of the chunk's requests.
 
-    ``settled`` requests of the chunk are in an earlier batch; ``before`` is the last version before this batch;
+    ``finished`` requests of the chunk are in an earlier batch; ``before`` is the last version before this batch;
     ``weighted`` is the chunk's sum.
     """
 
     header: Header
     key: int
     first: int
-    settled: int
+    finished: int
     fates: bytes
     before: int
     progress: bytes
     weighted: int
 
 
-@dataclass(frozen=True, slots=True)
-class WaveResult:
-    """What a wave wrote: bytes of all objects, and how many were there already."""
-
-    object_bytes: int
-    found: int
-
-
 def write_wave(
     spark: SparkSession, staged: Staged, url: str, leadership: LeadershipPlan, plans: Sequence[BatchPlan]
-) -> WaveResult:
-    """Write every batch of the plan; return when all are created. Raises: Fenced, Unavailable."""
+) -> tuple[int, int]:
+    """Write every batch of the plan. Returns the bytes of all objects, and how many existed before.
+
+    Raises: Fenced, Unavailable.
+    """
     rows = [(plan.key >> 32, plan.key & 0xFFFFFFFF, pickle.dumps(plan)) for plan in plans]
     planned = spark.createDataFrame(rows, "partition int, number int, plan binary")
 
@@ -138,7 +131,7 @@ def write_wave(
         results = joined.mapInArrow(write, "key long, size long, created boolean").toArrow()
     written = set(results["key"].to_pylist())
     assert written == {plan.key for plan in plans}, "a wave is over when each of its batches is created"
-    return WaveResult(sum(results["size"].to_pylist()), results["created"].to_pylist().count(False))
+    return sum(results["size"].to_pylist()), results["created"].to_pylist().count(False)
 
 
 def batch_object(plan: BatchPlan, leadership: LeadershipPlan, chunk: Mapping[str, Any]) -> tuple[Header, bytes]:
@@ -157,10 +150,10 @@ def _rows(plan: BatchPlan, leadership: LeadershipPlan, chunk: Mapping[str, Any])
     asks, items = read_stream(chunk["asks"]), read_stream(chunk["item_rows"])
     values = read_stream(chunk["values"])["value"]
     fates = np.frombuffer(plan.fates, np.uint8)
-    places = np.arange(plan.first, plan.first + len(fates))
-    versions = leadership.versions(leadership.ordinals_after(places + 1))
+    positions = np.arange(plan.first, plan.first + len(fates))
+    versions = leadership.versions(leadership.ordinals_after(positions + 1))
     accepted = fates == Fate.COMMITTED
-    accepted[: plan.settled] = False
+    accepted[: plan.finished] = False
     read_versions = _translated(asks["read_index"], asks["read_version"], leadership)
     owners = np.repeat(np.arange(len(fates)), asks["items"].to_numpy())
     kept = np.flatnonzero(accepted[owners])
@@ -208,8 +201,8 @@ def _translated(index: pa.ChunkedArray, version: pa.ChunkedArray, leadership: Le
     indexes, versions = plain_numbers(index), plain_numbers(version)
     after = leadership.ordinals_after(np.maximum(indexes, 0))
     ordinals = np.where(indexes >= 0, after, versions - leadership.origin_base)
-    found = np.where(ordinals <= BELOW, versions, leadership.versions(ordinals))
-    return pa.array(found, pa.int64(), mask=(indexes < 0) & (versions < 0))
+    translated = np.where(ordinals <= BELOW, versions, leadership.versions(ordinals))
+    return pa.array(translated, pa.int64(), mask=(indexes < 0) & (versions < 0))
 
 
 def _ats(
@@ -269,7 +262,7 @@ class LoadOptions:
 
 @dataclass(slots=True)
 class LoadReport:
-    """What a load did. ``continued_at`` requests had been settled by earlier runs."""
+    """What a load did. ``continued_at`` requests were finished by earlier runs."""
 
     name: str
     requests: int = 0
@@ -353,7 +346,7 @@ class _Load:
             progress = self._find_progress(thread, claim, staged)
             if progress is not None and progress.cuts:
                 # Others have written in between, so what was read before cannot be judged any more: as after any
-                # change of leader. What was settled before the cut is not touched by it.
+                # change of leader. Verdicts before the cut stay.
                 windows, resolution = windows.cut(progress.cuts), None
             if resolution is None:
                 base = progress.base if progress is not None else claim.last_version
@@ -368,7 +361,7 @@ class _Load:
             leadership.resign()
             self._report.write_seconds = time.monotonic() - began
             self._step("resign", {})
-        self._tell(staged, resolution, progress, claim.log_id.hex())
+        self._release(staged, resolution, progress, claim.log_id.hex())
 
     def _resolve(self, staged: Staged, base: int, windows: Windows) -> Resolution:
         began = time.monotonic()
@@ -380,12 +373,12 @@ class _Load:
 
     def _find_progress(self, thread: StoreThread, claim: Header, staged: Staged) -> LoadProgress | None:
         key = progress_key(self._report.name)
-        found, complete, others = thread.start(lambda store: newest_nearby(store, claim, key)).result()
-        if found is None and not complete:
-            found = newest_of_log(self._spark, self._url, key)
-        if found is None:
+        record, complete, others = thread.start(lambda store: newest_nearby(store, claim, key)).result()
+        if record is None and not complete:
+            record = newest_of_log(self._spark, self._url, key)
+        if record is None:
             return None
-        progress = decode_progress(found, key)
+        progress = decode_progress(record, key)
         if (progress.input, progress.window, progress.requests) != (
             staged.digest, self._options.window, staged.requests,
         ):  # fmt: skip
@@ -410,7 +403,7 @@ class _Load:
         assigned = resolution.assigned()
         ordinal_before = int(assigned[progress.through])
         progress = msgspec.structs.replace(
-            progress, reigns=(*progress.reigns, (ordinal_before, leadership.head.last_version))
+            progress, leaderships=(*progress.leaderships, (ordinal_before, leadership.head.last_version))
         )
         plan = LeadershipPlan(
             progress_key(self._report.name),
@@ -422,13 +415,13 @@ class _Load:
         planner = _Planner(staged, resolution, windows, plan, progress)
         batches = planner.batches(leadership)
         while wave := [batch for _, batch in zip(range(self._options.wave), batches, strict=False)]:
-            result = write_wave(self._spark, staged, self._url, plan, wave)
+            object_bytes, existing = write_wave(self._spark, staged, self._url, plan, wave)
             self._step("wave", {"objects": len(wave)})
             leadership.confirm(wave[-1].header, len(wave))
             self._report.waves += 1
             self._report.batches += len(wave)
-            self._report.object_bytes += result.object_bytes
-            self._report.found_batches += result.found
+            self._report.object_bytes += object_bytes
+            self._report.found_batches += existing
             self._report.first_version = self._report.first_version or wave[0].header.first_version
             self._report.last_version = wave[-1].header.last_version
             progress = planner.progress
@@ -437,10 +430,10 @@ class _Load:
 
     # -- release ------------------------------------------------------------------------------------------------------
 
-    def _tell(self, staged: Staged, resolution: Resolution, progress: LoadProgress, log_id: str) -> None:
+    def _release(self, staged: Staged, resolution: Resolution, progress: LoadProgress, log_id: str) -> None:
         subjects = resolution.fates.copy()
-        for place, original in resolution.originals.items():
-            subjects[place] = resolution.fates[original]
+        for position, original in resolution.originals.items():
+            subjects[position] = resolution.fates[original]
         committed = int(np.count_nonzero(subjects == Fate.COMMITTED))
         rejected = np.isin(subjects, (Fate.CONFLICT, Fate.TOO_OLD, Fate.LOOK_UP))
         self._report.committed = committed
@@ -448,12 +441,12 @@ class _Load:
         self._report.invalid = staged.requests - committed - self._report.not_committed
         if self._verdicts_url is None:
             return
-        reigns: Numbers = np.array(progress.reigns or ((0, progress.base),), np.int64)
+        leaderships: Numbers = np.array(progress.leaderships or ((0, progress.base),), np.int64)
 
         def version_of(ordinals: Numbers) -> Numbers:
-            which = np.maximum(np.searchsorted(reigns[:, 0], ordinals) - 1, 0)
-            found: Numbers = reigns[which, 1] + ordinals - reigns[which, 0]
-            return found
+            which = np.maximum(np.searchsorted(leaderships[:, 0], ordinals) - 1, 0)
+            versions: Numbers = leaderships[which, 1] + ordinals - leaderships[which, 0]
+            return versions
 
         write_verdicts(
             self._spark,
@@ -468,7 +461,7 @@ class _Load:
 
 
 class _Planner:
-    """The batches of a load, in order: one for each chunk with a request that has a version and is not settled."""
+    """The batches of a load, in order: one for each chunk with a request that has a version and is not finished."""
 
     def __init__(
         self, staged: Staged, resolution: Resolution, windows: Windows, plan: LeadershipPlan, progress: LoadProgress
@@ -482,20 +475,20 @@ class _Planner:
 
     def batches(self, leadership: Leadership) -> Iterator[BatchPlan]:
         """Plan batch after batch. Drawn wave by wave, so that each is planned after the wave before it is durable."""
-        settled = self.progress.through
+        through = self.progress.through
         time_ms = 0
-        chunks = [chunk for chunk in self._staged.chunks if chunk.past > settled]
-        wanted = [chunk for chunk in chunks if self._assigned[chunk.past] > self._assigned[max(chunk.first, settled)]]
+        chunks = [chunk for chunk in self._staged.chunks if chunk.past > through]
+        wanted = [chunk for chunk in chunks if self._assigned[chunk.past] > self._assigned[max(chunk.first, through)]]
         for number, chunk in enumerate(wanted):
             time_ms = max(time_ms, int(time.time() * 1000))
             # What follows without a version belongs to the batch before it.
             past = wanted[number + 1].first if number + 1 < len(wanted) else self._staged.requests
-            yield self._batch(leadership, chunk, max(chunk.first, settled), past, time_ms)
+            yield self._batch(leadership, chunk, max(chunk.first, through), past, time_ms)
 
-    def _batch(self, leadership: Leadership, chunk: ChunkPlace, begin: int, past: int, time_ms: int) -> BatchPlan:
+    def _batch(self, leadership: Leadership, chunk: ChunkSummary, begin: int, past: int, time_ms: int) -> BatchPlan:
         fates = self._resolution.fates[chunk.first : chunk.past]
         ordinals = self._resolution.ordinals[begin : chunk.past]
-        # One that was found in the log is committed there and has no ordinal here.
+        # A request that the log holds is committed there and has no ordinal here.
         accepted = ordinals[(fates[begin - chunk.first :] == Fate.COMMITTED) & (ordinals > 0)]
         transactions = max(len(accepted), 1)
         first, last = (accepted[0], accepted[-1]) if len(accepted) else (ordinals.max(), ordinals.max())

@@ -15,9 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from holdfast.commit.format.batch import ItemKind
-from holdfast.spark.bulk.sequencing import ordinals_of, plain_numbers
+from holdfast.spark.bulk.sequencing import Numbers, ordinals_of, plain_numbers
 
-Numbers: TypeAlias = npt.NDArray[np.int64]
 Flags: TypeAlias = npt.NDArray[np.bool_]
 Ordinals: TypeAlias = npt.NDArray[np.int32]
 States: TypeAlias = npt.NDArray[np.uint8]
@@ -72,7 +71,7 @@ class Problem:
 class Items:
     """Preconditions and changes of requests that are to be judged, as columns.
 
-    Shape: ``owners`` says whose, as places from 0, in order; ``numbers`` is a precondition's place in its request.
+    Shape: ``owners`` are request positions from 0, in order; ``numbers`` are positions of preconditions in them.
     """
 
     owners: Numbers
@@ -100,7 +99,7 @@ class Items:
 def select_items(
     asks: pa.Table, rows: pa.Table, first: int, base: int, assigned: Ordinals, pending: Flags, floors: Numbers
 ) -> tuple[Items, Numbers]:
-    """The items of consecutive requests from place ``first`` on, and the places of those that are too old.
+    """The items of consecutive requests from position ``first`` on, and the positions of those that are too old.
 
     Shape: ``assigned`` holds the ordinal after k requests of the whole input, ``pending`` and ``floors`` (as ``k``)
     belong to these requests. Items of requests that are not pending, or too old, are left out.
@@ -144,24 +143,24 @@ def key_ranks(keys: pa.Array, ends: pa.Array) -> tuple[Numbers, Numbers, int]:
     order = pc.sort_indices(encoded.dictionary).to_numpy()
     ranks: Numbers = np.empty(len(order), np.int64)
     ranks[order] = np.arange(len(order))
-    found = ranks[encoded.indices.to_numpy()]
+    all_ranks = ranks[encoded.indices.to_numpy()]
     highs: Numbers = np.full(len(ends), len(order), np.int64)
     if len(bounds):
-        highs[pc.is_valid(ends).to_numpy(zero_copy_only=False)] = found[len(keys) :]
-    return found[: len(keys)], highs, len(order)
+        highs[pc.is_valid(ends).to_numpy(zero_copy_only=False)] = all_ranks[len(keys) :]
+    return all_ranks[: len(keys)], highs, len(order)
 
 
-def make_problem(items: Items, places: Numbers, ordinals: Ordinals) -> Problem:
-    """The problem of the requests at ``places``, which rise and hold every owner of ``items``."""
+def make_problem(items: Items, positions: Numbers, ordinals: Ordinals) -> Problem:
+    """The problem of the requests at ``positions``, which rise and hold every owner of ``items``."""
     lows, ends, ranks = key_ranks(items.keys, items.ends)
     highs = np.where(items.is_range, ends, lows + 1)
-    owners = np.searchsorted(places, items.owners)
+    owners = np.searchsorted(positions, items.owners)
     reads, writes = items.is_read, ~items.is_read
 
     def begins(which: Flags) -> Numbers:
-        found: Numbers = np.zeros(len(places) + 1, np.int64)
-        np.cumsum(np.bincount(owners[which], minlength=len(places)), out=found[1:])
-        return found
+        offsets: Numbers = np.zeros(len(positions) + 1, np.int64)
+        np.cumsum(np.bincount(owners[which], minlength=len(positions)), out=offsets[1:])
+        return offsets
 
     return Problem(
         ranks=ranks,

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
-from typing import Final, TypeVar
+from typing import Final
 
 import msgspec
 from pyspark.sql import SparkSession
@@ -27,12 +27,10 @@ from pyspark.sql import functions as F  # noqa: N812  the name that every Spark 
 from holdfast.commit.format.batch import FIRST_SLOT, Header, ItemKind, Kind, object_name, read_body_table
 from holdfast.commit.format.transaction import Write
 from holdfast.commit.reading.reader import LoggedBatch, read_header
-from holdfast.errors import Code, CorruptData
 from holdfast.objects.port import ObjectStore
 from holdfast.spark.bulk.requests import ParsedRequest
 from holdfast.spark.runtime.session import task_errors
-
-T = TypeVar("T")
+from holdfast.spark.sink.record import decode
 
 LOAD_LOOK_BACK_OBJECTS: Final = 64
 
@@ -45,21 +43,13 @@ class LoadProgress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     requests: int
     through: int
     base: int
-    reigns: tuple[tuple[int, int], ...]
+    leaderships: tuple[tuple[int, int], ...] = msgspec.field(name="reigns")
     cuts: tuple[int, ...] = ()
     format: int = 1
 
     def encode(self) -> bytes:
         """The bytes of the record."""
         return msgspec.json.encode(self)
-
-
-def _decoded(data: bytes, key: bytes, kind: type[T], job: str) -> T:
-    try:
-        return msgspec.json.decode(data, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        message = f"key holds something that no {job} wrote"
-        raise CorruptData(message, code=Code.CORRUPT_LOG, key=key.decode("utf-8", "replace")) from error
 
 
 def progress_key(name: str) -> bytes:
@@ -69,7 +59,7 @@ def progress_key(name: str) -> bytes:
 
 def decode_progress(data: bytes, key: bytes) -> LoadProgress:
     """Raises: CorruptData."""
-    return _decoded(data, key, LoadProgress, "load")
+    return decode(data, key, LoadProgress, "load")
 
 
 async def newest_nearby(store: ObjectStore, claim: Header, key: bytes) -> tuple[bytes | None, bool, bool]:
@@ -154,19 +144,19 @@ def record_key(name: str) -> bytes:
 
 
 def _decode_group(data: bytes, key: bytes) -> GroupRecord:
-    return _decoded(data, key, GroupRecord, "ingest")
+    return decode(data, key, GroupRecord, "ingest")
 
 
 async def records_nearby(store: ObjectStore, claim: Header, key: bytes) -> tuple[list[GroupRecord], bool]:
     """The records of the newest micro-batch in the objects before ``claim``, and whether these are all of them."""
-    found: list[GroupRecord] = []
+    records: list[GroupRecord] = []
     header = claim
     for _ in range(INGEST_LOOK_BACK_OBJECTS):
         if header.slot == FIRST_SLOT:
-            return found, True
+            return records, True
         before = await read_header(store, header.prev)
         if before is None:
-            return found, True
+            return records, True
         header = before
         if header.kind is not Kind.DATA or not header.transactions:
             continue
@@ -175,12 +165,12 @@ async def records_nearby(store: ObjectStore, claim: Header, key: bytes) -> tuple
             for operation in txn.operations:
                 if isinstance(operation, Write) and operation.key == key:
                     record = _decode_group(operation.value, key)
-                    if found and record.batch != found[0].batch:
-                        return found, True
-                    found.append(record)
+                    if records and record.batch != records[0].batch:
+                        return records, True
+                    records.append(record)
                     if record.first == 0:
-                        return found, True
-    return found, False
+                        return records, True
+    return records, False
 
 
 def records_of_log(spark: SparkSession, url: str, key: bytes) -> list[GroupRecord]:

@@ -16,7 +16,7 @@ again; a stage that uses a chunk compares its checksum with the judged one (``re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from enum import IntEnum
@@ -33,6 +33,7 @@ from pyspark import StorageLevel, TaskContext
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812  the name that every Spark program uses
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -58,19 +59,14 @@ from holdfast.commit.format.transaction import (
 )
 from holdfast.errors import Code, InvalidRequest
 from holdfast.spark.runtime.session import task_errors
+from holdfast.values import VERSION_MAX
 
 _COLUMNS: Final = ("operations", "preconditions", "read_version", "request_id", "key", "value", "kind", "end")
+_ROW: Final = ("kind", "key", "end", "value")
 _OPERATION_JSON: Final = "array<struct<kind string, type string, key string, begin string, value string, end string>>"
 _READ_JSON: Final = "array<struct<kind string, type string, key string, begin string, end string, version string>>"
 
-_TEXT: Final = (StringType, ByteType, ShortType, IntegerType, LongType)
-_AS_IT_IS: Final[Mapping[str, tuple[type[DataType], ...]]] = {
-    "kind": (StringType,),
-    "type": (StringType,),
-    "version": _TEXT,
-    **dict.fromkeys(("key", "begin", "end", "value"), (StringType, BinaryType)),
-}
-"""Types of fields that need no expression on Spark: where they are packed they are as good."""
+_VERSIONS: Final = (StringType, ByteType, ShortType, IntegerType, LongType)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +102,8 @@ SHOWN_MAX: Final = 80
 def in_order(frame: DataFrame, request_format: RequestFormat, partitions: int) -> DataFrame:
     """``frame`` in the one form, range-partitioned and sorted by its order. Raises: InvalidRequest.
 
-    Shape: ``order`` string; ``operations`` and ``reads`` arrays of structs, or the columns kind, key, end, value;
-    ``read_version`` and ``request_id`` strings, each only where the frame has it.
+    Shape: ``order`` string; ``operations`` and ``reads`` arrays of structs, or the columns kind, key, end, value, each
+    under the name that it has; ``read_version`` and ``request_id`` strings. Absent columns stay absent.
     """
     types: Mapping[str, DataType] = {field.name: field.dataType for field in frame.schema}
     order = request_format.order_by
@@ -118,8 +114,7 @@ def in_order(frame: DataFrame, request_format: RequestFormat, partitions: int) -
         raise _misfit(f"columns {', '.join(extra)} would be lost")
     columns = _operations(types, request_format)
     if "preconditions" in types:
-        reads = _each(types["preconditions"], "preconditions", _READ_JSON, _read, request_format)
-        columns.append(reads.alias("reads"))
+        columns.append(_each(types["preconditions"], "preconditions", _READ_JSON, request_format).alias("reads"))
     texts = [name for name in ("read_version", "request_id") if name in types]
     columns += [F.col(name).cast("string").alias(name) for name in texts]
     # Sorted as they come, and brought into form where they arrive: what is sampled and shuffled is as narrow as it was.
@@ -129,7 +124,7 @@ def in_order(frame: DataFrame, request_format: RequestFormat, partitions: int) -
 
 @contextmanager
 def frame_errors(request_format: RequestFormat) -> Generator[None]:
-    """Raise InvalidRequest where Spark finds a key or value that is no base64; every other error as it comes."""
+    """Raise InvalidRequest where Spark reports a key or value that is not base64; every other error as it comes."""
     try:
         yield
     except PySparkException as error:
@@ -151,71 +146,41 @@ def _quoted(name: str) -> str:
 
 def _misfit(reason: str) -> InvalidRequest:
     return InvalidRequest(
-        f"rows are no commit requests: {reason}",
+        f"rows are not commit requests: {reason}",
         code=Code.BAD_CONFIGURATION,
         hint="a request has an order, operations (or key, value, kind, end), preconditions, read_version, request_id",
     )
 
 
 def _bytes(column: Column, kind: DataType, request_format: RequestFormat) -> Column:
-    if isinstance(kind, BinaryType):
-        return column
-    if not isinstance(kind, StringType):
+    if not isinstance(kind, StringType | BinaryType):
         raise _misfit(f"a key or value is binary or string, not {kind.simpleString()}")
-    # Not unbase64, which passes over what is no base64 and makes another key of the rest.
-    return F.to_binary(column, F.lit("base64")) if request_format.text == "base64" else column.cast("binary")
+    if isinstance(kind, BinaryType) or request_format.text == "utf8":
+        return column
+    # Not unbase64, which skips invalid characters and so changes the key.
+    return F.to_binary(column, F.lit("base64"))
 
 
-class _Fields:
-    """The fields of an array's structs, or of a row: each by the first of its names that is there."""
-
-    def __init__(self, types: Mapping[str, DataType], column: Callable[[str], Column], form: RequestFormat) -> None:
-        self.types = types
-        self._column = column
-        self._format = form
-
-    def text(self, *names: str) -> Column:
-        found = [self._column(name).cast("string") for name in names if name in self.types]
-        return F.coalesce(*found) if found else F.lit(None).cast("string")
-
-    def data(self, *names: str) -> Column:
-        found = [_bytes(self._column(name), self.types[name], self._format) for name in names if name in self.types]
-        if not found:
-            return F.lit(None).cast("binary")
-        return found[0] if len(found) == 1 else F.coalesce(*found)
-
-    def kind_and_key(self, column: Column, absent: str, present: str) -> list[Column]:
-        """The kind, by default by whether ``column`` is null, and the key."""
-        kind = F.when(column.isNull(), F.lit(absent)).otherwise(F.lit(present))
-        if {"kind", "type"} & set(self.types):
-            kind = F.coalesce(self.text("kind", "type"), kind)
-        return [kind.alias("kind"), self.data("key", "begin").alias("key")]
-
-
-def _operation(fields: _Fields) -> list[Column]:
-    value = fields.data("value")
-    return [*fields.kind_and_key(value, "delete", "write"), fields.data("end").alias("end"), value.alias("value")]
-
-
-def _read(fields: _Fields) -> list[Column]:
-    end, version = fields.data("end"), fields.text("version")
-    return [*fields.kind_and_key(end, "point_read", "range_read"), end.alias("end"), version.alias("version")]
+def _in_form(name: str, column: Column, kind: DataType, request_format: RequestFormat) -> Column:
+    """The field as text or bytes; ``column`` itself where the packing reads its type."""
+    if name in ("key", "begin", "end", "value"):
+        return _bytes(column, kind, request_format)
+    is_text = isinstance(kind, _VERSIONS if name == "version" else StringType)
+    return column if is_text or name not in ("kind", "type", "version") else column.cast("string")
 
 
 def _operations(types: Mapping[str, DataType], request_format: RequestFormat) -> list[Column]:
     if "operations" in types:
         if "key" in types:
             raise _misfit("a row of operations has no key of its own")
-        each = _each(types["operations"], "operations", _OPERATION_JSON, _operation, request_format)
-        return [each.alias("operations")]
+        return [_each(types["operations"], "operations", _OPERATION_JSON, request_format).alias("operations")]
     if "key" not in types or not ("value" in types or "kind" in types):
         raise _misfit("operations are needed, or key and value (or key and kind)")
-    return _operation(_Fields(types, F.col, request_format))
+    names = [name for name in _ROW if name in types]
+    return [_in_form(name, F.col(name), types[name], request_format).alias(name) for name in names]
 
 
-def _each(
-    kind: DataType, name: str, json: str, make: Callable[[_Fields], list[Column]], request_format: RequestFormat
-) -> Column:
+def _each(kind: DataType, name: str, json: str, request_format: RequestFormat) -> Column:
     column = F.col(name)
     if isinstance(kind, StringType):
         column = F.from_json(column, json, {"mode": "FAILFAST"})
@@ -226,19 +191,20 @@ def _each(
         raise _misfit(f"{name} is an array of structs, or its JSON")
     if not isinstance(struct, StructType):
         raise _misfit(f"{name} is an array of structs")
-    types = {field.name: field.dataType for field in struct}
-    if request_format.text == "utf8" and all(
-        isinstance(of, _AS_IT_IS.get(name, DataType)) for name, of in types.items()
-    ):
+    if all(_in_form(field.name, column, field.dataType, request_format) is column for field in struct):
         return column  # a lambda for each element is half of what staging costs
-    return F.transform(column, lambda each: F.struct(*make(_Fields(types, lambda field: each[field], request_format))))
+
+    def converted(each: Column) -> Column:
+        fields = ((field.name, field.dataType) for field in struct)
+        return F.struct(*(_in_form(name, each[name], kind, request_format).alias(name) for name, kind in fields))
+
+    return F.transform(column, converted)
 
 
 CHUNK_BYTES: Final = 4 * 2**20
 """A chunk ends with the request that reaches this; one batch object is made of a chunk."""
 REQUEST_ID_LENGTH_MIN: Final = 20
 REQUEST_ID_LENGTH_MAX: Final = 255
-VERSION_MAX: Final = 2**53 - 1
 
 _KINDS: Final = {kind.name.lower(): int(kind) for kind in ItemKind}
 _NONE: Final = -1
@@ -267,7 +233,7 @@ class Chunk:
     """One chunk. ``plain``: its requests only change things, name no version and have no id, and none is refused.
 
     ``checksum`` and ``weighted`` are sums over its requests, modulo 2^64: of each checksum, and of that
-    times its place in the chunk, from 1. They make a digest of the whole input that does not depend on the chunks.
+    times its position in the chunk, from 1. They make a digest of the whole input that does not depend on the chunks.
     """
 
     requests: int
@@ -305,19 +271,18 @@ def pack(batches: Iterator[pa.RecordBatch]) -> Iterator[Chunk]:
             continue
         orders = batch.column("order")
         if orders.null_count:
-            raise InvalidRequest("a request has no place in the order")
+            raise InvalidRequest("a request has no position in the order")
         same = pc.equal(orders.slice(1), orders.slice(0, len(orders) - 1))
         if pc.any(same).as_py() or orders[0].as_py() == before:
-            place = orders[pc.index(same, True).as_py()].as_py() if pc.any(same).as_py() else before
-            raise InvalidRequest("two requests have the same place in the order", order=place)
+            position = orders[pc.index(same, True).as_py()].as_py() if pc.any(same).as_py() else before
+            raise InvalidRequest("two requests have the same position in the order", order=position)
         before = orders[-1].as_py()
         yield from _chunks(batch)
 
 
 def _chunks(batch: pa.RecordBatch) -> Iterator[Chunk]:
-    """The batch cut by bytes."""
     items = _items(batch)
-    starts = np.concatenate(([0], np.cumsum(items.counts)))
+    starts = _starts(items)
     sizes = np.concatenate(([0], np.cumsum(items.lengths())))[starts]
     first = 0
     while first < batch.num_rows:
@@ -336,10 +301,10 @@ class _Items:
     columns: pa.RecordBatch
 
     def lengths(self) -> Numbers:
-        found: Numbers = np.full(self.columns.num_rows, 32, np.int64)
+        lengths: Numbers = np.full(self.columns.num_rows, 32, np.int64)
         for name in ("key", "end", "value"):
-            found += pc.fill_null(pc.binary_length(self.columns[name]), 0).to_numpy(zero_copy_only=False)
-        return found
+            lengths += pc.fill_null(pc.binary_length(self.columns[name]), 0).to_numpy(zero_copy_only=False)
+        return lengths
 
     def part(self, first: int, past: int, begin: int, end: int) -> _Items:
         return _Items(self.counts[first:past], self.reads[first:past], self.columns.slice(begin, end - begin))
@@ -349,21 +314,22 @@ def _items(batch: pa.RecordBatch) -> _Items:
     if "operations" in batch.schema.names:
         counts, flat = _flat(batch.column("operations"))
     else:
-        counts, flat = np.ones(batch.num_rows, np.int64), batch.select(["kind", "key", "end", "value"])
-    value = _data(flat, "value")
-    kind = _kinds(flat, pc.if_else(pc.is_null(value), _number(ItemKind.DELETE), _number(ItemKind.WRITE)))
+        names = [name for name in _ROW if name in batch.schema.names]
+        counts, flat = np.ones(batch.num_rows, np.int64), batch.select(names)
+    value = _field(flat, pa.binary(), "value")
+    kind = _kinds(flat, value, ItemKind.DELETE, ItemKind.WRITE)
     none = pa.nulls(flat.num_rows, pa.int64())
-    columns = [kind, _data(flat, "key", "begin"), _data(flat, "end"), value.cast(pa.large_binary()), none, none]
+    key, end = _field(flat, pa.binary(), "key", "begin"), _field(flat, pa.binary(), "end")
+    columns = [kind, key, end, value.cast(pa.large_binary()), none, none]
     read_counts: Numbers = np.zeros(batch.num_rows, np.int64)
     if "reads" in batch.schema.names:
         read_counts, reads = _flat(batch.column("reads"))
         if reads.num_rows:
-            end = _data(reads, "end")
-            kind = _kinds(
-                reads, pc.if_else(pc.is_null(end), _number(ItemKind.POINT_READ), _number(ItemKind.RANGE_READ))
-            )
+            end = _field(reads, pa.binary(), "end")
+            kind = _kinds(reads, end, ItemKind.POINT_READ, ItemKind.RANGE_READ)
+            key, versions = _field(reads, pa.binary(), "key", "begin"), _field(reads, pa.string(), "version")
             no_values = pa.nulls(reads.num_rows, pa.large_binary())
-            of_reads = [kind, _data(reads, "key", "begin"), end, no_values, *_versions(_text(reads, "version"))]
+            of_reads = [kind, key, end, no_values, *_versions(versions)]
             take = pa.array(_interleaved(read_counts, counts))
             pairs = zip(of_reads, columns, strict=True)
             columns = [pa.concat_arrays([read, operation]).take(take) for read, operation in pairs]
@@ -377,24 +343,12 @@ def _items(batch: pa.RecordBatch) -> _Items:
     return _Items(counts + read_counts, read_counts, table)
 
 
-def _number(kind: ItemKind) -> pa.Scalar:
-    return pa.scalar(int(kind), pa.uint8())
-
-
-def _field(flat: pa.RecordBatch, kind: pa.DataType, names: tuple[str, ...]) -> pa.Array:
+def _field(flat: pa.RecordBatch, kind: pa.DataType, *names: str) -> pa.Array:
     """The first of these fields that has a value, in each row."""
-    found = [flat[name].cast(kind) for name in names if name in flat.schema.names]
-    if not found:
+    fields = [flat[name].cast(kind) for name in names if name in flat.schema.names]
+    if not fields:
         return pa.nulls(flat.num_rows, kind)
-    return found[0] if len(found) == 1 else pc.coalesce(*found)
-
-
-def _data(flat: pa.RecordBatch, *names: str) -> pa.Array:
-    return _field(flat, pa.binary(), names)
-
-
-def _text(flat: pa.RecordBatch, *names: str) -> pa.Array:
-    return _field(flat, pa.string(), names)
+    return fields[0] if len(fields) == 1 else pc.coalesce(*fields)
 
 
 def _flat(lists: pa.ListArray) -> tuple[Numbers, pa.RecordBatch]:
@@ -412,14 +366,15 @@ def _interleaved(reads: Numbers, operations: Numbers) -> Numbers:
     result: Numbers = np.empty(total_reads + int(operations.sum()), np.int64)
     for counts, begins, first in ((reads, starts, 0), (operations, starts + reads, total_reads)):
         total = int(counts.sum())
-        places = np.arange(total) + np.repeat(begins - (np.cumsum(counts) - counts), counts)
-        result[places] = np.arange(first, first + total)
+        positions = np.arange(total) + np.repeat(begins - (np.cumsum(counts) - counts), counts)
+        result[positions] = np.arange(first, first + total)
     return result
 
 
-def _kinds(flat: pa.RecordBatch, default: pa.Array) -> pa.Array:
-    """The kind of each; ``default`` where none is named."""
-    names = _text(flat, "kind", "type")
+def _kinds(flat: pa.RecordBatch, column: pa.Array, absent: ItemKind, present: ItemKind) -> pa.Array:
+    """The kind of each item; without a name it depends on whether ``column`` is null."""
+    default = pc.if_else(pc.is_null(column), pa.scalar(int(absent), pa.uint8()), pa.scalar(int(present), pa.uint8()))
+    names = _field(flat, pa.string(), "kind", "type")
     if names.null_count == len(names):
         return default
     encoded = names.dictionary_encode()
@@ -473,7 +428,7 @@ def _chunk(batch: pa.RecordBatch, items: _Items) -> Chunk:
             "fingerprint": _fingerprints(items, ids, read_index, read_version),
         }
     )
-    places = np.arange(1, rows + 1, dtype=np.uint64)
+    positions = np.arange(1, rows + 1, dtype=np.uint64)
     return Chunk(
         requests=rows,
         items=items.columns.num_rows,
@@ -482,7 +437,7 @@ def _chunk(batch: pa.RecordBatch, items: _Items) -> Chunk:
         has_versions=has_versions,
         has_ids=has_ids,
         checksum=int(sums.sum(dtype=np.uint64)),
-        weighted=int((sums * places).sum(dtype=np.uint64)),
+        weighted=int((sums * positions).sum(dtype=np.uint64)),
         asks=stream(asks),
         item_rows=stream(items.columns.select(["kind", "key", "end", "at_index", "at_version"])),
         values=stream(items.columns.select(["value"])),
@@ -496,13 +451,13 @@ def _starts(items: _Items) -> Numbers:
 
 def _largest(items: _Items, own: pa.Array, name: str) -> Numbers:
     """The largest version that a request names, itself or in a precondition; -1 for none."""
-    found: Numbers = pc.fill_null(own, _NONE).to_numpy(zero_copy_only=False).astype(np.int64)
+    largest: Numbers = pc.fill_null(own, _NONE).to_numpy(zero_copy_only=False).astype(np.int64)
     column = items.columns[name]
     if column.null_count < len(column):
         held = np.flatnonzero(items.counts > 0)
         values = pc.fill_null(column, _NONE).to_numpy(zero_copy_only=False)
-        found[held] = np.maximum(found[held], np.maximum.reduceat(values, _starts(items)[:-1][held]))
-    return found
+        largest[held] = np.maximum(largest[held], np.maximum.reduceat(values, _starts(items)[:-1][held]))
+    return largest
 
 
 def _refusals(items: _Items, ids: pa.Array, read_index: pa.Array, read_version: pa.Array) -> npt.NDArray[np.uint8]:
@@ -519,20 +474,20 @@ def _refusals(items: _Items, ids: pa.Array, read_index: pa.Array, read_version: 
         reads = pc.greater_equal(table["kind"], int(ItemKind.POINT_READ))
         bare = pc.and_(reads, pc.and_(pc.is_null(table["at_index"]), pc.is_null(table["at_version"])))
         broken[bare.to_numpy(zero_copy_only=False) & ~has_version[owners]] = Refusal.READ_VERSION_REQUIRED
-    found: npt.NDArray[np.uint8] = np.zeros(len(items.counts), np.uint8)
+    refusals: npt.NDArray[np.uint8] = np.zeros(len(items.counts), np.uint8)
     # From the last to the first: the first broken item of a request is the one that counts.
     wrong = np.flatnonzero(broken)[::-1]
-    found[owners[wrong]] = broken[wrong]
+    refusals[owners[wrong]] = broken[wrong]
     named = pc.is_valid(ids).to_numpy(zero_copy_only=False)
     if named.any():
-        found[named & ~has_version] = Refusal.READ_VERSION_REQUIRED
+        refusals[named & ~has_version] = Refusal.READ_VERSION_REQUIRED
         repeated = pc.fill_null(pc.binary_length(ids), 0).to_numpy(zero_copy_only=False) * items.counts
-        found[repeated > REPEATED_BYTES_MAX] = Refusal.TOO_LARGE
-        for place in np.flatnonzero(named).tolist() if not _all_fit(ids) else ():
-            if not _fits(ids[place].as_py()):
-                found[place] = Refusal.BAD_REQUEST_ID
-    found[items.counts == items.reads] = Refusal.NO_OPERATIONS
-    return found
+        refusals[repeated > REPEATED_BYTES_MAX] = Refusal.TOO_LARGE
+        for position in np.flatnonzero(named).tolist() if not _all_fit(ids) else ():
+            if not _fits(ids[position].as_py()):
+                refusals[position] = Refusal.BAD_REQUEST_ID
+    refusals[items.counts == items.reads] = Refusal.NO_OPERATIONS
+    return refusals
 
 
 def _all_fit(ids: pa.Array) -> bool:
@@ -570,53 +525,53 @@ def _fingerprints(items: _Items, ids: pa.Array, read_index: pa.Array, read_versi
     numbers.append(items.columns["kind"].to_numpy())
     numbers.append(pc.is_null(items.columns["end"]).to_numpy(zero_copy_only=False))
     own = list(zip(read_index.to_pylist(), read_version.to_pylist(), strict=True))
-    found: list[bytes | None] = []
-    for place, request_id in enumerate(ids.to_pylist()):
+    fingerprints: list[bytes | None] = []
+    for position, request_id in enumerate(ids.to_pylist()):
         if request_id is None:
-            found.append(None)
+            fingerprints.append(None)
             continue
-        begin, end = starts[place], starts[place + 1]
-        digest = blake2b(repr(own[place]).encode(), digest_size=16)
+        begin, end = starts[position], starts[position + 1]
+        digest = blake2b(repr(own[position]).encode(), digest_size=16)
         for values in numbers:
             digest.update(values[begin:end].tobytes())
         for offsets, data in texts:
             digest.update((offsets[begin : end + 1] - offsets[begin]).tobytes())
             digest.update(data[offsets[begin] : offsets[end]])
-        found.append(digest.digest())
-    return pa.array(found, pa.binary())
+        fingerprints.append(digest.digest())
+    return pa.array(fingerprints, pa.binary())
 
 
 def _checksums(items: _Items, ids: pa.Array, read_index: pa.Array, read_version: pa.Array) -> npt.NDArray[np.uint64]:
     """A number for each request that depends on all of it. Guards against another input, not against an adversary."""
     columns = items.columns
     starts = _starts(items)
-    # How long every part of an item is, and its numbers; then the bytes, which lie together for a whole request.
-    places = (np.arange(columns.num_rows) - np.repeat(starts[:-1], items.counts)).astype(np.uint64)
+    # How long every part of an item is, and its numbers; then the bytes, which are contiguous for a whole request.
+    positions = (np.arange(columns.num_rows) - np.repeat(starts[:-1], items.counts)).astype(np.uint64)
     mixed: npt.NDArray[np.uint64] = columns["kind"].to_numpy().astype(np.uint64)
     for prime, name in zip(_PRIMES, ("at_index", "at_version"), strict=False):
         mixed = mixed * np.uint64(prime) + _unsigned(columns[name])
     held = np.flatnonzero(items.counts > 0)
-    found: npt.NDArray[np.uint64] = np.ones(len(items.counts), np.uint64)
+    sums: npt.NDArray[np.uint64] = np.ones(len(items.counts), np.uint64)
     for prime, name in zip(_PRIMES, ("key", "end", "value"), strict=False):
         column = columns[name]
         mixed = mixed * np.uint64(prime) + _unsigned(pc.binary_length(column))
         if column.null_count == len(column):
-            # As if each were looked at, so that it does not matter which requests share a chunk.
-            found += np.uint64(prime)
+            # The sum of empty parts: the chunk that a request is in must not matter.
+            sums += np.uint64(prime)
         else:
             offsets, data = _bytes_of(column)
-            found += (_polynomials(np.frombuffer(data, np.uint8), offsets[starts]) + np.uint64(1)) * np.uint64(prime)
+            sums += (_polynomials(np.frombuffer(data, np.uint8), offsets[starts]) + np.uint64(1)) * np.uint64(prime)
     if len(held):
-        found[held] += np.add.reduceat(
-            (mixed ^ (mixed >> np.uint64(29))) * (2 * places + np.uint64(1)), starts[:-1][held]
+        sums[held] += np.add.reduceat(
+            (mixed ^ (mixed >> np.uint64(29))) * (2 * positions + np.uint64(1)), starts[:-1][held]
         )
     for prime, numbers in zip(_PRIMES, (read_index, read_version), strict=False):
-        found += _unsigned(numbers) * np.uint64(prime)
+        sums += _unsigned(numbers) * np.uint64(prime)
     if ids.null_count < len(ids):
         offsets, data = _bytes_of(ids.cast(pa.binary()))
         named = pc.is_valid(ids).to_numpy(zero_copy_only=False).astype(np.uint64)
-        found += (_polynomials(np.frombuffer(data, np.uint8), offsets) + np.uint64(1)) * np.uint64(_ID_PRIME) * named
-    return found
+        sums += (_polynomials(np.frombuffer(data, np.uint8), offsets) + np.uint64(1)) * np.uint64(_ID_PRIME) * named
+    return sums
 
 
 def _polynomials(data: npt.NDArray[np.uint8], bounds: Numbers) -> npt.NDArray[np.uint64]:
@@ -624,7 +579,7 @@ def _polynomials(data: npt.NDArray[np.uint8], bounds: Numbers) -> npt.NDArray[np
 
     All stretches are computed at once, in slabs that fit the cache.
     """
-    found: npt.NDArray[np.uint64] = np.zeros(len(bounds) - 1, np.uint64)
+    polynomials: npt.NDArray[np.uint64] = np.zeros(len(bounds) - 1, np.uint64)
     held = np.flatnonzero(np.diff(bounds) > 0)
     begins, ends = bounds[:-1][held], bounds[1:][held]
     sums: npt.NDArray[np.uint64] = np.zeros(len(held), np.uint64)
@@ -635,8 +590,8 @@ def _polynomials(data: npt.NDArray[np.uint8], bounds: Numbers) -> npt.NDArray[np
         products = (data[base:past].astype(np.uint64) + np.uint64(1)) * _POWERS[: past - base]
         parts = np.add.reduceat(products, np.maximum(begins[first:last] - base, 0))
         sums[first:last] += parts * np.power(np.uint64(_BASE), np.uint64(base - start))
-    found[held] = sums * np.power(np.uint64(_INVERSE), (begins - start).astype(np.uint64))
-    return found
+    polynomials[held] = sums * np.power(np.uint64(_INVERSE), (begins - start).astype(np.uint64))
+    return polynomials
 
 
 def _unsigned(numbers: pa.Array) -> npt.NDArray[np.uint64]:
@@ -657,12 +612,7 @@ _SUMMARY: dict[str, pa.DataType] = {
     "checksum": pa.decimal128(20),
     "weighted": pa.decimal128(20),
 }
-_BLOBS = {"asks": pa.binary(), "item_rows": pa.binary(), "values": pa.binary()}
-_SCHEMA = pa.schema([pa.field(name, kind) for name, kind in {**_SUMMARY, **_BLOBS}.items()])
-_TYPE = (
-    "partition int, number int, requests int, items long, size long, plain boolean, has_versions boolean, "
-    "has_ids boolean, checksum decimal(20,0), weighted decimal(20,0), asks binary, item_rows binary, values binary"
-)
+_SCHEMA = pa.schema([*_SUMMARY.items(), *((name, pa.binary()) for name in ("asks", "item_rows", "values"))])
 
 
 def chunk_key(partition: int, number: int) -> int:
@@ -677,7 +627,7 @@ def require_judged(chunk: Mapping[str, Any], weighted: int, first: int) -> None:
 
 
 def other_requests(first: int) -> InvalidRequest:
-    """The error for requests from place ``first`` on that Spark has made again, as other ones."""
+    """The error for requests from position ``first`` on that Spark has made again, as other ones."""
     return InvalidRequest(
         "the requests are other ones than when they were judged",
         hint="Spark makes them again when a worker is lost: load from a table that keeps them, and leave out what "
@@ -687,7 +637,7 @@ def other_requests(first: int) -> InvalidRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class ChunkPlace:
+class ChunkSummary:
     """The position of a chunk: its requests begin at index ``first``, from 0. ``weighted`` is its checksum."""
 
     key: int
@@ -699,8 +649,19 @@ class ChunkPlace:
 
     @property
     def past(self) -> int:
-        """The place after its last request."""
+        """The position after its last request."""
         return self.first + self.requests
+
+
+def judged_chunks(
+    chunks: Mapping[int, ChunkSummary], batches: Iterator[pa.RecordBatch]
+) -> Iterator[tuple[ChunkSummary, Mapping[str, Any]]]:
+    """The chunks of a task, each with its summary. Raises InvalidRequest where Spark has made other requests."""
+    for batch in batches:
+        for row in batch.to_pylist():
+            chunk = chunks[chunk_key(row["partition"], row["number"])]
+            require_judged(row, chunk.weighted, chunk.first)
+            yield chunk, row
 
 
 @dataclass(frozen=True, slots=True)
@@ -711,7 +672,7 @@ class Staged:
     """
 
     frame: DataFrame
-    chunks: tuple[ChunkPlace, ...]
+    chunks: tuple[ChunkSummary, ...]
     requests: int
     items: int
     size: int
@@ -736,16 +697,16 @@ def stage(frame: DataFrame, request_format: RequestFormat, *, partitions: int) -
             yield pa.RecordBatch.from_pylist([row], schema=_SCHEMA)
 
     ordered = in_order(frame, request_format, partitions)
-    staged = ordered.mapInArrow(packed, _TYPE).persist(StorageLevel.DISK_ONLY)
+    staged = ordered.mapInArrow(packed, from_arrow_schema(_SCHEMA)).persist(StorageLevel.DISK_ONLY)
     with frame_errors(request_format), task_errors():
         rows = staged.select(*_SUMMARY).toArrow().to_pylist()
     rows.sort(key=lambda row: (row["partition"], row["number"]))
-    chunks: list[ChunkPlace] = []
+    chunks: list[ChunkSummary] = []
     first = total = 0
     for row in rows:
         key = chunk_key(row["partition"], row["number"])
         weighted = int(row["weighted"])
-        chunks.append(ChunkPlace(key, first, row["requests"], row["items"], row["size"], weighted))
+        chunks.append(ChunkSummary(key, first, row["requests"], row["items"], row["size"], weighted))
         total += weighted + first * int(row["checksum"])
         first += row["requests"]
     digest = blake2b(f"{first} {total % 2**64}".encode(), digest_size=16).hexdigest()
@@ -763,24 +724,12 @@ def stage(frame: DataFrame, request_format: RequestFormat, *, partitions: int) -
 
 
 class ParsedRequest(msgspec.Struct, frozen=True):
-    """One request: its place as the input has it, and its transaction, or the code that refuses it."""
+    """One request: its position as the input has it, and its transaction, or the code that refuses it."""
 
     order: str
     request_id: str | None
     transaction: Transaction | None
     refusal: str | None
-
-    def encode(self) -> bytes:
-        """Its bytes."""
-        return msgspec.msgpack.encode(self)
-
-
-_REQUEST_DECODER: Final = msgspec.msgpack.Decoder(ParsedRequest)
-
-
-def decode_request(data: bytes) -> ParsedRequest:
-    """What ``ParsedRequest.encode`` made."""
-    return _REQUEST_DECODER.decode(data)
 
 
 def parsed_requests(chunk: Chunk) -> Iterator[ParsedRequest]:
@@ -806,16 +755,16 @@ def parsed_requests(chunk: Chunk) -> Iterator[ParsedRequest]:
 
 
 def operations_at(
-    asks: pa.Table, items: pa.Table, values: pa.Table, places: Iterable[int]
+    asks: pa.Table, items: pa.Table, values: pa.Table, positions: Iterable[int]
 ) -> Iterator[list[Operation]]:
-    """What the requests at these places of a chunk change."""
+    """The operations of the requests at these positions of a chunk."""
     counts = asks["items"].to_pylist()
     ends = list(accumulate(counts))
-    for place in places:
-        begin = ends[place] - counts[place]
+    for position in positions:
+        begin = ends[position] - counts[position]
         rows = zip(
-            items.slice(begin, counts[place]).to_pylist(),
-            values["value"].slice(begin, counts[place]).to_pylist(),
+            items.slice(begin, counts[position]).to_pylist(),
+            values["value"].slice(begin, counts[position]).to_pylist(),
             strict=True,
         )
         yield [_parsed_operation(item, value) for item, value in rows if item["kind"] < ItemKind.POINT_READ]

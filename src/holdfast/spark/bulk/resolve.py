@@ -1,11 +1,9 @@
 """Stage 2 for requests in bulk: the verdict of every request, equal to the one that a leader would give.
 
-The reference is a leader with base ``base``, an empty window and the given floors, that takes the requests in order.
-A small problem runs in one task: with keys as numbers, one core judges faster than Spark shuffles. A larger one is cut
-into ranges of keys. A request is committed when it is clear in every range that it reads from, and rejected when it
-conflicts in one. A round sends the known states to all ranges and collects new ones; each decides the first unknown
-request, so the rounds end. Memory on the driver: 3 bytes per request, 4 per range that a request reads from, a bit per
-range that it is in, 16 per failed precondition. In a task: about 100 bytes per item and its keys, or one range.
+A small problem runs in one task. A larger one is cut into ranges of keys: a request is committed when it is clear in
+every range that it reads from, and rejected when it conflicts in one. A round sends the known states to all ranges and
+collects new ones; each decides the first unknown request, so the rounds end. Memory on the driver: 3 bytes per request,
+4 per range that a request reads from. In a task: about 100 bytes per item and its keys, or one range.
 """
 
 from __future__ import annotations
@@ -28,6 +26,7 @@ import pyarrow.compute as pc
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  the name that every Spark program uses
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from holdfast.commit.format.batch import FIRST_SLOT, decode_body, decode_header, object_name
 from holdfast.commit.format.transaction import Operation, Write
@@ -40,20 +39,21 @@ from holdfast.spark.bulk.problem import (
     UNKNOWN,
     Items,
     Problem,
+    States,
     make_problem,
     select_items,
 )
 from holdfast.spark.bulk.records import progress_key
 from holdfast.spark.bulk.requests import (
-    ChunkPlace,
+    ChunkSummary,
     Staged,
     chunk_key,
+    judged_chunks,
     operations_at,
     read_stream,
-    require_judged,
     stream,
 )
-from holdfast.spark.bulk.sequencing import WHOLE_INPUT, Fate, Sequencing, Windows, sequence_requests
+from holdfast.spark.bulk.sequencing import WHOLE_INPUT, Fate, Numbers, Sequencing, Windows, sequence_requests
 from holdfast.spark.runtime.session import task_errors
 from holdfast.spark.runtime.store_thread import PlannedObjectsThread
 
@@ -63,13 +63,10 @@ PIECE_BYTES: Final = 4 * 2**20
 """A range is cut into rows of this size, because Spark keeps rows in Java's heap."""
 SAMPLES_IN_A_CHUNK: Final = 64
 
-Numbers = npt.NDArray[np.int64]
-States = npt.NDArray[np.uint8]
-
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """What judging gave: ``states`` by place, and as ``resolve.Resolution`` has it."""
+    """What judging gave: ``states`` by position, and as ``resolve.Resolution`` has it."""
 
     states: States
     too_old: Numbers
@@ -92,8 +89,8 @@ class _Range:
     """One range of keys as a task keeps it: its problem, whose requests they are, and which preconditions its reads."""
 
     problem: Problem
-    places: Numbers
-    read_places: Numbers
+    positions: Numbers
+    read_positions: Numbers
     read_numbers: npt.NDArray[np.int32]
 
 
@@ -168,7 +165,6 @@ def _cut(staged: Staged, sequencing: Sequencing, base: int, windows: Windows, sp
 
 
 def _by_range(items: Items, splits: Sequence[bytes]) -> Iterator[tuple[int, bytes]]:
-    """The items that touch each range, clipped to it."""
     bounds = [b"", *splits, None]
     for number in range(len(splits) + 1):
         begin, end = bounds[number], bounds[number + 1]
@@ -197,7 +193,7 @@ def _by_range(items: Items, splits: Sequence[bytes]) -> Iterator[tuple[int, byte
 
 
 def _ranges(cut: DataFrame, ranges: int, sequencing: Sequencing) -> DataFrame:
-    """For each range its pickled ``_Range`` in pieces, and with the first piece the places that read in it."""
+    """For each range its pickled ``_Range`` in pieces, and with the first piece the positions that read in it."""
     packed = _packed(sequencing.fates)
 
     def gather(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -209,26 +205,30 @@ def _ranges(cut: DataFrame, ranges: int, sequencing: Sequencing) -> DataFrame:
         for number in sorted(parts):
             table = pa.concat_tables([read_stream(data) for _, data in sorted(parts.pop(number))]).combine_chunks()
             kept = _range(table, assigned)
-            readers = np.unique(kept.read_places).astype(np.int32).tobytes()
+            readers = np.unique(kept.read_positions).astype(np.int32).tobytes()
             data = pickle.dumps(kept)
             for begin in range(0, len(data), PIECE_BYTES):
-                yield pa.RecordBatch.from_arrays(
-                    [
-                        pa.array([number], pa.int32()),
-                        pa.array([begin // PIECE_BYTES], pa.int32()),
-                        pa.array([begin + PIECE_BYTES >= len(data)], pa.bool_()),
-                        pa.array([data[begin : begin + PIECE_BYTES]], pa.binary()),
-                        pa.array([readers if begin == 0 else b""], pa.binary()),
-                        pa.array([len(kept.places)], pa.int64()),
-                    ],
-                    ["range", "piece", "last", "data", "readers", "requests"],
-                )
+                row = {
+                    "range": number,
+                    "piece": begin // PIECE_BYTES,
+                    "last": begin + PIECE_BYTES >= len(data),
+                    "data": data[begin : begin + PIECE_BYTES],
+                    "readers": readers if begin == 0 else b"",
+                    "requests": len(kept.positions),
+                }
+                yield pa.RecordBatch.from_pylist([row], schema=_PIECE)
 
     by_range = cut.where("range >= 0").repartition(ranges, F.col("range"))
-    return by_range.mapInArrow(gather, _RANGE_TYPE)
+    return by_range.mapInArrow(gather, from_arrow_schema(_PIECE))
 
 
-_RANGE_TYPE: Final = "range int, piece int, last boolean, data binary, readers binary, requests long"
+_PIECE: Final = pa.schema(
+    [
+        *((name, pa.int32()) for name in ("range", "piece")), ("last", pa.bool_()),
+        *((name, pa.binary()) for name in ("data", "readers")), ("requests", pa.int64()),
+    ]
+)  # fmt: skip
+_JUDGED: Final = pa.schema([("range", pa.int32()), *((n, pa.binary()) for n in ("conflicts", "cleared", "clear"))])
 
 
 def _whole_ranges(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[int, _Range]]:
@@ -251,19 +251,18 @@ def _packed(values: npt.NDArray[np.uint8] | npt.NDArray[np.uint16]) -> bytes:
 
 
 def _unpacked(packed: bytes) -> npt.NDArray[np.uint8]:
-    """A byte for each request: its fate, or its state."""
     return np.frombuffer(zlib.decompress(packed), np.uint8)
 
 
 def _assigned(fates: npt.NDArray[np.uint8]) -> npt.NDArray[np.int32]:
-    found: npt.NDArray[np.int32] = np.concatenate(([0], np.cumsum(fates == Fate.PENDING))).astype(np.int32)
-    return found
+    assigned: npt.NDArray[np.int32] = np.concatenate(([0], np.cumsum(fates == Fate.PENDING))).astype(np.int32)
+    return assigned
 
 
 def _range(table: pa.Table, assigned: npt.NDArray[np.int32]) -> _Range:
     def column(name: str) -> npt.NDArray[np.int64]:
-        found: npt.NDArray[np.int64] = table[name].to_numpy(zero_copy_only=False)
-        return found
+        values: npt.NDArray[np.int64] = table[name].to_numpy(zero_copy_only=False)
+        return values
 
     owners, is_read = column("owner"), column("is_read").astype(np.bool_)
     items = Items(
@@ -275,9 +274,9 @@ def _range(table: pa.Table, assigned: npt.NDArray[np.int32]) -> _Range:
         table["end"].combine_chunks(),
         column("at").astype(np.int32),
     )
-    places = np.unique(owners)
-    problem = make_problem(items, places, assigned[1:][places])
-    return _Range(problem, places, owners[is_read], items.numbers[is_read])
+    positions = np.unique(owners)
+    problem = make_problem(items, positions, assigned[1:][positions])
+    return _Range(problem, positions, owners[is_read], items.numbers[is_read])
 
 
 class _Driver:
@@ -301,7 +300,6 @@ class _Driver:
         self.states[self._pending & (self._unclear == 0) & (self.states == UNKNOWN)] = COMMITTED
 
     def run(self) -> None:
-        """Rounds until nothing is unknown."""
         left = int(np.count_nonzero(self.states == UNKNOWN))
         while left:
             self._round()
@@ -319,7 +317,7 @@ class _Driver:
                 yield _judge_range(number, kept, states, unclear, zlib.decompress(clear[number]))
 
         wanted = self._kept.select("range", "piece", "last", "data")
-        results = wanted.mapInArrow(judge, "range int, conflicts binary, cleared binary, clear binary").toArrow()
+        results = wanted.mapInArrow(judge, from_arrow_schema(_JUDGED)).toArrow()
         for row in results.to_pylist():
             self.states[np.frombuffer(row["conflicts"], np.int32)] = REJECTED
             self._unclear[np.frombuffer(row["cleared"], np.int32)] -= 1
@@ -335,19 +333,23 @@ class _Driver:
 
             states = _unpacked(packed_states)
             for _, kept in _whole_ranges(batches):
-                broken = conflicting_changes(kept.problem, states[kept.places])
+                broken = conflicting_changes(kept.problem, states[kept.positions])
                 failed = np.flatnonzero(broken)
                 yield pa.RecordBatch.from_arrays(
-                    [pa.array(kept.read_places[failed]), pa.array(kept.read_numbers[failed]), pa.array(broken[failed])],
-                    ["place", "number", "ordinal"],
+                    [
+                        pa.array(kept.read_positions[failed]),
+                        pa.array(kept.read_numbers[failed]),
+                        pa.array(broken[failed]),
+                    ],
+                    ["position", "number", "ordinal"],
                 )
 
         wanted = self._kept.select("range", "piece", "last", "data")
-        results = wanted.mapInArrow(look, "place long, number int, ordinal int").toArrow()
-        merged = results.group_by(["place", "number"]).aggregate([("ordinal", "max")])
-        merged = merged.sort_by([("place", "ascending"), ("number", "ascending")])
+        results = wanted.mapInArrow(look, "position long, number int, ordinal int").toArrow()
+        merged = results.group_by(["position", "number"]).aggregate([("ordinal", "max")])
+        merged = merged.sort_by([("position", "ascending"), ("number", "ascending")])
         return (
-            merged["place"].to_numpy().astype(np.int64),
+            merged["position"].to_numpy().astype(np.int64),
             merged["number"].to_numpy().astype(np.int32),
             merged["ordinal_max"].to_numpy().astype(np.int32),
         )
@@ -359,24 +361,22 @@ def _judge_range(
     """One sweep over one range: the requests that conflict, those that became clear, and all that are clear."""
     from holdfast.spark.bulk.sweep import sweep  # numba costs a second
 
-    count = len(kept.places)
-    known: States = states[kept.places]
+    count = len(kept.positions)
+    known: States = states[kept.positions]
     clear = np.unpackbits(np.frombuffer(clear_bits, np.uint8), count=count).astype(np.bool_)
     reads = np.diff(kept.problem.read_begins) > 0
     # Clear here decides it when no other range is left that it reads from and is not clear in.
-    others = unclear[kept.places].astype(np.int64) - (reads & ~clear)
+    others = unclear[kept.positions].astype(np.int64) - (reads & ~clear)
     verdicts = sweep(kept.problem, known, others == 0, clear | ~reads)
     unknown = known == UNKNOWN
     cleared = unknown & reads & ~clear & (verdicts == CLEAR)
-    return pa.RecordBatch.from_arrays(
-        [
-            pa.array([number], pa.int32()),
-            pa.array([kept.places[unknown & (verdicts == CONFLICT)].astype(np.int32).tobytes()], pa.binary()),
-            pa.array([kept.places[cleared].astype(np.int32).tobytes()], pa.binary()),
-            pa.array([np.packbits(clear | cleared).tobytes()], pa.binary()),
-        ],
-        ["range", "conflicts", "cleared", "clear"],
-    )
+    row = {
+        "range": number,
+        "conflicts": kept.positions[unknown & (verdicts == CONFLICT)].astype(np.int32).tobytes(),
+        "cleared": kept.positions[cleared].astype(np.int32).tobytes(),
+        "clear": np.packbits(clear | cleared).tobytes(),
+    }
+    return pa.RecordBatch.from_pylist([row], schema=_JUDGED)
 
 
 ITEMS_IN_ONE_TASK: Final = 40_000_000
@@ -384,11 +384,11 @@ ITEMS_IN_ONE_TASK: Final = 40_000_000
 
 @dataclass(frozen=True, slots=True)
 class Resolution:
-    """The verdicts. Places count from 0; an ordinal plus the base is a version.
+    """The verdicts. Positions count from 0; an ordinal plus the base is a version.
 
     Shape: ``ordinals`` are 0 for a request that got no version; ``found_versions`` are those that the log had for
-    requests that were looked up in it. ``conflict_places`` rise; for each failed precondition its request, its number
-    there and the ordinal of the newest change that broke it. ``residue`` is what was unknown after each round.
+    requests that were looked up in it. ``conflict_places`` rise: for each failed precondition its request, its
+    number there and the ordinal of the newest change that broke it. ``residue`` is what was unknown after each round.
     ``kernel_seconds`` are the processor's in the one task, and by the clock for rounds.
     """
 
@@ -406,8 +406,8 @@ class Resolution:
 
     def assigned(self) -> npt.NDArray[np.int32]:
         """The ordinal after k requests, for each k."""
-        found: npt.NDArray[np.int32] = np.concatenate(([0], np.maximum.accumulate(self.ordinals))).astype(np.int32)
-        return found
+        assigned: npt.NDArray[np.int32] = np.concatenate(([0], np.maximum.accumulate(self.ordinals))).astype(np.int32)
+        return assigned
 
     def count(self, fate: Fate) -> int:
         """How many requests have this fate."""
@@ -456,7 +456,6 @@ def _all_committed(requests: int, base: int) -> Resolution:
 
 
 def _in_one_task(staged: Staged, base: int, windows: Windows, *, judge: bool) -> tuple[Sequencing, Resolved]:
-    """Sequence all requests in one task and, with ``judge``, decide them there."""
     wanted = staged.frame.select("partition", "number", "asks", *(["item_rows"] if judge else []))
 
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -479,7 +478,6 @@ def _in_one_task(staged: Staged, base: int, windows: Windows, *, judge: bool) ->
 
 
 def _judge_all(asks: pa.Table, rows: pa.Table, sequencing: Sequencing, base: int, windows: Windows) -> Resolved:
-    """Decide all requests, in this process."""
     from holdfast.spark.bulk.sweep import conflicting_changes, load_loops, sweep  # numba costs a second
 
     count = asks.num_rows
@@ -488,17 +486,17 @@ def _judge_all(asks: pa.Table, rows: pa.Table, sequencing: Sequencing, base: int
     items, too_old = select_items(asks, rows, 0, base, assigned, pending, floors)
     judged = pending.copy()
     judged[too_old] = False
-    places = np.flatnonzero(judged)
-    problem = make_problem(items, places, assigned[1:][places])
+    positions = np.flatnonzero(judged)
+    problem = make_problem(items, positions, assigned[1:][positions])
     load_loops()
     began = time.thread_time()
-    everyone: npt.NDArray[np.bool_] = np.ones(len(places), np.bool_)
-    verdicts = sweep(problem, np.zeros(len(places), np.uint8), everyone, ~everyone)
+    everyone: npt.NDArray[np.bool_] = np.ones(len(positions), np.bool_)
+    verdicts = sweep(problem, np.zeros(len(positions), np.uint8), everyone, ~everyone)
     seconds = time.thread_time() - began
     broken = conflicting_changes(problem, verdicts)
     failed = np.flatnonzero(broken)
     states: npt.NDArray[np.uint8] = np.zeros(count, np.uint8)
-    states[places] = verdicts
+    states[positions] = verdicts
     reads = np.flatnonzero(items.is_read)[failed]
     return Resolved(states, too_old, items.owners[reads], items.numbers[reads], broken[failed], 1, (0,), seconds)
 
@@ -506,7 +504,7 @@ def _judge_all(asks: pa.Table, rows: pa.Table, sequencing: Sequencing, base: int
 # -- attempts whose read version is below the window: only the log knows their outcome ---------------------------------
 
 _LOGGED: Final = pa.schema([("version", pa.int64()), ("whole", pa.binary()), ("without_record", pa.binary())])
-_ASKED: Final = pa.schema([("place", pa.int64()), ("changes", pa.binary())])
+
 
 _encode: Final = msgspec.msgpack.Encoder().encode
 
@@ -518,7 +516,7 @@ def look_up(spark: SparkSession, url: str, staged: Staged, resolution: Resolutio
     TOO_OLD; an id that it holds with other changes is a reused request id. Only changes are compared: an earlier load
     wrote read versions of its own leader, and its record as one more change in the last request of a batch.
 
-    Raises: what reading raises. Cost: where an attempt waits, a scan of the log by tasks, and the objects found.
+    Raises: what reading raises. Cost: where an attempt waits, a scan of the log by tasks, and the objects originals.
     """
     waiting = np.flatnonzero(resolution.fates == Fate.LOOK_UP)
     if not len(waiting):
@@ -527,21 +525,18 @@ def look_up(spark: SparkSession, url: str, staged: Staged, resolution: Resolutio
     fates = resolution.fates
 
     def asked(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            for row in batch.to_pylist():
-                chunk = chunks[chunk_key(row["partition"], row["number"])]
-                asks, first = read_stream(row["asks"]), chunk.first
-                require_judged(row, chunk.weighted, first)
-                places = np.flatnonzero(fates[first : first + asks.num_rows] == Fate.LOOK_UP)
-                if len(places):
-                    ids = asks["request_id"].take(pa.array(places)).combine_chunks()
-                    # A read version of this very input is above every version that the log held before it.
-                    versions = asks["read_version"].take(pa.array(places)).combine_chunks()
-                    yield pa.RecordBatch.from_arrays([pa.array(places + first), ids, versions], ["place", "id", "at"])
+        for chunk, row in judged_chunks(chunks, batches):
+            asks, first = read_stream(row["asks"]), chunk.first
+            positions = np.flatnonzero(fates[first : first + asks.num_rows] == Fate.LOOK_UP)
+            if len(positions):
+                ids = asks["request_id"].take(pa.array(positions)).combine_chunks()
+                # A read version of this very input is above every version that the log held before it.
+                versions = asks["read_version"].take(pa.array(positions)).combine_chunks()
+                yield pa.RecordBatch.from_arrays([pa.array(positions + first), ids, versions], ["position", "id", "at"])
 
     wanted = staged.frame.select("partition", "number", "weighted", "asks")
-    frame = wanted.mapInArrow(asked, "place long, id string, at long")
-    found: dict[int, tuple[int, int]] = {}
+    frame = wanted.mapInArrow(asked, "position long, id string, at long")
+    originals: dict[int, tuple[int, int]] = {}
     if through:
         log = spark.read.format("holdfast").option("url", url).option("shape", "transactions")
         known = log.option("columns", "version,seq,request_id").option("endingVersion", str(through)).load()
@@ -549,14 +544,16 @@ def look_up(spark: SparkSession, url: str, staged: Staged, resolution: Resolutio
         matches = matches.where(F.col("at").isNotNull() & (F.col("version") > F.col("at")))
         with task_errors():
             first = F.min(F.struct("version", "seq")).alias("first")
-            matches = matches.groupBy("place").agg(first).select("place", "first.version", "first.seq")
-            found = {row["place"]: (row["version"], row["seq"]) for row in matches.toArrow().to_pylist()}
-    reused = _with_other_changes(spark, url, staged, chunks, found) if found else []
+            matches = matches.groupBy("position").agg(first).select("position", "first.version", "first.seq")
+            originals = {row["position"]: (row["version"], row["seq"]) for row in matches.toArrow().to_pylist()}
+    reused = _with_other_changes(spark, url, staged, chunks, originals) if originals else []
     decided = fates.copy()
     decided[waiting] = Fate.TOO_OLD
-    decided[list(found)] = Fate.COMMITTED
+    decided[list(originals)] = Fate.COMMITTED
     decided[reused] = Fate.REQUEST_ID_REUSED
-    found_versions = {place: version for place, (version, _) in found.items() if decided[place] == Fate.COMMITTED}
+    found_versions = {
+        position: version for position, (version, _) in originals.items() if decided[position] == Fate.COMMITTED
+    }
     return replace(resolution, fates=decided, found_versions=found_versions)
 
 
@@ -564,12 +561,12 @@ def _with_other_changes(
     spark: SparkSession,
     url: str,
     staged: Staged,
-    chunks: Mapping[int, ChunkPlace],
-    found: Mapping[int, tuple[int, int]],
+    chunks: Mapping[int, ChunkSummary],
+    originals: Mapping[int, tuple[int, int]],
 ) -> list[int]:
-    """The places of those requests whose changes are not those that the log holds at the version and ``seq`` found."""
+    """The positions of requests whose changes differ from those that the log holds at this version and ``seq``."""
     versions: dict[int, set[int]] = {}
-    for version, seq in found.values():
+    for version, seq in originals.values():
         versions.setdefault(seq, set()).add(version)
     objects = spark.createDataFrame(
         [(seq, sorted(wanted)) for seq, wanted in versions.items()], "seq long, versions array<long>"
@@ -577,10 +574,12 @@ def _with_other_changes(
     wanted = staged.frame.select("partition", "number", "weighted", "asks", "item_rows", "values")
     with task_errors():
         logged = objects.mapInArrow(partial(logged_changes, url), "version long, whole binary, without_record binary")
-        asked = wanted.mapInArrow(partial(asked_changes, chunks, sorted(found)), "place long, changes binary")
+        asked = wanted.mapInArrow(partial(asked_changes, chunks, sorted(originals)), "position long, changes binary")
         held = {row["version"]: (row["whole"], row["without_record"]) for row in logged.toArrow().to_pylist()}
         return [
-            row["place"] for row in asked.toArrow().to_pylist() if row["changes"] not in held[found[row["place"]][0]]
+            row["position"]
+            for row in asked.toArrow().to_pylist()
+            if row["changes"] not in held[originals[row["position"]][0]]
         ]
 
 
@@ -603,20 +602,17 @@ def logged_changes(url: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.R
 
 
 def asked_changes(
-    chunks: Mapping[int, ChunkPlace], places: Sequence[int], batches: Iterator[pa.RecordBatch]
+    chunks: Mapping[int, ChunkSummary], positions: Sequence[int], batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """A digest of what each request at one of these ``places``, which rise, changes. Raises: InvalidRequest."""
-    for batch in batches:
-        for row in batch.to_pylist():
-            chunk = chunks[chunk_key(row["partition"], row["number"])]
-            asks, first = read_stream(row["asks"]), chunk.first
-            require_judged(row, chunk.weighted, first)
-            own = places[bisect_left(places, first) : bisect_left(places, first + asks.num_rows)]
-            if own:
-                items, values = read_stream(row["item_rows"]), read_stream(row["values"])
-                changes = operations_at(asks, items, values, [place - first for place in own])
-                rows = [{"place": place, "changes": _digest(each)} for place, each in zip(own, changes, strict=True)]
-                yield pa.RecordBatch.from_pylist(rows, schema=_ASKED)
+    """A digest of what each request at one of these ``positions``, which rise, changes. Raises: InvalidRequest."""
+    for chunk, row in judged_chunks(chunks, batches):
+        asks, first = read_stream(row["asks"]), chunk.first
+        own = positions[bisect_left(positions, first) : bisect_left(positions, first + asks.num_rows)]
+        if own:
+            items, values = read_stream(row["item_rows"]), read_stream(row["values"])
+            changes = operations_at(asks, items, values, [position - first for position in own])
+            digests = [_digest(each) for each in changes]
+            yield pa.RecordBatch.from_arrays([pa.array(own), pa.array(digests)], ["position", "changes"])
 
 
 async def _read(store: ObjectReader, *, slot: int) -> bytes:

@@ -1,12 +1,9 @@
 """Stage 1 for requests in bulk: which requests get a version, and the fate of the others.
 
-The reference is a leader that takes the requests in order and responds to each before the next, so the first attempt
-under a request id is the original. The same attempt again shares its outcome; another request under that id is
-``request_id_reused``. Duplicates get no version.
-
-An *ordinal* is a request's number among those that get a version, from 1: its version is the leader's base + ordinal.
-Cost: O(requests) array work; a Python step for each request that shares its id or names a version above the base.
-Memory: about 60 bytes per request.
+The first attempt under a request id is the original. The same attempt again shares its outcome; another request under
+that id is ``request_id_reused``. An *ordinal* is a request's number among those that get a version, from 1: its
+version is the leader's base + ordinal. Cost: O(requests) array work; a Python step for each request that shares its id
+or names a version above the base. Memory: about 60 bytes per request.
 """
 
 from __future__ import annotations
@@ -51,17 +48,19 @@ _REFUSED: Final = 6
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """The window floors: from place ``places[i]`` of the input on, from 1, the floor is what ``#indexes[i]`` means.
+    """The window floors: from position ``positions[i]`` on (counted from 1) the floor is what ``#indexes[i]`` means.
 
-    Shape: both rise. Before the first place the floor is the base. No places: the window holds the whole input.
+    Shape: both rise. Before the first position the floor is the base. No positions: the window holds the whole input.
     """
 
-    places: tuple[int, ...] = ()
+    positions: tuple[int, ...] = ()
     indexes: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        assert len(self.places) == len(self.indexes), "every floor has a place"
-        assert all(index < place for place, index in zip(self.places, self.indexes, strict=True)), "a floor is past"
+        assert len(self.positions) == len(self.indexes), "every floor has a position"
+        assert all(index < position for position, index in zip(self.positions, self.indexes, strict=True)), (
+            "a floor is past"
+        )
 
     @staticmethod
     def trailing(requests: int, window: int | None) -> Windows:
@@ -69,23 +68,23 @@ class Windows:
         if window is None:
             return WHOLE_INPUT
         step = max(1, window // 8)
-        places = tuple(range(window + step + 1, requests + 1, step))
-        return Windows(places, tuple(place - 1 - window for place in places))
+        positions = tuple(range(window + step + 1, requests + 1, step))
+        return Windows(positions, tuple(position - 1 - window for position in positions))
 
     def cut(self, after: tuple[int, ...]) -> Windows:
         """These floors, and a window that restarts after each of these counts of requests, as under a new leader."""
         if not after:
             return self
-        places = tuple(sorted({*self.places, *(count + 1 for count in after)}))
-        own = self.indexes_at(np.array(places, np.int64)).tolist()
-        cuts = [max((count for count in after if count < place), default=0) for place in places]
-        return Windows(places, tuple(map(max, own, cuts)))
+        positions = tuple(sorted({*self.positions, *(count + 1 for count in after)}))
+        own = self.indexes_at(np.array(positions, np.int64)).tolist()
+        cuts = [max((count for count in after if count < position), default=0) for position in positions]
+        return Windows(positions, tuple(map(max, own, cuts)))
 
-    def indexes_at(self, places: Numbers) -> Numbers:
-        """The ``k`` of the floor at each place, 0 for the base."""
+    def indexes_at(self, positions: Numbers) -> Numbers:
+        """The ``k`` of the floor at each position, 0 for the base."""
         known: Numbers = np.array((0, *self.indexes), np.int64)
-        found: Numbers = known[np.searchsorted(np.array(self.places, np.int64), places, side="right")]
-        return found
+        indexes: Numbers = known[np.searchsorted(np.array(self.positions, np.int64), positions, side="right")]
+        return indexes
 
 
 WHOLE_INPUT: Final = Windows()
@@ -93,8 +92,8 @@ WHOLE_INPUT: Final = Windows()
 
 @dataclass(frozen=True, slots=True)
 class Sequencing:
-    """Every request's fate so far. ``assigned[k]`` is the ordinal after k requests; ``originals`` maps the place of a
-    duplicate to that of its original. Places count from 0 here."""
+    """Every request's fate so far. ``assigned[k]`` is the ordinal after k requests; ``originals`` maps a
+    duplicate's position to its original's. Positions count from 0 here."""
 
     fates: npt.NDArray[np.uint8]
     assigned: npt.NDArray[np.int32]
@@ -116,8 +115,8 @@ def ordinals_of(
 
 def plain_numbers(column: pa.ChunkedArray) -> Numbers:
     """The numbers of a column, -1 for a null."""
-    found: Numbers = pc.fill_null(column, -1).to_numpy().astype(np.int64)
-    return found
+    numbers: Numbers = pc.fill_null(column, -1).to_numpy().astype(np.int64)
+    return numbers
 
 
 def sequence_requests(asks: pa.Table, base: int, windows: Windows) -> Sequencing:
@@ -125,14 +124,14 @@ def sequence_requests(asks: pa.Table, base: int, windows: Windows) -> Sequencing
     count = asks.num_rows
     fates: npt.NDArray[np.uint8] = asks["refusal"].to_numpy().astype(np.uint8)
     fates[fates > 0] += _REFUSED
-    places = np.arange(count, dtype=np.int64)
+    positions = np.arange(count, dtype=np.int64)
     index_max, version_max = asks["index_max"].to_numpy(), asks["version_max"].to_numpy()
     read_index, read_version = plain_numbers(asks["read_index"]), plain_numbers(asks["read_version"])
-    fates[(fates == 0) & (index_max > places)] = Fate.FUTURE_VERSION
+    fates[(fates == 0) & (index_max > positions)] = Fate.FUTURE_VERSION
     special = version_max > base
     groups, shared = _shared_ids(asks["request_id"])
-    # Requests with an id of their own, whose read version may lie below the floor: the log may know them.
-    floors = windows.indexes_at(places + 1)
+    # Requests with an id of their own, whose read version may be below the floor: the log may know them.
+    floors = windows.indexes_at(positions + 1)
     named = groups >= 0
     special |= shared | (named & (read_index < floors) & (fates == 0))
     special &= fates <= _REFUSED
@@ -140,9 +139,13 @@ def sequence_requests(asks: pa.Table, base: int, windows: Windows) -> Sequencing
     taken = (fates == 0) & ~special
     assigned: npt.NDArray[np.int32] = np.concatenate(([0], np.cumsum(taken))).astype(np.int32)
     sequencer = _OneByOne(asks, base, fates, assigned, groups)
-    for place in chosen.tolist():
+    for position in chosen.tolist():
         sequencer.take(
-            place, int(read_index[place]), int(read_version[place]), int(index_max[place]), int(floors[place])
+            position,
+            int(read_index[position]),
+            int(read_version[position]),
+            int(index_max[position]),
+            int(floors[position]),
         )
     assigned = np.concatenate(([0], np.cumsum(fates == Fate.PENDING))).astype(np.int32)
     return Sequencing(fates, assigned, sequencer.originals)
@@ -174,30 +177,30 @@ class _OneByOne:
         self._known: dict[int, int] = {}
         self._taken: list[int] = []
 
-    def take(self, place: int, read_index: int, read_version: int, index_max: int, floor_index: int) -> None:
-        # Places come in order, so all of ``_taken`` are before this one.
-        newest = self._base + int(self._assigned_without[place]) + len(self._taken)
-        if read_index > place or read_version > newest:
-            self._fates[place] = Fate.FUTURE_VERSION
+    def take(self, position: int, read_index: int, read_version: int, index_max: int, floor_index: int) -> None:
+        # Positions come in order, so all of ``_taken`` are before this one.
+        newest = self._base + int(self._assigned_without[position]) + len(self._taken)
+        if read_index > position or read_version > newest:
+            self._fates[position] = Fate.FUTURE_VERSION
             return
-        group = int(self._groups[place])
+        group = int(self._groups[position])
         original = self._known.get(group) if group >= 0 else None
         if original is not None:
-            same = self._fingerprints[place].as_py() == self._fingerprints[original].as_py()
-            self._fates[place] = Fate.DUPLICATE if same else Fate.REQUEST_ID_REUSED
+            same = self._fingerprints[position].as_py() == self._fingerprints[original].as_py()
+            self._fates[position] = Fate.DUPLICATE if same else Fate.REQUEST_ID_REUSED
             if same:
-                self.originals[place] = original
+                self.originals[position] = original
             return
         if group >= 0 and self._below_floor(read_index, read_version, floor_index):
-            self._fates[place] = Fate.LOOK_UP
+            self._fates[position] = Fate.LOOK_UP
             return
-        if index_max > place or int(self._version_max[place]) > newest:
-            self._fates[place] = Fate.FUTURE_VERSION
+        if index_max > position or int(self._version_max[position]) > newest:
+            self._fates[position] = Fate.FUTURE_VERSION
             return
-        self._fates[place] = Fate.PENDING
-        self._taken.append(place)
+        self._fates[position] = Fate.PENDING
+        self._taken.append(position)
         if group >= 0:
-            self._known[group] = place
+            self._known[group] = position
 
     def _ordinal_after(self, index: int) -> int:
         return int(self._assigned_without[index]) + bisect_left(self._taken, index)

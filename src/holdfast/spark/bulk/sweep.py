@@ -1,17 +1,13 @@
 """The kernel of bulk resolution: one pass over requests in order, in compiled loops, with three verdicts.
 
 A request conflicts when a certainly committed request changed something that it read, after it read it. It is clear
-when no request that may be committed did so. Otherwise it is unknown. Both verdicts rest on certain facts only.
+when no request that may be committed did so. Otherwise it is unknown.
 
 Changes are in a radix tree of ordinals in flat arrays. Level 0 has one entry per rank, each higher level one per
 ``FAN`` entries below; ``begins`` says where each level begins. ``inside`` holds the newest change anywhere below an
 entry, ``covers`` the newest change of everything below it. A range is cut into entries that are wholly inside it and
-whose parents are not. A parent of any of them reaches across an end of the range, so the two ends alone find what
-covers it. Ordinals rise from one change to the next: the last change of an entry is its newest.
-
-Importing this module costs a second (numba). The first call on a machine compiles the loops; numba caches them by the
-date and size of this file. Compiled code checks no bounds: ``Problem.check`` does. Cost: O(items x log(ranks)), at most
-17 bytes per rank.
+whose parents are not, so the two ends alone find what covers it. Cost: O(items x log(ranks)), at most 17 bytes per
+rank. numba caches the loops by the date and size of this file; they check no bounds: ``Problem.check`` does.
 """
 
 from __future__ import annotations
@@ -21,14 +17,20 @@ from typing import Any, Final, TypeAlias, TypeVar, cast
 
 import numba
 import numpy as np
-import numpy.typing as npt
 
-from holdfast.spark.bulk.problem import CLEAR, COMMITTED, CONFLICT, REJECTED, UNKNOWN, Problem
+from holdfast.spark.bulk.problem import (
+    CLEAR,
+    COMMITTED,
+    CONFLICT,
+    REJECTED,
+    UNKNOWN,
+    Flags,
+    Ordinals,
+    Problem,
+    States,
+)  # fmt: skip
+from holdfast.spark.bulk.sequencing import Numbers
 
-Flags: TypeAlias = npt.NDArray[np.bool_]
-Numbers: TypeAlias = npt.NDArray[np.int64]
-Ordinals: TypeAlias = npt.NDArray[np.int32]
-States: TypeAlias = npt.NDArray[np.uint8]
 Changes: TypeAlias = tuple[Numbers, Ordinals, Ordinals]
 Items: TypeAlias = tuple[Numbers, Numbers, Numbers]
 Loop = TypeVar("Loop", bound=Callable[..., Any])
@@ -41,7 +43,7 @@ def compiled(loop: Loop) -> Loop:
     """The loop as machine code, kept next to the module, or in the user's cache where that is read-only."""
     try:
         return cast("Loop", numba.njit(cache=True)(loop))
-    except RuntimeError:  # There is no directory to keep it in: every process compiles its own.
+    except RuntimeError:  # No writable directory: every process compiles its own.
         return cast("Loop", numba.njit(loop))
 
 
@@ -72,7 +74,7 @@ def record_one(begins: Numbers, inside: Ordinals, rank: int, ordinal: int) -> No
 
 @compiled
 def _whole_parents(low: int, high: int) -> tuple[int, int]:
-    """The parents that are wholly inside a range, as places ``(left, right)``; ``(high, high)`` where there are none.
+    """The parents that are wholly inside a range, as entries ``(left, right)``; ``(high, high)`` for none.
 
     >>> _whole_parents(3, 200), _whole_parents(3, 5), _whole_parents(64, 128)
     ((64, 192), (5, 5), (64, 128))
@@ -99,10 +101,10 @@ def record(begins: Numbers, inside: Ordinals, covers: Ordinals, low: int, high: 
     level = 0
     while low < high:
         left, right = _whole_parents(low, high)
-        for place in range(begins[level] + low, begins[level] + left):
-            inside[place] = covers[place] = ordinal
-        for place in range(begins[level] + right, begins[level] + high):
-            inside[place] = covers[place] = ordinal
+        for entry in range(begins[level] + low, begins[level] + left):
+            inside[entry] = covers[entry] = ordinal
+        for entry in range(begins[level] + right, begins[level] + high):
+            inside[entry] = covers[entry] = ordinal
         low, high = (left + FAN - 1) >> SHIFT, right >> SHIFT
         level += 1
 
@@ -114,23 +116,23 @@ def newest(begins: Numbers, inside: Ordinals, covers: Ordinals, low: int, high: 
     ``covers`` may be empty while every change was of a single rank; a single rank's newest change is then in
     ``inside[low]``, which is faster.
     """
-    found = 0
+    latest = 0
     if len(covers):
         first, last = low, high - 1
         for level in range(len(begins) - 1):
-            found = max(found, int(covers[begins[level] + first]), int(covers[begins[level] + last]))
+            latest = max(latest, int(covers[begins[level] + first]), int(covers[begins[level] + last]))
             first >>= SHIFT
             last >>= SHIFT
     level = 0
     while low < high:
         left, right = _whole_parents(low, high)
-        for place in range(begins[level] + low, begins[level] + left):
-            found = max(found, int(inside[place]))
-        for place in range(begins[level] + right, begins[level] + high):
-            found = max(found, int(inside[place]))
+        for entry in range(begins[level] + low, begins[level] + left):
+            latest = max(latest, int(inside[entry]))
+        for entry in range(begins[level] + right, begins[level] + high):
+            latest = max(latest, int(inside[entry]))
         low, high = (left + FAN - 1) >> SHIFT, right >> SHIFT
         level += 1
-    return found
+    return latest
 
 
 def _arrays(problem: Problem) -> tuple[Changes, Ordinals, Items, Ordinals, Items]:
@@ -153,7 +155,6 @@ def _judge(
     decides: Flags,
     clear: Flags,
 ) -> States:
-    """The verdicts of ``sweep``."""
     begins, inside, covers = committed
     # What may be committed: looked up only once there is any.
     open_inside, open_covers, some_open = np.zeros_like(inside), np.zeros_like(covers), False
@@ -197,12 +198,11 @@ def _judge(
 def _conflicting_changes(
     committed: Changes, ordinals: Ordinals, reads: Items, read_ats: Ordinals, writes: Items, states: States
 ) -> Ordinals:
-    """The result of ``conflicting_changes``."""
     begins, inside, covers = committed
     read_begins, read_lows, read_highs = reads
     write_begins, write_lows, write_highs = writes
     points = len(covers) == 0
-    found = np.zeros(len(read_lows), np.int32)
+    changes = np.zeros(len(read_lows), np.int32)
     for request in range(len(ordinals)):
         if states[request] == REJECTED:
             for read in range(read_begins[request], read_begins[request + 1]):
@@ -210,7 +210,7 @@ def _conflicting_changes(
                 one = points and high - low == 1
                 change = inside[low] if one else newest(begins, inside, covers, low, high)
                 if change > read_ats[read]:
-                    found[read] = change
+                    changes[read] = change
         elif states[request] == COMMITTED:
             for write in range(write_begins[request], write_begins[request + 1]):
                 low, high, ordinal = write_lows[write], write_highs[write], ordinals[request]
@@ -218,7 +218,7 @@ def _conflicting_changes(
                     record_one(begins, inside, low, ordinal)
                 else:
                     record(begins, inside, covers, low, high, ordinal)
-    return found
+    return changes
 
 
 def load_loops() -> None:

@@ -12,28 +12,24 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812  the name that every Spark program uses
 
 from holdfast.segments.table_location import table_location
 from holdfast.spark.bulk.requests import (
-    ChunkPlace,
+    ChunkSummary,
     Staged,
-    chunk_key,
+    judged_chunks,
     other_requests,
     read_stream,
-    require_judged,
     stream,
 )
 from holdfast.spark.bulk.resolve import Resolution
-from holdfast.spark.bulk.sequencing import Fate
+from holdfast.spark.bulk.sequencing import Fate, Numbers
 from holdfast.spark.log.delta_output import DeltaOutput
 from holdfast.spark.runtime.session import task_errors
 from holdfast.spark.runtime.table_files import FILES_TYPE, file_rows, new_files, write_table
-
-Numbers = npt.NDArray[np.int64]
 
 _CONFLICT: Final = pa.struct([("precondition", pa.int32()), ("version", pa.int64())])
 VERDICTS: Final = pa.schema(
@@ -88,23 +84,20 @@ def write_verdicts(
         for chunk in staged.chunks
     ]
     verdicts = spark.createDataFrame(rows, "partition int, number int, verdicts binary")
-    places = {chunk.key: chunk for chunk in staged.chunks}
+    chunks = {chunk.key: chunk for chunk in staged.chunks}
     url = output.location.url
 
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         held: list[pa.Table] = []
-        for batch in batches:
-            for row in batch.to_pylist():
-                place = places[chunk_key(row["partition"], row["number"])]
-                first = place.first
-                require_judged(row, place.weighted, first)
-                asks, verdict = read_stream(row["asks"]), read_stream(row["verdicts"])
-                columns = [pa.array(np.arange(first + 1, first + 1 + asks.num_rows)), asks["order"], asks["request_id"]]
-                columns += [verdict[name] for name in VERDICTS.names[3:]]
-                held.append(pa.Table.from_arrays(columns, schema=VERDICTS))
-                if sum(table.num_rows for table in held) >= ROWS_IN_A_FILE:
-                    yield file_rows([write_table(url, pa.concat_tables(held), {}, ("position",))])
-                    held = []
+        for chunk, row in judged_chunks(chunks, batches):
+            asks, verdict = read_stream(row["asks"]), read_stream(row["verdicts"])
+            numbers = np.arange(chunk.first + 1, chunk.first + 1 + asks.num_rows)
+            columns = [pa.array(numbers), asks["order"], asks["request_id"]]
+            columns += [verdict[name] for name in VERDICTS.names[3:]]
+            held.append(pa.Table.from_arrays(columns, schema=VERDICTS))
+            if sum(table.num_rows for table in held) >= ROWS_IN_A_FILE:
+                yield file_rows([write_table(url, pa.concat_tables(held), {}, ("position",))])
+                held = []
         if held:
             yield file_rows([write_table(url, pa.concat_tables(held), {}, ("position",))])
 
@@ -113,23 +106,22 @@ def write_verdicts(
     with task_errors():
         files = new_files(joined.mapInArrow(write, FILES_TYPE))
     if sum(file.rows for file in files) != staged.requests:
-        raise other_requests(0)  # a chunk that was judged is not there any more: others have come in its place
+        raise other_requests(0)  # other chunks replaced a judged one
     output.commit(state, staged.requests, files, ())
     return sum(file.size for file in files)
 
 
-def _verdicts(resolution: Resolution, chunk: ChunkPlace, version_of: Callable[[Numbers], Numbers]) -> pa.Table:
-    """The verdicts of one chunk's requests."""
+def _verdicts(resolution: Resolution, chunk: ChunkSummary, version_of: Callable[[Numbers], Numbers]) -> pa.Table:
     subjects: Numbers = np.arange(chunk.first, chunk.past)
-    for place in np.flatnonzero(resolution.fates[chunk.first : chunk.past] == Fate.DUPLICATE).tolist():
+    for position in np.flatnonzero(resolution.fates[chunk.first : chunk.past] == Fate.DUPLICATE).tolist():
         # The same attempt again gets the outcome of the first.
-        subjects[place] = resolution.originals[place + chunk.first]
+        subjects[position] = resolution.originals[position + chunk.first]
     fates = resolution.fates[subjects]
     ordinals = resolution.ordinals[subjects].astype(np.int64)
     committed = fates == Fate.COMMITTED
     versions = np.where(committed, version_of(ordinals), 0)
-    for place in np.flatnonzero(committed & (ordinals == 0)).tolist():
-        versions[place] = resolution.found_versions[int(subjects[place])]
+    for position in np.flatnonzero(committed & (ordinals == 0)).tolist():
+        versions[position] = resolution.found_versions[int(subjects[position])]
     begins = np.searchsorted(resolution.conflict_places, subjects)
     counts = np.searchsorted(resolution.conflict_places, subjects, side="right") - begins
     offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)

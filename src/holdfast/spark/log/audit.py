@@ -1,12 +1,9 @@
 """Audit a log: a survey of the whole chain, a check of every object, and ``verify``, which does so step by step.
 
-Damage is a finding, and the audit continues: CorruptData is raised only when nothing can be read.
-``commit.format`` checks objects and links, and the leader's own second stage decides every transaction again. A claim's
-window floor is its base, so a piece is judged alone after the objects before it were read back to the floor of its
-first batch. A rejected transaction leaves no trace, so a wrong rejection is not found. One damage is one finding: a
-link from a damaged object is not judged, and an unreadable object writes nothing into the window.
-
-Cost: the log is read once, plus one conflict window per task. Memory: 16 bytes per object on the driver.
+Damage is a finding, and the audit continues. ``commit.format`` checks objects and links, and the leader's own second
+stage decides every transaction again. A claim's window floor is its base, so a piece is judged alone after the objects
+before it were read back to the floor of its first batch. A wrong rejection leaves no trace. A link from a damaged
+object is not judged: one damage is one finding. Cost: the log is read once, plus one conflict window per task.
 """
 
 from __future__ import annotations
@@ -21,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 from pyspark.sql import SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from holdfast.commit.format.batch import (
     CLAIM_BYTES,
@@ -76,7 +74,7 @@ class Finding:
 class Survey:
     """The live chain as far as it can be read, and what the listing alone shows to be wrong.
 
-    Shape: ``holes`` are runs (first, last) of missing slots in the order of writing; ``findings`` have no place in it.
+    Shape: ``holes`` are runs (first, last) of missing slots in the order of writing; ``findings`` are not part of it.
     """
 
     log_id: str
@@ -137,9 +135,9 @@ async def _claims(
 ) -> npt.NDArray[np.bool_]:
     """Which objects the walk follows as claims: those of a claim's size, except copies and objects cut to that size."""
     is_claim: npt.NDArray[np.bool_] = sizes == CLAIM_BYTES
-    places = np.flatnonzero(is_claim)
-    for first in range(0, len(places), CLAIMS_AT_ONCE):
-        asked = places[first : first + CLAIMS_AT_ONCE]
+    indexes = np.flatnonzero(is_claim)
+    for first in range(0, len(indexes), CLAIMS_AT_ONCE):
+        asked = indexes[first : first + CLAIMS_AT_ONCE]
         is_claim[asked] = await asyncio.gather(*(_stands_here(store, int(slot)) for slot in slots[asked]))
     return is_claim
 
@@ -180,10 +178,10 @@ async def _after_retention(
 
 
 async def last_readable(store: ObjectStore, chain: Chain, first: int, last: int) -> tuple[int, Header] | None:
-    """The newest object in the chain's places ``first`` to ``last`` whose header can be read, None for none of them."""
-    for place in range(last, max(first, last - UNREADABLE_MAX) - 1, -1):
+    """The newest object from index ``first`` to ``last`` of the chain whose header can be read, None for none."""
+    for index in range(last, max(first, last - UNREADABLE_MAX) - 1, -1):
         try:
-            return place, await read_header(store, int(chain.slots[place]))
+            return index, await read_header(store, int(chain.slots[index]))
         except CorruptData:
             continue
     return None
@@ -258,7 +256,7 @@ class Verdicts:
                 self._resolve.recent.record(txn.version, txn.operations)
                 return "a request id was committed twice", f"request_id={txn.request_id} first={earlier}"
         request = Transaction(txn.operations, txn.preconditions, txn.request_id, None, txn.read_version)
-        entry = CommitEntry(request, _ignore_reply)
+        entry = CommitEntry(request, lambda _: None)
         entry.version = txn.version
         self._resolve.decide([entry])
         outcome = entry.outcome
@@ -271,11 +269,6 @@ class Verdicts:
             return "a read version lies below the window", f"floor={self._resolve.floor}"
         failed = ", ".join(f"precondition {each.precondition} by version {each.version}" for each in outcome.conflicts)
         return "a precondition did not hold", failed
-
-
-def _ignore_reply(entry: CommitEntry) -> None:
-    """No client waits for a reply."""
-    del entry
 
 
 def _malformed(txn: LoggedTransaction) -> tuple[str, str] | None:
@@ -362,12 +355,8 @@ class _PieceChecker:
         """Whether the object may follow here, as far as the audit can know; a finding if not."""
         head, claim = self._head, self._claim
         try:
-            if (
-                head is None
-                and self._piece.head is None
-                and self.result.counts.objects == 1
-                and header.slot == FIRST_SLOT
-            ):
+            begins_piece = head is None and self._piece.head is None and self.result.counts.objects == 1
+            if begins_piece and header.slot == FIRST_SLOT:
                 check_genesis(header)
             elif head is not None and claim is not None and next_slot(head) == header.slot:
                 check_link(head, claim, header)
@@ -416,10 +405,10 @@ def _claim_of(thread: PlannedObjectsThread, header: Header) -> Header:
     """The claim that an object names; where that is damaged or another's, what the object says about it."""
     if header.kind is Kind.CLAIM:
         return header
-    found = _header(thread, header.claim)
+    claim = _header(thread, header.claim)
     own = (Kind.CLAIM, header.log_id, header.epoch, header.leader_id)
-    if found is not None and (found.kind, found.log_id, found.epoch, found.leader_id) == own:
-        return found
+    if claim is not None and (claim.kind, claim.log_id, claim.epoch, claim.leader_id) == own:
+        return claim
     return replace(header, kind=Kind.CLAIM, slot=header.claim)
 
 
@@ -434,17 +423,12 @@ def _before(thread: PlannedObjectsThread, first: Header) -> list[LoggedTransacti
             continue
         try:
             header = decode_header(data, slot=slot)
-            if (header.claim, header.leader_id) != (first.claim, first.leader_id):
-                return _joined(newest_first)
-            if header.last_version <= first.window_floor:
-                return _joined(newest_first)
+            is_other = (header.claim, header.leader_id) != (first.claim, first.leader_id)
+            if is_other or header.last_version <= first.window_floor:
+                break
             newest_first.append(decode_body(data, header))
         except CorruptData:
             continue
-    return _joined(newest_first)
-
-
-def _joined(newest_first: list[list[LoggedTransaction]]) -> list[LoggedTransaction]:
     return [txn for batch in reversed(newest_first) for txn in batch]
 
 
@@ -467,19 +451,9 @@ PIECE_BYTES: Final = 64 * 2**20
 WINDOWS_IN_A_PIECE: Final = 4
 FINDINGS_MAX: Final = 100_000
 """Findings that one step keeps; a log with more is reported with these and a last one that says so."""
-SCHEMA: Final = pa.schema(
-    [
-        ("rule", pa.string()),
-        ("slot", pa.string()),
-        ("version", pa.int64()),
-        ("detail", pa.string()),
-        ("step", pa.int64()),
-    ]
-)
-_RESULT_SCHEMA: Final = pa.schema([*list(SCHEMA)[:4], *((each.name, pa.int64()) for each in fields(Counts))])
-_RESULT_TYPE: Final = "rule string, slot string, version long, detail string" + "".join(
-    f", {each.name} long" for each in fields(Counts)
-)
+_FINDING: Final = [("rule", pa.string()), ("slot", pa.string()), ("version", pa.int64()), ("detail", pa.string())]
+SCHEMA: Final = pa.schema([*_FINDING, ("step", pa.int64())])
+_RESULT_SCHEMA: Final = pa.schema([*_FINDING, *((each.name, pa.int64()) for each in fields(Counts))])
 
 
 @dataclass(slots=True)
@@ -493,7 +467,7 @@ class Audit:
 
 @dataclass(frozen=True, slots=True)
 class _Share:
-    """The part of the chain that one step audits: places ``[first, past)``, from ``after`` up to ``through``."""
+    """The part of the chain that one step audits: indexes ``[first, past)``, from ``after`` up to ``through``."""
 
     survey: Survey
     head: Header
@@ -545,7 +519,7 @@ class Verify(DeltaJob):
     def offset(self, log_id: str) -> int:
         """As ``Job``."""
         offset = super().offset(log_id)
-        self.audit.verified = self._mark()
+        self.audit.verified = self._output.mark(VERIFIED)
         return offset
 
     def look(self, after: int, until: int | None, step_bytes: int) -> Increment:
@@ -556,8 +530,9 @@ class Verify(DeltaJob):
         """As ``Job``."""
         state = self._open(increment)
         share = _look(self._log_url, increment.after, increment.through, 2**63, audited=self._output.mark(AUDITED))
-        step = _audit(self._spark, self._log_url, share, verified=self._mark())
-        rows = _rows(step, increment.through)
+        step = _audit(self._spark, self._log_url, share, verified=self._output.mark(VERIFIED))
+        findings = [*step.findings, Finding(VERIFIED, version=step.verified)]
+        rows = pa.Table.from_pylist([{**asdict(each), "step": increment.through} for each in findings], schema=SCHEMA)
         written = write_table(self._output.location.url, rows, {}, ("version", "step"))
         marks = {VERIFIED: step.verified, AUDITED: seq_of(int(share.survey.chain.slots[share.past - 1]))}
         self._output.commit(state, increment.through, [written], (), marks=marks)
@@ -570,32 +545,24 @@ class Verify(DeltaJob):
         """Whether all of the log up to ``version`` was found good, by this run and those before it."""
         return not self.audit.findings and self.audit.verified >= version
 
-    def _mark(self) -> int:
-        return self._output.mark(VERIFIED)
-
-
-def _rows(step: Audit, through: int) -> pa.Table:
-    findings = [*step.findings, Finding(VERIFIED, version=step.verified)]
-    return pa.Table.from_pylist([{**asdict(each), "step": through} for each in findings], schema=SCHEMA)
-
 
 def _look(url: str, after: int, until: int | None, step_bytes: int, *, audited: int) -> _Share:
     return with_store(url, lambda store: _choose(store, after, until, step_bytes, audited))
 
 
 async def _choose(store: ObjectStore, after: int, until: int | None, step_bytes: int, audited: int) -> _Share:
-    found = await survey(store)
-    chain = found.chain
+    surveyed = await survey(store)
+    chain = surveyed.chain
     readable = await last_readable(store, chain, 0, len(chain.slots) - 1)
     if readable is None:
         raise CorruptData("no header of the live chain can be read", code=Code.CORRUPT_LOG, url=store.url)
-    newest_place, head = readable
+    newest_index, head = readable
     if head.last_version <= after or (until is not None and until <= after):
-        if newest_place < len(chain.slots) - 1:
+        if newest_index < len(chain.slots) - 1:
             raise CorruptData(
                 "the newest object of the log is damaged", code=Code.CORRUPT_LOG, slot=slot_text(int(chain.slots[-1]))
             )
-        return _Share(found, head, 0, 0, after, after, 0)
+        return _Share(surveyed, head, 0, 0, after, after, 0)
     above = await first_above(store, chain, after)
     first = 0 if after == 0 else above
     if audited:
@@ -606,7 +573,7 @@ async def _choose(store: ObjectStore, after: int, until: int | None, step_bytes:
     # A step ends with an object that can be read, because only a header says which version was reached.
     reached = await last_readable(store, chain, first, past - 1)
     if past >= len(chain.slots) or reached is None or reached[1].last_version <= after:
-        reached, past = (newest_place, head), len(chain.slots)
+        reached, past = (newest_index, head), len(chain.slots)
     else:
         past = reached[0] + 1
     through: int = reached[1].last_version
@@ -616,9 +583,9 @@ async def _choose(store: ObjectStore, after: int, until: int | None, step_bytes:
         before = await last_readable(store, chain, first, past - 1) if past > first else None
         # Inside an object: the whole of it is looked at, now and by the step that follows.
         past += before is None or before[1].last_version < until
-    floor_place = 0 if head.window_floor == 0 else await first_above(store, chain, head.window_floor)
-    window_bytes = int(chain.sizes[floor_place:].sum())
-    return _Share(found, head, first, past, after, through, window_bytes)
+    floor_index = 0 if head.window_floor == 0 else await first_above(store, chain, head.window_floor)
+    window_bytes = int(chain.sizes[floor_index:].sum())
+    return _Share(surveyed, head, first, past, after, through, window_bytes)
 
 
 def _audit(spark: SparkSession, url: str, share: _Share, *, verified: int) -> Audit:
@@ -643,7 +610,6 @@ def _audit(spark: SparkSession, url: str, share: _Share, *, verified: int) -> Au
 
 
 def _lost(share: _Share) -> Iterator[Finding]:
-    """The holes of the chain that lie in this step."""
     slots = share.survey.chain.slots
     newest = int(slots[share.past - 1]) if share.past < len(slots) else 0
     oldest = int(slots[share.first - 1]) if share.first else 2**64
@@ -654,24 +620,24 @@ def _lost(share: _Share) -> Iterator[Finding]:
 
 
 def heads_before(chain: Chain, first: int, pieces: Sequence[Piece]) -> Iterator[int | None]:
-    """For each of these pieces, which begin at the chain's place ``first``, the live slot before its head."""
-    place = first
+    """For each of these pieces, which begin at the chain's index ``first``, the live slot before its head."""
+    index = first
     for piece in pieces:
-        yield int(chain.slots[place - 2]) if place >= 2 else None
-        place += piece.objects
+        yield int(chain.slots[index - 2]) if index >= 2 else None
+        index += piece.objects
 
 
 def _run_pieces(spark: SparkSession, url: str, pieces: Sequence[tuple[Piece, int | None]]) -> pa.Table:
     def check(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for index in batch["id"].to_pylist():
-                found = audit_piece(url, *pieces[index])
-                rows = [*map(asdict, found.findings), asdict(found.counts)]
+                piece_audit = audit_piece(url, *pieces[index])
+                rows = [*map(asdict, piece_audit.findings), asdict(piece_audit.counts)]
                 yield pa.RecordBatch.from_pylist(rows, schema=_RESULT_SCHEMA)
 
     if not pieces:
         return _RESULT_SCHEMA.empty_table()
-    return spark.range(0, len(pieces), 1, len(pieces)).mapInArrow(check, _RESULT_TYPE).toArrow()
+    return spark.range(0, len(pieces), 1, len(pieces)).mapInArrow(check, from_arrow_schema(_RESULT_SCHEMA)).toArrow()
 
 
 def _mark(url: str, share: _Share, damaged: Sequence[str]) -> int:
@@ -682,8 +648,8 @@ def _mark(url: str, share: _Share, damaged: Sequence[str]) -> int:
 
     async def before(store: ObjectStore) -> int:
         chain = share.survey.chain
-        place = int(np.count_nonzero(chain.slots > np.uint64(oldest))) - 1
-        found = None if place < 0 else await last_readable(store, chain, 0, place)
-        return share.after if found is None else max(share.after, found[1].last_version)
+        index = int(np.count_nonzero(chain.slots > np.uint64(oldest))) - 1
+        readable = None if index < 0 else await last_readable(store, chain, 0, index)
+        return share.after if readable is None else max(share.after, readable[1].last_version)
 
     return with_store(url, before)

@@ -61,22 +61,14 @@ class TableState:
         """The live files, those with these values of partition columns. Cost: one row each on the driver."""
         flat = pa.table(self.table.get_add_actions(flatten=True))
         rows = flat.select([name for name in flat.column_names if not name.startswith(("min.", "max."))]).to_pylist()
-        found = [
-            TableFile(
-                row["path"],
-                row["size_bytes"],
-                row["num_records"] or 0,
-                {name[len("partition.") :]: _text(row[name]) for name in row if name.startswith("partition.")},
-            )
-            for row in rows
-        ]
+        files: list[TableFile] = []
+        for row in rows:
+            named = {name.removeprefix("partition."): row[name] for name in row if name.startswith("partition.")}
+            # The Delta log writes booleans in lower case.
+            texts = {name: str(each).lower() if isinstance(each, bool) else str(each) for name, each in named.items()}
+            files.append(TableFile(row["path"], row["size_bytes"], row["num_records"] or 0, texts))
         wanted = (partition or {}).items()
-        return [file for file in found if all(file.partition[name] == value for name, value in wanted)]
-
-
-def _text(value: object) -> str:
-    """A partition's value as the Delta log writes it."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
+        return [file for file in files if all(file.partition[name] == value for name, value in wanted)]
 
 
 class DeltaOutput:
@@ -93,8 +85,8 @@ class DeltaOutput:
 
     def offset(self, log_id: str) -> int:
         """The log version that the table has reached, 0 when there is no table. Makes nothing. Raises as ``open``."""
-        found = self.find()
-        return 0 if found is None else self._checked(found, log_id).offset
+        table = self.find()
+        return 0 if table is None else self._checked(table, log_id).offset
 
     def open(self, log_id: str, settings: Mapping[str, int]) -> TableState:
         """The table as it is, made with these ``settings`` when it is absent; the settings of an existing one stay.
@@ -104,9 +96,9 @@ class DeltaOutput:
         """
         failure: Exception | None = None
         for _ in range(DELTA_TRIES):
-            found = self.find()
-            if found is not None:
-                return self._checked(found, log_id)
+            table = self.find()
+            if table is not None:
+                return self._checked(table, log_id)
             try:
                 self._create(log_id, settings)
             except (DeltaError, OSError) as error:
@@ -166,8 +158,8 @@ class DeltaOutput:
 
     def mark(self, name: str) -> int:
         """A mark that commits have moved, 0 before the first. Raises: Unavailable."""
-        found = self.find()
-        return 0 if found is None else found.transaction_version(f"{self._application}/{name}") or 0
+        table = self.find()
+        return 0 if table is None else table.transaction_version(f"{self._application}/{name}") or 0
 
     def commit(
         self,
@@ -202,28 +194,28 @@ class DeltaOutput:
                 actions, "append", self._schema, self._partition_by, commit_properties=properties
             )
         except (DeltaError, OSError) as error:
-            self._settle(state, through, error)
+            self._raise_outcome(state, through, error)
 
     def _require_here(self, path: str, size: int) -> None:
         """Raise if a file that a task has written into a directory is not in that directory here."""
         if not self.location.url.lower().startswith("file:"):
             return
         try:
-            found = os.stat(os.path.join(self.location.uri, path)).st_size
+            size_here = os.stat(os.path.join(self.location.uri, path)).st_size
         except FileNotFoundError:
-            found = None
-        if found != size:
+            size_here = None
+        if size_here != size:
             raise InvalidRequest(
                 "a file that a task has written is not in the table's directory",
                 code=Code.BAD_CONFIGURATION,
                 hint="a table in a directory: every worker must see that same directory under the same path",
                 path=path,
                 size=size,
-                found=found,
+                found=size_here,
             )
 
-    def _settle(self, state: TableState, through: int, error: Exception) -> None:
-        """What a failed commit came to, by the offset that the table has now."""
+    def _raise_outcome(self, state: TableState, through: int, error: Exception) -> None:
+        """Raise what a failed commit came to, by the offset that the table has now."""
         table = self.find()
         offset = None if table is None else table.transaction_version(self._application)
         if offset == state.offset:

@@ -73,8 +73,9 @@ async def _choose(store: ObjectStore, after: int, until: int | None, step_bytes:
     last = first + max(1, int(np.searchsorted(ends, step_bytes, side="right"))) - 1
     through = newest if last == len(chain.slots) - 1 else await read_header(store, int(chain.slots[last]))
     version = through.last_version if until is None else min(through.last_version, until)
-    behind = int(ends[-1] - ends[last - first])
-    return Increment(head, after, version, last - first + 1, int(ends[last - first]), behind)
+    return Increment(
+        head, after, version, last - first + 1, int(ends[last - first]), int(ends[-1] - ends[last - first])
+    )
 
 
 async def _refuse_truncated(store: ObjectStore, chain: Chain, after: int) -> None:
@@ -106,9 +107,9 @@ async def first_above(store: ObjectStore, chain: Chain, version: int) -> int:
     return low
 
 
-async def _last_version(store: ObjectStore, chain: Chain, place: int) -> int | None:
+async def _last_version(store: ObjectStore, chain: Chain, index: int) -> int | None:
     try:
-        return (await read_header(store, int(chain.slots[place]))).last_version
+        return (await read_header(store, int(chain.slots[index]))).last_version
     except CorruptData:
         return None
 

@@ -1,12 +1,9 @@
 """``replay``: commit the transactions of one log to another log, in their order.
 
-Each source transaction becomes one transaction with the same operations plus one write: the source's version under the
-key ``spark/replay/{source log id}``. This is the offset, inside the output's own commit. Request ids and preconditions
-are not copied: they were decided in the source.
-
-Exactly once: batches are acknowledged in slot order, so the newest offset in the target is exact after any crash. A run
-claims the target before it reads that offset, so an older run can add nothing after it. Memory: a bounded number of
-transactions in flight, and the rows that Spark prefetches.
+Each source transaction becomes one with the same operations plus one write: the source's version under the key
+``spark/replay/{source log id}``, which is the offset. Request ids and preconditions are not copied. Exactly once:
+batches are acknowledged in slot order, so the newest offset in the target is exact after any crash, and a run claims
+the target before it reads that offset. Memory: a bounded number of transactions, and the rows that Spark prefetches.
 """
 
 from __future__ import annotations
@@ -86,15 +83,15 @@ class Replay:
             while chunk := list(islice(transactions, CHUNK_TRANSACTIONS)):
                 in_flight.append((self._start(self._commit(chunk)), _source_version(chunk[-1])))
                 if len(in_flight) >= CHUNKS_IN_FLIGHT:
-                    committed += self._settle(in_flight)
+                    committed += self._finish_oldest(in_flight)
         finally:
             # Also when reading has failed: what was sent is in the target, and the next try continues after it.
             while in_flight:
-                committed += self._settle(in_flight)
+                committed += self._finish_oldest(in_flight)
         self._offset = increment.through
         return StepResult(rows=committed)
 
-    def _settle(self, in_flight: deque[tuple[Future[int], int]]) -> int:
+    def _finish_oldest(self, in_flight: deque[tuple[Future[int], int]]) -> int:
         """Wait for the oldest chunk in flight, and move the offset after it."""
         chunk, through = in_flight.popleft()
         try:
@@ -142,9 +139,9 @@ class Replay:
                 raise NotFound("retention removed the replay's last offset", code=Code.LOG_TRUNCATED)
             header = before
             if header.kind is Kind.DATA and header.transactions:
-                found = await _newest_value(service.store, header, self._key)
-                if found is not None:
-                    return int(found)
+                value = await _newest_value(service.store, header, self._key)
+                if value is not None:
+                    return int(value)
         return 0
 
     async def _resign(self, service: CommitService) -> None:
@@ -193,7 +190,6 @@ async def _newest_value(store: ObjectReader, header: Header, key: bytes) -> byte
 
 
 def _source_version(txn: Transaction) -> int:
-    """The version in the source, which the last operation keeps."""
     offset = txn.operations[-1]
     assert isinstance(offset, Write), "a replayed transaction ends with its offset"
     return int(offset.value)

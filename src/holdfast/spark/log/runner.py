@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from threading import Event
 from typing import Final, Protocol
 
@@ -77,10 +77,7 @@ class StepReport:
             "behind_bytes": self.behind_bytes,
             "objects": self.objects,
             "log_bytes": self.log_bytes,
-            "rows": self.result.rows,
-            "files_added": self.result.files_added,
-            "files_removed": self.result.files_removed,
-            "bytes_written": self.result.bytes_written,
+            **asdict(self.result),
             "seconds": round(self.seconds, 3),
         }
 

@@ -62,8 +62,8 @@ def _first_wanted(queue: Queue, options: MessageOptions) -> int:
     if options.since is not None:
         reader = queue.reader(since=options.since)
         try:
-            found = reader.read_near()
-            return found[0].seq if found else queue.last_seq + 1
+            messages = reader.read_near()
+            return messages[0].seq if messages else queue.last_seq + 1
         finally:
             reader.close()
     if options.after_seq + 1 < oldest and options.after_seq and options.fail_on_data_loss:
@@ -95,7 +95,6 @@ def message_rows(options: MessageOptions, piece: MessagePartition) -> Iterator[p
 
 
 def _batches(queue: Queue, piece: MessagePartition) -> Iterator[list[Message]]:
-    """The piece's messages in lists that become one record batch each."""
     waiting: list[Message] = []
     size = 0
     for message in queue.read(seq=piece.first_seq):

@@ -1,12 +1,9 @@
 """``shape=messages`` with ``store``: a message store as a batch source and as a stream.
 
 The stores are opened read-only, so their service may keep running. Every task must see their directory under the same
-path. An offset is ``{"seq": 41, "backlog": 17}``: every message up to 41 has been returned. The stream began with what
-was left of the messages up to 17, so holes there are not losses. A message is lost when its number is above an explicit
-starting point and it no longer exists: NotFound, or skipped with ``failOnDataLoss`` off. A deleted store ends the
-stream with an error, even when a store of the same name exists again.
-
-Cost: a query of the index and the log after its checkpoint; then each page is read once.
+path. An offset is ``{"seq": 41, "backlog": 17}``: every message up to 41 has been returned, and holes up to 17 are not
+losses. Any other message that no longer exists is lost: NotFound, or skipped with ``failOnDataLoss`` off. A deleted
+store ends the stream with an error. Cost: a query of the index and the log after its checkpoint; each page once.
 """
 
 from __future__ import annotations
@@ -136,16 +133,16 @@ def seq_before(reader: StoreReader, placed: Placed, since_ms: int) -> int:
         else:
             low = middle + 1
     for extent in extents[low:]:
-        found, _ = reader.messages(extent, placed.until_ms)
-        for one in found:
+        messages, _ = reader.messages(extent, placed.until_ms)
+        for one in messages:
             if one.published_ms >= since_ms:
                 return one.seq - 1
     return placed.newest_seq
 
 
 def _newest_ms(reader: StoreReader, extent: Extent, until_ms: int) -> int | None:
-    found, _ = reader.messages(extent, until_ms)
-    return found[-1].published_ms if found else None
+    messages, _ = reader.messages(extent, until_ms)
+    return messages[-1].published_ms if messages else None
 
 
 def store_rows(options: StoreOptions, piece: StorePartition) -> Iterator[pa.RecordBatch]:
@@ -154,10 +151,10 @@ def store_rows(options: StoreOptions, piece: StorePartition) -> Iterator[pa.Reco
     size = 0
     with StoreReader(options.directory, options.store) as reader:
         for extent, is_exact in piece.extents:
-            found, is_all = reader.messages(extent, piece.until_ms)
+            messages, is_all = reader.messages(extent, piece.until_ms)
             if is_exact and not is_all:
                 raise _lost(options, extent.first_seq, extent.last_seq)
-            waiting += found
+            waiting += messages
             size += extent.bytes
             if len(waiting) >= BATCH_MESSAGES or size >= BATCH_BYTES:
                 yield _rows(waiting, options.columns)

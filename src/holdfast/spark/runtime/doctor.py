@@ -45,7 +45,7 @@ def diagnose(url: str | None = None, *, writes: bool = False) -> list[Diagnosis]
     >>> [each.check for each in diagnose()][:2]
     ['python', 'java']
     """
-    found = [
+    checks = [
         _python(),
         _named("java", find_java),
         _package("pyspark", SPARK_MIN, install_command("spark")),
@@ -54,10 +54,10 @@ def diagnose(url: str | None = None, *, writes: bool = False) -> list[Diagnosis]
         _worker_python(),
     ]
     if url is not None:
-        found.append(_reads(url))
+        checks.append(_reads(url))
         if writes:
-            found.append(_writes(url))
-    return found
+            checks.append(_writes(url))
+    return checks
 
 
 def _python() -> Diagnosis:
@@ -74,14 +74,14 @@ def _named(check: str, find: Callable[[], object]) -> Diagnosis:
         return Diagnosis(check, "bad", error.statement(), error.hint)
 
 
-def _package(name: str, at_least: tuple[int, ...], mend: str) -> Diagnosis:
+def _package(name: str, at_least: tuple[int, ...], fix: str) -> Diagnosis:
     try:
         version = importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
-        return Diagnosis(name, "bad", "not installed", mend)
+        return Diagnosis(name, "bad", "not installed", fix)
     numbers = tuple(int(part) for part in version.split(".")[: len(at_least)] if part.isdigit())
     if numbers < at_least:
-        return Diagnosis(name, "bad", f"{version} is older than {'.'.join(map(str, at_least))}", mend)
+        return Diagnosis(name, "bad", f"{version} is older than {'.'.join(map(str, at_least))}", fix)
     return Diagnosis(name, "good", version)
 
 
@@ -102,8 +102,8 @@ def _reads(url: str) -> Diagnosis:
     try:
         rows = with_store(url, lambda store: store.list("batches/", limit=1))
     except HoldfastError as error:
-        mend = error.hint or "check the URL, the network, and the credentials in the environment"
-        return Diagnosis("read access", "bad", error.statement(), mend)
+        fix = error.hint or "check the URL, the network, and the credentials in the environment"
+        return Diagnosis("read access", "bad", error.statement(), fix)
     if not rows:
         return Diagnosis("read access", "warning", "the log is empty", f"holdfast log init {url}")
     return Diagnosis("read access", "good", f"newest object {rows[0].key}")

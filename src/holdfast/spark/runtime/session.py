@@ -112,12 +112,12 @@ def require_pandas() -> str:
 def find_java(environment: Mapping[str, str] | None = None, installed: Path = Path("/usr/lib/jvm")) -> Path:
     """The home of a Java that Spark runs on: from JAVA_HOME, the path, or the system's folder of Javas, in that order.
 
-    Within one place the first of the fitting majors wins. Raises: InvalidRequest that lists what was found.
+    Within one of these the first of the fitting majors wins. Raises: InvalidRequest that lists what was found.
     """
     seen: list[str] = []
-    for place in _java_places(os.environ if environment is None else environment, installed):
+    for homes in _java_homes(os.environ if environment is None else environment, installed):
         fitting: dict[int, Path] = {}
-        for home in place:
+        for home in homes:
             major = _java_major(home)
             if major is not None:
                 seen.append(f"{home} (Java {major})")
@@ -133,7 +133,7 @@ def find_java(environment: Mapping[str, str] | None = None, installed: Path = Pa
     )
 
 
-def _java_places(environment: Mapping[str, str], installed: Path) -> Iterator[Iterable[Path]]:
+def _java_homes(environment: Mapping[str, str], installed: Path) -> Iterator[Iterable[Path]]:
     if environment.get("JAVA_HOME"):
         yield [Path(environment["JAVA_HOME"])]
     java = shutil.which("java", path=environment.get("PATH", ""))

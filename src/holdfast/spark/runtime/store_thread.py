@@ -1,9 +1,7 @@
 """An object store on its own event loop and thread, for code that cannot await.
 
-A directory is read in this process: the product's directory store starts two worker processes, 40 ms each, so that no
-system call blocks a leader. A plan or a stream reader has nothing to block.
-
-Leaving the ``with`` block abandons requests in flight; that is harmless for reads.
+A directory is read in this process: the product's directory store starts two worker processes, 40 ms each. Leaving the
+``with`` block abandons requests in flight; that is harmless for reads.
 """
 
 from __future__ import annotations
@@ -14,8 +12,9 @@ import gc
 import secrets
 import sys
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Generator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Generic, Self, TypeVar
@@ -38,7 +37,7 @@ from holdfast.objects.port import (
 )
 
 
-class DirectoryHere:
+class _DirectoryHere:
     """An ``ObjectStore`` on the directory that a ``file:`` URL names. Raises: NotFound when there is none."""
 
     def __init__(self, url: str) -> None:
@@ -55,11 +54,9 @@ class DirectoryHere:
 
     @property
     def url(self) -> str:
-        """Where this is."""
         return self._url
 
     async def create(self, key: str, data: bytes) -> CreateAnswer:
-        """As the port says."""
         try:
             created = self._objects.create(require_key(key), data)
         except Unfit as error:
@@ -70,35 +67,30 @@ class DirectoryHere:
         return CREATED if created else Refused()
 
     async def read(self, key: str, *, start: int = 0, length: int | None = None) -> bytes:
-        """As the port says."""
-        try:
+        with _unavailable(key):
             data = self._objects.read(require_key(key), start, length)
-        except OSError as error:
-            raise self._unavailable(key, error) from error
         if data is None:
             raise NotFound("there is no such object", key=key)
         return data
 
     async def list(self, prefix: str, *, after: str = "", limit: int = 1000) -> builtins.list[Listed]:
-        """As the port says."""
-        try:
+        with _unavailable(prefix):
             return [Listed(key, size) for key, size in self._objects.page(prefix, after, limit)]
-        except OSError as error:
-            raise self._unavailable(prefix, error) from error
 
     async def delete(self, key: str) -> None:
-        """As the port says."""
-        try:
+        with _unavailable(key):
             self._objects.delete(require_key(key))
-        except OSError as error:
-            raise self._unavailable(key, error) from error
 
     async def close(self) -> None:
-        """As the port says."""
         self._objects.close()
 
-    def _unavailable(self, key: str, error: OSError) -> Unavailable:
-        return Unavailable("the directory cannot be read", key=key, cause=str(error))
+
+@contextmanager
+def _unavailable(key: str) -> Generator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise Unavailable("the directory cannot be read", key=key, cause=str(error)) from error
 
 
 _DAEMON: Final = "pyspark.daemon"
@@ -192,7 +184,7 @@ class StoreThread(_LoopThread[ObjectStore]):
     """The whole store at ``url``: listing, reading, creating. Requests are within a budget and repeated as it says."""
 
     def __init__(self, url: str) -> None:
-        super().__init__(lambda: DirectoryHere(url) if is_directory(url) else _budgeted(url))
+        super().__init__(lambda: _DirectoryHere(url) if is_directory(url) else _budgeted(url))
 
 
 class PlannedObjectsThread(_LoopThread[ObjectReader]):

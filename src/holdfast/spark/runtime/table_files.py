@@ -1,9 +1,8 @@
 """The Parquet files of a table: tasks write and read them through the table's own object store.
 
-A task creates each file once, whole, under a random name below ``data/``. The file counts only when a commit names it.
-A task that dies or runs twice leaves files that no reader looks at; ``vacuum`` removes them when they are old.
-
-A store that does not respond raises Unavailable after a bounded number of attempts; then Spark runs the task again.
+A task creates each file once, whole, under a random name below ``data/``. The file counts only when a commit names it;
+``vacuum`` removes the others when they are old. A store that does not respond raises Unavailable after a bounded number
+of attempts; then Spark runs the task again.
 """
 
 from __future__ import annotations
@@ -146,9 +145,9 @@ def read_files(spark: SparkSession, url: str, paths: Sequence[str], schema: str)
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for path in batch["path"].to_pylist():
-                found = read_table(url, [path])
-                if found is not None:
-                    yield from found.to_batches()
+                table = read_table(url, [path])
+                if table is not None:
+                    yield from table.to_batches()
 
     return names.repartition(min(len(paths), TASKS_OF_A_READ_MAX)).mapInArrow(read, schema)
 

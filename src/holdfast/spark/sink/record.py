@@ -88,26 +88,12 @@ def request_id(application: str, token: str, partition: int, index: int, attempt
     return f"spark/{application}/{token}/{partition}/{index}/{attempt}"
 
 
-def encode(value: Record | Progress) -> bytes:
-    """The bytes of a record."""
-    return msgspec.json.encode(value)
-
-
-def decode_record(data: bytes, key: bytes) -> Record:
-    """Raises: CorruptData."""
-    return _decoded(data, key, Record)
-
-
-def decode_progress(data: bytes, key: bytes) -> Progress:
-    """Raises: CorruptData."""
-    return _decoded(data, key, Progress)
-
-
-def _decoded(data: bytes, key: bytes, kind: type[T]) -> T:
+def decode(data: bytes, key: bytes, kind: type[T], writer: str = "sink") -> T:
+    """The record of this ``kind`` under ``key``, whose ``writer`` an error names. Raises: CorruptData."""
     try:
         return msgspec.json.decode(data, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        message = "key holds something that no sink wrote"
+        message = f"key holds something that no {writer} wrote"
         raise CorruptData(message, code=Code.CORRUPT_LOG, key=key.decode("utf-8", "replace"), cause=error) from error
 
 
@@ -215,7 +201,7 @@ def read_record(client: Client, application: str) -> tuple[Record | None, int]:
     read_version = client.version().version
     key = record_key(application)
     try:
-        found = client.get(key, at=read_version)
+        stored = client.get(key, at=read_version)
     except InvalidRequest as error:
         if error.code is not Code.VIEW_DISABLED:
             raise
@@ -224,9 +210,9 @@ def read_record(client: Client, application: str) -> tuple[Record | None, int]:
             code=Code.VIEW_DISABLED,
             hint="start the service with view.enabled=true, which is off by default for logs on S3, GCS and Azure",
         ) from error
-    if found is None:
+    if stored is None:
         return None, read_version
-    return decode_record(found.value, key), max(read_version, found.version)
+    return decode(stored.value, key, Record), max(read_version, stored.version)
 
 
 def begin(client: Client, options: WriteOptions, wanted: Wanted) -> Intent:
@@ -321,14 +307,7 @@ def finish(client: Client, options: WriteOptions, wanted: Wanted, partitions: in
         if record.token != wanted.token:
             break
         _require_no_further(client, options, wanted, partitions, read_version)
-        done = Record(
-            state="done",
-            token=wanted.token,
-            read_version=record.read_version,
-            name=wanted.name,
-            end=wanted.end,
-            recent=record.recent,
-        )
+        done = msgspec.structs.replace(record, state="done", name=wanted.name, end=wanted.end)
         if _replace(client, key, done, read_version, RangeDelete(*notes)) is not None:
             return
     raise _fenced(options.application, wanted.token)
@@ -356,7 +335,7 @@ def _replace(client: Client, key: bytes, record: Record, read_version: int, *als
     """Write the record if it has not changed after ``read_version``: the version, or None when it has."""
     try:
         receipt = client.commit(
-            [Write(key, encode(record)), *also], [PointRead(key, read_version)], read_version=read_version
+            [Write(key, msgspec.json.encode(record)), *also], [PointRead(key, read_version)], read_version=read_version
         )
     except Conflict:
         return None

@@ -37,8 +37,7 @@ from holdfast.spark.options import WriteOptions
 from holdfast.spark.sink.record import (
     Intent,
     Progress,
-    decode_progress,
-    encode,
+    decode,
     progress_key,
     read_record,
     record_key,
@@ -74,7 +73,7 @@ def check_schema(schema: StructType, transaction_key: str | None) -> None:
 
 def _misfit(reason: str) -> InvalidRequest:
     return InvalidRequest(
-        f"rows are no transactions: {reason}",
+        f"rows are not transactions: {reason}",
         code=Code.BAD_CONFIGURATION,
         hint="the sink takes key, value, kind, end, or operations; use select() to name them so",
     )
@@ -117,12 +116,12 @@ def _one_per_row(batch: pa.RecordBatch) -> Iterator[list[Operation]]:
     names: Sequence[str] = batch.schema.names
     if "operations" in names:
         for row in batch.column("operations").to_pylist():
-            found = cast("list[dict[str, object]]", row or [])
-            if not found:
+            operations = cast("list[dict[str, object]]", row or [])
+            if not operations:
                 raise InvalidRequest("a transaction has no operations", code=Code.NO_OPERATIONS)
             yield [
                 _operation(each.get("key"), each.get("value"), each.get("kind", _BY_VALUE), each.get("end"))
-                for each in found
+                for each in operations
             ]
         return
     none: list[object] = [None] * batch.num_rows
@@ -193,7 +192,6 @@ class _Note:
     is_done: bool = False
 
     def is_past(self, chunk: int) -> bool:
-        """Whether every transaction of this chunk is committed."""
         return self.is_done or self.progress.chunk > chunk
 
 
@@ -268,8 +266,6 @@ def _size(operation: Operation) -> int:
 
 
 class _Sender:
-    """The chunks of one partition, one after the other."""
-
     def __init__(self, client: Client, options: WriteOptions, intent: Intent, partition: int) -> None:
         assert intent.version is not None, "a write that is done sends nothing"
         self._client = client
@@ -278,8 +274,8 @@ class _Sender:
         self._intent_version = intent.version
         self._partition = partition
         self._key = progress_key(options.application, intent.token, partition)
-        found = client.get(self._key, at=LogPosition(intent.version, intent.log_id))
-        self._note = None if found is None else _Note(decode_progress(found.value, self._key), found.version)
+        stored = client.get(self._key, at=LogPosition(intent.version, intent.log_id))
+        self._note = None if stored is None else _Note(decode(stored.value, self._key, Progress), stored.version)
         # A view may lag the progress of an earlier try. A conflict shows it, but not where no progress is noted.
         self._may_be_behind = True
 
@@ -300,22 +296,21 @@ class _Sender:
         )
 
     def send(self, chunk: _Chunk) -> None:
-        """Commit what is missing of a chunk."""
         note = self._agree(Progress(chunk.number, chunk.digest))
         if note.is_past(chunk.number):
             return
         if note.progress.digest != chunk.digest:
             raise self._other_rows(chunk.number)
         missing = list(range(len(chunk.transactions)))
-        settled = 0
+        tried = 0
         while missing:
             attempts = (*note.progress.attempts, note.version)
-            for number in range(settled, len(attempts)):
+            for number in range(tried, len(attempts)):
                 missing = self._attempt(chunk, missing, number, attempts[number])
-            settled = len(attempts)
+            tried = len(attempts)
             if not missing:
                 return
-            if settled >= ATTEMPTS_MAX:
+            if tried >= ATTEMPTS_MAX:
                 raise Unavailable("transactions stay below the conflict window after every attempt")
             note = self._agree(Progress(chunk.number, chunk.digest, attempts))
             if note.is_past(chunk.number):
@@ -325,7 +320,7 @@ class _Sender:
         """The note that names this chunk and attempt, or a later one: ours, or another task's that came first."""
         for _ in range(ROUNDS_MAX):
             note = self._note
-            if note is not None and (note.is_done or _place(note.progress) >= _place(wanted)):
+            if note is not None and (note.is_done or _rank(note.progress) >= _rank(wanted)):
                 return note
             version = self._try_note(wanted)
             self._may_be_behind = False
@@ -342,7 +337,7 @@ class _Sender:
         record = record_key(self._options.application)
         try:
             receipt = self._client.commit(
-                [Write(self._key, encode(wanted))],
+                [Write(self._key, msgspec.json.encode(wanted))],
                 [PointRead(self._key, read_version), PointRead(record, read_version)],
                 read_version=read_version,
                 log_id=self._intent.log_id,
@@ -366,8 +361,8 @@ class _Sender:
                 token=token,
             )
         self._intent_version = read_version
-        found = self._client.get(self._key, at=read_version)
-        return None if found is None else _Note(decode_progress(found.value, self._key), found.version)
+        stored = self._client.get(self._key, at=read_version)
+        return None if stored is None else _Note(decode(stored.value, self._key, Progress), stored.version)
 
     def _attempt(self, chunk: _Chunk, missing: list[int], attempt: int, read_version: int) -> list[int]:
         """Send these transactions in one attempt, and return those that are proved to be dead in it."""
@@ -401,16 +396,15 @@ class _Sender:
         return dead
 
     def _is_dead(self, name: str, read_version: int) -> bool:
-        """Ask for the final outcome of an attempt."""
-        answer = self._client.status(name, LogPosition(read_version, self._intent.log_id))
-        if answer.status == "log_truncated":
+        outcome = self._client.status(name, LogPosition(read_version, self._intent.log_id))
+        if outcome.status == "log_truncated":
             raise Unavailable(
                 "retention has removed the record of whether a transaction is committed",
                 code=Code.LOG_TRUNCATED,
                 request_id=name,
             )
-        return answer.status == "not_committed"
+        return outcome.status == "not_committed"
 
 
-def _place(progress: Progress) -> tuple[int, int]:
+def _rank(progress: Progress) -> tuple[int, int]:
     return progress.chunk, len(progress.attempts)

@@ -51,8 +51,8 @@ def wanted_batch(options: WriteOptions) -> Wanted:
 def wanted_stream(options: WriteOptions) -> Wanted:
     """What the micro-batch under way writes: the source's offset range. Raises: InvalidRequest."""
     assert options.checkpoint is not None, "checked with the options"
-    found = stream_range(options.checkpoint)
-    return Wanted(found.token, found.name, found.start, found.end)
+    offsets = stream_range(options.checkpoint)
+    return Wanted(offsets.token, offsets.name, offsets.start, offsets.end)
 
 
 class _Writer:

@@ -44,7 +44,6 @@ _TOTAL_BYTES_MAX: Final = 2**31 - 1
 
 @cache
 def _model() -> Numbers:
-    """The head of a body of one row."""
     message = encode_record_batch([LoggedTransaction(1, None, None, [Write(b"", b"")], [])])
     return np.frombuffer(message, dtype="<i8", count=_HEAD_BYTES // 8)
 
@@ -63,8 +62,8 @@ def join_bodies(bodies: Sequence[memoryview]) -> tuple[list[int], pa.Table] | No
     heads = np.frombuffer(b"".join([body[start:past] for body in bodies]), dtype="<i8").reshape(len(bodies), -1)
     fixed = np.ones(heads.shape[1], dtype=np.bool_)
     fixed[[_BODY_LENGTH, _ROWS]] = fixed[_NODES] = fixed[_BUFFERS] = False
-    nodes, places = heads[:, _NODES], heads[:, _BUFFERS]
-    rows, offsets, lengths = heads[:, _ROWS], places[:, ::2], places[:, 1::2]
+    nodes, buffers = heads[:, _NODES], heads[:, _BUFFERS]
+    rows, offsets, lengths = heads[:, _ROWS], buffers[:, ::2], buffers[:, 1::2]
     ends = np.cumsum(-(-lengths // 8) * 8, axis=1)
     room = sizes - past - len(END_OF_STREAM)
     if not (
@@ -132,8 +131,8 @@ class _Columns:
 
     def _joined(self, buffer: int) -> bytes:
         begins, lengths = self._offsets[:, buffer], self._lengths[:, buffer]
-        places = zip(self._bodies, begins.tolist(), (begins + lengths).tolist(), strict=True)
-        return b"".join([body[begin:end] for body, begin, end in places])
+        slices = zip(self._bodies, begins.tolist(), (begins + lengths).tolist(), strict=True)
+        return b"".join([body[begin:end] for body, begin, end in slices])
 
     def _validity(self, buffer: int, nulls: Numbers) -> Bits | None:
         """Which rows have a value, None for all. Only a body that has both kinds of rows is looked into."""
@@ -163,8 +162,6 @@ class _Columns:
 
 JOINED_BYTES_MAX: Final = 512 * 1024
 """A body above this is decoded in place: copying it would cost more than a decoder."""
-_END: Final = b"\xff\xff\xff\xff\x00\x00\x00\x00"
-_SCHEMA: Final[bytes] = BODY_SCHEMA.serialize().to_pybytes()
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,10 +181,10 @@ def decode_bodies(objects: Sequence[tuple[Header, bytes]], *, verify: bool = Tru
 
     Raises: CorruptData.
     """
-    found = _joined(objects, verify=verify) or _one_by_one(objects, verify=verify)
+    bodies = _joined(objects, verify=verify) or _one_by_one(objects, verify=verify)
     if verify:
-        _check_versions(found)
-    return found
+        _check_versions(bodies)
+    return bodies
 
 
 def _joined(objects: Sequence[tuple[Header, bytes]], *, verify: bool) -> Bodies | None:
@@ -200,12 +197,12 @@ def _joined(objects: Sequence[tuple[Header, bytes]], *, verify: bool) -> Bodies 
     of_own_layout = join_bodies(bodies)
     if of_own_layout is not None:
         return Bodies([header for header, _ in objects], *of_own_layout)
-    parts: list[memoryview | bytes] = [_SCHEMA]
+    parts: list[memoryview | bytes] = [_SCHEMA_BYTES]
     for body in bodies:
-        if bytes(body[: len(_SCHEMA)]) != _SCHEMA or bytes(body[-len(_END) :]) != _END:
+        if bytes(body[: len(_SCHEMA_BYTES)]) != _SCHEMA_BYTES or bytes(body[-len(END_OF_STREAM) :]) != END_OF_STREAM:
             return None
-        parts.append(body[len(_SCHEMA) : -len(_END)])
-    parts.append(_END)
+        parts.append(body[len(_SCHEMA_BYTES) : -len(END_OF_STREAM)])
+    parts.append(END_OF_STREAM)
     try:
         table = pa.ipc.open_stream(pa.py_buffer(b"".join(parts))).read_all()
     except (pa.ArrowException, OSError):

@@ -11,7 +11,6 @@ import json
 from collections.abc import Iterator
 from enum import StrEnum
 from functools import partial
-from typing import Final
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -88,9 +87,6 @@ def _msgpack_as_json(
         yield pa.RecordBatch.from_arrays([*batch.columns, texts], schema=schema)
 
 
-_NEVER_BELOW_ZERO: Final = ("seq", "version")
-
-
 def read_log(spark: SparkSession, url: str, **options: object) -> DataFrame:
     """The log at ``url`` as a frame whose filters on version, seq, key and request id narrow what is read.
 
@@ -99,7 +95,7 @@ def read_log(spark: SparkSession, url: str, **options: object) -> DataFrame:
     """
     given = {"url": url, **{name: str(value) for name, value in options.items()}}
     columns = parse_read_options(given, Mode.BATCH).columns
-    guard = next((name for name in _NEVER_BELOW_ZERO if name in columns), None)
+    guard = next((name for name in ("seq", "version") if name in columns), None)
     reader = spark.read.format("holdfast").options(**given)
     if guard is None:
         return reader.load()

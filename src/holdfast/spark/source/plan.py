@@ -1,12 +1,9 @@
 """Plan a read: find the live objects in one listing, bound them by version, and cut them into pieces.
 
-A listing shows sizes, and a size tells claims from data. The next live claim is the first claim at or below the jump of
-the one before, and every slot between them must exist. Under the newest claim the first missing slot ends the log. The
-tasks check every header and every link that they read, also between pieces. A missing slot below an acknowledged object
-is data loss, unless retention removed it; only a hole that a second listing shows again counts.
-
-Cost: the LIST pages (ranges of slots in parallel), one header, and about log2(objects) headers per version bound.
-Memory on the driver: 16 bytes per listed object.
+A size tells claims from data. The next live claim is the first claim at or below the jump of the one before, and every
+slot between them must exist. Under the newest claim the first missing slot ends the log. A missing slot below an
+acknowledged object is data loss, unless retention removed it; only a hole that a second listing shows again counts.
+Cost: the LIST pages, one header, and about log2(objects) headers per version bound. Memory: 16 bytes per object.
 """
 
 from __future__ import annotations
@@ -116,7 +113,7 @@ async def plan_read(store: ObjectStore, options: ReadOptions, pushed: RowFilter 
             ending_version=ending,
             last_version=newest.last_version,
         )
-    first, past = await first_place(store, chain, options, starting), len(chain.slots)
+    first, past = await first_object(store, chain, options, starting), len(chain.slots)
     if ending is not None:
         highest = ending
         past = await first_index(store, chain, lambda header: header.first_version > highest)
@@ -129,7 +126,7 @@ async def plan_read(store: ObjectStore, options: ReadOptions, pushed: RowFilter 
     return Plan(cut(chain, first, past, options.target_partition_bytes), wanted)
 
 
-async def first_place(store: ObjectStore, chain: Chain, options: ReadOptions, starting: int | None) -> int:
+async def first_object(store: ObjectStore, chain: Chain, options: ReadOptions, starting: int | None) -> int:
     """Where in the chain reading begins: the first object that may hold what ``options`` (and ``starting``) ask for.
 
     Raises: NotFound (``log_truncated``) when retention has removed some of it, unless ``failOnDataLoss`` is off.
@@ -140,7 +137,7 @@ async def first_place(store: ObjectStore, chain: Chain, options: ReadOptions, st
         if starting is None:
             return since
         # Both are given where segments hold the versions before ``starting``.
-        return max(since, await first_place(store, chain, replace(options, starting_ms=None), starting))
+        return max(since, await first_object(store, chain, replace(options, starting_ms=None), starting))
     if after is not None and after.seq is not None:
         seq = after.seq
         await _refuse_loss(store, chain, options, lambda oldest: seq_of(oldest.prev) > seq, after)
@@ -148,8 +145,8 @@ async def first_place(store: ObjectStore, chain: Chain, options: ReadOptions, st
     lowest = starting if after is None else after.version + 1
     if lowest is None:
         return 0
-    place = Position(None, lowest - 1)
-    await _refuse_loss(store, chain, options, lambda oldest: lowest <= oldest.prev_version, place)
+    before = Position(None, lowest - 1)
+    await _refuse_loss(store, chain, options, lambda oldest: lowest <= oldest.prev_version, before)
     return await first_index(store, chain, lambda header: header.last_version >= lowest)
 
 
@@ -315,11 +312,11 @@ def _below(slots: Slots, slot: int) -> int:
     return int(np.searchsorted(slots, np.uint64(slot), side="left"))
 
 
-def _holes(found: Slots, start: int, past: int) -> list[tuple[int, int]]:
-    """The runs of slots in ``start`` down to, not including, ``past`` that the falling ``found`` lacks."""
-    if len(found) == start - past:
+def _holes(present: Slots, start: int, past: int) -> list[tuple[int, int]]:
+    """The runs of slots in ``start`` down to, not including, ``past`` that the falling ``present`` lacks."""
+    if len(present) == start - past:
         return []
-    edges = np.concatenate((np.array([start + 1], dtype=np.uint64), found, np.array([past], dtype=np.uint64)))
+    edges = np.concatenate((np.array([start + 1], dtype=np.uint64), present, np.array([past], dtype=np.uint64)))
     wide = np.flatnonzero(edges[:-1] - edges[1:] > 1)
     return [(int(edges[i]) - 1, int(edges[i + 1]) + 1) for i in wide]
 
@@ -342,7 +339,7 @@ async def _refuse_loss(
 
 
 async def first_index(store: ObjectStore, chain: Chain, reached: Callable[[Header], bool]) -> int:
-    """The first place in the chain whose header has ``reached`` what is sought; versions rise along the chain."""
+    """The first index in the chain whose header has ``reached`` what is sought; versions rise along the chain."""
     low, high = 0, len(chain.slots)
     while low < high:
         middle = (low + high) // 2
@@ -406,7 +403,7 @@ class SegmentPartition(InputPartition):
 
 @dataclass(frozen=True, slots=True)
 class LogHead:
-    """The newest settled version of a log, and which log it is (its id as 32 hexadecimal digits)."""
+    """The newest durable version of a log, and which log it is (its id as 32 hexadecimal digits)."""
 
     log_id: str
     version: int

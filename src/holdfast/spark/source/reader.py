@@ -7,8 +7,8 @@ them needs are inside the methods.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import pyarrow as pa
 from pyspark.sql.datasource import (
@@ -31,6 +31,8 @@ from holdfast.spark.source.shapes import RowFilter
 if TYPE_CHECKING:
     from holdfast.spark.source.plan import LogPartition, Plan, SegmentPartition
 
+T = TypeVar("T")
+
 REQUEST_IDS_MAX: Final = 10_000
 """A longer list is left to Spark: it would travel to every task."""
 
@@ -41,10 +43,10 @@ def row_filter_of(filters: Iterable[Filter], shape: Shape) -> RowFilter:
     >>> row_filter_of([GreaterThan(("version",), 7), LessThanOrEqual(("version",), 9)], Shape.OPERATIONS).version_min
     8
     """
-    found = RowFilter()
+    combined = RowFilter()
     for each in filters:
-        found = found.and_also(_narrowing(each, shape))
-    return found
+        combined = combined.and_also(_narrowing(each, shape))
+    return combined
 
 
 def _narrowing(one: Filter, shape: Shape) -> RowFilter:
@@ -65,6 +67,23 @@ def _narrowing(one: Filter, shape: Shape) -> RowFilter:
             return RowFilter()
 
 
+def _half_open(one: Filter, value: T, after: T) -> tuple[T | None, T | None]:
+    """The range ``[begin, end)`` of a comparison with ``value``; ``after`` is the next value. None for no bound."""
+    match one:
+        case EqualTo() | EqualNullSafe():
+            return value, after
+        case GreaterThan():
+            return after, None
+        case GreaterThanOrEqual():
+            return value, None
+        case LessThan():
+            return None, value
+        case LessThanOrEqual():
+            return None, after
+        case _:
+            return None, None
+
+
 def _bounds(one: Filter, value: object) -> tuple[int | None, int | None]:
     """Inclusive bounds of a whole number."""
     if isinstance(one, In):
@@ -72,33 +91,15 @@ def _bounds(one: Filter, value: object) -> tuple[int | None, int | None]:
         return (min(numbers), max(numbers)) if numbers and len(numbers) == len(one.value) else (None, None)
     if not isinstance(value, int):
         return None, None
-    by_kind: Mapping[type[Filter], tuple[int | None, int | None]] = {
-        EqualTo: (value, value),
-        EqualNullSafe: (value, value),
-        GreaterThan: (value + 1, None),
-        GreaterThanOrEqual: (value, None),
-        LessThan: (None, value - 1),
-        LessThanOrEqual: (None, value),
-    }
-    return by_kind.get(type(one), (None, None))
+    begin, end = _half_open(one, value, value + 1)
+    return begin, None if end is None else end - 1
 
 
 def _key_range(one: Filter, value: object) -> RowFilter:
-    if isinstance(value, bytearray):
-        value = bytes(value)
-    if not isinstance(value, bytes):
+    if not isinstance(value, bytes | bytearray):
         return RowFilter()
-    after = value + b"\0"
-    by_kind: Mapping[type[Filter], tuple[bytes, bytes | None]] = {
-        EqualTo: (value, after),
-        EqualNullSafe: (value, after),
-        GreaterThan: (after, None),
-        GreaterThanOrEqual: (value, None),
-        LessThan: (b"", value),
-        LessThanOrEqual: (b"", after),
-    }
-    begin, end = by_kind.get(type(one), (b"", None))
-    return RowFilter(key_begin=begin, key_end=end)
+    begin, end = _half_open(one, bytes(value), bytes(value) + b"\0")
+    return RowFilter(key_begin=begin or b"", key_end=end)
 
 
 def _texts(one: Filter, value: object) -> tuple[str, ...] | None:

@@ -229,7 +229,6 @@ def scan_segment(options: ReadOptions, partition: SegmentPartition) -> Iterator[
 
 
 def _rows_of_log(options: ReadOptions, partition: SegmentPartition, damage: Exception) -> Iterator[pa.RecordBatch]:
-    """The rows of a segment from the log, which stays the truth."""
     log.warning("segment_unreadable", segment=partition.path, cause=statement_of(damage))
     wanted = partition.wanted.and_also(RowFilter(partition.version_min, partition.version_max))
     part = replace(

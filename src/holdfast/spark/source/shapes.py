@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from holdfast.commit.format.batch import FIRST_SLOT, Header, ItemKind, Kind
 from holdfast.errors import Code, CorruptData
-from holdfast.spark.columns import COLUMNS, OPERATION, OPERATION_KINDS, TIMESTAMP, Shape, arrow_schema
+from holdfast.spark.columns import COLUMNS, OPERATION, OPERATION_KINDS, Shape, arrow_schema
 from holdfast.spark.source.bodies import Bodies
 from holdfast.values import slot_text
 
@@ -55,13 +55,13 @@ class RowFilter:
             ids = other.request_ids if ids is None else tuple(each for each in ids if each in other.request_ids)
         ends = [end for end in (self.key_end, other.key_end) if end is not None]
         return RowFilter(
-            version_min=_higher(self.version_min, other.version_min),
-            version_max=_lower(self.version_max, other.version_max),
+            version_min=_narrower(max, self.version_min, other.version_min),
+            version_max=_narrower(min, self.version_max, other.version_max),
             kinds=tuple(kind for kind in self.kinds if kind in other.kinds),
             key_begin=max(self.key_begin, other.key_begin),
             key_end=min(ends) if ends else None,
-            seq_min=_higher(self.seq_min, other.seq_min),
-            seq_max=_lower(self.seq_max, other.seq_max),
+            seq_min=_narrower(max, self.seq_min, other.seq_min),
+            seq_max=_narrower(min, self.seq_max, other.seq_max),
             request_ids=ids,
         )
 
@@ -69,21 +69,31 @@ class RowFilter:
 _EVERY_OPERATION: Final = RowFilter()
 
 
-def _higher(one: int | None, other: int | None) -> int | None:
-    return other if one is None else one if other is None else max(one, other)
-
-
-def _lower(one: int | None, other: int | None) -> int | None:
-    return other if one is None else one if other is None else min(one, other)
+def _narrower(choose: Callable[[int, int], int], one: int | None, other: int | None) -> int | None:
+    return other if one is None else one if other is None else choose(one, other)
 
 
 def seq_of(slot: int) -> int:
-    """The place of a slot in the order of writing: 0 for genesis.
+    """The position of a slot in the order of writing: 0 for genesis.
 
     >>> seq_of(2**64 - 1), seq_of(2**64 - 4)
     (0, 3)
     """
     return FIRST_SLOT - slot
+
+
+_HEADER_VALUES: Final[Mapping[str, Callable[[Header], object]]] = {
+    "seq": lambda header: seq_of(header.slot),
+    "slot": lambda header: slot_text(header.slot),
+    "kind": lambda header: Kind(header.kind).name.lower(),
+    "leader_id": lambda header: header.leader_id.hex(),
+    "claim_seq": lambda header: seq_of(header.claim),
+    "prev_seq": lambda header: seq_of(header.prev),
+    "durable_seq": lambda header: seq_of(header.durable),
+    "object_bytes": lambda header: header.object_bytes(),
+    "timestamp": lambda header: header.time_ms * 1000,
+}
+"""Columns that are computed from the header of an object."""
 
 
 def operation_rows(bodies: Bodies, columns: Sequence[str], wanted: RowFilter) -> pa.RecordBatch:
@@ -94,9 +104,6 @@ def operation_rows(bodies: Bodies, columns: Sequence[str], wanted: RowFilter) ->
     def of_row(name: str) -> pa.Array:
         return _filtered(_one(table[name]), selected)
 
-    def of_object(values: Callable[[Header], object], kind: pa.DataType) -> pa.Array:
-        return _filtered(_repeated([values(header) for header in bodies.headers], bodies.counts, kind), selected)
-
     def kind_of_row() -> pa.Array:
         kinds = of_row("kind")
         numbers = kinds.to_numpy(zero_copy_only=False)
@@ -106,17 +113,17 @@ def operation_rows(bodies: Bodies, columns: Sequence[str], wanted: RowFilter) ->
 
     makers: Mapping[str, Callable[[], pa.Array]] = {
         "version": lambda: of_row("version").cast(pa.int64()),
-        "seq": lambda: of_object(lambda header: seq_of(header.slot), pa.int64()),
         "request_id": lambda: of_row("request_id"),
         "kind": kind_of_row,
         "key": lambda: of_row("key"),
         "end": lambda: of_row("end"),
         "value": lambda: of_row("value").cast(pa.binary()),
-        "timestamp": lambda: of_object(lambda header: header.time_ms * 1000, TIMESTAMP),
         "position": lambda: _filtered(_positions(table), selected),
-        "leader_id": lambda: of_object(lambda header: header.leader_id.hex(), pa.string()),
     }
-    arrays = [makers[name]() for name in columns]
+    arrays = [
+        makers[name]() if name in makers else _filtered(_of_header(name, bodies.headers, bodies.counts), selected)
+        for name in columns
+    ]
     return pa.RecordBatch.from_arrays(arrays, schema=arrow_schema(Shape.OPERATIONS, columns))
 
 
@@ -136,20 +143,17 @@ def transaction_rows(bodies: Bodies, columns: Sequence[str], wanted: RowFilter) 
     _narrow(kept, wanted, own, bodies.headers, counts, lambda: _one(table["request_id"]).take(rows))
     mask = pa.array(kept)
 
-    def of_object(values: Callable[[Header], object], kind: pa.DataType) -> pa.Array:
-        return _repeated([values(header) for header in bodies.headers], counts, kind)
-
     makers: Mapping[str, Callable[[], pa.Array]] = {
         "version": lambda: pa.array(own),
         "prev_version": lambda: pa.array(previous, pa.int64()),
-        "seq": lambda: of_object(lambda header: seq_of(header.slot), pa.int64()),
         "request_id": lambda: _one(table["request_id"]).take(rows),
         "read_version": lambda: _one(table["read_version"]).take(rows).cast(pa.int64()),
         "operations": lambda: _operation_lists(table, firsts),
-        "timestamp": lambda: of_object(lambda header: header.time_ms * 1000, TIMESTAMP),
-        "leader_id": lambda: of_object(lambda header: header.leader_id.hex(), pa.string()),
     }
-    arrays = [makers[name]().filter(mask) for name in columns]
+    arrays = [
+        (makers[name]() if name in makers else _of_header(name, bodies.headers, counts)).filter(mask)
+        for name in columns
+    ]
     return pa.RecordBatch.from_arrays(arrays, schema=arrow_schema(Shape.TRANSACTIONS, columns))
 
 
@@ -169,7 +173,8 @@ def _narrow(
     if wanted.seq_min is not None or wanted.seq_max is not None:
         mask &= np.repeat(_wanted_objects(headers, wanted), counts)
     if wanted.request_ids is not None:
-        mask &= _is_in(ids(), wanted.request_ids)
+        options = pc.SetLookupOptions(value_set=pa.array(wanted.request_ids, pa.string()))
+        mask &= pc.call_function("is_in", [ids()], options).to_numpy(zero_copy_only=False)
 
 
 def _operation_lists(table: pa.Table, firsts: npt.NDArray[np.int64]) -> pa.Array:
@@ -196,20 +201,9 @@ def batch_rows(headers: Sequence[Header], columns: Sequence[str], wanted: RowFil
     Versions are not looked at: which objects a version bound picks is the plan's decision.
     """
     headers = [header for header, kept in zip(headers, _wanted_objects(headers, wanted), strict=True) if kept]
-    makers: Mapping[str, Callable[[Header], object]] = {
-        "seq": lambda header: seq_of(header.slot),
-        "slot": lambda header: slot_text(header.slot),
-        "kind": lambda header: Kind(header.kind).name.lower(),
-        "leader_id": lambda header: header.leader_id.hex(),
-        "claim_seq": lambda header: seq_of(header.claim),
-        "prev_seq": lambda header: seq_of(header.prev),
-        "durable_seq": lambda header: seq_of(header.durable),
-        "object_bytes": lambda header: header.object_bytes(),
-        "timestamp": lambda header: header.time_ms * 1000,
-    }
     schema = arrow_schema(Shape.BATCHES, columns)
     # Every other column is a field of the header.
-    values = [(makers.get(field.name, attrgetter(field.name)), field.type) for field in schema]
+    values = [(_HEADER_VALUES.get(field.name, attrgetter(field.name)), field.type) for field in schema]
     arrays = [pa.array([value(header) for header in headers], kind) for value, kind in values]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
@@ -228,7 +222,10 @@ def _filtered(array: pa.Array, selected: pa.Array | None) -> pa.Array:
     return array if selected is None else array.filter(selected)
 
 
-def _repeated(values: Sequence[object], counts: Sequence[int] | npt.NDArray[np.int64], kind: pa.DataType) -> pa.Array:
+def _of_header(name: str, headers: Sequence[Header], counts: Sequence[int] | npt.NDArray[np.int64]) -> pa.Array:
+    """A column that all rows of an object share."""
+    kind = COLUMNS[Shape.BATCHES][name]
+    values = [_HEADER_VALUES[name](header) for header in headers]
     if len(counts) == 1:
         return pa.repeat(pa.scalar(values[0], kind), int(counts[0]))
     rows = np.repeat(np.arange(len(counts)), np.asarray(counts, dtype=np.int64))
@@ -236,7 +233,7 @@ def _repeated(values: Sequence[object], counts: Sequence[int] | npt.NDArray[np.i
 
 
 def _positions(table: pa.Table) -> pa.Array:
-    """Each row's place among the operations of its transaction; a transaction's preconditions come before them."""
+    """Each row's position among the operations of its transaction; a transaction's preconditions come before them."""
     versions = _numbers(table["version"])
     kinds = _numbers(table["kind"])
     is_operation = kinds <= ItemKind.RANGE_DELETE
@@ -249,12 +246,6 @@ def _wanted_objects(headers: Sequence[Header], wanted: RowFilter) -> npt.NDArray
     low = 0 if wanted.seq_min is None else wanted.seq_min
     high = FIRST_SLOT if wanted.seq_max is None else wanted.seq_max
     return np.fromiter((low <= seq_of(header.slot) <= high for header in headers), dtype=np.bool_, count=len(headers))
-
-
-def _is_in(texts: pa.Array, wanted: Sequence[str]) -> npt.NDArray[np.bool_]:
-    options = pc.SetLookupOptions(value_set=pa.array(wanted, pa.string()))
-    found: npt.NDArray[np.bool_] = pc.call_function("is_in", [texts], options).to_numpy(zero_copy_only=False)
-    return found
 
 
 def _selection(bodies: Bodies, wanted: RowFilter) -> pa.Array | None:

@@ -35,7 +35,7 @@ from holdfast.spark.source.plan import (
     SegmentPartition,
     claim_of,
     cut,
-    first_place,
+    first_object,
     index_after,
     list_slots,
     live_chain,
@@ -84,10 +84,10 @@ async def starting_position(store: ObjectStore, options: ReadOptions) -> Positio
     chain = await live_chain(store)
     if after is not None:
         require_log(chain.log_id, after.log_id)
-    place = await first_place(store, chain, options, options.starting_version)
+    index = await first_object(store, chain, options, options.starting_version)
     version = after.version if after is not None else max(0, (options.starting_version or 0) - 1)
-    if place > 0:
-        return position_of(await read_header(store, int(chain.slots[place - 1])), version)
+    if index > 0:
+        return position_of(await read_header(store, int(chain.slots[index - 1])), version)
     if not chain.truncated:
         return Position(BEFORE_GENESIS_SEQ, version, chain.log_id)
     oldest = await read_header(store, int(chain.slots[0]))
@@ -95,8 +95,8 @@ async def starting_position(store: ObjectStore, options: ReadOptions) -> Positio
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """Where a micro-batch may end, how many transactions lie before it, and whether the log ends there."""
+class BatchEnd:
+    """Where a micro-batch may end, how many transactions are before it, and whether the log ends there."""
 
     end: Position
     transactions: int
@@ -123,7 +123,7 @@ class LogTail:
         limit: Position | None = None,
         *,
         prove_end: bool = False,
-    ) -> Found:
+    ) -> BatchEnd:
         """Where a micro-batch from ``start`` ends within ``bounds`` and not after ``limit``.
 
         A slot that is empty is the end of the log, or was emptied by retention before this stream came to it;
@@ -135,7 +135,7 @@ class LogTail:
             require_log(limit.log_id, start.log_id)
         if limit is not None and not bounds.is_limited:
             end = Position(limit.seq, max(limit.version, start.version), limit.log_id)
-            return Found(end if _seq(limit) > _seq(start) else start, 0, is_end_of_log=True)
+            return BatchEnd(end if _seq(limit) > _seq(start) else start, 0, is_end_of_log=True)
         await self._stand_at(store, start)
         taken = transactions = size = 0
         while True:
@@ -143,27 +143,27 @@ class LogTail:
                 if taken >= JUMP_TO_END_AFTER and not bounds.is_limited and transactions >= (bounds.rows_min or 0):
                     end = await head_position(store)
                     end = Position(end.seq, max(end.version, start.version), end.log_id)
-                    return Found(end, transactions, is_end_of_log=True)
+                    return BatchEnd(end, transactions, is_end_of_log=True)
                 if not await self._walk_on(store):
                     if (prove_end or self._is_unproved) and not taken and await self._was_removed(store, start):
                         continue
-                    return self._found(start, taken, transactions, is_end=True)
+                    return self._batch_end(start, taken, transactions, is_end=True)
             header = self._walked[taken]
             if limit is not None and seq_of(header.slot) > _seq(limit):
-                return self._found(start, taken, transactions, is_end=True)
+                return self._batch_end(start, taken, transactions, is_end=True)
             size += header.object_bytes()
             if taken and (
                 _is_over(taken + 1, bounds.objects_max)
                 or _is_over(size, bounds.bytes_max)
                 or _is_over(transactions + header.transactions, bounds.rows_max)
             ):
-                return self._found(start, taken, transactions, is_end=False)
+                return self._batch_end(start, taken, transactions, is_end=False)
             transactions += header.transactions
             taken += 1
 
-    def _found(self, start: Position, taken: int, transactions: int, *, is_end: bool) -> Found:
+    def _batch_end(self, start: Position, taken: int, transactions: int, *, is_end: bool) -> BatchEnd:
         end = position_of(self._walked[taken - 1], start.version) if taken else start
-        return Found(end, transactions, is_end)
+        return BatchEnd(end, transactions, is_end)
 
     async def _stand_at(self, store: ObjectStore, start: Position) -> None:
         """Make ``_walked`` the known headers right after ``start``, and ``_before`` the one before them."""
@@ -176,7 +176,7 @@ class LogTail:
                 break
         else:
             self._walked = []
-            self._walker, self._before, first = await _walker_behind(store, start, self._options)
+            self._walker, self._before, first = await _walker_after(store, start, self._options)
             # An offset from before log ids belongs to the log that holds its object.
             known = self._before or first
             self._log_id = start.log_id if known is None else known.log_id.hex()
@@ -210,7 +210,7 @@ class LogTail:
         require_log(head.log_id, self._log_id)
         if _seq(head) <= _seq(start) or await read_header_if_there(store, self._walker.next_slot) is not None:
             return _seq(head) > _seq(start)
-        oldest = await _oldest_behind(store, start, self._options)
+        oldest = await _oldest_after(store, start, self._options)
         if oldest is None:
             raise lost("an acknowledged object is missing", self._walker.next_slot)
         self._walker, self._before = ChainWalker(oldest, await claim_of(store, oldest)), None
@@ -246,7 +246,7 @@ def _chain_of(headers: Sequence[Header]) -> Chain:
     )
 
 
-async def _walker_behind(
+async def _walker_after(
     store: ObjectStore, start: Position, options: ReadOptions
 ) -> tuple[ChainWalker, Header | None, Header | None]:
     """A walker whose next object is the first one after ``start``, and the object before that.
@@ -260,13 +260,13 @@ async def _walker_behind(
     if head is not None:
         require_log(head.log_id.hex(), start.log_id)
         return ChainWalker(head, await claim_of(store, head)), head, None
-    oldest = await _oldest_behind(store, start, options)
+    oldest = await _oldest_after(store, start, options)
     if oldest is None:
         raise lost("the object that an offset names is missing", FIRST_SLOT - seq)
     return ChainWalker(oldest, await claim_of(store, oldest)), None, oldest
 
 
-async def _oldest_behind(store: ObjectStore, start: Position, options: ReadOptions) -> Header | None:
+async def _oldest_after(store: ObjectStore, start: Position, options: ReadOptions) -> Header | None:
     """In a log that was truncated after ``start``, the oldest object left; None in any other.
 
     Raises: NotFound (``log_truncated``) when something between them was removed, unless ``failOnDataLoss`` is off.
@@ -328,7 +328,7 @@ async def _listed_between(
         live, missing = walk(slots, sizes == CLAIM_BYTES, last, begin)
         if not missing:
             return _ending_at(last, Chain(slots[live], sizes[live], truncated=False, log_id=log_id)), first
-    oldest = await _oldest_behind(store, start, options)
+    oldest = await _oldest_after(store, start, options)
     if oldest is None:
         raise lost("an acknowledged object is missing", *missing[-1])
     if oldest.slot < last:
@@ -401,16 +401,16 @@ class HoldfastStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._proved_ms = now_ms if prove_end else self._proved_ms
         bounds = _EVERYTHING if isinstance(limit, ReadAllAvailable) else self._options.admission
         target = self._target
-        found = self._run(lambda store: self._tail.end_of_batch(store, begin, bounds, target, prove_end=prove_end))
-        self._seen = found.end
+        end = self._run(lambda store: self._tail.end_of_batch(store, begin, bounds, target, prove_end=prove_end))
+        self._seen = end.end
         self._batch_ms = now_ms if self._batch_ms is None else self._batch_ms
-        too_few = bounds.rows_min is not None and found.transactions < bounds.rows_min and found.is_end_of_log
+        too_few = bounds.rows_min is not None and end.transactions < bounds.rows_min and end.is_end_of_log
         waits = too_few and not is_bounded_run and now_ms - self._batch_ms < bounds.delay_ms_max
-        if found.end == begin or waits:
+        if end.end == begin or waits:
             self._asked_ms = now_ms
             return dict(start)
         self._batch_ms = now_ms
-        return _offset(found.end)
+        return _offset(end.end)
 
     def reportLatestOffset(self) -> Offset | None:  # noqa: N802  Spark's name
         """The newest offset seen so far, for the query's progress."""

@@ -1,10 +1,9 @@
 """``latest`` and ``history``: tables in buckets of keys. A step rewrites each bucket that it touches.
 
-A key's bucket is ``crc32(key) mod buckets``, so any reader can find its file. A range delete goes to all buckets, so a
-step with range deletes rewrites the whole table. The tasks that read the log pack operations by bucket, and Spark
-shuffles few rows of packed bytes: one row per operation would cost more than the rest of the step. Memory: a reading
-task holds ``WAITING_BYTES`` of operations and as much of copied range deletes; a rewriting task one bucket's file and
-the step's operations on it.
+A key's bucket is ``crc32(key) mod buckets``, so any reader can find its file. A range delete goes to all buckets. The
+tasks that read the log pack operations by bucket, so Spark shuffles few rows. Memory: a reading task holds
+``WAITING_BYTES`` of operations and as much of copied range deletes; a rewriting task one bucket's file and the step's
+operations on it.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from holdfast.spark.runtime.table_files import (
     tables_of,
     write_table,
 )
-from holdfast.spark.tables.state import Coverage, Place, ranges_of
+from holdfast.spark.tables.state import Coverage, OrderKey, ranges_of
 
 Numbers: TypeAlias = npt.NDArray[np.int64]
 Flags: TypeAlias = npt.NDArray[np.bool_]
@@ -83,7 +82,7 @@ def bucket_count(log_bytes: int) -> int:
 def in_buckets(buckets: int, reduce: Reduce, operations: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The operations of one task, reduced and packed: points in their bucket, each range delete in all of them.
 
-    Shape: ``operations`` have at least version, position, kind and key, and come in log order. A row of the answer
+    Shape: ``operations`` have at least version, position, kind and key, and come in log order. A row of the result
     (``PACKED_TYPE``) holds operations of one bucket in log order, and gives the position of the first.
     """
     for table in tables_of(operations, WAITING_BYTES):
@@ -108,19 +107,12 @@ def _packed_part(buckets: int, operations: pa.Table, is_range: npt.NDArray[np.bo
     placed = np.concatenate((own[points], np.repeat(np.arange(buckets, dtype=np.uint32), len(ranges))))
     order = np.lexsort((rows, placed))
     sorted_rows = operations.combine_chunks().take(pa.array(rows[order]))
-    for bucket, first, past in _runs(placed[order]):
+    sorted_buckets = placed[order]
+    for first, past in pairwise([0, *(np.flatnonzero(np.diff(sorted_buckets)) + 1).tolist(), len(sorted_buckets)]):
         part = sorted_rows.slice(first, past - first)
         step = max(1, part.num_rows * PIECE_BYTES // max(1, part.nbytes))
         for begin in range(0, part.num_rows, step):
-            yield _piece(bucket, part.slice(begin, step))
-
-
-def _runs(placed: npt.NDArray[np.uint32]) -> Iterator[tuple[int, int, int]]:
-    """Each bucket of the sorted ``placed`` with its first place and the one past its last."""
-    edges = [0, *(np.flatnonzero(np.diff(placed)) + 1).tolist(), len(placed)]
-    for first, past in pairwise(edges):
-        if first < past:
-            yield int(placed[first]), first, past
+            yield _piece(int(sorted_buckets[first]), part.slice(begin, step))
 
 
 def _piece(bucket: int, operations: pa.Table) -> pa.RecordBatch:
@@ -146,7 +138,7 @@ def rewrite_buckets(
 ) -> list[NewFile]:
     """Rewrite every bucket that the ``packed`` operations (made by ``in_buckets``) touch. Runs the tasks.
 
-    ``live`` are the files that a bucket's rewriting replaces, ``statistics`` the columns to give bounds of. The answer
+    ``live`` are the files that a bucket's rewriting replaces, ``statistics`` the columns to give bounds of. The result
     names every touched bucket, also those that became empty. Raises: what tasks raise, as Spark's error.
     """
     paths: dict[int, list[str]] = {}
@@ -171,7 +163,7 @@ def rewrite_buckets(
 def each_bucket(
     rewrite: Callable[[int, pa.Table], pa.RecordBatch], batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """The packed operations of one task, sorted by bucket and place in the log, one bucket after the other."""
+    """The packed operations of one task, sorted by bucket and position in the log, one bucket after the other."""
     pieces = (
         (bucket, data)
         for batch in batches
@@ -231,11 +223,11 @@ def newest_points(operations: pa.Table) -> pa.Table:
     is_range = pc.call_function("equal", [operations["kind"], "range_delete"]).to_numpy()
     keys = operations["key"].combine_chunks().dictionary_encode()
     codes = keys.indices.to_numpy()
-    places = np.arange(len(codes))
+    indexes = np.arange(len(codes))
     points = ~is_range
     newest = np.full(len(keys.dictionary), -1)
-    newest[codes[points]] = places[points]  # of several places for one key the last is kept, which is the newest
-    wanted = is_range | (newest[codes] == places)
+    newest[codes[points]] = indexes[points]  # the last of several is kept: the newest
+    wanted = is_range | (newest[codes] == indexes)
     return operations if wanted.all() else operations.filter(pa.array(wanted))
 
 
@@ -244,7 +236,7 @@ def merge_latest(current: pa.Table | None, changes: pa.Table) -> Sequence[Bucket
 
     Shape: ``changes`` has version, position, kind, key, end, value, in log order; all of them are newer than every row
     of ``current``. Cost: O(n log n) in native code, and a Python step per row when there are range deletes. Values are
-    copied once: what is kept, and where, is found by keys alone.
+    copied once: keys alone decide which rows are kept.
     """
     is_range = pc.call_function("equal", [changes["kind"], "range_delete"])
     ranges = ranges_of(changes.filter(is_range))
@@ -263,14 +255,14 @@ def merge_latest(current: pa.Table | None, changes: pa.Table) -> Sequence[Bucket
     keys = keys.take(order)
     newest = np.ones(len(keys), dtype=np.bool_)
     newest[:-1] = pc.call_function("not_equal", [keys[1:], keys[:-1]]).to_numpy(zero_copy_only=False)
-    places = order.to_numpy()
-    kept = np.flatnonzero(newest & lives[places])
+    indexes = order.to_numpy()
+    kept = np.flatnonzero(newest & lives[indexes])
     if ranges:
         coverage = Coverage.of(ranges)
-        operations = map(Place, _numbers(held["version"])[places[kept]].tolist(), position[places[kept]].tolist())
+        operations = map(OrderKey, _numbers(held["version"])[indexes[kept]].tolist(), position[indexes[kept]].tolist())
         names = keys.take(pa.array(kept)).to_pylist()
         kept = kept[[not coverage.deletes(key, at) for key, at in zip(names, operations, strict=True)]]
-    return [BucketPart(held.take(pa.array(places[kept])).cast(LATEST_ROWS), {})]
+    return [BucketPart(held.take(pa.array(indexes[kept])).cast(LATEST_ROWS), {})]
 
 
 def _numbers(column: pa.ChunkedArray) -> Numbers:
@@ -328,8 +320,8 @@ def merge_history(current: pa.Table | None, changes: pa.Table) -> Sequence[Bucke
     order = np.lexsort((position, version, key))
     key, version, source = key[order], version[order], source[order]
     # Of one key's events at one version the last is what the transaction left behind.
-    settled: Flags = np.append((key[1:] != key[:-1]) | (version[1:] != version[:-1]), np.True_)[: len(key)]
-    key, version, source = key[settled], version[settled], source[settled]
+    is_last: Flags = np.append((key[1:] != key[:-1]) | (version[1:] != version[:-1]), np.True_)[: len(key)]
+    key, version, source = key[is_last], version[is_last], source[is_last]
     lives = np.concatenate((rows["lives"].to_numpy(), np.zeros(ranges.num_rows, dtype=np.bool_)))
     times = pa.chunked_array([*rows["timestamp"].chunks, *ranges["timestamp"].cast(TIMESTAMP).chunks], TIMESTAMP)
     followed: Flags = np.append(key[1:] == key[:-1], np.False_)[: len(key)]

@@ -2,9 +2,7 @@
 
 Columns: ``version`` and ``position`` give the total order; ``kind`` is write, delete or range_delete; ``key`` (a range
 delete's begin), ``end`` and ``value`` are raw bytes; ``request_id`` as sent; ``timestamp`` and ``day`` (UTC) of the
-batch. Rows of one file are in log order, and the Delta log has each file's bounds of ``version``.
-
-Memory of a task: one file of rows.
+batch. Rows of a file are in log order; the Delta log has its bounds of ``version``. Memory of a task: one file of rows.
 """
 
 from __future__ import annotations

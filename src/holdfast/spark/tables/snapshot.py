@@ -1,12 +1,9 @@
 """``snapshot``: the whole state of a log at one version, sorted by key, as a Delta table.
 
 Columns: ``key`` and ``value`` raw bytes, ``version`` that wrote the value. Files hold ranges of keys that do not
-overlap, sorted within: a reader can load a snapshot in key order and follow the log after the table's offset. Older
-snapshots stay readable as older versions of the table until it is vacuumed.
-
-The first snapshot reads the log from its beginning. Each later one reads the last snapshot and the log since, so what
-a snapshot covers may leave the log. A snapshot is one commit. Cost: the log since the last snapshot is read three
-times (its range deletes once; the rest twice, because Spark samples the keys before it sorts).
+overlap, sorted within. Older snapshots stay readable as older versions of the table until it is vacuumed. The first
+snapshot reads the log from its beginning; each later one reads the last snapshot and the log since. Cost: the log since
+the last snapshot is read three times (its range deletes once; the rest twice, because Spark samples the keys).
 """
 
 from __future__ import annotations

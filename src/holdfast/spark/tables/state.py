@@ -22,19 +22,19 @@ from pyspark.sql import functions as F  # noqa: N812  the name that every Spark 
 from holdfast.errors import Code, InvalidRequest, LimitExceeded
 
 
-class Place(NamedTuple):
-    """The position of an operation in the total order of the log."""
+class OrderKey(NamedTuple):
+    """The sort key of an operation in the total order of the log."""
 
     version: int
     position: int
 
 
 class RangeDeleted(NamedTuple):
-    """One range delete: ``[begin, end)``, to the last key when ``end`` is None, as of ``place``."""
+    """One range delete: ``[begin, end)``, to the last key when ``end`` is None, as of ``at``."""
 
     begin: bytes
     end: bytes | None
-    place: Place
+    at: OrderKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,48 +45,48 @@ class Coverage:
     """
 
     starts: tuple[bytes, ...]
-    newest: tuple[Place | None, ...]
+    newest: tuple[OrderKey | None, ...]
 
     @classmethod
     def of(cls, ranges: Iterable[RangeDeleted]) -> Coverage:
         """The step function of these ranges. Cost: O(n log n).
 
-        >>> Coverage.of([RangeDeleted(b"a", b"c", Place(5, 0))]).deletes(b"b", Place(4, 9))
+        >>> Coverage.of([RangeDeleted(b"a", b"c", OrderKey(5, 0))]).deletes(b"b", OrderKey(4, 9))
         True
         """
         real = (each for each in ranges if each.end is None or each.begin < each.end)
-        by_begin = sorted(real, key=lambda each: (each.begin, each.place))
+        by_begin = sorted(real, key=lambda each: (each.begin, each.at))
         edges = sorted({each.begin for each in by_begin} | {each.end for each in by_begin if each.end is not None})
         starts: list[bytes] = []
-        newest: list[Place | None] = []
+        newest: list[OrderKey | None] = []
         # A heap by newest first; the running number keeps the comparison away from the ranges themselves.
         active: list[tuple[int, int, int, RangeDeleted]] = []
         entered = 0
         for edge in edges:
             while entered < len(by_begin) and by_begin[entered].begin <= edge:
                 each = by_begin[entered]
-                heapq.heappush(active, (-each.place.version, -each.place.position, entered, each))
+                heapq.heappush(active, (-each.at.version, -each.at.position, entered, each))
                 entered += 1
             while active and (end := active[0][3].end) is not None and end <= edge:
                 heapq.heappop(active)
-            top = active[0][3].place if active else None
+            top = active[0][3].at if active else None
             if not newest or newest[-1] != top:
                 starts.append(edge)
                 newest.append(top)
         return cls(tuple(starts), tuple(newest))
 
-    def deletes(self, key: bytes, place: Place) -> bool:
-        """Whether a range delete newer than ``place`` covers ``key``."""
-        at = bisect_right(self.starts, key) - 1
-        covering = self.newest[at] if at >= 0 else None
-        return covering is not None and covering > place
+    def deletes(self, key: bytes, position: OrderKey) -> bool:
+        """Whether a range delete newer than ``position`` covers ``key``."""
+        index = bisect_right(self.starts, key) - 1
+        covering = self.newest[index] if index >= 0 else None
+        return covering is not None and covering > position
 
 
 RANGES_MAX: Final = 1_000_000
 
 
 def last_version(spark: SparkSession, url: str) -> int:
-    """The version up to which the log at ``url`` is settled and durable now. Cost: a listing and a few headers."""
+    """The version up to which the log at ``url`` is decided and durable now. Cost: a listing and a few headers."""
     headers = spark.read.format("holdfast").option("url", url).option("shape", "batches")
     newest = headers.option("startingVersion", "latest").option("columns", "last_version").load()
     row = newest.agg(F.max("last_version")).first()
@@ -105,14 +105,14 @@ def materialise_latest(spark: SparkSession, url: str, as_of_version: int | None 
     Raises: InvalidRequest for a version that the log has not reached, LimitExceeded for more than ``RANGES_MAX``
     distinct range deletes; what reading raises arrives as Spark's error with our text.
     """
-    settled = last_version(spark, url)
-    version = settled if as_of_version is None else as_of_version
-    if not 0 <= version <= settled:
+    newest = last_version(spark, url)
+    version = newest if as_of_version is None else as_of_version
+    if not 0 <= version <= newest:
         raise InvalidRequest(
             "the log has not reached this version",
             code=Code.FUTURE_VERSION,
             as_of_version=version,
-            last_version=settled,
+            last_version=newest,
         )
     ranges = _log(spark, url, version).option("kinds", "range_delete").option("columns", "key,end,version,position")
     points = _log(spark, url, version).option("kinds", "write,delete")
@@ -125,9 +125,9 @@ def newest_values(changes: DataFrame, coverage: Coverage) -> DataFrame:
 
     Shape: ``changes`` has key, version, position, kind (write or delete) and value, in no order.
     """
-    place = F.struct("version", "position")
+    position = F.struct("version", "position")
     newest = changes.groupBy("key").agg(
-        F.max_by(F.struct("version", "position", "kind", "value"), place).alias("newest")
+        F.max_by(F.struct("version", "position", "kind", "value"), position).alias("newest")
     )
     written = newest.where(F.col("newest.kind") == "write").select(
         "key", F.col("newest.value").alias("value"), F.col("newest.version").alias("version"), "newest.position"
@@ -148,8 +148,8 @@ def range_coverage(deletes: DataFrame) -> Coverage:
 
     Raises: LimitExceeded for more than ``RANGES_MAX`` distinct ranges. Memory: those.
     """
-    newest = deletes.groupBy("key", "end").agg(F.max(F.struct("version", "position")).alias("place"))
-    flat = newest.select("key", "end", "place.version", "place.position").limit(RANGES_MAX + 1).toArrow()
+    newest = deletes.groupBy("key", "end").agg(F.max(F.struct("version", "position")).alias("at"))
+    flat = newest.select("key", "end", "at.version", "at.position").limit(RANGES_MAX + 1).toArrow()
     if flat.num_rows > RANGES_MAX:
         raise LimitExceeded("log has more distinct range deletes than fit on the driver", ranges_max=RANGES_MAX)
     return Coverage.of(ranges_of(flat))
@@ -158,11 +158,11 @@ def range_coverage(deletes: DataFrame) -> Coverage:
 def ranges_of(deletes: pa.Table) -> list[RangeDeleted]:
     """The range deletes among operations."""
     columns = (deletes[name].to_pylist() for name in ("key", "end", "version", "position"))
-    return [RangeDeleted(key, end, Place(version, at)) for key, end, version, at in zip(*columns, strict=True)]
+    return [RangeDeleted(key, end, OrderKey(version, at)) for key, end, version, at in zip(*columns, strict=True)]
 
 
 def _uncovered(coverage: Coverage, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for batch in batches:
-        places = map(Place, batch["version"].to_pylist(), batch["position"].to_pylist())
-        kept = [not coverage.deletes(key, place) for key, place in zip(batch["key"].to_pylist(), places, strict=True)]
+        positions = map(OrderKey, batch["version"].to_pylist(), batch["position"].to_pylist())
+        kept = [not coverage.deletes(key, at) for key, at in zip(batch["key"].to_pylist(), positions, strict=True)]
         yield batch.filter(pa.array(kept, pa.bool_()))
