@@ -2,7 +2,7 @@
 
     python benchmarks/commit_on_s3.py [--seconds 5] [--json FILE]
 
-The server is one Ceph RADOS Gateway (``holdfast.testing.rgw``), objects in memory. Its latency is then made log-normal
+The server is one Ceph RADOS Gateway (``tests.rgw``), objects in memory. Its latency is then made log-normal
 with a median of 40 ms and a p99 of 126 ms by a proxy in its own process (``holdfast.testing.fault_proxy``), which also
 shares the cores. Load: wrk, one thread, one check and one put of 100 bytes, keys never the same twice.
 
@@ -16,16 +16,19 @@ import argparse
 import json
 import os
 import resource
+import sys
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 from _generators import holdfast_json
 from _processes import Busy, Served, holdfast, machine, processor_seconds
+from tests.rgw import Gateway
 
 from holdfast.testing.fault_proxy import Latency
 from holdfast.testing.fault_proxy_process import FaultProxyProcess
-from holdfast.testing.rgw import Gateway
 
 LATENCY = Latency(median_ms=40.0, p99_ms=126.0)
 WARM_SECONDS = 2.0

@@ -22,8 +22,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-
-from holdfast.testing.rgw import free_port
+from tests.rgw import free_port
 
 __all__ = ["Azurite", "azure_url", "azurite", "azurite_program"]
 

@@ -11,8 +11,7 @@ import itertools
 import os
 
 import pytest
-
-from holdfast.testing.rgw import PACKAGES, Gateway, missing_programs
+from tests.rgw import PACKAGES, Gateway, missing_programs
 
 _shared: dict[str, Gateway] = {}
 _bucket_numbers = itertools.count(1)

@@ -19,6 +19,7 @@ from tests.crash.wire import (
     events,
 )
 from tests.crash.workload import Chooser, Model, opening
+from tests.histories import CommitCall, StatusCall, VersionCall
 
 from holdfast.commit.format.transaction import (
     Committed,
@@ -28,7 +29,6 @@ from holdfast.commit.format.transaction import (
     Transaction,
     Write,
 )
-from holdfast.testing.histories import CommitCall, StatusCall, VersionCall
 
 PAUSE_SECONDS = 0.02
 ASK_STATUS = 0.7

@@ -24,14 +24,14 @@ from tests.crash.clients import Clients
 from tests.crash.server_process import ServerProcess
 from tests.crash.wire import Address, StreamedTransaction, events
 from tests.crash.workload import broken_invariants
+from tests.histories import History, Law, LogEntry, Violation, check_history
+from tests.rgw import free_port
 
 from holdfast.commit.format.batch import PREFIX, slot_of
 from holdfast.commit.format.chain import ChainWalker
 from holdfast.commit.format.transaction import Committed, Rejected
 from holdfast.commit.reading.reader import LoggedBatch, follow
 from holdfast.objects.open import open_store
-from holdfast.testing.histories import History, Law, LogEntry, Violation, check_history
-from holdfast.testing.rgw import free_port
 from holdfast.values import Slot
 
 LOAD_ACKNOWLEDGED = (150, 1200)

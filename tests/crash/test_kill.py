@@ -12,11 +12,11 @@ from urllib.parse import urlsplit
 import pytest
 from tests.azure_lane import Azurite
 from tests.crash.rounds import Rounds, Setting
+from tests.rgw import Gateway
 from tests.s3_lane import require_gateway
 
 from holdfast.testing.fault_proxy import Fault, Rule
 from holdfast.testing.fault_proxy_process import FaultProxyProcess
-from holdfast.testing.rgw import Gateway
 
 PROVE = os.environ.get("HOLDFAST_PROVE") == "1"
 SMALL = os.environ.get("HOLDFAST_SMALL") == "1"

@@ -20,8 +20,7 @@ from typing import Any
 import pytest
 from tests.crash.server_process import ServerProcess
 from tests.matrix import matrix
-
-from holdfast.testing.rgw import free_port
+from tests.rgw import free_port
 
 PROVE = os.environ.get("HOLDFAST_PROVE") == "1"
 ROUNDS = 20 if PROVE else 2 if os.environ.get("HOLDFAST_SMALL") == "1" else 3

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 from tests.crash.server_process import ServerProcess
+from tests.rgw import free_port
 
 from holdfast.client.stores import Message, StoreClient
-from holdfast.testing.rgw import free_port
 
 PROVE = os.environ.get("HOLDFAST_PROVE") == "1"
 KILLS = 200 if PROVE else 4 if os.environ.get("HOLDFAST_SMALL") == "1" else 8

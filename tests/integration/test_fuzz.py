@@ -18,8 +18,7 @@ import schemathesis
 from hypothesis import HealthCheck, given, settings
 from tests.crash.server_process import ServerProcess
 from tests.integration.fuzz_checks import check_error_body
-
-from holdfast.testing.rgw import free_port
+from tests.rgw import free_port
 
 PROVE = os.environ.get("HOLDFAST_PROVE") == "1"
 FUZZ_SECONDS = 600 if PROVE else 15 if os.environ.get("HOLDFAST_SMALL") == "1" else 45

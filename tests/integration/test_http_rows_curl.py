@@ -26,8 +26,7 @@ import msgpack
 import pytest
 from tests.crash.server_process import ServerProcess, directory_workers
 from tests.integration.curl import Answered, curl, curl_until
-
-from holdfast.testing.rgw import free_port
+from tests.rgw import free_port
 
 NUMBERS = itertools.count(1)
 UNKNOWN_VERSION = 2**53 - 1

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 from tests.crash.server_process import ServerProcess, children
 from tests.integration.test_view_process import is_running
+from tests.rgw import free_port
 
 from holdfast import Client, Code, InvalidRequest, Write
 from holdfast.client import Checkpoint, ClientOptions, Subscription
-from holdfast.testing.rgw import free_port
 from holdfast.view import View
 
 HOLDFAST = (sys.executable, "-m", "holdfast.cli.main")

@@ -11,12 +11,12 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.rgw import PACKAGES, Gateway
 from tests.s3_lane import require_gateway
 
 from holdfast.errors import InvalidRequest, Unavailable
 from holdfast.objects.open import open_store
 from holdfast.objects.port import Created, Refused
-from holdfast.testing.rgw import PACKAGES, Gateway
 
 
 def running(pid: int) -> bool:
@@ -84,7 +84,7 @@ def test_daemons_inherit_no_descriptors(tmp_path: Path) -> None:
 def test_no_daemon_outlives_a_killed_parent(tmp_path: Path) -> None:
     require_gateway()
     parent = subprocess.Popen(
-        [sys.executable, "-m", "holdfast.testing.rgw", str(tmp_path / "gateway")],
+        [sys.executable, "-m", "tests.rgw", str(tmp_path / "gateway")],
         stdout=subprocess.PIPE,
         env=dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path)),
     )

@@ -6,11 +6,11 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from tests.rgw import Gateway
 from tests.s3_lane import require_gateway
 
 from holdfast.objects.open import open_store
 from holdfast.objects.port import Created
-from holdfast.testing.rgw import Gateway
 
 
 def test_bluestore_keeps_what_it_acknowledged_over_a_kill_of_all_daemons(

@@ -7,12 +7,12 @@ from collections.abc import Awaitable, Callable
 from urllib.parse import urlsplit
 
 import pytest
+from tests.rgw import Gateway
 
 from holdfast.errors import NotFound, Unavailable
 from holdfast.objects.open import open_store
 from holdfast.objects.port import CreateAnswer, Created, ObjectStore, Refused, Unknown
 from holdfast.testing.fault_proxy import Fault, FaultProxy, Latency, Rule
-from holdfast.testing.rgw import Gateway
 
 KEY = "batches/18446744073709551615"
 OURS, THEIRS = b"ours" * 300, b"theirs" * 300

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from tests.crash.server_process import ServerProcess
+from tests.rgw import free_port
 
 from holdfast.aio import StoreClient as AsyncStoreClient
 from holdfast.client.protocol.options import ClientOptions
@@ -34,7 +35,6 @@ from holdfast.errors import (
     NotFound,
     Unavailable,
 )
-from holdfast.testing.rgw import free_port
 
 NAMES = itertools.count(1)
 EXPLICIT = SubscriberOptions(explicit_ack=True)

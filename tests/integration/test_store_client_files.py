@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 from tests.crash.server_process import ServerProcess
+from tests.rgw import free_port
 
 from holdfast.client.stores import StoreClient
-from holdfast.testing.rgw import free_port
 
 FILES = 1_100
 """More than ``select`` can name."""

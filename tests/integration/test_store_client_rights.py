@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 from tests.crash.server_process import ServerProcess
+from tests.rgw import free_port
 
 from holdfast.aio import StoreClient as AsyncStoreClient
 from holdfast.client.stores import StoreClient
 from holdfast.errors import Code, PermissionDenied
-from holdfast.testing.rgw import free_port
 
 ADMIN, SENDER, READER = "admin-token-0123456789", "sender-token-0123456789", "reader-token-0123456789"
 SECONDS_MAX = 60.0

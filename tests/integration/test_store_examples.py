@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from examples.stores import import_lines, mail_workers
 from tests.crash.server_process import ServerProcess
+from tests.rgw import free_port
 
 from holdfast import Client, StoreClient, Write
-from holdfast.testing.rgw import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from tests.crash.server_process import ServerProcess
 from tests.matrix import matrix
+from tests.rgw import free_port
 
 from holdfast.cli.main import main
 from holdfast.cli.output import Exit
@@ -21,7 +22,6 @@ from holdfast.cli.service import TELL_AFTER_SECONDS
 from holdfast.client.stores import StoreClient
 from holdfast.errors import InvalidRequest
 from holdfast.stores.storage.storage import MANIFEST_NAME, Storage
-from holdfast.testing.rgw import free_port
 
 
 @pytest.fixture(scope="module")

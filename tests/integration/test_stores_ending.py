@@ -19,12 +19,12 @@ import pytest
 from tests.crash.server_process import ServerProcess
 from tests.integration.http_harness import run, until
 from tests.integration.stores_harness import stores_serving
+from tests.rgw import free_port
 
 from holdfast.aio import StoreClient as AsyncStoreClient
 from holdfast.client.stores import Message, StoreClient
 from holdfast.client.transport.aio import ClosingConnections, Connection
 from holdfast.errors import Code, HoldfastError, InvalidRequest
-from holdfast.testing.rgw import free_port
 
 PAGE_BYTES = 1 << 20
 SHARED = {"type": "shared"}

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 from tests.crash.server_process import ServerEnded, ServerProcess
-
-from holdfast.testing.rgw import free_port
+from tests.rgw import free_port
 
 SMALL_PAGES = {"HOLDFAST_STORES__PAGE_SIZE_BYTES": "1 MiB", "HOLDFAST_VIEW__ENABLED": "false"}
 

@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 from tests.crash.server_process import ServerProcess
 from tests.integration.curl import CURL, curl
+from tests.rgw import free_port
 
 from holdfast.client.stores import StoreClient, SubscriberOptions
-from holdfast.testing.rgw import free_port
 
 NUMBERS = itertools.count(1)
 STORE = {

@@ -18,10 +18,10 @@ import msgspec
 import pytest
 from tests.crash.server_process import ServerProcess
 from tests.matrix import matrix
+from tests.rgw import free_port
 
 from holdfast.cli.main import main
 from holdfast.cli.output import Exit
-from holdfast.testing.rgw import free_port
 
 JSON, MSGPACK = "application/json", "application/msgpack"
 SOCKET = "holdfast.stores.v1"

@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 from tests.matrix import matrix
-
-from holdfast.testing.rgw import free_port
+from tests.rgw import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ("commit-log.md", "stores.md")

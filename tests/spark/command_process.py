@@ -9,7 +9,7 @@ import sys
 from types import TracebackType
 from typing import Self
 
-from holdfast.testing.rgw import ACCESS_KEY, REGION, SECRET_KEY
+from tests.rgw import ACCESS_KEY, REGION, SECRET_KEY
 
 STOP_SECONDS_MAX = 60
 LOOP = """

@@ -486,7 +486,7 @@ def _progress(root: Path) -> list[int]:
 def test_a_load_and_an_ingest_on_a_real_s3_server_make_a_log_that_the_audit_finds_whole(
     s3_bucket: str, gateway: object, tmp_path: Path
 ) -> None:
-    from holdfast.testing.rgw import Gateway
+    from tests.rgw import Gateway
 
     assert isinstance(gateway, Gateway)
     source = tmp_path / "requests"

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.rgw import Gateway
 from tests.s3_lane import gateway, s3_bucket
 from tests.spark.log_builder import LogBuilder, random_log, read_plainly
 
@@ -20,7 +21,6 @@ from holdfast.objects.port import Created
 from holdfast.spark.options import LOG_OPTIONS, Mode, parse_read_options
 from holdfast.spark.source.reader import HoldfastBatchReader
 from holdfast.spark.source.stream import HoldfastStreamReader
-from holdfast.testing.rgw import Gateway
 
 __all__ = ["gateway", "s3_bucket"]
 

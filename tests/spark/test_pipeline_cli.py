@@ -14,6 +14,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
+from tests.rgw import Gateway
 from tests.s3_lane import gateway, s3_bucket, s3_url
 from tests.spark.command_process import CommandProcess
 from tests.spark.log_builder import LogBuilder, random_log, read_plainly
@@ -26,7 +27,6 @@ from holdfast.objects.open import open_store
 from holdfast.objects.port import Created
 from holdfast.segments.table_location import table_location
 from holdfast.spark.pipeline import Changes, History, Latest
-from holdfast.testing.rgw import Gateway
 
 __all__ = ["gateway", "s3_bucket", "s3_url"]
 

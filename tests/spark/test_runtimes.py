@@ -22,6 +22,7 @@ from typing import Any
 import pyspark
 import pytest
 from pyspark.sql import SparkSession
+from tests.rgw import Gateway
 from tests.s3_lane import gateway, s3_bucket
 from tests.spark import runtime_script
 from tests.spark.log_builder import LogBuilder, latest_plainly, random_log, read_plainly
@@ -35,7 +36,6 @@ from holdfast.objects.port import ObjectStore
 from holdfast.spark import find_java
 from holdfast.spark.pipeline import Latest
 from holdfast.spark.runtime.store_thread import StoreThread
-from holdfast.testing.rgw import Gateway
 
 __all__ = ["gateway", "s3_bucket"]
 

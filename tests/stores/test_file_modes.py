@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 from tests.crash.server_process import ServerProcess
+from tests.rgw import free_port
 
 from holdfast import Client, StoreClient
 from holdfast.objects.open import open_store
 from holdfast.stores.service import StoreService
 from holdfast.stores.values.commands import Define, Publish
 from holdfast.stores.values.messages import Message
-from holdfast.testing.rgw import free_port
 from holdfast.view.sqlite import open_for_writer
 
 

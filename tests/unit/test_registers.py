@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-
-from holdfast.testing.registers import RegisterCall, register_is_linearizable
+from tests.registers import RegisterCall, register_is_linearizable
 
 
 def read(begin: int, end: int, value: int | None) -> RegisterCall:

@@ -386,8 +386,8 @@ rgw_frontends = beast endpoint=127.0.0.1:{self.port} tcp_nodelay=1
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a gateway in the foreground until a signal: ``python -m holdfast.testing.rgw DIR --port P``."""
-    parser = argparse.ArgumentParser(prog="python -m holdfast.testing.rgw", description=(__doc__ or "").splitlines()[0])
+    """Run a gateway in the foreground until a signal: ``python -m tests.rgw DIR --port P``."""
+    parser = argparse.ArgumentParser(prog="python -m tests.rgw", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("directory", type=Path, help="absent or empty; everything lives below it")
     parser.add_argument("--port", type=int, default=None, help="of the S3 API on 127.0.0.1 (default: a free one)")
     parser.add_argument("--backing", choices=get_args(Backing), default="memstore")

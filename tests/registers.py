@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from holdfast.testing.histories import Moment
+from tests.histories import Moment
 
 __all__ = ["RegisterCall", "register_is_linearizable"]
 

@@ -5,6 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from tests.histories import (
+    CommitCall,
+    History,
+    Law,
+    LogEntry,
+    StatusCall,
+    VersionCall,
+    check_history,
+)
 
 from holdfast.commit.format.transaction import (
     Committed,
@@ -18,15 +27,6 @@ from holdfast.commit.format.transaction import (
     Rejected,
     Transaction,
     Write,
-)
-from holdfast.testing.histories import (
-    CommitCall,
-    History,
-    Law,
-    LogEntry,
-    StatusCall,
-    VersionCall,
-    check_history,
 )
 
 
