@@ -220,7 +220,7 @@ def test_an_index_of_format_1_is_refused_with_a_hint_and_nothing_is_lost(
     before = everything(broken)
     with pytest.raises(CorruptData, match="format 1") as raised:
         use(str(broken))
-    assert "version 0.1 before this change" in raised.value.hint and "index.sqlite*" in raised.value.hint
+    assert "a version from before November 2026" in raised.value.hint and "index.sqlite*" in raised.value.hint
     assert everything(broken) == before
     # The second way of the hint: the log of these stores begins with frame 1.
     for path in broken.glob("index.sqlite*"):

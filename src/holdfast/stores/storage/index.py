@@ -126,7 +126,7 @@ def format_1(path: str) -> CorruptData:
         "the index of the stores has format 1, which this version does not read",
         path=path,
         format=WITHOUT_CHECKSUMS,
-        hint="nothing is damaged: open the stores once with version 0.1 before this change, which upgrades the "
+        hint="nothing is damaged: open the stores once with a version from before November 2026, which upgrades the "
         "index; or, when the log still begins with frame 1, move index.sqlite* away, and the log alone is read",
     )
 
