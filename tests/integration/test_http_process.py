@@ -230,7 +230,7 @@ def test_a_log_that_may_not_be_written_exits_2_at_once_and_is_named(start: Any, 
     (log / "batches").mkdir(parents=True)
     (log / closed).chmod(0o555)
     code, errors = start("--init", log=log, without_override=True).end()
-    assert code == 2 and f"path={log / closed}" in errors and "not the right" in errors
+    assert code == 2 and f"path={log / closed}" in errors and "this user may not read, write and enter" in errors
 
 
 def test_a_directory_that_may_not_be_made_exits_2_at_once(start: Any, tmp_path: Path) -> None:

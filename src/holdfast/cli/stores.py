@@ -312,7 +312,7 @@ def split_optional(place: str, *, template: bool = False) -> tuple[str, str]:
     store, slash, name = place.partition("/")
     if not store or "/" in name or (slash and not name):
         raise InvalidRequest(
-            f"{place!r} is no place: name a store as STORE, or STORE/{'TEMPLATE' if template else 'DURABLE'}",
+            f"{place!r} is not a valid place: write STORE or STORE/{'TEMPLATE' if template else 'DURABLE'}",
             hint="a name has letters, digits and . _ - : @ ~, and no slash",
         )
     if template and not name:

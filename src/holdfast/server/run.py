@@ -604,9 +604,9 @@ def require_writable_place(log_url: str) -> None:
     for needed in (existing, root / "batches"):
         if needed.is_dir() and not os.access(needed, os.R_OK | os.W_OK | os.X_OK):
             raise InvalidRequest(
-                "the log cannot be written: this user has not the right to",
+                "the log cannot be written: this user may not read, write and enter the directory",
                 code=Code.BAD_CONFIGURATION,
-                hint="give the directory to the user of the service, or start the service as its owner",
+                hint="give the directory to the user of the service, or start the service as the directory's owner",
                 path=str(needed),
                 user_id=os.geteuid(),
             )

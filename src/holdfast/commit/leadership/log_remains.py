@@ -69,8 +69,8 @@ def require_bound(directory: str, log_id: str) -> None:
         raise InvalidRequest(
             "the stores belong to another log",
             code=Code.LOG_MISMATCH,
-            hint="the log was replaced: give stores.directory another place, or start once with --init --force-new, "
-            "which keeps these stores for the log that is there now",
+            hint="the log was replaced: set stores.directory to another directory, or start once with --init "
+            "--force-new: then these stores are kept and belong to the present log",
             directory=directory,
             stores_log_id=bound,
             log_id=log_id,
@@ -103,6 +103,6 @@ def refuse_remains(remains: list[str]) -> None:
         raise InvalidRequest(
             f"a new log cannot begin here, because another log left something: {'; '.join(remains)}",
             code=Code.LOG_MISMATCH,
-            hint="if that log should be here, find out where its batches/ went; else remove what is left, or give "
-            "--force-new: then the stores are kept and belong to the new log",
+            hint="if that log should be here, find out where its objects under batches/ went; otherwise remove "
+            "what is left of it, or give --force-new: then the stores are kept and belong to the new log",
         )

@@ -805,7 +805,7 @@ def _alive(trouble: str, newest: Header) -> Closed:
         code=Code.LEADER_ALIVE,
         leader_id=newest.leader_id.hex(),
         leader_address=newest.address,
-        hint="stop it, or start with --take-over, or wait for it with --standby",
+        hint="stop that leader, or start with --take-over to replace it, or with --standby to wait for its end",
     )
 
 

@@ -745,7 +745,7 @@ class Consumer(WithBlock):
             self._closed = Closed(
                 "a sync failed: this consumer is finished",
                 code=Code.SYNC_FAILED,
-                hint="open it again; it stands where the cursor says",
+                hint="open the consumer again; it continues from the position in its cursor file",
                 name=self.name,
                 cause=error,
             )

@@ -384,9 +384,9 @@ class Durability:
         """Raise ``Closed`` (sync_failed) if a sync has failed."""
         if self.failure is not None:
             raise Closed(
-                "a sync failed: nothing more is accepted",
+                "a sync failed: the queue accepts no more messages",
                 code=Code.SYNC_FAILED,
-                hint="open the queue again; it finds what is on disk",
+                hint="open the queue again; it then has the messages that are on the disk",
                 durable_seq=self.next_seq - 1,
                 cause=self.failure,
             ) from self.failure

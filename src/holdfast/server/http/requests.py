@@ -86,8 +86,8 @@ def problem_with(
         repeated = repeated_bytes(txn)
         if repeated > REPEATED_BYTES_MAX:
             return LimitExceeded(
-                "the request id is written with every operation and precondition, and is too long for so many",
-                hint="commit in parts, or under a shorter request id",
+                "the request id is too long: it is stored once for each operation and each precondition",
+                hint="commit in parts, or use a shorter request id",
                 bytes=repeated,
                 bytes_max=REPEATED_BYTES_MAX,
             )

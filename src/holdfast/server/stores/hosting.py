@@ -88,7 +88,7 @@ class StoreHost:
                 "the stores are not open yet",
                 code=Code.OVERLOADED,
                 retry_after_ms=OVERLOADED_RETRY_AFTER_MS,
-                hint="another process may have them open: they are served here when it lets them go",
+                hint="another process may have them open: this service opens them when that process closes them",
             )
         if opened is None:
             raise not_leading(self.gateway.leader)

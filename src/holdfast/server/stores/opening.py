@@ -167,8 +167,8 @@ async def _put_in_force(service: StoreService, wanted: ClusterDefinition, author
         raise InvalidRequest(
             f"the definitions file is not applied: {error.message}",
             code=Code.DELETES_MESSAGES,
-            hint="put the present limits and times into the file; or start without stores.definitions and allow the "
-            "change with holdfast stores edit PLACE PARAMETER=VALUE --delete",
+            hint="write the limits and times that are in force now into the file; or start without stores.definitions, "
+            "then make the change with holdfast stores edit PLACE PARAMETER=VALUE --delete",
             facts=error.fields,
         ) from error
     for change in changes[:DIFFERENCES_LOGGED_MAX]:

@@ -312,9 +312,9 @@ def acknowledge_of(store: str, durable: str, request: AckRequest) -> Acknowledge
     numbers = sum(last - first + 1 for first, last in request.ranges)
     if numbers > RANGED_NUMBERS_MAX:
         raise LimitExceeded(
-            "the ranges are of too many numbers",
+            "the ranges contain too many numbers",
             code=Code.TOO_LARGE,
-            hint="acknowledge what was delivered, in several requests where it is so many",
+            hint="acknowledge only delivered messages; send several requests if there are too many for one",
             numbers=numbers,
             max=RANGED_NUMBERS_MAX,
         )

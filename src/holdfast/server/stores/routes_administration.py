@@ -621,9 +621,9 @@ def _disk_named() -> Generator[None]:
         yield
     except (sqlite3.Error, OSError) as error:
         raise Unavailable(
-            f"the disk of the stores does not do it: {error}",
+            f"the disk of the stores refused the operation: {error}",
             code=Code.STORE_UNAVAILABLE,
-            hint="see to the disk's room and its rights, then ask again",
+            hint="check the free space and the permissions of the disk, then send the request again",
         ) from error
 
 

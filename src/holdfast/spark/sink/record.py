@@ -282,7 +282,8 @@ def _require_follows(record: Record, wanted: Wanted, options: WriteOptions) -> N
         raise InvalidRequest(
             "this application has written up to other offsets than this stream starts from",
             code=Code.BAD_CONFIGURATION,
-            hint=f"its checkpoint was deleted, or is another query's: restore it or take another application; {hint}",
+            hint="the checkpoint of this stream was deleted, or belongs to another query: restore it, or use another "
+            f"application name; {hint}",
             application=options.application,
             written=record.name,
             offered=wanted.name,

@@ -73,9 +73,9 @@ def check_schema(schema: StructType, transaction_key: str | None) -> None:
 
 def _misfit(reason: str) -> InvalidRequest:
     return InvalidRequest(
-        f"rows are not transactions: {reason}",
+        f"the rows cannot be written as transactions: {reason}",
         code=Code.BAD_CONFIGURATION,
-        hint="the sink takes key, value, kind, end, or operations; use select() to name them so",
+        hint="the sink takes the columns key, value, kind and end, or the column operations; rename with select()",
     )
 
 

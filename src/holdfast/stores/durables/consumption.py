@@ -240,7 +240,7 @@ class Consumption(PendingMessages):
                 store=self.shelf.store,
                 durable=self.name,
                 subscriber=subscriber,
-                hint="attach again; what it held was given to others",
+                hint="attach again; the messages that it held are delivered again, to any subscriber",
             )
         return holder
 

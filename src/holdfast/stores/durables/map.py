@@ -160,7 +160,7 @@ def _not_holder(key: str, fence: int, lock: Lock | None) -> Conflict:
     return Conflict(
         "the lock is not held with this token",
         code=Code.NOT_HOLDER,
-        hint="another may hold it since: take it again, and read again what it protects",
+        hint="another client may hold the lock now: take the lock again, then read again the data that it protects",
         key=key,
         fence=fence,
         held_with=lock.fence if lock is not None else None,

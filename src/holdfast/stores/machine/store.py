@@ -88,7 +88,7 @@ class Publishers:
         last = known.runs[-1][1]
         if first > last + 1:
             raise Conflict(
-                "messages of this publisher are missing before these",
+                "earlier messages of this publisher are missing",
                 code=Code.SEQUENCE_GAP,
                 publisher=publisher,
                 publisher_seq=first,
@@ -162,7 +162,7 @@ class Publishers:
             assert ends == sorted(set(ends)), "a history rises"
 
 
-_HINT = "consume, purge, or raise the limit; a publisher with a retry duration waits for that by itself"
+_HINT = "consume or purge messages, or raise the limit; a publisher with a retry duration waits until there is room"
 
 
 def check_store(definition: StoreDefinition, counts: ReferenceCounts, messages: int, size: int) -> None:

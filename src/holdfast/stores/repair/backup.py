@@ -126,7 +126,7 @@ def check_copy(source: str) -> Manifest:
             "the backup of stores is incomplete",
             path=source,
             missing=MANIFEST_NAME,
-            hint="it looks like stores themselves, which a service can serve as they are" if stores else "",
+            hint="this looks like stores, not like a backup: a service can serve it as it is" if stores else "",
         ) from error
     except msgspec.DecodeError as error:
         raise CorruptData("the manifest of the backup is damaged", path=source) from error

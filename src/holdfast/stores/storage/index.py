@@ -153,7 +153,7 @@ def unreadable(path: str, error: Exception, otherwise: type[Unavailable] = Unava
         return otherwise(
             f"the index of the stores cannot be read: {error}",
             code=Code.DISK_FULL if full else Code.STORE_UNAVAILABLE,
-            hint="nothing is known to be damaged: see to the disk, or to who else has the file open, and start again",
+            hint="nothing is known to be damaged: check the disk and what else has the file open, then start again",
             path=path,
         )
     return CorruptData("the index of the stores cannot be read", path=path, cause=str(error), hint=REPAIR)

@@ -72,11 +72,11 @@ def perhaps_done(failure: BaseException) -> HoldfastError:
     """The reply to a command that was applied when the log failed.
 
     >>> perhaps_done(Unavailable("the disk is full", code=Code.DISK_FULL)).statement()
-    'the stores have failed, and whether this was done is not known cause=the disk is full cause_code=disk_full'
+    'the stores have failed, and it is not known whether this was done cause=the disk is full cause_code=disk_full'
     """
     return OutcomeUnknown(
-        "the stores have failed, and whether this was done is not known",
-        hint="start the service again, and look; what a publisher numbered can be sent again under its numbers",
+        "the stores have failed, and it is not known whether this was done",
+        hint="start the service again and check; a publisher can send numbered messages again with the same numbers",
         facts=_cause(failure),
     )
 

@@ -349,7 +349,7 @@ def require_stores(directory: str) -> None:
         "there are no stores here",
         path=directory,
         missing=f"{LOG_NAME}-*.page and {INDEX_NAME}",
-        hint="name the folder of stores.directory, or of a backup",
+        hint="name the directory in the setting stores.directory, or the directory of a backup",
     )
 
 
