@@ -1,8 +1,8 @@
 """Settings of a service: every key with its default and rule, where each value came from, and why a value is refused.
 
 Read the section structs first: each key is one annotated field, and ``KEYS`` is made from them. A flag wins over the
-environment, the environment over the file, the file over the default. A configuration is used whole or refused whole,
-with every problem in one error, before anything is opened.
+environment, the environment over the file, the file over the default. A configuration with any problem
+is refused before anything is opened, and one error names every problem.
 """
 
 from __future__ import annotations

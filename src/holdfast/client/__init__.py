@@ -1,4 +1,4 @@
-"""The client library: one protocol, two worlds of input and output.
+"""The client library: one protocol, with blocking and with asyncio input and output.
 
 Read in this order:
 
@@ -7,8 +7,8 @@ Read in this order:
    publishers, subscribers and watches.
 2. ``transport`` has connections: ``transport.aio`` on an event loop and ``transport.sync`` with sockets and threads,
    with the same names in both.
-3. ``aio`` are the asyncio clients, which join the two. ``sync`` are the blocking clients; ``scripts/
-   generate_sync_clients.py`` generates them from ``aio``.
+3. ``aio`` has the asyncio clients, which join ``protocol`` and ``transport``. ``sync`` has the blocking clients;
+   ``scripts/generate_sync_clients.py`` generates them from ``aio``.
 
 Every operation is a loop of the same kind::
 
@@ -16,7 +16,7 @@ Every operation is a loop of the same kind::
     while True:
         effect = procedure.send(await carry_out(effect))    # for example Response(now_ms, 200, headers, body)
 
-The public names are below, in ``holdfast.client.stores`` and, for asyncio, in ``holdfast.aio``.
+The public names are in this module, in ``holdfast.client.stores`` and, for asyncio, in ``holdfast.aio``.
 """
 
 from __future__ import annotations

@@ -10,19 +10,19 @@
 Delivery is at least once, in order, from any starting point. Appended messages survive a killed process, flushed
 messages survive lost power. A recovered log is a prefix of what was appended. Damage is reported, never delivered.
 
-Read in this order; each layer imports only the ones above it:
+Read in this order; each layer imports only layers that come before it in this list:
 
 - ``format``: the bytes. ``frame`` (messages), ``page`` (header and index), ``meta`` and ``cursor`` (small files).
-- ``files``: ``FilePort``, the port for every file operation, and ``PageDirectory`` on it. A simulation passes its
-  own port as ``files=``, with ``clock=``, ``entropy=`` and ``background=False``.
+- ``files``: ``FilePort``, the port for every file operation, and ``PageDirectory``, which uses it. A simulation passes
+  its own port as ``files=``, with ``clock=``, ``entropy=`` and ``background=False``.
 - ``log``: ``PageScan`` verifies frames, ``recovery`` decides where a log ends, ``LogReader`` reads along it without
   waiting, ``LogTail`` and ``Writer`` append, ``Space`` removes pages.
-- ``consumers`` and ``work``: positions kept under a name; jobs that are acknowledged, retried and given up.
-- ``queue``: the public class ``Queue``, which joins them. ``file_queue``, ``persist`` and ``stores_log`` build on it,
-  ``aio`` is its asyncio twin.
+- ``consumers``: positions that are stored under a name. ``work``: jobs that are acknowledged, retried and given up.
+- ``queue``: the public class ``Queue``, which joins them. ``file_queue``, ``persist`` and ``stores_log`` build on
+  ``Queue``. ``aio`` has the asyncio versions.
 
-A program without the helper thread calls ``run_background_work()`` from time to time. A program that drives a
-``reader`` itself waits with ``waiter()``.
+With ``background=False`` a queue has no helper thread, and the program calls ``run_background_work()`` from time to
+time. A program that calls ``reader()`` itself waits for new messages with ``waiter()``.
 """
 
 from __future__ import annotations

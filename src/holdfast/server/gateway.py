@@ -1,8 +1,8 @@
-"""The service behind the connections of one server, and the bounds in front of it.
+"""``Gateway``: it stands between the connections of one server and the commit service, and bounds what passes.
 
-The gateway admits commits, gives them to the service in one list per turn of the event loop, and asks for the version
-once for all callers of a turn. While nothing leads here, requests for the log are answered ``not_leader``. Health,
-metrics and open streams do not pass through admission.
+The gateway admits commits and gives all commits of one turn of the event loop to the service in one list. If several
+callers ask for the version in one turn, it asks the service once. While this process does not lead, requests for the
+log are answered ``not_leader``. Health, metrics and open streams do not pass through admission.
 """
 
 from __future__ import annotations

@@ -1,15 +1,17 @@
-"""Group commit: replies wait until the log has the frames of their commands.
+"""Group commit: a reply waits until the log has the frame of its command.
 
-Each reply is given once, in the order of the commands, and never before the log holds the command as the persistence
-demands. After a failed write or sync (or if ``closing`` or a reply raises) every waiting and later reply gets that
-error, and ``failed`` is called once: the content of the disk is unknown and memory is ahead of it.
+Each reply is given once, in the order of the commands. It is never given before the log holds the command as safely as
+the persistence demands. After the first error of a write, a sync, ``closing`` or a reply, every waiting and later reply
+gets this error, and ``failed`` is called once. The content of the disk is then unknown, and memory is ahead of it.
 
-Frames gather while the thread writes the previous group; then they are the next group: one write, one sync, one wake-up
-of the loop. So a reply waits for two syncs at most. While nothing is written, the next turn of the loop takes a group.
+Frames gather while the thread writes the previous group. Together they are the next group: one write, one sync, one
+wake-up of the loop. So a reply waits for two syncs at most. If no write is under way, a group is taken in the next turn
+of the loop.
 
-Fast path: after ``SINGLE_GROUPS`` single-reply groups a group is taken at once. After ``FAST_GROUPS`` groups in a row
-within ``FAST_SECONDS``, the loop itself writes and syncs such a group, because waking the thread costs an eighth of its
-time. A slower group, one without sync, or a checkpoint returns the work to the thread (decision 0027).
+Fast path: after ``SINGLE_GROUPS`` groups of one reply each, the next group is taken at once. After ``FAST_GROUPS``
+groups in a row that were synced and replied to within ``FAST_SECONDS``, the loop itself writes and syncs a group of one
+reply, because waking the thread costs an eighth of the time of a single message. The thread does the work again after a
+slower group or a group without sync, and during a checkpoint (decision 0027).
 """
 
 from __future__ import annotations

@@ -1,15 +1,18 @@
-"""The stores of one service: it takes commands and replies when the log has them.
+"""``StoreService``, the stores of one service: it takes commands, and replies when the log has their records.
 
-A command is refused with nothing changed (``HoldfastError``), or applied in memory at once and replied to when its
-record is as safe as the cluster's ``persistence`` says. All on one event loop; a thread does most of the writing:
+A command is refused (``HoldfastError``) and changes nothing, or it is applied in memory at once. Then its reply is
+given when its record is as safe as the cluster's ``persistence`` demands. Everything runs on one event loop, except
+that a thread does most of the writing:
 
 1. ``submit`` gives the command its time, which never goes back within one log, and applies it;
-2. its record waits for the group. Just before the group is taken, ``on_ready`` is called for each durable that can
-   serve a subscriber; a ``Deliver`` submitted then joins the same group, so a message needs one sync to its subscriber;
+2. its record waits for the next group of records. Just before that group is taken, ``on_ready`` is called for each
+   durable that can serve a subscriber. A ``Deliver`` that is submitted in this call joins the same group. So one sync
+   is enough from the publisher to the subscriber of a message;
 3. the group is written and synced; then replies are given and ``on_effect`` is called, in the order of the commands.
 
-After a failed write or sync, waiting commands that were applied get ``outcome_unknown``, all others get ``closed``, and
-``on_failure`` is called so that the process can end. Commands of stores in memory are not logged.
+After a failed write or sync, a command that was applied and waits for its reply gets ``outcome_unknown``. Every other
+command gets ``closed``. ``on_failure`` is called, so that the process can end. Commands of stores that are kept only in
+memory are not logged.
 """
 
 from __future__ import annotations

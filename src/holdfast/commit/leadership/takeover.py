@@ -1,6 +1,6 @@
 """The shell of a takeover: it carries out the requests of ``takeover_machine`` on one object store.
 
-Each request has a time limit. The machine decides everything; the shell writes its steps to the process log.
+Each request has a time limit. The machine decides everything. The shell writes the machine's steps to the process log.
 """
 
 from __future__ import annotations

@@ -1,26 +1,26 @@
-"""The commit pipeline: sequence -> resolve -> persist -> release, and the only control flow between them.
+"""The commit pipeline: sequence -> resolve -> persist -> release. Only this module passes work between the stages.
 
     event             what happens                                                     waits for
     Arrived           order, decide, collect; send if a batch is due                   nothing
     PutAnswered       complete the slot; advance the watermark; answer; send the next    the store
-    HeaderFound       own earlier PUT, or deposed                                      the store
-    OwnershipSeen     release what was held; answer version questions                  the store
-    VersionAsked      joins the next batch, or an ownership check                      a PUT or a check begun after it
-    StatusAsked       bans, then travels after everything sequenced before it         its position
+    HeaderFound       found this leader's own earlier PUT, or proof of a later leader  the store
+    OwnershipSeen     release the batches that were held; answer version questions     the store
+    VersionAsked      join the next batch, or an ownership check                       a PUT or check begun later
+    StatusAsked       ban the attempt, then follow all that was sequenced before       its position
     NoopAsked         travels through all four stages                                  its position
     Tick              retries, hedges, batches due, heartbeat, giving up               nothing
-    Drain             when empty: the resign record; when that is durable: the end     everything in flight
+    Drain             when all work is done: the resign record; when durable: the end  everything in flight
     Abandon           the end, at once                                                 nothing
 
 ``step`` is pure: it takes an event that carries its instant, and returns effects. Every effect may be carried out twice
 without harm.
 
 Driver's duties (``service`` fulfils them; a simulation may be another driver):
-1. Feed events one at a time, with instants whose ``boot_ms`` never falls, and carry out all effects of one before
-  feeding the next: an effect may lead straight to another event, which then waits.
-2. Carry out every effect, and answer every Put, ReadBack and CheckOwnership with exactly one event, at any time, in any
-   order; an effect whose answer was lost is answered ``Unknown``.
-3. Step a Tick no later than ``next_deadline_ms``. One that comes a second late is taken for a pause of the process.
+1. Feed events one at a time. Their ``boot_ms`` never falls. Carry out all effects of one event before the next event:
+   an effect may cause another event at once, and that event waits.
+2. Carry out every effect. Answer every Put, ReadBack and CheckOwnership with exactly one event, at any time and in any
+   order. If the answer was lost, the event says ``Unknown``.
+3. Step a Tick no later than ``next_deadline_ms``. A Tick that is a second late means that the process was paused.
 4. After Ended, carry out nothing more for this leadership.
 """
 

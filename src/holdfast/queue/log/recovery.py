@@ -1,27 +1,31 @@
-"""What a walk along the log does where the frames stop: one table for openings and readers. Pure.
+"""What a walk along the log does where the frames stop: one table for opening a queue and for readers. Pure.
 
-A walk expects a sequence number at a position. *Here* is a SEAL, nothing (zeros), or bytes that do not verify.
-*Follows* is the next page, by its header. *Owed* means that the expected message was there: it is at or below the
-durable position, or a living writer is past it. A missing owed message is damage: it is skipped and reported. Otherwise
-it is the torn tail of a crash. Without a recorded write position this is unknown: no crash takes both slots of the
-record, so later valid frames count, because otherwise durable messages would be cut silently.
+A walk expects a sequence number at a position. The columns of the table:
+
+- *here*: what is at that position: a SEAL, nothing (zeros), or bytes that do not verify (invalid). *Exhausted*: a
+  RESYNC found nothing.
+- *follows*: the next page, by its header.
+- *owed*: whether the expected message was written. Yes: it is at or below the durable position, or a living writer has
+  passed it. If it is missing, it is damaged: the walk skips it and reports it. No: what is here is the torn tail of a
+  crash. Unknown: no write position is recorded. No crash destroys both slots of that record, so valid frames that come
+  later count. Without this rule, durable messages would be cut silently.
 
 | here | follows | owed | step | why |
 |---|---|---|---|---|
 | SEAL | continues, prepared | any | NEXT_PAGE | the page is complete |
-| SEAL | none | any | END | stopped just after a page was closed |
+| SEAL | none | any | END | the writer stopped just after it closed a page |
 | SEAL | ahead, unreadable | yes, unknown | NEXT_PAGE_AFTER_GAP | damage: messages between the pages are gone |
-| SEAL | ahead, unreadable | no | END | they were never durable: the later page goes with them |
+| SEAL | ahead, unreadable | no | END | the messages between were never durable: the later page is set aside too |
 | SEAL | behind | any | END | a page of an earlier history that was cut |
-| nothing, invalid | continues | any | NEXT_PAGE | the SEAL was lost; nothing else was |
+| nothing, invalid | continues | any | NEXT_PAGE | only the SEAL was lost |
 | nothing, invalid | prepared, none, behind | no | END | the torn tail |
-| nothing, invalid | ahead, unreadable | no | END | frame k+1 reached the disk before k |
+| nothing, invalid | ahead, unreadable | no | END | a later frame reached the disk before this one |
 | nothing, invalid | ahead, unreadable, prepared, none, behind | yes, unknown | RESYNC | look for a later frame here |
-| exhausted | ahead, unreadable | yes, unknown | NEXT_PAGE_AFTER_GAP | there is none: go on in the next page |
-| exhausted | prepared, none, behind | yes | END_AFTER_GAP | there is none, and no page |
+| exhausted | ahead, unreadable | yes, unknown | NEXT_PAGE_AFTER_GAP | no later frame here: go on in the next page |
+| exhausted | prepared, none, behind | yes | END_AFTER_GAP | no later frame here, and no next page with messages |
 | exhausted | prepared, none, behind | unknown | END | nothing says that anything is missing |
 
-*Exhausted* follows a RESYNC that found nothing. After END the caller sets aside the pages that follow.
+After END the caller sets aside the pages that follow.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The batch reader of ``format("holdfast")``, and the meaning of the filters that Spark pushes down to it.
 
 Spark evaluates every pushed filter again, so a filter may only narrow what is read; an unknown filter narrows nothing.
-Spark pickles the reader into tasks, so it holds plain values. Two processes run per query; imports that only one of
-them needs are inside the methods.
+Spark pickles the reader into tasks, so the reader holds plain values. Each query runs the reader in two processes: one
+plans, one reads. An import that only one of the two needs is inside the method that needs it.
 """
 
 from __future__ import annotations
