@@ -587,10 +587,12 @@ def test_a_reader_that_falls_behind_is_told_and_resumes(tmp_path: Path, main: Se
 
 
 def test_while_the_store_stalls_it_is_full_in_time_and_then_unknown(tmp_path: Path, main: Service) -> None:
-    with serving(tmp_path, "--init", server__drain_seconds_max="0.5", persist__request_timeout_ms="1000") as service:
+    short = {"server__drain_seconds_max": "0.5", "persist__request_timeout_ms": "1000"}
+    with serving(tmp_path, "--init", **short) as service, contextlib.ExitStack() as resumed:
         service.committed(write(b"before"))
         for pid in directory_workers(service.process.pid):
             os.kill(pid, signal.SIGSTOP)
+            resumed.callback(os.kill, pid, signal.SIGCONT)  # a stopped worker would never end
         line = json.dumps(write(b"k")).encode() + b"\n"
         with ThreadPoolExecutor(16) as clients:
             one = clients.submit(service.ask, "POST", "/v1/commit", write(b"one"))
