@@ -6,7 +6,8 @@ Arguments: the lanes, folders of ``tests/``; after ``--`` what pytest gets. Prin
 with the group's name, and at the end the slowest tests of all groups. The exit code is 0 if every group passed.
 
 Spark has a group of its own: it brings a Java process, threads and Python workers that no other lane should meet. Tests
-that start processes wait most of the time, so they run in two groups, next to the lanes that compute.
+that start processes wait most of the time, so they run in two groups, next to the lanes that compute. The lane
+``stores`` runs in the shorter one of the two.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ def groups_of(lanes: list[str]) -> dict[str, list[str]]:
                 group = "messages" if MESSAGES.match(file.name) else "log"
                 found.setdefault(group, []).append(f"tests/{lane}/{file.name}")
         else:
-            found.setdefault("spark" if lane == "spark" else "computing", []).append(f"tests/{lane}")
+            group = {"spark": "spark", "stores": "messages"}.get(lane, "computing")
+            found.setdefault(group, []).append(f"tests/{lane}")
     return found
 
 

@@ -285,9 +285,9 @@ class ServerSettings:
         "1 byte to 256 MiB; a larger request gets 413")]
     max_connections: Annotated[int, Key(_whole(0), 50_000, "at least 0; 0 means unlimited")]
     max_in_flight_commits: Annotated[int, Key(_whole(1), 65_536,
-        "at least 1; commits accepted and not answered yet; more get 503")]
+        "at least 1; counts commits that are accepted and not answered yet; more commits get 503")]
     max_in_flight_bytes: Annotated[int, Key(_size(1), 256 * MEBI,
-        "at least 1 byte; requests accepted and not answered yet; more get 503")]
+        "at least 1 byte; counts requests that are accepted and not answered yet; more requests get 503")]
     client_commits_per_second_max: Annotated[int, Key(_whole(0), 0,
         "at least 0, for each client; 0 means off; above it requests get 429, and streams slow down")]
     drain_seconds_max: Annotated[float, Key(_POSITIVE, 30.0,
@@ -366,9 +366,9 @@ class CommitSettings:
 
     min_request_id_length: Annotated[int, Key(_whole(1, 255), 20, "1 to 255 characters")]
     conflict_window_seconds: Annotated[float, Key(_POSITIVE, 60.0,
-        "above 0; the window ends here or at conflict_window_bytes, whichever is first")]
+        "above 0; age of the oldest write in the window, unless conflict_window_bytes is reached first")]
     conflict_window_bytes: Annotated[int, Key(_size(1), 256 * MEBI,
-        "at least 1 byte; the window ends here or at conflict_window_seconds")]
+        "at least 1 byte; size of the window, unless conflict_window_seconds is reached first")]
     max_operations: Annotated[int, Key(_whole(1), 10_000, "at least 1 per commit; a larger commit gets 413")]
     max_preconditions: Annotated[int, Key(_whole(1), 10_000, "at least 1 per commit; a larger commit gets 413")]
     stalled_after_seconds: Annotated[float, Key(_POSITIVE, 3.0,
@@ -380,7 +380,7 @@ class SubscriptionSettings:
     """Streams of events."""
 
     max_buffer_size_bytes: Annotated[int, Key(_size(1), 10 * MEBI,
-        "at least 1 byte; the stream of a reader further behind is closed")]
+        "at least 1 byte; the stream of a reader that is further behind is closed")]
     keepalive_interval_seconds: Annotated[float, Key(_POSITIVE, 30.0, "above 0")]
 
 
@@ -393,18 +393,18 @@ class StoresSettings:
         "directory on a local disk; created if it is missing",
         depends="the log's directory followed by -stores for file:, otherwise none")]
     definitions: Annotated[str | None, Key(_optional_text, None,
-        "JSON, TOML or YAML file with stores and durables, created or changed at every start; others stay")]
+        "JSON, TOML or YAML file with stores and durables; every start creates or changes these; others stay")]
     max_request_size_bytes: Annotated[int, Key(_size(1), 16 * MEBI,
         "at least 1 byte; a larger request to the stores gets 413")]
     page_size_bytes: Annotated[int, Key(_size(MEBI), 64 * MEBI,
         "at least 1 MiB; disk space is taken and given back in pages of this size")]
     memory_bytes: Annotated[int, Key(_size(8 * MEBI), 128 * MEBI,
-        "at least 8 MiB for messages and counts, whatever the backlog; requests in progress need more")]
+        "at least 8 MiB; memory for messages and counts, however long the backlog is; requests in progress need more")]
     statistics_seconds: Annotated[float, Key(_number(0), 60.0,
         "at least 0 between two log lines with statistics; 0 means off")]
     clock: Annotated[Literal["steady", "wall"], Key(_choice("steady", "wall"), "steady",
         "steady: a start continues from the last known time; wall: a start takes the machine's time, and "
-        "what expired by then expires")]
+        "everything whose time has passed by then expires")]
 
     @property
     def hosted(self) -> str | None:

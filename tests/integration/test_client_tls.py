@@ -169,7 +169,7 @@ def test_who_speaks_tls_to_a_plain_port_is_told_so_at_once(certificates: dict[st
             errors = await asyncio.to_thread(blocking_errors, urls, trusting(certificates["good"]))
             errors += await asynchronous_errors(urls, trusting(certificates["good"]))
             assert [(type(error), error.code) for error in errors] == [(InvalidRequest, Code.BAD_CONFIGURATION)] * 16
-            assert {error.message for error in errors} == {"what listens there does not speak TLS"}
+            assert {error.message for error in errors} == {"the server at this address does not speak TLS"}
 
     run(scenario)
 

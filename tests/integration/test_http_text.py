@@ -75,12 +75,12 @@ def test_a_commit_in_text_is_the_commit_of_its_utf8(framework: bool) -> None:
 WRONG = {
     "both": ({"key": "YQ==", "key_text": "a", "value": ""}, "malformed", "key and key_text exclude each other", ""),
     "neither": ({"value_text": "a"}, "malformed", "key or key_text is required", ""),
-    "text": ({"key": "seat/12", "value": ""}, "bad_base64", "`$.operations[0].key`", "goes into key_text"),
-    "value": ({"key": "", "value": "free!"}, "bad_base64", "`$.operations[0].value`", "goes into value_text"),
-    "unpadded": ({"key": "YQ", "value": ""}, "bad_base64", "`$.operations[0].key`", "goes into key_text"),
-    "alphabet": ({"key": "_-__", "value": ""}, "bad_base64", "`$.operations[0].key`", "goes into key_text"),
-    "space": ({"key": "YQ ==", "value": ""}, "bad_base64", "`$.operations[0].key`", "goes into key_text"),
-    "bits": ({"key": "YR==", "value": ""}, "bad_base64", "`$.operations[0].key`", "goes into key_text"),
+    "text": ({"key": "seat/12", "value": ""}, "bad_base64", "`$.operations[0].key`", "plain text in key_text"),
+    "value": ({"key": "", "value": "free!"}, "bad_base64", "`$.operations[0].value`", "plain text in value_text"),
+    "unpadded": ({"key": "YQ", "value": ""}, "bad_base64", "`$.operations[0].key`", "plain text in key_text"),
+    "alphabet": ({"key": "_-__", "value": ""}, "bad_base64", "`$.operations[0].key`", "plain text in key_text"),
+    "space": ({"key": "YQ ==", "value": ""}, "bad_base64", "`$.operations[0].key`", "plain text in key_text"),
+    "bits": ({"key": "YR==", "value": ""}, "bad_base64", "`$.operations[0].key`", "plain text in key_text"),
     "bits beside text": ({"key_text": "a", "value": "YR=="}, "bad_base64", "`$.operations[0].value`", "value_text"),
 }
 
@@ -118,15 +118,15 @@ def test_both_lanes_and_the_stream_refuse_the_same_and_change_nothing(name: str)
         ("/v1/keys/%2B%2B%2B%2B", 400, "bad_base64", "text=true"),
         ("/v1/keys/%FF?text=true", 400, "malformed", "base64url"),
         ("/v1/keys/k?text=yes", 400, "malformed", "text is true or false"),
-        ("/v1/range?prefix=seat/", 400, "bad_base64", "text as it is goes into prefix_text"),
-        ("/v1/range?begin=YR", 400, "bad_base64", "text as it is goes into begin_text"),
+        ("/v1/range?prefix=seat/", 400, "bad_base64", "give plain text in prefix_text"),
+        ("/v1/range?begin=YR", 400, "bad_base64", "give plain text in begin_text"),
         ("/v1/range?prefix=YQ&prefix_text=a", 400, "malformed", "prefix and prefix_text exclude each other"),
         ("/v1/range?prefix_text=%FF", 400, "malformed", "prefix_text is not UTF-8"),
         ("/v1/range?prefix=YQ&begin=YQ", 400, "malformed", "prefix excludes begin and end"),
         ("/v1/range?prefix=YQ&end=", 400, "malformed", "prefix excludes begin and end"),
         ("/v1/range?prefix=&end_text=b", 400, "malformed", "prefix excludes begin and end"),
         ("/v1/subscribe?prefix_text=a&begin_text=a", 400, "malformed", "prefix excludes begin and end"),
-        ("/v1/subscribe?prefix=seat/", 400, "bad_base64", "text as it is goes into prefix_text"),
+        ("/v1/subscribe?prefix=seat/", 400, "bad_base64", "give plain text in prefix_text"),
     ],
 )
 def test_a_wrong_key_in_a_url_is_named(target: str, status: int, code: str, says: str) -> None:

@@ -64,6 +64,7 @@ def operations(project: Path) -> list[tuple[int, bytes]]:
     return sorted((row["version"], row["key"]) for rows in tables for row in rows)
 
 
+@pytest.mark.matrix
 def test_each_run_brings_the_tables_up_to_the_log_and_reads_nothing_twice(tmp_path: Path) -> None:
     project = tmp_path / "project"
     shutil.copytree(EXAMPLE, project, ignore=shutil.ignore_patterns("__pycache__", "spark-warehouse", "metastore_db"))

@@ -127,7 +127,7 @@ def test_a_directory_without_stores_and_an_index_without_a_log_are_told_apart(br
 def test_stores_are_no_backup_and_that_is_said(broken: Path, tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="the backup of stores is incomplete") as refused:
         restore(str(broken), str(tmp_path / "new"))
-    assert "stores themselves" in refused.value.hint
+    assert "this looks like stores, not like a backup" in refused.value.hint
 
 
 def test_an_index_of_which_nothing_was_written_is_told_as_such(broken: Path) -> None:

@@ -151,7 +151,9 @@ def parse_time(text: str, option: str) -> datetime:
         moment = datetime.fromisoformat(text)
     except (ValueError, OverflowError) as error:
         raise InvalidRequest(
-            f"{option} is not a time", given=text, hint="2026-01-31T12:00:00Z, or an age such as 90s, 15m, 2h, 7d"
+            f"{option} is not a time",
+            given=text,
+            hint="give a time such as 2026-01-31T12:00:00Z, or an age such as 90s, 15m, 2h, 7d",
         ) from error
     if moment.tzinfo is None:
         raise InvalidRequest(f"{option} needs a time zone", given=text, hint=f"{text}Z is UTC")

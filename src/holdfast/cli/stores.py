@@ -286,7 +286,7 @@ def ask_first(what: str, places: Sequence[str], *, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise InvalidRequest(f"--yes is needed to {what} {', '.join(places)}", hint="no terminal is there to ask")
+        raise InvalidRequest(f"--yes is needed to {what} {', '.join(places)}", hint="there is no terminal to ask on")
     if not typer.confirm(f"{what} {', '.join(places)}?", err=True):
         raise typer.Abort
 

@@ -354,9 +354,9 @@ def _subscriber_of_messages(client: StoreClient, store: str, durable: str, **arg
     with contextlib.suppress(NotFound, PermissionDenied):  # a durable yet to be made; or who may only consume
         if client.describe_durable(store, durable).get("type") == "map":
             raise InvalidRequest(
-                "a map has keys, no messages",
+                "a map has keys, not messages",
                 code=Code.TYPE_MISMATCH,
-                hint=f"holdfast stores watch {store}/{durable}",
+                hint=f"use holdfast stores watch {store}/{durable}",
                 store=store,
                 durable=durable,
             )

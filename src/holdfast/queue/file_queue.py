@@ -263,7 +263,7 @@ class FileQueue(WithBlock):
             self._work = self._open_work()
         except (HoldfastError, OSError) as error:
             closed = Closed(
-                "an interrupt cut a step off, and the jobs could not be opened again",
+                "an interrupt stopped a call half way, and then the jobs could not be opened again",
                 name=NAME,
                 hint="close this FileQueue and open it again",
             )

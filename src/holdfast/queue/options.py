@@ -89,7 +89,8 @@ def moment_ns(since: object) -> int:
     import datetime as dt  # not its names: they take longer, and a seek is short
 
     if not isinstance(since, dt.datetime):
-        raise InvalidRequest("unknown starting point", since=repr(since), hint="earliest, latest, a datetime, or seq=")
+        hint = "give since=earliest, latest or a datetime, or give seq="
+        raise InvalidRequest("unknown starting point", since=repr(since), hint=hint)
     if since.utcoffset() is None:
         raise InvalidRequest("a time needs a time zone", since=since.isoformat(), hint="datetime.now(UTC)")
     passed = since - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)

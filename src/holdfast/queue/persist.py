@@ -187,7 +187,7 @@ class PersistRun:
             return self.queue.consumer(settings.consumer, hold=True)
         since = settings.since() if callable(settings.since) else settings.since
         if since is None:
-            raise InvalidRequest("since must return a starting point", hint="a time, earliest or latest")
+            raise InvalidRequest("since must return a starting point", hint="return a time, earliest or latest")
         return _Since(self.queue, since)
 
     # ---- the producer's side ----------------------------------------------------------------------------------------

@@ -109,7 +109,7 @@ def other_serializer(given: str, recorded: str) -> InvalidRequest:
         "this queue was written with another serializer",
         serializer=given,
         recorded=recorded,
-        hint=f"open it with the serializer {recorded}, or without one",
+        hint=f"open the queue with the serializer {recorded}, or do not name a serializer",
     )
 
 

@@ -187,7 +187,7 @@ def test_what_is_not_canonical_is_refused_with_its_field_and_the_field_for_text(
         decode_json(write(**fields))
     assert caught.value.code is Code.BAD_BASE64
     assert f"`$.operations[0].{field}`" in str(caught.value)
-    assert caught.value.hint.endswith(f"text as it is goes into {field}_text")
+    assert caught.value.hint.endswith(f"give plain text in {field}_text")
 
 
 @pytest.mark.parametrize("request_id", ["x=", "=", "==", "a=\\u003d", "YR=="])

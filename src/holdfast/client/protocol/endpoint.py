@@ -67,7 +67,7 @@ def parse_endpoint(text: str, *, secure: bool = False) -> Endpoint:
             "this is not an address", address=text, hint="use http://host:port, https://host:port or unix:/path"
         )
     if parts.username is not None:
-        raise InvalidRequest("an address carries no credentials", hint="give the token as token=...")
+        raise InvalidRequest("an address must not contain credentials", hint="give the token as token=...")
     is_secure = parts.scheme == "https"
     return Endpoint(host, port if port is not None else 443 if is_secure else 80, secure=is_secure)
 

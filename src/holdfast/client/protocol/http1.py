@@ -213,9 +213,9 @@ def problem_with(endpoint: Endpoint, error: BaseException) -> InvalidRequest | N
             problem = f"the certificate of the service does not verify: {error.verify_message or error}"
             hint = "give tls= a context that trusts its authority, and an address that its certificate names"
         case ssl.SSLError(reason="WRONG_VERSION_NUMBER"):  # OpenSSL's reason for a first record that is not TLS
-            problem, hint = "what listens there does not speak TLS", "use http://, or the port that speaks TLS"
+            problem, hint = "the server at this address does not speak TLS", "use http://, or the port that speaks TLS"
         case SpeaksTls():
-            problem, hint = "what listens there speaks TLS", "use https://"
+            problem, hint = "the server at this address speaks TLS", "use https://"
         case _:
             return None
     return InvalidRequest(problem, code=Code.BAD_CONFIGURATION, hint=hint, endpoint=endpoint)

@@ -1,13 +1,15 @@
 """Following the change stream: decoding, proof that no event is missing, reconnecting.
 
 The proof: every transaction event names the version of the committed transaction before it. On an unfiltered stream
-that must be the last one delivered; at the start, it must not be above the start point. Otherwise the reader stops with
-``CorruptData``, which names the versions. A filtered stream leaves transactions out, so only the order is checked.
+this version must be that of the last transaction delivered. The first transaction must name a version that is at or
+below the start point. Otherwise the reader stops with ``CorruptData``, which names the versions. A filtered stream
+leaves transactions out, so only the order is checked.
 
-After a break the stream is opened again after the last event delivered (``Last-Event-ID``), with jittered waits that
-double until something arrives; duplicates are dropped. The first response names the log; from then on every start point
-carries its id, and another log refuses it (``log_mismatch``). With ``durable=False`` delivered events may be taken
-back: after ``RolledBack(to)`` the proof continues from the newest transaction that is left.
+When the connection breaks, the stream is opened again after the last delivered event (``Last-Event-ID``). The waits
+between attempts are jittered and double until something arrives; duplicate events are dropped. The first response
+names the log. From then on every start point includes the id of this log, so another log refuses it
+(``log_mismatch``). With ``durable=False`` delivered events may be taken back: after ``RolledBack(to)`` the proof
+continues from the newest transaction that is left.
 """
 
 from __future__ import annotations
@@ -252,7 +254,7 @@ class Continuity:
 
 
 class Delivery:
-    """Events between the procedure and the caller, so that an iteration that stops within a batch loses no event."""
+    """Events that wait for the caller, so that no event is lost when the caller stops in the middle of a batch."""
 
     def __init__(self, continuity: Continuity) -> None:
         self._continuity = continuity

@@ -22,8 +22,8 @@ Header, little-endian, 512 bytes:
     104     8      last_version
     112     8      prev_version: the last committed transaction's version before this object
     120     8      window_floor: the oldest read version that resolve accepted for this batch
-    128     8      durable: the writer's watermark slot when this was frozen (claim: prev; genesis: its own slot)
-    136     8      truncated_through: versions at or below may have been removed; 0, none
+    128     8      durable: the writer's watermark slot when this object was frozen (claim: prev; genesis: its own slot)
+    136     8      truncated_through: versions at or below it may have been removed; 0: no version was removed
     144     8      time_ms: milliseconds since the Unix epoch, never falling along the chain
     152     8      body_length: bytes of the body, without padding
     160     4      CRC-32 of the body
@@ -35,15 +35,17 @@ Header, little-endian, 512 bytes:
     508     4      CRC-32 of bytes 0..507
 
 Body: one Arrow IPC stream with the columns of ``BODY_SCHEMA``, one row per item in commit order; the request id is
-repeated in each row of its transaction. An object without transactions has no body: then ``first_version =
-last_version``, every version at or below it is final, and ``prev_version`` is the last committed transaction.
+repeated in each row of its transaction. An object without transactions has no body. Its ``first_version`` equals its
+``last_version``, every version at or below that is final, and ``prev_version`` is that of the last committed
+transaction.
 
 Valid when: both CRCs match, the size fits the kind, and the object's name is its slot.
 
-The stream is written without an Arrow library, because building its arrays took 18 % of the leader's time (py-spy, 64
-clients). It is the schema message, one record batch message and the end mark. The record batch message is 0xFFFFFFFF,
-int32 metadata bytes (536), the metadata, the buffers. The metadata is a flatbuffer (Arrow's ``Message.fbs``, metadata
-version V5) of constant shape; offsets within it:
+The stream is written without an Arrow library, because building the library's arrays took 18 % of the leader's time
+(py-spy, 64 clients). It consists of the schema message, one record batch message and the end mark. The record batch
+message consists of 0xFFFFFFFF, the length of the metadata (int32, 536), the metadata and the buffers.
+The metadata is a flatbuffer (Arrow's ``Message.fbs``, metadata version V5) of constant shape. Its fields, by their
+offset in it:
 
     offset  bytes  field
     0       4      position of the message table, 16
@@ -54,8 +56,9 @@ version V5) of constant shape; offsets within it:
     76      132    nodes: how many (8), then int64 rows and int64 nulls of each column
     212     324    buffers: how many (20), then int64 offset and int64 bytes of each buffer, without its padding
 
-Every buffer starts at a multiple of 8 from the first. A column without nulls has an empty validity buffer. Offsets of
-texts are int32, except in ``value``, so a column below 2 GiB is required: the bounds on requests and batches keep it.
+Every buffer starts at a multiple of 8 bytes after the first. A column without nulls has an empty validity buffer.
+Except in ``value``, the offsets of texts are int32, so a column must stay below 2 GiB. The bounds on requests and
+batches ensure this.
 """
 
 from __future__ import annotations

@@ -149,7 +149,7 @@ def undecodable(error: Exception) -> InvalidRequest:
 
 def _bad_base64(text: str) -> InvalidRequest:
     field = _FIELD.search(text)
-    instead = "" if field is None else f"; text as it is goes into {field[1]}_text"
+    instead = "" if field is None else f"; give plain text in {field[1]}_text"
     return InvalidRequest(
         f"the request cannot be decoded: {text}",
         code=Code.BAD_BASE64,

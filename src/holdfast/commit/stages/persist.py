@@ -1,10 +1,11 @@
 """Stage 3, make durable: one batch becomes the object in one slot.
 
-A PUT is answered created, refused or unknown, in any order, several times per slot (hedges), or never. After unknown
-the same bytes are sent again with capped exponential backoff and full jitter. After refused the slot is read back: an
-object with this leader's id, nonce and body CRC is its own earlier PUT (R6); any other object deposes the leader. A
-batch is durable when it and every older slot back to the jump are created or proved own (R5). The span is the
-backpressure: slot n is sent only while the oldest unacknowledged slot minus n is below ``window`` (R1).
+The answer to a PUT is created, refused or unknown. Answers come in any order, more than once for a slot that has a
+hedge, or never. After unknown the same bytes are sent again with capped exponential backoff and full jitter. After
+refused the object in the slot is read. If it has this leader's id, nonce and body CRC, it is from an earlier PUT of
+this leader (R6); any other object deposes the leader. A batch is durable when its slot, and every older slot back to
+the jump, was created or is proved to be this leader's own (R5). Slots count down. The span limits the speed
+(backpressure): slot n is sent only while the oldest unacknowledged slot minus n is below ``window`` (R1).
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ GRACE_MS: Final = 2_000.0
 
 
 class Deadline:
-    """A deadline for the store's answers. One at a time, identified by its instant.
+    """A deadline for the store's answers. There is one at a time; its instant identifies it.
 
-    A process that was paused wakes after its deadlines, with answers still unread. A deadline that is checked much too
-    late therefore moves once, by ``GRACE_MS``.
+    When a paused process wakes, its deadlines may have passed while answers are still unread. So a deadline that is
+    checked much too late is moved once, by ``GRACE_MS``.
     """
 
     __slots__ = ("_due_ms", "_moved_to_ms")
@@ -128,7 +129,8 @@ class _Latency:
 class Persist:
     """The slots of one leader, from its claim's jump downwards.
 
-    After a crash: the next leader's recovery decides; what ``durable_slot`` named is kept, the rest may or may not be.
+    After a crash the next leader's recovery decides what is kept: everything that ``durable_slot`` had named, and
+    perhaps some of the rest.
     """
 
     __slots__ = (

@@ -1,8 +1,8 @@
 """Stage 2, decide: does every precondition still hold against the recent writes?
 
-A precondition at version v holds when nothing in its key or range changed after v. A v below the window's floor makes
-the transaction ``too_old``. An accepted transaction joins the window at once, so the next one is judged against it.
-A long decision is made in parts (``decide_some``); the window does not move until it is complete.
+A precondition at version v holds when nothing in its key or range changed after v. If v is below the window's floor,
+the transaction is ``too_old``. The writes of an accepted transaction are in the window when the next transaction is
+judged. A long decision is made in parts (``decide_some``); the window does not move until the decision is complete.
 """
 
 from __future__ import annotations

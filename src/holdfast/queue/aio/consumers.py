@@ -119,13 +119,13 @@ class _Opened(AsyncWithBlock, Generic[Blocking]):
     async def open(self) -> Self:
         """Take the name. *Raises*: as the method of ``holdfast.Queue``."""
         if self._inner is not None:
-            raise Closed(f"a {self._kind} is opened once", hint="make another")
+            raise Closed(f"a {self._kind} can be opened only once", hint=f"make another {self._kind}")
         self._inner = await open_by(on_helper, self._open)
         return self
 
     def _opened(self) -> Blocking:
         if self._inner is None:
-            raise Closed(f"the {self._kind} is not open yet", hint="async with")
+            raise Closed(f"the {self._kind} is not open yet", hint="use async with")
         return self._inner
 
     async def close(self) -> None:

@@ -143,7 +143,7 @@ class Persisted(AsyncWithBlock, AsyncIterator[Item]):
 
     def _parts(self) -> tuple[PersistRun, _Producer[Item]]:
         if self._running is None:
-            raise Closed("the subscription is not open", hint="async with")
+            raise Closed("the subscription is not open", hint="use async with")
         return self._running
 
     def __aiter__(self) -> Self:

@@ -87,6 +87,6 @@ def checksum_for_writing(checksum_id: int) -> Checksum:
     function = _package() if checksum_id == CRC32C else None
     if function is None:
         raise InvalidRequest(
-            "this checksum cannot be written here", checksum_id=checksum_id, hint="install the package crc32c"
+            "this Python cannot compute this checksum", checksum_id=checksum_id, hint="install the package crc32c"
         )
     return function

@@ -90,7 +90,7 @@ BLOCKED_LOOK_S = 0.05
 def check_limits(max_bytes: object, full: str, page_bytes: int, keep: str) -> None:
     """Raise ``InvalidRequest`` for limits that cannot work."""
     if keep not in ("all", "consumed"):
-        raise InvalidRequest("unknown policy for messages that are consumed", keep=repr(keep), hint="all or consumed")
+        raise InvalidRequest("unknown policy for consumed messages", keep=repr(keep), hint="keep is all or consumed")
     if full not in FULL_POLICIES:
         raise InvalidRequest("unknown policy for a full queue", full=repr(full), hint=", ".join(FULL_POLICIES))
     if max_bytes is not None and (not isinstance(max_bytes, int) or max_bytes < 2 * page_bytes):

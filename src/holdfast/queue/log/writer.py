@@ -1,10 +1,11 @@
-"""The writer of a queue: one per queue, any number of threads. It owns the slow path; ``tail`` has the fast paths.
+"""The writer of a queue: one for each queue, used by any number of threads. ``tail`` has the fast paths of an append;
+this module has everything else.
 
-Order of a page roll, and what a crash leaves:
+The steps by which the log moves to the next page, and what a crash leaves:
 
-1. The next page exists durably before the last one gets its SEAL. Before that nothing has changed.
-2. The SEAL, the header of the next page and the first frame are written without a sync. A crash may lose any of them,
-   and then the later ones do not count (``recovery``).
+1. The next page is made durable before the last page gets its SEAL. A crash before the SEAL has changed nothing.
+2. The SEAL, the header of the next page and its first frame are written without a sync. A crash may lose any of these
+   three; those after a lost one do not count (``recovery``).
 3. The helper thread syncs the closed page. Nothing in the next page is durable before that.
 """
 
@@ -43,7 +44,7 @@ FIRST_PAGE_BYTES = 1 << 20
 
 class PageSupply:
     """The pages that the writer takes: made ahead of their use, or when needed. ``number`` is the last page taken.
-    Thread-safe. A page that was taken and not begun stays the next one: a hole in the numbers would end the log.
+    Thread-safe. A page that was taken but not begun is taken again next, because a missing number would end the log.
     """
 
     __slots__ = (
@@ -136,8 +137,8 @@ POSITION_EVERY_BYTES = 512 << 10
 class Writer:
     """Appends frames. Thread-safe. Every method raises ``Closed`` when the writer is closed, poisoned or forked.
 
-    A slow operation holds ``_turn``; meanwhile the fast path is closed. ``append`` appends one message;
-    ``append_at_once`` does so only if it needs no sync, page or other thread, and otherwise returns None.
+    A slow operation holds ``_turn``; meanwhile the fast path is closed. ``append`` appends one message.
+    ``append_at_once`` does this only if it needs no sync, no new page and no other thread; otherwise it returns None.
     """
 
     __slots__ = (

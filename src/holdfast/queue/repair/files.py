@@ -55,7 +55,7 @@ def _no_queue(path: str, folder: str, name: str) -> HoldfastError:
     if Path(path).is_dir():
         inside = queues_in(path)
         hint = "PATH is directory/name" + (
-            f", for example {os.path.join(path, inside[0])}" if inside else ", and this is a directory"
+            f", for example {os.path.join(path, inside[0])}" if inside else "; the given path is only a directory"
         )
     return NotFound("there is no such queue", path=path, hint=hint)
 

@@ -217,5 +217,5 @@ def _illegal(kind: Kind, seq: int) -> CorruptData:
         code=Code.CORRUPT_QUEUE,
         kind=kind.name,
         seq=seq,
-        hint="damage='skip' goes on without losing a message",
+        hint="open the work queue with damage='skip' to continue; no message is lost",
     )

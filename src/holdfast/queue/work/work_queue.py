@@ -1,4 +1,4 @@
-"""A named work queue: every message of a queue goes to one worker, until a worker has done it.
+"""A named work queue: it gives each message of a queue to one worker at a time, until one has done the work.
 
     with Queue("data/mail") as queue, queue.work_queue("mailer", ack_wait=30) as work:
         while job := work.get(timeout=5):
@@ -9,19 +9,21 @@
             else:
                 work.ack(job)
 
-Delivery is at least once. Every step is written to the work queue's own log before it counts, at the sync level of the
-queue. After a crash, or an interrupt (Ctrl-C) inside a step, after which every call is refused until the next opening:
+Delivery is at least once. A step counts when it is written to the work queue's own log, with the sync level of the
+queue. An interrupt (Ctrl-C) inside a step has the effect of a crash: every call is refused until the next opening.
+After a crash:
 
 | at the moment of the crash | afterwards |
 |---|---|
-| ``ack`` had returned | the message never comes back; at "os" and ``every`` as long as the machine was not lost |
-| ``get`` had returned, no ``ack`` | the message comes back when its lease ends, as it would have; the delivery counts |
+| ``ack`` had returned | the message never comes back; at "os" and ``every`` only if the machine itself did not crash |
+| ``get`` had returned, no ``ack`` | it comes back when its lease ends, as without a crash; the delivery counts |
 | ``nack`` or ``retry`` had returned | it comes back after its delay, counted from the ``nack`` |
-| any of them had not returned | it was done or not |
-| a dead letter was being written | it is among the dead letters, once, or comes back |
+| one of these calls had not returned | the call has either its whole effect or none |
+| a dead letter was being written | the message is among the dead letters, once, or it comes back |
 
-If a crash of the machine took messages, the work queue goes back with the log (``cursor``). A message is given up in
-two steps: append it to the dead letters and sync them; write BURY, which an opening replaces if it is lost.
+If a crash of the machine lost messages of the queue, the work queue goes back to the end of the log (``cursor``). Two
+steps give a message up: it is appended to the dead letters, which are synced; then BURY is written to the work queue's
+log. If BURY is lost, the next opening replaces it from the dead letters.
 """
 
 from __future__ import annotations
@@ -83,8 +85,8 @@ class Job(Message):
 
 
 class WorkSource:
-    """The messages of jobs: new ones in order, and returned ones from anywhere. Not thread-safe. A raised report moves
-    nothing. ``page_id`` is the page (number and salt) of the last new message.
+    """The messages of jobs: new ones in order, and returned ones from anywhere. Not thread-safe. A method that raises
+    a report (such as ``Gap``) has moved nothing. ``page_id`` is the page (number and salt) of the last new message.
     """
 
     __slots__ = ("_damage", "_near", "_peeked", "_queue", "_reader", "_ready", "page_id")
@@ -207,8 +209,8 @@ class _Resources:
 class WorkQueue(WithBlock):
     """Jobs for any number of threads. Made by ``Queue.work_queue``, which describes the arguments. Thread-safe.
 
-    Every method raises ``Closed`` once this is closed, a sync has failed, an interrupt has cut a step off, or in a
-    forked child; ``Unavailable`` when the file system refuses: then the step was not done.
+    Every method raises ``Closed`` in a forked child, and after a close, a failed sync or an interrupt inside a step. It
+    raises ``Unavailable`` when the file system refuses a step; that step was not done.
     """
 
     def __init__(

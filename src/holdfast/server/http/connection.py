@@ -1,13 +1,14 @@
-"""The protocol of every accepted connection. It serves the fast routes, and hands over to the framework.
+"""The protocol of every accepted connection. It serves the fast routes, and hands all others to the web framework.
 
-The first request that is not a plain fast one moves the connection to the framework permanently. The end of a head is
-found here, so that a request can be handed over untouched; httptools parses head and body and must agree on where the
-request ends, otherwise the connection is closed (request smuggling). A head that equals the previous one byte for byte
-is not parsed again.
+The first request that is not a plain request of a fast route moves the connection to the framework permanently. This
+module finds the end of a head itself, so that it can hand a request over untouched. Then httptools parses head and
+body. If httptools finds another end of the request, the connection is closed (it may be request smuggling). A head
+that equals the previous one byte for byte is not parsed again.
 
-Bounds: ``HEAD_BYTES_MAX``, the route's body size, ``UNANSWERED_MAX`` requests without a response, the transport's
-high-water mark, and ``DISCARD_BYTES_MAX`` of a refused request, read so that its sender sees the response. A peer that
-closed its direction gets its responses, but waits at most ``HALF_CLOSED_SECONDS_MAX`` for versions, and not for polls.
+Bounds: ``HEAD_BYTES_MAX``, the route's body size, ``UNANSWERED_MAX`` requests without a response, and the transport's
+high-water mark. Up to ``DISCARD_BYTES_MAX`` of a refused request are read and discarded, so that its sender sees the
+response. A peer that has closed its sending direction still gets its responses. It waits at most
+``HALF_CLOSED_SECONDS_MAX`` for versions; its polls are answered without waiting.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ class _Head:
 
 
 class Connection(asyncio.Protocol):
-    """One connection. See the module's text."""
+    """One connection, as the docstring of the module describes it."""
 
     __slots__ = (
         "_closes", "_discard_left", "dirty", "eof", "_state", "_head", "_known_head", "context", "_last_second",

@@ -170,7 +170,7 @@ class Call(PendingResponse):
         """A query parameter that is a key in base64url, or ``NAME_text`` as text, or None. Raises: InvalidRequest."""
         given, text = self.text(name), self.text(f"{name}_text")
         if text is None:
-            hint = f"text as it is goes into {name}_text"
+            hint = f"give plain text in {name}_text"
             return None if given is None else key_from_text(name, given, hint=hint)
         if given is not None:
             raise InvalidRequest(f"{name} and {name}_text exclude each other")

@@ -1,19 +1,20 @@
 """``load``: the four commit stages as a Spark job. A table of commit requests becomes batch objects of a log.
 
-    step        action                                                    state after a crash
+    step        action                                                    what a crash in this step leaves
     stage       the requests are sorted, checked and packed               nothing
     resolve     every request gets its verdict                            nothing
     claim       a living leader steps down; this job leads                a claim; the next run claims again
     wave        tasks create up to ``wave`` objects in parallel           some of them; those up to the first hole count
-    confirm     the whole wave exists and no other leader has claimed     the same
-    resign      the last record: the next leader need not wait            only the verdicts are missing
+    confirm     the whole wave exists and no other leader has claimed     the same as in a wave
+    resign      the last record: the next leader need not wait            everything except the verdicts
     release     the table of verdicts                                     all of it or nothing
 
-Exactly once: every batch writes how many requests are finished, and a run claims before it reads that. Verdicts follow
-from the requests and the first base alone. The plan of a wave fixes all that two attempts of a task could do
-differently, so both write the same bytes. The progress record is one more write in the last committed request of a
-batch, or its own transaction. Requests must not see it: a read of the record's key gets the version of the batch
-before. A request that was read under an earlier leader of this load is written as read at the new base.
+Exactly once: every batch also writes a progress record, the number of finished requests. A run claims before it reads
+this record. Verdicts depend only on the requests and the first base. The plan of a wave fixes everything that two
+attempts of a task could do differently, so both write the same bytes. The progress record is an additional write in
+the last committed request of a batch, or a transaction of its own. Requests must not notice this record: a read of its
+key gets the version of the previous batch. A request that was read under an earlier leader of this load is written
+with the new base as its read version.
 """
 
 from __future__ import annotations
@@ -235,7 +236,8 @@ Step = Callable[[str, Mapping[str, object]], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadOptions:
-    """How to load. ``name`` names the load permanently; by default its input does, so that no input is loaded twice.
+    """How to load. ``name`` is the permanent name of the load; by default the input gives the name, so that no input is
+    loaded twice.
 
     ``window`` is the number of requests in the conflict window; by default the whole input. ``wave`` objects are
     written in parallel, at most 1000. ``token`` is the bearer token with which a leader is asked to step down.

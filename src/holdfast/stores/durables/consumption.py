@@ -1,6 +1,7 @@
 """Delivery and acknowledgement: standard and shared durables.
 
-A message is in exactly one place, and the durable holds one reference to it until it leaves the last:
+A durable has each of its messages in exactly one place. It holds one reference to the message, from the first place
+until the message leaves the last one:
 
 | from | to | when |
 |---|---|---|
@@ -8,15 +9,16 @@ A message is in exactly one place, and the durable holds one reference to it unt
 | backlog | delayed | the cursor passes it before its time |
 | delayed | redelivery | its time has come |
 | held | done | acknowledged |
-| held | redelivery | put back, its ``ack_wait`` lapsed, its subscriber is gone; with a delay if requested |
-| held | dying | rejected, or it would be redelivered after ``max_delivery`` deliveries that count |
-| redelivery | held | as from the backlog, and before it |
+| held | redelivery | put back (with a delay if requested), its ``ack_wait`` has passed, or its subscriber is gone |
+| held | dying | rejected, or due for redelivery when ``max_delivery`` deliveries have been counted |
+| redelivery | held | a subscriber with room in its window asks; redelivery goes before the backlog |
 | dying | done | its dead letter is stored; at once if it was rejected and there is no dead-letter store |
 | dying | redelivery | an operator puts it back |
 | any but held, dying | done | it expired, the durable's limit discards it, an administrator deletes it |
 
-Done messages leave the durable; acknowledged ones are retained first if the durable retains. Dying messages of a
-durable without a dead-letter store are *parked*: they wait for an operator, and also expire, are discarded and deleted.
+Done messages leave the durable; if the durable retains messages, it first retains those that were acknowledged. Dying
+messages of a durable without a dead-letter store are *parked*: they wait for an operator. Parked messages can also
+expire, be discarded or be deleted.
 """
 
 from __future__ import annotations
@@ -555,7 +557,7 @@ class Consumption(PendingMessages):
 
 
 class Standard(Consumption):
-    """One subscriber; a newer one displaces it, and gets what the older one held, counted as redelivered."""
+    """One subscriber. A newer one displaces it and gets the messages that it held, counted as redelivered."""
 
     exclusive = True
 
@@ -614,8 +616,8 @@ class KeyOrdered(Shared):
     """A shared durable with ``key_ordered``: the messages of one key are with one subscriber at a time, in order.
 
     - while a subscriber holds a message of a key, the key's other messages go to no other subscriber
-    - a message that came back, also with a delay, goes before every later one of its key
-    - a message that must wait is set apart, and the cursor passes it, so that it does not block the others
+    - a message that came back, with or without a delay, is delivered before every later message of its key
+    - a message that must wait is set apart and the cursor moves past it, so that it does not block other keys
 
     Messages without a key are shared as usual. When ``WAITING_MAX`` messages wait, the cursor stops until some are
     acknowledged. *Memory*: an item for each message outside the backlog. *Cost*: O(waiting) for each delivery.

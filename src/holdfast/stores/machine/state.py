@@ -1,8 +1,8 @@
 """The state machine of a cluster: ``apply(command)`` changes the state and returns a result.
 
-``apply`` is the only way to change the state, in operation and during recovery. It carries a command out whole, or
-raises ``HoldfastError`` and has changed nothing. The result depends only on the state, the command, and the messages
-that the ports return.
+``apply`` is the only way to change the state, both in operation and during recovery. It either executes the whole
+command, or raises ``HoldfastError`` and changes nothing. The result depends only on the state, the command, and the
+messages that the ports return.
 """
 
 from __future__ import annotations

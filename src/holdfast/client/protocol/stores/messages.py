@@ -219,8 +219,8 @@ def closing_error(code: str, said: AdvisoryFrame | None) -> HoldfastError:
 def frame_too_large(bytes_max: int) -> LimitExceeded:
     """The error for a frame above the client's own bound."""
     return LimitExceeded(
-        "what the service sends at once is larger than this client takes",
-        hint="raise event_bytes_max of the ClientOptions",
+        "the service sent a frame that is larger than this client accepts",
+        hint="increase event_bytes_max in the ClientOptions",
         event_bytes_max=bytes_max,
     )
 

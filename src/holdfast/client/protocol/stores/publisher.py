@@ -501,8 +501,8 @@ class PublisherMachine:
         head = self._queue.popleft()
         if head.perhaps_kept and not isinstance(error, OutcomeUnknown):
             unknown = OutcomeUnknown(
-                "whether the store has these messages is not known",
-                hint="publish them again; a receiver that must not see one twice compares fields of its own",
+                "it is not known whether the store has these messages",
+                hint="publish them again; receivers that must not see one twice compare a field of your own",
                 publisher_id=self._publisher_id,
                 first_publisher_seq=head.first_number,
                 messages=len(head.items),
