@@ -104,7 +104,7 @@ def draw(path: Path, answered: list[Answered], timeline: Timeline) -> None:
     above.fill_between(seconds, rates, step="post", color="#2a6f97", alpha=0.35, linewidth=0)
     above.step(seconds, rates, where="post", color="#2a6f97", linewidth=1.2)
     above.set_ylabel("committed per second")
-    above.set_ylim(bottom=0)
+    above.set_ylim(0, 1.25 * max(rates, default=1))  # room for the text above the steps
     for part, colour in ((0.5, "#2a6f97"), (0.99, "#c1121f")):
         shown = [percentile(sorted(latencies.get(step, ())), part) for step in steps]
         below.plot(seconds, shown, color=colour, linewidth=1.2, label=f"p{part * 100:.0f}")
