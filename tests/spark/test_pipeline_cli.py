@@ -68,6 +68,7 @@ def table_on_s3(url: str) -> pa.Table:
     return pa.table(DeltaTable(where.uri, storage_options=dict(where.options)).to_pyarrow_table())
 
 
+@pytest.mark.matrix
 def test_every_pipeline_works_by_its_command_on_a_real_s3_server(
     commands: CommandProcess, s3_bucket: str, gateway: object
 ) -> None:

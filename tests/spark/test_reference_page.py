@@ -22,7 +22,7 @@ ROW = re.compile(r"^\| `(\w+)` \|", re.MULTILINE)
 
 def test_the_tables_name_every_option_and_no_other() -> None:
     text = PAGE.read_text(encoding="utf-8")
-    of_log, of_queue = text.split("| option | for | meaning |")[1].split("Of a queue, as a batch:")
+    of_log, of_queue = text.split("| option | for | meaning |")[1].split("These options read a queue, as a batch:")
     of_queue, of_store = of_queue.split("| option of a store | meaning |")
     of_store, of_write = of_store.split("| option of a write | meaning |")
     assert set(ROW.findall(of_log)) == set(LOG_OPTIONS)
