@@ -10,7 +10,7 @@ that a stage reads only what it needs:
              at_version
     values   one row per item: value
 
-Staged requests are on the executors' disks for this session. When an executor is lost, Spark computes its chunks
+Staged requests are on the executors' disks until the Spark session ends. When an executor is lost, Spark computes its chunks
 again; a stage that uses a chunk compares its checksum with the judged one (``require_judged``).
 """
 
