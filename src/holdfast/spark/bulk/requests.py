@@ -10,8 +10,8 @@ that a stage reads only what it needs:
              at_version
     values   one row per item: value
 
-Staged requests are on the executors' disks until the Spark session ends. When an executor is lost, Spark computes its chunks
-again; a stage that uses a chunk compares its checksum with the judged one (``require_judged``).
+Staged requests are on the executors' disks until the Spark session ends. When an executor is lost, Spark computes its
+chunks again; a stage that uses a chunk compares its checksum with the judged one (``require_judged``).
 """
 
 from __future__ import annotations
