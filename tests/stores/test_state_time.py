@@ -6,7 +6,7 @@ import pytest
 from tests.stores.state_harness import Machine
 
 from holdfast.errors import Code, InvalidRequest
-from holdfast.stores.durables import aging, backlog
+from holdfast.stores.durables import backlog, expiry
 from holdfast.stores.values import commands
 from holdfast.stores.values.effects import Ready
 from holdfast.stores.values.messages import Message
@@ -215,7 +215,7 @@ def test_what_the_durable_had_reached_before_it_was_rewound_is_replayed() -> Non
 
 
 def test_rewinds_to_many_places_need_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(aging, "REPLAYED_RUNS_MAX", 3)
+    monkeypatch.setattr(expiry, "REPLAYED_RUNS_MAX", 3)
     machine = Machine(a={"type": "shared", "retention_time": 60})
     machine.attach("a", "one")
     for _ in range(6):

@@ -16,7 +16,7 @@ Read in this order; each layer imports only layers that come before it in this l
 - ``files``: ``FilePort``, the port for every file operation, and ``PageDirectory``, which uses it. A simulation passes
   its own port as ``files=``, with ``clock=``, ``entropy=`` and ``background=False``.
 - ``log``: ``PageScan`` verifies frames, ``recovery`` decides where a log ends, ``LogReader`` reads along it without
-  waiting, ``LogTail`` and ``Writer`` append, ``Space`` removes pages.
+  waiting, ``LogTail`` and ``Writer`` append, ``Durability`` syncs, ``Space`` removes pages.
 - ``consumers``: positions that are stored under a name. ``work``: jobs that are acknowledged, retried and given up.
 - ``queue``: the public class ``Queue``, which joins them. ``file_queue``, ``persist`` and ``stores_log`` build on
   ``Queue``. ``aio`` has the asyncio versions.

@@ -32,7 +32,6 @@ from holdfast.queue.log.reader import (
     LogReader,
     Waiter,
     check_damage_policy,
-    read_numbered_write_position,
     read_write_position,
 )
 from holdfast.queue.log.space import Space, check_limits
@@ -239,25 +238,28 @@ class Queue(WithBlock):
         identity = open_identity(pages, self._entropy, page_size, checksum, serializer)
         if serializer and identity.serializer != serializer:
             raise other_serializer(serializer, identity.serializer)
-        generation, written = read_numbered_write_position(pages)
-        end = find_end(pages, written, self._port.boot_id())
-        repair_tail(pages, end)
         self.identity = identity
-        self.recovered_gaps: list[tuple[int, int]] = end.gaps
-        return Writer(
-            pages,
-            end,
-            written,
-            WritePositionFile(pages, generation),
-            page_bytes=page_size,
-            checksum_id=checksum,
-            message_bytes_max=max_message,
-            sync=self._level,
-            compression=compression,
-            clock=self._clock,
-            entropy=self._entropy,
-            first_page_bytes=self._first_page_bytes,
-        )
+        position_file = WritePositionFile(pages)
+        try:
+            end = find_end(pages, position_file.newest, position_file.boot_id)
+            repair_tail(pages, end)
+            self.recovered_gaps: list[tuple[int, int]] = end.gaps
+            return Writer(
+                pages,
+                end,
+                position_file,
+                page_bytes=page_size,
+                checksum_id=checksum,
+                message_bytes_max=max_message,
+                sync=self._level,
+                compression=compression,
+                clock=self._clock,
+                entropy=self._entropy,
+                first_page_bytes=self._first_page_bytes,
+            )
+        except BaseException:
+            position_file.close()
+            raise
 
     # ---- writing ----------------------------------------------------------------------------------------------------
 
@@ -393,11 +395,10 @@ class Queue(WithBlock):
             raise Closed("the queue is closed")
         if since is not None and seq is not None:
             raise InvalidRequest("since and seq exclude each other")
-        writer = self._writer
         reader = LogReader(
             self._pages,
             damage=damage if damage is not None else self._damage,
-            live_next_seq=(lambda: writer.next_seq) if writer is not None else None,
+            writer=self._writer,
             headers=self._headers,
             anchors=self._anchors,
             indexes=self._indexes,

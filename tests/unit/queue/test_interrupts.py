@@ -14,7 +14,8 @@ import pytest
 from holdfast.queue import Queue
 from holdfast.queue.files.local import LocalFiles
 from holdfast.queue.format.frame import single_packers
-from holdfast.queue.log.tail import LogTail, OpenPage, SyncProgress
+from holdfast.queue.log.durability import SyncProgress
+from holdfast.queue.log.tail import LogTail, OpenPage
 from holdfast.queue.log.writer import PageSupply, Writer
 
 

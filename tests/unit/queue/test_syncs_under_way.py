@@ -19,7 +19,7 @@ from holdfast.queue.files.meta_files import WritePositionFile
 from holdfast.queue.files.pages import PageDirectory
 from holdfast.queue.format.file_names import FileNames
 from holdfast.queue.format.meta import DurablePosition, write_position_value
-from holdfast.queue.log.tail import Durability, SyncTarget
+from holdfast.queue.log.durability import Durability, SyncTarget
 
 PAGE_BYTES = 4096
 

@@ -33,12 +33,13 @@ from holdfast.queue.format.frame import HEAD, HEAD_BYTES, SEAL, SEAL_BYTES, SEQ_
 from holdfast.queue.format.meta import WritePosition
 from holdfast.queue.format.page import PageHeader, encode_header
 from holdfast.queue.log import opening, page_scan, reader, space, tail
+from holdfast.queue.log.durability import Durability, SyncProgress, SyncTarget
 from holdfast.queue.log.opening import LogEnd
 from holdfast.queue.log.page_scan import PageScan
 from holdfast.queue.log.reader import LogReader
 from holdfast.queue.log.recovery import Following, Here, Owed, Step, decide
 from holdfast.queue.log.space import Space
-from holdfast.queue.log.tail import Durability, LogTail, OpenPage, SyncProgress, SyncTarget
+from holdfast.queue.log.tail import LogTail, OpenPage
 from holdfast.queue.log.writer import PageSupply, Writer
 from holdfast.queue.persist import PersistRun, Stored
 from holdfast.queue.persist_flow import Flow, Work

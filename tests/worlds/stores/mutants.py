@@ -17,10 +17,10 @@ from tests.worlds.stores.shape import DEAD, STORE
 from tests.worlds.stores.world import run_world
 
 from holdfast.errors import Backpressure, Code, HoldfastError
-from holdfast.stores.durables import aging, backlog
-from holdfast.stores.durables.aging import without_expired
+from holdfast.stores.durables import backlog, expiry
 from holdfast.stores.durables.backlog import Backlog, Fate, fate
 from holdfast.stores.durables.consumption import Consumption, KeyOrdered, Standard
+from holdfast.stores.durables.expiry import without_expired
 from holdfast.stores.durables.keyed import KeyedMessages, KeyedResidue, KeyedResidueState, KeyedState
 from holdfast.stores.durables.leases import Holder, Leases, RedeliveryQueue
 from holdfast.stores.durables.map import Lock, Locks, LocksState, Map, Plan
@@ -162,7 +162,7 @@ def delayed_is_due(kept: Kept, swept_ms: int, now_ms: int) -> Fate:
     return Fate.LIVE if found is Fate.DELAYED else found
 
 
-@MUTANTS.breaks("nothing early, nothing late", "expires_ms", aging, backlog, focus=CALM)
+@MUTANTS.breaks("nothing early, nothing late", "expires_ms", expiry, backlog, focus=CALM)
 def expires_from_publication(kept: Kept) -> int:
     """A delayed message's time-to-live begins before it is due."""
     return kept.published_ms + kept.ttl_ms if kept.ttl_ms else 0
@@ -312,7 +312,7 @@ def parked_is_dropped(
     _die(self, seq, deliveries, cause, now_ms, effects)
 
 
-@MUTANTS.breaks("nothing early, nothing late", "_parked_next_ms", aging, focus=CALM)
+@MUTANTS.breaks("nothing early, nothing late", "_parked_next_ms", expiry, focus=CALM)
 def parked_never_expires(durable: Consumption) -> int | None:
     """A parked message outlives its time."""
     del durable
@@ -378,7 +378,7 @@ def deadline_from_blocks(self: KeyedMessages, ttl_ms: int) -> int | None:
     return self._shelf.counts.time_from(self.oldest) + ttl_ms
 
 
-@SMALL_BLOCK_MUTANTS.breaks("deadlines do not move", "ttl_next_ms", aging, focus=FORGETFUL)
+@SMALL_BLOCK_MUTANTS.breaks("deadlines do not move", "ttl_next_ms", expiry, focus=FORGETFUL)
 def cursor_time_from_blocks(durable: Consumption) -> int | None:
     """The deadline of a backlog follows from the blocks that other durables keep."""
     ttl_ms = durable.definition.message_ttl_ms

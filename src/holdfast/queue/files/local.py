@@ -13,6 +13,8 @@ import errno
 import fcntl
 import os
 import sys
+from contextlib import suppress
+from functools import cache
 from mmap import mmap
 
 from holdfast.errors import AlreadyOpen, Code, InternalError
@@ -34,10 +36,8 @@ HERE = (
     "use the one that is open, or close it first: a variable that is assigned again"
     " keeps the old object until the new one is made"
 )
-_opened: dict[tuple[int, int, str], str] = {}
-"""Where this process took each lock: by device and number of the directory, and the lock's name."""
-_locks: dict[int, tuple[int, int, str]] = {}
-"""The locks of this process by their open files."""
+_locks: dict[int, str] = {}
+"""Where this process took each lock, ``file:line``, by the lock's open file."""
 ZEROS = 1 << 20
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
 FILE_MODE, DIRECTORY_MODE = 0o600, 0o700
@@ -47,10 +47,7 @@ _FULL_SYNC: int | None = getattr(fcntl, "F_FULLFSYNC", None)
 class LocalFiles:
     """The operating system's files."""
 
-    __slots__ = ("_boot_id",)
-
-    def __init__(self) -> None:
-        self._boot_id: bytes | None = None
+    __slots__ = ()
 
     def make_directory(self, path: str) -> None:
         """The directories above the last one made are synced, so that it cannot vanish."""
@@ -174,16 +171,17 @@ class LocalFiles:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             holder = os.pread(file, 32, 0).strip().decode("ascii", "replace")
+            here = holder == str(os.getpid())
+            opened_here = _taken_at(file) if here else None
             os.close(file)
             if error.errno not in (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES):
                 raise
-            here = holder == str(os.getpid())
             raise AlreadyOpen(
                 "this process has it open already" if here else "another process has it open",
                 code=Code.ALREADY_OPEN,
                 file=name,
                 pid=holder or None,
-                opened_at=_opened.get(_lock_of(directory, name)) if here else None,
+                opened_at=opened_here,
                 hint=HERE if here else ELSEWHERE,
             ) from error
         try:
@@ -192,15 +190,12 @@ class LocalFiles:
         except BaseException:
             self.unlock(file)  # a full disk: the caller does not know this lock and would not release it
             raise
-        lock = _locks[file] = _lock_of(directory, name)
-        _opened[lock] = opened_at()
+        _locks[file] = opened_at()
         return file
 
     def unlock(self, file: int) -> None:
         """Closing alone would leave the lock to a forked child that has not closed it yet."""
-        lock = _locks.pop(file, None)
-        if lock is not None:
-            _opened.pop(lock, None)
+        _locks.pop(file, None)
         try:
             fcntl.flock(file, fcntl.LOCK_UN)
         finally:
@@ -208,25 +203,33 @@ class LocalFiles:
 
     def boot_id(self) -> bytes:
         """Linux has one."""
-        if self._boot_id is None:
-            try:
-                file = os.open(BOOT_ID, os.O_RDONLY)
-                try:
-                    text = os.read(file, 64).decode("ascii")
-                finally:
-                    os.close(file)
-                self._boot_id = bytes.fromhex(text.replace("-", ""))[:16].ljust(16, b"\0")
-            except (OSError, ValueError):
-                self._boot_id = bytes(16)
-        return self._boot_id
+        return _boot_id()
 
 
 def lock_taken_at(file: int) -> str | None:
     """Where the program took this lock, ``file:line``; None for a file that is not a lock."""
-    lock = _locks.get(file)
-    return None if lock is None else _opened.get(lock)
+    return _locks.get(file)
 
 
-def _lock_of(directory: int, name: str) -> tuple[int, int, str]:
-    status = os.fstat(directory)
-    return status.st_dev, status.st_ino, name
+def _taken_at(contended: int) -> str | None:
+    """Where this process took the lock that another open file of it, ``contended``, was refused."""
+    wanted = os.fstat(contended)
+    for file, location in [*_locks.items()]:
+        with suppress(OSError):  # another thread has released it
+            if os.path.samestat(os.fstat(file), wanted):
+                return location
+    return None
+
+
+@cache
+def _boot_id() -> bytes:
+    """It cannot change while this process runs."""
+    try:
+        file = os.open(BOOT_ID, os.O_RDONLY)
+        try:
+            text = os.read(file, 64).decode("ascii")
+        finally:
+            os.close(file)
+        return bytes.fromhex(text.replace("-", ""))[:16].ljust(16, b"\0")
+    except (OSError, ValueError):
+        return bytes(16)

@@ -15,6 +15,7 @@ from holdfast.queue.format.meta import (
     SLOTS_BYTES,
     Identity,
     decode_identity,
+    decode_write_position,
     encode_identity,
     encode_slot,
     newest_slot,
@@ -54,14 +55,13 @@ UNKNOWN_BOOT = bytes(16)
 
 
 class WritePositionFile:
-    """The open file of two slots, written in turn; made if absent. ``boot_id`` is ``UNKNOWN_BOOT`` once a sync has
-    failed: later records do not describe the page cache.
+    """The open file of two slots, written in turn; made if absent. ``newest`` is the record of an earlier writer.
+    ``boot_id`` is ``UNKNOWN_BOOT`` once a sync has failed: later records do not describe the page cache.
     """
 
-    __slots__ = ("_file", "_generation", "_port", "boot_id")
+    __slots__ = ("_file", "_generation", "_port", "boot_id", "newest")
 
-    def __init__(self, pages: PageDirectory, generation: int | None = None) -> None:
-        """``generation`` of the newest record, if the caller has read it."""
+    def __init__(self, pages: PageDirectory) -> None:
         port = self._port = pages.port
         name = pages.names.write_meta
         try:
@@ -77,14 +77,13 @@ class WritePositionFile:
                     pages.remove(name)
                 raise
         try:
-            if generation is None:
-                slot = newest_slot(port.read(self._file, 0, SLOTS_BYTES))
-                generation = 0 if slot is None else slot[0]
+            slot = newest_slot(port.read(self._file, 0, SLOTS_BYTES))
+            self._generation = 0 if slot is None else slot[0]
+            self.newest = None if slot is None else decode_write_position(slot[1])
             self.boot_id = port.boot_id()
         except BaseException:
             port.close(self._file)
             raise
-        self._generation = generation
 
     def write(self, value: bytes) -> None:
         """Write the next slot; not synced. Does nothing once the file is closed."""

@@ -114,9 +114,8 @@ class _Walk:
         return end
 
     def _header(self, number: int) -> PageHeader | None:
-        # As cached_header, but the page of the write position stays open for the walk.
         header = self._headers.get(number) or self._read_header(number)
-        if header is not None and not header.prepared:
+        if header is not None:
             self._headers[number] = header
         return header
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import threading
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from operator import itemgetter
+from typing import Protocol
 
 from holdfast.errors import InvalidRequest
 from holdfast.queue.files.index import IndexReader, KeptIndexes
@@ -81,6 +83,7 @@ class Waiter:
         self._pause_s = PAUSE_MIN_S
 
 
+MUCH_MESSAGES = 4096
 SINGLES_MIN = 8
 _messages_of_part: Callable[[tuple[int, Iterable[Message]]], Iterable[Message]] = itemgetter(1)
 NEAR_BYTES = 8 << 10
@@ -90,14 +93,9 @@ SINGLES_WINDOW_BYTES = 128 << 10
 
 def read_write_position(pages: PageDirectory) -> WritePosition | None:
     """The write position that the writer recorded last, or None."""
-    return read_numbered_write_position(pages)[1]
-
-
-def read_numbered_write_position(pages: PageDirectory) -> tuple[int | None, WritePosition | None]:
-    """As ``read_write_position``, after its generation."""
     data = read_file(pages, pages.names.write_meta, SLOTS_BYTES)
     slot = None if data is None else newest_slot(data)
-    return (None, None) if slot is None else (slot[0], decode_write_position(slot[1]))
+    return None if slot is None else decode_write_position(slot[1])
 
 
 def check_damage_policy(damage: DamagePolicy) -> None:
@@ -106,17 +104,30 @@ def check_damage_policy(damage: DamagePolicy) -> None:
         raise InvalidRequest("unknown damage policy", damage=repr(damage), hint="raise, skip or a callable")
 
 
+class LiveWriter(Protocol):
+    """The writer of the log, in the reader's process."""
+
+    @property
+    def next_seq(self) -> int:
+        """The number of the next message."""
+        ...
+
+    @property
+    def page_number(self) -> int:
+        """The page being written, or the last one. Pages above it are prepared."""
+        ...
+
+
 class LogReader:
     """A position in the log that moves forward. One thread at a time. ``next_seq`` is the next message.
 
-    ``live_next_seq`` returns how far a writer in this process is; without it the recorded write position is read.
-    Readers of a queue may share ``headers`` (of begun pages), ``anchors`` (confirmed frames) and ``indexes`` (of
-    finished pages).
+    ``writer`` is the writer in this process, if there is one; else the recorded write position is read. Readers of a
+    queue may share ``headers`` (of begun pages), ``anchors`` (confirmed frames) and ``indexes`` (of finished pages).
     """
 
     __slots__ = (
         "_anchors", "_damage", "_file", "_from_seq", "_from_time_ns", "_headers", "_index", "_indexes",
-        "_live_next_seq", "_message", "_pages", "_scan", "_reported_seq", "_window_bytes", "gaps",
+        "_message", "_pages", "_reported_seq", "_scan", "_window_bytes", "_writer", "gaps",
     )  # fmt: skip
 
     def __init__(
@@ -124,7 +135,7 @@ class LogReader:
         pages: PageDirectory,
         *,
         damage: DamagePolicy = "raise",
-        live_next_seq: Callable[[], int] | None = None,
+        writer: LiveWriter | None = None,
         headers: dict[int, PageHeader] | None = None,
         anchors: Anchors | None = None,
         indexes: KeptIndexes | None = None,
@@ -134,7 +145,7 @@ class LogReader:
         self._pages = pages
         self._message = message
         self._damage = damage
-        self._live_next_seq = live_next_seq
+        self._writer = writer
         self._headers = {} if headers is None else headers
         self._anchors: Anchors = {} if anchors is None else anchors
         self._indexes: KeptIndexes = {} if indexes is None else indexes
@@ -195,6 +206,9 @@ class LogReader:
         """Enter the last page for which the condition holds, or the first page."""
         numbers = self._pages.known_numbers()
         low, high = 0, len(numbers)
+        if self._writer is not None:
+            # A prepared page is never the right one, and its header would be read again at every seek.
+            high = bisect_right(numbers, self._writer.page_number)
         while low < high:
             middle = (low + high) // 2
             header = cached_header(self._pages, numbers[middle], self._headers)
@@ -337,8 +351,8 @@ class LogReader:
 
     def _owed_seq(self) -> int | None:
         """Messages below this were written, by the writer's record; None if there is no record."""
-        if self._live_next_seq is not None:
-            return self._live_next_seq()
+        if self._writer is not None:
+            return self._writer.next_seq
         written = read_write_position(self._pages)
         if written is None:
             return None
@@ -350,13 +364,13 @@ class LogReader:
         if file is None:
             return False
         # In the writer's process no one else changes the files, so cached headers are valid.
-        header = self._headers.get(number) if self._live_next_seq is not None else None
+        header = self._headers.get(number) if self._writer is not None else None
         try:
             header = header or self._pages.header(file, number)
             if header is not None and header.prepared:
                 header = self._begun(file, header, expected) if expected is not None else None
-            # A reader that comes from the page before reads on, and a full page needs no small first read.
-            following = cached_header(self._pages, number + 1, self._headers) if self._scan is not None else None
+            # A reader that comes from the page before will read on.
+            reads_on = self._scan is not None and header is not None and self._holds_much(header)
         except BaseException:
             self._pages.port.close(file)
             raise
@@ -378,9 +392,16 @@ class LogReader:
             last_time_ns=last_time_ns,
             index=self._index,
             anchors=self._anchors,
-            window_bytes=FIRST_WINDOW_BYTES if following is None or following.prepared else WINDOW_BYTES,
+            window_bytes=WINDOW_BYTES if reads_on else FIRST_WINDOW_BYTES,
         )
         return True
+
+    def _holds_much(self, header: PageHeader) -> bool:
+        """Whether the page needs no small first read: it is full, or the writer here has put many messages into it."""
+        following = cached_header(self._pages, header.number + 1, self._headers)
+        if following is not None and not following.prepared:
+            return True
+        return self._writer is not None and self._writer.next_seq - header.base_seq >= MUCH_MESSAGES
 
     def _begun(self, file: int, prepared: PageHeader, expected: int) -> PageHeader | None:
         """The header of a prepared page as begun with ``expected``, if that message or a later page is there. Until

@@ -1,5 +1,5 @@
-"""The writer of a queue: one for each queue, used by any number of threads. ``tail`` has the fast paths of an append;
-this module has everything else.
+"""The writer of a queue: one for each queue, used by any number of threads. ``tail`` has the fast paths of an append,
+``durability`` the syncs; this module has everything else.
 
 The steps by which the log moves to the next page, and what a crash leaves:
 
@@ -32,10 +32,10 @@ from holdfast.queue.format.frame import (
     octets,
     split_batches,
 )
-from holdfast.queue.format.meta import WritePosition
 from holdfast.queue.format.page import HEADER_BYTES, PAGE_BYTES_MAX, PageHeader, encode_header
+from holdfast.queue.log.durability import Durability, SyncProgress
 from holdfast.queue.log.opening import UNSYNCED_PAGES_MAX, LogEnd
-from holdfast.queue.log.tail import Durability, LogTail, OpenPage, SyncProgress
+from holdfast.queue.log.tail import LogTail, OpenPage
 from holdfast.queue.options import SyncLevel
 
 FIRST_PAGE_BYTES = 1 << 20
@@ -151,7 +151,6 @@ class Writer:
         self,
         pages: PageDirectory,
         end: LogEnd,
-        written: WritePosition | None,
         position_file: WritePositionFile,
         *,
         page_bytes: int,
@@ -203,10 +202,10 @@ class Writer:
         elif writes:
             self.append = self._append_durably
         self.append_at_once = tail.append_at_once
-        progress = self.progress = SyncProgress(port, tail, end, written, position_file, self._sync_names)
+        progress = self.progress = SyncProgress(port, tail, end, position_file, self._sync_names)
         self.durability = Durability(port, progress.durable.next_seq, progress.take, progress.reached, progress.poison)
         try:
-            self._begin(end, clean=written is not None and written.clean)
+            self._begin(end)
         except BaseException:
             self._close_files()
             raise
@@ -374,11 +373,11 @@ class Writer:
 
     # ---- pages ------------------------------------------------------------------------------------------------------
 
-    def _begin(self, end: LogEnd, *, clean: bool) -> None:
+    def _begin(self, end: LogEnd) -> None:
         """Take over the files from ``opening``, which decides whether a page is continued."""
         if not end.resume:
             return
-        for number in end.unsynced if not clean else []:
+        for number in end.unsynced if not end.clean else []:
             unsynced = self._pages.open(number, write=True)
             if unsynced is not None:
                 self.progress.closing.append(unsynced)
@@ -386,10 +385,12 @@ class Writer:
         assert header is not None, "a page that is written on has a header"
         if end.doubtful:
             number = end.doubtful[0]
-            ahead_header = self._pages.header_of(number)
-            ahead = self._pages.open(number, write=True) if ahead_header is not None else None
+            ahead = self._pages.open(number, write=True)
+            ahead_header = None if ahead is None else self._pages.header(ahead, number)
             if ahead is not None and ahead_header is not None:
                 self._supply.prepared = OpenPage(self._port, ahead, ahead_header)
+            elif ahead is not None:
+                self._port.close(ahead)
         file = self._pages.open(end.page, write=True)
         if file is None:
             return

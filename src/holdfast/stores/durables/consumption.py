@@ -29,9 +29,9 @@ from itertools import islice
 
 from holdfast.errors import NotFound
 from holdfast.stores.definitions.cluster import Discard, DurableDefinition
-from holdfast.stores.durables import aging
-from holdfast.stores.durables.aging import without_expired
+from holdfast.stores.durables import expiry
 from holdfast.stores.durables.backlog import SCAN_MAX, Backlog, Residue, Shelf
+from holdfast.stores.durables.expiry import without_expired
 from holdfast.stores.durables.leases import HANDED_OUT, Holder, Lease, Leases, RedeliveryQueue, count_after, joined
 from holdfast.stores.durables.pending import PendingMessages
 from holdfast.stores.matching import Matcher
@@ -87,9 +87,9 @@ class Consumption(PendingMessages):
         if self.backlog.scanned_ms:
             next_ms = earlier(next_ms, self.backlog.delayed.next_ms())
         if self.definition.message_ttl_ms:
-            next_ms = earlier(next_ms, aging.ttl_next_ms(self))
+            next_ms = earlier(next_ms, expiry.ttl_next_ms(self))
         if self.backlog.floor is not None:
-            next_ms = earlier(next_ms, aging.retention_next_ms(self))
+            next_ms = earlier(next_ms, expiry.retention_next_ms(self))
         if self.discards_ms:
             next_ms = earlier(next_ms, self.discards_ms)
         return earlier(next_ms, self.dying_retry_ms) if self.dying and self.definition.dead_letter_store else next_ms
@@ -260,7 +260,7 @@ class Consumption(PendingMessages):
         self.redelivery.wake(now_ms, SCAN_MAX if self.is_stepwise else _HIGH)
         self._wake_delayed(now_ms, budget)
         if self.definition.message_ttl_ms and not self._has_due_delayed(now_ms):
-            aging.expire_backlog(self, now_ms, budget)
+            expiry.expire_backlog(self, now_ms, budget)
         runs: list[tuple[int, int, int]] = []
         self.hand_out(holder, room, now_ms, runs)
         self._note_ready(effects)
@@ -275,7 +275,7 @@ class Consumption(PendingMessages):
         looks = SCAN_MAX if self.is_stepwise else _HIGH
         while room and looks and (run := self.redelivery.take(min(room, looks))) is not None:
             looks -= run[1] - run[0] + 1
-            for first, last in aging.without_expired(self, run[0], run[1], now_ms):
+            for first, last in expiry.without_expired(self, run[0], run[1], now_ms):
                 self.leases.hold(holder, (first, last, max(run[2], 0) + 1, deadline_ms))
                 holder.handed_out(first, last, now_ms)
                 runs.append((first, last, count_after(run[2])))
@@ -283,7 +283,7 @@ class Consumption(PendingMessages):
                 self.tally.delivered += last - first + 1
                 self.tally.redelivered += last - first + 1 if run[2] else 0
         if room and looks and self.looks_on and not self._has_due_delayed(now_ms):
-            for first, last in aging.without_old(self, self.scan(room, now_ms).runs, now_ms):
+            for first, last in expiry.without_old(self, self.scan(room, now_ms).runs, now_ms):
                 self.leases.hold(holder, (first, last, 1, deadline_ms))
                 holder.handed_out(first, last, now_ms)
                 runs.append((first, last, 1))
@@ -343,7 +343,7 @@ class Consumption(PendingMessages):
             self.pending_bytes -= self.shelf.counts.release(first, floor - 1)
             first = floor
         self.pending_bytes -= self.shelf.counts.size(first, last)
-        aging.retain(self, first, last, now_ms)
+        expiry.retain(self, first, last, now_ms)
 
     def _come_back(self, run: Lease, counting: SequenceSet, now_ms: int, effects: list[Effect]) -> None:
         """Put back a run whose subscriber is gone or late; only deliveries to the application count."""
@@ -354,13 +354,13 @@ class Consumption(PendingMessages):
             if counts:
                 self._give_back((first, last, run[2], run[3]), now_ms, effects)
                 continue
-            for low, high in aging.without_expired(self, first, last, now_ms):
+            for low, high in expiry.without_expired(self, first, last, now_ms):
                 self.redelivery.add(low, high, run[2] - 1 or HANDED_OUT)
 
     def _give_back(self, run: Lease, now_ms: int, effects: list[Effect], delay_ms: int = 0) -> None:
         """Put back a run, or dead-letter it after too many deliveries."""
         maximum = self.definition.max_delivery
-        for first, last in aging.without_expired(self, run[0], run[1], now_ms):
+        for first, last in expiry.without_expired(self, run[0], run[1], now_ms):
             if maximum and run[2] >= maximum:
                 for seq in range(first, last + 1):
                     self._die(seq, run[2], "max_delivery", now_ms, effects)
@@ -369,7 +369,7 @@ class Consumption(PendingMessages):
                     effects.append(Advise(self.shelf.store, self.name, "", "messages_parked", facts))
             elif delay_ms > 0:
                 for seq in range(first, last + 1):
-                    self.redelivery.add_later(aging.wake_ms(self, seq, now_ms + delay_ms), seq, run[2])
+                    self.redelivery.add_later(expiry.wake_ms(self, seq, now_ms + delay_ms), seq, run[2])
             else:
                 self.redelivery.add(first, last, run[2])
 
@@ -415,12 +415,12 @@ class Consumption(PendingMessages):
         self.redelivery.wake(now_ms, SCAN_MAX if self.is_stepwise else _HIGH)
         self._wake_delayed(now_ms, budget)
         if self.definition.message_ttl_ms:
-            aging.expire_parked(self, now_ms, budget)
-            aging.expire_returned(self, now_ms, budget)
+            expiry.expire_parked(self, now_ms, budget)
+            expiry.expire_returned(self, now_ms, budget)
             if not self._has_due_delayed(now_ms):
-                aging.expire_backlog(self, now_ms, budget)
+                expiry.expire_backlog(self, now_ms, budget)
         self.backlog.cursor_ms = max(self.backlog.cursor_ms, self.shelf.counts.time_from(self.backlog.cursor))
-        retained = aging.expire_retained(self, now_ms, budget)
+        retained = expiry.expire_retained(self, now_ms, budget)
         if self.dying and self.dying_retry_ms <= now_ms and self.definition.dead_letter_store:
             self.dying_retry_ms = now_ms + DYING_RETRY_MS
             effects += self.dying_effects()
@@ -434,7 +434,7 @@ class Consumption(PendingMessages):
         backlog), and three steps.
         """
         messages, size = self.pending, self.pending_bytes
-        retained = aging.leave_retained(self, now_ms)
+        retained = expiry.leave_retained(self, now_ms)
         delayed = Residue.of_delayed(self.backlog, now_ms)
         if self.is_stepwise:
             self.pending -= self.backlog.delayed_total
@@ -514,7 +514,7 @@ class Consumption(PendingMessages):
         for seq in chosen:
             self.take_dying(seq)
             # Under older rules an expired message came back, and nothing was left to end it but a delivery.
-            if not self.is_stepwise or aging.without_expired(self, seq, seq, command.at_ms):
+            if not self.is_stepwise or expiry.without_expired(self, seq, seq, command.at_ms):
                 self._put_back(seq)
                 put_back += 1
         return Redelivered(put_back, seqs[-1] if more else 0)
@@ -533,7 +533,7 @@ class Consumption(PendingMessages):
         """Every message that the durable holds a reference to. Cost: O(backlog); for checks."""
         numbers = SequenceSet(sorted((seq, seq) for seq, _ in self.browse(0, _HIGH)))
         if self.backlog.floor is not None:
-            for first, last in aging.retained(self, self.backlog.floor, self.backlog.cursor):
+            for first, last in expiry.retained(self, self.backlog.floor, self.backlog.cursor):
                 numbers.add(first, last)
         return numbers
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Final
 
 from holdfast.errors import InvalidRequest, NotFound
-from holdfast.stores.durables.aging import retained
 from holdfast.stores.durables.consumption import Consumption
+from holdfast.stores.durables.expiry import retained
 from holdfast.stores.durables.keyed import LastValue, key_of
 from holdfast.stores.machine.repairs import CAUSE
 from holdfast.stores.machine.state import State

@@ -27,8 +27,8 @@ from holdfast.stores.definitions.cluster import (
     with_earlier_prefetch,
 )
 from holdfast.stores.definitions.parts import DURABLES, Path, changed_paths, check_change, undoing, with_parts
-from holdfast.stores.durables.aging import expire_newly_parked, retained, set_retention
 from holdfast.stores.durables.consumption import DYING_RETRY_MS, Consumption
+from holdfast.stores.durables.expiry import expire_newly_parked, retained, set_retention
 from holdfast.stores.durables.keyed import KeyedMessages
 from holdfast.stores.machine.store import Cluster, Durable, Revision, Store
 from holdfast.stores.values.commands import FIRST_RULES, STEPWISE_RULES, Define, Done, Redefine, Result

@@ -22,7 +22,7 @@ from holdfast.stores.definitions.cluster import (
     StoreDefinition,
 )
 from holdfast.stores.definitions.reader import check_name
-from holdfast.stores.durables import aging
+from holdfast.stores.durables import expiry
 from holdfast.stores.durables.backlog import ReadAhead, expires_ms
 from holdfast.stores.durables.consumption import Consumption
 from holdfast.stores.durables.keyed import LastValue
@@ -300,7 +300,7 @@ class State(Cluster):
     def _rewind(self, command: commands.Rewind, effects: list[Effect]) -> _Outcome:
         store, found = self.find(command.store, command.durable)
         durable = _retaining(found)
-        changed = aging.rewind(durable, command, self.read_ahead)
+        changed = expiry.rewind(durable, command, self.read_ahead)
         if changed and durable.ready():
             effects.append(durable.ready_effect)
         self.arm(store, command.durable)
@@ -308,7 +308,7 @@ class State(Cluster):
 
     def reading_ahead(self, command: commands.Rewind) -> ReadAhead:
         """What reads the messages of this rewind ahead. Raises what the rewind would be refused with."""
-        return aging.reading_ahead(_retaining(self.find(command.store, command.durable)[1]), command)
+        return expiry.reading_ahead(_retaining(self.find(command.store, command.durable)[1]), command)
 
     def _expire(self, command: commands.Expire, effects: list[Effect]) -> _Outcome:
         due_ms = self.next_deadline_ms(volatile=command.volatile)
@@ -390,7 +390,7 @@ class State(Cluster):
             durable = store.durables[name]
             gone = False
             if isinstance(durable, Consumption):
-                gone = aging.expire_own(durable, kept)
+                gone = expiry.expire_own(durable, kept)
             elif isinstance(durable, LastValue):
                 gone = durable.keyed.lose_message(kept, "own_ttl") is not None
             if gone:
