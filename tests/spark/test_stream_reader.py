@@ -19,7 +19,7 @@ from holdfast.objects import memory
 from holdfast.objects.open import open_store
 from holdfast.spark.columns import COLUMNS, Shape
 from holdfast.spark.options import Mode, parse_read_options
-from holdfast.spark.source import stream as stream_tail
+from holdfast.spark.source import tail
 from holdfast.spark.source.stream import HoldfastStreamReader
 from holdfast.values import Version
 
@@ -199,7 +199,7 @@ def test_asking_for_everything_ignores_the_bounds() -> None:
 def test_far_behind_the_end_is_found_by_listing_and_what_lies_between_is_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(stream_tail, "JUMP_TO_END_AFTER", 4)
+    monkeypatch.setattr(tail, "JUMP_TO_END_AFTER", 4)
     builder = random_log(5, reigns=6)
     world = World(builder, targetPartitionBytes=2**20)
     assert world.step()

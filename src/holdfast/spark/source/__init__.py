@@ -1,5 +1,6 @@
 """Read a log: as a batch and as a stream.
 
 Start with ``plan`` (which objects), then ``scan`` (one piece in a task), ``bodies`` and ``shapes`` (bytes to rows).
-``reader`` and ``stream`` are what Spark calls; ``segments`` reads the older part of a log from its segments.
+``reader`` and ``stream`` are what Spark calls; ``tail`` follows the end of the log for ``stream``; ``segments`` reads
+the older part of a log from its segments.
 """

@@ -38,7 +38,7 @@ from holdfast.spark.source.plan import (
 )
 from holdfast.spark.source.scan import scan
 from holdfast.spark.source.shapes import RowFilter
-from holdfast.spark.source.stream import LogTail, objects_between
+from holdfast.spark.source.tail import LogTail, objects_between
 from holdfast.values import VERSION_MAX
 
 SEGMENT_SCHEMA: Final = arrow_schema(Shape.OPERATIONS, list(COLUMNS[Shape.OPERATIONS]))

@@ -1,0 +1,335 @@
+"""The end of a log for a stream: the live chain after an offset, one object after the other.
+
+The same two offsets give the same rows always. The object after the head has one known slot, so polling costs one read
+and no listing. A missing object between two offsets raises NotFound when retention removed it (with ``failOnDataLoss``
+off the stream continues with the oldest object left), CorruptData otherwise. An offset of another log raises
+InvalidRequest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from holdfast.commit.format.batch import CLAIM_BYTES, FIRST_SLOT, Header
+from holdfast.commit.format.chain import ChainWalker, broken
+from holdfast.commit.reading.reader import read_header as read_header_if_there
+from holdfast.errors import Code, NotFound
+from holdfast.objects.port import ObjectStore
+from holdfast.spark.options import Admission, Position, ReadOptions
+from holdfast.spark.source.plan import (
+    Chain,
+    Piece,
+    claim_of,
+    cut,
+    first_object,
+    index_after,
+    list_slots,
+    live_chain,
+    lost,
+    newest_header,
+    read_header,
+    require_log,
+    walk,
+)
+from holdfast.spark.source.shapes import seq_of
+
+AHEAD_MAX: Final = 16
+"""Headers read at once while the stream catches up."""
+JUMP_TO_END_AFTER: Final = 256
+"""Objects walked one by one before the end is looked for by listing."""
+BEFORE_GENESIS_SEQ: Final = -1
+
+
+def position_of(header: Header, at_least: int = 0) -> Position:
+    """The offset after an object; ``at_least`` is a version that rows must be above in any case."""
+    return Position(seq_of(header.slot), max(header.last_version, at_least), header.log_id.hex())
+
+
+async def head_position(store: ObjectStore) -> Position:
+    """The offset after the newest object. Cost: one LIST page, two rounds of headers.
+
+    Raises: NotFound (``log_empty``), CorruptData, Unavailable.
+    """
+    return position_of(await newest_header(store))
+
+
+async def starting_position(store: ObjectStore, options: ReadOptions) -> Position:
+    """The offset where a new stream with these options begins.
+
+    Raises: NotFound (``log_empty``, ``log_truncated``), CorruptData, Unavailable. Cost: as planning a batch read.
+    """
+    if options.from_latest:
+        return await head_position(store)
+    after = options.starting_after
+    if after is not None and after.seq is not None:
+        log_id = (await head_position(store)).log_id
+        require_log(log_id, after.log_id)
+        return Position(after.seq, after.version, log_id)
+    chain = await live_chain(store)
+    if after is not None:
+        require_log(chain.log_id, after.log_id)
+    index = await first_object(store, chain, options, options.starting_version)
+    version = after.version if after is not None else max(0, (options.starting_version or 0) - 1)
+    if index > 0:
+        return position_of(await read_header(store, int(chain.slots[index - 1])), version)
+    if not chain.truncated:
+        return Position(BEFORE_GENESIS_SEQ, version, chain.log_id)
+    oldest = await read_header(store, int(chain.slots[0]))
+    return Position(seq_of(oldest.prev), max(version, oldest.prev_version), chain.log_id)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchEnd:
+    """Where a micro-batch may end, how many transactions are before it, and whether the log ends there."""
+
+    end: Position
+    transactions: int
+    is_end_of_log: bool
+
+
+class LogTail:
+    """The live chain after an offset. Keeps the headers of the objects of one micro-batch."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        self._options = options
+        self._start_seq: int | None = None
+        self._log_id: str | None = None
+        self._walker = ChainWalker()
+        self._before: Header | None = None
+        self._walked: list[Header] = []
+        self._is_unproved = True
+
+    async def end_of_batch(
+        self,
+        store: ObjectStore,
+        start: Position,
+        bounds: Admission,
+        limit: Position | None = None,
+        *,
+        prove_end: bool = False,
+    ) -> BatchEnd:
+        """Where a micro-batch from ``start`` ends within ``bounds`` and not after ``limit``.
+
+        A slot that is empty is the end of the log, or was emptied by retention before this stream came to it;
+        ``prove_end`` asks which (always asked once for an offset that is new to this process).
+
+        Raises: NotFound, CorruptData, Unavailable. Cost: one read when there is nothing new, one per new object.
+        """
+        if limit is not None:
+            require_log(limit.log_id, start.log_id)
+        if limit is not None and not bounds.is_limited:
+            end = Position(limit.seq, max(limit.version, start.version), limit.log_id)
+            return BatchEnd(end if _seq(limit) > _seq(start) else start, 0, is_end_of_log=True)
+        await self._stand_at(store, start)
+        taken = transactions = size = 0
+        while True:
+            if taken == len(self._walked):
+                if taken >= JUMP_TO_END_AFTER and not bounds.is_limited and transactions >= (bounds.rows_min or 0):
+                    end = await head_position(store)
+                    end = Position(end.seq, max(end.version, start.version), end.log_id)
+                    return BatchEnd(end, transactions, is_end_of_log=True)
+                if not await self._walk_on(store):
+                    if (prove_end or self._is_unproved) and not taken and await self._was_removed(store, start):
+                        continue
+                    return self._batch_end(start, taken, transactions, is_end=True)
+            header = self._walked[taken]
+            if limit is not None and seq_of(header.slot) > _seq(limit):
+                return self._batch_end(start, taken, transactions, is_end=True)
+            size += header.object_bytes()
+            if taken and (
+                _is_over(taken + 1, bounds.objects_max)
+                or _is_over(size, bounds.bytes_max)
+                or _is_over(transactions + header.transactions, bounds.rows_max)
+            ):
+                return self._batch_end(start, taken, transactions, is_end=False)
+            transactions += header.transactions
+            taken += 1
+
+    def _batch_end(self, start: Position, taken: int, transactions: int, *, is_end: bool) -> BatchEnd:
+        end = position_of(self._walked[taken - 1], start.version) if taken else start
+        return BatchEnd(end, transactions, is_end)
+
+    async def _stand_at(self, store: ObjectStore, start: Position) -> None:
+        """Make ``_walked`` the known headers right after ``start``, and ``_before`` the one before them."""
+        if self._start_seq == start.seq:
+            return
+        for index, header in enumerate(self._walked):
+            if seq_of(header.slot) == start.seq:
+                self._before = header
+                del self._walked[: index + 1]
+                break
+        else:
+            self._walked = []
+            self._walker, self._before, first = await _walker_after(store, start, self._options)
+            # An offset from before log ids belongs to the log that holds its object.
+            known = self._before or first
+            self._log_id = start.log_id if known is None else known.log_id.hex()
+            if first is not None:
+                self._walked.append(first)
+            self._is_unproved = True
+        self._start_seq = start.seq
+
+    async def _walk_on(self, store: ObjectStore) -> bool:
+        """Take what follows the last header that is known; False at the end of the log."""
+        walker = self._walker
+        first = await read_header_if_there(store, walker.next_slot)
+        if first is None:
+            return False
+        require_log(first.log_id.hex(), self._log_id)
+        walker.accept(first)
+        self._walked.append(first)
+        # After a new object there may be more. They are read together and taken as far as they continue.
+        ahead = range(walker.next_slot, max(0, walker.next_slot - min(len(self._walked), AHEAD_MAX)), -1)
+        for header in await asyncio.gather(*(read_header_if_there(store, slot) for slot in ahead)):
+            if header is None or header.slot != walker.next_slot:
+                break
+            walker.accept(header)
+            self._walked.append(header)
+        return True
+
+    async def _was_removed(self, store: ObjectStore, start: Position) -> bool:
+        """After an empty slot: False at the end of the log; True when the walk continues after what was removed."""
+        self._is_unproved = False
+        head = await head_position(store)
+        require_log(head.log_id, self._log_id)
+        if _seq(head) <= _seq(start) or await read_header_if_there(store, self._walker.next_slot) is not None:
+            return _seq(head) > _seq(start)
+        oldest = await _oldest_after(store, start, self._options)
+        if oldest is None:
+            raise lost("an acknowledged object is missing", self._walker.next_slot)
+        self._walker, self._before = ChainWalker(oldest, await claim_of(store, oldest)), None
+        self._walked = [oldest]
+        return True
+
+    def chain_between(self, start: Position, end: Position) -> tuple[Chain, int] | None:
+        """The walked objects up to ``end`` with the one before ``start``, if any, and the index after it."""
+        if self._start_seq != start.seq:
+            return None
+        for index, header in enumerate(self._walked):
+            if seq_of(header.slot) == end.seq:
+                before = [] if self._before is None else [self._before]
+                return _chain_of([*before, *self._walked[: index + 1]]), len(before)
+        return None
+
+
+def _is_over(amount: int, bound: int | None) -> bool:
+    return bound is not None and amount > bound
+
+
+def _seq(position: Position) -> int:
+    assert position.seq is not None, "an offset of a running stream names its object"
+    return position.seq
+
+
+def _chain_of(headers: Sequence[Header]) -> Chain:
+    return Chain(
+        np.array([header.slot for header in headers], dtype=np.uint64),
+        np.array([header.object_bytes() for header in headers], dtype=np.int64),
+        truncated=False,
+        log_id=headers[0].log_id.hex() if headers else None,
+    )
+
+
+async def _walker_after(
+    store: ObjectStore, start: Position, options: ReadOptions
+) -> tuple[ChainWalker, Header | None, Header | None]:
+    """A walker whose next object is the first one after ``start``, and the object before that.
+
+    Where a truncated log begins after ``start``, the walker has already taken the oldest object, which comes third.
+    """
+    seq = _seq(start)
+    if seq < 0:
+        return ChainWalker(), None, None
+    head = await read_header_if_there(store, FIRST_SLOT - seq)
+    if head is not None:
+        require_log(head.log_id.hex(), start.log_id)
+        return ChainWalker(head, await claim_of(store, head)), head, None
+    oldest = await _oldest_after(store, start, options)
+    if oldest is None:
+        raise lost("the object that an offset names is missing", FIRST_SLOT - seq)
+    return ChainWalker(oldest, await claim_of(store, oldest)), None, oldest
+
+
+async def _oldest_after(store: ObjectStore, start: Position, options: ReadOptions) -> Header | None:
+    """In a log that was truncated after ``start``, the oldest object left; None in any other.
+
+    Raises: NotFound (``log_truncated``) when something between them was removed, unless ``failOnDataLoss`` is off.
+    """
+    chain = await live_chain(store)
+    require_log(chain.log_id, start.log_id)
+    if not chain.truncated or index_after(chain, _seq(start)):
+        return None
+    oldest = await read_header(store, int(chain.slots[0]))
+    if options.fail_on_data_loss and seq_of(oldest.prev) > _seq(start):
+        raise NotFound(
+            "data loss: retention has removed what this stream has not read",
+            code=Code.LOG_TRUNCATED,
+            hint="start a new stream from a snapshot, or set failOnDataLoss=false to continue with what is left",
+            read_through=start.version,
+            removed_through=oldest.prev_version,
+        )
+    return oldest
+
+
+async def pieces_between(
+    store: ObjectStore, tail: LogTail, options: ReadOptions, start: Position, end: Position
+) -> list[Piece]:
+    """The pieces that hold the objects after ``start`` up to ``end``: always the same ones.
+
+    Raises, cost: as ``objects_between``.
+    """
+    chain, first = await objects_between(store, tail, options, start, end)
+    return cut(chain, first, len(chain.slots), options.target_partition_bytes)
+
+
+async def objects_between(
+    store: ObjectStore, tail: LogTail, options: ReadOptions, start: Position, end: Position
+) -> tuple[Chain, int]:
+    """The objects after ``start`` up to ``end``, and where they begin in the chain.
+
+    Raises: NotFound (``log_truncated``), CorruptData, Unavailable. Cost: none after ``tail``, else a listing.
+    """
+    require_log(end.log_id, start.log_id)
+    if _seq(end) <= _seq(start):
+        return _chain_of([]), 0
+    walked = tail.chain_between(start, end)
+    return walked if walked is not None else await _listed_between(store, options, start, end)
+
+
+async def _listed_between(
+    store: ObjectStore, options: ReadOptions, start: Position, end: Position
+) -> tuple[Chain, int]:
+    begin, last = FIRST_SLOT - max(_seq(start), 0), FIRST_SLOT - _seq(end)
+    slots, sizes = await list_slots(store, last, begin)
+    if not len(slots) or int(slots[0]) != last:
+        require_log((await head_position(store)).log_id, end.log_id or start.log_id)
+        raise lost("the object that an offset names is missing", last)
+    log_id = (await read_header(store, last)).log_id.hex()
+    require_log(log_id, end.log_id or start.log_id)
+    first = 0 if _seq(start) < 0 else 1
+    missing: list[tuple[int, int]] = [(begin, begin)]
+    if int(slots[-1]) == begin:
+        live, missing = walk(slots, sizes == CLAIM_BYTES, last, begin)
+        if not missing:
+            return _ending_at(last, Chain(slots[live], sizes[live], truncated=False, log_id=log_id)), first
+    oldest = await _oldest_after(store, start, options)
+    if oldest is None:
+        raise lost("an acknowledged object is missing", *missing[-1])
+    if oldest.slot < last:
+        raise lost("everything up to this offset was removed", last)
+    live, missing = walk(slots, sizes == CLAIM_BYTES, last, oldest.slot)
+    if missing:
+        raise lost("an acknowledged object is missing", *missing[-1])
+    return _ending_at(last, Chain(slots[live], sizes[live], truncated=True, log_id=log_id)), 0
+
+
+def _ending_at(last: int, chain: Chain) -> Chain:
+    """The chain, which must end with the object of an offset: an object cut to claim size makes the walk jump."""
+    if int(chain.slots[-1]) != last:
+        raise broken("object of claim size is no claim", int(chain.slots[-1]))
+    return chain
