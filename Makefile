@@ -83,7 +83,7 @@ check: $(STAMPS)/venv
 
 docs: $(STAMPS)/venv
 	$(BIN)/python scripts/check_docs.py
-	$(BIN)/python -m pytest -q --doctest-modules src/holdfast
+	$(BIN)/python -m pytest -q tests/scripts/test_docstring_examples.py
 
 bench: $(STAMPS)/venv $(STAMPS)/java
 	@JAVA_HOME=$$(cat $(STAMPS)/java) $(BIN)/python scripts/run_benchmarks.py $(BENCH_FLAGS)

@@ -46,7 +46,7 @@ class Exit(IntEnum):
 def exit_of(error: HoldfastError) -> Exit:
     """The exit code of a command that ends with this error.
 
-    >>> exit_of(NotFound("log is empty", code=Code.LOG_EMPTY)).value
+    >>> exit_of(errors.NotFound("log is empty", code=Code.LOG_EMPTY)).value
     5
     """
     by_code = {Code.LEADER_ALIVE: Exit.LEADER_ALIVE, Code.LOG_EMPTY: Exit.LOG_EMPTY, Code.STORE_UNFIT: Exit.DAMAGED}

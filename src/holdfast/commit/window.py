@@ -1,19 +1,20 @@
 """The conflict window: which versions recently changed which keys and ranges.
 
-Changes arrive and leave in version order, so the window is cut by time. A question below the floor, a version that does
-not rise and an empty range are bugs of the caller. After a crash the window is gone: a new leader starts with an empty
-one at a new floor.
+Changes arrive and leave in version order, so the window is divided by version. It is a bug of the caller to ask below
+the floor, to add a version that does not rise or to pass an empty range. After a crash the window is gone: a new leader
+starts with an empty one at a new floor.
 
 - A **generation** holds the changes of a range of versions: a dictionary from key to newest version, the same keys in
   sorted runs, and the deleted ranges. Generations do not overlap, so a search stops at the first generation that is
-  wholly older than the version asked about. Most readers are a few hundred versions late and touch one or two of them.
-- Generation ``[0]`` is the young one. At ``slice_keys`` it becomes the resting one, ``[1]``, which is merged into the
-  growing one, ``[2]``, while the next young one fills. A full growing generation is closed and stays in ``[3:]``,
-  newest first, until the floor passes its last version; then it is dropped as a whole.
+  wholly older than the version asked about. Most readers are a few hundred versions behind and touch one or two
+  generations.
+- Generation ``[0]`` is the young one. With ``slice_keys`` keys it becomes the resting one, ``[1]``. This one is merged
+  into the growing one, ``[2]``, while the next young one fills. A full growing generation is closed and stays in
+  ``[3:]``, newest first, until the floor passes its last version; then it is dropped as a whole.
 - Sorted runs are made while keys arrive, because sorting a full window at once takes seconds. Runs of equal rank are
-  merged like the digits of a binary counter; those of a closed generation are merged into runs by key.
+  merged like the digits of a binary counter; the runs of a closed generation are merged into runs ordered by key.
 - Large work (merging, freeing memory) is done in small steps during later calls (``_work``), so no call is slow.
-- Within a generation versions only rise, so a range search may stop at the newest run with a result.
+- Within a generation later changes have higher versions, so a range search may stop at the newest run with a result.
 - Closed runs are tuples of bytes, and dictionaries map bytes to integers: the garbage collector does not track them.
 """
 

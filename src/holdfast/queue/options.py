@@ -80,7 +80,8 @@ def lifetime_ns(lifetime: object) -> int:
     from datetime import timedelta
 
     if not isinstance(lifetime, timedelta) or lifetime <= timedelta(0):
-        raise InvalidRequest("lifetime is a timedelta above zero", lifetime=repr(lifetime), hint="timedelta(days=7)")
+        hint = "for example timedelta(days=7)"
+        raise InvalidRequest("lifetime must be a timedelta above zero", lifetime=repr(lifetime), hint=hint)
     return lifetime // timedelta(microseconds=1) * 1000
 
 

@@ -4,12 +4,12 @@
         for order in orders:
             send(order)
 
-Delivery is at least once, in order. ``PersistRun`` is one run without threads, ``persist_flow`` its rules; one thread
-at a time uses the producer's side, one the consumer's. The source runs in *turns* on the scheduler: a turn stores items
-until the bound is reached and then ends, so a waiting source takes no thread of an executor. No lock is held during a
-wait, so an interrupt (Ctrl-C) leaves none locked.
+Delivery is at least once, in order. ``PersistRun`` is one run without threads; ``persist_flow`` has its rules. One
+thread at a time uses the producer's side, and one uses the consumer's side. The source runs in *turns* on the
+scheduler: a turn stores items until the bound is reached and then ends, so a waiting source takes no thread of an
+executor. No lock is held during a wait, so an interrupt (Ctrl-C) leaves none locked.
 
-The page of the last item stays, for a source that resumes.
+The page that holds the last item is kept, so that a source can resume.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def check_executor(scheduler: Executor) -> None:
             raise InvalidRequest(
                 "the source cannot run in another process or interpreter",
                 scheduler=type(scheduler).__name__,
-                hint="ThreadPoolExecutor",
+                hint="use a ThreadPoolExecutor",
             )
 
 

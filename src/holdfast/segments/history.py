@@ -1,12 +1,12 @@
-"""A log's history as events from its segments, which subscribers and views read instead of many small objects.
+"""A log's history as events from its segments. Subscribers and views read these instead of many small objects.
 
 The events are those of the log: the same versions, ``prev_version``, request ids, leaders, times and operations. A
-portion ends with a checkpoint at a final version. A table that is missing, is not of segments or belongs to another log
-gives nothing, and is logged. A segment that a vacuum removed is looked up in the newest table once; a damaged or
-missing one raises CorruptData, and the caller continues in the log. Nothing is skipped.
+portion ends with a checkpoint at a final version. A table that is missing, is not a table of segments or belongs to
+another log gives no events, and is logged. A segment that a vacuum removed is looked up in the newest table once; a
+damaged or missing one raises CorruptData, and the caller continues in the log. Nothing is skipped.
 
-Cost: the Delta log, at most every ``REFRESH_SECONDS``; of each file its footer and the row groups that are needed. A
-reader holds one row group as it is in the file, and ``BATCH_BYTES`` of rows. Decoding is on a thread.
+Cost: one read of the Delta log, at most every ``REFRESH_SECONDS``; from each file, the footer and the needed row
+groups. A reader holds one row group in its file encoding, and ``BATCH_BYTES`` of rows. Decoding runs on a thread.
 """
 
 # pyarrow ships no types, so the checker cannot know its classes where they are parameters; mypy checks the rest.

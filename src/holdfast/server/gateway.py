@@ -1,4 +1,4 @@
-"""``Gateway``: it stands between the connections of one server and the commit service, and bounds what passes.
+"""``Gateway``: it stands between the connections of one server and the commit service, and limits what passes.
 
 The gateway admits commits and gives all commits of one turn of the event loop to the service in one list. If several
 callers ask for the version in one turn, it asks the service once. While this process does not lead, requests for the

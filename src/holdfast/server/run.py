@@ -1,12 +1,14 @@
 """``holdfast serve``: one process from its start to its exit code.
 
     start    bind and listen (answering not_leader), open the store, recover and claim, print "ready"
-    stop     SIGTERM or SIGINT: accept nothing more, drain to durable, answer, resign, close, exit 0. It ends within
-             ``server.drain_seconds_max``; commits not durable by then are answered outcome_unknown, and the code is 6
+    stop     SIGTERM or SIGINT: accept nothing more, make the accepted commits durable, answer, resign, close, exit 0.
+             It ends within ``server.drain_seconds_max``; commits not durable by then are answered outcome_unknown,
+             and the code is 6
     again    a second signal exits at once; nothing acknowledged is lost, because the next leader recovers
 
-Exit codes: 0 drained or stepped down; 2 bad configuration; 3 another leader is alive; 4 deposed; 5 nothing to open; 6
-store or log damaged, unfit or unavailable; 70 a bug. A standby whose leadership ends waits for its turn again.
+Exit codes: 0 drained or stepped down; 2 bad configuration; 3 another leader is alive; 4 deposed; 5 there is no log;
+6 store or log damaged, unfit or unavailable; 70 a bug. With ``--standby`` a process whose leadership ends becomes a
+standby again.
 """
 
 from __future__ import annotations

@@ -8,10 +8,10 @@ Frames gather while the thread writes the previous group. Together they are the 
 wake-up of the loop. So a reply waits for two syncs at most. If no write is under way, a group is taken in the next turn
 of the loop.
 
-Fast path: after ``SINGLE_GROUPS`` groups of one reply each, the next group is taken at once. After ``FAST_GROUPS``
-groups in a row that were synced and replied to within ``FAST_SECONDS``, the loop itself writes and syncs a group of one
-reply, because waking the thread costs an eighth of the time of a single message. The thread does the work again after a
-slower group or a group without sync, and during a checkpoint (decision 0027).
+Fast path: after ``SINGLE_GROUPS`` groups of one reply each, the next group is taken at once. The loop itself writes and
+syncs a group of one reply after ``FAST_GROUPS`` groups in a row that were synced and replied to within
+``FAST_SECONDS``. This saves waking the thread, which costs an eighth of the time of a single message. The thread does
+the work again after a slower group or a group without sync, and during a checkpoint (decision 0027).
 """
 
 from __future__ import annotations

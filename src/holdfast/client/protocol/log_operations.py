@@ -5,17 +5,17 @@ The rules for a commit, in the order in which they are tried on each reply:
     the reply                                    what is known   what happens
     200 committed / not_committed                the outcome     it is returned
     coded 503 overloaded, not_leader, 429        not accepted    wait (Retry-After, jitter), the same attempt again
-    not sent: no connection, last byte not out   not accepted    wait with jitter, the same attempt again
-    a stream of commits cut on its way out       unknown         ask status until it is final, item by item
+    not sent: no connection, or last byte unsent not accepted    wait with jitter, the same attempt again
+    a stream of commits broken while it is sent  unknown         ask status until it is final, item by item
     coded 504, 409 leader_changed, 5xx           unknown         ask status until it is final
     uncoded 429, 5xx (some proxy)                unknown         ask status until it is final
     sent, then silence or a broken connection    unknown         ask status until it is final
     any other coded error                        refused         it is raised
 
-An *attempt* is (request_id, read_version). It is sent again only while every earlier sending is known not to have been
-accepted. Asking status closes an attempt permanently, so after ``not_committed`` a new attempt (new request id) never
-commits twice. Every loop has a bound. An operation that runs out of time while its outcome is unknown raises
-``OutcomeUnknown`` with the request id and ``min_version``, with which status can be asked later.
+An *attempt* is (request_id, read_version). It is sent again only while it is known that no earlier sending was
+accepted. Asking status closes an attempt permanently. So after ``not_committed`` a new attempt (new request id) never
+commits the transaction a second time. Every loop has a bound. An operation that runs out of time while its outcome is
+unknown raises ``OutcomeUnknown`` with the request id and ``min_version``, with which status can be asked later.
 """
 
 from __future__ import annotations

@@ -69,8 +69,8 @@ def require_bound(directory: str, log_id: str) -> None:
         raise InvalidRequest(
             "the stores belong to another log",
             code=Code.LOG_MISMATCH,
-            hint="the log was replaced: set stores.directory to another directory, or start once with --init "
-            "--force-new: then these stores are kept and belong to the present log",
+            hint="the log was replaced: set stores.directory to another directory; or start once with --init "
+            "--force-new, which keeps these stores and binds them to the present log",
             directory=directory,
             stores_log_id=bound,
             log_id=log_id,

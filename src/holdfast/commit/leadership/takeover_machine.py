@@ -6,15 +6,15 @@
     ask          the leader answers                                  failed, or follow as a standby
                  it does not                                         watch
     follow       a question gets no answer                           find, then watch
-    watch        no new key for as long as the rules say, and every  claim (after find, and a last question to its
-                 question without an answer                          leader when that took a while)
-    claim        created, or refused by this very claim              check
+    watch        no new key for as long as the rules say, and no     claim (if the frontier is old: first find, then a
+                 answer to any question                              last question to its leader)
+    claim        created, or refused because it is already there     check
                  refused by another object                           find (walk on with ``take_over``)
     check        the newest key is not past the claim                leads
 
-Waiting for a leader that may be alive is liveness only; safety never depends on it. The probe runs during the first
-states and must pass before the claim is sent. A failed request is repeated, with capped exponential backoff and full
-jitter, until ``retry_budget_ms`` is exhausted.
+Waiting for a leader that may be alive serves liveness only; safety never depends on it. The probe (can the store
+hold a log?) runs during the first states and must pass before the claim is sent. A failed request is repeated, with
+capped exponential backoff and full jitter, until ``retry_budget_ms`` is exhausted.
 """
 
 from __future__ import annotations

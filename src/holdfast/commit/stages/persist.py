@@ -1,10 +1,11 @@
 """Stage 3, make durable: one batch becomes the object in one slot.
 
-The answer to a PUT is created, refused or unknown. Answers come in any order, more than once for a slot that has a
-hedge, or never. After unknown the same bytes are sent again with capped exponential backoff and full jitter. After
-refused the object in the slot is read. If it has this leader's id, nonce and body CRC, it is from an earlier PUT of
-this leader (R6); any other object deposes the leader. A batch is durable when its slot, and every older slot back to
-the jump, was created or is proved to be this leader's own (R5). Slots count down. The span limits the speed
+The answer to a PUT is created, refused or unknown. Answers come in any order, or never. A slot with a hedge (a second
+PUT of the same bytes) can get more than one. If the answer is unknown, the same bytes are sent again with capped
+exponential backoff and full jitter. If the PUT is refused, the object in the slot is read. If this object has this
+leader's id, nonce and body CRC, it is from an earlier PUT of this leader (R6); any other object deposes the leader. A
+batch is durable when its slot, and every older slot back to the jump (this leader's first slot after its claim), was
+created or is proved to be this leader's own (R5). Slot numbers count down. The number of slots in flight is limited
 (backpressure): slot n is sent only while the oldest unacknowledged slot minus n is below ``window`` (R1).
 """
 

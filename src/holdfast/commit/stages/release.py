@@ -1,8 +1,8 @@
 """Stage 4, respond: in version order, and only after the batch is durable.
 
 When the last proof of ownership (an acknowledged PUT or an ownership check) was sent longer than ``PROOF_MS_MAX`` ago,
-durable batches are held until a check has passed. Otherwise a leader that slept while its slots were claimed, written
-and removed would acknowledge commits that no reader finds.
+durable batches are held until a check has passed. Otherwise a leader could be paused while its slots are claimed,
+written and removed. It would then acknowledge commits that no reader finds.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Stage 1, order: each commit request gets its version, or the reason why it gets none.
 
-Versions rise by one per request; requests that resolve rejects leave holes. The stage waits when the assigned versions
-are 90,000,000 ahead of the durable ones, so that no version can reach the base of the next leader.
+Versions rise by one per request; a request that stage 2 (resolve) rejects leaves a hole. The stage waits when the
+assigned versions are 90,000,000 ahead of the durable ones, so that no version can reach the base (start version) of the
+next leader.
 """
 
 from __future__ import annotations

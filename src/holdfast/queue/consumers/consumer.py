@@ -6,8 +6,9 @@
             consumer.commit(message)
 
 Delivery is at least once, in order. After a crash the consumer continues after the last commit that survived: a commit
-survives a killed process, a durable one lost power. If a crash took committed messages, the cursor goes back with the
-log (``cursor``). A raised ``Gap`` or ``Trimmed`` moves nothing. A failed sync finishes the consumer.
+survives a killed process; a durable commit also survives a power failure. If a crash lost committed messages, the
+position goes back with the end of the log (``cursor``). A raised ``Gap`` or ``Trimmed`` does not change the position. A
+failed sync closes the consumer.
 
 Threads may share a consumer; each message goes to one of them. The committed position is below every message that is
 not done (decision 0049):
@@ -16,14 +17,14 @@ not done (decision 0049):
 |---|---|
 | asking for the next message | nothing: only a commit finishes a message |
 | ``commit(m)`` | ``m``, and every earlier message that the **calling** thread was given |
-| ``commit()`` | every message that the calling thread was given; where one thread alone took messages, all of those |
+| ``commit()`` | every message that the calling thread was given; if only one thread took messages, all that it took |
 | ``commit(m)`` in another thread | ``m``, and what the calling thread itself was given before ``m`` |
-| ``commit(messages)``, a list, in any thread | these messages, and what ``commit`` of the last of them does |
+| ``commit(messages)``, a list, in any thread | these messages, and all that ``commit`` of the last one finishes |
 | ``commit`` of a message that is done already | nothing; a commit never goes back |
 | the end of a thread, ``close()`` in any thread | nothing: what is not done comes again when the consumer is opened |
 
-An interrupt (Ctrl-C) inside the consumer takes its hand-out back, so no commit finishes a message that the program did
-not get.
+If an interrupt (Ctrl-C) stops the consumer while it hands out a message, the message is taken back. So no commit
+finishes a message that the program did not get.
 """
 
 from __future__ import annotations

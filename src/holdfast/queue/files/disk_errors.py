@@ -18,7 +18,7 @@ def _unavailable(error: OSError, again: str, **facts: object) -> Unavailable:
     """The error for a refused step; ``again`` is what may be done once there is room."""
     full = error.errno in FULL
     return Unavailable(
-        "the disk is full" if full else "the file system refused",
+        "the disk is full" if full else "the file system refused a call",
         code=Code.DISK_FULL if full else Code.STORE_UNAVAILABLE,
         hint=f"free some space and {again}" if full else "",
         facts={**facts, "cause": error.strerror},
@@ -39,7 +39,7 @@ class Refusal(Unavailable, OSError):
 
     >>> error = Refusal(OSError(errno.EIO, "input/output error"))
     >>> error.code, error.errno, str(error)
-    (<Code.STORE_UNAVAILABLE: 'store_unavailable'>, 5, 'the file system refused cause=input/output error')
+    (<Code.STORE_UNAVAILABLE: 'store_unavailable'>, 5, 'the file system refused a call cause=input/output error')
     """
 
     def __init__(self, error: OSError) -> None:

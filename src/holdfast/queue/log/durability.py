@@ -1,8 +1,8 @@
-"""How much of a log is durable: group commit, and the write position that says so.
+"""How much of a log is durable: group commit, and the write position that records it.
 
-A failed sync is never repeated: Linux may have dropped the dirty pages and would report success. From then on every
-call raises ``Closed`` (sync_failed), until the queue is opened again. The recorded write position then says that the
-page cache is not trusted, if the disk takes it.
+A failed sync is never repeated: Linux may have dropped the dirty pages, and a second sync would report success. From
+then on every call raises ``Closed`` (sync_failed), until the queue is opened again. If the disk accepts the write, the
+recorded write position then says that the page cache is not trusted.
 """
 
 from __future__ import annotations

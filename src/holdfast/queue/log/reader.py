@@ -1,8 +1,8 @@
 """Reading a queue, in the writer's process or another, without locks and without writing.
 
-Bytes that do not verify at the end of a log are not there *yet*. If the writer is past them they are damage: ``Gap``.
-A page that retention removed before it was read: ``Trimmed``. The damage policy handles both: ``"raise"`` (reading
-again raises again), ``"skip"``, or a callable. ``OSError`` from the port passes.
+Bytes at the end of a log that do not verify count as not written *yet*. If the writer has passed them, they are damage:
+``Gap``. If retention removed a page before it was read: ``Trimmed``. The damage policy handles both: ``"raise"``
+(reading again raises again), ``"skip"``, or a callable. The port's ``OSError`` is raised unchanged.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
 
 The steps by which the log moves to the next page, and what a crash leaves:
 
-1. The next page is made durable before the last page gets its SEAL. A crash before the SEAL has changed nothing.
+1. The next page is made durable before the last page gets its SEAL. A crash before the SEAL leaves the log as it was.
 2. The SEAL, the header of the next page and its first frame are written without a sync. A crash may lose any of these
-   three; those after a lost one do not count (``recovery``).
+   three; ``recovery`` decides which of the others count.
 3. The helper thread syncs the closed page. Nothing in the next page is durable before that.
 """
 

@@ -7,8 +7,8 @@ that equals the previous one byte for byte is not parsed again.
 
 Bounds: ``HEAD_BYTES_MAX``, the route's body size, ``UNANSWERED_MAX`` requests without a response, and the transport's
 high-water mark. Up to ``DISCARD_BYTES_MAX`` of a refused request are read and discarded, so that its sender sees the
-response. A peer that has closed its sending direction still gets its responses. It waits at most
-``HALF_CLOSED_SECONDS_MAX`` for versions; its polls are answered without waiting.
+response. A peer that has closed its sending direction still gets its responses. Its version requests wait at most
+``HALF_CLOSED_SECONDS_MAX``; its long polls are answered without waiting.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Plan a read: find the live objects in one listing, bound them by version, and cut them into pieces.
 
-A size tells claims from data. The next live claim is the first claim at or below the jump of the one before, and every
-slot between them must exist. Under the newest claim the first missing slot ends the log. A missing slot below an
-acknowledged object is data loss, unless retention removed it; only a hole that a second listing shows again counts.
-Cost: the LIST pages, one header, and about log2(objects) headers per version bound. Memory: 16 bytes per object.
+The size of an object shows whether it is a claim. Slots count down. The next live claim is the first claim at or below
+the jump of the previous claim; every slot between this jump and the next claim must exist. Below the newest claim the
+first missing slot ends the log. A missing slot that is older than an acknowledged object is data loss, unless retention
+removed it; only a hole that a second listing shows again counts. Cost: the LIST pages, one header, and about
+log2(objects) headers per version bound. Memory: 16 bytes per object.
 """
 
 from __future__ import annotations

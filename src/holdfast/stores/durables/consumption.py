@@ -6,7 +6,7 @@ until the message leaves the last one:
 | from | to | when |
 |---|---|---|
 | backlog | held | a subscriber with room in its window asks |
-| backlog | delayed | the cursor passes it before its time |
+| backlog | delayed | the cursor passes it before its delivery time |
 | delayed | redelivery | its time has come |
 | held | done | acknowledged |
 | held | redelivery | put back (with a delay if requested), its ``ack_wait`` has passed, or its subscriber is gone |
@@ -16,9 +16,9 @@ until the message leaves the last one:
 | dying | redelivery | an operator puts it back |
 | any but held, dying | done | it expired, the durable's limit discards it, an administrator deletes it |
 
-Done messages leave the durable; if the durable retains messages, it first retains those that were acknowledged. Dying
-messages of a durable without a dead-letter store are *parked*: they wait for an operator. Parked messages can also
-expire, be discarded or be deleted.
+Done messages leave the durable; if the durable retains messages, acknowledged ones leave only after ``retention_time``.
+Dying messages of a durable without a dead-letter store are *parked*: they wait for an operator. Parked messages can
+also expire, be discarded or be deleted.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The end of messages by time: time-to-live, retention, and rewinding to retained messages.
 
-Leased messages are examined when they come back. A delayed message begins to live when it is due. Retained are the
-acknowledged messages from the backlog's ``floor`` up to its cursor; there is no list of them: what left without an
-acknowledgement is in ``excluded``.
+Leased messages are examined when they come back. The time-to-live of a delayed message starts when it is due. A durable
+retains the acknowledged messages from the backlog's ``floor`` up to its cursor. There is no list of them: what left
+without an acknowledgement is in ``excluded``.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """One store with its durables, publishers and limits (``Store``), and all stores of a cluster (``Cluster``).
 
-A publication is decided whole, then carried out: a refusal changes nothing. Limits count all that durables want of it;
-messages that durables with ``discard`` old will discard are not subtracted first.
+A published batch is checked as a whole before it is stored, so a refusal changes nothing. Limits count every message
+that a durable wants; messages that durables with ``discard`` old will discard are not subtracted first.
 
-A message that is sent again is stored once: only a publisher's last number + 1 is new. A lower one is a duplicate and
-gets the number of its message (the oldest known, if it is older than ``HISTORY_MAX`` batches); a higher one would leave
-a gap. A publisher idle for ``publisher_ttl``, or the longest idle of more than ``PUBLISHERS_MAX``, is forgotten. If one
-of the last ``FORGOTTEN_MAX`` of them continues its numbers, it gets ``unknown_publisher``, because duplicates cannot be
-found any more.
+A message that is sent again is stored once: only a publisher's last number + 1 is new. A lower number is a duplicate
+and gets the store's number of the first copy (the oldest known, if the copy is older than ``HISTORY_MAX`` batches); a
+higher number would leave a gap. A publisher idle for ``publisher_ttl``, or the longest idle of more than
+``PUBLISHERS_MAX``, is forgotten. If one of the last ``FORGOTTEN_MAX`` forgotten publishers sends its next number, it
+gets ``unknown_publisher``, because duplicates cannot be found any more.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
 """The index of the stores in SQLite: the state of the last checkpoint.
 
 A checkpoint is one transaction. It is written after the log is durable up to its frame, so the index is never ahead of
-the log; frames that the index needs are removed only after the next one is durable. It has the checksum of its last
-frame, so an index of another log is refused. A file that SQLite finds damaged is ``CorruptData``; one that cannot be
-opened (full disk, lock) is ``Unavailable``.
+the log. Frames that the index needs are removed only after the next checkpoint is durable. A checkpoint has the
+checksum of its last frame, so an index of another log is refused. A file that SQLite finds damaged is ``CorruptData``;
+one that cannot be opened (full disk, lock) is ``Unavailable``.
 
 SQLite's pages have no checksums, so every row has its own, in ``crc``. Missing rows are detected too:
 
 - of a block, by ``runs``;
-- of an extent, by the blocks, which say that a message is kept;
-- before pages are removed, the table of extents and its order by frame must name the same first frame;
+- of an extent, by the blocks, which say that a message is kept. Also, before pages are removed, the table of extents
+  and its index by frame must name the same first frame;
 - of an entry, by ``check_entries``, which counts them at a start, and by the rows next to it.
 
 | table | key | what |
@@ -20,9 +20,9 @@ SQLite's pages have no checksums, so every row has its own, in ``crc``. Missing 
 | ``extents`` | store, first_seq | last_seq, first_frame, last_frame, bytes, crc; see ``locations`` |
 
 ``crc`` is ``row_crc`` of the row's other columns in their order. In ``meta`` are ``format`` (3); ``frame``, the last
-frame in here; ``at_ms``; ``state``; ``frame_crc``, the CRC-32 of that frame, if known; ``runs``, which blocks exist, a
-msgpack map of store to [[first, last], ...]; ``rules``, the rules that the state follows (``commands.RULES``); and
-``crc``, of the six values from ``frame`` to ``rules`` in this order, with nil for a missing one.
+frame of the checkpoint; ``at_ms``; ``state``; ``frame_crc``, the CRC-32 of that frame, if known; ``runs``, which blocks
+exist, a msgpack map of store to [[first, last], ...]; ``rules``, the rules that the state follows (``commands.RULES``);
+and ``crc``, of the six values from ``frame`` to ``rules`` in this order, with nil for a missing one.
 
 Format 2 has no ``rules``, and ``crc`` is of the other five values. It is read as it is, and the next checkpoint writes
 format 3. Format 1 has no checksums and is refused.
@@ -266,7 +266,7 @@ class Index:
             raise format_1(self._path)
         elif (actual := self._format_of_values()) is not None and row[0] != actual:
             raise CorruptData(
-                "the number of the format in the stores' index is damaged, and the values next to it are whole",
+                "the format number in the stores' index is damaged, but the values next to it are intact",
                 path=self._path,
                 format=row[0],
                 hint=f"in SQLite: UPDATE meta SET value = {actual} WHERE name = 'format'; then holdfast stores verify",

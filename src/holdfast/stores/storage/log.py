@@ -65,17 +65,17 @@ def not_done(failure: BaseException) -> HoldfastError:
     >>> not_done(Unavailable("the disk is full", code=Code.DISK_FULL)).code
     <Code.CLOSED: 'closed'>
     """
-    return Closed("the stores have failed, and this was not done", hint=_START_AGAIN, facts=_cause(failure))
+    return Closed("the stores have failed, and this command was not done", hint=_START_AGAIN, facts=_cause(failure))
 
 
 def perhaps_done(failure: BaseException) -> HoldfastError:
     """The reply to a command that was applied when the log failed.
 
     >>> perhaps_done(Unavailable("the disk is full", code=Code.DISK_FULL)).statement()
-    'the stores have failed, and it is not known whether this was done cause=the disk is full cause_code=disk_full'
+    'the stores have failed, and it is unknown whether the command was done cause=the disk is full cause_code=disk_full'
     """
     return OutcomeUnknown(
-        "the stores have failed, and it is not known whether this was done",
+        "the stores have failed, and it is unknown whether the command was done",
         hint="start the service again and check; a publisher can send numbered messages again with the same numbers",
         facts=_cause(failure),
     )

@@ -395,7 +395,7 @@ class PublisherMachine:
         """The store had these numbers before this publisher sent them: it may have messages of another publisher."""
         head.perhaps_kept = True
         mistaken = OutcomeUnknown(
-            "the store had these numbers before this publisher sent them",
+            "the store already had messages with these numbers before this publisher sent its own",
             hint="check whether it has these messages, or publish them again; later ones get a new publisher id",
             publisher_id=self._publisher_id,
             first_publisher_seq=head.first_number,
@@ -502,7 +502,7 @@ class PublisherMachine:
         if head.perhaps_kept and not isinstance(error, OutcomeUnknown):
             unknown = OutcomeUnknown(
                 "it is not known whether the store has these messages",
-                hint="publish them again; receivers that must not see one twice compare a field of your own",
+                hint="publish them again; to find duplicates, receivers can compare a field that you set in each one",
                 publisher_id=self._publisher_id,
                 first_publisher_seq=head.first_number,
                 messages=len(head.items),

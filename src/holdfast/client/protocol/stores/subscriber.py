@@ -1,4 +1,4 @@
-"""The machines of a subscriber and of a watch, without I/O: credit, deliveries, acknowledgements, reconnecting.
+"""The state machines of a subscriber and of a watch, without I/O: credit, deliveries, acknowledgements, reconnecting.
 
     state         what happens                                  how it ends
     connecting    the driver is to open a WebSocket             ``Connect`` was returned -> opening
@@ -8,8 +8,8 @@
     attaching     open, the service has not sent ``attached``   attached -> attached; lost or silent -> waiting
     attached      credit out, messages in, acknowledgements     lost or silent for ``timeout_ms`` -> waiting; a frame
                   out, each frame with a reply to its id        above ``event_bytes_max`` -> ended
-    waiting       a jittered pause that doubles, until a        connecting; ``retry_duration`` over -> ended
-                  connection brings more than ``attached``
+    waiting       a jittered pause, doubled each time until     connecting; ``retry_duration`` over -> ended
+                  a connection brings more than ``attached``
     ended         ``failure`` has the reason, None after close  -
 
 A connection that breaks is replaced under the same subscriber name. Messages that were received and not handed out are
