@@ -24,20 +24,20 @@ SECONDS = 20.0 if PROVE else 3.0
 """Most of it is importing. A slow machine sees less of a benchmark, and fails none for that."""
 USUAL = {"conflict_window", "queue_floor"}
 NEEDS = {
-    "commit_on_s3": "radosgw",
-    "commit_vs_etcd": "etcd",
-    "http_lanes": "wrk",
-    "spark": "java",
-    "spark_audit": "java",
-    "spark_load_floor": "java",
-    "stores_floor": "redis-server",
+    "commit_on_s3": ("radosgw", "wrk"),
+    "commit_vs_etcd": ("etcd",),
+    "http_lanes": ("wrk",),
+    "spark": ("java",),
+    "spark_audit": ("java",),
+    "spark_load_floor": ("java",),
+    "stores_floor": ("redis-server",),
 }
 
 
 @pytest.mark.parametrize(
     "name",
     matrix(
-        [pytest.param(name, marks=[pytest.mark.program(NEEDS[name])] if name in NEEDS else []) for name in BENCHMARKS],
+        [pytest.param(name, marks=[pytest.mark.program(each) for each in NEEDS.get(name, ())]) for name in BENCHMARKS],
         lambda name: name in USUAL,
     ),
 )
