@@ -5,7 +5,7 @@
 #   make test-all every test, with all its cases, about twenty minutes on two cores
 #   make serve    a service on ./holdfast-data, http://127.0.0.1:8080
 #   make check    formatting, lint, types, the import law, documentation
-#   make prove    the large numbers; writes proof.json; a skipped lane is a failure
+#   make prove    the large numbers; writes proof.json; a skipped test or a missing program is a failure
 #   make bench    every benchmark, results in benchmarks/results/
 #   make docs     links, commands and examples of the documentation, checked
 

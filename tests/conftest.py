@@ -3,7 +3,8 @@
 ``HOLDFAST_PROVE=1`` raises the numbers (``make prove``), tells a failure when it happens, refuses skipped tests and
 writes ``proof.json``. ``CI=true`` refuses skipped tests too. ``HOLDFAST_PROOF_GOES_ON=1`` adds to the proof of the run
 before. A test adds its own counts to the proof with ``record_property("seeds", 5000)``. A test with the mark
-``program("etcd")`` needs a program that ``make test`` does not install: it is deselected where the program is absent.
+``program("etcd")`` needs a program that ``make test`` does not install: it is deselected where the program is absent,
+and a proof does not begin.
 
 A test of real processes and sockets that the machine failed (an OSError, a time-out among them) is tried once more, and
 what failed is printed. A broken promise is an AssertionError: that has no second try, nor has anything of a proof, nor
@@ -169,7 +170,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselect the tests of programs that are absent, and give the lanes of real time their second try."""
-    absent = {item for item in items for mark in item.iter_markers("program") if not is_installed(mark.args[0])}
+    needed = {(item, mark.args[0]) for item in items for mark in item.iter_markers("program")}
+    missing = {(item, program) for item, program in needed if not is_installed(program)}
+    if missing and PROVE:
+        raise pytest.UsageError(f"a proof needs these programs: {', '.join(sorted({each for _, each in missing}))}")
+    absent = {item for item, _ in missing}
     if absent:
         config.hook.pytest_deselected(items=list(absent))
         items[:] = [item for item in items if item not in absent]
