@@ -18,14 +18,16 @@ from collections.abc import Callable
 from typing import Final
 
 TRIM_SECONDS: Final = 3
-"""At most one trim in this time. One that returns 2 GB takes about 0.1 s, one that finds nothing less than 1 ms."""
+"""At most one trim in this time, but a repeated collection. One that returns 2 GB takes about 0.1 s, one that finds
+nothing less than 1 ms."""
 CONNECTIONS_MIN: Final = 64
 """This many connections have to end before a trim.
 
 Where fewer are open, and fewer ended in the last second, a full collection comes before the trim.
 """
 COLLECTIONS: Final = 2
-"""Full collections after a burst. Tasks of the last connections are still being cancelled at the first one."""
+"""Full collections after a burst, a second apart. Tasks of the last connections are still being cancelled at the first
+one."""
 
 FREE_LIST_LENGTH: Final = 256
 """The loop's lists of free handles hold 250 objects each, asyncio's list of a future's iterators 255."""
@@ -92,7 +94,8 @@ class FreedMemory:
         self._seconds += 1
         quiet = ended - self._ended_before < CONNECTIONS_MIN and opened < CONNECTIONS_MIN and not in_flight
         self._ended_before = ended
-        if self._seconds < TRIM_SECONDS or self._trim is None:
+        repeats = quiet and 0 < self._collections < COLLECTIONS
+        if self._trim is None or (self._seconds < TRIM_SECONDS and not repeats):
             return
         if ended - self._ended >= CONNECTIONS_MIN:
             self._collections = COLLECTIONS
