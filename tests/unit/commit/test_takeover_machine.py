@@ -320,3 +320,27 @@ def test_a_process_that_was_frozen_between_listing_and_reading_does_not_report_a
         assert steps.step(m.Woken(at(ms + 40_001))) == [m.ListPage(1000)]
     head = record(genesis(), genesis())
     assert found(steps, genesis(), head, ms=140_001) == [m.ListNewest()]
+
+
+def with_a_hole(steps: TakeoverMachine) -> list[m.Effect]:
+    """Answer one find with a log of four objects without the second; the newest says that the third is durable."""
+    log = [genesis()]
+    for _ in range(3):
+        log.append(record(log[-1], genesis()))
+    return found(steps, log[0], log[2], log[3])
+
+
+def test_a_hole_that_a_second_listing_does_not_show_is_no_damage() -> None:
+    steps = machine()
+    steps.begin(at(0))
+    assert with_a_hole(steps) == [m.ListPage(1000)]
+    assert found(steps, genesis(), record(genesis(), genesis())) == [m.ListNewest()]
+
+
+def test_a_hole_that_a_second_listing_shows_is_damage() -> None:
+    steps = machine()
+    steps.begin(at(0))
+    assert with_a_hole(steps) == [m.ListPage(1000)]
+    (effect,) = with_a_hole(steps)
+    assert isinstance(effect, m.Fail)
+    assert isinstance(effect.error, CorruptData)

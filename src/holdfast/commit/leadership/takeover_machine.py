@@ -41,7 +41,7 @@ from holdfast.commit.leadership.claims import (
     read_page,
     walk_on,
 )
-from holdfast.errors import Closed, Code, HoldfastError, NotFound, Unavailable
+from holdfast.errors import Closed, Code, CorruptData, HoldfastError, NotFound, Unavailable
 from holdfast.objects.port import CreateAnswer, Created, Unknown
 from holdfast.values import Instant, LeaderId, LogId, Slot, slot_text
 
@@ -296,6 +296,7 @@ class TakeoverMachine:
         self._page = Page((), frozenset())
         self._objects: dict[Slot, bytes] = {}
         self._waits = 0
+        self._damages: set[object] = set()
         self._frontier = Frontier(FIRST_SLOT, None, 1)
         self._head: Header | None = None
         self._steps_left = 0
@@ -462,11 +463,25 @@ class TakeoverMachine:
         return self._decide(now)
 
     def _decide(self, now: Instant) -> list[Effect]:
-        plan = plan_recovery(self._page, self._objects, allow_new=self._rules.allow_new)
+        try:
+            plan = plan_recovery(self._page, self._objects, allow_new=self._rules.allow_new)
+        except CorruptData as damage:
+            return self._damaged(damage)
         if not isinstance(plan, Frontier):
             return self._read(plan.slots)
+        self._damages.clear()
         self._frontier = plan
         return self._found(now)
+
+    def _damaged(self, damage: CorruptData) -> list[Effect]:
+        """Damage counts when a second listing shows it at the same slot. A listing is no snapshot: after the store has
+        read the newer keys, the leader may write more, and retention may remove an older object.
+        """
+        slot = damage.fields.get("slot")
+        if slot in self._damages or len(self._damages) >= RESTARTS_MAX:
+            raise damage
+        self._damages.add(slot)
+        return self._go_on_with(ListPage(SPAN_MAX), self._page_listed)
 
     def _first_found(self, now: Instant) -> list[Effect]:
         """The first frontier: wait for the probe, because nobody is asked and nothing is written before it passes."""
