@@ -102,6 +102,21 @@ class ObjectStoreLaws(ABC):
 
         run(scenario)
 
+    def test_a_name_is_taken_literally(self, run: Callable[[Scenario], None]) -> None:
+        """The folders of partitions have ``=`` in their names, and ``%`` where a value is encoded."""
+
+        async def scenario(store: ObjectStore) -> None:
+            keys = ["bucket=1/name=a%2520b/1.parquet", "bucket=1/name=a%20b/1.parquet", "bucket=1/name=a%2Fb/1.parquet"]
+            for key in keys:
+                assert await store.create(key, key.encode()) == Created()
+            assert await store.list("bucket=1/") == [Listed(key, len(key)) for key in sorted(keys)]
+            for key in keys:
+                assert await store.read(key) == key.encode()
+                await store.delete(key)
+            assert await store.list("bucket=1/") == []
+
+        run(scenario)
+
     def test_a_large_object_is_one_object(self, run: Callable[[Scenario], None]) -> None:
         async def scenario(store: ObjectStore) -> None:
             data = Random(7).randbytes(9 * 1024 * 1024)  # above the size at which clients like to split
@@ -207,7 +222,8 @@ class ObjectStoreLaws(ABC):
         asyncio.run(scenario())
 
     @pytest.mark.parametrize(
-        "key", ["", "/a", "a/", "a//b", "../a", "a/../b", ".hidden", "a/.b", "ä", "a b", "a\n", "a" * 513, "a?b"]
+        "key",
+        ["", "/a", "a/", "a//b", "../a", "a/../b", ".hidden", "a/.b", "ä", "a b", "a\n", "a" * 513, "a?b", "=a", "%20"],
     )
     def test_a_name_that_some_store_cannot_hold_is_refused_by_all(
         self, run: Callable[[Scenario], None], key: str

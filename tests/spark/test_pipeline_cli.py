@@ -134,7 +134,7 @@ def test_a_killed_process_is_continued_by_the_next(commands: CommandProcess, tmp
     process = subprocess.Popen(
         [*words, "--step-bytes", "200000"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
     )
-    while not list(output.glob("data/*.parquet")):
+    while not list(output.rglob("*.parquet")):
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(0.05)
     os.killpg(process.pid, signal.SIGKILL)

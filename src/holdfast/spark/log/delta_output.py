@@ -15,9 +15,12 @@ import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
+from urllib.parse import unquote
 
 import pyarrow as pa
+import pyarrow.compute as pc
+import structlog
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, CommitProperties, RemoveAction, Transaction
@@ -27,8 +30,10 @@ from holdfast.errors import Code, Conflict, CorruptData, InvalidRequest, Unavail
 from holdfast.segments.table_location import TableLocation, table_location
 from holdfast.spark.log.increments import Increment, next_increment
 from holdfast.spark.log.runner import StepResult
-from holdfast.spark.runtime.table_files import NewFile
+from holdfast.spark.runtime.table_files import UNPARTITIONED, NewFile, copy_to_partitions
 from holdfast.spark.source.plan import log_head
+
+log = structlog.get_logger("holdfast.spark.pipeline")
 
 FORMAT: Final = 1
 DELTA_TRIES: Final = 5
@@ -61,14 +66,49 @@ class TableState:
         """The live files, those with these values of partition columns. Cost: one row each on the driver."""
         flat = pa.table(self.table.get_add_actions(flatten=True))
         rows = flat.select([name for name in flat.column_names if not name.startswith(("min.", "max."))]).to_pylist()
-        files: list[TableFile] = []
-        for row in rows:
-            named = {name.removeprefix("partition."): row[name] for name in row if name.startswith("partition.")}
-            # The Delta log writes booleans in lower case.
-            texts = {name: str(each).lower() if isinstance(each, bool) else str(each) for name, each in named.items()}
-            files.append(TableFile(row["path"], row["size_bytes"], row["num_records"] or 0, texts))
+        files = [_table_file(row) for row in rows]
         wanted = (partition or {}).items()
         return [file for file in files if all(file.partition[name] == value for name, value in wanted)]
+
+    def misplaced(self) -> list[NewFile]:
+        """The live files that an earlier version wrote outside the folder of their partition, with their statistics.
+
+        Cost: one row each on the driver.
+        """
+        columns = self.table.metadata().partition_columns
+        if not columns:
+            return []
+        flat = pa.table(self.table.get_add_actions(flatten=True))
+        rows = flat.filter(
+            pc.call_function("starts_with", [flat["path"]], pc.MatchSubstringOptions(f"{UNPARTITIONED}/"))
+        )
+        files = ((_table_file(row), _stats(row)) for row in rows.to_pylist())
+        # The columns in the order that their folders have.
+        return [
+            NewFile(file.path, file.size, file.rows, {name: file.partition[name] for name in columns}, stats)
+            for file, stats in files
+        ]
+
+
+def _table_file(row: Mapping[str, Any]) -> TableFile:
+    named = {name.removeprefix("partition."): row[name] for name in row if name.startswith("partition.")}
+    # The Delta log writes booleans in lower case.
+    texts = {name: str(each).lower() if isinstance(each, bool) else str(each) for name, each in named.items()}
+    return TableFile(unquote(row["path"]), row["size_bytes"], row["num_records"] or 0, texts)
+
+
+def _stats(row: Mapping[str, Any]) -> str:
+    """The statistics of a file that Holdfast wrote: its bounds are numbers."""
+    prefixes = {"minValues": "min.", "maxValues": "max.", "nullCount": "null_count."}
+    parts = {
+        part: {
+            name.removeprefix(prefix): row[name]
+            for name in row
+            if name.startswith(prefix) and isinstance(row[name], int)
+        }
+        for part, prefix in prefixes.items()
+    }
+    return json.dumps({"numRecords": row["num_records"], **parts})
 
 
 class DeltaOutput:
@@ -168,20 +208,26 @@ class DeltaOutput:
         added: Iterable[NewFile],
         removed: Iterable[TableFile],
         *,
+        originals: Sequence[NewFile] = (),
+        copies: Sequence[NewFile] = (),
         marks: Mapping[str, int] | None = None,
     ) -> None:
         """Bring the table from ``state`` to log version ``through``: files, offset and ``marks`` (versions by name).
 
-        Raises: Conflict when another runner has moved the table on from ``state`` first, Unavailable when the commit
-        did not happen, InvalidRequest when the files are not where the table is. After a crash: all of it or nothing.
+        ``copies`` replace ``originals``: the same rows in other files. Raises: Conflict when another runner has moved
+        the table on from ``state`` first, Unavailable when the commit did not happen, InvalidRequest when the files are
+        not where the table is. After a crash: all of it or nothing.
         """
         now_ms = time.time_ns() // 1_000_000
         actions: list[AddAction | RemoveAction] = []
-        for file in added:
-            if file.path is not None:
-                self._require_here(file.path, file.size)
-                actions.append(AddAction(file.path, file.size, dict(file.partition), now_ms, True, file.stats))
-        actions += [RemoveAction(file.path, True, now_ms, file.size, dict(file.partition)) for file in removed]
+        for new, is_change in [*((file, True) for file in added), *((file, False) for file in copies)]:
+            if new.path is not None:
+                self._require_here(new.path, new.size)
+                actions.append(AddAction(new.path, new.size, dict(new.partition), now_ms, is_change, new.stats))
+        gone = [(file.path, file.size, file.partition, True) for file in removed]
+        gone += [(file.path, file.size, file.partition, False) for file in originals if file.path is not None]
+        for path, size, partition, is_change in gone:
+            actions.append(RemoveAction(path, is_change, now_ms, size, dict(partition)))
         properties = CommitProperties(
             custom_metadata={"holdfast.pipeline": self.pipeline, "holdfast.version": str(through)},
             app_transactions=[
@@ -278,10 +324,21 @@ class DeltaJob:
     def _commit(
         self, state: TableState, increment: Increment, added: Sequence[NewFile], removed: Sequence[TableFile] = ()
     ) -> StepResult:
-        self._output.commit(state, increment.through, added, removed)
+        replaced = {file.path for file in removed}
+        originals = [file for file in state.misplaced() if file.path not in replaced]
+        copies = self._copied(originals) if originals else []
+        self._output.commit(state, increment.through, added, removed, originals=originals, copies=copies)
         return StepResult(
             rows=sum(file.rows for file in added),
-            files_added=len(added),
-            files_removed=len(removed),
-            bytes_written=sum(file.size for file in added),
+            files_added=len(added) + len(copies),
+            files_removed=len(removed) + len(originals),
+            bytes_written=sum(file.size for file in (*added, *copies)),
         )
+
+    def _copied(self, originals: Sequence[NewFile]) -> list[NewFile]:
+        """Copies at the paths of this version. All at once: polars does not open a table with both kinds of paths."""
+        size = sum(file.size for file in originals)
+        log.info("table_files_move_to_partitions", pipeline=self.name, files=len(originals), bytes=size)
+        copies = copy_to_partitions(self._spark, self._output.location.url, originals)
+        assert sum(file.rows for file in copies) == sum(file.rows for file in originals), "a copy has the same rows"
+        return copies

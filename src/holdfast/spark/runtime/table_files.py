@@ -1,8 +1,8 @@
 """The Parquet files of a table: tasks write and read them through the table's own object store.
 
-A task creates each file once, whole, under a random name below ``data/``. The file counts only when a commit names it;
-``vacuum`` removes the others when they are old. A store that does not respond raises Unavailable after a bounded number
-of attempts; then Spark runs the task again.
+A task creates each file once, whole, under a random name in the folder of its partition. The file counts only when a
+commit names it; ``vacuum`` removes the others when they are old. A store that does not respond raises Unavailable after
+a bounded number of attempts; then Spark runs the task again.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ import random
 import uuid
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Final
+from urllib.parse import quote
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -37,6 +38,9 @@ BACKOFF_SECONDS: Final = 0.2
 ROW_GROUP_ROWS: Final = 128 * 1024
 BLOOM_FALSE_POSITIVES: Final = 0.01
 TASKS_OF_A_READ_MAX: Final = 256
+UNPARTITIONED: Final = "data"
+"""The folder of the files of a table without partition columns, and of all files of tables of earlier versions."""
+HIVE_NULL: Final = "__HIVE_DEFAULT_PARTITION__"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +85,30 @@ def write_table(
         bloom_filter_options={name: {"ndv": ROW_GROUP_ROWS, "fpp": BLOOM_FALSE_POSITIVES} for name in blooms} or None,
     )
     data = sink.getvalue().to_pybytes()
-    path = f"data/{uuid.uuid4().hex}.parquet"
+    path = _new_path(partition)
     asyncio.run(_create(url, path, data))
     return NewFile(path, len(data), table.num_rows, dict(partition), _stats(table, statistics))
+
+
+def partition_folder(partition: Mapping[str, str]) -> str:
+    """The folder in a table of the files with these partition values, which is where Hive and Delta keep them.
+
+    Engines that take partition values from paths (polars, DuckDB, Spark's Parquet reader) find them there. Every byte
+    of UTF-8 except ASCII letters, digits and ``._-`` is percent-encoded. An empty value is null, as in the Delta log.
+
+    >>> partition_folder({"bucket": "3", "name": "a/b"}), partition_folder({})
+    ('bucket=3/name=a%2Fb', 'data')
+    """
+    named = ((_encoded(name), _encoded(value) if value else HIVE_NULL) for name, value in partition.items())
+    return "/".join(f"{name}={value}" for name, value in named) or UNPARTITIONED
+
+
+def _encoded(text: str) -> str:
+    return quote(text, safe="").replace("~", "%7E")
+
+
+def _new_path(partition: Mapping[str, str]) -> str:
+    return f"{partition_folder(partition)}/{uuid.uuid4().hex}.parquet"
 
 
 def _stats(table: pa.Table, columns: Sequence[str]) -> str:
@@ -136,6 +161,25 @@ async def _read_one(store: ObjectStore, path: str) -> bytes:
     return await store.read(path)
 
 
+def copy_to_partitions(spark: SparkSession, url: str, files: Sequence[NewFile]) -> list[NewFile]:
+    """Copies of these files of the table at ``url``, each in the folder of its partition, made by tasks.
+
+    Raises: what tasks raise, as Spark's error. Cost: each file is read and written once. Memory: a file for each task
+    that runs. After a crash: files that no commit names.
+    """
+    rows = spark.createDataFrame(pa.Table.from_batches([file_rows(files)]))
+
+    def copy(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for file in (file for batch in batches for file in _files_of(batch)):
+            assert file.path is not None, "a file that is copied exists"
+            (data,) = read_objects(url, [file.path])
+            path = _new_path(file.partition)
+            asyncio.run(_create(url, path, data))
+            yield file_rows([replace(file, path=path)])
+
+    return new_files(rows.repartition(min(len(files), TASKS_OF_A_READ_MAX)).mapInArrow(copy, FILES_TYPE))
+
+
 def read_files(spark: SparkSession, url: str, paths: Sequence[str], schema: str) -> DataFrame:
     """The rows of these files of the table at ``url``; tasks read them, because Spark lacks our stores."""
     if not paths:
@@ -174,4 +218,8 @@ def file_rows(files: Iterable[NewFile]) -> pa.RecordBatch:
 
 def new_files(frame: DataFrame) -> list[NewFile]:
     """Run the tasks of ``frame``, whose rows are those of ``file_rows``. Memory: one row per file."""
-    return [NewFile(**{**row, "partition": json.loads(row["partition"])}) for row in frame.toArrow().to_pylist()]
+    return list(_files_of(frame.toArrow()))
+
+
+def _files_of(rows: pa.Table | pa.RecordBatch) -> Iterator[NewFile]:
+    return (NewFile(**{**row, "partition": json.loads(row["partition"])}) for row in rows.to_pylist())
