@@ -39,6 +39,8 @@ def test_values_become_what_they_say() -> None:
     assert (options.starting_version, options.ending_version, options.fail_on_data_loss) == (3, 9, False)
     assert options.columns == ("key", "value")
     assert options.kinds == (ItemKind.WRITE, ItemKind.DELETE)
+    assert parsed(requestIds=" a, b,a ").request_ids == ("a", "b")
+    assert parsed(requestIds='["a,b", " c"]').request_ids == ("a,b", " c")
     assert parsed(startingVersion="latest").from_latest
     assert parsed(startingVersion="earliest", endingVersion="latest") == parsed()
 
@@ -77,6 +79,8 @@ def test_key_options_are_a_half_open_range_of_bytes(given: dict[str, str], begin
         ({"failOnDataLoss": "no"}, "valid: true, false"),
         ({"targetPartitionBytes": "10"}, "valid: a number of bytes"),
         ({"kinds": "writes"}, "valid: any of write, delete, range_delete"),
+        ({"requestIds": '["a", 1]'}, "valid: ids with commas, or a JSON array"),
+        ({"requestIds": "a", "shape": "batches"}, "has no effect on shape=batches"),
         ({"kinds": "write", "shape": "transactions"}, "has no effect on shape=transactions; it applies to operations"),
         ({"keyPrefix": "a", "keyEnd": "b"}, "cannot be combined"),
         ({"keyBegin": "b", "keyEnd": "a"}, "not below keyEnd"),

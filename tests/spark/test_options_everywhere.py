@@ -25,7 +25,7 @@ from holdfast.spark.source.stream import HoldfastStreamReader
 __all__ = ["gateway", "s3_bucket"]
 
 Rows = list[dict[str, object]]
-WITH_POSITION = "version,position,seq,kind,key,end,value"
+WITH_POSITION = "version,position,seq,request_id,kind,key,end,value"
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,7 @@ def questions(builder: LogBuilder) -> dict[str, Question]:
     live = [batch for batch in read_plainly(builder.objects) if batch.transactions]
     middle = live[len(live) // 2].header
     version = middle.last_version
+    named = next(txn.request_id for txn in live[len(live) // 2].transactions if txn.request_id)
     time = datetime.fromtimestamp(middle.time_ms / 1000, UTC).isoformat()
 
     def same(found: Rows, everything: Rows) -> bool:
@@ -83,6 +84,7 @@ def questions(builder: LogBuilder) -> dict[str, Question]:
         "verify": Question("false", same),
         "targetPartitionBytes": Question(str(2**20), same),
         "pushdown": Question("true", same),
+        "requestIds": Question(named, of(lambda row: row["request_id"] == named)),
         "kinds": Question("delete", of(lambda row: row["kind"] == "delete")),
         "keyPrefix": Question("b", of(lambda row: row["key"] < b"c" and reaches_b(row))),
         "keyBegin": Question("b", of(reaches_b)),

@@ -83,6 +83,7 @@ LOG_OPTIONS: Final[Table] = {
     "targetPartitionBytes": (_EVERY_SHAPE, _BOTH),
     "pushdown": (_EVERY_SHAPE, _BATCH),
     **dict.fromkeys(("segments", "kinds", "keyPrefix", "keyBegin", "keyEnd", "keyEncoding"), (_KEYED, _BOTH)),
+    "requestIds": (_ROWS, _BOTH),
     **dict.fromkeys(("maxObjectsPerTrigger", "maxBytesPerTrigger"), (_EVERY_SHAPE, _STREAM)),
     **dict.fromkeys(("maxRowsPerTrigger", "minRowsPerTrigger", "maxTriggerDelay"), (_ROWS, _STREAM)),
     "pollInterval": (_EVERY_SHAPE, _STREAM),
@@ -146,7 +147,8 @@ class ReadOptions:
     Shape: versions are inclusive. Without ``starting_version``, ``starting_ms`` and ``starting_after`` the read begins
     at the oldest object; ``from_latest`` means the newest version of the log (a stream: what comes after it).
     ``ending_version`` None means the end of the log at planning time. Keys are raw bytes in ``[key_begin, key_end)``;
-    ``key_end`` None means to the last key. ``kinds`` are the operations wanted. ``poll_ms`` None: by the kind of store.
+    ``key_end`` None means to the last key. ``kinds`` are the operations wanted; ``request_ids`` None means of any id,
+    or of none. ``poll_ms`` None: by the kind of store.
     ``segments_url`` is a table of segments to prefer.
     """
 
@@ -165,6 +167,7 @@ class ReadOptions:
     kinds: tuple[ItemKind, ...] = OPERATION_KINDS
     key_begin: bytes = b""
     key_end: bytes | None = None
+    request_ids: tuple[str, ...] | None = None
     admission: Admission = Admission()
     poll_ms: int | None = None
     segments_url: str | None = None
@@ -325,6 +328,7 @@ def parse_read_options(given: Mapping[str, str], mode: Mode | None = None) -> Re
         kinds=options.value("kinds", _kinds, OPERATION_KINDS),
         key_begin=key_begin,
         key_end=key_end,
+        request_ids=options.value("requestIds", _request_ids, None),
         admission=_admission(options),
         poll_ms=options.value("pollInterval", parse_duration_ms, None),
         segments_url=options.value("segments", _url, None),
@@ -498,6 +502,21 @@ def _key_range(options: _Given) -> tuple[bytes, bytes | None]:
 
 def _names(_name: str, text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def _request_ids(name: str, text: str) -> tuple[str, ...]:
+    """Names with commas, or a JSON array of texts, for ids with commas and spaces of their own."""
+    text = text.strip()
+    if not text.startswith("["):
+        wanted: object = list(_names(name, text))
+    else:
+        try:
+            wanted = json.loads(text)
+        except ValueError:
+            wanted = None
+    if not isinstance(wanted, list) or not wanted or not all(isinstance(each, str) and each for each in wanted):
+        raise _invalid(name, f"is {text!r}; valid: ids with commas, or a JSON array of them")
+    return tuple(dict.fromkeys(wanted))
 
 
 def _url(name: str, text: str) -> str:

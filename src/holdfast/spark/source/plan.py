@@ -36,7 +36,7 @@ from holdfast.errors import Code, CorruptData, InvalidRequest, NotFound, Unavail
 from holdfast.objects.port import ObjectReader, ObjectStore
 from holdfast.spark.options import Position, ReadOptions
 from holdfast.spark.runtime.store_thread import with_store
-from holdfast.spark.source.shapes import RowFilter, seq_of
+from holdfast.spark.source.shapes import RowFilter, row_filter, seq_of
 from holdfast.values import slot_text
 
 Slots: TypeAlias = npt.NDArray[np.uint64]
@@ -119,7 +119,7 @@ async def plan_read(store: ObjectStore, options: ReadOptions, pushed: RowFilter 
         past = await first_index(store, chain, lambda header: header.first_version > highest)
     if options.starting_after is not None:
         starting = options.starting_after.version + 1
-    wanted = RowFilter(starting, ending, options.kinds, options.key_begin, options.key_end)
+    wanted = replace(row_filter(options), version_min=starting, version_max=ending)
     if pushed is not None:
         first, past = await _narrowed(store, chain, first, past, pushed)
         wanted = wanted.and_also(pushed)

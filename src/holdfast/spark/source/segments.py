@@ -37,7 +37,7 @@ from holdfast.spark.source.plan import (
     require_log,
 )
 from holdfast.spark.source.scan import scan
-from holdfast.spark.source.shapes import RowFilter
+from holdfast.spark.source.shapes import RowFilter, row_filter
 from holdfast.spark.source.tail import LogTail, objects_between
 from holdfast.values import VERSION_MAX
 
@@ -172,9 +172,7 @@ def _wanted(options: ReadOptions, head: LogHead) -> RowFilter:
     if options.starting_after is not None:
         starting = options.starting_after.version + 1
         seq_min = None if options.starting_after.seq is None else options.starting_after.seq + 1
-    return RowFilter(
-        starting, options.ending_version, options.kinds, options.key_begin, options.key_end, seq_min=seq_min
-    )
+    return replace(row_filter(options), version_min=starting, version_max=options.ending_version, seq_min=seq_min)
 
 
 def _partition(table_url: str, segment: Segment, wanted: RowFilter, since_ms: int | None) -> SegmentPartition:

@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 from holdfast.commit.format.batch import FIRST_SLOT, Header, ItemKind, Kind
 from holdfast.errors import Code, CorruptData
 from holdfast.spark.columns import COLUMNS, OPERATION, OPERATION_KINDS, Shape, arrow_schema
+from holdfast.spark.options import ReadOptions
 from holdfast.spark.source.bodies import Bodies
 from holdfast.values import slot_text
 
@@ -67,6 +68,13 @@ class RowFilter:
 
 
 _EVERY_OPERATION: Final = RowFilter()
+
+
+def row_filter(options: ReadOptions) -> RowFilter:
+    """The kinds, keys and request ids that the options of a read ask for; versions and seqs are the plan's matter."""
+    return RowFilter(
+        kinds=options.kinds, key_begin=options.key_begin, key_end=options.key_end, request_ids=options.request_ids
+    )
 
 
 def _narrower(choose: Callable[[int, int], int], one: int | None, other: int | None) -> int | None:
