@@ -161,7 +161,8 @@ def test_thousands_of_tiny_objects_take_few_tasks_and_a_large_log_more_than_one(
         leader.commit([Write(b"%05d" % number, b"v")])
     url = builder.write_to(tmp_path)
     frame = read(spark, url)
-    assert frame.rdd.getNumPartitions() == 1
+    assert frame.rdd.getNumPartitions() == 2, "12 MB of work for a session of two cores"
+    assert read(spark, url, minPartitions=5).rdd.getNumPartitions() == 5
     packed = read(spark, url, targetPartitionBytes=2**20)
     assert 10 < packed.rdd.getNumPartitions() < 40
     keys = [bytes(row.key) for row in packed.select("key").collect()]

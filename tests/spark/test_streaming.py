@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -103,7 +104,7 @@ def test_filters_narrow_what_is_read_and_change_no_row(spark: SparkSession, tmp_
     builder = random_log(13, reigns=5)
     url = builder.write_to(tmp_path)
     rows = operation_rows(read_plainly(builder.objects))
-    frame = read_log(spark, url)
+    frame = read_log(spark, url, pushdown=True)
     middle = rows[len(rows) // 2]
     named = next(row for row in rows if row["request_id"])
     conditions = {
@@ -150,6 +151,50 @@ def test_a_frame_of_the_plain_source_is_planned_without_the_filters_of_other_que
         r["version"] == rows[0]["version"] for r in rows
     )
     assert frame.count() == len(rows)
+
+
+@dataclass(frozen=True)
+class Uses:
+    """A log with two of its versions, for queries that use one frame at two places."""
+
+    url: str
+    rows: int
+    early: int
+    late: int
+    of_early: int
+    of_late: int
+
+    def found(self, frame: DataFrame) -> tuple[int, int]:
+        """The rows of two filters in one query, and the rows that only the second filter passes."""
+        early, late = frame.where(f"version = {self.early}"), frame.where(f"version = {self.late}")
+        return early.union(late).count(), late.exceptAll(early).count()
+
+
+@pytest.fixture
+def uses(tmp_path: Path) -> Uses:
+    builder = random_log(14)
+    url = builder.write_to(tmp_path)
+    rows = operation_rows(read_plainly(builder.objects))
+    early, late = rows[3]["version"], rows[-4]["version"]
+    count = Counter(row["version"] for row in rows)
+    assert isinstance(early, int) and isinstance(late, int)
+    return Uses(url, len(rows), early, late, count[early], count[late])
+
+
+def test_each_use_of_a_frame_in_one_query_returns_its_rows(spark: SparkSession, uses: Uses) -> None:
+    assert uses.found(read_log(spark, uses.url)) == (uses.of_early + uses.of_late, uses.of_late)
+
+
+def test_spark_reads_all_uses_of_a_frame_by_the_filters_of_one(spark: SparkSession, uses: Uses) -> None:
+    """The reason of decision 0009. When this fails, a new Spark plans each use: switch push-down on."""
+    plain = spark.read.format("holdfast").option("pushdown", "true").load(uses.url)
+    assert plain.where(f"version = {uses.early}").count() == uses.of_early
+    assert plain.count() == uses.of_early < uses.rows, "the next query, without a filter"
+    guarded = read_log(spark, uses.url, pushdown=True)
+    assert uses.found(guarded) != (uses.of_early + uses.of_late, uses.of_late), "one query, two filters"
+    spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW pushed USING holdfast OPTIONS (url '{uses.url}', pushdown true)")
+    assert spark.sql(f"SELECT * FROM pushed WHERE version = {uses.early}").count() == uses.of_early
+    assert spark.sql("SELECT * FROM pushed").count() == uses.of_early, "the next statement on a temporary view"
 
 
 def sink(frame: DataFrame, service: ServiceProcess, application: str, **options: str) -> None:

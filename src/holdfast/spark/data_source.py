@@ -7,20 +7,26 @@ growing log.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, TypeAlias
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
 from pyspark.sql.types import StructType
 
 from holdfast.errors import Code, InvalidRequest
+from holdfast.spark import catalog
 from holdfast.spark import options as spark_options
 from holdfast.spark.columns import COLUMNS, QUEUE_COLUMNS, STORE_COLUMNS, spark_schema
 from holdfast.spark.options import MessageOptions, Mode, ReadOptions, StoreOptions, WriteOptions
+from holdfast.spark.runtime.worker_errors import states_errors
+
+AnyReadOptions: TypeAlias = ReadOptions | MessageOptions | StoreOptions
 
 if TYPE_CHECKING:  # the client of a service, which a read does not need
     from holdfast.spark.sink.writer import HoldfastBatchWriter, HoldfastStreamWriter
 
 
+@states_errors
 class HoldfastDataSource(DataSource):
     """A log, a queue or a message store as a table; ``holdfast.spark.options`` lists what ``.option(...)`` takes."""
 
@@ -30,12 +36,15 @@ class HoldfastDataSource(DataSource):
         return "holdfast"
 
     def schema(self) -> StructType:
-        """The columns of the chosen shape. Raises: InvalidRequest."""
-        return self._read(None)[1]
+        """The columns of the chosen shape, for a new table with its options. Raises: InvalidRequest."""
+        created = catalog.options_of_new_table(self.options)
+        if created is None:
+            return _parsed(self.options, None)[1]
+        return catalog.schema_of_table(_parsed(created, None)[1], created)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """A batch reader. Raises: InvalidRequest, also when ``.schema(...)`` asked for other columns."""
-        match self._read(Mode.BATCH, schema)[0]:
+        match self._read(Mode.BATCH, schema):
             case StoreOptions() as store:
                 from holdfast.spark.messages.store import HoldfastStoreReader
 
@@ -51,7 +60,7 @@ class HoldfastDataSource(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  Spark's name
         """A stream reader. Raises: InvalidRequest, as ``reader``."""
-        match self._read(Mode.STREAM, schema)[0]:
+        match self._read(Mode.STREAM, schema):
             case StoreOptions() as store:
                 from holdfast.spark.messages.store import HoldfastStoreStreamReader
 
@@ -75,29 +84,17 @@ class HoldfastDataSource(DataSource):
 
         return HoldfastStreamWriter(self._write(schema, Mode.STREAM, overwrite=overwrite))
 
-    def _read(
-        self, mode: Mode | None, asked: StructType | None = None
-    ) -> tuple[ReadOptions | MessageOptions | StoreOptions, StructType]:
-        """The options of a read and its columns, which must be the ``asked`` ones."""
-        options: ReadOptions | MessageOptions | StoreOptions
-        if spark_options.is_read_of_store(self.options):
-            options = spark_options.parse_store_options(self.options, mode)
-            types = STORE_COLUMNS
-        elif spark_options.is_read_of_messages(self.options):
-            options = spark_options.parse_message_options(self.options, mode)
-            types = QUEUE_COLUMNS
-        else:
-            options = spark_options.parse_read_options(self.options, mode)
-            types = COLUMNS[options.shape]
-        schema = spark_schema(types, options.columns)
-        if asked is not None and asked != schema:
+    def _read(self, mode: Mode, asked: StructType) -> AnyReadOptions:
+        """The options of a read, whose columns must be the ``asked`` ones."""
+        options, schema = _parsed(catalog.options_to_read(self.options, asked), mode)
+        if catalog.without_metadata(asked) != schema:
             raise InvalidRequest(
                 "the columns of this source cannot be declared by .schema(...)",
                 code=Code.BAD_CONFIGURATION,
                 hint='choose them with .option("columns", "version,key,...") and .option("shape", ...)',
                 columns=schema.simpleString(),
             )
-        return options, schema
+        return options
 
     def _write(self, schema: StructType, mode: Mode, *, overwrite: bool) -> WriteOptions:
         from holdfast.spark.sink.task import check_schema
@@ -106,6 +103,27 @@ class HoldfastDataSource(DataSource):
             raise InvalidRequest(
                 "a log only grows", code=Code.BAD_CONFIGURATION, hint='use mode("append") or outputMode("append")'
             )
+        if not self.options and catalog.options_of_table(schema) is not None:
+            raise InvalidRequest(
+                "a table of a log is read-only",
+                code=Code.BAD_CONFIGURATION,
+                hint='write with frame.write.format("holdfast"), whose option url is the service',
+            )
         options = spark_options.parse_write_options(self.options, mode)
         check_schema(schema, options.transaction_key)
         return options
+
+
+def _parsed(given: Mapping[str, str], mode: Mode | None) -> tuple[AnyReadOptions, StructType]:
+    """The options of a read and its columns. Raises: InvalidRequest."""
+    options: AnyReadOptions
+    if spark_options.is_read_of_store(given):
+        options = spark_options.parse_store_options(given, mode)
+        types = STORE_COLUMNS
+    elif spark_options.is_read_of_messages(given):
+        options = spark_options.parse_message_options(given, mode)
+        types = QUEUE_COLUMNS
+    else:
+        options = spark_options.parse_read_options(given, mode)
+        types = COLUMNS[options.shape]
+    return options, spark_schema(types, options.columns)

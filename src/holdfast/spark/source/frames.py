@@ -1,8 +1,7 @@
-"""Data frames of a log: with filters pushed down safely, and with values decoded into Spark's types.
+"""Data frames of a log: read with options as arguments, and with values decoded into Spark's types.
 
-Spark 4.3 keeps the pushed filters of a Python source with its data frame. A later query on the same frame without a
-filter, such as ``frame.count()``, then silently loses rows. So the option ``pushdown`` is off by default, and
-``read_log`` adds a filter that every row passes: each query is planned again.
+Spark 4.3 keeps the filters that it pushed down last with the frame, and reads every use of the frame by them. So the
+option ``pushdown`` is off by default, also in ``read_log``; options such as ``startingVersion`` narrow a read safely.
 """
 
 from __future__ import annotations
@@ -88,15 +87,18 @@ def _msgpack_as_json(
 
 
 def read_log(spark: SparkSession, url: str, **options: object) -> DataFrame:
-    """The log at ``url`` as a frame whose filters on version, seq, key and request id narrow what is read.
+    """The log at ``url`` as a frame. ``options`` are those of ``format("holdfast")``; they narrow what is read.
 
-    ``options`` are those of ``format("holdfast")``. Where neither ``seq`` nor ``version`` is among the columns, filters
-    are not pushed down, and all is read. Raises: InvalidRequest.
+    With ``pushdown=True`` filters narrow it, too: use the frame at one place of one query at a time, because Spark
+    reads all uses of a frame in a query by the filters of one of them. Raises: InvalidRequest.
+
+    >>> read_log(spark, "s3://bucket/log", startingVersion=1000, keyPrefix="seat/")           # doctest: +SKIP
     """
     given = {"url": url, **{name: str(value) for name, value in options.items()}}
-    columns = parse_read_options(given, Mode.BATCH).columns
-    guard = next((name for name in ("seq", "version") if name in columns), None)
+    parsed = parse_read_options(given, Mode.BATCH)
     reader = spark.read.format("holdfast").options(**given)
-    if guard is None:
+    if not parsed.pushdown:
         return reader.load()
-    return reader.option("pushdown", "true").load().where(f"{guard} >= 0")
+    # A filter that every row passes and that is pushed down: Spark then plans each query of the frame again.
+    guard = next((name for name in ("seq", "version") if name in parsed.columns), None)
+    return reader.option("pushdown", "false").load() if guard is None else reader.load().where(f"{guard} >= 0")

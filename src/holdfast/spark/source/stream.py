@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Final, TypeAlias, TypeVar
 
 import pyarrow as pa
@@ -18,9 +19,10 @@ from holdfast.errors import Code, InvalidRequest
 from holdfast.objects.port import ObjectStore
 from holdfast.spark.options import Admission, Position, ReadOptions
 from holdfast.spark.runtime.store_thread import StoreThread, is_directory
+from holdfast.spark.runtime.worker_errors import states_errors
 from holdfast.spark.source.plan import LogPartition, SegmentPartition
 from holdfast.spark.source.scan import scan
-from holdfast.spark.source.shapes import RowFilter
+from holdfast.spark.source.shapes import row_filter
 from holdfast.spark.source.tail import LogTail, head_position, pieces_between, starting_position
 from holdfast.values import is_log_id
 
@@ -33,6 +35,7 @@ T = TypeVar("T")
 Offset: TypeAlias = dict[str, int | str]
 
 
+@states_errors
 class HoldfastStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """One streaming query's view of the log. Lives in one process; is copied into tasks for ``read`` alone."""
 
@@ -100,12 +103,7 @@ class HoldfastStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The pieces between two offsets. Raises: NotFound (``log_truncated``), CorruptData, Unavailable."""
         options = self._options
         begin, until = _position(start), _position(end)
-        wanted = RowFilter(
-            version_min=begin.version + 1 if begin.version else None,
-            kinds=options.kinds,
-            key_begin=options.key_begin,
-            key_end=options.key_end,
-        )
+        wanted = replace(row_filter(options), version_min=begin.version + 1 if begin.version else None)
         if options.segments_url is not None:
             # Here and below: a worker process that reads no segments should not load Parquet and Delta.
             from holdfast.spark.source.segments import stream_with_segments
