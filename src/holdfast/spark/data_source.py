@@ -14,7 +14,7 @@ from pyspark.sql.types import StructType
 
 from holdfast.errors import Code, InvalidRequest
 from holdfast.spark import options as spark_options
-from holdfast.spark.columns import COLUMNS, QUEUE_COLUMNS, STORE_COLUMNS, spark_schema
+from holdfast.spark.columns import QUEUE_COLUMNS, STORE_COLUMNS, spark_schema
 from holdfast.spark.options import MessageOptions, Mode, ReadOptions, StoreOptions, WriteOptions
 
 if TYPE_CHECKING:  # the client of a service, which a read does not need
@@ -88,7 +88,7 @@ class HoldfastDataSource(DataSource):
             types = QUEUE_COLUMNS
         else:
             options = spark_options.parse_read_options(self.options, mode)
-            types = COLUMNS[options.shape]
+            types = options.column_types
         schema = spark_schema(types, options.columns)
         if asked is not None and asked != schema:
             raise InvalidRequest(
