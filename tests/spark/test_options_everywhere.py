@@ -78,6 +78,15 @@ def questions(builder: LogBuilder) -> dict[str, Question]:
             return row["end"] is None or row["end"] > b"b"
         return bool(row["key"] >= b"b")
 
+    def text_of(data: bytes | None) -> str | None:
+        try:
+            return None if data is None else data.decode()
+        except UnicodeDecodeError:
+            return None
+
+    def decoded(column: str, value_of: Callable[[bytes | None], object]) -> Callable[[Rows, Rows], bool]:
+        return lambda found, everything: found == [{**row, column: value_of(row[column])} for row in everything]  # type: ignore[arg-type]
+
     stream = Mode.STREAM
     return {
         "shape": Question("operations", same),
@@ -113,6 +122,14 @@ def questions(builder: LogBuilder) -> dict[str, Question]:
         "minRowsPerTrigger": Question("1", same, mode=stream),
         "maxTriggerDelay": Question("1ms", same, (("minRowsPerTrigger", "1"),), stream),
         "pollInterval": Question("1ms", same, mode=stream),
+        "keyFormat": Question("utf8", decoded("key", text_of), (("unfit", "null"),)),
+        "keySchema": Question("int", decoded("key", lambda key: None), (("keyFormat", "json"), ("unfit", "null"))),
+        "valueFormat": Question("utf8", decoded("value", text_of), (("unfit", "null"),)),
+        "valueSchema": Question(
+            "double", decoded("value", lambda value: None), (("valueFormat", "json"), ("unfit", "null"))
+        ),
+        "unfit": Question("null", decoded("value", text_of), (("valueFormat", "utf8"),)),
+        "includeSystem": Question("false", same),  # the log has none; see ``test_typed_source``
     }
 
 

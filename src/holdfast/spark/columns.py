@@ -97,6 +97,13 @@ _SPARK_TYPES: Final[Mapping[pa.DataType, spark.DataType]] = {
     pa.string(): spark.StringType(),
     pa.binary(): spark.BinaryType(),
     TIMESTAMP: spark.TimestampType(),
+    pa.bool_(): spark.BooleanType(),
+    pa.int8(): spark.ByteType(),
+    pa.int16(): spark.ShortType(),
+    pa.float32(): spark.FloatType(),
+    pa.float64(): spark.DoubleType(),
+    pa.date32(): spark.DateType(),
+    pa.timestamp("us"): spark.TimestampNTZType(),
 }
 
 
@@ -118,6 +125,10 @@ def spark_schema(types: Mapping[str, pa.DataType], columns: Iterable[str]) -> sp
 
 
 def _spark_type(kind: pa.DataType) -> spark.DataType:
+    if pa.types.is_decimal(kind):
+        return spark.DecimalType(kind.precision, kind.scale)
+    if pa.types.is_map(kind):
+        return spark.MapType(_spark_type(kind.key_type), _spark_type(kind.item_type), valueContainsNull=True)
     if pa.types.is_list(kind):
         return spark.ArrayType(_spark_type(kind.value_type), containsNull=True)
     if pa.types.is_struct(kind):

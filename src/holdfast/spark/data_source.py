@@ -16,7 +16,7 @@ from pyspark.sql.types import StructType
 from holdfast.errors import Code, InvalidRequest
 from holdfast.spark import catalog
 from holdfast.spark import options as spark_options
-from holdfast.spark.columns import COLUMNS, QUEUE_COLUMNS, STORE_COLUMNS, spark_schema
+from holdfast.spark.columns import QUEUE_COLUMNS, STORE_COLUMNS, spark_schema
 from holdfast.spark.options import MessageOptions, Mode, ReadOptions, StoreOptions, WriteOptions
 from holdfast.spark.runtime.worker_errors import states_errors
 
@@ -125,5 +125,5 @@ def _parsed(given: Mapping[str, str], mode: Mode | None) -> tuple[AnyReadOptions
         types = QUEUE_COLUMNS
     else:
         options = spark_options.parse_read_options(given, mode)
-        types = COLUMNS[options.shape]
+        types = options.column_types
     return options, spark_schema(types, options.columns)

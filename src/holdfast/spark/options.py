@@ -12,8 +12,8 @@ import binascii
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from difflib import get_close_matches
 from enum import StrEnum
@@ -25,6 +25,9 @@ import pyarrow as pa
 from holdfast.commit.format.batch import ItemKind
 from holdfast.errors import Code, InvalidRequest
 from holdfast.spark.columns import COLUMNS, OPERATION_KINDS, QUEUE_COLUMNS, STORE_COLUMNS, Shape, default_columns
+from holdfast.spark.typed.ddl import parse_schema
+from holdfast.spark.typed.decode import Encoding, Format, Unfit
+from holdfast.spark.typed.rows import Typing, key_after
 from holdfast.values import VERSION_MAX, is_log_id
 
 EARLIEST: Final = "earliest"
@@ -95,6 +98,9 @@ LOG_OPTIONS: Final[Table] = {
     **dict.fromkeys(("maxObjectsPerTrigger", "maxBytesPerTrigger"), (_EVERY_SHAPE, _STREAM)),
     **dict.fromkeys(("maxRowsPerTrigger", "minRowsPerTrigger", "maxTriggerDelay"), (_ROWS, _STREAM)),
     "pollInterval": (_EVERY_SHAPE, _STREAM),
+    **dict.fromkeys(
+        ("keyFormat", "keySchema", "valueFormat", "valueSchema", "unfit", "includeSystem"), (_KEYED, _BOTH)
+    ),
 }
 _MESSAGE_OPTIONS: Final = (
     "shape", "columns", "startingOffsets", "startingTimestamp", "failOnDataLoss", "targetPartitionBytes",
@@ -159,6 +165,8 @@ class ReadOptions:
     ``[key_begin, key_end)``; ``key_end`` None means to the last key. ``kinds`` are the operations wanted;
     ``request_ids`` None means of any id, or of none. ``partitions_min`` None means one for each core, if each has
     enough to read. ``poll_ms`` None: by the kind of store. ``segments_url`` is a table of segments to prefer.
+    ``typing`` says how keys and values become columns, and ``include_system`` whether the records that Holdfast keeps
+    in the log are wanted.
     """
 
     url: str
@@ -184,6 +192,16 @@ class ReadOptions:
     admission: Admission = Admission()
     poll_ms: int | None = None
     segments_url: str | None = None
+    typing: Typing = field(default_factory=Typing)
+    include_system: bool = True
+
+    @property
+    def column_types(self) -> Mapping[str, pa.DataType]:
+        """The types of all columns of this read."""
+        if self.typing.is_plain:
+            return COLUMNS[self.shape]
+        typed = {"key": self.typing.key.column_type, "value": self.typing.value.column_type}
+        return {**COLUMNS[self.shape], **typed}
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,10 +349,12 @@ def parse_read_options(given: Mapping[str, str], mode: Mode | None = None) -> Re
         raise _invalid("startingTimestamp", f"is after the ending time, {since} > {last}")
     ending_at = options.value("endingOffsets", _end_position, LATEST)
     key_begin, key_end = _key_range(options)
+    columns = _columns(options, COLUMNS[shape], f"shape={shape}", _also(options))
+    typing = _typing(options, columns)
     return ReadOptions(
         url=options.value("url", _url, None) or _url("url", ""),
         shape=shape,
-        columns=_columns(options, COLUMNS[shape], f"shape={shape}", _also(options)),
+        columns=columns,
         starting_version=starting if isinstance(starting, int) else None,
         starting_ms=_milliseconds(since),
         starting_after=after if isinstance(after, Position) else None,
@@ -355,6 +375,8 @@ def parse_read_options(given: Mapping[str, str], mode: Mode | None = None) -> Re
         admission=_admission(options),
         poll_ms=options.value("pollInterval", parse_duration_ms, None),
         segments_url=options.value("segments", _url, None),
+        typing=typing,
+        include_system=options.value("includeSystem", _boolean, default=typing.is_plain),
     )
 
 
@@ -489,6 +511,26 @@ def _columns(
     return wanted
 
 
+def _typing(options: _Given, columns: Sequence[str]) -> Typing:
+    encodings = {
+        name: Encoding.of(
+            options.value(f"{name}Format", _one_of(Format), Format.BINARY),
+            options.value(f"{name}Schema", lambda _name, text: parse_schema(text), None),
+            name,
+        )
+        for name in ("key", "value")
+    }
+    typing = Typing(encodings["key"], encodings["value"], options.value("unfit", _one_of(Unfit), Unfit.FAIL))
+    for name in ("key", "value"):
+        if f"{name}Format" in options and name not in columns:
+            raise _invalid(f"{name}Format", f"has no effect: option columns does not name {name}")
+    if "unfit" in options and typing.is_plain:
+        raise _invalid("unfit", "has no effect without keyFormat or valueFormat")
+    if typing.unfit is Unfit.QUARANTINE:
+        raise _invalid("unfit", "is quarantine, which only a pipeline has; valid: fail, null")
+    return typing
+
+
 def _admission(options: _Given) -> Admission:
     if "maxTriggerDelay" in options and "minRowsPerTrigger" not in options:
         raise _invalid("maxTriggerDelay", "has no effect without minRowsPerTrigger")
@@ -527,8 +569,7 @@ def _key_range(options: _Given) -> tuple[bytes, bytes | None]:
     if prefix is not None:
         if len(given) > 1:
             raise _invalid("keyPrefix", "cannot be combined with keyBegin or keyEnd")
-        kept = prefix.rstrip(b"\xff")  # the key after the prefix; none for a prefix of 0xff alone
-        return prefix, kept[:-1] + bytes([kept[-1] + 1]) if kept else None
+        return prefix, key_after(prefix)
     begin, end = options.value("keyBegin", key, b""), options.value("keyEnd", key, None)
     if end is not None and begin >= end:
         raise _invalid("keyBegin", "is not below keyEnd")

@@ -28,6 +28,7 @@ from holdfast.spark.columns import Shape
 from holdfast.spark.options import ReadOptions
 from holdfast.spark.runtime.worker_errors import states_errors
 from holdfast.spark.source.shapes import RowFilter
+from holdfast.spark.typed.decode import Format
 
 if TYPE_CHECKING:
     from holdfast.spark.source.plan import LogPartition, Plan, SegmentPartition
@@ -141,7 +142,10 @@ class HoldfastBatchReader(DataSourceReader):
     def narrow(self, filters: Iterable[Filter]) -> Iterable[Filter]:
         """Note what these filters leave to be read. Returns all of them: Spark still evaluates each row."""
         kept = list(filters)
-        self._pushed = row_filter_of(kept, self._options.shape)
+        # A filter on a decoded key does not say which bytes the key has.
+        keys_are_bytes = self._options.typing.key.format is Format.BINARY
+        narrowing = [each for each in kept if keys_are_bytes or getattr(each, "attribute", ()) != ("key",)]
+        self._pushed = row_filter_of(narrowing, self._options.shape)
         return kept
 
     def partitions(self) -> Sequence[LogPartition | SegmentPartition]:
@@ -160,12 +164,13 @@ class HoldfastBatchReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one piece. For a read without pieces Spark passes an empty partition of its own."""
         from holdfast.spark.source.plan import LogPartition, SegmentPartition
+        from holdfast.spark.source.typed import typed_scan
 
         if isinstance(partition, LogPartition):
             from holdfast.spark.source.scan import scan
 
-            yield from scan(self._options, partition.wanted, partition.piece)
+            yield from typed_scan(self._options, lambda options: scan(options, partition.wanted, partition.piece))
         elif isinstance(partition, SegmentPartition):
             from holdfast.spark.source.segments import scan_segment
 
-            yield from scan_segment(self._options, partition)
+            yield from typed_scan(self._options, lambda options: scan_segment(options, partition))

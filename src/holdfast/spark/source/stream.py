@@ -24,6 +24,7 @@ from holdfast.spark.source.plan import LogPartition, SegmentPartition
 from holdfast.spark.source.scan import scan
 from holdfast.spark.source.shapes import row_filter
 from holdfast.spark.source.tail import LogTail, head_position, pieces_between, starting_position
+from holdfast.spark.source.typed import typed_scan
 from holdfast.values import is_log_id
 
 POLL_MS_DIRECTORY: Final = 10
@@ -115,11 +116,11 @@ class HoldfastStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one piece."""
         if isinstance(partition, LogPartition):
-            yield from scan(self._options, partition.wanted, partition.piece)
+            yield from typed_scan(self._options, lambda options: scan(options, partition.wanted, partition.piece))
         elif isinstance(partition, SegmentPartition):
             from holdfast.spark.source.segments import scan_segment
 
-            yield from scan_segment(self._options, partition)
+            yield from typed_scan(self._options, lambda options: scan_segment(options, partition))
 
     def stop(self) -> None:
         """Close what is open; the query has ended."""

@@ -1,0 +1,161 @@
+"""Operations with typed columns: which of them are wanted, and what happens to those that do not fit.
+
+The records that Holdfast keeps in a log have keys that begin with ``spark/``: the progress of sinks, loads, ingests and
+replays. They are not a user's data, so a read with types and a table of a pipeline leave them out unless asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias, TypeVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from holdfast.errors import InvalidRequest
+from holdfast.spark.typed.decode import Encoding, Format, Misfit, Unfit, decode
+
+SYSTEM_PREFIX: Final = b"spark/"
+
+Rows: TypeAlias = "pa.RecordBatch | pa.Table"
+R = TypeVar("R", pa.RecordBatch, pa.Table)
+
+
+def key_after(prefix: bytes) -> bytes | None:
+    """The first key above every key with this prefix; None for a prefix that no key is above.
+
+    >>> key_after(b"a/"), key_after(b"a\\xff"), key_after(b"")
+    (b'a0', b'b', None)
+    """
+    kept = prefix.rstrip(b"\xff")
+    return kept[:-1] + bytes([kept[-1] + 1]) if kept else None
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Which operations are wanted: those on keys with one of the ``prefixes`` (none: every key).
+
+    System records are wanted with ``include_system``, or when a prefix begins with theirs. A range delete is wanted if
+    it reaches a wanted prefix, and is a system record if it lies within their keys.
+    """
+
+    prefixes: tuple[bytes, ...] = ()
+    include_system: bool = True
+
+    @property
+    def is_everything(self) -> bool:
+        """Whether no operation is left out."""
+        return not self.prefixes and self.include_system
+
+    def mask(self, rows: Rows) -> Any:
+        """Which rows are wanted, None for all. Shape: ``rows`` have kind, key and end."""
+        if self.is_everything:
+            return None
+        key, end = rows["key"], rows["end"]
+        is_range = _call("equal", rows["kind"], pa.scalar("range_delete"))
+        wanted = None
+        for prefix in self.prefixes:
+            reaches = _call("if_else", is_range, _above(end, prefix).fill_null(True), _from(key, prefix))
+            has = _call("and", reaches, _below(key, prefix))
+            wanted = has if wanted is None else _call("or", wanted, has)
+        if self.include_system or any(prefix.startswith(SYSTEM_PREFIX) for prefix in self.prefixes):
+            return wanted
+        begins = _call("and", _from(key, SYSTEM_PREFIX), _below(key, SYSTEM_PREFIX))
+        ends = _call("invert", _above(end, key_after(SYSTEM_PREFIX) or b"")).fill_null(False)
+        is_system = _call("and", begins, _call("if_else", is_range, ends, pa.scalar(True)))
+        users = _call("invert", is_system)
+        return users if wanted is None else _call("and", wanted, users)
+
+    def of(self, rows: R) -> R:
+        """The wanted rows. Shape: as ``mask``."""
+        mask = self.mask(rows)
+        return rows if mask is None else rows.filter(mask)
+
+
+def _call(name: str, *arguments: Any) -> Any:
+    return pc.call_function(name, list(arguments))
+
+
+def _from(key: Any, prefix: bytes) -> Any:
+    return _call("greater_equal", key, pa.scalar(prefix, pa.binary()))
+
+
+def _above(key: Any, bound: bytes) -> Any:
+    return _call("greater", key, pa.scalar(bound, pa.binary()))
+
+
+def _below(key: Any, prefix: bytes) -> Any:
+    """Whether keys are below the end of the keys with this prefix."""
+    past = key_after(prefix)
+    return _call("is_valid", key) if past is None else _call("less", key, pa.scalar(past, pa.binary()))
+
+
+@dataclass(frozen=True, slots=True)
+class Typing:
+    """How keys and values become columns, and what happens to one that does not fit."""
+
+    key: Encoding = field(default_factory=Encoding)
+    value: Encoding = field(default_factory=Encoding)
+    unfit: Unfit = Unfit.FAIL
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether keys and values stay bytes."""
+        return self.key.format is Format.BINARY and self.value.format is Format.BINARY
+
+
+@dataclass(frozen=True, slots=True)
+class TypedColumns:
+    """Decoded keys and values of some operations, and the misfits in order of the rows, each with its column's name."""
+
+    key: pa.Array
+    value: pa.Array
+    misfits: Sequence[tuple[str, Misfit]]
+
+    def unfit_rows(self) -> list[int]:
+        """The rows with a misfit, in order, each once."""
+        return sorted({misfit.row for _, misfit in self.misfits})
+
+
+def decode_rows(rows: Rows, typing: Typing) -> TypedColumns:
+    """The keys and values of these operations as columns. Shape: ``rows`` have kind, key and value.
+
+    The key of a range delete is a bound, which need not be a key of this format: it is null then, and not a misfit.
+    """
+    key, value = decode(rows["key"], typing.key), decode(rows["value"], typing.value)
+    misfits = [("value", misfit) for misfit in value.misfits]
+    if key.misfits:
+        kinds = rows["kind"]
+        misfits += [("key", each) for each in key.misfits if kinds[each.row].as_py() != "range_delete"]
+        misfits.sort(key=lambda pair: pair[1].row)
+    return TypedColumns(key.column, value.column, misfits)
+
+
+def require_fit(rows: Rows, found: TypedColumns) -> None:
+    """Raise InvalidRequest for the first misfit, with the key and, where ``rows`` have it, the version."""
+    if not found.misfits:
+        return
+    column, misfit = found.misfits[0]
+    place = f"{column}.{misfit.path}" if misfit.path and not misfit.path.startswith("[") else f"{column}{misfit.path}"
+    raise InvalidRequest(
+        f"a {column} does not fit: {misfit.reason}",
+        hint="correct the schema, or choose what happens to such rows by unfit",
+        column=place,
+        version=rows["version"][misfit.row].as_py() if "version" in rows.schema.names else None,
+        key=bytes(rows["key"][misfit.row].as_py()[:64]),
+    )
+
+
+def typed_batch(rows: pa.RecordBatch, typing: Typing) -> pa.RecordBatch:
+    """The operations with decoded columns ``key`` and ``value`` in the place of bytes.
+
+    Shape: ``rows`` have kind, key and value. Raises: InvalidRequest for a misfit, with the policy ``fail``.
+    """
+    found = decode_rows(rows, typing)
+    if typing.unfit is Unfit.FAIL:
+        require_fit(rows, found)
+    for name, column in (("key", found.key), ("value", found.value)):
+        at = rows.schema.get_field_index(name)
+        rows = rows.set_column(at, pa.field(name, column.type), column)
+    return rows

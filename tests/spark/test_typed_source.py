@@ -1,0 +1,149 @@
+"""The source with typed columns: the choice of rows, the policy for misfits, and Spark's view of the types."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyspark.errors import PySparkException
+from pyspark.sql import Row, SparkSession
+from tests.spark.log_builder import LogBuilder
+from tests.spark.test_options_everywhere import rows_of
+
+from holdfast.commit.format.transaction import Delete, RangeDelete, Write
+from holdfast.errors import InvalidRequest
+from holdfast.spark.options import Mode, parse_read_options
+from holdfast.spark.runtime.session import task_errors
+from holdfast.spark.source.reader import HoldfastBatchReader
+from holdfast.spark.typed.rows import SYSTEM_PREFIX, Choice
+
+COLUMNS = "version,kind,key,end,value"
+KEYS = st.sampled_from(
+    [b"", b"a", b"a/", b"a/1", b"a0", b"b", b"spark", b"spark/", b"spark/x", b"spark0", b"\xff", b"\xff\xff"]
+)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["write", "delete", "range_delete"]), KEYS, st.none() | KEYS), max_size=8),
+    st.lists(KEYS.filter(bool), max_size=2),
+    st.booleans(),
+)
+def test_the_choice_of_rows_is_by_prefix_and_leaves_system_records_out(
+    operations: list[tuple[str, bytes, bytes | None]], prefixes: list[bytes], include_system: bool
+) -> None:
+    rows = [row if row[0] == "range_delete" else (*row[:2], None) for row in operations]
+
+    def is_wanted(kind: str, key: bytes, end: bytes | None) -> bool:
+        def reaches(prefix: bytes) -> bool:
+            if kind != "range_delete":
+                return key.startswith(prefix)
+            return (end is None or end > prefix) and (key.startswith(prefix) or key < prefix)
+
+        is_chosen = not prefixes or any(reaches(prefix) for prefix in prefixes)
+        within = kind != "range_delete" or (end is not None and end <= b"spark0")
+        is_system = key.startswith(SYSTEM_PREFIX) and within
+        asked = include_system or any(prefix.startswith(SYSTEM_PREFIX) for prefix in prefixes)
+        return is_chosen and (asked or not is_system)
+
+    schema = pa.schema([("kind", pa.string()), ("key", pa.binary()), ("end", pa.binary())])
+    table = pa.Table.from_pylist([dict(zip(schema.names, row, strict=True)) for row in rows], schema)
+    found = Choice(tuple(prefixes), include_system).of(table)
+    assert [tuple(row.values()) for row in found.to_pylist()] == [row for row in rows if is_wanted(*row)]
+
+
+def flights(tmp_path: Path, *values: object) -> str:
+    """A log of writes under ``a``, ``b`` and so on, a delete, a range delete and a system record."""
+    leader = (builder := LogBuilder()).lead()
+    for index, value in enumerate(values):
+        leader.commit(
+            [Write(b"abc"[index : index + 1], value if isinstance(value, bytes) else json.dumps(value).encode())]
+        )
+    leader.commit([Delete(b"a"), RangeDelete(b"b\xff", None), Write(b"spark/flights", b'{"token": "1"}')])
+    return builder.write_to(tmp_path / "log")
+
+
+TYPED = {"columns": COLUMNS, "keyFormat": "utf8", "valueFormat": "json", "valueSchema": "origin string, delay int"}
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+def test_a_typed_read_has_decoded_columns_and_no_system_records(tmp_path: Path, mode: Mode) -> None:
+    log = flights(tmp_path, {"origin": "JFK", "delay": 2}, {"origin": "LGA", "gate": 7})
+    assert [(row["kind"], row["key"], row["value"]) for row in rows_of(log, mode, TYPED)] == [
+        ("write", "a", {"origin": "JFK", "delay": 2}),
+        ("write", "b", {"origin": "LGA", "delay": None}),
+        ("delete", "a", None),
+        ("range_delete", None, None),
+    ]
+    with_system = rows_of(log, mode, {**TYPED, "includeSystem": "true", "columns": "key,value"})
+    assert with_system[-1] == {"key": "spark/flights", "value": {"origin": None, "delay": None}}
+    plain: dict[str, str] = {"columns": "key"}
+    assert rows_of(log, mode, plain)[-1] == {"key": b"spark/flights"}, "a read without types has every record"
+    assert {"key": b"spark/flights"} not in rows_of(log, mode, {**plain, "includeSystem": "false"})
+
+
+def test_a_value_that_does_not_fit_fails_by_name_or_is_null(tmp_path: Path) -> None:
+    log = flights(tmp_path, {"origin": "JFK", "delay": 2}, {"origin": "LGA", "delay": "late"})
+    with pytest.raises(InvalidRequest, match=r"a value does not fit: Expected `int`, got `str`") as failed:
+        rows_of(log, Mode.BATCH, TYPED)
+    written = rows_of(log, Mode.BATCH, {"kinds": "write", "keyPrefix": "b"})[0]
+    facts = failed.value.fields
+    assert (facts["column"], facts["key"], facts["version"]) == ("value.delay", b"b", written["version"])
+    found = rows_of(log, Mode.BATCH, {**TYPED, "unfit": "null", "kinds": "write"})
+    assert [row["value"] for row in found] == [{"origin": "JFK", "delay": 2}, {"origin": "LGA", "delay": None}]
+
+
+@pytest.mark.parametrize(
+    ("given_options", "problem"),
+    [
+        ({"valueFormat": "json"}, "the value format json needs a schema"),
+        ({"valueSchema": "a int"}, "the value format binary has no schema"),
+        ({"valueFormat": "avro"}, "option valueFormat is 'avro'; valid: utf8, json, msgpack, binary"),
+        ({"valueFormat": "utf8", "columns": "key"}, "option valueFormat has no effect: option columns"),
+        ({"valueFormat": "utf8", "unfit": "quarantine"}, "which only a pipeline has; valid: fail, null"),
+        ({"unfit": "null"}, "has no effect without keyFormat or valueFormat"),
+        ({"valueFormat": "json", "valueSchema": "a strin"}, "'strin' is not a type"),
+        ({"shape": "transactions", "valueFormat": "utf8"}, "has no effect on shape=transactions"),
+    ],
+)
+def test_options_of_types_that_make_no_sense_are_refused(given_options: dict[str, str], problem: str) -> None:
+    with pytest.raises(InvalidRequest, match=problem):
+        parse_read_options({"url": "file:///log", **given_options})
+
+
+def test_a_filter_on_a_decoded_key_prunes_nothing_wrong(tmp_path: Path) -> None:
+    from pyspark.sql.datasource import EqualTo
+
+    log = flights(tmp_path, {"origin": "JFK"})
+    given: dict[str, Any] = {
+        "url": log,
+        "columns": "key",
+        "pushdown": "true",
+        "keyFormat": "json",
+        "keySchema": "binary",
+    }
+    reader = HoldfastBatchReader(parse_read_options({**given, "unfit": "null", "kinds": "write"}))
+    list(reader.narrow([EqualTo(("key",), b"zz")]))
+    assert [row for piece in reader.partitions() for batch in reader.read(piece) for row in batch.to_pylist()]
+
+
+def test_spark_sees_the_types_and_the_error_names_the_value(spark: SparkSession, tmp_path: Path) -> None:
+    kinds = "origin string, delay int, at timestamp, cost decimal(9,2), tags map<string,array<double>>"
+    value = {"origin": "JFK", "delay": 2, "at": "2013-01-01T05:00:00Z", "cost": 1.5, "tags": {"a": [1, 2.5]}}
+    log = flights(tmp_path, value, {"delay": "late"})
+    reader = spark.read.format("holdfast").option("valueFormat", "json").option("valueSchema", kinds)
+    frame = reader.option("kinds", "write").option("keyFormat", "utf8").load(log)
+    assert dict(frame.dtypes)["value"] == (
+        "struct<origin:string,delay:int,at:timestamp,cost:decimal(9,2),tags:map<string,array<double>>>"
+    )
+    chosen = reader.option("keyPrefix", "a").load(log).selectExpr("key", "value.origin", "value.delay + 1 AS later")
+    assert chosen.collect() == [Row(key="a", origin="JFK", later=3)]
+    with (
+        pytest.raises((InvalidRequest, PySparkException), match=r"column=value\.delay version=\d+ key=b'b'"),
+        task_errors(),
+    ):
+        frame.collect()
