@@ -208,6 +208,18 @@ def test_stepping_down_on_request_exits_0(start: Any) -> None:
     assert server.end()[0] == 0
 
 
+def test_a_process_that_is_asked_to_stand_by_runs_on_and_leads_again(start: Any) -> None:
+    server = start("--init").ready()
+    assert server.ask("POST", "/v1/admin/step-down?then=end", {})[0] == 400
+    status, answer = server.ask("POST", "/v1/admin/step-down?then=stand_by", {})
+    assert (status, answer["stepped_down"]) == (200, True)
+    first = answer["leader_id"]
+    server.ready()
+    assert server.leader_id != first
+    assert server.ask("POST", "/v1/admin/step-down", {})[0] == 200, "it was asked for one turn"
+    assert server.end()[0] == 0
+
+
 def test_nothing_to_open_exits_5_and_says_how_to_begin(start: Any, tmp_path: Path) -> None:
     code, errors = start().end()
     assert code == 5 and "init" in errors

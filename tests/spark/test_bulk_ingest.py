@@ -15,6 +15,7 @@ from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 from tests.matrix import matrix
 from tests.spark.bulk_requests import SCHEMA, Request, as_transaction, draw_requests
+from tests.spark.service_process import ServiceProcess
 from tests.spark.test_bulk_load import Killed, live, transactions
 
 from holdfast.commit.format.transaction import Delete, PointRead, RangeDelete, RangeRead, Transaction, Write
@@ -22,7 +23,7 @@ from holdfast.commit.stages.attempts import Attempts
 from holdfast.commit.stages.events import CommitEntry
 from holdfast.commit.stages.resolve import Resolve
 from holdfast.commit.stages.sequence import Sequence as SequenceStage
-from holdfast.errors import InvalidRequest
+from holdfast.errors import Closed, InvalidRequest
 from holdfast.spark.bulk import ingest as module
 from holdfast.spark.bulk.ingest import Ingest
 from holdfast.spark.bulk.leadership import LeadershipOptions
@@ -177,6 +178,22 @@ def test_an_object_holds_no_more_bytes_than_its_bound_and_one_request(
     objects = [path.stat().st_size for path in (tmp_path / "log" / "batches").iterdir()]
     assert len([size for size in objects if size > 10_000]) == 4
     assert max(objects) < 300_000 + 700_000
+
+
+def test_an_ingest_is_refused_while_a_service_leads_and_nothing_is_committed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Ingest, "_requests", lambda _, frame: frame.requests)
+    (tmp_path / "log").mkdir()
+    ingest = an_ingest(tmp_path)
+    with ServiceProcess(tmp_path / "log") as service:
+        with pytest.raises(Closed, match="a service leads this log") as refused:
+            ingest.micro_batch(cast("DataFrame", Frame(0, 5)), 0)
+        assert "step_down=True" in refused.value.hint and service.address in refused.value.hint
+        assert service.process.poll() is None
+    ingest.micro_batch(cast("DataFrame", Frame(0, 5)), 0)
+    ingest.close()
+    assert values_of(tmp_path) == [b"value %d" % place for place in range(5)]
 
 
 @pytest.mark.parametrize("offered", matrix([(0, 13), (0, 5)]))

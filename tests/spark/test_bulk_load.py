@@ -32,7 +32,7 @@ from tests.spark.test_pipeline_cli import common
 from holdfast.client import Client
 from holdfast.commit.format.batch import Header, Kind, LoggedTransaction, decode_header, encode_object, slot_of
 from holdfast.commit.format.transaction import Delete, RangeDelete, Write
-from holdfast.errors import Conflict, Fenced, InvalidRequest
+from holdfast.errors import Closed, Code, Conflict, Fenced, InvalidRequest
 from holdfast.objects.memory import MemoryObjects, MemoryStore
 from holdfast.spark.bulk.leadership import Leadership, LeadershipOptions, put_batch
 from holdfast.spark.bulk.load import BatchPlan, LeadershipPlan, LoadOptions, LoadReport, batch_object, load_requests
@@ -175,20 +175,56 @@ def test_without_a_crash_versions_are_those_of_a_leader_and_a_bounded_window_is_
     assert audit(spark, log).findings == []
 
 
-def test_the_service_steps_down_for_a_load_and_goes_on_after_it_with_the_same_verdicts(
+@pytest.mark.parametrize("listen", matrix(["127.0.0.1:0", "unix"]))
+def test_a_load_is_refused_while_a_service_leads_and_says_how_to_go_on(
+    spark: SparkSession, tmp_path: Path, listen: str
+) -> None:
+    (tmp_path / "log").mkdir()
+    address = f"unix:{tmp_path}/socket" if listen == "unix" else listen
+    with ServiceProcess(tmp_path / "log", listen=address) as service:
+        before = live(tmp_path / "log")
+        frame = frame_of(spark, draw_requests(13, 10, keys=60))
+        with pytest.raises(Closed, match="a service leads this log") as refused:
+            load_requests(spark, frame, service.log_url, None, OPTIONS)
+        assert refused.value.code is Code.LEADER_ALIVE
+        assert "--step-down" in refused.value.hint and "step_down=True" in refused.value.hint
+        assert service.address in refused.value.hint and refused.value.fields["leader_address"] == service.address
+        with StoreThread(service.log_url) as thread, pytest.raises(Closed, match="a service leads this log"):
+            Leadership(thread, LeadershipOptions(silence_ms=20.0)).claim()
+        assert [batch.header.kind for batch in live(tmp_path / "log")] == [batch.header.kind for batch in before]
+        assert service.process.poll() is None
+
+
+def test_both_ways_to_lead_at_once_are_refused() -> None:
+    with pytest.raises(InvalidRequest, match="exclude each other"):
+        LoadOptions(take_over=True, step_down=True)
+
+
+def test_a_service_that_may_not_be_asked_keeps_the_lead(tmp_path: Path) -> None:
+    token = "server.tokens=admin:0123456789abcdef"
+    with ServiceProcess(tmp_path, token) as service, StoreThread(service.log_url) as thread:
+        with pytest.raises(Closed, match="did not step down") as refused:
+            Leadership(thread, LeadershipOptions(step_down=True, silence_ms=20.0, token="fedcba9876543210")).claim()
+        assert "--token" in refused.value.hint and service.address in refused.value.hint
+        assert service.process.poll() is None
+
+
+def test_the_service_stands_by_for_a_load_and_leads_again_after_it_with_the_same_verdicts(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     requests = draw_requests(13, 100, keys=60, ids=False, odd=False)
     (tmp_path / "log").mkdir()
     (tmp_path / "plain").mkdir()
-    with ServiceProcess(tmp_path / "log") as service:
-        with Client(service.url) as client:
-            client.commit([Write(b"before", b"1")])
+    asked = replace(OPTIONS, step_down=True)
+    with ServiceProcess(tmp_path / "log") as service, Client(service.url) as client:
+        client.commit([Write(b"before", b"1")])
         report = load_requests(
-            spark, frame_of(spark, requests), service.log_url, (tmp_path / "verdicts").as_uri(), OPTIONS
+            spark, frame_of(spark, requests), service.log_url, (tmp_path / "verdicts").as_uri(), asked
         )
+        assert client.commit([Write(b"between", b"2")]).version > report.last_version, "the same process leads again"
     kinds = [batch.header.kind for batch in live(tmp_path / "log")]
-    assert kinds.count(Kind.RESIGN) == 2 and report.committed + report.not_committed == len(requests)
+    assert kinds.count(Kind.CLAIM) == 3 and kinds.count(Kind.RESIGN) == 3, "the service, the load, the service"
+    assert report.committed + report.not_committed == len(requests)
     rows = told(tmp_path / "verdicts")
     with ServiceProcess(tmp_path / "plain") as service:
         assert _through_the_service(service.url, requests) == [
@@ -198,7 +234,7 @@ def test_the_service_steps_down_for_a_load_and_goes_on_after_it_with_the_same_ve
     with ServiceProcess(tmp_path / "log") as service, Client(service.url) as client:
         receipt = client.commit([Write(b"after", b"2")])
         assert receipt.version > max(int(str(row["version"])) for row in rows if row["version"] is not None)
-        state: dict[bytes, bytes] = {b"before": b"1", b"after": b"2"}
+        state: dict[bytes, bytes] = {b"before": b"1", b"between": b"2", b"after": b"2"}
         for row, request in zip(rows, requests, strict=True):
             if row["version"] is not None:
                 _apply(state, request)

@@ -92,7 +92,11 @@ RangesOption: TypeAlias = Annotated[
     int | None, typer.Option("--ranges", min=1, help="Decide in rounds over this many ranges of keys.")
 ]
 TakeOverOption: TypeAlias = Annotated[
-    bool, typer.Option("--take-over", help="Depose a living leader without asking it to step down.")
+    bool, typer.Option("--take-over", help="Claim the log without asking. A service that leads it is deposed.")
+]
+StepDownOption: TypeAlias = Annotated[
+    bool,
+    typer.Option("--step-down", help="Ask a service that leads the log to stand by. It leads again after the job."),
 ]
 TokenOption: TypeAlias = Annotated[
     str | None, typer.Option("--token", envvar="HOLDFAST_TOKEN", help="Bearer token for the request to step down.")
@@ -225,6 +229,7 @@ def load(
     wave: Annotated[int, typer.Option("--wave", min=1, max=1000, help="Objects written at the same time.")] = 256,
     partitions: PartitionsOption = 8,
     ranges: RangesOption = None,
+    step_down: StepDownOption = False,
     take_over: TakeOverOption = False,
     token: TokenOption = None,
     master: MasterOption = None,
@@ -232,12 +237,12 @@ def load(
     conf: ConfOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Commit many requests in parallel, each exactly once. A living leader is asked to step down."""
+    """Commit many requests in parallel, each exactly once. Refused while a service leads the log: see --step-down."""
     from holdfast.spark.commands import BulkCommand
 
     command = BulkCommand(
         _source(requests, kind, order_by, text, schema), to, log, name, window, partitions, ranges, wave, take_over,
-        token, spark=_target(master, remote, conf),
+        step_down, token, spark=_target(master, remote, conf),
     )  # fmt: skip
     print_result(command.load(report_steps(as_json=as_json)), as_json=as_json)
 
@@ -262,18 +267,19 @@ def ingest(
     files: Annotated[
         int | None, typer.Option("--files", min=1, help="At most this many files in a micro-batch.")
     ] = None,
+    step_down: StepDownOption = False,
     take_over: TakeOverOption = False,
     token: TokenOption = None,
     master: MasterOption = None,
     conf: ConfOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Commit requests as files arrive, each exactly once."""
+    """Commit requests as files arrive, each exactly once. Refused while a service leads the log: see --step-down."""
     from holdfast.spark.commands import BulkCommand
 
     command = BulkCommand(
-        _source(requests, kind, order_by, text, schema), to, log, name, take_over=take_over, token=token,
-        spark=_target(master, None, conf),
+        _source(requests, kind, order_by, text, schema), to, log, name, take_over=take_over, step_down=step_down,
+        token=token, spark=_target(master, None, conf),
     )  # fmt: skip
     made = command.ingest(
         checkpoint, stopped_by_signals, report_steps(as_json=as_json), every_seconds=every, files_at_once=files

@@ -61,6 +61,8 @@ class Gateway(HttpState):
         rate = limits.client_commits_per_second_max
         self.client_rates = ClientRates(rate) if rate else None
         self.draining = False
+        self.stands_by_next = False
+        """Whether the leadership that ends was asked to stand by: the process waits for its next turn, and runs on."""
         self.in_flight_bytes = 0
         self._batch: list[CommitEntry] = []
         self._version_waiters: list[VersionWaiter] = []
@@ -72,6 +74,7 @@ class Gateway(HttpState):
         """From now on this process answers for the log."""
         self.own = self.leader = LeaderHint(service.leader_id, service.address, is_this_process=True)
         self.log_id = service.log_id
+        self.stands_by_next = False
         self.answers = CommitResponses(self.own)
         self.service = service
 

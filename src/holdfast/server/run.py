@@ -68,6 +68,8 @@ from holdfast.wire.log import Liveness
 
 GRACE_SECONDS: Final = 5.0
 AFTER_LEADERSHIP_SECONDS: Final = (1.0, 5.0)
+AFTER_STEPPING_DOWN_SECONDS: Final = (3.0, 5.0)
+"""The process that asked for the lead has this time to claim it."""
 OWN_CONNECTIONS: Final = 4
 """For the leader's ownership checks and read-backs."""
 READER_CONNECTIONS: Final = 8
@@ -246,18 +248,23 @@ class _Process:
                 try:
                     end = await self._serve_leadership(service, addresses)
                 finally:
-                    if not self._standby or self._stop.done():
+                    if not self._stands_by():
                         self._stopping.begin()
                     await self._no_longer_leading()
                     await service.close()
                 log.info("reign_over", kind=end.kind, detail=end.detail, leader_id=service.leader_id)
-                if not self._standby or self._stop.done():
+                if not self._stands_by():
                     # A leadership that ended as damaged broke its own invariant; its log is intact.
                     return {"resigned": 0, "deposed": 4, "damaged": BUG}.get(end.kind, 6)
-                if await self._stopped_within(random.uniform(*AFTER_LEADERSHIP_SECONDS)):
+                pause = AFTER_STEPPING_DOWN_SECONDS if self._gateway.stands_by_next else AFTER_LEADERSHIP_SECONDS
+                if await self._stopped_within(random.uniform(*pause)):
                     return 0
         finally:
             await store.close()
+
+    def _stands_by(self) -> bool:
+        """Whether the process waits for its turn when its leadership is over."""
+        return (self._standby or self._gateway.stands_by_next) and not self._stop.done()
 
     async def _lead(self, store: BudgetedStore) -> CommitService | None:
         """Become the leader. None when a signal comes first."""
@@ -377,8 +384,9 @@ class _Process:
             address=self._address,
             address_is_bound=self._address_is_bound,
             allow_new=self._init,
-            take_over=self._take_over,
-            standby=self._standby,
+            # Once it has stood by, it deposes no leader.
+            take_over=self._take_over and not self._gateway.stands_by_next,
+            standby=self._standby or self._gateway.stands_by_next,
             following=self._stand_by,
             ask_leader=ask,
             ask_as_standby=ask_as_standby,

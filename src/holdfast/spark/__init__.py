@@ -28,6 +28,7 @@ from holdfast.extras import MissingExtra, needs
 
 if TYPE_CHECKING:
     from holdfast.spark.bulk.ingest import Ingest
+    from holdfast.spark.bulk.leadership import LeadershipOptions
     from holdfast.spark.bulk.load import LoadOptions, load_requests
     from holdfast.spark.bulk.requests import RequestFormat, stage
     from holdfast.spark.bulk.resolve import resolve_requests
@@ -55,6 +56,7 @@ __all__ = [
     "HoldfastDataSource",
     "Ingest",
     "Latest",
+    "LeadershipOptions",
     "LoadOptions",
     "Replay",
     "RequestFormat",
@@ -81,6 +83,7 @@ __all__ = [
 
 _NAMES_OF = {
     "bulk.ingest": ("Ingest",),
+    "bulk.leadership": ("LeadershipOptions",),
     "bulk.load": ("LoadOptions", "load_requests"),
     "bulk.requests": ("RequestFormat", "stage"),
     "bulk.resolve": ("resolve_requests",),

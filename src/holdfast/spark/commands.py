@@ -228,6 +228,7 @@ class BulkCommand:
     ranges: int | None = None
     wave: int = WAVE_DEFAULT
     take_over: bool = False
+    step_down: bool = False
     token: str | None = None
     spark: SparkTarget = SparkTarget()
 
@@ -281,6 +282,7 @@ class BulkCommand:
             partitions=self.partitions,
             resolve_partitions=self.ranges,
             take_over=self.take_over,
+            step_down=self.step_down,
             token=self.token,
         )
         with self.spark.session("load") as spark:
@@ -305,7 +307,7 @@ class BulkCommand:
                 hint="give --master instead of --remote",
             )
         with self.spark.session("ingest") as spark, stopping() as stop:
-            leading = LeadershipOptions(take_over=self.take_over, token=self.token)
+            leading = LeadershipOptions(self.take_over, token=self.token, step_down=self.step_down)
             name = self.name or ""
             ingest = Ingest(self._log(), self.to, name, request_format=self.source.request_format(), leading=leading)
 

@@ -168,8 +168,15 @@ async def _status(gateway: Gateway, call: Call) -> Response:
     return json_response(await gateway.status(request_id, min_version))
 
 
-async def _step_down(gateway: Gateway, _: Call) -> Response:
+async def _step_down(gateway: Gateway, call: Call) -> Response:
     service = gateway.leading()
+    match call.text("then"):
+        case "stand_by":
+            gateway.stands_by_next = True
+        case None:
+            pass
+        case _:
+            raise InvalidRequest("then is stand_by, or is left out")
     await service.step_down()
     end = service.ended.result()
     if end.kind == "deposed":
@@ -221,6 +228,15 @@ def log_routes(gateway: Gateway) -> tuple[Route, ...]:
             method="POST", path="/v1/admin/step-down", role=Role.ADMIN,
             summary="Drain to durable, answer everything, and give the lead back",
             handler=partial(_step_down, gateway), answers={JSON: SteppedDown}, tag="admin",
+            parameters=(
+                Parameter(
+                    "then",
+                    "query",
+                    {"type": "string", "enum": ["stand_by"]},
+                    "stand_by: the process leads again when the next leader has resigned or died; without it a process "
+                    "that is not a standby ends",
+                ),
+            ),
             codes=(Code.NOT_LEADER, Code.LEADER_CHANGED, Code.STORE_UNAVAILABLE),
         ),
     )  # fmt: skip

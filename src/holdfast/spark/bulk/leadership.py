@@ -1,8 +1,9 @@
-"""A bulk job as the leader of a log: ask the leader to step down, claim, write batches, resign.
+"""A bulk job as the leader of a log: claim, write batches, resign.
 
 ``put_batch`` repeats one conditional PUT with the same bytes until its outcome is certain. A slot that holds the same
-log, leader, nonce and body CRC is this leader's own earlier PUT; any other object there raises Fenced. A leader that
-is alive and does not step down raises Closed. After a crash: a claim, and batches up to the first hole.
+log, leader, nonce and body CRC is this leader's own earlier PUT; any other object there raises Fenced. A service that
+leads the log is left alone and raises Closed, unless the job may ask it to step down (``step_down``) or may claim
+without asking (``take_over``). After a crash: a claim, and batches up to the first hole.
 """
 
 from __future__ import annotations
@@ -12,15 +13,16 @@ import json
 import os
 import random
 import time
-import urllib.error
-import urllib.request
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import blake2b
 from typing import Final
 
-from holdfast.client.protocol.endpoint import parse_endpoint
+from holdfast.client.protocol.effects import Request, Response, Send
+from holdfast.client.protocol.endpoint import Endpoint, parse_endpoint
 from holdfast.client.protocol.http1 import token_of
+from holdfast.client.protocol.options import ClientOptions
+from holdfast.client.transport.sync import Pool
 from holdfast.commit.format.batch import (
     HEADER_BYTES,
     PREFIX,
@@ -34,7 +36,7 @@ from holdfast.commit.format.batch import (
 from holdfast.commit.leadership.claims import Identity, has_successor
 from holdfast.commit.leadership.takeover import TakeoverOptions, newest_slot, take_the_lead
 from holdfast.commit.leadership.takeover_machine import Takeover
-from holdfast.errors import Code, CorruptData, Fenced, InvalidRequest, NotFound, Unavailable
+from holdfast.errors import Closed, Code, CorruptData, Fenced, InvalidRequest, NotFound, Unavailable
 from holdfast.objects.port import Created, ObjectStore, Refused, Unknown
 from holdfast.spark.runtime.store_thread import StoreThread
 from holdfast.values import LeaderId, LogId, Slot, Version, slot_text
@@ -107,53 +109,105 @@ def _deposed(own: Header) -> Fenced:
 
 RESPONSE_SECONDS_MAX: Final = 2.0
 DRAIN_SECONDS_MAX: Final = 60.0
+LIVENESS: Final = Request("GET", "/livez")
+STEP_DOWN: Final = Request("POST", "/v1/admin/step-down?then=stand_by")
+
+
+async def leader_at(address: str) -> str | None:
+    """The leader id at ``address`` if a service leads there, empty if it does not, None without a response."""
+    return await asyncio.to_thread(_ask, address, None)
 
 
 async def ask_to_step_down(address: str, token: str | None) -> str | None:
-    """The leader id at ``address`` if it still leads, empty if it does not, None without a response."""
-    return await asyncio.to_thread(_ask, address, token)
+    """Ask the leader at ``address`` to stand by. Returns its id if it still leads; as ``leader_at`` otherwise."""
+    return await asyncio.to_thread(_ask, address, STEP_DOWN, token)
 
 
-def _ask(address: str, token: str | None) -> str | None:
+def _ask(address: str, then: Request | None, token: str | None = None) -> str | None:
     try:
         endpoint = parse_endpoint(address)
-    except InvalidRequest:  # what the log's newest record says need not be an address
+    except InvalidRequest:  # the address in the log's newest record need not be one
         return None
-    if endpoint.unix_path is not None:
-        return None
-    leader = _leader(f"{endpoint}/livez")
-    if not leader:
-        return leader
-    request = urllib.request.Request(f"{endpoint}/v1/admin/step-down", data=b"", method="POST")
-    if token is not None:
-        request.add_header("Authorization", f"Bearer {token_of(token)}")
+    pool = Pool(ClientOptions(), token_of(token), None)
     try:
-        with urllib.request.urlopen(request, timeout=DRAIN_SECONDS_MAX):
-            return ""
-    except (OSError, ValueError):
-        # The response may be lost when it closes its connections; what counts is whether it leads.
-        return _leader(f"{endpoint}/livez")
+        leader = _leader(pool, endpoint)
+        if not leader or then is None:
+            return leader
+        # The response may be lost when the service closes its connections; what counts is whether it leads.
+        pool.exchange(Send(endpoint, then, DRAIN_SECONDS_MAX * 1000.0))
+        return _leader(pool, endpoint)
+    finally:
+        pool.close()
 
 
-def _leader(url: str) -> str | None:
-    try:
-        with urllib.request.urlopen(url, timeout=RESPONSE_SECONDS_MAX) as response:
-            health = json.loads(response.read(65_536))
-    except urllib.error.HTTPError:
-        return ""
-    except (OSError, ValueError):
+def _leader(pool: Pool, endpoint: Endpoint) -> str | None:
+    reply = pool.exchange(Send(endpoint, LIVENESS, RESPONSE_SECONDS_MAX * 1000.0))
+    if not isinstance(reply, Response):
         return None
+    try:
+        health = json.loads(reply.body)
+    except ValueError:
+        return None if reply.status == 200 else ""
     leading = isinstance(health, dict) and health.get("leading")
     return str(health.get("leader_id", "")) if leading else ""
 
 
 @dataclass(frozen=True, slots=True)
 class LeadershipOptions:
-    """How to come to lead. ``token`` is the bearer token with which a living leader is asked to step down."""
+    """How to come to lead. A job is refused while a service leads the log, unless one of the two is set.
+
+    ``step_down`` asks the service to stand by; it leads again when the job has resigned. ``token`` is the bearer token
+    for this request, with the role ``admin``. ``take_over`` claims without asking, and the service is deposed.
+    """
 
     take_over: bool = False
     silence_ms: float = 2_000.0
     token: str | None = None
+    step_down: bool = False
+
+    def __post_init__(self) -> None:
+        if self.take_over and self.step_down:
+            raise InvalidRequest(
+                "take_over and step_down exclude each other",
+                code=Code.BAD_CONFIGURATION,
+                hint="step_down asks the leader, take_over claims without asking",
+            )
+
+
+async def require_no_leader(store: ObjectStore, options: LeadershipOptions) -> None:
+    """Raise Closed when a service leads this log and the job may neither ask it to step down nor take over.
+
+    For a job that computes before it claims. The claim checks again. Cost: two requests to the store and one to the
+    service.
+    """
+    slot = None if options.take_over or options.step_down else await newest_slot(store)
+    if slot is None:
+        return
+    try:
+        newest = decode_header(await store.read(object_name(slot), length=HEADER_BYTES), slot=slot)
+    except (NotFound, CorruptData, Unavailable):
+        return  # the claim reads the log with care
+    if newest.kind is Kind.RESIGN or not newest.address:
+        return
+    leader_id = newest.leader_id.hex()
+    if await leader_at(newest.address) == leader_id:
+        raise leader_alive(options, leader_id, newest.address)
+
+
+def leader_alive(options: LeadershipOptions, leader_id: str, address: str) -> Closed:
+    """The error for a log that another process leads. Only a service has an ``address``."""
+    facts = {"leader_id": leader_id, "leader_address": address}
+    if not address:
+        hint = "wait until that job is over, or depose it without asking: --take-over (take_over=True)"
+        return Closed("another job leads this log", code=Code.LEADER_ALIVE, hint=hint, facts=facts)
+    if options.step_down:
+        hint = f"give --token for the role admin at {address}, stop that leader, or claim without asking: --take-over"
+        return Closed("the leader of this log did not step down", code=Code.LEADER_ALIVE, hint=hint, facts=facts)
+    hint = (
+        f"give --step-down (step_down=True), and the service at {address} stands by while this job leads; or "
+        "--take-over (take_over=True), which deposes it without asking"
+    )
+    return Closed("a service leads this log", code=Code.LEADER_ALIVE, hint=hint, facts=facts)
 
 
 DEFAULT_LEADERSHIP: Final = LeadershipOptions()
@@ -171,9 +225,10 @@ class Leadership:
         self.head: Header
 
     def claim(self) -> Header:
-        """Take the lead, after asking a living leader to step down."""
+        """Take the lead. Raises: Closed while a service leads the log, unless it steps down or is taken over."""
         identity = Identity(LeaderId(os.urandom(16)), self._nonce_seed, "")
-        leading, ask = self._leading, partial(ask_to_step_down, token=self._leading.token)
+        leading = self._leading
+        ask = partial(ask_to_step_down, token=leading.token) if leading.step_down else leader_at
 
         async def lead(store: ObjectStore) -> Takeover:
             rules = TakeoverOptions(
@@ -181,7 +236,13 @@ class Leadership:
             )
             return await take_the_lead(store, identity, LogId(os.urandom(16)), rules)
 
-        claim = self._thread.start(lead).result().claim
+        try:
+            claim = self._thread.start(lead).result().claim
+        except Closed as error:
+            if error.code is not Code.LEADER_ALIVE:
+                raise
+            fields = {name: str(error.fields.get(name, "")) for name in ("leader_id", "leader_address")}
+            raise leader_alive(leading, fields["leader_id"], fields["leader_address"]) from error
         self._claim = self.head = claim
         self._durable = claim.slot
         return claim

@@ -3,7 +3,7 @@
     step        action                                                    what a crash in this step leaves
     stage       the requests are sorted, checked and packed               nothing
     resolve     every request gets its verdict                            nothing
-    claim       a living leader steps down; this job leads                a claim; the next run claims again
+    claim       a leader steps down if ``step_down``; this job leads      a claim; the next run claims again
     wave        tasks create up to ``wave`` objects in parallel           some of them; those up to the first hole count
     confirm     the whole wave exists and no other leader has claimed     the same as in a wave
     resign      the last record: the next leader need not wait            everything except the verdicts
@@ -41,7 +41,7 @@ from pyspark.sql import functions as F  # noqa: N812  the name that every Spark 
 
 from holdfast.commit.format.batch import BODY_SCHEMA, SPAN_MAX, VERSION_JUMP, Header, ItemKind, encode_object
 from holdfast.errors import Code, InvalidRequest
-from holdfast.spark.bulk.leadership import Leadership, LeadershipOptions, put_batch
+from holdfast.spark.bulk.leadership import Leadership, LeadershipOptions, put_batch, require_no_leader
 from holdfast.spark.bulk.records import LoadProgress, decode_progress, newest_nearby, newest_of_log, progress_key
 from holdfast.spark.bulk.requests import (
     AS_NAMED,
@@ -240,7 +240,8 @@ class LoadOptions:
     loaded twice.
 
     ``window`` is the number of requests in the conflict window; by default the whole input. ``wave`` objects are
-    written in parallel, at most 1000. ``token`` is the bearer token with which a leader is asked to step down.
+    written in parallel, at most 1000. ``step_down``, ``take_over`` and ``token`` are those of ``LeadershipOptions``:
+    a load is refused while a service leads the log, unless it may ask that service to stand by, or depose it.
     """
 
     request_format: RequestFormat = AS_NAMED
@@ -252,8 +253,15 @@ class LoadOptions:
     take_over: bool = False
     silence_ms: float = 2_000.0
     token: str | None = None
+    step_down: bool = False
+
+    @property
+    def leading(self) -> LeadershipOptions:
+        """How the load comes to lead. Raises: InvalidRequest."""
+        return LeadershipOptions(self.take_over, self.silence_ms, self.token, self.step_down)
 
     def __post_init__(self) -> None:
+        _ = self.leading
         if not 1 <= self.wave <= SPAN_MAX:
             raise InvalidRequest(f"a wave has 1 to {SPAN_MAX} objects", code=Code.BAD_CONFIGURATION, wave=self.wave)
         if self.window is not None and self.window < 1:
@@ -299,8 +307,9 @@ def load_requests(
     ``step`` is called after each step. The version of a committed request is base + ordinal; after a crash the later
     part is above a new base. Only when others wrote in between, older read versions are ``too_old``.
 
-    Raises: Closed, Fenced (another load deposed this one), Unavailable, InvalidRequest. After any of them, and after a
-    crash, a run with the same arguments loads the rest.
+    Raises: Closed ``leader_alive`` (a service leads the log: see ``LoadOptions.step_down``), Fenced (another load
+    deposed this one), Unavailable, InvalidRequest. After any of them, and after a crash, a run with the same arguments
+    loads the rest.
     """
     return _Load(spark, log_url, verdicts_url, options or LoadOptions(), step or (lambda _name, _facts: None)).run(
         requests
@@ -321,14 +330,18 @@ class _Load:
     def run(self, requests: DataFrame) -> LoadReport:
         began = time.monotonic()
         options = self._options
+        folder = Path(unquote(urlsplit(self._url).path)) if is_directory(self._url) else None
+        if folder is None or folder.exists():
+            with StoreThread(self._url) as thread:
+                thread.start(partial(require_no_leader, options=options.leading)).result()
         staged = stage(requests, options.request_format, partitions=options.partitions)
         try:
             self._report.name = options.name or staged.digest
             self._report.requests = staged.requests
             self._report.stage_seconds = time.monotonic() - began
             self._step("stage", {"requests": staged.requests, "items": staged.items})
-            if is_directory(self._url):
-                Path(unquote(urlsplit(self._url).path)).mkdir(parents=True, exist_ok=True)
+            if folder is not None:
+                folder.mkdir(parents=True, exist_ok=True)
             self._run_staged(staged)
         finally:
             staged.release()
@@ -342,7 +355,7 @@ class _Load:
         # as short as possible.
         resolution = None if staged.has_versions else self._resolve(staged, 0, windows)
         with StoreThread(self._url) as thread:
-            leadership = Leadership(thread, LeadershipOptions(options.take_over, options.silence_ms, options.token))
+            leadership = Leadership(thread, options.leading)
             claim = leadership.claim()
             self._step("claim", {"base": claim.last_version})
             progress = self._find_progress(thread, claim, staged)
