@@ -1,6 +1,6 @@
 """The port that every object store implements, and the three results of a conditional create.
 
-A store never retries a create: if the first try had succeeded, the retry would be refused. Any call may fail, hang
+A store never retries a create: one that does turns its own successful write into a refusal. Any call may fail, hang
 until cancelled, or take effect without its response arriving: ``create`` then returns ``Unknown``, the other calls
 raise ``Unavailable``.
 """
@@ -15,7 +15,7 @@ from typing import Final, Protocol
 from holdfast.errors import InvalidRequest
 
 KEY_LENGTH_MAX: Final = 512
-_KEY: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*(?:/[A-Za-z0-9_-][A-Za-z0-9._-]*)*")
+_KEY: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._=%-]*(?:/[A-Za-z0-9_-][A-Za-z0-9._=%-]*)*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +104,10 @@ class ObjectStore(ObjectReader, Protocol):
 
 
 def require_key(key: str) -> str:
-    """``key`` itself, when every store can hold it: 1..512 ASCII letters, digits, ``._-``, in ``/``-separated parts.
+    """``key`` itself, when every store can hold it: 1..512 ASCII letters, digits, ``._-=%``, in ``/``-separated parts.
 
-    No part is empty or starts with a dot, which leaves dot names to the adapters. Raises: InvalidRequest.
+    No part is empty or starts with a dot, which leaves dot names to the adapters, or with ``=`` or ``%``. Stores take a
+    ``%`` literally. Raises: InvalidRequest.
 
     >>> require_key("batches/00000000000000002000")
     'batches/00000000000000002000'

@@ -15,7 +15,7 @@ from pyspark.sql.types import StructType
 from holdfast.errors import Code, InvalidRequest
 from holdfast.spark import options as spark_options
 from holdfast.spark.columns import COLUMNS, QUEUE_COLUMNS, STORE_COLUMNS, spark_schema
-from holdfast.spark.options import MessageOptions, Mode, ReadOptions, StoreOptions, WriteOptions
+from holdfast.spark.options import MessageOptions, Mode, ReadOptions, StoreOptions, TableOptions, WriteOptions
 
 if TYPE_CHECKING:  # the client of a service, which a read does not need
     from holdfast.spark.sink.writer import HoldfastBatchWriter, HoldfastStreamWriter
@@ -36,6 +36,10 @@ class HoldfastDataSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         """A batch reader. Raises: InvalidRequest, also when ``.schema(...)`` asked for other columns."""
         match self._read(Mode.BATCH, schema)[0]:
+            case TableOptions() as table:
+                from holdfast.spark.source.table import HoldfastTableReader, arrow_columns
+
+                return HoldfastTableReader(table, arrow_columns(schema))
             case StoreOptions() as store:
                 from holdfast.spark.messages.store import HoldfastStoreReader
 
@@ -52,6 +56,10 @@ class HoldfastDataSource(DataSource):
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  Spark's name
         """A stream reader. Raises: InvalidRequest, as ``reader``."""
         match self._read(Mode.STREAM, schema)[0]:
+            case TableOptions() as table:
+                from holdfast.spark.source.table import HoldfastTableStreamReader, arrow_columns
+
+                return HoldfastTableStreamReader(table, arrow_columns(schema))
             case StoreOptions() as store:
                 from holdfast.spark.messages.store import HoldfastStoreStreamReader
 
@@ -77,9 +85,15 @@ class HoldfastDataSource(DataSource):
 
     def _read(
         self, mode: Mode | None, asked: StructType | None = None
-    ) -> tuple[ReadOptions | MessageOptions | StoreOptions, StructType]:
+    ) -> tuple[ReadOptions | MessageOptions | StoreOptions | TableOptions, StructType]:
         """The options of a read and its columns, which must be the ``asked`` ones."""
-        options: ReadOptions | MessageOptions | StoreOptions
+        options: ReadOptions | MessageOptions | StoreOptions | TableOptions
+        if spark_options.is_read_of_table(self.options):
+            from holdfast.spark.source.table import spark_columns
+
+            table = spark_options.parse_table_options(self.options, mode)
+            # The table's own columns, once: Spark passes to the reader the schema that this method has returned.
+            return table, spark_columns(table) if asked is None else asked
         if spark_options.is_read_of_store(self.options):
             options = spark_options.parse_store_options(self.options, mode)
             types = STORE_COLUMNS

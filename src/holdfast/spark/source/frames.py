@@ -100,3 +100,17 @@ def read_log(spark: SparkSession, url: str, **options: object) -> DataFrame:
     if guard is None:
         return reader.load()
     return reader.option("pushdown", "true").load().where(f"{guard} >= 0")
+
+
+def read_table(spark: SparkSession, url: str, **options: object) -> DataFrame:
+    """The Delta table at ``url`` as a frame whose filters narrow what is read: by partition and by statistics.
+
+    ``options`` are those of ``format("holdfast")`` with ``table``. Where none of the columns ``version``, ``seq`` and
+    ``valid_from`` is among the columns, filters are not pushed down, and all is read. Raises: InvalidRequest.
+    """
+    reader = spark.read.format("holdfast").options(table=url, **{name: str(value) for name, value in options.items()})
+    frame = reader.load()
+    guard = next((name for name in ("version", "seq", "valid_from") if name in frame.columns), None)
+    if guard is None:
+        return frame
+    return reader.option("pushdown", "true").load().where(f"{guard} >= 0")
