@@ -97,8 +97,8 @@ STORE_OPTIONS: Final[Table] = {
     **dict.fromkeys(("maxRowsPerTrigger", "pollInterval"), (_EVERY_SHAPE, _STREAM)),
 }
 TABLE_OPTIONS: Final[Table] = {
-    **dict.fromkeys(("table", "columns", "targetPartitionBytes"), (_EVERY_SHAPE, _BOTH)),
-    **dict.fromkeys(("versionAsOf", "timestampAsOf", "pushdown"), (_EVERY_SHAPE, _BATCH)),
+    **dict.fromkeys(("table", "columns", "filters", "targetPartitionBytes"), (_EVERY_SHAPE, _BOTH)),
+    **dict.fromkeys(("versionAsOf", "timestampAsOf"), (_EVERY_SHAPE, _BATCH)),
     **dict.fromkeys(("startingVersion", "skipChangeCommits", "pollInterval"), (_EVERY_SHAPE, _STREAM)),
 }
 WRITE_OPTIONS: Final[Table] = {
@@ -212,20 +212,25 @@ class StoreOptions:
     poll_ms: int
 
 
+TableFilter: TypeAlias = tuple[str, str, object]
+TABLE_OPERATORS: Final = ("=", ">=", "<=", "in")
+
+
 @dataclass(frozen=True, slots=True)
 class TableOptions:
     """The options of a read of a Delta table.
 
-    Shape: ``table`` is its URL; ``columns`` None means all. A batch reads the newest version, ``version_as_of``, or the
+    Shape: ``table`` is its URL; ``columns`` None means all; a row is read if it passes all ``filters``, which are
+    (column, operator, value) with a value of JSON. A batch reads the newest version, ``version_as_of``, or the
     version at the aware time ``timestamp_as_of``. ``starting_version`` is the first version that a stream returns: 0
     means the table as it is, then what later versions add; None means what comes after the newest version.
     """
 
     table: str
     columns: tuple[str, ...] | None = None
+    filters: tuple[TableFilter, ...] = ()
     version_as_of: int | None = None
     timestamp_as_of: datetime | None = None
-    pushdown: bool = False
     target_partition_bytes: int = PARTITION_BYTES_DEFAULT
     starting_version: int | None = 0
     skip_change_commits: bool = False
@@ -401,9 +406,9 @@ def parse_table_options(given: Mapping[str, str], mode: Mode | None = None) -> T
     return TableOptions(
         options.value("table", _url, None) or _url("table", ""),
         columns,
+        options.value("filters", _filters, ()),
         options.value("versionAsOf", _number, None),
         options.value("timestampAsOf", _time, None),
-        options.value("pushdown", _boolean, default=False),
         options.value("targetPartitionBytes", _partition_bytes, PARTITION_BYTES_DEFAULT),
         None if starting == LATEST else 0 if starting == EARLIEST else int(starting),
         options.value("skipChangeCommits", _boolean, default=False),
@@ -659,6 +664,21 @@ def _after_seq_or_latest(name: str, text: str) -> int | None:
         del fields["backlog"]
         text = json.dumps(fields)
     return _after_seq(name, text)
+
+
+def _filters(name: str, text: str) -> tuple[TableFilter, ...]:
+    try:
+        given = json.loads(text)
+        filters = [(column, operator, value) for column, operator, value in given]
+    except (TypeError, ValueError):
+        filters = []
+    if not filters or not all(
+        isinstance(column, str) and operator in TABLE_OPERATORS for column, operator, _ in filters
+    ):
+        raise _invalid(
+            name, f'is {text!r}; valid: [["version", ">=", 7], ...] with the operators {" ".join(TABLE_OPERATORS)}'
+        )
+    return tuple(filters)
 
 
 def _number(name: str, text: str) -> int:

@@ -8,7 +8,8 @@ filter, such as ``frame.count()``, then silently loses rows. So the option ``pus
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from datetime import date
 from enum import StrEnum
 from functools import partial
 
@@ -102,15 +103,21 @@ def read_log(spark: SparkSession, url: str, **options: object) -> DataFrame:
     return reader.option("pushdown", "true").load().where(f"{guard} >= 0")
 
 
-def read_table(spark: SparkSession, url: str, **options: object) -> DataFrame:
-    """The Delta table at ``url`` as a frame whose filters narrow what is read: by partition and by statistics.
+def read_table(
+    spark: SparkSession, url: str, filters: Sequence[tuple[str, str, object]] = (), **options: object
+) -> DataFrame:
+    """The Delta table at ``url`` as a frame of the rows that pass all ``filters``, such as ``("version", ">=", 7)``.
 
-    ``options`` are those of ``format("holdfast")`` with ``table``. Where none of the columns ``version``, ``seq`` and
-    ``valid_from`` is among the columns, filters are not pushed down, and all is read. Raises: InvalidRequest.
+    The filters leave out whole files by their partition and statistics; operators are ``=``, ``>=``, ``<=`` and ``in``.
+    ``options`` are those of ``format("holdfast")`` with ``table``. Raises: InvalidRequest.
     """
-    reader = spark.read.format("holdfast").options(table=url, **{name: str(value) for name, value in options.items()})
-    frame = reader.load()
-    guard = next((name for name in ("version", "seq", "valid_from") if name in frame.columns), None)
-    if guard is None:
-        return frame
-    return reader.option("pushdown", "true").load().where(f"{guard} >= 0")
+    given = {name: str(value) for name, value in options.items()}
+    if filters:
+        given["filters"] = json.dumps([list(each) for each in filters], default=_iso)
+    return spark.read.format("holdfast").options(table=url, **given).load()
+
+
+def _iso(value: object) -> str:
+    if isinstance(value, date):  # a datetime is one
+        return value.isoformat()
+    raise InvalidRequest("a filter has a value of an unknown type", code=Code.BAD_CONFIGURATION, value=repr(value))

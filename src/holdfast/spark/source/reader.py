@@ -26,7 +26,6 @@ from pyspark.sql.datasource import (
 
 from holdfast.spark.columns import Shape
 from holdfast.spark.options import ReadOptions
-from holdfast.spark.source.pushdown import PushWhereItIsOn
 from holdfast.spark.source.shapes import RowFilter
 
 if TYPE_CHECKING:
@@ -113,6 +112,21 @@ def _texts(one: Filter, value: object) -> tuple[str, ...] | None:
     return None
 
 
+class _PushWhereItIsOn:
+    """``pushFilters`` of one reader, for sessions with filter push-down on and off.
+
+    Where it is off, Spark refuses a reader that has a ``pushFilters`` of its own, and tests that by ``__func__``.
+    """
+
+    __func__ = DataSourceReader.pushFilters
+
+    def __init__(self, reader: HoldfastBatchReader) -> None:
+        self._reader = reader
+
+    def __call__(self, filters: list[Filter]) -> Iterable[Filter]:
+        return self._reader.narrow(filters)
+
+
 class HoldfastBatchReader(DataSourceReader):
     """One batch read: planned once, read piece by piece."""
 
@@ -120,7 +134,7 @@ class HoldfastBatchReader(DataSourceReader):
         self._options = options
         self._pushed: RowFilter | None = None
         if options.pushdown:
-            self.pushFilters = PushWhereItIsOn(self.narrow)  # type: ignore[method-assign]
+            self.pushFilters = _PushWhereItIsOn(self)  # type: ignore[method-assign]
 
     def narrow(self, filters: Iterable[Filter]) -> Iterable[Filter]:
         """Note what these filters leave to be read. Returns all of them: Spark still evaluates each row."""

@@ -2,8 +2,9 @@
 
 The driver reads the Delta log with deltalake and plans whole files; tasks read them through the table's own object
 store, so a table on S3 needs no Hadoop. The reader sees tables of Delta reader version 1: every table that a pipeline
-keeps, and those of other writers without deletion vectors and column mapping. Filters are evaluated again by Spark, so
-they may only narrow what is read. Memory of a task: one file, packed and as rows.
+keeps, and those of other writers without deletion vectors and column mapping. The option ``filters`` leaves out files
+by partition and statistics, then rows; Spark's own filters are not pushed down (decision 0009). Memory of a task: one
+file, packed and as rows.
 
 The offset of a stream is ``{"version": 12, "table_id": "..."}``: everything up to that version of the table has been
 returned. A stream begins with the table as it is, then returns the files that later versions add. A version that
@@ -31,27 +32,15 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
-from pyspark.sql.datasource import (
-    DataSourceReader,
-    DataSourceStreamReader,
-    EqualTo,
-    Filter,
-    GreaterThan,
-    GreaterThanOrEqual,
-    In,
-    InputPartition,
-    LessThan,
-    LessThanOrEqual,
-)
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
 from holdfast.errors import Code, CorruptData, InvalidRequest, NotFound, Unavailable
 from holdfast.segments.table_location import open_table_store, table_location
-from holdfast.spark.options import TableOptions
+from holdfast.spark.options import TableFilter, TableOptions
 from holdfast.spark.runtime.table_files import read_objects
-from holdfast.spark.source.pushdown import PushWhereItIsOn
 
 READER_VERSION_MAX: Final = 1
 STATISTICS_ERROR: Final = timedelta(milliseconds=1)
@@ -70,7 +59,10 @@ class TablePartition(InputPartition):
 
 @dataclass(frozen=True, slots=True)
 class Test:
-    """What a wanted row passes: ``column`` is not null, and within ``[lowest, highest]`` or among ``values``."""
+    """What a wanted row passes: ``column`` is not null, and within ``[lowest, highest]`` or among ``values``.
+
+    None for no bound.
+    """
 
     column: str
     lowest: Any = None
@@ -81,8 +73,6 @@ class Test:
         """Whether a row of a file with these bounds of the column may pass. None: the bound is unknown."""
         if lowest is None or highest is None:
             return True
-        if isinstance(highest, datetime):
-            highest += STATISTICS_ERROR
         if self.values is not None:
             return any(lowest <= value <= highest for value in self.values)
         return (self.highest is None or lowest <= self.highest) and (self.lowest is None or self.lowest <= highest)
@@ -100,50 +90,64 @@ class Test:
         return found
 
 
-def tests_of(filters: Iterable[Filter], schema: pa.Schema) -> tuple[Test, ...]:
-    """Those of Spark's filters that narrow a read: comparisons of top-level whole numbers, texts, days and times.
+def tests_of(filters: Iterable[TableFilter], schema: pa.Schema) -> tuple[Test, ...]:
+    """The filters with values of their columns' types. Raises: InvalidRequest naming the filter.
 
-    Not of floats: Spark orders NaN above every number, and statistics leave it out.
+    Columns are whole numbers, texts, booleans, days and times, the latter two as ISO texts.
 
-    >>> tests_of([GreaterThan(("x",), 3)], pa.schema([("x", pa.int64())]))
+    >>> tests_of([("x", ">=", 3)], pa.schema([("x", pa.int64())]))
     (Test(column='x', lowest=3, highest=None, values=None),)
     """
-    return tuple(test for each in filters if (test := _test(each, schema)) is not None)
+    return tuple(_test(each, schema) for each in filters)
 
 
-def _test(one: Filter, schema: pa.Schema) -> Test | None:
-    attribute: tuple[str, ...] = getattr(one, "attribute", ())
-    value: object = getattr(one, "value", None)
-    if len(attribute) != 1 or attribute[0] not in schema.names:
-        return None
-    name = attribute[0]
-    kind = schema.field(name).type
-    given = list(value) if isinstance(one, In) and isinstance(value, Iterable) else [value]
-    if not given or not all(_is_comparable(each, kind) for each in given):
-        return None
-    match one:
-        case EqualTo():
-            return Test(name, value, value)
-        case GreaterThan() | GreaterThanOrEqual():
-            return Test(name, lowest=value)  # Spark leaves out the bound itself
-        case LessThan() | LessThanOrEqual():
-            return Test(name, highest=value)
-        case In():
-            return Test(name, values=tuple(given))
+def _test(one: TableFilter, schema: pa.Schema) -> Test:
+    column, operator, value = one
+    if column not in schema.names:
+        raise _bad_filter(one, f"the table has {', '.join(schema.names)}")
+    kind = schema.field(column).type
+    given = value if operator == "in" else [value]
+    if not isinstance(given, list):
+        raise _bad_filter(one, "in needs a list of values")
+    values = tuple(_typed(each, kind, one) for each in given)
+    match operator:
+        case "=":
+            return Test(column, *values, *values)
+        case ">=":
+            return Test(column, lowest=values[0])
+        case "<=":
+            return Test(column, highest=values[0])
         case _:
-            return None
+            return Test(column, values=values)
 
 
-def _is_comparable(value: object, kind: pa.DataType) -> bool:
-    if pa.types.is_boolean(kind):
-        return isinstance(value, bool)
-    if pa.types.is_integer(kind):
-        return isinstance(value, int) and not isinstance(value, bool)
-    if pa.types.is_string(kind):
-        return isinstance(value, str)
-    if pa.types.is_date32(kind):
-        return isinstance(value, date) and not isinstance(value, datetime)
-    return pa.types.is_timestamp(kind) and isinstance(value, datetime) and value.tzinfo is not None
+def _typed(value: object, kind: pa.DataType, one: TableFilter) -> Any:
+    """Not of floats: NaN has no place in an order, and statistics leave it out."""
+    try:
+        is_number = isinstance(value, int) and not isinstance(value, bool)
+        if (
+            (pa.types.is_boolean(kind) and isinstance(value, bool))
+            or (pa.types.is_integer(kind) and is_number)
+            or (pa.types.is_string(kind) and isinstance(value, str))
+        ):
+            return pa.scalar(value, kind).as_py()
+        if pa.types.is_date32(kind) and isinstance(value, str):
+            return date.fromisoformat(value)
+        if pa.types.is_timestamp(kind) and isinstance(value, str):
+            moment = datetime.fromisoformat(value)
+            if moment.tzinfo is not None:
+                return moment
+    except (ValueError, OverflowError):
+        pass  # named below
+    raise _bad_filter(
+        one, f"the column is {kind}; values are whole numbers, texts, booleans, ISO days, and ISO times with a zone"
+    )
+
+
+def _bad_filter(one: TableFilter, hint: str) -> InvalidRequest:
+    return InvalidRequest(
+        "this filter cannot be used on the table", code=Code.BAD_CONFIGURATION, hint=hint, filter=json.dumps(one)
+    )
 
 
 def open_table(options: TableOptions) -> DeltaTable:
@@ -211,7 +215,7 @@ def arrow_columns(schema: StructType) -> pa.Schema:
     return to_arrow_schema(schema, timezone="UTC")
 
 
-def plan(options: TableOptions, columns: Iterable[str], filters: Iterable[Filter] = ()) -> list[TablePartition]:
+def plan(options: TableOptions, columns: Iterable[str]) -> list[TablePartition]:
     """The pieces of the table: whole files, those that may have a wanted row, packed to ``target_partition_bytes``.
 
     Raises: as ``spark_columns``. Cost: the Delta log, a row for each file.
@@ -219,9 +223,7 @@ def plan(options: TableOptions, columns: Iterable[str], filters: Iterable[Filter
     table = open_table(options)
     schema = _schema_of(table)
     _require_columns(columns, schema)
-    tests = tests_of(filters, schema)
-    files = [row for row in _files(table) if all(_may_hold(row, test) for test in tests)]
-    return _packed(options, files, tests)
+    return _packed(options, _files(table), tests_of(options.filters, schema))
 
 
 def _files(table: DeltaTable) -> list[dict[str, Any]]:
@@ -235,16 +237,20 @@ def _may_hold(row: Mapping[str, Any], test: Test) -> bool:
     if partition in row:
         value = row[partition]
         return value is not None and test.may_hold(value, value)
-    return test.may_hold(row.get(f"min.{test.column}"), row.get(f"max.{test.column}"))
+    highest = row.get(f"max.{test.column}")
+    if isinstance(highest, datetime):
+        highest += STATISTICS_ERROR
+    return test.may_hold(row.get(f"min.{test.column}"), highest)
 
 
-def _packed(
-    options: TableOptions, files: Iterable[Mapping[str, Any]], tests: tuple[Test, ...] = ()
-) -> list[TablePartition]:
+def _packed(options: TableOptions, files: Iterable[Mapping[str, Any]], tests: tuple[Test, ...]) -> list[TablePartition]:
+    """The pieces of these files, without those that have no wanted row."""
     pieces: list[TablePartition] = []
     waiting: list[tuple[str, Mapping[str, str | None]]] = []
     size = 0
     for row in files:
+        if not all(_may_hold(row, test) for test in tests):
+            continue
         if waiting and size + row["size_bytes"] > options.target_partition_bytes:
             pieces.append(TablePartition(tuple(waiting), tests))
             waiting, size = [], 0
@@ -274,9 +280,9 @@ def rows(options: TableOptions, schema: pa.Schema, piece: TablePartition) -> Ite
         try:
             file = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
             there = set(file.schema_arrow.names)
-            narrowing = [
-                test.expression(file.schema_arrow.field(test.column).type) for test in tests if test.column in there
-            ]
+            if any(test.column not in there for test in tests):
+                continue  # the column is null in this file
+            narrowing = [test.expression(file.schema_arrow.field(test.column).type) for test in tests]
             names = [name for name in schema.names if name in there and name not in partition]
             found = pq.read_table(pa.BufferReader(data), columns=names, filters=_all(narrowing))
             count = found.num_rows if names else _count(file, data, tests, narrowing)
@@ -321,18 +327,10 @@ class HoldfastTableReader(DataSourceReader):
     def __init__(self, options: TableOptions, schema: pa.Schema) -> None:
         self._options = options
         self._schema = schema
-        self._filters: list[Filter] = []
-        if options.pushdown:
-            self.pushFilters = PushWhereItIsOn(self.narrow)  # type: ignore[method-assign]
-
-    def narrow(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Note what these filters leave to be read. Returns all of them: Spark still evaluates each row."""
-        self._filters = list(filters)
-        return self._filters
 
     def partitions(self) -> Sequence[TablePartition]:
         """The pieces to read. Raises: as ``plan``."""
-        return plan(self._options, self._schema.names, self._filters)
+        return plan(self._options, self._schema.names)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one piece. For a read without pieces Spark passes an empty partition of its own."""
@@ -390,8 +388,10 @@ class HoldfastTableStreamReader(DataSourceStreamReader, SupportsTriggerAvailable
         if begin == BEFORE_FIRST:
             table = _opened(self._options.table, last)
             _require_same(table, start)
-            return _packed(self._options, _files(table))
-        return _packed(self._options, asyncio.run(_added(self._options, begin + 1, last)))
+            return _packed(self._options, _files(table), tests_of(self._options.filters, _schema_of(table)))
+        schema = _schema_of(_opened(self._options.table, None))
+        added = asyncio.run(_added(self._options, schema, begin + 1, last))
+        return _packed(self._options, added, tests_of(self._options.filters, schema))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one piece."""
@@ -420,8 +420,8 @@ def _require_same(table: DeltaTable, offset: Mapping[str, int | str]) -> None:
         )
 
 
-async def _added(options: TableOptions, first: int, last: int) -> list[dict[str, Any]]:
-    """A row for each file that the versions ``first`` to ``last`` add."""
+async def _added(options: TableOptions, schema: pa.Schema, first: int, last: int) -> list[dict[str, Any]]:
+    """A row for each file that the versions ``first`` to ``last`` add, as ``_files``, without statistics."""
     store = open_table_store(options.table)
     try:
         found: list[dict[str, Any]] = []
@@ -434,13 +434,17 @@ async def _added(options: TableOptions, first: int, last: int) -> list[dict[str,
                     hint="begin a new query with a new checkpoint",
                     version=version,
                 ) from gone
-            found += _added_by(options, version, [json.loads(line) for line in data.splitlines() if line.strip()])
+            found += _added_by(
+                options, schema, version, [json.loads(line) for line in data.splitlines() if line.strip()]
+            )
         return found
     finally:
         await store.close()
 
 
-def _added_by(options: TableOptions, version: int, actions: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _added_by(
+    options: TableOptions, schema: pa.Schema, version: int, actions: Iterable[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
     adds = [action["add"] for action in actions if action.get("add", {}).get("dataChange")]
     if any(action.get("remove", {}).get("dataChange") for action in actions):
         if not options.skip_change_commits:
@@ -455,7 +459,10 @@ def _added_by(options: TableOptions, version: int, actions: Iterable[Mapping[str
         {
             "path": add["path"],
             "size_bytes": add["size"],
-            **{f"partition.{name}": value for name, value in add["partitionValues"].items()},
+            **{
+                f"partition.{name}": _constant(text, schema.field(name).type, 1)[0].as_py()
+                for name, text in add["partitionValues"].items()
+            },
         }
         for add in adds
     ]
