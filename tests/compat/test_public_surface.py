@@ -268,6 +268,7 @@ def test_the_options_of_spark_are_the_recorded_ones() -> None:
         lines.append(f"option of a log {name}: shapes {', '.join(sorted(shapes))}; modes {', '.join(sorted(modes))}")
     lines += [f"option of a queue {name}" for name in options.QUEUE_OPTIONS]
     lines += [f"option of a store {name}" for name in options.STORE_OPTIONS]
+    lines += [f"option of a table {name}" for name in options.TABLE_OPTIONS]
     for name, (_, modes) in options.WRITE_OPTIONS.items():
         lines += [f"option of a {mode} write {name}" for mode in modes]
     sink = {"url": "http://127.0.0.1:8080", "application": "app"}

@@ -13,8 +13,8 @@ from tests.spark.test_pipeline_docs import PYTHON
 
 from holdfast import StoreClient
 from holdfast.queue import Queue
-from holdfast.spark import Segments, run_pipeline
-from holdfast.spark.options import LOG_OPTIONS, QUEUE_OPTIONS, STORE_OPTIONS, WRITE_OPTIONS
+from holdfast.spark import Latest, Segments, run_pipeline
+from holdfast.spark.options import LOG_OPTIONS, QUEUE_OPTIONS, STORE_OPTIONS, TABLE_OPTIONS, WRITE_OPTIONS
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "spark.md"
 ROW = re.compile(r"^\| `(\w+)` \|", re.MULTILINE)
@@ -24,10 +24,12 @@ def test_the_tables_name_every_option_and_no_other() -> None:
     text = PAGE.read_text(encoding="utf-8")
     of_log, of_queue = text.split("| option | for | meaning |")[1].split("These options read a queue, as a batch:")
     of_queue, of_store = of_queue.split("| option of a store | meaning |")
-    of_store, of_write = of_store.split("| option of a write | meaning |")
+    of_store, of_table = of_store.split("| option of a table | meaning |")
+    of_table, of_write = of_table.split("| option of a write | meaning |")
     assert set(ROW.findall(of_log)) == set(LOG_OPTIONS)
     assert set(ROW.findall(of_queue)) == set(QUEUE_OPTIONS)
     assert set(ROW.findall(of_store)) == set(STORE_OPTIONS)
+    assert set(ROW.findall(of_table)) == set(TABLE_OPTIONS)
     assert set(ROW.findall(of_write)) == set(WRITE_OPTIONS)
 
 
@@ -35,10 +37,13 @@ def test_the_examples_of_the_page_run(spark: SparkSession, tmp_path: Path) -> No
     log = on_disk(dict(world(next(damageable()))), tmp_path / "log")
     segments = (tmp_path / "segments").as_uri()
     run_pipeline(Segments(spark, log, segments, log_bytes_min=1), log, segments)
+    table = (tmp_path / "latest").as_uri()
+    run_pipeline(Latest(spark, log, table), log, table)
     with Queue(tmp_path / "orders") as queue:
         queue.append_many([b"first", b"second"])
     (tmp_path / "served").mkdir()
     names: dict[str, object] = {"spark": spark, "log": log, "segments": segments, "queue": str(tmp_path / "orders")}
+    names["table"] = table
     names["stores"] = str(tmp_path / "stores")
     with (
         ServiceProcess(tmp_path / "served", f"stores.directory={names['stores']}") as service,

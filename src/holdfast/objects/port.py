@@ -1,6 +1,6 @@
 """The port that every object store implements, and the three results of a conditional create.
 
-A store never retries a create: if the first try had succeeded, the retry would be refused. Any call may fail, hang
+A store never retries a create: one that does turns its own successful write into a refusal. Any call may fail, hang
 until cancelled, or take effect without its response arriving: ``create`` then returns ``Unknown``, the other calls
 raise ``Unavailable``.
 """

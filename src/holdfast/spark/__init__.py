@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from holdfast.spark.log.runner import RunReport, Schedule, StepReport, run_pipeline
     from holdfast.spark.runtime.doctor import diagnose
     from holdfast.spark.runtime.session import find_java, session
-    from holdfast.spark.source.frames import read_log, with_decoded
+    from holdfast.spark.source.frames import read_log, read_table, with_decoded
     from holdfast.spark.tables.buckets import History, Latest
     from holdfast.spark.tables.changes import Changes
     from holdfast.spark.tables.segments import Segments, read_operations
@@ -73,6 +73,7 @@ __all__ = [
     "load_requests",
     "materialise_latest",
     "read_log",
+    "read_table",
     "read_operations",
     "resolve_requests",
     "run_pipeline",
@@ -94,7 +95,7 @@ _NAMES_OF = {
     "log.runner": ("RunReport", "Schedule", "StepReport", "run_pipeline"),
     "runtime.doctor": ("diagnose",),
     "runtime.session": ("find_java", "session"),
-    "source.frames": ("read_log", "with_decoded"),
+    "source.frames": ("read_log", "read_table", "with_decoded"),
     "tables.buckets": ("History", "Latest"),
     "tables.changes": ("Changes",),
     "tables.segments": ("Segments", "read_operations"),

@@ -17,10 +17,10 @@ from holdfast.errors import Code, InvalidRequest
 from holdfast.spark import catalog
 from holdfast.spark import options as spark_options
 from holdfast.spark.columns import QUEUE_COLUMNS, STORE_COLUMNS, spark_schema
-from holdfast.spark.options import MessageOptions, Mode, ReadOptions, StoreOptions, WriteOptions
+from holdfast.spark.options import MessageOptions, Mode, ReadOptions, StoreOptions, TableOptions, WriteOptions
 from holdfast.spark.runtime.worker_errors import states_errors
 
-AnyReadOptions: TypeAlias = ReadOptions | MessageOptions | StoreOptions
+AnyReadOptions: TypeAlias = ReadOptions | MessageOptions | StoreOptions | TableOptions
 
 if TYPE_CHECKING:  # the client of a service, which a read does not need
     from holdfast.spark.sink.writer import HoldfastBatchWriter, HoldfastStreamWriter
@@ -45,6 +45,10 @@ class HoldfastDataSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         """A batch reader. Raises: InvalidRequest, also when ``.schema(...)`` asked for other columns."""
         match self._read(Mode.BATCH, schema):
+            case TableOptions() as table:
+                from holdfast.spark.source.table import HoldfastTableReader, arrow_columns
+
+                return HoldfastTableReader(table, arrow_columns(schema))
             case StoreOptions() as store:
                 from holdfast.spark.messages.store import HoldfastStoreReader
 
@@ -61,6 +65,10 @@ class HoldfastDataSource(DataSource):
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  Spark's name
         """A stream reader. Raises: InvalidRequest, as ``reader``."""
         match self._read(Mode.STREAM, schema):
+            case TableOptions() as table:
+                from holdfast.spark.source.table import HoldfastTableStreamReader, arrow_columns
+
+                return HoldfastTableStreamReader(table, arrow_columns(schema))
             case StoreOptions() as store:
                 from holdfast.spark.messages.store import HoldfastStoreStreamReader
 
@@ -117,6 +125,11 @@ class HoldfastDataSource(DataSource):
 def _parsed(given: Mapping[str, str], mode: Mode | None) -> tuple[AnyReadOptions, StructType]:
     """The options of a read and its columns. Raises: InvalidRequest."""
     options: AnyReadOptions
+    if spark_options.is_read_of_table(given):
+        from holdfast.spark.source.table import spark_columns
+
+        table = spark_options.parse_table_options(given, mode)
+        return table, spark_columns(table)
     if spark_options.is_read_of_store(given):
         options = spark_options.parse_store_options(given, mode)
         types = STORE_COLUMNS

@@ -41,6 +41,7 @@ PARTITION_BYTES_MAX: Final = 2**31
 PARTITIONS_MAX: Final = 100_000
 DELAY_MS_DEFAULT: Final = 15 * 60 * 1000
 STORE_POLL_MS: Final = 50
+TABLE_POLL_MS: Final = 1000
 DURATION_MS_MAX: Final = 24 * 60 * 60 * 1000
 TOKEN_LENGTH_MAX: Final = 512
 _DURATION: Final = re.compile(r"(\d{1,9}(?:\.\d{1,3})?)(ms|s|m|h)")
@@ -109,6 +110,11 @@ QUEUE_OPTIONS: Final[Table] = dict.fromkeys(("queue", *_MESSAGE_OPTIONS), (_EVER
 STORE_OPTIONS: Final[Table] = {
     **dict.fromkeys(("stores", "store", *_MESSAGE_OPTIONS), (_EVERY_SHAPE, _BOTH)),
     **dict.fromkeys(("maxRowsPerTrigger", "pollInterval"), (_EVERY_SHAPE, _STREAM)),
+}
+TABLE_OPTIONS: Final[Table] = {
+    **dict.fromkeys(("table", "columns", "filters", "targetPartitionBytes"), (_EVERY_SHAPE, _BOTH)),
+    **dict.fromkeys(("versionAsOf", "timestampAsOf"), (_EVERY_SHAPE, _BATCH)),
+    **dict.fromkeys(("startingVersion", "skipChangeCommits", "pollInterval"), (_EVERY_SHAPE, _STREAM)),
 }
 WRITE_OPTIONS: Final[Table] = {
     "url": (_EVERY_SHAPE, _BOTH),
@@ -238,6 +244,31 @@ class StoreOptions:
     target_partition_bytes: int
     rows_max: int | None
     poll_ms: int
+
+
+TableFilter: TypeAlias = tuple[str, str, object]
+TABLE_OPERATORS: Final = ("=", ">=", "<=", "in")
+
+
+@dataclass(frozen=True, slots=True)
+class TableOptions:
+    """The options of a read of a Delta table.
+
+    Shape: ``table`` is its URL; ``columns`` None means all; a row is read if it passes all ``filters``, which are
+    (column, operator, value) with a value of JSON. A batch reads the newest version, ``version_as_of``, or the
+    version at the aware time ``timestamp_as_of``. ``starting_version`` is the first version that a stream returns: 0
+    means the table as it is, then what later versions add; None means what comes after the newest version.
+    """
+
+    table: str
+    columns: tuple[str, ...] | None = None
+    filters: tuple[TableFilter, ...] = ()
+    version_as_of: int | None = None
+    timestamp_as_of: datetime | None = None
+    target_partition_bytes: int = PARTITION_BYTES_DEFAULT
+    starting_version: int | None = 0
+    skip_change_commits: bool = False
+    poll_ms: int = TABLE_POLL_MS
 
 
 @dataclass(frozen=True, slots=True)
@@ -396,6 +427,42 @@ def is_read_of_store(given: Mapping[str, str]) -> bool:
     True
     """
     return is_read_of_messages(given) and any(name.lower() in ("store", "stores") for name in given)
+
+
+def is_read_of_table(given: Mapping[str, str]) -> bool:
+    """Whether these options are of a Delta table.
+
+    >>> is_read_of_table({"Table": "s3://lake/latest"})
+    True
+    """
+    return any(name.lower() == "table" for name in given)
+
+
+def parse_table_options(given: Mapping[str, str], mode: Mode | None = None) -> TableOptions:
+    """The options of a read of a Delta table. Raises: InvalidRequest naming the option, the reason and valid values.
+
+    >>> parse_table_options({"table": "s3://lake/latest", "versionAsOf": "3"}).version_as_of
+    3
+    """
+    options = _Given(given, TABLE_OPTIONS, path_means="table")
+    options.require_effect("read", mode)
+    if "versionAsOf" in options and "timestampAsOf" in options:
+        raise _invalid("versionAsOf", "and timestampAsOf both name a version; give one")
+    columns = options.value("columns", _names, None)
+    if columns is not None and (not columns or len(set(columns)) != len(columns)):
+        raise _invalid("columns", "names no column, or a column twice")
+    starting = options.value("startingVersion", _version(EARLIEST, LATEST), EARLIEST)
+    return TableOptions(
+        options.value("table", _url, None) or _url("table", ""),
+        columns,
+        options.value("filters", _filters, ()),
+        options.value("versionAsOf", _number, None),
+        options.value("timestampAsOf", _time, None),
+        options.value("targetPartitionBytes", _partition_bytes, PARTITION_BYTES_DEFAULT),
+        None if starting == LATEST else 0 if starting == EARLIEST else int(starting),
+        options.value("skipChangeCommits", _boolean, default=False),
+        options.value("pollInterval", parse_duration_ms, TABLE_POLL_MS),
+    )
 
 
 def parse_message_options(given: Mapping[str, str], mode: Mode | None = None) -> MessageOptions:
@@ -709,6 +776,28 @@ def _after_seq_or_latest(name: str, text: str) -> int | None:
         del fields["backlog"]
         text = json.dumps(fields)
     return _after_seq(name, text)
+
+
+def _filters(name: str, text: str) -> tuple[TableFilter, ...]:
+    try:
+        given = json.loads(text)
+        filters = [(column, operator, value) for column, operator, value in given]
+    except (TypeError, ValueError):
+        filters = []
+    if not filters or not all(
+        isinstance(column, str) and operator in TABLE_OPERATORS for column, operator, _ in filters
+    ):
+        raise _invalid(
+            name, f'is {text!r}; valid: [["version", ">=", 7], ...] with the operators {" ".join(TABLE_OPERATORS)}'
+        )
+    return tuple(filters)
+
+
+def _number(name: str, text: str) -> int:
+    digits = text.strip()
+    if not (digits.isascii() and digits.isdigit() and int(digits) < 2**63):
+        raise _invalid(name, f"is {digits!r}; valid: a number, at least 0")
+    return int(digits)
 
 
 def _count(name: str, text: str) -> int:

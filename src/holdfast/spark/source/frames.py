@@ -7,7 +7,8 @@ option ``pushdown`` is off by default, also in ``read_log``; options such as ``s
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from datetime import date
 from enum import StrEnum
 from functools import partial
 
@@ -102,3 +103,23 @@ def read_log(spark: SparkSession, url: str, **options: object) -> DataFrame:
     # A filter that every row passes and that is pushed down: Spark then plans each query of the frame again.
     guard = next((name for name in ("seq", "version") if name in parsed.columns), None)
     return reader.option("pushdown", "false").load() if guard is None else reader.load().where(f"{guard} >= 0")
+
+
+def read_table(
+    spark: SparkSession, url: str, filters: Sequence[tuple[str, str, object]] = (), **options: object
+) -> DataFrame:
+    """The Delta table at ``url`` as a frame of the rows that pass all ``filters``, such as ``("version", ">=", 7)``.
+
+    The filters leave out whole files by their partition and statistics; operators are ``=``, ``>=``, ``<=`` and ``in``.
+    ``options`` are those of ``format("holdfast")`` with ``table``. Raises: InvalidRequest.
+    """
+    given = {name: str(value) for name, value in options.items()}
+    if filters:
+        given["filters"] = json.dumps([list(each) for each in filters], default=_iso)
+    return spark.read.format("holdfast").options(table=url, **given).load()
+
+
+def _iso(value: object) -> str:
+    if isinstance(value, date):  # a datetime is one
+        return value.isoformat()
+    raise InvalidRequest("a filter has a value of an unknown type", code=Code.BAD_CONFIGURATION, value=repr(value))
