@@ -207,7 +207,7 @@ def spark_columns(options: TableOptions) -> StructType:
     schema = _schema_of(open_table(options))
     names = schema.names if options.columns is None else options.columns
     _require_columns(names, schema)
-    return from_arrow_schema(pa.schema([schema.field(name) for name in names]))
+    return from_arrow_schema(pa.schema([schema.field(name).with_nullable(True) for name in names]))
 
 
 def arrow_columns(schema: StructType) -> pa.Schema:
