@@ -25,7 +25,7 @@ SECONDS = 20.0 if PROVE else 3.0
 USUAL = {"conflict_window", "queue_floor"}
 NEEDS = {
     "commit_on_s3": ("radosgw", "wrk"),
-    "commit_vs_etcd": ("etcd",),
+    "commit_vs_etcd": ("etcd", "h2load", "wrk"),
     "http_lanes": ("wrk",),
     "spark": ("java",),
     "spark_audit": ("java",),
