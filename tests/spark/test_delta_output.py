@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import polars as pl
@@ -10,10 +11,11 @@ import pytest
 from deltalake import DeltaTable
 from tests.s3_lane import gateway, s3_bucket, s3_url
 
-from holdfast.errors import InvalidRequest
+from holdfast.errors import InvalidRequest, Unavailable
+from holdfast.objects.directory.store import DirectoryStore
 from holdfast.segments.table_location import table_location
 from holdfast.spark.log.delta_output import DeltaOutput
-from holdfast.spark.runtime.table_files import write_table
+from holdfast.spark.runtime.table_files import NewFile, write_table
 
 __all__ = ["gateway", "s3_bucket", "s3_url"]
 
@@ -62,3 +64,86 @@ def test_partition_values_of_any_characters_are_found_in_the_paths(tmp_path: Pat
 @pytest.mark.matrix
 def test_partition_values_of_any_characters_are_found_in_the_paths_on_s3(s3_url: str) -> None:
     check_partition_values(s3_url)
+
+
+def rows_in(root: Path) -> int:
+    return DeltaTable(str(root)).to_pyarrow_table().num_rows
+
+
+def files_in(root: Path) -> set[str]:
+    return {str(path.relative_to(root)) for path in root.rglob("*.parquet") if "_delta_log" not in path.parts}
+
+
+def replaced_table(url: str) -> tuple[DeltaOutput, list[NewFile]]:
+    """A table whose second commit replaced two of the files of the first: the output and all files in order."""
+    schema = pa.schema([*ROWS.schema, ("name", pa.string())])
+    output = DeltaOutput(table_location(url), "made", schema, ("name",))
+    first = [write_table(url, ROWS, {"name": name}) for name in ("a b", "b", "c")]
+    output.commit(output.open("log", {}), 1, first, ())
+    gone = [file for file in output.open("log", {}).files() if file.partition["name"] != "c"]
+    second = write_table(url, ROWS, {"name": "b"})
+    output.commit(output.open("log", {}), 2, [second], gone)
+    return output, [*first, second]
+
+
+def test_a_vacuum_removes_replaced_files_that_are_old_enough_and_no_others(tmp_path: Path) -> None:
+    root = tmp_path / "table"
+    output, (*gone, kept, newest) = replaced_table(root.as_uri())
+    in_flight = write_table(root.as_uri(), ROWS, {"name": "b"})
+    os.utime(root / str(in_flight.path), (0, 0))
+    before = files_in(root)
+    assert output.vacuum("log", 1).files == 0 and files_in(root) == before, "replaced a moment ago"
+    removed = output.vacuum("log", 0)
+    assert (removed.files, removed.size) == (2, sum(file.size for file in gone))
+    assert files_in(root) == {kept.path, newest.path, in_flight.path}, "a runner may be about to commit a file"
+    assert (output.vacuum("log", 0).files, rows_in(root), output.offset("log")) == (0, 4, 2)
+    output.commit(output.open("log", {}), 3, [in_flight], ())
+    assert rows_in(root) == 6
+
+
+@pytest.mark.matrix
+def test_a_vacuum_removes_replaced_files_on_s3(s3_url: str) -> None:
+    output, _ = replaced_table(s3_url)
+    assert (output.vacuum("log", 0).files, output.vacuum("log", 0).files) == (2, 0)
+    assert len(output.open("log", {}).files()) == 2
+    location = table_location(s3_url)
+    assert DeltaTable(location.uri, storage_options=dict(location.options)).to_pyarrow_table().num_rows == 4
+
+
+def test_a_vacuum_that_dies_in_the_middle_is_finished_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "table"
+    output, _ = replaced_table(root.as_uri())
+    real = DirectoryStore.delete
+    deleted: list[str] = []
+
+    async def delete(store: DirectoryStore, key: str) -> None:
+        if deleted:
+            raise Unavailable("the object store did not delete")
+        deleted.append(key)
+        await real(store, key)
+
+    monkeypatch.setattr(DirectoryStore, "delete", delete)
+    with pytest.raises(Unavailable):
+        output.vacuum("log", 0)
+    monkeypatch.undo()
+    assert output.vacuum("log", 0).files == 1 and rows_in(root) == 4
+
+
+@pytest.mark.parametrize("hours", [-1, 169])
+def test_hours_for_which_the_table_keeps_no_names_are_refused(tmp_path: Path, hours: int) -> None:
+    output, _ = replaced_table((tmp_path / "table").as_uri())
+    with pytest.raises(InvalidRequest, match="0 to 168 hours"):
+        output.vacuum("log", hours)
+
+
+def test_a_table_of_another_log_or_pipeline_is_not_vacuumed(tmp_path: Path) -> None:
+    root = tmp_path / "table"
+    output, _ = replaced_table(root.as_uri())
+    before = files_in(root)
+    with pytest.raises(InvalidRequest, match="made of another log"):
+        output.vacuum("other", 0)
+    with pytest.raises(InvalidRequest, match="another table here"):
+        DeltaOutput(table_location(root.as_uri()), "latest", ROWS.schema).vacuum("log", 0)
+    assert files_in(root) == before

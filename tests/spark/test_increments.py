@@ -14,6 +14,7 @@ from holdfast.commit.format.transaction import Write
 from holdfast.errors import InvalidRequest, NotFound, Unavailable
 from holdfast.spark.log.increments import Increment, next_increment
 from holdfast.spark.log.runner import Schedule, StepReport, StepResult, run_pipeline
+from holdfast.spark.runtime.table_files import Removed
 from holdfast.spark.source.plan import log_head
 
 
@@ -109,3 +110,55 @@ def test_what_fails_while_a_step_is_told_is_not_taken_for_a_store_that_failed(tm
     with pytest.raises(Unavailable, match="no room to say"):
         run_pipeline(job, tmp_path.as_uri(), "file:///table", progress=cannot_be_told)
     assert job.reached, "the step is committed"
+
+
+class Kept(Reached):
+    """A pipeline with a table, which records when its replaced files were to be removed."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.asked: list[tuple[int, int]] = []
+        self.is_away = False
+
+    def vacuum(self, hours: int) -> Removed:
+        self.asked.append((hours, self.reached))
+        if self.is_away:
+            raise Unavailable("the store is away")
+        return Removed(1, 10)
+
+
+def small_log(root: Path) -> str:
+    builder = LogBuilder(seed=5)
+    builder.lead().commit([Write(b"k", b"v")])
+    return builder.write_to(root)
+
+
+@pytest.mark.parametrize(("hours", "times"), [(None, 0), (0, 2), (1, 1), (168, 1)])
+def test_replaced_files_are_removed_when_asked_at_the_start_and_after_the_pass_with_0(
+    tmp_path: Path, hours: int | None, times: int
+) -> None:
+    log = small_log(tmp_path)
+    job = Kept(log)
+    report = run_pipeline(job, log, "file:///table", vacuum_hours=hours)
+    assert job.asked == [(hours, 0), (hours, job.reached)][:times]
+    assert (report.step_count, report.files_vacuumed, report.bytes_vacuumed) == (1, times, 10 * times)
+
+
+def test_files_that_cannot_be_removed_now_do_not_end_a_run(tmp_path: Path) -> None:
+    log = small_log(tmp_path)
+    job = Kept(log)
+    job.is_away = True
+    report = run_pipeline(job, log, "file:///table", vacuum_hours=0)
+    assert (report.step_count, report.files_vacuumed, len(job.asked)) == (1, 0, 2)
+
+
+def test_a_vacuum_that_cannot_be_done_is_refused_before_the_first_step(tmp_path: Path) -> None:
+    log = small_log(tmp_path)
+    for job, hours, text in (
+        (Reached(log), 1, "keeps no table"),
+        (Kept(log), 169, "0 to 168"),
+        (Kept(log), -1, "0 to"),
+    ):
+        with pytest.raises(InvalidRequest, match=text):
+            run_pipeline(job, log, "file:///table", vacuum_hours=hours)
+        assert job.reached == 0

@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
+from tests.matrix import matrix
 from tests.spark.log_builder import LogBuilder, latest_plainly, random_log, read_plainly
 from tests.spark.plain import operation_rows
 
@@ -113,3 +114,18 @@ def test_a_snapshot_is_the_state_at_its_version_sorted_by_key(spark: SparkSessio
     keys = [key for uri in DeltaTable(str(output)).file_uris() for key in pq.read_table(uri)["key"].to_pylist()]
     assert keys == sorted(keys)
     assert content(Latest, output) != latest_plainly(builder.objects, as_of=middle)
+
+
+@pytest.mark.parametrize("kind", matrix([Latest, History]))
+def test_a_run_removes_what_its_steps_replaced_only_when_asked(spark: SparkSession, tmp_path: Path, kind: Kind) -> None:
+    builder = random_log(24, reigns=4, batches=10)
+    log, output = builder.write_to(tmp_path / "log"), tmp_path / "table"
+    report = run(spark, kind, log, output, step_bytes=SMALL_STEP)
+    table = DeltaTable(str(output))
+    live = {Path(uri).relative_to(output) for uri in table.file_uris()}
+    there = {path.relative_to(output) for path in output.rglob("*.parquet")}
+    assert report.files_vacuumed == 0 and len(there - live) == report.files_removed > 0
+    again = run_pipeline(job(spark, kind, log, output), log, output.as_uri(), vacuum_hours=0)
+    assert (again.step_count, again.files_vacuumed) == (0, report.files_removed)
+    assert {path.relative_to(output) for path in output.rglob("*.parquet")} == live
+    assert content(kind, output) == expected(kind, builder)

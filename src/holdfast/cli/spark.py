@@ -59,6 +59,15 @@ BucketsOption: TypeAlias = Annotated[
     int | None,
     typer.Option("--buckets", min=1, max=4096, help="Buckets of a new table; chosen by the log's size by default."),
 ]
+VacuumOption: TypeAlias = Annotated[
+    int | None,
+    typer.Option(
+        "--vacuum-hours",
+        min=0,
+        max=168,
+        help="Remove files that were replaced at least this long ago; without it nothing is removed.",
+    ),
+]
 MinBytesOption: TypeAlias = Annotated[
     int | None,
     typer.Option(
@@ -105,7 +114,8 @@ TokenOption: TypeAlias = Annotated[
 
 _ON_SPARK: Final = {"master": MasterOption, "remote": RemoteOption, "conf": ConfOption}
 _STEPS: Final = {"until": UntilOption, "step_bytes": StepOption}
-_BUCKETS: Final = {**_STEPS, "buckets": BucketsOption}
+_VACUUM: Final = {"vacuum_hours": VacuumOption}
+_BUCKETS: Final = {**_STEPS, "buckets": BucketsOption, **_VACUUM}
 
 
 def _add_job(name: str, help_text: str, options: Mapping[str, Any]) -> None:
@@ -139,7 +149,11 @@ def _add_job(name: str, help_text: str, options: Mapping[str, Any]) -> None:
     commands.command(name, help=help_text)(run)
 
 
-_add_job("changes", "Every operation of the log, once, in an append-only Delta table partitioned by day.", _STEPS)
+_add_job(
+    "changes",
+    "Every operation of the log, once, in an append-only Delta table partitioned by day.",
+    {**_STEPS, **_VACUUM},
+)
 _add_job("latest", "The newest value of every key, in a Delta table that is kept up to date.", _BUCKETS)
 _add_job(
     "history",
@@ -151,7 +165,7 @@ _add_job(
     "The log's operations in few large Parquet files, in log order.",
     {"step_bytes": StepOption, "log_bytes_min": MinBytesOption},
 )
-_add_job("snapshot", "The whole state at one version, sorted by key, in a Delta table.", {"until": AtOption})
+_add_job("snapshot", "The whole state at one version, sorted by key, in a Delta table.", {"until": AtOption, **_VACUUM})
 _add_job(
     "replay",
     "Commit the transactions of one log to another log, in their order, each once.",

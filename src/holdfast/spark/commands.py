@@ -133,6 +133,7 @@ def run_job(
                 to,
                 schedule=when,
                 step_bytes=options.get("step_bytes", STEP_BYTES_DEFAULT),
+                vacuum_hours=options.get("vacuum_hours"),
                 stop=stop,
                 progress=lambda step: report(step.fields()),
             )

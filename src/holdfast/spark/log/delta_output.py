@@ -29,8 +29,8 @@ from pyspark.sql import SparkSession
 from holdfast.errors import Code, Conflict, CorruptData, InvalidRequest, Unavailable
 from holdfast.segments.table_location import TableLocation, table_location
 from holdfast.spark.log.increments import Increment, next_increment
-from holdfast.spark.log.runner import StepResult
-from holdfast.spark.runtime.table_files import UNPARTITIONED, NewFile, copy_to_partitions
+from holdfast.spark.log.runner import StepResult, require_vacuum_hours
+from holdfast.spark.runtime.table_files import UNPARTITIONED, NewFile, Removed, copy_to_partitions, remove_files
 from holdfast.spark.source.plan import log_head
 
 log = structlog.get_logger("holdfast.spark.pipeline")
@@ -201,6 +201,25 @@ class DeltaOutput:
         table = self.find()
         return 0 if table is None else table.transaction_version(f"{self._application}/{name}") or 0
 
+    def vacuum(self, log_id: str, hours: int) -> Removed:
+        """Remove the files that commits of at least ``hours`` ago replaced: versions that old cannot be read any more.
+
+        Other files are not touched: a runner may be about to commit them. Delta forgets the names of files that
+        were replaced more than 168 hours ago, so these stay. Raises: as ``open``. After a
+        crash: some of the files are removed, and the next call removes the rest.
+        """
+        require_vacuum_hours(hours)
+        table = self.find()
+        if table is None:
+            return Removed(0, 0)
+        self._checked(table, log_id)
+        try:
+            named = table.vacuum(retention_hours=hours, dry_run=True, enforce_retention_duration=False)
+            live = pa.table(table.get_add_actions(flatten=True))["path"].to_pylist()
+        except (DeltaError, OSError) as error:
+            raise Unavailable("the table cannot be read", url=self.location.uri, cause=_line(error)) from error
+        return remove_files(self.location.url, set(named) - {unquote(path) for path in live})
+
     def commit(
         self,
         state: TableState,
@@ -314,6 +333,11 @@ class DeltaJob:
     def look(self, after: int, until: int | None, step_bytes: int) -> Increment:
         """As ``Job``."""
         return next_increment(self._log_url, after, until=until, step_bytes=step_bytes)
+
+    def vacuum(self, hours: int) -> Removed:
+        """As ``KeepsTable``."""
+        self._log_id = self._log_id or self.log_id()
+        return self._output.vacuum(self._log_id, hours)
 
     def _open(self, increment: Increment, settings: Mapping[str, int] | None = None) -> TableState:
         """The table at the start of the increment. Raises: Conflict when another runner has moved it."""

@@ -7,17 +7,19 @@ the offset is read again. Unavailable is retried ``RETRIES_MAX`` times in a row 
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from threading import Event
-from typing import Final, Protocol
+from typing import Final, Protocol, runtime_checkable
 
 import structlog
 
 from holdfast.errors import Code, Conflict, InvalidRequest, Unavailable
 from holdfast.spark.log.increments import Increment
 from holdfast.spark.runtime.session import task_errors
+from holdfast.spark.runtime.table_files import Removed
 
 log = structlog.get_logger("holdfast.spark.pipeline")
 
@@ -25,6 +27,10 @@ RETRIES_MAX: Final = 8
 BACKOFF_SECONDS: Final = 0.5
 BACKOFF_SECONDS_MAX: Final = 30.0
 UNTIL_POLL_SECONDS: Final = 1.0
+VACUUM_SECONDS: Final = 3600.0
+"""The shortest interval between two removals of files that are kept for an hour or longer."""
+VACUUM_HOURS_MAX: Final = 168
+"""Delta keeps the names of replaced files for a week."""
 STEP_BYTES_DEFAULT: Final = 512 * 2**20
 STEPS_KEPT_MAX: Final = 100
 
@@ -44,6 +50,17 @@ class Schedule:
             raise InvalidRequest("a run repeats without end or ends at a version, not both")
         if self.every_seconds is not None and self.every_seconds <= 0:
             raise InvalidRequest("a run repeats after a positive number of seconds")
+
+
+def require_vacuum_hours(hours: int) -> None:
+    """Raise InvalidRequest unless replaced files can be removed after ``hours``."""
+    if not 0 <= hours <= VACUUM_HOURS_MAX:
+        raise InvalidRequest(
+            "replaced files cannot be removed after this number of hours",
+            code=Code.BAD_CONFIGURATION,
+            hint=f"give 0 to {VACUUM_HOURS_MAX} hours: a Delta table forgets older files, which its own vacuum finds",
+            hours=hours,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +117,8 @@ class RunReport:
     files_added: int = 0
     files_removed: int = 0
     bytes_written: int = 0
+    files_vacuumed: int = 0
+    bytes_vacuumed: int = 0
     retries: int = 0
     overtaken: int = 0
     seconds: float = 0.0
@@ -136,6 +155,8 @@ class RunReport:
             "files_added": self.files_added,
             "files_removed": self.files_removed,
             "bytes_written": self.bytes_written,
+            "files_vacuumed": self.files_vacuumed,
+            "bytes_vacuumed": self.bytes_vacuumed,
             "retries": self.retries,
             "overtaken": self.overtaken,
             "seconds": round(self.seconds, 3),
@@ -172,6 +193,19 @@ class Job(Protocol):
         ...
 
 
+@runtime_checkable
+class KeepsTable(Protocol):
+    """A job whose output is a table that keeps replaced files until they are removed."""
+
+    def vacuum(self, hours: int) -> Removed:
+        """Remove the files that steps of at least ``hours`` ago replaced.
+
+        Raises: InvalidRequest (also a table of another log or pipeline, of which nothing is removed), NotFound,
+        Unavailable.
+        """
+        ...
+
+
 def run_pipeline(
     job: Job,
     log_url: str,
@@ -179,20 +213,28 @@ def run_pipeline(
     *,
     schedule: Schedule = Schedule(),
     step_bytes: int = STEP_BYTES_DEFAULT,
+    vacuum_hours: int | None = None,
     stop: Event | None = None,
     progress: Callable[[StepReport], None] | None = None,
 ) -> RunReport:
     """Run ``job`` as ``schedule`` says; ``stop`` ends it after the step under way.
 
-    Raises: InvalidRequest, NotFound (``log_empty``, ``log_truncated``), CorruptData, Unavailable (after retries).
+    With ``vacuum_hours`` the run removes files that steps of at least that long ago replaced (0: all of them): at its
+    start and then hourly, or after each pass with 0. Without it nothing is removed. Raises: InvalidRequest, NotFound
+    (``log_empty``, ``log_truncated``), CorruptData, Unavailable (after retries).
     """
     stop = stop if stop is not None else Event()
+    vacuum = None if vacuum_hours is None else _Vacuum(job, vacuum_hours)
     run = _Run(job, log_url, output_url, step_bytes, stop, progress)
     began = time.monotonic()
     try:
+        if vacuum is not None:
+            vacuum.at(began, run.report)
         while True:
             pass_began = time.monotonic()
             run.catch_up(schedule.until)
+            if vacuum is not None:
+                vacuum.at(time.monotonic(), run.report)
             run.report.seconds = time.monotonic() - began
             if stop.is_set() or (schedule.every_seconds is None and schedule.until is None):
                 return run.report
@@ -203,6 +245,33 @@ def run_pipeline(
                 return run.report
     finally:
         run.report.seconds = time.monotonic() - began
+
+
+class _Vacuum:
+    """Removes replaced files when it is due. A failure is logged: the next time removes what this one left."""
+
+    def __init__(self, job: Job, hours: int) -> None:
+        if not isinstance(job, KeepsTable):
+            raise InvalidRequest(
+                "this job keeps no table, so no files are replaced", code=Code.BAD_CONFIGURATION, job=job.name
+            )
+        require_vacuum_hours(hours)
+        self._job = job
+        self._hours = hours
+        self._due = -math.inf
+
+    def at(self, now_seconds: float, report: RunReport) -> None:
+        """Do it now if it is due."""
+        if now_seconds < self._due:
+            return
+        self._due = now_seconds + min(self._hours * 3600, VACUUM_SECONDS)
+        try:
+            removed = self._job.vacuum(self._hours)
+        except Unavailable as error:
+            log.warning("pipeline_vacuum_failed", pipeline=report.pipeline, cause=str(error))
+            return
+        report.files_vacuumed += removed.files
+        report.bytes_vacuumed += removed.size
 
 
 class _Run:

@@ -11,7 +11,7 @@ import asyncio
 import json
 import random
 import uuid
-from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Final
@@ -23,8 +23,8 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 
 from holdfast.errors import Unavailable
-from holdfast.objects.port import Created, ObjectStore, Refused
-from holdfast.segments.table_location import open_table_store
+from holdfast.objects.port import Created, Listed, ObjectStore, Refused
+from holdfast.segments.table_location import CONNECTIONS_MAX, open_table_store
 
 _TEXT: Final = pa.string()
 FILES_SCHEMA: Final = pa.schema(
@@ -38,6 +38,8 @@ BACKOFF_SECONDS: Final = 0.2
 ROW_GROUP_ROWS: Final = 128 * 1024
 BLOOM_FALSE_POSITIVES: Final = 0.01
 TASKS_OF_A_READ_MAX: Final = 256
+PAGE: Final = 10_000
+"""Names of files that are listed together."""
 UNPARTITIONED: Final = "data"
 """The folder of the files of a table without partition columns, and of all files of tables of earlier versions."""
 HIVE_NULL: Final = "__HIVE_DEFAULT_PARTITION__"
@@ -159,6 +161,37 @@ async def _read_one(store: ObjectStore, path: str) -> bytes:
         except Unavailable:
             await asyncio.sleep(BACKOFF_SECONDS * 2**attempt * random.random())
     return await store.read(path)
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """Files that no longer exist, and their size in bytes."""
+
+    files: int
+    size: int
+
+
+def remove_files(url: str, paths: Collection[str]) -> Removed:
+    """Remove those of these files of the table at ``url`` that exist. Raises: Unavailable.
+
+    Cost: a listing of the table's folder, and a request for each file that exists. After a crash: some are removed.
+    """
+    return asyncio.run(_remove(url, frozenset(paths))) if paths else Removed(0, 0)
+
+
+async def _remove(url: str, paths: frozenset[str]) -> Removed:
+    async with _opened(url) as store:
+        present: list[Listed] = []
+        after = ""
+        while True:
+            rows = await store.list("", after=after, limit=PAGE)
+            present += [row for row in rows if row.key in paths]
+            if len(rows) < PAGE:
+                break
+            after = rows[-1].key
+        for first in range(0, len(present), CONNECTIONS_MAX):
+            await asyncio.gather(*(store.delete(row.key) for row in present[first : first + CONNECTIONS_MAX]))
+    return Removed(len(present), sum(row.size for row in present))
 
 
 def copy_to_partitions(spark: SparkSession, url: str, files: Sequence[NewFile]) -> list[NewFile]:
