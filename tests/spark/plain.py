@@ -9,7 +9,7 @@ from pyspark.sql import DataFrame
 from tests.spark.log_builder import PlainBatch, seq
 
 from holdfast.commit.format.batch import Kind
-from holdfast.commit.format.transaction import Delete, Operation, RangeDelete, Write
+from holdfast.commit.format.transaction import Delete, Operation, PointRead, Precondition, RangeDelete, RangeRead, Write
 from holdfast.values import slot_text
 
 PlainRow = dict[str, object]
@@ -29,6 +29,16 @@ def operation_row(operation: Operation) -> PlainRow:
             return {"kind": "delete", "key": key, "end": None, "value": None}
         case RangeDelete(begin, end):
             return {"kind": "range_delete", "key": begin, "end": end, "value": None}
+
+
+def precondition_row(read: Precondition, read_version: int | None) -> PlainRow:
+    """The four columns that say what a transaction read, and the newest version that it allows."""
+    version = read_version if read.version is None else read.version
+    match read:
+        case PointRead(key):
+            return {"kind": "point_read", "key": key, "end": None, "version": version}
+        case RangeRead(begin, end):
+            return {"kind": "range_read", "key": begin, "end": end, "version": version}
 
 
 def operation_rows(batches: Iterable[PlainBatch]) -> list[PlainRow]:
@@ -63,6 +73,7 @@ def transaction_rows(batches: Iterable[PlainBatch]) -> list[PlainRow]:
                     "request_id": txn.request_id,
                     "read_version": txn.read_version,
                     "operations": [operation_row(operation) for operation in txn.operations],
+                    "preconditions": [precondition_row(read, txn.read_version) for read in txn.preconditions],
                     "timestamp": timestamp(batch.header.time_ms),
                     "leader_id": batch.header.leader_id.hex(),
                 }

@@ -39,6 +39,11 @@ def test_values_become_what_they_say() -> None:
     assert (options.starting_version, options.ending_version, options.fail_on_data_loss) == (3, 9, False)
     assert options.columns == ("key", "value")
     assert options.kinds == (ItemKind.WRITE, ItemKind.DELETE)
+    assert parsed(versionAsOf="9") == parsed(asOfVersion="9") == parsed(endingVersion="9")
+    assert parsed(timestampAsOf="1970-01-01T01:00:00.0015+01:00").as_of_ms == 1
+    assert parsed(minPartitions="3").partitions_min == 3
+    assert parsed(includePreconditions="true", shape="transactions").columns[-1] == "preconditions"
+    assert "preconditions" not in parsed(shape="transactions").columns
     assert parsed(requestIds=" a, b,a ").request_ids == ("a", "b")
     assert parsed(requestIds='["a,b", " c"]').request_ids == ("a,b", " c")
     assert parsed(startingVersion="latest").from_latest
@@ -76,6 +81,24 @@ def test_key_options_are_a_half_open_range_of_bytes(given: dict[str, str], begin
         ({"endingVersion": "earliest"}, "valid: latest, a version number"),
         ({"asOfVersion": "latest"}, "valid: a version number"),
         ({"asOfVersion": "1", "endingVersion": "1"}, "both say where to stop"),
+        ({"versionAsOf": "1", "asOfVersion": "1"}, "asOfVersion and versionAsOf both say where to stop; give one"),
+        ({"timestampAsOf": "2026-01-31T12:00:00Z", "endingOffsets": "latest"}, "both say where to stop"),
+        ({"startingVersion": "1", "startingOffsets": "earliest"}, "both say where to start; give one"),
+        ({"versionAsOf": "latest"}, "valid: a version number"),
+        ({"endingTimestamp": "2026-01-31"}, "valid: an ISO time with its zone"),
+        (
+            {"startingTimestamp": "2026-01-31T12:00:01Z", "endingTimestamp": "2026-01-31T12:00:00Z"},
+            "is after the ending time",
+        ),
+        ({"endingOffsets": "earliest"}, 'valid: latest, {"version": 17}'),
+        ({"endingOffsets": "17"}, 'valid: .*{"version": 17}'),
+        ({"minPartitions": "0"}, "valid: a number, at least 1"),
+        ({"minPartitions": "1000000"}, "valid: a number, 1 to 100000"),
+        ({"includePreconditions": "true"}, "has no effect on shape=operations; it applies to transactions"),
+        (
+            {"includePreconditions": "true", "columns": "version", "shape": "transactions"},
+            "name preconditions in columns",
+        ),
         ({"failOnDataLoss": "no"}, "valid: true, false"),
         ({"targetPartitionBytes": "10"}, "valid: a number of bytes"),
         ({"kinds": "writes"}, "valid: any of write, delete, range_delete"),

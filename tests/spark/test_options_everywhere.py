@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from tests.rgw import Gateway
 from tests.s3_lane import gateway, s3_bucket
-from tests.spark.log_builder import LogBuilder, random_log, read_plainly
+from tests.spark.log_builder import LogBuilder, random_log, read_plainly, seq
+from tests.spark.plain import precondition_row
 
 from holdfast.commit.format.batch import FIRST_SLOT, object_name
 from holdfast.errors import CorruptData
@@ -56,6 +57,16 @@ def questions(builder: LogBuilder) -> dict[str, Question]:
     def up_to(found: Rows, everything: Rows) -> bool:
         return found == [row for row in everything if row["version"] <= version]  # type: ignore[operator]
 
+    def until_time(found: Rows, everything: Rows) -> bool:
+        last = max(seq(batch.header.slot) for batch in live if batch.header.time_ms <= middle.time_ms)
+        return found == [row for row in everything if row["seq"] <= last]  # type: ignore[operator]
+
+    def with_preconditions(found: Rows, _everything: Rows) -> bool:
+        logged = [txn for batch in live for txn in batch.transactions]
+        return [(row["version"], row["preconditions"]) for row in found] == [
+            (txn.version, [precondition_row(read, txn.read_version) for read in txn.preconditions]) for txn in logged
+        ]
+
     def behind(found: Rows, everything: Rows) -> bool:
         return found == [row for row in everything if row["version"] > version]  # type: ignore[operator]
 
@@ -80,6 +91,12 @@ def questions(builder: LogBuilder) -> dict[str, Question]:
         "startingOffsets": Question(f'{{"version": {version}}}', behind),
         "endingVersion": Question(str(version), up_to),
         "asOfVersion": Question(str(version), up_to),
+        "versionAsOf": Question(str(version), up_to),
+        "timestampAsOf": Question(time, until_time),
+        "endingTimestamp": Question(time, until_time),
+        "endingOffsets": Question(f'{{"seq": {seq(middle.slot)}}}', up_to),
+        "minPartitions": Question("3", same),
+        "includePreconditions": Question("true", with_preconditions, (("shape", "transactions"), ("columns", ""))),
         "failOnDataLoss": Question("false", same),
         "verify": Question("false", same),
         "targetPartitionBytes": Question(str(2**20), same),
@@ -101,7 +118,8 @@ def questions(builder: LogBuilder) -> dict[str, Question]:
 
 def rows_of(url: str, mode: Mode, given: dict[str, str]) -> Rows:
     """What Spark would be handed, in log order."""
-    options = parse_read_options({"columns": WITH_POSITION, **given, "url": url}, mode)
+    asked = {"columns": WITH_POSITION, **given, "url": url}
+    options = parse_read_options({name: value for name, value in asked.items() if value}, mode)
     if mode is Mode.BATCH:
         reader = HoldfastBatchReader(options)
         return [row for piece in reader.partitions() for batch in reader.read(piece) for row in batch.to_pylist()]

@@ -6,10 +6,11 @@ import asyncio
 import builtins
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import UTC, datetime
 from itertools import pairwise
 
 import pytest
-from tests.spark.log_builder import LogBuilder, random_log, read_plainly
+from tests.spark.log_builder import LogBuilder, random_log, read_plainly, seq
 
 from holdfast.commit.format.batch import (
     CLAIM_BYTES,
@@ -22,10 +23,11 @@ from holdfast.commit.format.batch import (
     object_name,
 )
 from holdfast.commit.format.transaction import Write
-from holdfast.errors import CorruptData, HoldfastError, NotFound
+from holdfast.errors import Code, CorruptData, HoldfastError, InvalidRequest, NotFound
 from holdfast.objects.memory import MemoryObjects, MemoryStore
 from holdfast.objects.port import Listed
 from holdfast.spark.options import ReadOptions, parse_read_options
+from holdfast.spark.runtime.cores import CORES_VARIABLE
 from holdfast.spark.source.plan import Chain, Plan, live_chain, plan_read
 from holdfast.spark.source.shapes import RowFilter
 from holdfast.values import Version
@@ -108,6 +110,55 @@ def test_pieces_hold_every_live_object_once_in_order_and_know_what_comes_before(
         assert piece.head == before.runs[-1][1]
         assert piece.claim == by_slot[piece.head].claim
         assert piece.object_bytes == sum(len(builder.objects[slot]) for slot in slots_of(Plan([piece], RowFilter())))
+
+
+def test_an_offset_ends_one_read_where_it_starts_the_next() -> None:
+    builder = random_log(5)
+    everything = slots_of(plan(builder))
+    for slot in everything:
+        offset = f'{{"seq": {seq(slot)}}}'
+        before, after = plan(builder, endingOffsets=offset), plan(builder, startingOffsets=offset)
+        assert slots_of(before) + slots_of(after) == everything
+
+
+def test_a_time_ends_a_read_after_the_last_object_that_was_written_by_then() -> None:
+    builder = random_log(5)
+    headers = [batch.header for batch in read_plainly(builder.objects)]
+    for header in headers[:: len(headers) // 7]:
+        time = datetime.fromtimestamp(header.time_ms / 1000, UTC).isoformat()
+        by_then = [each.slot for each in headers if each.time_ms <= header.time_ms]
+        for option in ("endingTimestamp", "timestampAsOf"):
+            assert slots_of(plan(builder, **{option: time})) == by_then, option
+    earlier = datetime.fromtimestamp(headers[0].time_ms / 1000 - 1, UTC).isoformat()
+    assert slots_of(plan(builder, endingTimestamp=earlier)) == []
+    with pytest.raises(NotFound, match="timestampAsOf is before the oldest object"):
+        plan(builder, timestampAsOf=earlier)
+
+
+def test_an_ending_offset_of_another_log_or_past_the_end_is_refused() -> None:
+    builder = random_log(5)
+    last = seq(slots_of(plan(builder))[-1])
+    for offset in (f'{{"seq": {last + 1}}}', '{"version": 9007199254740991}'):
+        with pytest.raises(InvalidRequest, match="endingOffsets is past the end of the log") as caught:
+            plan(builder, endingOffsets=offset)
+        assert caught.value.code is Code.FUTURE_VERSION
+    with pytest.raises(InvalidRequest) as caught:
+        plan(builder, endingOffsets=f'{{"seq": 1, "log_id": "{"ab" * 16}"}}')
+    assert caught.value.code is Code.LOG_MISMATCH
+
+
+def test_a_log_is_cut_for_every_core_only_where_each_piece_is_worth_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(CORES_VARIABLE, "3")
+    small, large = LogBuilder(), LogBuilder()
+    for builder, value in ((small, b"v"), (large, bytes(2 * 2**20))):
+        leader = builder.lead()
+        for number in range(12):
+            leader.commit([Write(b"%d" % number, value)])
+    assert len(plan(small).pieces) == 1
+    assert len(plan(large).pieces) == 3
+    assert [len(plan(small, minPartitions=count).pieces) for count in (2, 3, 5, 100)] == [2, 3, 5, 13]
+    for count in (1, 3, 100):
+        assert slots_of(plan(small, minPartitions=count)) == slots_of(plan(small))
 
 
 def test_a_store_without_objects_is_log_empty() -> None:

@@ -25,6 +25,9 @@ TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
 OPERATION: Final = pa.struct(
     [("kind", pa.string()), ("key", pa.binary()), ("end", pa.binary()), ("value", pa.binary())]
 )
+PRECONDITION: Final = pa.struct(
+    [("kind", pa.string()), ("key", pa.binary()), ("end", pa.binary()), ("version", pa.int64())]
+)
 
 COLUMNS: Final[Mapping[Shape, Mapping[str, pa.DataType]]] = {
     Shape.OPERATIONS: {
@@ -46,6 +49,7 @@ COLUMNS: Final[Mapping[Shape, Mapping[str, pa.DataType]]] = {
         "request_id": pa.string(),
         "read_version": pa.int64(),
         "operations": pa.list_(pa.field("element", OPERATION)),
+        "preconditions": pa.list_(pa.field("element", PRECONDITION)),
         "timestamp": TIMESTAMP,
         "leader_id": pa.string(),
     },
@@ -82,6 +86,7 @@ STORE_COLUMNS: Final[Mapping[str, pa.DataType]] = {
 }
 _ON_REQUEST: Final = {
     id(COLUMNS[Shape.OPERATIONS]): frozenset({"position", "leader_id"}),
+    id(COLUMNS[Shape.TRANSACTIONS]): frozenset({"preconditions"}),
     id(STORE_COLUMNS): frozenset({"publisher_seq", "ttl_ms", "deliver_at"}),
 }
 """Columns that a read has only if its option ``columns`` names them. ``position`` is the operation's index in its

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -34,6 +35,7 @@ PARTITION_BYTES_DEFAULT: Final = 64 * 2**20
 """A Python task costs about 40 ms of processor time before it reads anything: as much as reading 10 MiB."""
 PARTITION_BYTES_MIN: Final = 2**20
 PARTITION_BYTES_MAX: Final = 2**31
+PARTITIONS_MAX: Final = 100_000
 DELAY_MS_DEFAULT: Final = 15 * 60 * 1000
 STORE_POLL_MS: Final = 50
 DURATION_MS_MAX: Final = 24 * 60 * 60 * 1000
@@ -72,18 +74,24 @@ _STREAM: Final = frozenset({Mode.STREAM})
 Table: TypeAlias = Mapping[str, tuple[frozenset[Shape], frozenset[Mode]]]
 """Option names, with the shapes and modes in which an option has an effect."""
 
+ENDINGS: Final = (
+    "endingVersion", "endingTimestamp", "endingOffsets", "asOfVersion", "versionAsOf", "timestampAsOf",
+)  # fmt: skip
+"""Options that say where a batch ends: at most one of them."""
+
 LOG_OPTIONS: Final[Table] = {
     **dict.fromkeys(
         ("url", "shape", "columns", "startingVersion", "startingTimestamp", "startingOffsets"), (_EVERY_SHAPE, _BOTH)
     ),
-    "endingVersion": (_EVERY_SHAPE, _BATCH),
-    "asOfVersion": (_EVERY_SHAPE, _BATCH),
+    **dict.fromkeys(ENDINGS, (_EVERY_SHAPE, _BATCH)),
     "failOnDataLoss": (_EVERY_SHAPE, _BOTH),
     "verify": (_ROWS, _BOTH),
     "targetPartitionBytes": (_EVERY_SHAPE, _BOTH),
+    "minPartitions": (_EVERY_SHAPE, _BOTH),
     "pushdown": (_EVERY_SHAPE, _BATCH),
     **dict.fromkeys(("segments", "kinds", "keyPrefix", "keyBegin", "keyEnd", "keyEncoding"), (_KEYED, _BOTH)),
     "requestIds": (_ROWS, _BOTH),
+    "includePreconditions": (frozenset({Shape.TRANSACTIONS}), _BOTH),
     **dict.fromkeys(("maxObjectsPerTrigger", "maxBytesPerTrigger"), (_EVERY_SHAPE, _STREAM)),
     **dict.fromkeys(("maxRowsPerTrigger", "minRowsPerTrigger", "maxTriggerDelay"), (_ROWS, _STREAM)),
     "pollInterval": (_EVERY_SHAPE, _STREAM),
@@ -145,11 +153,12 @@ class ReadOptions:
     """The options of a read of a log.
 
     Shape: versions are inclusive. Without ``starting_version``, ``starting_ms`` and ``starting_after`` the read begins
-    at the oldest object; ``from_latest`` means the newest version of the log (a stream: what comes after it).
-    ``ending_version`` None means the end of the log at planning time. Keys are raw bytes in ``[key_begin, key_end)``;
-    ``key_end`` None means to the last key. ``kinds`` are the operations wanted; ``request_ids`` None means of any id,
-    or of none. ``poll_ms`` None: by the kind of store.
-    ``segments_url`` is a table of segments to prefer.
+    at the oldest object; ``from_latest`` means the newest version of the log (a stream: what comes after it). At most
+    one of ``ending_version``, ``ending_ms``, ``ending_at`` and ``as_of_ms`` says where it ends, all inclusive; without
+    one it ends with the log at planning time. ``as_of_ms`` is refused where it is before the log. Keys are raw bytes in
+    ``[key_begin, key_end)``; ``key_end`` None means to the last key. ``kinds`` are the operations wanted;
+    ``request_ids`` None means of any id, or of none. ``partitions_min`` None means one for each core, if each has
+    enough to read. ``poll_ms`` None: by the kind of store. ``segments_url`` is a table of segments to prefer.
     """
 
     url: str
@@ -160,10 +169,14 @@ class ReadOptions:
     starting_after: Position | None = None
     from_latest: bool = False
     ending_version: int | None = None
+    ending_ms: int | None = None
+    ending_at: Position | None = None
+    as_of_ms: int | None = None
     fail_on_data_loss: bool = True
     verify: bool = True
     pushdown: bool = False
     target_partition_bytes: int = PARTITION_BYTES_DEFAULT
+    partitions_min: int | None = None
     kinds: tuple[ItemKind, ...] = OPERATION_KINDS
     key_begin: bytes = b""
     key_end: bytes | None = None
@@ -273,11 +286,11 @@ class _Given:
                 valid = [each for each, (fits, when) in self._table.items() if shape in fits and mode in when]
                 raise _invalid(name, f"has no effect on a {mode} {what}; valid options: {', '.join(valid)}")
 
-    def require_one_start(self, *names: str) -> None:
-        """Raise InvalidRequest when two of these options are given."""
-        starts = [name for name in names if name in self._texts]
-        if len(starts) > 1:
-            raise _invalid(starts[0], f"and {starts[1]} both say where to start; give one")
+    def require_one_of(self, what: str, *names: str) -> None:
+        """Raise InvalidRequest when two of these options are given; ``what`` is what both say."""
+        given = [name for name in names if name in self._texts]
+        if len(given) > 1:
+            raise _invalid(given[0], f"and {given[1]} both say {what}; give one")
 
 
 def _invalid(option: str, reason: str) -> InvalidRequest:
@@ -302,29 +315,39 @@ def parse_read_options(given: Mapping[str, str], mode: Mode | None = None) -> Re
     options = _Given(given, LOG_OPTIONS)
     shape = options.value("shape", _one_of(Shape, MESSAGES), Shape.OPERATIONS)
     options.require_effect("read", mode, shape)
-    options.require_one_start("startingVersion", "startingTimestamp", "startingOffsets")
+    options.require_one_of("where to start", "startingVersion", "startingTimestamp", "startingOffsets")
+    options.require_one_of("where to stop", *ENDINGS)
     starting = options.value("startingVersion", _version(EARLIEST, LATEST), EARLIEST)
     after = options.value("startingOffsets", _position, EARLIEST)
     since = options.value("startingTimestamp", _time, None)
-    if "asOfVersion" in options and "endingVersion" in options:
-        raise _invalid("asOfVersion", "and endingVersion both say where to stop; give one")
-    ending = options.value("asOfVersion", _version(), options.value("endingVersion", _version(LATEST), LATEST))
+    ending = options.value("endingVersion", _version(LATEST), LATEST)
+    for name in ("asOfVersion", "versionAsOf"):
+        ending = options.value(name, _version(), ending)
     if isinstance(starting, int) and isinstance(ending, int) and starting > ending:
         raise _invalid("startingVersion", f"is above the ending version, {starting} > {ending}")
+    until, as_of = options.value("endingTimestamp", _time, None), options.value("timestampAsOf", _time, None)
+    last = until or as_of
+    if since is not None and last is not None and since > last:
+        raise _invalid("startingTimestamp", f"is after the ending time, {since} > {last}")
+    ending_at = options.value("endingOffsets", _end_position, LATEST)
     key_begin, key_end = _key_range(options)
     return ReadOptions(
         url=options.value("url", _url, None) or _url("url", ""),
         shape=shape,
-        columns=_columns(options, COLUMNS[shape], f"shape={shape}"),
+        columns=_columns(options, COLUMNS[shape], f"shape={shape}", _also(options)),
         starting_version=starting if isinstance(starting, int) else None,
-        starting_ms=None if since is None else int(since.timestamp() * 1000),
+        starting_ms=_milliseconds(since),
         starting_after=after if isinstance(after, Position) else None,
         from_latest=LATEST in (starting, after),
         ending_version=ending if isinstance(ending, int) else None,
+        ending_ms=_milliseconds(until),
+        ending_at=ending_at if isinstance(ending_at, Position) else None,
+        as_of_ms=_milliseconds(as_of),
         fail_on_data_loss=options.value("failOnDataLoss", _boolean, default=True),
         verify=options.value("verify", _boolean, default=True),
         pushdown=options.value("pushdown", _boolean, default=False),
         target_partition_bytes=options.value("targetPartitionBytes", _partition_bytes, PARTITION_BYTES_DEFAULT),
+        partitions_min=options.value("minPartitions", _partitions, None),
         kinds=options.value("kinds", _kinds, OPERATION_KINDS),
         key_begin=key_begin,
         key_end=key_end,
@@ -373,7 +396,7 @@ def parse_message_options(given: Mapping[str, str], mode: Mode | None = None) ->
             'is required with shape=messages, for example .option("queue", "/data/orders"); of a message store: stores '
             "and store",
         )
-    options.require_one_start("startingOffsets", "startingTimestamp")
+    options.require_one_of("where to start", "startingOffsets", "startingTimestamp")
     return MessageOptions(
         queue,
         _columns(options, QUEUE_COLUMNS, "shape=messages"),
@@ -395,7 +418,7 @@ def parse_store_options(given: Mapping[str, str], mode: Mode | None = None) -> S
         if not options.stripped(name):
             raise _invalid(name, f'is required to read a message store, for example .option("{name}", "{example}")')
     options.require_effect("read", mode)
-    options.require_one_start("startingOffsets", "startingTimestamp")
+    options.require_one_of("where to start", "startingOffsets", "startingTimestamp")
     after = options.value("startingOffsets", _after_seq_or_latest, 0)
     return StoreOptions(
         options.stripped("stores"),
@@ -440,8 +463,23 @@ def parse_write_options(given: Mapping[str, str], mode: Mode) -> WriteOptions:
 # -- rules that need several options ----------------------------------------------------------------------------------
 
 
-def _columns(options: _Given, types: Mapping[str, pa.DataType], owner: str) -> tuple[str, ...]:
-    wanted = options.value("columns", _names, default_columns(types))
+def _also(options: _Given) -> tuple[str, ...]:
+    """Columns that an option other than ``columns`` adds."""
+    if not options.value("includePreconditions", _boolean, default=False):
+        return ()
+    if "columns" in options:
+        raise _invalid("includePreconditions", "and columns both choose columns; name preconditions in columns")
+    return ("preconditions",)
+
+
+def _milliseconds(time: datetime | None) -> int | None:
+    return None if time is None else math.floor(time.timestamp() * 1000)
+
+
+def _columns(
+    options: _Given, types: Mapping[str, pa.DataType], owner: str, also: tuple[str, ...] = ()
+) -> tuple[str, ...]:
+    wanted = options.value("columns", _names, (*default_columns(types), *also))
     unknown = [name for name in wanted if name not in types]
     if unknown or not wanted:
         what = f"names unknown columns {', '.join(unknown)}" if unknown else "names no column"
@@ -589,6 +627,20 @@ def _position(name: str, text: str) -> Position | str:
         raise _invalid(name, f"is {text!r}; {valid}")
     assert isinstance(version, int) and (seq is None or isinstance(seq, int)), "checked just above"
     return Position(seq, version, log_id)
+
+
+def _end_position(name: str, text: str) -> Position | str:
+    position = _position(name, text)
+    if position == EARLIEST:
+        raise _invalid(name, f'is {text.strip()!r}; valid: {LATEST}, {{"version": 17}} or {{"seq": 4, "version": 17}}')
+    return position
+
+
+def _partitions(name: str, text: str) -> int:
+    count = _count(name, text)
+    if count > PARTITIONS_MAX:
+        raise _invalid(name, f"is {count}; valid: a number, 1 to {PARTITIONS_MAX}")
+    return count
 
 
 def _is_count(value: object, highest: int, lowest: int = 0) -> bool:

@@ -21,6 +21,7 @@ from pyspark.sql import SparkSession
 
 from holdfast import errors
 from holdfast.errors import Code, HoldfastError, InvalidRequest
+from holdfast.spark.runtime.cores import CORES_VARIABLE, cores_of
 
 JAVA_MAJORS: Final = (17, 21)
 """The Javas that Spark 4 runs on, best first."""
@@ -73,6 +74,11 @@ def session(
         master = master if master is not None else "local[*]"
         presets = _EVERYWHERE | (_LOCAL | _shuffle(master) if master.startswith("local") else {})
         builder = builder.master(master)
+        own_cores = cores_of(master)
+        if own_cores is None:
+            os.environ.pop(CORES_VARIABLE, None)
+        else:
+            os.environ[CORES_VARIABLE] = str(own_cores)
         if master.startswith("local"):
             os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         _this_python_and_java()
@@ -152,7 +158,7 @@ def _java_major(home: Path) -> int | None:
     return int(stated[1]) if stated else None
 
 
-_OURS: Final = re.compile(r"^holdfast\.errors\.([A-Za-z]+): (.*)$", re.MULTILINE)
+_OURS: Final = re.compile(r"\bholdfast\.errors\.([A-Za-z]+): (.*)$", re.MULTILINE)
 
 
 @contextmanager

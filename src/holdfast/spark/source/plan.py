@@ -35,6 +35,7 @@ from holdfast.commit.reading.reader import find_frontier
 from holdfast.errors import Code, CorruptData, InvalidRequest, NotFound, Unavailable
 from holdfast.objects.port import ObjectReader, ObjectStore
 from holdfast.spark.options import Position, ReadOptions
+from holdfast.spark.runtime.cores import cores
 from holdfast.spark.runtime.store_thread import with_store
 from holdfast.spark.source.shapes import RowFilter, row_filter, seq_of
 from holdfast.values import slot_text
@@ -47,6 +48,8 @@ LIST_RANGE_SLOTS: Final = 20_000
 LIST_RANGES_MAX: Final = 16
 OBJECT_COST_BYTES: Final = 8 * 1024
 """What reading one more object costs a task, as bytes read in the same time; keeps partitions of tiny objects short."""
+WORTH_A_TASK_BYTES: Final = 4 * 2**20
+"""A log is cut for idle cores into pieces of at least this: a task costs as much as reading some MiB."""
 LISTINGS_MAX: Final = 5
 
 
@@ -102,28 +105,100 @@ async def plan_read(store: ObjectStore, options: ReadOptions, pushed: RowFilter 
     chain = await live_chain(store)
     if options.starting_after is not None:
         require_log(chain.log_id, options.starting_after.log_id)
-    starting, ending = options.starting_version, options.ending_version
+    if options.ending_at is not None:
+        require_log(chain.log_id, options.ending_at.log_id)
+    starting = options.starting_version
     newest = await read_header(store, int(chain.slots[-1]))
     if options.from_latest:
         starting = newest.last_version
-    if ending is not None and ending > newest.last_version:
-        raise InvalidRequest(
-            "endingVersion is past the end of the log",
-            code=Code.FUTURE_VERSION,
-            ending_version=ending,
-            last_version=newest.last_version,
-        )
-    first, past = await first_object(store, chain, options, starting), len(chain.slots)
-    if ending is not None:
-        highest = ending
-        past = await first_index(store, chain, lambda header: header.first_version > highest)
+    past, ending = await _end(store, chain, options, newest)
+    first = await first_object(store, chain, options, starting)
     if options.starting_after is not None:
         starting = options.starting_after.version + 1
     wanted = replace(row_filter(options), version_min=starting, version_max=ending)
     if pushed is not None:
         first, past = await _narrowed(store, chain, first, past, pushed)
         wanted = wanted.and_also(pushed)
-    return Plan(cut(chain, first, past, options.target_partition_bytes), wanted)
+    return Plan(
+        cut(chain, first, past, options.target_partition_bytes, _pieces_min(chain, first, past, options)), wanted
+    )
+
+
+def _pieces_min(chain: Chain, first: int, past: int, options: ReadOptions) -> int:
+    """At least how many pieces a batch has: without the option a piece per core, if each has enough to read."""
+    if options.partitions_min is not None:
+        return options.partitions_min
+    cost = int(chain.sizes[first:past].sum()) + OBJECT_COST_BYTES * max(0, past - first)
+    return max(1, min(cores(), cost // WORTH_A_TASK_BYTES))
+
+
+async def _end(store: ObjectStore, chain: Chain, options: ReadOptions, newest: Header) -> tuple[int, int | None]:
+    """The index after the last object that ``options`` ask for, and the last version, None for all of that object.
+
+    Raises: InvalidRequest (``future_version``), NotFound (``log_truncated``: an as-of time before the oldest object).
+    """
+    ending, at = options.ending_version, options.ending_at
+    if at is not None and at.seq is not None:
+        if at.seq > seq_of(newest.slot):
+            raise _past_the_end("endingOffsets", newest, ending_seq=at.seq)
+        return index_after(chain, at.seq), None
+    if at is not None:
+        ending = at.version
+    if ending is not None:
+        highest = ending
+        if highest > newest.last_version:
+            raise _past_the_end("endingVersion" if at is None else "endingOffsets", newest, ending_version=highest)
+        return await first_index(store, chain, lambda header: header.first_version > highest), highest
+    until_ms = options.ending_ms if options.as_of_ms is None else options.as_of_ms
+    if until_ms is None:
+        return len(chain.slots), None
+    past = await first_index(store, chain, lambda header: header.time_ms > until_ms)
+    if past == 0 and options.as_of_ms is not None:
+        oldest = await read_header(store, int(chain.slots[0]))
+        raise NotFound(
+            "timestampAsOf is before the oldest object of the log",
+            code=Code.LOG_TRUNCATED,
+            hint="give a later time; a removed part of the log may be in segments or in a snapshot",
+            as_of_ms=until_ms,
+            oldest_ms=oldest.time_ms,
+        )
+    return past, None
+
+
+def _past_the_end(option: str, newest: Header, **asked: int) -> InvalidRequest:
+    return InvalidRequest(
+        f"{option} is past the end of the log",
+        code=Code.FUTURE_VERSION,
+        facts={**asked, "last_version": newest.last_version, "last_seq": seq_of(newest.slot)},
+    )
+
+
+def ending_version(url: str, options: ReadOptions) -> int | None:
+    """The last version that ``options`` ask for, None for the end of the log. Cost: a plan, for a time or an offset.
+
+    Raises: as ``plan_read``; NotFound (``log_truncated``) also for an end before the oldest object.
+    """
+    if options.ending_at is None and options.ending_ms is None and options.as_of_ms is None:
+        return options.ending_version
+
+    async def resolved(store: ObjectStore) -> int | None:
+        chain = await live_chain(store)
+        if options.ending_at is not None:
+            require_log(chain.log_id, options.ending_at.log_id)
+        past, version = await _end(store, chain, options, await read_header(store, int(chain.slots[-1])))
+        if version is not None:
+            return version
+        if past > 0:
+            return (await read_header(store, int(chain.slots[past - 1]))).last_version
+        if not chain.truncated:
+            return 0
+        raise NotFound(
+            "the end of this read is before the oldest object of the log",
+            code=Code.LOG_TRUNCATED,
+            hint="give endingVersion, which segments know without the log",
+        )
+
+    return with_store(url, resolved)
 
 
 async def first_object(store: ObjectStore, chain: Chain, options: ReadOptions, starting: int | None) -> int:
@@ -350,10 +425,11 @@ async def first_index(store: ObjectStore, chain: Chain, reached: Callable[[Heade
     return low
 
 
-def cut(chain: Chain, first: int, past: int, target_bytes: int) -> list[Piece]:
+def cut(chain: Chain, first: int, past: int, target_bytes: int, pieces_min: int = 1) -> list[Piece]:
     """Pieces of nearly equal cost, none much above ``target_bytes``, never fewer objects than one.
 
-    More than one are made an even number of pieces: with one left over, half of a small machine waits for the last.
+    At least ``pieces_min`` pieces, if there are as many objects of similar size. More than that are made an even
+    number of pieces: with one left over, half of a small machine waits for the last.
     """
     if first >= past:
         return []
@@ -361,7 +437,7 @@ def cut(chain: Chain, first: int, past: int, target_bytes: int) -> list[Piece]:
     ends = np.cumsum(costs)
     total = int(ends[-1])
     pieces = -(-total // target_bytes)
-    share = -(-total // (pieces + pieces % 2 if pieces > 1 else 1))
+    share = -(-total // max(pieces_min, pieces + pieces % 2 if pieces > 1 else 1))
     cuts = np.flatnonzero(np.diff((ends - costs) // share)) + 1
     edges = [first, *(first + int(cut) for cut in cuts), past]
     claims = np.flatnonzero(chain.sizes == CLAIM_BYTES)

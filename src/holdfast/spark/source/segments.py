@@ -30,6 +30,7 @@ from holdfast.spark.source.plan import (
     Plan,
     SegmentPartition,
     cut,
+    ending_version,
     first_index,
     log_head,
     plan_read,
@@ -38,7 +39,7 @@ from holdfast.spark.source.plan import (
 )
 from holdfast.spark.source.scan import scan
 from holdfast.spark.source.shapes import RowFilter, row_filter
-from holdfast.spark.source.tail import LogTail, objects_between
+from holdfast.spark.source.tail import LogTail, objects_between, pieces_of_stream
 from holdfast.values import VERSION_MAX
 
 SEGMENT_SCHEMA: Final = arrow_schema(Shape.OPERATIONS, list(COLUMNS[Shape.OPERATIONS]))
@@ -149,6 +150,10 @@ def plan_with_segments(options: ReadOptions, pushed: RowFilter | None) -> list[S
     if options.starting_after is not None:
         require_log(head.log_id, options.starting_after.log_id)
     index = index_of_log(options.segments_url, head)
+    # Segments know versions, not the objects that a time or an offset names.
+    ending = ending_version(options.url, options)
+    options = replace(options, ending_version=ending, ending_at=None, ending_ms=None, as_of_ms=None)
+    assert options.segments_url is not None, "kept"
     wanted = _wanted(options, head)
     if pushed is not None:
         wanted = wanted.and_also(pushed)
@@ -196,7 +201,9 @@ async def stream_with_segments(
         index = index_of_log(options.segments_url, LogHead(newest.log_id.hex(), newest.last_version))
         inside = [s for s in index.segments if s.version_min > start.version and s.version_max <= end.version]
     if not inside:
-        return [LogPartition(piece, wanted) for piece in cut(chain, first, past, options.target_partition_bytes)]
+        pieces_min = pieces_of_stream(options)
+        pieces_of_log = cut(chain, first, past, options.target_partition_bytes, pieces_min)
+        return [LogPartition(piece, wanted) for piece in pieces_of_log]
     lowest, highest = inside[0].version_min, inside[-1].version_max
     # Between two of them there is no operation. An object may begin before the first and end after the last.
     before = await first_index(store, chain, lambda header: header.first_version >= lowest)
@@ -233,6 +240,9 @@ def _rows_of_log(options: ReadOptions, partition: SegmentPartition, damage: Exce
         options,
         starting_version=wanted.version_min,
         ending_version=wanted.version_max,
+        ending_at=None,
+        ending_ms=None,
+        as_of_ms=None,
         starting_after=None,
         starting_ms=partition.since_ms,
         from_latest=False,

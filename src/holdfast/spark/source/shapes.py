@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from holdfast.commit.format.batch import FIRST_SLOT, Header, ItemKind, Kind
 from holdfast.errors import Code, CorruptData
-from holdfast.spark.columns import COLUMNS, OPERATION, OPERATION_KINDS, Shape, arrow_schema
+from holdfast.spark.columns import COLUMNS, OPERATION, OPERATION_KINDS, PRECONDITION, Shape, arrow_schema
 from holdfast.spark.options import ReadOptions
 from holdfast.spark.source.bodies import Bodies
 from holdfast.values import slot_text
@@ -157,6 +157,7 @@ def transaction_rows(bodies: Bodies, columns: Sequence[str], wanted: RowFilter) 
         "request_id": lambda: _one(table["request_id"]).take(rows),
         "read_version": lambda: _one(table["read_version"]).take(rows).cast(pa.int64()),
         "operations": lambda: _operation_lists(table, firsts),
+        "preconditions": lambda: _precondition_lists(table, firsts),
     }
     arrays = [
         (makers[name]() if name in makers else _of_header(name, bodies.headers, counts)).filter(mask)
@@ -187,10 +188,7 @@ def _narrow(
 
 def _operation_lists(table: pa.Table, firsts: npt.NDArray[np.int64]) -> pa.Array:
     kinds = _numbers(table["kind"])
-    is_operation = kinds <= ItemKind.RANGE_DELETE
-    before = np.concatenate(([0], np.cumsum(is_operation)))
-    offsets = np.concatenate((before[firsts], before[-1:])).astype(np.int32)
-    operations = table.filter(pa.array(is_operation))
+    offsets, operations = _items(table, firsts, kinds <= ItemKind.RANGE_DELETE)
     values = pa.StructArray.from_arrays(
         [
             _kind_names().take(_one(operations["kind"])),
@@ -201,6 +199,25 @@ def _operation_lists(table: pa.Table, firsts: npt.NDArray[np.int64]) -> pa.Array
         fields=list(OPERATION),
     )
     return pa.ListArray.from_arrays(pa.array(offsets), values, type=COLUMNS[Shape.TRANSACTIONS]["operations"])
+
+
+def _precondition_lists(table: pa.Table, firsts: npt.NDArray[np.int64]) -> pa.Array:
+    """What each transaction read; ``version`` is the newest one that it allows, its read version by default."""
+    offsets, reads = _items(table, firsts, _numbers(table["kind"]) > ItemKind.RANGE_DELETE)
+    versions = pc.call_function("coalesce", [_one(reads["at"]), _one(reads["read_version"])])
+    values = pa.StructArray.from_arrays(
+        [_kind_names().take(_one(reads["kind"])), _one(reads["key"]), _one(reads["end"]), versions.cast(pa.int64())],
+        fields=list(PRECONDITION),
+    )
+    return pa.ListArray.from_arrays(pa.array(offsets), values, type=COLUMNS[Shape.TRANSACTIONS]["preconditions"])
+
+
+def _items(
+    table: pa.Table, firsts: npt.NDArray[np.int64], chosen: npt.NDArray[np.bool_]
+) -> tuple[npt.NDArray[np.int32], pa.Table]:
+    """The ``chosen`` rows, and where those of each transaction begin in them."""
+    before = np.concatenate(([0], np.cumsum(chosen)))
+    return np.concatenate((before[firsts], before[-1:])).astype(np.int32), table.filter(pa.array(chosen))
 
 
 def batch_rows(headers: Sequence[Header], columns: Sequence[str], wanted: RowFilter) -> pa.RecordBatch:

@@ -284,7 +284,12 @@ async def pieces_between(
     Raises, cost: as ``objects_between``.
     """
     chain, first = await objects_between(store, tail, options, start, end)
-    return cut(chain, first, len(chain.slots), options.target_partition_bytes)
+    return cut(chain, first, len(chain.slots), options.target_partition_bytes, pieces_of_stream(options))
+
+
+def pieces_of_stream(options: ReadOptions) -> int:
+    """At least how many pieces a micro-batch has: never by the machine, because a replay has the same pieces."""
+    return options.partitions_min or 1
 
 
 async def objects_between(
