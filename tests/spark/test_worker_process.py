@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 from importlib.machinery import ModuleSpec
+from io import BytesIO
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+from pyspark.util import handle_worker_exception
 from tests.spark.log_builder import random_log
 
+from holdfast.errors import HoldfastError, InvalidRequest, NotFound
+from holdfast.spark.data_source import HoldfastDataSource
 from holdfast.spark.options import Mode, parse_read_options
 from holdfast.spark.runtime import store_thread as worker_process
+from holdfast.spark.runtime.session import task_errors
+from holdfast.spark.runtime.worker_errors import HIDE_VARIABLE
 from holdfast.spark.source.reader import HoldfastBatchReader
+from holdfast.spark.source.stream import HoldfastStreamReader
 
 
 @pytest.fixture
@@ -34,6 +44,67 @@ def read_twice(root: Path) -> int:
 def test_an_application_s_own_process_is_left_alone(collected: list[str], tmp_path: Path) -> None:
     assert read_twice(tmp_path) > 0
     assert collected == []
+
+
+def refusal_of(main: ModuleType | None, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What Spark sends to Java when a source refuses an option in a process with this main module."""
+    monkeypatch.delenv(HIDE_VARIABLE, raising=False)
+    if main is not None:
+        monkeypatch.setitem(sys.modules, "__main__", main)
+    sent = BytesIO()
+    try:
+        HoldfastDataSource({"url": "file:///log", "startVersion": "4"}).schema()
+    except InvalidRequest as error:
+        handle_worker_exception(error, sent)
+    monkeypatch.delenv(HIDE_VARIABLE, raising=False)
+    return sent.getvalue()[8:].decode()
+
+
+def test_an_error_of_a_source_is_its_text_alone_in_a_worker_and_has_its_frames_elsewhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert refusal_of(None, monkeypatch).startswith("Traceback")
+    for name in ("pyspark.daemon", "pyspark.sql.worker.create_data_source"):
+        main = ModuleType("__main__")
+        main.__spec__ = ModuleSpec(name, None)
+        text = refusal_of(main, monkeypatch)
+        assert text.startswith("holdfast.errors.InvalidRequest: option startVersion is unknown; did you mean")
+        assert len(text.splitlines()) == 1
+
+
+def test_errors_of_reads_and_writes_are_stated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    main = ModuleType("__main__")
+    main.__spec__ = ModuleSpec("pyspark.daemon", None)
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    options = parse_read_options({"url": tmp_path.as_uri()})
+    calls = {
+        "a batch of an empty log": lambda: HoldfastBatchReader(options).partitions(),
+        "a stream of an empty log": lambda: HoldfastStreamReader(options).initialOffset(),
+        "a foreign checkpoint": lambda: HoldfastStreamReader(options).latestOffset({"file": 4}, ReadAllAvailable()),
+    }
+    for name, call in calls.items():
+        monkeypatch.delenv(HIDE_VARIABLE, raising=False)
+        with pytest.raises(HoldfastError):
+            call()
+        assert os.environ.get(HIDE_VARIABLE) == "1", name
+    monkeypatch.delenv(HIDE_VARIABLE)
+
+
+def test_spark_shows_the_text_of_an_error_right_after_its_own_words(spark: SparkSession, tmp_path: Path) -> None:
+    with pytest.raises(
+        PySparkException, match=r"^\[PYTHON_DATA_SOURCE_ERROR\] [^\n]*: holdfast.errors.InvalidRequest: opt"
+    ):
+        spark.read.format("holdfast").option("startVersion", "4").load(tmp_path.as_uri())
+
+
+def test_an_error_of_ours_is_found_after_the_words_of_spark() -> None:
+    words = "[PYTHON_DATA_SOURCE_ERROR] Failed to plan: "
+    for text in (
+        f"{words}holdfast.errors.NotFound: log is empty\n SQLSTATE: 38000",
+        f"{words}Traceback\n  File x\nholdfast.errors.NotFound: log is empty\n",
+    ):
+        with pytest.raises(NotFound, match=r"^log is empty$"), task_errors():
+            raise PySparkException(text)
 
 
 def test_a_kept_worker_sets_its_imports_aside_once(

@@ -18,6 +18,7 @@ from holdfast.spark import catalog
 from holdfast.spark import options as spark_options
 from holdfast.spark.columns import COLUMNS, QUEUE_COLUMNS, STORE_COLUMNS, spark_schema
 from holdfast.spark.options import MessageOptions, Mode, ReadOptions, StoreOptions, WriteOptions
+from holdfast.spark.runtime.worker_errors import states_errors
 
 AnyReadOptions: TypeAlias = ReadOptions | MessageOptions | StoreOptions
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:  # the client of a service, which a read does not need
     from holdfast.spark.sink.writer import HoldfastBatchWriter, HoldfastStreamWriter
 
 
+@states_errors
 class HoldfastDataSource(DataSource):
     """A log, a queue or a message store as a table; ``holdfast.spark.options`` lists what ``.option(...)`` takes."""
 

@@ -17,6 +17,7 @@ from holdfast.errors import Code, NotFound
 from holdfast.queue import Message, Queue
 from holdfast.spark.columns import QUEUE_COLUMNS
 from holdfast.spark.options import MessageOptions
+from holdfast.spark.runtime.worker_errors import states_errors
 
 
 @dataclass
@@ -116,6 +117,7 @@ def _rows(messages: Sequence[Message], columns: Sequence[str]) -> pa.RecordBatch
     return pa.RecordBatch.from_arrays(arrays, names=list(columns))
 
 
+@states_errors
 class HoldfastMessageReader(DataSourceReader):
     """One batch read of a queue."""
 

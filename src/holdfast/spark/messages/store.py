@@ -21,6 +21,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from holdfast.errors import Code, InvalidRequest, NotFound
 from holdfast.spark.columns import STORE_COLUMNS
 from holdfast.spark.options import StoreOptions
+from holdfast.spark.runtime.worker_errors import states_errors
 from holdfast.stores.repair.reader import Placed, StoredMessage, StoreReader
 from holdfast.stores.storage.locations import Extent
 
@@ -168,6 +169,7 @@ def _rows(messages: Sequence[StoredMessage], columns: Sequence[str]) -> pa.Recor
     return pa.RecordBatch.from_arrays(arrays, names=list(columns))
 
 
+@states_errors
 class HoldfastStoreReader(DataSourceReader):
     """One batch read of a store."""
 
@@ -184,6 +186,7 @@ class HoldfastStoreReader(DataSourceReader):
             yield from store_rows(self._options, partition)
 
 
+@states_errors
 class HoldfastStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """One streaming query's view of a store. Lives in one process; is copied into tasks for ``read`` alone."""
 

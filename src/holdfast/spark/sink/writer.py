@@ -20,6 +20,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from holdfast.client import Client, ClientOptions
 from holdfast.errors import Code, InvalidRequest
 from holdfast.spark.options import WriteOptions
+from holdfast.spark.runtime.worker_errors import states_errors
 from holdfast.spark.sink.record import Intent, Wanted, begin, finish, stream_range, token_of
 from holdfast.spark.sink.task import CHUNK_BYTES, CHUNK_TRANSACTIONS, send_partition
 
@@ -55,6 +56,7 @@ def wanted_stream(options: WriteOptions) -> Wanted:
     return Wanted(offsets.token, offsets.name, offsets.start, offsets.end)
 
 
+@states_errors
 class _Writer:
     """What both writers share; it is pickled into the tasks, so it holds plain values."""
 
@@ -87,6 +89,7 @@ class _Writer:
             finish(client, self._options, self._wanted, len(messages))
 
 
+@states_errors
 class HoldfastBatchWriter(_Writer, DataSourceArrowWriter):
     """A batch write. Made on the driver, where it commits the intent."""
 
@@ -98,6 +101,7 @@ class HoldfastBatchWriter(_Writer, DataSourceArrowWriter):
         self._finish(messages)
 
 
+@states_errors
 class HoldfastStreamWriter(_Writer, DataSourceStreamArrowWriter):
     """The write of one micro-batch. Made on the driver, where it commits the intent or finds it."""
 

@@ -26,6 +26,7 @@ from pyspark.sql.datasource import (
 
 from holdfast.spark.columns import Shape
 from holdfast.spark.options import ReadOptions
+from holdfast.spark.runtime.worker_errors import states_errors
 from holdfast.spark.source.shapes import RowFilter
 
 if TYPE_CHECKING:
@@ -127,6 +128,7 @@ class _PushWhereItIsOn:
         return self._reader.narrow(filters)
 
 
+@states_errors
 class HoldfastBatchReader(DataSourceReader):
     """One batch read: planned once, read piece by piece."""
 

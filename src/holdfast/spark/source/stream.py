@@ -19,6 +19,7 @@ from holdfast.errors import Code, InvalidRequest
 from holdfast.objects.port import ObjectStore
 from holdfast.spark.options import Admission, Position, ReadOptions
 from holdfast.spark.runtime.store_thread import StoreThread, is_directory
+from holdfast.spark.runtime.worker_errors import states_errors
 from holdfast.spark.source.plan import LogPartition, SegmentPartition
 from holdfast.spark.source.scan import scan
 from holdfast.spark.source.shapes import row_filter
@@ -34,6 +35,7 @@ T = TypeVar("T")
 Offset: TypeAlias = dict[str, int | str]
 
 
+@states_errors
 class HoldfastStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """One streaming query's view of the log. Lives in one process; is copied into tasks for ``read`` alone."""
 
