@@ -73,6 +73,7 @@ def transaction_rows(batches: Iterable[PlainBatch]) -> list[PlainRow]:
                     "request_id": txn.request_id,
                     "read_version": txn.read_version,
                     "operations": [operation_row(operation) for operation in txn.operations],
+                    "preconditions": [precondition_row(read, txn.read_version) for read in txn.preconditions],
                     "timestamp": timestamp(batch.header.time_ms),
                     "leader_id": batch.header.leader_id.hex(),
                 }

@@ -71,7 +71,7 @@ def test_every_shape_equals_the_plain_reading_in_log_order(seed: int) -> None:
     url = stored(builder)
     bounds = {"targetPartitionBytes": 2**20}
     assert rows(url, columns=every_column(Shape.OPERATIONS), **bounds) == operation_rows(live)
-    assert rows(url, shape="transactions", **bounds) == transaction_rows(live)
+    assert rows(url, shape="transactions", includePreconditions=True, **bounds) == transaction_rows(live)
     assert rows(url, shape="batches", **bounds) == batch_rows(live, builder.objects)
 
 
@@ -126,7 +126,8 @@ def test_transactions_between_versions_keep_their_link_to_the_one_before(seed: i
     builder = random_log(seed)
     whole = transaction_rows(read_plainly(builder.objects))
     low, high = (cast("int", whole[len(whole) * part // 3]["version"]) for part in (1, 2))
-    found = rows(stored(builder), shape="transactions", startingVersion=low, endingVersion=high)
+    bounds = {"startingVersion": low, "endingVersion": high}
+    found = rows(stored(builder), shape="transactions", includePreconditions=True, **bounds)
     assert found == [row for row in whole if low <= cast("int", row["version"]) <= high]
 
 

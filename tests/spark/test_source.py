@@ -89,7 +89,8 @@ def test_an_empty_store_is_an_error_not_an_empty_table(spark: SparkSession, tmp_
 def test_transactions_carry_their_operations_in_order_and_the_version_before(
     spark: SparkSession, log: WrittenLog
 ) -> None:
-    assert spark_rows(read(spark, log.url, shape="transactions"), "version") == transaction_rows(log.live)
+    frame = read(spark, log.url, shape="transactions", includePreconditions=True)
+    assert spark_rows(frame, "version") == transaction_rows(log.live)
 
 
 def test_batches_show_every_live_object_as_its_header_says(spark: SparkSession, log: WrittenLog) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import random
 from dataclasses import replace
 from typing import cast
@@ -68,6 +69,26 @@ class World:
     def drain(self) -> None:
         while self.step():
             pass
+
+
+def test_progress_names_the_versions_and_seconds_that_a_stream_is_behind() -> None:
+    builder = random_log(3, reigns=2)
+    world = World(builder, maxObjectsPerTrigger=4)
+    headers = {seq(batch.header.slot): batch.header for batch in read_plainly(builder.objects)}
+    newest = headers[max(headers)]
+    behind = 0
+    while world.step():
+        reported = world.reader.reportLatestOffset()
+        world.reader._lag_asked_ms = None
+        last = headers[world.offset["seq"]]
+        lag = {
+            "versions": newest.last_version - last.last_version,
+            "seconds": (newest.time_ms - last.time_ms) / 1000,
+        }
+        assert reported == {**world.offset, "lag": lag}
+        assert parse_read_options({"url": world.url, "startingOffsets": json.dumps(reported)}).starting_after
+        behind += lag["versions"] > 0
+    assert behind > 1 and lag == {"versions": 0, "seconds": 0}
 
 
 def read(reader: HoldfastStreamReader, start: Offset, end: Offset) -> list[PlainRow]:

@@ -10,6 +10,7 @@ import signal
 import sys
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from inspect import Parameter, Signature
 from threading import Event
 from types import FrameType
@@ -131,7 +132,9 @@ def _add_job(name: str, help_text: str, options: Mapping[str, Any]) -> None:
             raise InvalidRequest("--once, --every and --until each say when to stop: give one of them")
         numbers = {each: value for each, value in given.items() if value is not None}
         report = report_steps(as_json=as_json)
-        made = run_job(name, log, to, target, (every, until), numbers, stopped_by_signals, report)
+        with stopped_by_sigterm() as stop:
+            stopping = partial(stopped_by_signals, stop)
+            made = run_job(name, log, to, target, (every, until), numbers, stopping, report)
         print_result(made, as_json=as_json)
         if not made.is_good:
             raise typer.Exit(Exit.DAMAGED)
@@ -295,9 +298,11 @@ def ingest(
         _source(requests, kind, order_by, text, schema), to, log, name, take_over=take_over, step_down=step_down,
         token=token, spark=_target(master, None, conf),
     )  # fmt: skip
-    made = command.ingest(
-        checkpoint, stopped_by_signals, report_steps(as_json=as_json), every_seconds=every, files_at_once=files
-    )
+    with stopped_by_sigterm() as stop:
+        stopping = partial(stopped_by_signals, stop)
+        made = command.ingest(
+            checkpoint, stopping, report_steps(as_json=as_json), every_seconds=every, files_at_once=files
+        )
     print_result(made, as_json=as_json)
 
 
@@ -349,9 +354,19 @@ def print_result(made: JobResult, *, as_json: bool) -> None:
 
 
 @contextmanager
-def stopped_by_signals() -> Generator[Event]:
-    """An event that SIGINT and SIGTERM set. The runner looks at it between steps; a second signal ends the process."""
+def stopped_by_sigterm() -> Generator[Event]:
+    """An event that SIGTERM sets, also while Spark starts: the job then ends before its first step."""
     stop = Event()
+    before = signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    try:
+        yield stop
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def stopped_by_signals(stop: Event) -> Generator[Event]:
+    """SIGINT and SIGTERM set ``stop``. The runner looks at it between steps; a second signal ends the process."""
 
     def ask(number: int, frame: FrameType | None) -> None:
         del frame

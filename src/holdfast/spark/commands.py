@@ -33,6 +33,7 @@ from holdfast.spark.log.audit import Verify
 from holdfast.spark.log.replay import Replay
 from holdfast.spark.log.runner import STEP_BYTES_DEFAULT, Job, Schedule, run_pipeline
 from holdfast.spark.runtime.doctor import Diagnosis, diagnose
+from holdfast.spark.runtime.java_signals import java_without_sigterm
 from holdfast.spark.runtime.session import session, task_errors
 from holdfast.spark.source.plan import log_head
 from holdfast.spark.tables.buckets import History, Latest
@@ -68,7 +69,7 @@ class SparkTarget:
 
     @contextmanager
     def session(self, name: str) -> Generator[SparkSession]:
-        """A session for the command ``name``, which is stopped afterwards. Raises: InvalidRequest.
+        """A session for the command ``name``, which is stopped afterwards. Raises: InvalidRequest; the job's errors.
 
         Log lines of this process go to the standard error from now on: the standard output belongs to ``--json``.
         """
@@ -86,12 +87,14 @@ class SparkTarget:
         presets = {"spark.sql.session.timeZone": "UTC"}
         if self.remote is None:
             presets["spark.log.level"] = "ERROR"
-        spark = session(f"holdfast {name}", master=self.master, remote=self.remote, conf={**presets, **self.conf})
+        with java_without_sigterm():
+            spark = session(f"holdfast {name}", master=self.master, remote=self.remote, conf={**presets, **self.conf})
         if self.remote is not None:
             # A server of Spark Connect may have been started without this package in sight of its driver.
             spark.dataSource.register(HoldfastDataSource)
         try:
-            yield spark
+            with task_errors():
+                yield spark
         finally:
             spark.stop()
 

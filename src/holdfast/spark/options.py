@@ -726,6 +726,7 @@ def _position(name: str, text: str) -> Position | str:
         return text.lower()
     fields = _json(text)
     valid = f'valid: {EARLIEST}, {LATEST}, {{"version": 17}} or {{"seq": 4, "version": 17}}: read what comes after'
+    fields.pop("lag", None)  # of the newest offset that a stream's progress prints
     if not fields.keys() & {"seq", "version"} or not fields.keys() <= {"seq", "version", "log_id"}:
         raise _invalid(name, f"is {text!r}; {valid}")
     seq, version, log_id = fields.get("seq"), fields.get("version", 0), fields.get("log_id")

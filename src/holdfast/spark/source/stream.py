@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import asdict, replace
 from typing import Final, TypeAlias, TypeVar
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxFiles, SupportsTriggerAvailableNow
 
-from holdfast.errors import Code, InvalidRequest
+from holdfast.errors import Code, HoldfastError, InvalidRequest
 from holdfast.objects.port import ObjectStore
 from holdfast.spark.options import Admission, Position, ReadOptions
 from holdfast.spark.runtime.store_thread import StoreThread, is_directory
@@ -23,13 +24,15 @@ from holdfast.spark.runtime.worker_errors import states_errors
 from holdfast.spark.source.plan import LogPartition, SegmentPartition
 from holdfast.spark.source.scan import scan
 from holdfast.spark.source.shapes import row_filter
-from holdfast.spark.source.tail import LogTail, head_position, pieces_between, starting_position
+from holdfast.spark.source.tail import Lag, LogTail, head_position, lag_after, pieces_between, starting_position
 from holdfast.spark.source.typed import typed_scan
 from holdfast.values import is_log_id
 
 POLL_MS_DIRECTORY: Final = 10
 POLL_MS_REMOTE: Final = 200
 PROVE_END_EVERY_MS: Final = 30_000
+LAG_EVERY_MS: Final = 1000
+"""A stream that is behind asks at most this often by how much: the answer costs a listing."""
 _EVERYTHING: Final = Admission()
 
 T = TypeVar("T")
@@ -51,6 +54,9 @@ class HoldfastStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._proved_ms: float | None = None
         self._batch_ms: float | None = None
         self._seen: Position | None = None
+        self._is_at_end = False
+        self._lag: Lag | None = None
+        self._lag_asked_ms: float | None = None
 
     def __getstate__(self) -> dict[str, object]:
         """What a task needs: the options. Threads stay where they are."""
@@ -84,7 +90,7 @@ class HoldfastStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         bounds = _EVERYTHING if isinstance(limit, ReadAllAvailable) else self._options.admission
         target = self._target
         end = self._run(lambda store: self._tail.end_of_batch(store, begin, bounds, target, prove_end=prove_end))
-        self._seen = end.end
+        self._seen, self._is_at_end = end.end, end.is_end_of_log and not is_bounded_run
         self._batch_ms = now_ms if self._batch_ms is None else self._batch_ms
         too_few = bounds.rows_min is not None and end.transactions < bounds.rows_min and end.is_end_of_log
         waits = too_few and not is_bounded_run and now_ms - self._batch_ms < bounds.delay_ms_max
@@ -94,9 +100,23 @@ class HoldfastStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._batch_ms = now_ms
         return _offset(end.end)
 
-    def reportLatestOffset(self) -> Offset | None:  # noqa: N802  Spark's name
-        """The newest offset seen so far, for the query's progress."""
-        return None if self._seen is None else _offset(self._seen)
+    def reportLatestOffset(self) -> dict[str, object] | None:  # noqa: N802  Spark's name
+        """The newest offset seen so far, for the query's progress, with the lag of the micro-batch that ends there.
+
+        A source in Python cannot fill the ``metrics`` of a progress; this is the only place that it can.
+        """
+        seen = self._seen
+        if seen is None:
+            return None
+        now_ms = time.monotonic() * 1000
+        if self._is_at_end:
+            self._lag = Lag(0, 0.0)
+        elif self._lag_asked_ms is None or now_ms - self._lag_asked_ms > LAG_EVERY_MS:
+            self._lag_asked_ms = now_ms
+            # A store that does not respond fails the next micro-batch, if it has to, but not a report.
+            with suppress(HoldfastError):
+                self._lag = self._run(lambda store: lag_after(store, seen))
+        return _offset(seen) | ({} if self._lag is None else {"lag": asdict(self._lag)})
 
     def partitions(
         self, start: Mapping[str, int | str], end: Mapping[str, int | str]
