@@ -48,12 +48,13 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What one committed step made."""
+    """What one committed step made. ``rows_quarantined`` did not fit their types and are in the table of quarantine."""
 
     rows: int = 0
     files_added: int = 0
     files_removed: int = 0
     bytes_written: int = 0
+    rows_quarantined: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +105,7 @@ class RunReport:
     overtaken: int = 0
     seconds: float = 0.0
     steps: list[StepReport] = field(default_factory=list[StepReport])
+    rows_quarantined: int = 0
 
     def add(self, step: StepReport) -> None:
         """Count one committed step."""
@@ -115,6 +117,7 @@ class RunReport:
         self.files_added += step.result.files_added
         self.files_removed += step.result.files_removed
         self.bytes_written += step.result.bytes_written
+        self.rows_quarantined += step.result.rows_quarantined
         self.steps = [*self.steps[-(STEPS_KEPT_MAX - 1) :], step]
 
     def fields(self) -> dict[str, object]:
@@ -136,6 +139,7 @@ class RunReport:
             "files_added": self.files_added,
             "files_removed": self.files_removed,
             "bytes_written": self.bytes_written,
+            "rows_quarantined": self.rows_quarantined,
             "retries": self.retries,
             "overtaken": self.overtaken,
             "seconds": round(self.seconds, 3),
