@@ -117,6 +117,38 @@ _ON_SPARK: Final = {"master": MasterOption, "remote": RemoteOption, "conf": Conf
 _STEPS: Final = {"until": UntilOption, "step_bytes": StepOption}
 _VACUUM: Final = {"vacuum_hours": VacuumOption}
 _BUCKETS: Final = {**_STEPS, "buckets": BucketsOption, **_VACUUM}
+_ROWS: Final[Mapping[str, Any]] = {
+    "key_prefixes": Annotated[
+        list[str] | None, typer.Option("--key-prefix", help="Only keys that begin with this text; repeatable.")
+    ],
+    "include_system": Annotated[
+        bool, typer.Option("--include-system", help="Keep the records that Holdfast writes under spark/.")
+    ],
+    "key_format": Annotated[
+        str | None, typer.Option("--key-format", help="utf8, json, msgpack or binary (the default).")
+    ],
+    "key_schema": Annotated[
+        str | None, typer.Option("--key-schema", metavar="DDL", help="The type of JSON or msgpack keys, or a file.")
+    ],
+    "value_format": Annotated[
+        str | None, typer.Option("--value-format", help="utf8, json, msgpack or binary (the default).")
+    ],
+    "schema": Annotated[
+        str | None,
+        typer.Option("--schema", metavar="DDL", help="Fields and types of values in SQL syntax, or a file with them."),
+    ],
+    "infer": Annotated[
+        int | None, typer.Option("--infer", min=1, metavar="N", help="Find fields and types in N values of each step.")
+    ],
+    "unfit": Annotated[
+        str | None,
+        typer.Option("--unfit", help="Values that do not fit: fail (the default), null, or quarantine (a table)."),
+    ],
+    "table_per_prefix": Annotated[
+        bool, typer.Option("--table-per-prefix", help="Keep a table for each --key-prefix, below the output.")
+    ],
+}
+"""Which rows a table is made of, and its types: the arguments of ``RowOptions`` by name, and ``table_per_prefix``."""
 
 
 def _add_job(name: str, help_text: str, options: Mapping[str, Any]) -> None:
@@ -130,16 +162,18 @@ def _add_job(name: str, help_text: str, options: Mapping[str, Any]) -> None:
         target = _target(given.pop("master"), given.pop("remote"), given.pop("conf"))
         if once + (every is not None) + (until is not None) > 1:
             raise InvalidRequest("--once, --every and --until each say when to stop: give one of them")
+        rows = {each: given.pop(each) for each in _ROWS if each in given}
         numbers = {each: value for each, value in given.items() if value is not None}
         report = report_steps(as_json=as_json)
         with stopped_by_sigterm() as stop:
             stopping = partial(stopped_by_signals, stop)
-            made = run_job(name, log, to, target, (every, until), numbers, stopping, report)
+            made = run_job(name, log, to, target, (every, until), numbers, stopping, report, rows)
         print_result(made, as_json=as_json)
         if not made.is_good:
             raise typer.Exit(Exit.DAMAGED)
 
-    defaults: Mapping[str, object] = {"log": Parameter.empty, "to": Parameter.empty, "once": False, "as_json": False}
+    defaults: dict[str, object] = {"log": Parameter.empty, "to": Parameter.empty, "once": False, "as_json": False}
+    defaults |= {"include_system": False, "table_per_prefix": False}
     types = {"log": LogOption, "to": ToOption, **_ON_SPARK, "once": OnceOption, "every": EveryOption, **options}
     types["as_json"] = JsonOption
     run.__signature__ = Signature(  # type: ignore[attr-defined]  # what typer reads
@@ -155,13 +189,13 @@ def _add_job(name: str, help_text: str, options: Mapping[str, Any]) -> None:
 _add_job(
     "changes",
     "Every operation of the log, once, in an append-only Delta table partitioned by day.",
-    {**_STEPS, **_VACUUM},
+    {**_STEPS, **_VACUUM, **_ROWS},
 )
-_add_job("latest", "The newest value of every key, in a Delta table that is kept up to date.", _BUCKETS)
+_add_job("latest", "The newest value of every key, in a Delta table that is kept up to date.", {**_BUCKETS, **_ROWS})
 _add_job(
     "history",
     "Every value that every key ever had, with the versions between which it was the newest, in a Delta table.",
-    _BUCKETS,
+    {**_BUCKETS, **_ROWS},
 )
 _add_job(
     "segments",

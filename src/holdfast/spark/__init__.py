@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from holdfast.spark.tables.segments import Segments, read_operations
     from holdfast.spark.tables.snapshot import Snapshot
     from holdfast.spark.tables.state import last_version, materialise_latest
+    from holdfast.spark.typed.table import RowOptions
 
 if find_spec("pyspark") is None:
     raise MissingExtra("spark", "pyspark")
@@ -60,6 +61,7 @@ __all__ = [
     "LoadOptions",
     "Replay",
     "RequestFormat",
+    "RowOptions",
     "RunReport",
     "Schedule",
     "Segments",
@@ -101,6 +103,7 @@ _NAMES_OF = {
     "tables.segments": ("Segments", "read_operations"),
     "tables.snapshot": ("Snapshot",),
     "tables.state": ("last_version", "materialise_latest"),
+    "typed.table": ("RowOptions",),
 }
 _HOMES = {name: module for module, names in _NAMES_OF.items() for name in names}
 

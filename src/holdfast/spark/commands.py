@@ -38,8 +38,10 @@ from holdfast.spark.runtime.session import session, task_errors
 from holdfast.spark.source.plan import log_head
 from holdfast.spark.tables.buckets import History, Latest
 from holdfast.spark.tables.changes import Changes
+from holdfast.spark.tables.prefixes import run_tables, tables_of_prefixes
 from holdfast.spark.tables.segments import SEGMENT_LOG_BYTES_MIN, Segments
 from holdfast.spark.tables.snapshot import Snapshot
+from holdfast.spark.typed.table import RowOptions
 
 FORMATS: Final = ("parquet", "json", "csv", "table")
 POLL_SECONDS: Final = 0.2
@@ -99,10 +101,12 @@ class SparkTarget:
             spark.stop()
 
 
+_TABLES: Final[Mapping[str, Callable[[SparkSession, str, str, Mapping[str, int], RowOptions], Job]]] = {
+    "changes": lambda spark, log, to, _, rows: Changes(spark, log, to, rows=rows),
+    "latest": lambda spark, log, to, options, rows: Latest(spark, log, to, buckets=options.get("buckets"), rows=rows),
+    "history": lambda spark, log, to, options, rows: History(spark, log, to, buckets=options.get("buckets"), rows=rows),
+}
 _JOBS: Final[Mapping[str, Callable[[SparkSession, str, str, Mapping[str, int]], Job]]] = {
-    "changes": lambda spark, log, to, _: Changes(spark, log, to),
-    "latest": lambda spark, log, to, options: Latest(spark, log, to, buckets=options.get("buckets")),
-    "history": lambda spark, log, to, options: History(spark, log, to, buckets=options.get("buckets")),
     "replay": lambda spark, log, to, options: Replay(spark, log, to, after=options.get("after", 0)),
     "segments": lambda spark, log, to, options: Segments(
         spark, log, to, log_bytes_min=options.get("log_bytes_min", SEGMENT_LOG_BYTES_MIN)
@@ -121,14 +125,23 @@ def run_job(
     options: Mapping[str, int],
     stopping: Stopping,
     report: Report,
+    rows: Mapping[str, object] | None = None,
 ) -> JobResult:
     """Run the pipeline of this name. ``schedule``: seconds between passes, and the last version; see ``Schedule``.
 
-    Raises: InvalidRequest, NotFound, CorruptData, Unavailable.
+    ``rows`` are the arguments of ``RowOptions`` that were given, and ``table_per_prefix``. Raises: InvalidRequest,
+    NotFound, CorruptData, Unavailable.
     """
     when = Schedule(*schedule)
+    given = dict(rows or {})
+    is_per_prefix = bool(given.pop("table_per_prefix", False))
+    chosen = _row_options(given)
+    if is_per_prefix:
+        return _run_per_prefix(name, log, to, target, when, options, stopping, report, chosen)
     with target.session(name) as spark, stopping() as stop:
-        job = _JOBS[name](spark, log, to, options)
+        job = (
+            _TABLES[name](spark, log, to, options, chosen) if name in _TABLES else _JOBS[name](spark, log, to, options)
+        )
         try:
             run = run_pipeline(
                 job,
@@ -148,6 +161,46 @@ def run_job(
     audit = job.audit
     fields = {**run.fields(), **asdict(audit.counts), "findings": len(audit.findings), "verified": audit.verified}
     return JobResult(fields, [asdict(each) for each in audit.findings], is_good=job.is_good(run.version))
+
+
+def _run_per_prefix(
+    name: str,
+    log: str,
+    to: str,
+    target: SparkTarget,
+    when: Schedule,
+    options: Mapping[str, int],
+    stopping: Stopping,
+    report: Report,
+    rows: RowOptions,
+) -> JobResult:
+    """Run the pipeline for each prefix. The findings are one line per table."""
+    places = tables_of_prefixes(rows, to)
+    with target.session(name) as spark, stopping() as stop:
+        jobs = [(url, _TABLES[name](spark, log, url, options, of)) for url, of in places]
+        reports = run_tables(
+            jobs,
+            log,
+            schedule=when,
+            step_bytes=options.get("step_bytes", STEP_BYTES_DEFAULT),
+            stop=stop,
+            progress=lambda url, step: report({"output": url.partition("?")[0], **step.fields()}),
+        )
+    tables = [each.fields() for each in reports]
+    shown = ("output", "version", "behind_versions", "steps", "rows", "rows_quarantined", "seconds")
+    totals = {"pipeline": name, "log": log.partition("?")[0], "output": to.partition("?")[0], "tables": len(tables)}
+    return JobResult(totals, [{each: table[each] for each in shown} for table in tables])
+
+
+def _row_options(given: Mapping[str, object]) -> RowOptions:
+    """The options of rows as the command line has them: prefixes are texts, and a schema may be the path of a file."""
+    texts = {name: value for name, value in given.items() if value is not None}
+    for name in ("schema", "key_schema"):
+        if name in texts and Path(str(texts[name])).is_file():
+            texts[name] = Path(str(texts[name])).read_text(encoding="utf-8")
+    prefixes = texts.pop("key_prefixes", None)
+    chosen = tuple(str(each).encode() for each in prefixes) if isinstance(prefixes, list) else ()
+    return RowOptions(chosen, **texts)  # type: ignore[arg-type]  # typer has made the types
 
 
 def doctor(log: str | None, to: str | None) -> JobResult:

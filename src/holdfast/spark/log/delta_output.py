@@ -21,7 +21,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.compute as pc
 import structlog
-from deltalake import DeltaTable
+from deltalake import DeltaTable, Field
 from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, CommitProperties, RemoveAction, Transaction
 from pyspark.sql import SparkSession
@@ -51,11 +51,15 @@ class TableFile:
 
 @dataclass(frozen=True, slots=True)
 class TableState:
-    """What a table holds at one of its versions. ``offset`` is the log version that it has reached."""
+    """What a table holds at one of its versions. ``offset`` is the log version that it has reached.
+
+    ``rows`` is the choice of rows and types that the table is made with; None for a table of an earlier version.
+    """
 
     table: DeltaTable
     offset: int
     settings: Mapping[str, int]
+    rows: Mapping[str, object] | None = None
 
     def require(self, offset: int) -> None:
         """Raise Conflict unless the table is at ``offset``."""
@@ -122,11 +126,21 @@ class DeltaOutput:
         self._schema = schema
         self._partition_by = list(partition_by)
         self._application = f"holdfast/{pipeline}"
+        self._rows: Mapping[str, object] | None = None
+
+    def use(self, schema: pa.Schema, rows: Mapping[str, object] | None) -> None:
+        """Take another schema, and the choice of rows that a new table stores (see ``TableState``)."""
+        self._schema, self._rows = schema, rows
 
     def offset(self, log_id: str) -> int:
         """The log version that the table has reached, 0 when there is no table. Makes nothing. Raises as ``open``."""
+        state = self.state(log_id)
+        return 0 if state is None else state.offset
+
+    def state(self, log_id: str) -> TableState | None:
+        """The table as it is now, None when there is none. Makes nothing. Raises as ``open``."""
         table = self.find()
-        return 0 if table is None else self._checked(table, log_id).offset
+        return None if table is None else self._checked(table, log_id)
 
     def open(self, log_id: str, settings: Mapping[str, int]) -> TableState:
         """The table as it is, made with these ``settings`` when it is absent; the settings of an existing one stay.
@@ -158,7 +172,9 @@ class DeltaOutput:
             raise Unavailable("the table cannot be read", url=self.location.uri, cause=_line(error)) from error
 
     def _create(self, log_id: str, settings: Mapping[str, int]) -> None:
-        about = {"pipeline": self.pipeline, "log_id": log_id, "format": FORMAT, **settings}
+        about: dict[str, object] = {"pipeline": self.pipeline, "log_id": log_id, "format": FORMAT, **settings}
+        if self._rows is not None:
+            about["rows"] = dict(self._rows)
         DeltaTable.create(
             self.location.uri,
             self._schema,
@@ -192,8 +208,12 @@ class DeltaOutput:
         offset = table.transaction_version(self._application)
         if offset is None:
             raise CorruptData("the table has lost its offset", url=self.location.uri)
+        rows = about.get("rows")
         return TableState(
-            table, offset, {name: value for name, value in about.items() if isinstance(value, int) and name != "format"}
+            table,
+            offset,
+            {name: value for name, value in about.items() if isinstance(value, int) and name != "format"},
+            rows if isinstance(rows, dict) else None,
         )
 
     def mark(self, name: str) -> int:
@@ -260,6 +280,18 @@ class DeltaOutput:
             )
         except (DeltaError, OSError) as error:
             self._raise_outcome(state, through, error)
+
+    def add_columns(self, state: TableState, columns: Sequence[pa.Field]) -> None:
+        """Add columns, which are null in the files that exist. Raises: Unavailable when the table did not take them.
+
+        After a crash: the table may have the columns and no row that uses them, which changes nothing for a reader.
+        """
+        try:
+            state.table.alter.add_columns([Field.from_arrow(each) for each in columns])
+        except (DeltaError, OSError) as error:
+            raise Unavailable(
+                "the table did not take new columns", url=self.location.uri, cause=_line(error)
+            ) from error
 
     def _require_here(self, path: str, size: int) -> None:
         """Raise if a file that a task has written into a directory is not in that directory here."""

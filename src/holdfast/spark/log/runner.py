@@ -65,12 +65,13 @@ def require_vacuum_hours(hours: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What one committed step made."""
+    """What one committed step made. ``rows_quarantined`` did not fit their types and are in the table of quarantine."""
 
     rows: int = 0
     files_added: int = 0
     files_removed: int = 0
     bytes_written: int = 0
+    rows_quarantined: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +124,7 @@ class RunReport:
     overtaken: int = 0
     seconds: float = 0.0
     steps: list[StepReport] = field(default_factory=list[StepReport])
+    rows_quarantined: int = 0
 
     def add(self, step: StepReport) -> None:
         """Count one committed step."""
@@ -134,6 +136,7 @@ class RunReport:
         self.files_added += step.result.files_added
         self.files_removed += step.result.files_removed
         self.bytes_written += step.result.bytes_written
+        self.rows_quarantined += step.result.rows_quarantined
         self.steps = [*self.steps[-(STEPS_KEPT_MAX - 1) :], step]
 
     def fields(self) -> dict[str, object]:
@@ -157,6 +160,7 @@ class RunReport:
             "bytes_written": self.bytes_written,
             "files_vacuumed": self.files_vacuumed,
             "bytes_vacuumed": self.bytes_vacuumed,
+            "rows_quarantined": self.rows_quarantined,
             "retries": self.retries,
             "overtaken": self.overtaken,
             "seconds": round(self.seconds, 3),

@@ -137,9 +137,12 @@ async def _create(url: str, path: str, data: bytes) -> None:
 
 
 def read_table(url: str, paths: Iterable[str]) -> pa.Table | None:
-    """The rows of these files, in the order of ``paths``; None for no file. Raises: NotFound, Unavailable."""
+    """The rows of these files, in the order of ``paths``; None for no file. Raises: NotFound, Unavailable.
+
+    A column that an older file lacks is null in its rows.
+    """
     tables = [pq.read_table(pa.BufferReader(data)) for data in read_objects(url, tuple(paths))]
-    return pa.concat_tables(tables) if tables else None
+    return pa.concat_tables(tables, promote_options="default") if tables else None
 
 
 def read_objects(url: str, paths: Sequence[str]) -> list[bytes]:

@@ -1,9 +1,9 @@
 """A task's part of a write: turn rows into transactions and commit those of one partition, each exactly once.
 
-Columns: ``key`` and ``value`` (binary, or string written as UTF-8), ``kind`` (``write``, ``delete``, ``range_delete``;
-without it a null value deletes), ``end`` (for ``range_delete``; null means to the last key). Or one column
-``operations``, an array of structs of these: one transaction per row. The other columns of the source's shapes are
-ignored, so rows of one log can be written to another.
+Columns: ``key`` and ``value`` (binary, or string written as UTF-8; a ``value`` that is a struct is written as JSON),
+``kind`` (``write``, ``delete``, ``range_delete``; without it a null value deletes), ``end`` (for ``range_delete``; null
+means to the last key). Or one column ``operations``, an array of structs of these: one transaction per row. The other
+columns of the source's shapes are ignored, so rows of one log can be written to another.
 
 An attempt is a request id and a read version, and every task that may send it must use the same two. A read version
 expires with the conflict window, so rows are cut into chunks, and tasks agree on a read version per chunk.
@@ -20,14 +20,26 @@ expires with the conflict window, so rows are cut into chunks, and tasks agree o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Final, cast
 
 import msgspec
 import pyarrow as pa
-from pyspark.sql.types import ArrayType, BinaryType, DataType, StringType, StructType
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    DataType,
+    DateType,
+    MapType,
+    NumericType,
+    StringType,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
 
 from holdfast.client import Client, CommitReceipt, NotCommitted
 from holdfast.commit.format.transaction import Delete, Operation, PointRead, RangeDelete, Transaction, Write
@@ -43,9 +55,11 @@ from holdfast.spark.sink.record import (
     record_key,
     request_id,
 )
+from holdfast.spark.typed.encode import encode_one
 from holdfast.values import LogPosition
 
 _OPERATION_COLUMNS: Final = ("key", "value", "kind", "end")
+_IN_JSON: Final = (BinaryType, BooleanType, DateType, NumericType, StringType, TimestampNTZType, TimestampType)
 _OWN: Final = frozenset(COLUMNS[Shape.OPERATIONS]) | frozenset(COLUMNS[Shape.TRANSACTIONS])
 
 
@@ -67,8 +81,27 @@ def check_schema(schema: StructType, transaction_key: str | None) -> None:
     if "key" not in fields or not ("value" in fields or "kind" in fields):
         raise _misfit("key and value are needed (or key and kind)")
     for name in _OPERATION_COLUMNS:
-        if name in fields and not isinstance(fields[name], BinaryType | StringType):
-            raise _misfit(f"{name} is binary or string, not {fields[name].simpleString()}")
+        if name == "value" and name in fields and isinstance(fields[name], StructType):
+            _require_json(fields[name], name)
+        elif name in fields and not isinstance(fields[name], BinaryType | StringType):
+            also = ", or a struct that becomes JSON" if name == "value" else ""
+            raise _misfit(f"{name} is binary or string{also}, not {fields[name].simpleString()}")
+
+
+def _require_json(kind: DataType, place: str) -> None:
+    """Raise InvalidRequest for a type that has no form in JSON."""
+    match kind:
+        case StructType():
+            for field in kind:
+                _require_json(field.dataType, f"{place}.{field.name}")
+        case ArrayType():
+            _require_json(kind.elementType, f"{place}[]")
+        case MapType(keyType=StringType()):
+            _require_json(kind.valueType, f"{place}{{}}")
+        case _ if not isinstance(kind, _IN_JSON):
+            raise _misfit(f"{place} is {kind.simpleString()}, which JSON does not have")
+        case _:
+            return
 
 
 def _misfit(reason: str) -> InvalidRequest:
@@ -115,18 +148,20 @@ def transactions_of(batches: Iterable[pa.RecordBatch], transaction_key: str | No
 def _one_per_row(batch: pa.RecordBatch) -> Iterator[list[Operation]]:
     names: Sequence[str] = batch.schema.names
     if "operations" in names:
+        as_bytes = _bytes_of_values(batch.schema.field("operations").type.value_type)
         for row in batch.column("operations").to_pylist():
             operations = cast("list[dict[str, object]]", row or [])
             if not operations:
                 raise InvalidRequest("a transaction has no operations", code=Code.NO_OPERATIONS)
             yield [
-                _operation(each.get("key"), each.get("value"), each.get("kind", _BY_VALUE), each.get("end"))
+                _operation(each.get("key"), as_bytes(each.get("value")), each.get("kind", _BY_VALUE), each.get("end"))
                 for each in operations
             ]
         return
     none: list[object] = [None] * batch.num_rows
     keys: list[object] = batch.column("key").to_pylist()
-    values: list[object] = batch.column("value").to_pylist() if "value" in names else none
+    as_bytes = _bytes_of_values(pa.struct(list(batch.schema)))
+    values = list(map(as_bytes, batch.column("value").to_pylist())) if "value" in names else none
     if "kind" not in names:
         for key, value in zip(keys, values, strict=True):
             yield [_operation(key, value, _BY_VALUE, None)]
@@ -138,6 +173,15 @@ def _one_per_row(batch: pa.RecordBatch) -> Iterator[list[Operation]]:
 
 
 _BY_VALUE: Final = "by value"
+
+
+def _bytes_of_values(operations: pa.StructType) -> Callable[[object], bytes | None]:
+    """What a value of these operations is written as."""
+    at = operations.get_field_index("value")
+    if at < 0 or not pa.types.is_struct(operations.field(at).type):
+        return _bytes
+    kind = operations.field(at).type
+    return lambda value: None if value is None else encode_one(value, kind)
 
 
 def _operation(key: object, value: object, kind: object, end: object) -> Operation:

@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 
 from holdfast.spark.columns import TIMESTAMP
-from holdfast.spark.log.delta_output import DeltaJob, TableFile
+from holdfast.spark.log.delta_output import TableFile
 from holdfast.spark.log.increments import Increment, map_increment
 from holdfast.spark.log.runner import StepResult
 from holdfast.spark.runtime.table_files import (
@@ -38,6 +38,8 @@ from holdfast.spark.runtime.table_files import (
     write_table,
 )
 from holdfast.spark.tables.state import Coverage, OrderKey, ranges_of
+from holdfast.spark.tables.typed import PointedMerge, TypedJob, TypedStep
+from holdfast.spark.typed.table import ROWS_DEFAULT, RowOptions
 
 Numbers: TypeAlias = npt.NDArray[np.int64]
 Flags: TypeAlias = npt.NDArray[np.bool_]
@@ -134,25 +136,39 @@ def _piece(bucket: int, operations: pa.Table) -> pa.RecordBatch:
 
 
 def rewrite_buckets(
-    packed: DataFrame, url: str, live: Iterable[TableFile], merge: Merge, statistics: Sequence[str]
+    packed: DataFrame,
+    url: str,
+    live: Iterable[TableFile],
+    merge: Merge,
+    statistics: Sequence[str],
+    step: TypedStep | None = None,
 ) -> list[NewFile]:
     """Rewrite every bucket that the ``packed`` operations (made by ``in_buckets``) touch. Runs the tasks.
 
     ``live`` are the files that a bucket's rewriting replaces, ``statistics`` the columns to give bounds of. The result
-    names every touched bucket, also those that became empty. Raises: what tasks raise, as Spark's error.
+    names every touched bucket, also those that became empty. With a typed ``step`` the files have typed rows, and the
+    result names files of the quarantine too. Raises: what tasks raise, as Spark's error.
     """
     paths: dict[int, list[str]] = {}
     for file in live:
         paths.setdefault(int(file.partition["bucket"]), []).append(file.path)
 
     def rewrite(bucket: int, changes: pa.Table) -> pa.RecordBatch:
-        parts = merge(read_table(url, paths.get(bucket, ())), changes)
+        current = read_table(url, paths.get(bucket, ()))
+        aside: list[pa.Table] = []
+        if step is None or step.layout is None:
+            parts = merge(current, changes)
+        else:
+            pointed = PointedMerge(step, lambda *tables: [(part.rows, part.partition) for part in merge(*tables)])
+            typed, aside = pointed(current, changes)
+            parts = [BucketPart(*part) for part in typed]
         files = [
             write_table(url, part.rows, {"bucket": str(bucket), **part.partition}, statistics)
             for part in parts
             if part.rows.num_rows
         ]
-        return file_rows(files or [NewFile(None, 0, 0, {"bucket": str(bucket)}, json.dumps({"numRecords": 0}))])
+        files = files or [NewFile(None, 0, 0, {"bucket": str(bucket)}, json.dumps({"numRecords": 0}))]
+        return file_rows([*files, *(step.put_aside(aside) if step is not None else ())])
 
     # By number and not by hash: a hash of eight buckets leaves one of four tasks without any, and another with four.
     tasks = int(packed.sparkSession.conf.get("spark.sql.shuffle.partitions") or "1")
@@ -174,8 +190,11 @@ def each_bucket(
         yield rewrite(bucket, pa.concat_tables(streams))
 
 
-class BucketJob(DeltaJob):
-    """A job whose table is kept in buckets of keys. ``buckets`` counts only when the table is made."""
+class BucketJob(TypedJob):
+    """A job whose table is kept in buckets of keys. ``buckets`` counts only when the table is made.
+
+    ``rows`` chooses operations and types of columns. Raises: as ``RowOptions``.
+    """
 
     schema: ClassVar[pa.Schema]
     columns: ClassVar[str]
@@ -183,8 +202,16 @@ class BucketJob(DeltaJob):
     further_partition: ClassVar[Mapping[str, str]] = {}
     """Partition columns in addition to ``bucket``, and their values in the files that a step rewrites."""
 
-    def __init__(self, spark: SparkSession, log_url: str, output_url: str, *, buckets: int | None = None) -> None:
-        super().__init__(spark, log_url, output_url, self.schema, ("bucket", *self.further_partition))
+    def __init__(
+        self,
+        spark: SparkSession,
+        log_url: str,
+        output_url: str,
+        *,
+        buckets: int | None = None,
+        rows: RowOptions = ROWS_DEFAULT,
+    ) -> None:
+        super().__init__(spark, log_url, output_url, self.schema, ("bucket", *self.further_partition), rows)
         self._buckets = buckets
 
     @staticmethod
@@ -200,14 +227,20 @@ class BucketJob(DeltaJob):
     def advance(self, increment: Increment) -> StepResult:
         """As ``Job``."""
         wanted = self._buckets or bucket_count(increment.log_bytes + increment.behind_bytes)
-        state = self._open(increment, {"buckets": wanted})
+        state, step = self._begin(increment, {"buckets": wanted})
         live = state.files(self.further_partition)
-        pack = partial(in_buckets, state.settings["buckets"], self.reduce)
+        pack = partial(_pack_chosen, step, state.settings["buckets"], self.reduce)
         packed = map_increment(self._spark, self._log_url, increment, self.columns, pack, PACKED_TYPE)
-        written = rewrite_buckets(packed, self._output.location.url, live, self.merge, self.statistics)
-        touched = {file.partition["bucket"] for file in written}
+        written = rewrite_buckets(packed, self._output.location.url, live, self.merge, self.statistics, step)
+        touched = {file.partition.get("bucket") for file in written}
         added = [file for file in written if file.path is not None]
-        return self._commit(state, increment, added, [file for file in live if file.partition["bucket"] in touched])
+        return self._finish(state, increment, added, [file for file in live if file.partition["bucket"] in touched])
+
+
+def _pack_chosen(
+    step: TypedStep, buckets: int, reduce: Reduce, operations: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    return in_buckets(buckets, reduce, step.chosen(operations))
 
 
 LATEST_ROWS: Final = pa.schema(

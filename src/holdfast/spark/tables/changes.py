@@ -16,10 +16,11 @@ import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 
 from holdfast.spark.columns import Shape, arrow_schema
-from holdfast.spark.log.delta_output import DeltaJob
 from holdfast.spark.log.increments import Increment, map_increment
 from holdfast.spark.log.runner import StepResult
 from holdfast.spark.runtime.table_files import FILES_TYPE, NewFile, file_rows, new_files, write_table
+from holdfast.spark.tables.typed import TypedJob
+from holdfast.spark.typed.table import ROWS_DEFAULT, RowOptions
 
 COLUMNS: Final = "version,position,request_id,kind,key,end,value,timestamp"
 SCHEMA: Final = arrow_schema(Shape.OPERATIONS, COLUMNS.split(",")).append(pa.field("day", pa.date32()))
@@ -29,20 +30,24 @@ DAYS_OPEN_MAX: Final = 8
 """Days that a task keeps open at a time: time never falls along the log, so more means a log of few rows a day."""
 
 
-class Changes(DeltaJob):
-    """The append-only change feed of the log at ``log_url`` in the Delta table at ``output_url``."""
+class Changes(TypedJob):
+    """The append-only change feed of the log at ``log_url`` in the Delta table at ``output_url``.
+
+    ``rows`` chooses operations and types of columns. Raises: as ``RowOptions``.
+    """
 
     name = "changes"
+    _is_feed = True
 
-    def __init__(self, spark: SparkSession, log_url: str, output_url: str) -> None:
-        super().__init__(spark, log_url, output_url, SCHEMA, ("day",))
+    def __init__(self, spark: SparkSession, log_url: str, output_url: str, *, rows: RowOptions = ROWS_DEFAULT) -> None:
+        super().__init__(spark, log_url, output_url, SCHEMA, ("day",), rows)
 
     def advance(self, increment: Increment) -> StepResult:
         """As ``Job``."""
-        state = self._open(increment)
-        write = partial(write_days, self._output.location.url)
+        state, step = self._begin(increment)
+        write = partial(step.feed, partial(write_days, self._output.location.url))
         added = new_files(map_increment(self._spark, self._log_url, increment, COLUMNS, write, FILES_TYPE))
-        return self._commit(state, increment, added)
+        return self._finish(state, increment, added)
 
 
 def write_days(url: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

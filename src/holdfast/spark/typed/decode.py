@@ -344,8 +344,8 @@ def _array(values: list[Any], kind: pa.DataType) -> pa.Array:
 def _struct_array(values: list[Any], kind: pa.DataType) -> pa.Array:
     absent = [each is None for each in values]
     fields = [pa.field(each.name, nullable(each.type)) for each in kind]
-    if all(absent):
-        return pa.nulls(len(values), pa.struct(fields))
+    if all(absent) or not fields:
+        return pa.array([None if each else {} for each in absent], pa.struct(fields))
     if any(absent):
         like = next(each for each in values if each is not None)
         empty = type(like)(**{f"f{index}": None for index in range(len(fields))})

@@ -1,12 +1,14 @@
 """Columns with types as bytes: the way back from ``decode``.
 
 Fields that are null are left out, as ``to_json`` of Spark does; an element of an array that is null stays. Decimals are
-JSON numbers with all their digits, binary is base64, and dates and times are ISO texts. A map is an object.
+JSON numbers with all their digits, binary is base64, and dates and times are ISO texts, a timestamp in UTC. A map is an
+object.
 """
 
 from __future__ import annotations
 
 import math
+from datetime import UTC
 from typing import Any, Final
 
 import msgspec
@@ -32,9 +34,14 @@ def encode(column: pa.Array | pa.ChunkedArray, chosen: Format = Format.JSON) -> 
         case Format.UTF8:
             return column.cast(pa.binary())
         case Format.JSON | Format.MSGPACK:
-            encoder = _JSON if chosen is Format.JSON else _MSGPACK
-            values = (None if each is None else _plain(each, kind, chosen) for each in column.to_pylist())
-            return pa.array([None if each is None else encoder.encode(each) for each in values], pa.binary())
+            values = column.to_pylist()
+            return pa.array([None if each is None else encode_one(each, kind, chosen) for each in values], pa.binary())
+
+
+def encode_one(value: Any, kind: pa.DataType, chosen: Format = Format.JSON) -> bytes:
+    """One value that is not null, as ``to_pylist`` gives it for this type. Raises: as ``encode``."""
+    encoder = _JSON if chosen is Format.JSON else _MSGPACK
+    return encoder.encode(_plain(value, kind, chosen))
 
 
 def _plain(value: Any, kind: pa.DataType, chosen: Format) -> Any:
@@ -46,6 +53,8 @@ def _plain(value: Any, kind: pa.DataType, chosen: Format) -> Any:
         return {key: _or_none(item, kind.item_type, chosen) for key, item in value}
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return [_or_none(item, kind.value_type, chosen) for item in value]
+    if pa.types.is_timestamp(kind) and kind.tz is not None:
+        return value.astimezone(UTC)
     if chosen is Format.JSON and isinstance(value, float) and not math.isfinite(value):
         raise InvalidRequest("a value has a number that JSON does not have", hint="replace it by null", found=value)
     return value

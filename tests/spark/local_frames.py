@@ -1,0 +1,84 @@
+"""Jobs of tables without Java: frames are record batches in this process, and tasks run one after the other.
+
+Owns: the few methods of a frame that the jobs use. Does not own: that Spark does the same; the tests of a job with a
+real session show it, one case for each kind of table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql.types import StructType
+
+from holdfast.spark.log import increments
+from holdfast.spark.options import ReadOptions
+from holdfast.spark.runtime.store_thread import with_store
+from holdfast.spark.runtime.table_files import FILES_SCHEMA
+from holdfast.spark.source.plan import Plan, plan_read
+
+Batches = Callable[[], Iterator[pa.RecordBatch]]
+TASKS = "2"
+
+
+class LocalFrame:
+    """A frame whose rows are made when they are asked for, as Spark does."""
+
+    schema = None
+    sparkSession = SimpleNamespace(conf=SimpleNamespace(get=lambda name: TASKS))  # noqa: N815  Spark's name
+
+    def __init__(self, batches: Batches, empty: pa.Schema = FILES_SCHEMA) -> None:
+        self._batches = batches
+        self._empty = empty
+
+    def _table(self) -> pa.Table:
+        batches = list(self._batches())
+        return pa.Table.from_batches(batches) if batches else self._empty.empty_table()
+
+    def mapInArrow(self, work: increments.Work, schema: object) -> LocalFrame:  # noqa: N802
+        del schema
+        return LocalFrame(lambda: work(self._batches()))
+
+    def repartitionById(self, tasks: int, name: str) -> LocalFrame:  # noqa: N802
+        del tasks, name
+        return self
+
+    def sortWithinPartitions(self, *names: str) -> LocalFrame:  # noqa: N802
+        def ordered() -> Iterator[pa.RecordBatch]:
+            table = self._table()
+            yield from table.sort_by([(name, "ascending") for name in names]).to_batches() if table.num_rows else ()
+
+        return LocalFrame(ordered)
+
+    def select(self, *names: str) -> LocalFrame:
+        empty = pa.schema([(name, pa.binary()) for name in names])
+        return LocalFrame(lambda: (batch.select(list(names)) for batch in self._batches()), empty)
+
+    def limit(self, count: int) -> LocalFrame:
+        return LocalFrame(lambda: iter(self._table().slice(0, count).to_batches()), self._empty)
+
+    def toArrow(self) -> pa.Table:  # noqa: N802
+        return self._table()
+
+
+def _mapped(spark: object, options: ReadOptions, schema: StructType | str, work: increments.Work | None) -> LocalFrame:
+    del spark, schema
+    plan: Plan = with_store(options.url, lambda store: plan_read(store, options))
+
+    def rows() -> Iterator[pa.RecordBatch]:
+        for number in range(len(plan.pieces)):
+            yield from increments._read_pieces(
+                options, plan, work, iter([pa.RecordBatch.from_pydict({"id": [number]})])
+            )
+
+    return LocalFrame(rows)
+
+
+@pytest.fixture
+def local(monkeypatch: pytest.MonkeyPatch) -> SparkSession:
+    """In the place of a session: jobs that read increments of a log run in this process."""
+    monkeypatch.setattr(increments, "_mapped", _mapped)
+    return LocalFrame.sparkSession  # type: ignore[return-value]  # what a job hands from one method to another
