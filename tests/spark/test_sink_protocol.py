@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import socket
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,27 +13,31 @@ from pathlib import Path
 import msgspec
 import pyarrow as pa
 import pytest
+from structlog.testing import capture_logs
 from tests.matrix import matrix
 from tests.spark.service_process import ServiceProcess
 
 from holdfast.client import Client, ClientOptions, NotCommitted
 from holdfast.commit.format.transaction import Operation, Transaction, Write
-from holdfast.errors import Code, Fenced, InvalidRequest
+from holdfast.errors import Code, Fenced, InvalidRequest, Unavailable
 from holdfast.spark.options import WriteOptions
+from holdfast.spark.sink import service as sink_service
 from holdfast.spark.sink import task as sink_task
+from holdfast.spark.sink.digest import Sent, digest_text
+from holdfast.spark.sink.micro_batch import MicroBatch, StreamRange, stream_range, token_of
 from holdfast.spark.sink.record import (
     Record,
-    StreamRange,
+    StreamProgress,
     Wanted,
     begin,
     finish,
+    finish_empty,
+    plan_micro_batch,
     progress_range,
     read_record,
     record_key,
-    stream_range,
-    token_of,
 )
-from holdfast.spark.sink.task import send_partition
+from holdfast.spark.sink.task import digest_partition, send_partition
 
 _applications = itertools.count()
 
@@ -84,15 +90,46 @@ def rows(name: str, partition: int, count: int) -> pa.RecordBatch:
 PARTITIONS = {0: 11, 1: 0, 2: 4}
 
 
-def write(client: Client, options: WriteOptions, wanted: Wanted) -> None:
+def write(
+    client: Client, options: WriteOptions, wanted: Wanted, name: str | None = None, parts: dict[int, int] = PARTITIONS
+) -> None:
     """A whole write: what Spark's driver and its tasks do, one after the other."""
     intent = begin(client, options, wanted)
-    if intent.version is None:
+    batches = {partition: [rows(name or wanted.name, partition, count)] for partition, count in parts.items()}
+    if intent.version is not None:
+        sent = [send_partition(client, options, intent, partition, batch) for partition, batch in batches.items()]
+    elif intent.compares:
+        sent = [digest_partition(options, partition, batch) for partition, batch in batches.items()]
+    else:
+        sent = [Sent(partition, is_read=False) for partition in batches]
+    assert intent.version is None or [part.transactions for part in sent] == list(parts.values())
+    finish(client, options, wanted, sent)
+
+
+def end(client: Client, options: WriteOptions, wanted: Wanted, partitions: int = len(PARTITIONS)) -> None:
+    """What the driver does after tasks that found every chunk sent, or had none of their own."""
+    finish(client, options, wanted, [Sent(partition, chunks=99) for partition in range(partitions)])
+
+
+def stream(
+    client: Client, options: WriteOptions, micro_batch: MicroBatch, counts: dict[int, int], name: str = "streamed"
+) -> None:
+    """A whole micro-batch: the first task with a row makes the intent."""
+    planned = plan_micro_batch(client, options)
+    wanted = planned.wanted(micro_batch)
+    sent: list[Sent] = []
+    for partition, count in counts.items():
+        batches = [rows(f"{name}-{micro_batch.number}", partition, count)]
+        intent = begin(client, options, wanted, planned) if count and not planned.is_written else None
+        if intent is None:
+            sent.append(Sent(partition, is_read=not planned.is_written))
+        elif intent.version is None:
+            sent.append(digest_partition(options, partition, batches))
+        else:
+            sent.append(send_partition(client, options, intent, partition, batches))
+    if planned.is_written:
         return
-    for partition, count in PARTITIONS.items():
-        sent = send_partition(client, options, intent, partition, [rows(wanted.name, partition, count)])
-        assert sent == count
-    finish(client, options, wanted, len(PARTITIONS))
+    (finish if any(part.transactions for part in sent) else finish_empty)(client, options, wanted, sent)
 
 
 def written(service: ServiceProcess, name: str) -> list[bytes]:
@@ -112,8 +149,14 @@ def expected(name: str) -> list[bytes]:
     )
 
 
-def wanted(name: str, start: str | None = None, end: str | None = None) -> Wanted:
-    return Wanted(token_of(name), name, start, end)
+def wanted(name: str) -> Wanted:
+    return Wanted(token_of(name), name)
+
+
+def record_of(client: Client, options: WriteOptions) -> Record:
+    record = read_record(client, options.application).record
+    assert record is not None
+    return record
 
 
 def notes_left(client: Client, options: WriteOptions, name: str) -> int:
@@ -126,9 +169,9 @@ def test_a_write_is_in_the_log_once_and_leaves_only_its_record(service: ServiceP
     with Client(service.url) as client:
         write(client, options, wanted("plain"))
         assert notes_left(client, options, "plain") == 0
-        record, _ = read_record(client, options.application)
-    assert record is not None
+        record = record_of(client, options)
     assert (record.state, record.token) == ("done", token_of("plain"))
+    assert record.digest is not None and record.digest.startswith("15:")
     assert written(service, "plain") == expected("plain")
 
 
@@ -153,6 +196,41 @@ def test_killed_at_every_request_and_run_again_it_writes_exactly_once(service: S
     assert deaths > 15
 
 
+@pytest.mark.parametrize("after", matrix([True, False]))
+def test_a_micro_batch_killed_at_every_request_and_run_again_writes_exactly_once(
+    service: ServiceProcess, after: bool
+) -> None:
+    deaths = 0
+    for dies_at in itertools.count(1):
+        options = new_options(service)
+        name = f"dies-{after}-{dies_at}"
+        with MortalClient(service.url, dies_at=dies_at, after=after) as client:
+            try:
+                for number, counts in enumerate(({0: 0, 1: 0}, {0: 5, 1: 0, 2: 2}, {0: 0})):
+                    stream(client, options, MicroBatch(QUERY, number), counts, name)
+            except Killed:
+                deaths += 1
+            else:
+                break
+        with Client(service.url) as client:
+            # Spark runs the micro-batch again that it has not noted as done.
+            written_before = read_record(client, options.application).record
+            done = -1 if written_before is None or written_before.stream is None else written_before.stream.number
+            for number, counts in enumerate(({0: 0, 1: 0}, {0: 5, 1: 0, 2: 2}, {0: 0})):
+                if number >= done:
+                    stream(client, options, MicroBatch(QUERY, number), counts, name)
+            begin_key, end_key = progress_range(options.application, MicroBatch(QUERY, 1).token)
+            assert client.range(begin_key, end_key, at=client.version().version).items == ()
+        keys = Counter(
+            operation.key
+            for txn in service.transactions()
+            for operation in txn.operations
+            if isinstance(operation, Write) and operation.key.startswith(f"{name}-".encode())
+        )
+        assert (len(keys), set(keys.values())) == (7, {1}), f"killed at request {dies_at}"
+    assert deaths > 15
+
+
 def test_killed_again_and_again_it_goes_on_where_it_was_and_comes_to_its_end(service: ServiceProcess) -> None:
     options = new_options(service)
     deaths = 0
@@ -162,7 +240,7 @@ def test_killed_again_and_again_it_goes_on_where_it_was_and_comes_to_its_end(ser
                 intent = begin(client, options, wanted("again"))
                 if intent.version is not None:  # else the last one died after its very end
                     send_partition(client, options, intent, 0, [rows("again", 0, 40)])
-                    finish(client, options, wanted("again"), len(PARTITIONS))
+                    end(client, options, wanted("again"))
             except Killed:
                 deaths += 1
                 continue
@@ -191,7 +269,7 @@ def test_tasks_that_run_twice_at_once_write_once(service: ServiceProcess) -> Non
         for thread in threads:
             thread.join()
         assert failures == []
-        finish(client, options, wanted("twins"), len(PARTITIONS))
+        end(client, options, wanted("twins"))
     assert written(service, "twins") == sorted(rows("twins", 0, 50)["key"].to_pylist())
 
 
@@ -201,8 +279,11 @@ def test_a_zombie_driver_is_refused_in_its_tasks_and_at_its_end(service: Service
         zombie = begin(client, options, wanted("old"))
         write(client, options, wanted("old"))
         write(client, options, wanted("new"))
-        send_partition(client, options, zombie, 0, [rows("old", 0, 11)])
-        finish(client, options, wanted("old"), len(PARTITIONS))
+        sent = [
+            send_partition(client, options, zombie, partition, [rows("old", partition, count)])
+            for partition, count in PARTITIONS.items()
+        ]
+        finish(client, options, wanted("old"), sent)
         assert written(service, "old") == expected("old"), "what was done already stays done, and once"
         lost = begin(client, options, wanted("third"))
         with pytest.raises(InvalidRequest, match="begun another write"):
@@ -211,8 +292,8 @@ def test_a_zombie_driver_is_refused_in_its_tasks_and_at_its_end(service: Service
         with pytest.raises(Fenced, match="moved on"):
             send_partition(client, options, lost, 0, [rows("third", 0, 11)])
         with pytest.raises(Fenced, match="moved on"):
-            finish(client, options, wanted("third"), len(PARTITIONS))
-        finish(client, new, wanted("fifth"), len(PARTITIONS))
+            end(client, options, wanted("third"))
+        end(client, new, wanted("fifth"))
     assert written(service, "third") == []
 
 
@@ -249,11 +330,9 @@ def test_a_write_tried_again_with_fewer_partitions_is_not_called_done(service: S
         for partition in range(2):
             send_partition(client, options, again, partition, [rows("fewer", partition, 5)])
         with pytest.raises(InvalidRequest, match="more partitions") as refused:
-            finish(client, options, wanted("fewer"), 2)
+            end(client, options, wanted("fewer"), 2)
         assert "another application name" in refused.value.hint
-        record, _ = read_record(client, options.application)
-    assert record is not None
-    assert record.state == "intent"
+        assert record_of(client, options).state == "intent"
 
 
 @pytest.mark.parametrize(
@@ -291,39 +370,244 @@ def test_a_row_beside_the_record_is_none_of_its_business(
     ends = [None if end_key is None else end_key.replace(b"{}", record), None]
     with Client(service.url) as client:
         intent = begin(client, options, wanted("beside"))
-        assert send_partition(client, options, intent, 0, [pa.record_batch({"key": keys, "end": ends, **kinds})]) == 2
-        finish(client, options, wanted("beside"), 1)
+        sent = send_partition(client, options, intent, 0, [pa.record_batch({"key": keys, "end": ends, **kinds})])
+        assert sent.transactions == 2
+        finish(client, options, wanted("beside"), [sent])
 
 
-def test_a_stream_must_go_on_where_the_record_ends(service: ServiceProcess) -> None:
+QUERY, OTHER = "8f6e3a52-0000-0000-0000-000000000001", "8f6e3a52-0000-0000-0000-000000000002"
+
+
+def names(service: ServiceProcess, prefix: str = "streamed-") -> set[str]:
+    """The micro-batches whose rows are in the log, each row once."""
+    keys = [
+        operation.key.decode()
+        for txn in service.transactions()
+        for operation in txn.operations
+        if isinstance(operation, Write) and operation.key.startswith(prefix.encode())
+    ]
+    assert len(keys) == len(set(keys))
+    return {key.partition("/")[0] for key in keys}
+
+
+def test_a_micro_batch_without_rows_writes_nothing_and_the_next_one_follows_it(service: ServiceProcess) -> None:
     options = new_options(service)
     with Client(service.url) as client:
-        write(client, options, wanted("first", None, "a"))
-        write(client, options, wanted("second", "a", "b"))
-        write(client, options, wanted("first", None, "a"))
-        with pytest.raises(InvalidRequest, match="written up to other offsets"):
-            write(client, options, wanted("after-a-deleted-checkpoint", None, "b2"))
-        with pytest.raises(InvalidRequest, match="written up to other offsets"):
-            write(client, options, wanted("a-gap", "c", "d"))
-        write(client, WriteOptions(options.url, options.application, supersede=True), wanted("a-gap", "c", "d"))
-    for name in ("first", "second", "a-gap"):
-        assert written(service, name) == expected(name)
+        stream(client, options, MicroBatch(QUERY, 0), {0: 3, 1: 0}, "empty")
+        before = client.version().version
+        for number in (1, 2, 2, 3):
+            stream(client, options, MicroBatch(QUERY, number), {0: 0, 1: 0}, "empty")
+        stream(client, options, MicroBatch(QUERY, 0), {0: 3, 1: 0}, "empty")
+        assert client.version().version == before, "nothing was written, by the replay neither"
+        stream(client, options, MicroBatch(QUERY, 4), {0: 0, 1: 2}, "empty")
+        for number in (3, 2, 4):  # a replay of the last one is the only one that may come
+            stream(client, options, MicroBatch(QUERY, 4), {0: 0, 1: 2}, "empty")
+            with pytest.raises(InvalidRequest, match="written more than the checkpoint"):
+                stream(client, options, MicroBatch(QUERY, number - 1), {0: 1}, "empty")
+    assert names(service, "empty-") == {"empty-0", "empty-4"}
+
+
+def test_the_first_micro_batch_of_a_query_makes_its_record_even_without_rows(service: ServiceProcess) -> None:
+    """Else nothing would tell a stream that had no rows yet from one whose log was replaced."""
+    options = new_options(service)
+    with Client(service.url) as client:
+        stream(client, options, MicroBatch(QUERY, 0), {0: 0})
+        assert record_of(client, options).stream == StreamProgress(QUERY, 0, "0:0000000000000000")
+        version = client.version().version
+        stream(client, options, MicroBatch(QUERY, 0), {0: 0})
+        stream(client, options, MicroBatch(QUERY, 1), {0: 0})
+        assert client.version().version == version
+        with pytest.raises(InvalidRequest, match="written more than the checkpoint"):
+            stream(client, options, MicroBatch(OTHER, 0), {0: 0})
+
+
+def test_a_micro_batch_that_comes_again_without_the_rows_that_it_sent_is_refused(service: ServiceProcess) -> None:
+    options = new_options(service)
+    with Client(service.url) as client:
+        planned = plan_micro_batch(client, options)
+        intent = begin(client, options, planned.wanted(MicroBatch(QUERY, 0)), planned)
+        send_partition(client, options, intent, 1, [rows("vanished", 1, 3)])
+        with pytest.raises(InvalidRequest, match="not those that an earlier try"):
+            stream(client, options, MicroBatch(QUERY, 0), {0: 0, 1: 0})
+        with pytest.raises(InvalidRequest, match="more partitions"):
+            stream(client, options, MicroBatch(QUERY, 0), {0: 0})
+
+
+def test_a_stream_goes_on_after_a_batch_of_its_application(service: ServiceProcess) -> None:
+    options = new_options(service)
+    with Client(service.url) as client:
+        stream(client, options, MicroBatch(QUERY, 0), {0: 1}, "mixed")
+        write(client, options, wanted("between"))
+        version = client.version().version
+        stream(client, options, MicroBatch(QUERY, 0), {0: 1}, "mixed")
+        write(client, options, wanted("between"))
+        assert client.version().version == version
+        stream(client, options, MicroBatch(QUERY, 1), {0: 1}, "mixed")
+        write(client, options, wanted("between"))
+    assert names(service, "mixed-") == {"mixed-0", "mixed-1"}
+    assert written(service, "between") == expected("between")
+
+
+def test_a_zombie_of_a_stream_is_refused_before_it_makes_an_intent(service: ServiceProcess) -> None:
+    for options in (new_options(service), new_options(service, supersede=True)):
+        with Client(service.url) as client:
+            stream(client, options, MicroBatch(QUERY, 0), {0: 1})
+            zombie = plan_micro_batch(client, options)
+            stream(client, options, MicroBatch(QUERY, 1), {0: 1})
+            stream(client, options, MicroBatch(QUERY, 2), {0: 1})
+            before = record_of(client, options)
+            with pytest.raises(Fenced, match="moved on"):
+                begin(client, options, zombie.wanted(MicroBatch(QUERY, 1)), zombie)
+            with pytest.raises(Fenced, match="moved on"):
+                finish(client, options, zombie.wanted(MicroBatch(QUERY, 1)), [Sent(0, 1, 1)])
+            assert record_of(client, options) == before
+
+
+def test_a_stream_whose_checkpoint_is_gone_is_refused_until_it_supersedes(service: ServiceProcess) -> None:
+    options = new_options(service)
+    with Client(service.url) as client:
+        for number in range(3):
+            stream(client, options, MicroBatch(QUERY, number), {0: 1}, "gone")
+        for query, number in ((OTHER, 0), (OTHER, 5), (QUERY, 1)):
+            with pytest.raises(InvalidRequest, match="written more than the checkpoint") as refused:
+                stream(client, options, MicroBatch(query, number), {0: 1}, "gone")
+            assert "supersede" in refused.value.hint
+        superseding = WriteOptions(options.url, options.application, supersede=True)
+        stream(client, superseding, MicroBatch(OTHER, 5), {0: 1}, "gone")
+        stream(client, options, MicroBatch(OTHER, 6), {0: 1}, "gone")
+    assert names(service, "gone-") == {"gone-0", "gone-1", "gone-2", "gone-5", "gone-6"}
 
 
 def test_a_stream_that_has_written_before_is_refused_by_a_log_that_knows_nothing_of_it(service: ServiceProcess) -> None:
     """Its target was replaced: what it wrote before is not there, and nothing would ever write it again."""
     options = new_options(service)
     with Client(service.url) as client:
-        with pytest.raises(InvalidRequest, match="no record of its application") as caught:
-            write(client, options, wanted("unknown-here", "b", "c"))
-        assert caught.value.code is Code.LOG_MISMATCH
-        assert caught.value.fields["log_id"] == client.version().log_id
-        assert "new checkpoint" in caught.value.hint
-        write(client, options, wanted("first-of-all", None, "a"))
-        renamed = new_options(service)
-        write(client, WriteOptions(renamed.url, renamed.application, supersede=True), wanted("renamed", "b", "c"))
-    assert written(service, "unknown-here") == []
-    assert written(service, "renamed") == expected("renamed")
+        for counts in ({0: 2}, {0: 0}):
+            with pytest.raises(InvalidRequest, match="no record of its application") as caught:
+                stream(client, options, MicroBatch(QUERY, 7), counts, "unknown")
+            assert caught.value.code is Code.LOG_MISMATCH
+            assert caught.value.fields["log_id"] == client.version().log_id
+            assert "new checkpoint" in caught.value.hint
+        renamed = new_options(service, supersede=True)
+        stream(client, renamed, MicroBatch(QUERY, 7), {0: 2}, "renamed")
+    assert names(service, "unknown-") == set()
+    assert names(service, "renamed-") == {"renamed-7"}
+
+
+def test_the_same_token_with_other_rows_is_refused_and_with_the_same_rows_does_nothing(
+    service: ServiceProcess,
+) -> None:
+    options = new_options(service)
+    with Client(service.url) as client:
+        write(client, options, wanted("day"))
+        write(client, options, wanted("later"))
+        version = client.version().version
+        write(client, options, wanted("day"))
+        for parts in ({0: 11, 1: 0, 2: 5}, {0: 11}, {0: 0}):
+            with pytest.raises(InvalidRequest, match="written before, with other rows") as refused:
+                write(client, options, wanted("day"), parts=parts)
+        assert refused.value.code is Code.REQUEST_ID_REUSED
+        assert str(refused.value.fields["written"]).startswith("15:") and refused.value.fields["token"] == "day"
+        with pytest.raises(InvalidRequest, match="written before, with other rows"):
+            write(client, options, wanted("later"), "other")
+        assert client.version().version == version
+    assert written(service, "day") == expected("day")
+
+
+def test_a_micro_batch_that_comes_again_with_other_rows_is_refused_and_accepted_on_request(
+    service: ServiceProcess,
+) -> None:
+    options = new_options(service)
+    with Client(service.url) as client:
+        stream(client, options, MicroBatch(QUERY, 0), {0: 2}, "first")
+        version = client.version().version
+        for counts in ({0: 3}, {0: 0}):
+            with pytest.raises(InvalidRequest, match="written before, with other rows") as refused:
+                stream(client, options, MicroBatch(QUERY, 0), counts, "first")
+            assert "uuid" in refused.value.hint
+        stream(client, replace(options, supersede=True), MicroBatch(QUERY, 0), {0: 2}, "second")
+        assert client.version().version == version
+    assert names(service, "second-") == set()
+
+
+def test_the_digest_counts_rows_whatever_their_order_and_partition_and_never_changes(service: ServiceProcess) -> None:
+    options = new_options(service)
+    every = rows("digest", 0, 9)
+    one = digest_partition(options, 0, [every])
+    backwards = every.take(pa.array(range(8, -1, -1)))
+    two = [digest_partition(options, 0, [backwards.slice(0, 5)]), digest_partition(options, 1, [backwards.slice(5)])]
+    assert digest_text([one]) == digest_text(two)
+    twice = digest_partition(options, 0, [every, every])
+    assert twice.total not in (0, one.total)
+    kinds = {"kind": ["write", "delete", "range_delete"], "end": [None, None, b"z"], "value": [b"v", None, None]}
+    mixed = digest_partition(options, 0, [pa.record_batch({"key": [b"a", b"b", b"c"], **kinds})])
+    assert digest_text([mixed]) == "3:ff8e1ea23308009f"
+
+
+def test_records_of_earlier_versions_are_continued(service: ServiceProcess, tmp_path: Path) -> None:
+    """They named a micro-batch by its range of offsets, and kept no digest."""
+    (tmp_path / "offsets").mkdir()
+
+    def offsets(number: int) -> StreamRange:
+        (tmp_path / "offsets" / str(number)).write_text(f'v1\n{{}}\n{{"seq":{number}}}')
+        found = stream_range(str(tmp_path))
+        assert found is not None
+        return found
+
+    ranges = [offsets(number) for number in range(3)]
+
+    def old(state: str, number: int) -> bytes:
+        """What an earlier version wrote for the micro-batch of this number."""
+        done = [ranges[each].token for each in range(number)][::-1]
+        end = ranges[number].end if state == "done" else ranges[number - 1].end
+        fields = {"state": state, "token": ranges[number].token, "read_version": 7, "name": "a -> b", "end": end}
+        return msgspec.json.encode({**fields, "recent": done, "format": 1})
+
+    def place(state: str, number: int) -> WriteOptions:
+        options = new_options(service, checkpoint=str(tmp_path))
+        client.commit([Write(record_key(options.application), old(state, number))])
+        return options
+
+    with Client(service.url) as client:
+        following, unfinished, finished, strange = (
+            place("done", 1),
+            place("intent", 2),
+            place("done", 2),
+            place("done", 0),
+        )
+        stream(client, following, MicroBatch(QUERY, 2), {0: 2}, "following")
+        stream(client, unfinished, MicroBatch(QUERY, 2), {0: 2}, "unfinished")
+        stream(client, finished, MicroBatch(QUERY, 2), {0: 2}, "finished")
+        with pytest.raises(InvalidRequest, match="written more than the checkpoint"):
+            stream(client, strange, MicroBatch(QUERY, 2), {0: 2}, "strange")
+        elsewhere = replace(place("done", 1), checkpoint="s3a://bucket/checkpoint")
+        with pytest.raises(InvalidRequest, match="written more than the checkpoint") as refused:
+            stream(client, elsewhere, MicroBatch(QUERY, 2), {0: 2}, "strange")
+        assert "checkpointLocation" in refused.value.hint
+        ids = {txn.request_id for txn in service.transactions()}
+        old_name = f"spark/{unfinished.application}/{ranges[2].token}/0/0/0"
+        assert old_name in ids, "an unfinished write goes on under the ids that it had"
+        offsets(3)
+        for options in (following, unfinished, finished):
+            stream(client, options, MicroBatch(QUERY, 3), {0: 1}, "next")
+            assert record_of(client, options).stream is not None
+    assert names(service, "following-") == {"following-2"} and names(service, "unfinished-") == {"unfinished-2"}
+    assert names(service, "finished-") == names(service, "strange-") == set()
+
+
+def test_a_batch_of_an_earlier_version_without_a_digest_is_accepted_again(service: ServiceProcess) -> None:
+    options = new_options(service)
+    with Client(service.url) as client:
+        fields = {"state": "done", "token": token_of("then"), "read_version": 7, "name": "then", "end": None}
+        record = msgspec.json.encode({**fields, "recent": [token_of("before")], "format": 1})
+        client.commit([Write(record_key(options.application), record)])
+        for name in ("then", "before"):
+            write(client, options, wanted(name))
+        write(client, options, wanted("now"))
+        for name in ("then", "before", "now"):
+            write(client, options, wanted(name))
+    assert written(service, "then") == written(service, "before") == []
+    assert written(service, "now") == expected("now")
 
 
 def test_a_task_writes_to_no_other_log_than_its_driver(service: ServiceProcess) -> None:
@@ -361,28 +645,37 @@ def test_a_service_without_a_view_is_refused_with_what_to_set(tmp_path: Path) ->
         assert viewless.transactions() == []
 
 
+def test_a_service_that_does_not_answer_is_reported_early_and_named_in_the_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sink_service, "SILENCE_SECONDS", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        bounds = ClientOptions(request_timeout_ms=100, give_up_after_ms=400)
+        with (
+            capture_logs() as logged,
+            sink_service.ServiceClient(WriteOptions(url, "unheard"), bounds) as client,
+            pytest.raises(Unavailable, match="the service does not answer") as caught,
+        ):
+            begin(client, WriteOptions(url, "unheard"), wanted("unheard"))
+    assert {"url": url, "tried_seconds": 0.4}.items() <= caught.value.fields.items()
+    assert "option url" in caught.value.hint
+    assert logged == [
+        {"event": "service_does_not_answer", "log_level": "warning", "url": url, "seconds": 0.05,
+         "gives_up_after_seconds": 0.4}
+    ]  # fmt: skip
+
+
 def test_records_are_what_they_say() -> None:
     record = Record("intent", "9f" * 16, 7, name="2026-01-31")
     assert msgspec.json.encode(record) == (
         b'{"state":"intent","token":"' + b"9f" * 16 + b'","read_version":7,"name":"2026-01-31","end":null,"recent":[],'
-        b'"format":1}'
+        b'"format":1,"digest":null,"stream":null}'
     )
-
-
-def test_micro_batches_without_new_offsets_are_told_apart_and_known_again(tmp_path: Path) -> None:
-    """Timers and watermarks make rows where the source has nothing new: a micro-batch of its own each time."""
-    (tmp_path / "offsets").mkdir()
-
-    def begun(number: int, offset: int) -> StreamRange:
-        metadata = f'{{"batchWatermarkMs":0,"batchTimestampMs":{number}}}'
-        (tmp_path / "offsets" / str(number)).write_text(f'v1\n{metadata}\n{{"seq":{offset},"version":{offset}}}')
-        return stream_range(str(tmp_path))
-
-    ranges = [begun(number, offset) for number, offset in enumerate((5, 9, 9, 9, 12))]
-    assert len({each.token for each in ranges}) == len(ranges)
-    assert all(before.end == after.start for before, after in itertools.pairwise(ranges))
-    (tmp_path / "offsets" / "4").unlink()
-    assert stream_range(str(tmp_path)).token == ranges[3].token, "the same micro-batch again"
+    streamed = msgspec.structs.replace(record, state="done", stream=StreamProgress("8f6e", 3, "41:00000000000000ff"))
+    text = msgspec.json.encode(streamed)
+    assert text.endswith(b'"stream":{"query":"8f6e","number":3,"digest":"41:00000000000000ff"}}')
+    assert msgspec.json.decode(text, type=Record) == streamed
 
 
 class SlowTask:

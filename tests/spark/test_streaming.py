@@ -11,10 +11,12 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
+from tests.matrix import matrix
 from tests.spark.log_builder import LogBuilder, random_log, read_plainly
 from tests.spark.plain import operation_rows, spark_rows
 from tests.spark.service_process import ServiceProcess
 
+from holdfast.client import Client
 from holdfast.commit.format.transaction import Delete, RangeDelete, Write
 from holdfast.spark import read_log
 
@@ -222,6 +224,10 @@ def test_rows_become_transactions_and_a_named_batch_is_written_once(
     for _ in range(2):
         sink(frame, service, "once", token="2026-01-31")
     assert keys_written(service, b"once/") == Counter(b"once/%04d" % number for number in range(300))
+    with pytest.raises(PySparkException, match=r"written before, with other rows.*written=300:"):
+        sink(frame.where("id != 7"), service, "once", token="2026-01-31")
+    sink(frame.repartition(2), service, "once", token="2026-01-31")
+    assert set(keys_written(service, b"once/").values()) == {1}
     sink(frame, service, "once", token="2026-02-01")
     assert set(keys_written(service, b"once/").values()) == {2}
 
@@ -312,6 +318,53 @@ def test_a_stream_of_one_log_into_another_is_its_table_and_a_replay_adds_nothing
     run()
     assert keys_written(service, b"s/") == once + Counter([b"s/0040"])
     checkpoint.rename(tmp_path / "lost")
-    with pytest.raises(PySparkException, match="written up to other offsets"):
+    with pytest.raises(PySparkException, match="written more than the checkpoint of this stream knows of"):
         run()
     assert keys_written(service, b"s/") == once + Counter([b"s/0040"])
+
+
+@pytest.mark.parametrize("place", matrix(["session viewfs://", "session file://", "option viewfs://", "option path"]))
+def test_a_sink_into_the_log_that_its_stream_reads_settles_wherever_the_checkpoint_is(
+    spark: SparkSession, service: ServiceProcess, tmp_path: Path, place: str
+) -> None:
+    """Its own records make micro-batches without rows, which write nothing. The checkpoint is Spark's affair."""
+    kind, _, scheme = place.partition(" ")
+    name = f"loop-{kind}-{len(scheme)}"
+    viewed = "fs.viewfs.mounttable.fake.link./root"
+    locations = {"viewfs://": "viewfs://fake/root", "file://": tmp_path.as_uri(), "path": str(tmp_path)}
+    root = locations[scheme]
+    session_wide = "spark.sql.streaming.checkpointLocation"
+    spark.conf.set(viewed, tmp_path.as_uri())
+    if kind == "session":
+        spark.conf.set(session_wide, root)
+    with Client(service.url) as client:
+
+        def run() -> int:
+            """The version after a run to the end of what is there."""
+            frame = stream(spark, service.log_url, keyPrefix=f"{name}/in/", columns="key,value")
+            frame = frame.selectExpr("regexp_replace(string(key), '/in/', '/out/') AS key", "value")
+            writer = frame.writeStream.format("holdfast").option("url", service.url).option("application", name)
+            if kind == "option":
+                writer = writer.option("checkpointLocation", f"{root}/{name}")
+            query = writer.queryName(name).trigger(availableNow=True).start()
+            assert query.awaitTermination(SECONDS_MAX)
+            return client.version().version
+
+        try:
+            client.commit([Write(f"{name}/in/1".encode(), b"v")])
+            first = run()
+            assert run() == first, "the stream's own record makes a micro-batch that writes nothing"
+            client.commit([Write(f"{name}/in/2".encode(), b"v")])
+            last = max((tmp_path / name / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
+            run()
+            second = max((tmp_path / name / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
+            assert int(second.name) == int(last.name) + 1
+            second.unlink()
+            (second.parent / f".{second.name}.crc").unlink(missing_ok=True)
+            version = client.version().version
+            assert run() == version, "the replay of a micro-batch does nothing, and nor does what follows"
+            expected = [f"{name}/out/{number}".encode() for number in (1, 2)]
+            assert keys_written(service, f"{name}/out/".encode()) == Counter(expected)
+        finally:
+            spark.conf.unset(viewed)
+            spark.conf.unset(session_wide)

@@ -122,7 +122,7 @@ WRITE_OPTIONS: Final[Table] = {
     "token": (_EVERY_SHAPE, _BATCH),
     "transactionKey": (_EVERY_SHAPE, _BOTH),
     "supersede": (_EVERY_SHAPE, _BOTH),
-    "checkpointLocation": (_EVERY_SHAPE, _STREAM),
+    **dict.fromkeys(("checkpointLocation", "queryName"), (_EVERY_SHAPE, _STREAM)),
 }
 
 
@@ -278,7 +278,8 @@ class WriteOptions:
     Shape: ``url`` is the service's address, not the log's. ``application`` names the writer permanently: its record is
     under the key ``spark/{application}``. ``token`` names what is written; None for a batch that is new each time.
     ``transaction_key`` is the column whose equal values make one transaction; None: one transaction per row.
-    ``supersede`` continues although the record shows other progress. ``checkpoint`` is Spark's, for a stream.
+    ``supersede`` continues although the record shows other progress. ``checkpoint`` is Spark's, where the stream itself
+    names it: read only to continue after a record of an earlier version.
     """
 
     url: str
@@ -544,8 +545,6 @@ def parse_write_options(given: Mapping[str, str], mode: Mode) -> WriteOptions:
         raise _invalid("token", f"has 1 to {TOKEN_LENGTH_MAX} printable characters and names what is written")
     supersede = options.value("supersede", _boolean, default=False)
     checkpoint = options.text("checkpointLocation")
-    if mode is Mode.STREAM and not checkpoint:
-        raise _invalid("checkpointLocation", "is required on the stream itself: its offsets name what is written")
     return WriteOptions(url, application, token, options.text("transactionKey"), supersede, checkpoint)
 
 

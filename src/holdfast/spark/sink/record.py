@@ -1,21 +1,22 @@
-"""The driver's part of a write, and the records that it keeps in the log.
+"""The record that a write keeps in the log, and the parts of a write that change it.
 
 1. Read the record under ``spark/{application}``.
 2. Commit an intent there, if the record has not changed. No row has been sent before.
 3. Tasks send their transactions. After a crash the next run with this token sends the rest, with the same ids.
-4. Commit done, if the record has not changed, and remove the progress of the tasks. A replay then does nothing.
+4. Commit done with a digest of the rows, if the record has not changed, and remove the progress of the tasks. A replay
+   then does nothing, and is refused if it has other rows.
 
+In a batch the driver does 1 and 2. In a stream it does 1, and the first task with a row does 2: a micro-batch without
+rows writes nothing. Only the first one of a query always makes a record, which shows that the stream has begun here.
 A driver whose application has moved on is Fenced at 2, in its tasks, or at 4. Two drivers with the same token help
 each other. Readers may see part of a write before it is done.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
-from pathlib import Path
 from typing import Final, Literal, TypeVar
-from urllib.parse import unquote, urlsplit
 
 import msgspec
 
@@ -23,6 +24,8 @@ from holdfast.client import Client
 from holdfast.commit.format.transaction import Operation, PointRead, RangeDelete, Write
 from holdfast.errors import Code, Conflict, CorruptData, Fenced, InvalidRequest
 from holdfast.spark.options import WriteOptions
+from holdfast.spark.sink.digest import Sent, digest_text
+from holdfast.spark.sink.micro_batch import MicroBatch, StreamRange, stream_range
 
 T = TypeVar("T")
 
@@ -30,11 +33,26 @@ RECENT_MAX: Final = 64
 """How many tokens are remembered: a batch with an older one would be written again."""
 
 
+class StreamProgress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The newest micro-batch that an application has written, and the digest of its rows."""
+
+    query: str
+    number: int
+    digest: str
+
+    @property
+    def micro_batch(self) -> MicroBatch:
+        """Its name."""
+        return MicroBatch(self.query, self.number)
+
+
 class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What an application has written, or is writing: JSON under the key ``spark/{application}``.
 
-    Shape: ``token`` is 32 hexadecimal digits, ``read_version`` the intent's, ``name`` the user's text, ``end`` the
-    digest of a stream's end offset, ``recent`` the tokens done before, newest first, at most ``RECENT_MAX``.
+    Shape: ``token`` is 32 hexadecimal digits, ``read_version`` the intent's, ``name`` the user's text, ``recent`` the
+    batches done before, newest first, at most ``RECENT_MAX``, each its token, a colon and the digest of its rows.
+    ``digest`` is that of a batch that is done, ``stream`` the newest micro-batch that is. Records of earlier versions
+    have neither; their ``recent`` are tokens alone, and ``end`` is the digest of a stream's end offset.
     """
 
     state: Literal["intent", "done"]
@@ -44,10 +62,28 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     end: str | None = None
     recent: tuple[str, ...] = ()
     format: Literal[1] = 1
+    digest: str | None = None
+    stream: StreamProgress | None = None
 
     def has_done(self, token: str) -> bool:
         """Whether the write of this token is done."""
-        return token in self.recent or (self.state == "done" and self.token == token)
+        return token in self._done()
+
+    def digest_of(self, token: str) -> str | None:
+        """The digest of the rows of a write that is done; None where an earlier version kept none."""
+        return self._done().get(token)
+
+    def _done(self) -> dict[str, str | None]:
+        """The digests of all writes that are known to be done, by token."""
+        done: dict[str, str | None] = {}
+        for each in self.recent:
+            token, _, digest = each.partition(":")
+            done[token] = digest or None
+        if self.state == "done":
+            done[self.token] = self.digest
+        if self.stream is not None:
+            done[self.stream.micro_batch.token] = self.stream.digest
+        return done
 
 
 class Progress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -97,107 +133,68 @@ def decode(data: bytes, key: bytes, kind: type[T], writer: str = "sink") -> T:
         raise CorruptData(message, code=Code.CORRUPT_LOG, key=key.decode("utf-8", "replace"), cause=error) from error
 
 
-def token_of(*parts: str) -> str:
-    """32 hexadecimal digits that name what is written.
-
-    >>> token_of("2026-01-31") == token_of("2026-01-31"), len(token_of("a", "b"))
-    (True, 32)
-    """
-    digest = blake2b(digest_size=16)
-    for part in parts:
-        text = part.encode()
-        digest.update(len(text).to_bytes(8, "little") + text)
-    return digest.hexdigest()
-
-
-class StreamRange(msgspec.Struct, frozen=True):
-    """The source's offset range of the micro-batch under way: digests of its two ends, and the range for people.
-
-    ``start`` is None for the first micro-batch of a checkpoint. ``number`` is Spark's for the micro-batch.
-    """
-
-    start: str | None
-    end: str
-    name: str
-    number: int = 0
-
-    @property
-    def token(self) -> str:
-        """The name of this range. Without new offsets (timers, watermarks) the micro-batch's number is part of it."""
-        if self.start is not None and self.start == self.end:
-            return token_of(self.start, self.end, str(self.number))
-        return token_of(self.start or "", self.end)
-
-
-def stream_range(checkpoint: str) -> StreamRange:
-    """The range that Spark last wrote into its offset log, which is that of the micro-batch it is running.
-
-    Raises: InvalidRequest when the checkpoint is not a directory of this machine or holds no offsets yet.
-    """
-    parts = urlsplit(checkpoint)
-    if parts.scheme not in ("", "file"):
-        raise _no_offsets(checkpoint, "it is not a directory of the driver's machine")
-    folder = Path(unquote(parts.path)) / "offsets"
-    try:
-        numbers = sorted(int(path.name) for path in folder.iterdir() if path.name.isdigit())
-        if not numbers:
-            raise _no_offsets(checkpoint, "it holds no offsets yet")
-        end = _offsets(folder / str(numbers[-1]))
-        start = _offsets(folder / str(numbers[-2])) if len(numbers) > 1 else None
-    except OSError as error:
-        raise _no_offsets(checkpoint, str(error)) from error
-    return StreamRange(
-        None if start is None else token_of(start), token_of(end), f"{start or '(first)'} -> {end}"[:500], numbers[-1]
-    )
-
-
-def _offsets(path: Path) -> str:
-    """The offsets of one micro-batch, without the metadata above them, which holds the time."""
-    lines = path.read_text().splitlines()
-    return "\n".join(lines[2:])
-
-
-def _no_offsets(checkpoint: str, cause: str) -> InvalidRequest:
-    return InvalidRequest(
-        "the stream's offsets cannot be read from its checkpoint",
-        code=Code.BAD_CONFIGURATION,
-        hint='give .option("checkpointLocation", "/a/directory/of/the/driver")',
-        checkpoint=checkpoint,
-        cause=cause,
-    )
-
-
 ROUNDS_MAX: Final = 16
 """How often the record may change under a driver's hands before it gives up."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a write is: its token, its text for people (empty for one that cannot come again), a stream's two ends."""
+    """What a write is: its token, its text for people (empty for one that cannot come again), a stream's micro-batch.
+
+    ``earlier`` is the micro-batch's range of offsets, where the record is of a version that named it so.
+    """
 
     token: str
     name: str
-    start: str | None = None
-    end: str | None = None
+    micro_batch: MicroBatch | None = None
+    earlier: StreamRange | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Intent:
     """An intent in the log. ``version`` is the record's; None where the write is done already and nothing is sent.
 
-    ``log_id`` is the log that holds it: tasks write to no other one. None from a service before log ids.
+    ``log_id`` is the log that holds it: tasks write to no other one. None from a service before log ids. ``compares``:
+    the rows of a write that is done are digested, because the record knows the digest of those that were written.
     """
 
     token: str
     version: int | None
     log_id: str | None = None
+    compares: bool = False
 
 
-def read_record(client: Client, application: str) -> tuple[Record | None, int]:
-    """The application's record, and a version at which it still is the newest. Raises: as ``Client.get``, CorruptData.
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """The record as the driver of a stream found it when it planned a micro-batch.
 
-    Cost: two requests.
+    A task commits the intent only on this record. ``version`` is the record's, None where there is none. The rest is
+    about a record that an earlier version wrote: ``earlier`` names the micro-batch as that version did;
+    ``unfinished`` is the token of its write, if it was begun; ``is_written``: it is done.
     """
+
+    version: int | None
+    log_id: str | None
+    earlier: StreamRange | None = None
+    unfinished: str | None = None
+    is_written: bool = False
+
+    def wanted(self, micro_batch: MicroBatch) -> Wanted:
+        """The write of this micro-batch."""
+        return Wanted(self.unfinished or micro_batch.token, str(micro_batch), micro_batch, self.earlier)
+
+
+@dataclass(frozen=True, slots=True)
+class FoundRecord:
+    """A record and its version, both None where there is none, and a version at which it still is the newest."""
+
+    record: Record | None
+    version: int | None
+    read_version: int
+
+
+def read_record(client: Client, application: str) -> FoundRecord:
+    """The application's record. Raises: as ``Client.get``, CorruptData. Cost: two requests."""
     read_version = client.version().version
     key = record_key(application)
     try:
@@ -211,64 +208,87 @@ def read_record(client: Client, application: str) -> tuple[Record | None, int]:
             hint="start the service with view.enabled=true, which is off by default for logs on S3, GCS and Azure",
         ) from error
     if stored is None:
-        return None, read_version
-    return decode(stored.value, key, Record), max(read_version, stored.version)
+        return FoundRecord(None, None, read_version)
+    return FoundRecord(decode(stored.value, key, Record), stored.version, max(read_version, stored.version))
 
 
-def begin(client: Client, options: WriteOptions, wanted: Wanted) -> Intent:
+def plan_micro_batch(client: Client, options: WriteOptions) -> Planned:
+    """Read the record before a micro-batch. Raises: as ``read_record``. Cost: two requests."""
+    found = read_record(client, options.application)
+    record, log_id = found.record, client.session.log_id
+    if record is None or record.stream is not None or options.checkpoint is None:
+        return Planned(found.version, log_id)
+    earlier = stream_range(options.checkpoint)
+    if earlier is None:
+        return Planned(found.version, log_id)
+    is_begun = record.state == "intent" and record.token == earlier.token
+    unfinished = earlier.token if is_begun else None
+    return Planned(found.version, log_id, earlier, unfinished, is_written=record.has_done(earlier.token))
+
+
+def begin(client: Client, options: WriteOptions, wanted: Wanted, planned: Planned | None = None) -> Intent:
     """Commit the intent to write ``wanted``, or join the one that is there.
 
-    Raises: InvalidRequest when the record shows other progress and ``supersede`` is off; Fenced when other drivers keep
-    changing it; what the client raises. Cost: three requests.
+    With ``planned`` only on the record that the driver found. Raises: InvalidRequest when the record shows other
+    progress and ``supersede`` is off; Fenced when other drivers keep changing it; what the client raises. Cost: three
+    requests, two to join.
     """
-    key = record_key(options.application)
+    log_id = None if planned is None else planned.log_id
     for _ in range(ROUNDS_MAX):
-        record, read_version = read_record(client, options.application)
+        found = read_record(client, options.application)
+        record = found.record
+        if planned is not None and planned.log_id not in (None, client.session.log_id):
+            raise _other_log(options, planned.log_id, client.session.log_id)
         if record is not None:
             if record.has_done(wanted.token):
-                return Intent(wanted.token, None)
+                return Intent(wanted.token, None, compares=record.digest_of(wanted.token) is not None)
             if record.state == "intent" and record.token == wanted.token:
-                return Intent(wanted.token, read_version, client.session.log_id)
-            if not options.supersede:
-                _require_follows(record, wanted, options)
-        elif wanted.start is not None and not options.supersede:
-            raise _unrecorded(options, wanted, client.session.log_id)
+                return Intent(wanted.token, found.read_version, client.session.log_id)
+        if planned is not None and planned.version != found.version:
+            break
+        if not options.supersede:
+            _require_follows(record, wanted, options, client.session.log_id)
         intent = Record(
             state="intent",
             token=wanted.token,
-            read_version=read_version,
+            read_version=found.read_version,
             name=wanted.name,
-            end=record.end if record is not None else None,
+            end=None if record is None else record.end,
             recent=_recent(record),
+            stream=None if record is None else record.stream,
         )
-        version = _replace(client, key, intent, read_version)
+        version = _replace(client, options, intent, found.read_version, log_id=log_id)
         if version is not None:
             return Intent(wanted.token, version, client.session.log_id)
     raise _fenced(options.application, wanted.token)
 
 
 def _recent(record: Record | None) -> tuple[str, ...]:
-    """The tokens that are done, newest first. A write that was given up is not among them."""
+    """The batches that are done, newest first. Writes that were given up and micro-batches are not among them."""
     if record is None:
         return ()
-    return (record.token, *record.recent)[:RECENT_MAX] if record.state == "done" else record.recent
+    stream = record.stream
+    if record.state != "done" or (stream is not None and record.token == stream.micro_batch.token):
+        return record.recent
+    newest = record.token if record.digest is None else f"{record.token}:{record.digest}"
+    return (newest, *record.recent)[:RECENT_MAX]
 
 
-def _unrecorded(options: WriteOptions, wanted: Wanted, log_id: str | None) -> InvalidRequest:
-    """The error for a stream that has written before, to a log that knows nothing of it."""
-    return InvalidRequest(
-        "this stream has written before, and the log at this service has no record of its application",
-        code=Code.LOG_MISMATCH,
-        hint="the log was replaced: begin with a new checkpoint, so that all of it is written. If the application was "
-        'renamed, give .option("supersede", "true") for this one run',
-        application=options.application,
-        log_id=log_id,
-        offered=wanted.name,
-    )
-
-
-def _require_follows(record: Record, wanted: Wanted, options: WriteOptions) -> None:
+def _require_follows(record: Record | None, wanted: Wanted, options: WriteOptions, log_id: str | None) -> None:
     """Raise unless a write may come after what the record shows."""
+    micro_batch = wanted.micro_batch
+    if record is None:
+        if micro_batch is not None and micro_batch.number > 0:
+            raise InvalidRequest(
+                "this stream has written before, and the log at this service has no record of its application",
+                code=Code.LOG_MISMATCH,
+                hint="the log was replaced: begin with a new checkpoint, so that all of it is written. If the "
+                'application was renamed, give .option("supersede", "true") for this one run',
+                application=options.application,
+                log_id=log_id,
+                offered=wanted.name,
+            )
+        return
     hint = 'to continue anyway, give .option("supersede", "true") for this one run'
     if record.state == "intent" and record.name:
         raise InvalidRequest(
@@ -278,69 +298,188 @@ def _require_follows(record: Record, wanted: Wanted, options: WriteOptions) -> N
             application=options.application,
             unfinished=record.name,
         )
-    if record.state == "done" and record.end is not None and wanted.end is not None and record.end != wanted.start:
+    if micro_batch is None:
+        return
+    stream, written = record.stream, record.name
+    if stream is None:
+        # The record of an earlier version names the end of a range of offsets.
+        follows = record.end is None or (wanted.earlier is not None and wanted.earlier.start == record.end)
+        if wanted.earlier is None:
+            hint = (
+                'an earlier version wrote the record: give .option("checkpointLocation", "/a/directory/of/the/driver")'
+            )
+    else:
+        follows = stream.query == micro_batch.query and stream.number < micro_batch.number
+        written = str(stream.micro_batch)
+    if not follows:
         raise InvalidRequest(
-            "this application has written up to other offsets than this stream starts from",
+            "this application has written more than the checkpoint of this stream knows of",
             code=Code.BAD_CONFIGURATION,
-            hint="the checkpoint of this stream was deleted, or belongs to another query: restore it, or use another "
+            hint="the checkpoint was deleted or put back, or belongs to another query: restore it, or use another "
             f"application name; {hint}",
             application=options.application,
-            written=record.name,
+            written=written,
             offered=wanted.name,
         )
 
 
-def finish(client: Client, options: WriteOptions, wanted: Wanted, partitions: int) -> None:
-    """Commit that ``wanted`` is written by this many ``partitions``, and remove the progress of its tasks. Repeating it
-    changes nothing.
+def finish(client: Client, options: WriteOptions, wanted: Wanted, sent: Sequence[Sent]) -> None:
+    """Commit that ``wanted`` is written, and remove the progress of its tasks. Repeating it changes nothing.
 
-    Raises: Fenced when the application has moved on; InvalidRequest when an earlier try had more partitions; what the
-    client raises. Cost: four requests.
+    ``sent`` has an entry for each partition. Raises: Fenced when the application has moved on; InvalidRequest when the
+    write was done with other rows, or an earlier try had others; what the client raises. Cost: four requests.
     """
-    key = record_key(options.application)
     notes = progress_range(options.application, wanted.token)
+    digest = digest_text(sent)
     for _ in range(ROUNDS_MAX):
-        record, read_version = read_record(client, options.application)
+        found = read_record(client, options.application)
+        record = found.record
         if record is None:
             break
         if record.has_done(wanted.token):
+            _require_same_rows(record, wanted, options, digest, are_read=all(part.is_read for part in sent))
             return
         if record.token != wanted.token:
             break
-        _require_no_further(client, options, wanted, partitions, read_version)
-        done = msgspec.structs.replace(record, state="done", name=wanted.name, end=wanted.end)
-        if _replace(client, key, done, read_version, RangeDelete(*notes)) is not None:
+        _require_notes_fit(client, options, wanted, sent, found.read_version)
+        done = _done(record, wanted, digest)
+        if _replace(client, options, done, found.read_version, RangeDelete(*notes)) is not None:
             return
     raise _fenced(options.application, wanted.token)
 
 
-def _require_no_further(
-    client: Client, options: WriteOptions, wanted: Wanted, partitions: int, read_version: int
-) -> None:
-    """Raise if a task has begun a partition that this write does not have: no task of this one saw its note."""
-    begin_key = progress_key(options.application, wanted.token, partitions)
-    _, end_key = progress_range(options.application, wanted.token)
-    if client.range(begin_key, end_key, limit=1, at=read_version).items:
-        raise InvalidRequest(
-            "an earlier try of this write had more partitions, and what they sent may be there twice",
-            code=Code.REQUEST_ID_REUSED,
-            hint="a write that is tried again must get the same rows in the same order: repartition and sort them, or "
-            "write from a table that keeps them; look for rows that are there twice; a stream continues from its "
-            "checkpoint under another application name with supersede=true, which sends this micro-batch once more",
-            application=options.application,
-            partitions=partitions,
+def finish_empty(client: Client, options: WriteOptions, wanted: Wanted, sent: Sequence[Sent]) -> None:
+    """End a micro-batch without rows. It writes nothing, unless the record does not name its query yet.
+
+    Raises: as ``begin`` and ``finish``. Cost: two requests.
+    """
+    assert wanted.micro_batch is not None, "a batch commits its intent on the driver"
+    for _ in range(ROUNDS_MAX):
+        found = read_record(client, options.application)
+        record = found.record
+        if record is not None and (record.has_done(wanted.token) or record.token == wanted.token):
+            # An earlier try of this micro-batch had rows, or had begun to send some.
+            finish(client, options, wanted, sent)
+            return
+        if not options.supersede:
+            _require_follows(record, wanted, options, client.session.log_id)
+        if record is not None and record.stream is not None and record.stream.query == wanted.micro_batch.query:
+            return
+        begun = Record("intent", wanted.token, found.read_version, wanted.name, recent=_recent(record))
+        if _replace(client, options, _done(begun, wanted, digest_text(sent)), found.read_version) is not None:
+            return
+    raise _fenced(options.application, wanted.token)
+
+
+def _done(record: Record, wanted: Wanted, digest: str) -> Record:
+    """The intent's record once its write is done."""
+    if wanted.micro_batch is None:
+        return msgspec.structs.replace(record, state="done", name=wanted.name, digest=digest)
+    stream = StreamProgress(wanted.micro_batch.query, wanted.micro_batch.number, digest)
+    return msgspec.structs.replace(record, state="done", name=wanted.name, end=None, stream=stream)
+
+
+def _require_same_rows(record: Record, wanted: Wanted, options: WriteOptions, digest: str, *, are_read: bool) -> None:
+    """Raise unless a write that is done comes again with the rows that it had."""
+    written = record.digest_of(wanted.token)
+    if written in (None, digest) or not are_read or (options.supersede and wanted.micro_batch is not None):
+        return
+    if wanted.micro_batch is None:
+        hint = "nothing of this write is in the log: give other rows a token of their own"
+    else:
+        hint = (
+            "nothing of this try is in the log: restore the checkpoint that belongs to it. If the rows have values "
+            'that are new each time, as from uuid(), give .option("supersede", "true") for this one run, and what was '
+            "written stays"
         )
+    raise InvalidRequest(
+        "this token was written before, with other rows",
+        code=Code.REQUEST_ID_REUSED,
+        hint=hint,
+        application=options.application,
+        token=wanted.name,
+        written=written,
+        offered=digest,
+    )
 
 
-def _replace(client: Client, key: bytes, record: Record, read_version: int, *also: Operation) -> int | None:
+def _require_notes_fit(
+    client: Client, options: WriteOptions, wanted: Wanted, sent: Sequence[Sent], read_version: int
+) -> None:
+    """Raise if an earlier try has begun a partition, or a chunk of one, that this write does not have.
+
+    No task of this one saw such a note.
+    """
+    chunks = {part.partition: part.chunks for part in sent}
+    begin_key, end_key = progress_range(options.application, wanted.token)
+    while True:
+        page = client.range(begin_key, end_key, limit=1000, at=read_version)
+        for note in page.items:
+            partition = int(note.key.rpartition(b"/")[2])
+            if partition not in chunks:
+                raise _more_partitions(options, len(sent))
+            if decode(note.value, note.key, Progress).chunk >= chunks[partition]:
+                raise other_rows(partition, chunks[partition])
+        if not page.more:
+            return
+        begin_key = page.items[-1].key + b"\0"
+
+
+def _more_partitions(options: WriteOptions, partitions: int) -> InvalidRequest:
+    return InvalidRequest(
+        "an earlier try of this write had more partitions, and what they sent may be there twice",
+        code=Code.REQUEST_ID_REUSED,
+        hint="a write that is tried again must get the same rows in the same order: repartition and sort them, or "
+        "write from a table that keeps them; look for rows that are there twice; a stream continues from its "
+        "checkpoint under another application name with supersede=true, which sends this micro-batch once more",
+        application=options.application,
+        partitions=partitions,
+    )
+
+
+def other_rows(partition: int, chunk: int) -> InvalidRequest:
+    """The error for a partition whose rows are not those of an earlier try of the same write."""
+    return InvalidRequest(
+        "rows are not those that an earlier try of this write sent",
+        code=Code.REQUEST_ID_REUSED,
+        hint="a write that is tried again must get the same rows in the same order: sort them, or write from a "
+        "table that keeps them",
+        partition=partition,
+        chunk=chunk,
+    )
+
+
+def _replace(
+    client: Client,
+    options: WriteOptions,
+    record: Record,
+    read_version: int,
+    *also: Operation,
+    log_id: str | None = None,
+) -> int | None:
     """Write the record if it has not changed after ``read_version``: the version, or None when it has."""
+    key = record_key(options.application)
     try:
         receipt = client.commit(
-            [Write(key, msgspec.json.encode(record)), *also], [PointRead(key, read_version)], read_version=read_version
+            [Write(key, msgspec.json.encode(record)), *also],
+            [PointRead(key, read_version)],
+            read_version=read_version,
+            log_id=log_id,
         )
     except Conflict:
         return None
     return receipt.version
+
+
+def _other_log(options: WriteOptions, planned: str | None, found: str | None) -> InvalidRequest:
+    return InvalidRequest(
+        "the service leads another log than when this write began",
+        code=Code.LOG_MISMATCH,
+        hint="every worker must reach the service of the driver at this url",
+        application=options.application,
+        log_id=found,
+        expected=planned,
+    )
 
 
 def _fenced(application: str, token: str) -> Fenced:

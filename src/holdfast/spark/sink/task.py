@@ -46,10 +46,12 @@ from holdfast.commit.format.transaction import Delete, Operation, PointRead, Ran
 from holdfast.errors import Code, Conflict, Fenced, InvalidRequest, Unavailable
 from holdfast.spark.columns import COLUMNS, Shape
 from holdfast.spark.options import WriteOptions
+from holdfast.spark.sink.digest import Sent, hash_of
 from holdfast.spark.sink.record import (
     Intent,
     Progress,
     decode,
+    other_rows,
     progress_key,
     read_record,
     record_key,
@@ -241,21 +243,32 @@ class _Note:
 
 def send_partition(
     client: Client, options: WriteOptions, intent: Intent, partition: int, batches: Iterable[pa.RecordBatch]
-) -> int:
-    """Commit the transactions of one partition that are not committed yet. Returns how many the partition has.
+) -> Sent:
+    """Commit the transactions of one partition that are not committed yet.
 
     Raises: Fenced, InvalidRequest (also when the rows are not those of an earlier try), LimitExceeded, OutcomeUnknown,
     Unavailable. After a crash: what was committed stays, and the next attempt sends the rest.
     Cost: a request for each 5,000 transactions (8 MiB), and one to note each chunk.
     """
     sender = _Sender(client, options, intent, partition)
-    count = chunks = 0
+    count = chunks = total = 0
     for chunk in _chunks(_leaving_record(transactions_of(batches, options.transaction_key), options.application)):
         sender.send(chunk)
         count += len(chunk.transactions)
+        total += hash_of(chunk.transactions)
         chunks = chunk.number + 1
     sender.require_whole(chunks)
-    return count
+    return Sent(partition, count, chunks, total)
+
+
+def digest_partition(options: WriteOptions, partition: int, batches: Iterable[pa.RecordBatch]) -> Sent:
+    """Read the transactions of one partition and send none: their write is done. Raises: InvalidRequest."""
+    count = chunks = total = 0
+    for chunk in _chunks(transactions_of(batches, options.transaction_key)):
+        count += len(chunk.transactions)
+        total += hash_of(chunk.transactions)
+        chunks = chunk.number + 1
+    return Sent(partition, count, chunks, total)
 
 
 def _leaving_record(transactions: Iterable[list[Operation]], application: str) -> Iterator[list[Operation]]:
@@ -327,24 +340,14 @@ class _Sender:
         """Raise InvalidRequest when an earlier try of this partition came further than its rows go now."""
         note = self._read_note() if self._may_be_behind else self._note
         if note is not None and not note.is_done and note.progress.chunk >= chunks:
-            raise self._other_rows(chunks)
-
-    def _other_rows(self, chunk: int) -> InvalidRequest:
-        return InvalidRequest(
-            "rows are not those that an earlier try of this write sent",
-            code=Code.REQUEST_ID_REUSED,
-            hint="a write that is tried again must get the same rows in the same order: sort them, or write from a "
-            "table that keeps them",
-            partition=self._partition,
-            chunk=chunk,
-        )
+            raise other_rows(self._partition, chunks)
 
     def send(self, chunk: _Chunk) -> None:
         note = self._agree(Progress(chunk.number, chunk.digest))
         if note.is_past(chunk.number):
             return
         if note.progress.digest != chunk.digest:
-            raise self._other_rows(chunk.number)
+            raise other_rows(self._partition, chunk.number)
         missing = list(range(len(chunk.transactions)))
         tried = 0
         while missing:
@@ -392,7 +395,8 @@ class _Sender:
 
     def _read_note(self) -> _Note | None:
         """The note as it is now, after the record was seen to be this write's."""
-        record, read_version = read_record(self._client, self._options.application)
+        found = read_record(self._client, self._options.application)
+        record, read_version = found.record, found.read_version
         token = self._intent.token
         if record is not None and record.has_done(token):
             # Another driver with this token has finished: every transaction is committed.
