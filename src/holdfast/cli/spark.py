@@ -391,7 +391,11 @@ def print_result(made: JobResult, *, as_json: bool) -> None:
 def stopped_by_sigterm() -> Generator[Event]:
     """An event that SIGTERM sets, also while Spark starts: the job then ends before its first step."""
     stop = Event()
-    before = signal.signal(signal.SIGTERM, lambda *_: stop.set())
+
+    def stopped(*_: object) -> None:
+        stop.set()
+
+    before = signal.signal(signal.SIGTERM, stopped)
     try:
         yield stop
     finally:
