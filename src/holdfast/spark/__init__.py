@@ -41,9 +41,10 @@ if TYPE_CHECKING:
     from holdfast.spark.source.frames import read_log, with_decoded
     from holdfast.spark.tables.buckets import History, Latest
     from holdfast.spark.tables.changes import Changes
+    from holdfast.spark.tables.newest import materialise_latest
     from holdfast.spark.tables.segments import Segments, read_operations
     from holdfast.spark.tables.snapshot import Snapshot
-    from holdfast.spark.tables.state import last_version, materialise_latest
+    from holdfast.spark.tables.state import last_version
 
 if find_spec("pyspark") is None:
     raise MissingExtra("spark", "pyspark")
@@ -94,9 +95,10 @@ _NAMES_OF = {
     "source.frames": ("read_log", "with_decoded"),
     "tables.buckets": ("History", "Latest"),
     "tables.changes": ("Changes",),
+    "tables.newest": ("materialise_latest",),
     "tables.segments": ("Segments", "read_operations"),
     "tables.snapshot": ("Snapshot",),
-    "tables.state": ("last_version", "materialise_latest"),
+    "tables.state": ("last_version",),
 }
 _HOMES = {name: module for module, names in _NAMES_OF.items() for name in names}
 
