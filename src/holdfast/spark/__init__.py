@@ -42,9 +42,10 @@ if TYPE_CHECKING:
     from holdfast.spark.source.frames import read_log, read_table, with_decoded
     from holdfast.spark.tables.buckets import History, Latest
     from holdfast.spark.tables.changes import Changes
+    from holdfast.spark.tables.newest import materialise_latest
     from holdfast.spark.tables.segments import Segments, read_operations
     from holdfast.spark.tables.snapshot import Snapshot
-    from holdfast.spark.tables.state import last_version, materialise_latest
+    from holdfast.spark.tables.state import last_version
     from holdfast.spark.typed.table import RowOptions
 
 if find_spec("pyspark") is None:
@@ -100,9 +101,10 @@ _NAMES_OF = {
     "source.frames": ("read_log", "read_table", "with_decoded"),
     "tables.buckets": ("History", "Latest"),
     "tables.changes": ("Changes",),
+    "tables.newest": ("materialise_latest",),
     "tables.segments": ("Segments", "read_operations"),
     "tables.snapshot": ("Snapshot",),
-    "tables.state": ("last_version", "materialise_latest"),
+    "tables.state": ("last_version",),
     "typed.table": ("RowOptions",),
 }
 _HOMES = {name: module for module, names in _NAMES_OF.items() for name in names}

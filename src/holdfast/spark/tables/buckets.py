@@ -170,16 +170,25 @@ def rewrite_buckets(
         files = files or [NewFile(None, 0, 0, {"bucket": str(bucket)}, json.dumps({"numRecords": 0}))]
         return file_rows([*files, *(step.put_aside(aside) if step is not None else ())])
 
+    return new_files(placed_by_bucket(packed).mapInArrow(partial(each_bucket, rewrite), FILES_TYPE))
+
+
+def placed_by_bucket(packed: DataFrame) -> DataFrame:
+    """The packed operations with all of a bucket in one partition, sorted by bucket and position in the log."""
     # By number and not by hash: a hash of eight buckets leaves one of four tasks without any, and another with four.
     tasks = int(packed.sparkSession.conf.get("spark.sql.shuffle.partitions") or "1")
-    placed = packed.repartitionById(tasks, "bucket").sortWithinPartitions("bucket", "version", "position")
-    return new_files(placed.mapInArrow(partial(each_bucket, rewrite), FILES_TYPE))
+    return packed.repartitionById(tasks, "bucket").sortWithinPartitions("bucket", "version", "position")
 
 
 def each_bucket(
     rewrite: Callable[[int, pa.Table], pa.RecordBatch], batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """The packed operations of one task, sorted by bucket and position in the log, one bucket after the other."""
+    """What ``rewrite`` makes of each bucket of one task of ``placed_by_bucket``."""
+    return (rewrite(bucket, changes) for bucket, changes in bucket_changes(batches))
+
+
+def bucket_changes(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[int, pa.Table]]:
+    """The buckets of one task of ``placed_by_bucket``, one after the other, each with its operations in log order."""
     pieces = (
         (bucket, data)
         for batch in batches
@@ -187,7 +196,7 @@ def each_bucket(
     )
     for bucket, group in groupby(pieces, itemgetter(0)):
         streams = [pa.ipc.open_stream(data.as_buffer()).read_all() for _, data in group]
-        yield rewrite(bucket, pa.concat_tables(streams))
+        yield bucket, pa.concat_tables(streams)
 
 
 class BucketJob(TypedJob):

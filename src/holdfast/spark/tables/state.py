@@ -1,9 +1,8 @@
-"""The newest value of every key as a Spark data frame, computed from the whole log at one version.
+"""Range deletes as a step function over the keys, and a state whose range deletes fit on the driver.
 
-Spark aggregates the newest write or delete of each key. Range deletes are usually few: the driver reduces them to a
-step function over the keys (``Coverage``), and tasks drop the keys whose newest write is older than a range delete
-that covers them. Cost: the log is read twice, once for range deletes. Memory: the distinct range deletes on the driver
-and in each task, at most ``RANGES_MAX``.
+``newest_values`` aggregates the newest write or delete of each key. Range deletes are usually few: the driver reduces
+them to a step function (``Coverage``), and tasks drop the keys whose newest write is older than a range delete that
+covers them. Memory: the distinct range deletes on the driver and in each task, at most ``RANGES_MAX``.
 """
 
 from __future__ import annotations
@@ -16,10 +15,10 @@ from functools import partial
 from typing import Final, NamedTuple
 
 import pyarrow as pa
-from pyspark.sql import DataFrame, DataFrameReader, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  the name that every Spark program uses
 
-from holdfast.errors import Code, InvalidRequest, LimitExceeded
+from holdfast.errors import LimitExceeded
 
 
 class OrderKey(NamedTuple):
@@ -96,30 +95,6 @@ def last_version(spark: SparkSession, url: str) -> int:
     return version
 
 
-def materialise_latest(spark: SparkSession, url: str, as_of_version: int | None = None) -> DataFrame:
-    """Every key that exists at ``as_of_version`` (default: now) with its value and the version that wrote it.
-
-    Shape: columns ``key`` binary, ``value`` binary, ``version`` long; one row a key, in no order. The table is a plan:
-    each action on it computes it again, at the same version.
-
-    Raises: InvalidRequest for a version that the log has not reached, LimitExceeded for more than ``RANGES_MAX``
-    distinct range deletes; what reading raises arrives as Spark's error with our text.
-    """
-    newest = last_version(spark, url)
-    version = newest if as_of_version is None else as_of_version
-    if not 0 <= version <= newest:
-        raise InvalidRequest(
-            "the log has not reached this version",
-            code=Code.FUTURE_VERSION,
-            as_of_version=version,
-            last_version=newest,
-        )
-    ranges = _log(spark, url, version).option("kinds", "range_delete").option("columns", "key,end,version,position")
-    points = _log(spark, url, version).option("kinds", "write,delete")
-    changes = points.option("columns", "key,version,position,kind,value")
-    return newest_values(changes.load(), range_coverage(ranges.load()))
-
-
 def newest_values(changes: DataFrame, coverage: Coverage) -> DataFrame:
     """Every key that exists after ``changes``: columns ``key``, ``value``, ``version``; one row a key, in no order.
 
@@ -135,12 +110,6 @@ def newest_values(changes: DataFrame, coverage: Coverage) -> DataFrame:
     if coverage.starts:
         written = written.mapInArrow(partial(_uncovered, coverage), written.schema)
     return written.select("key", "value", "version")
-
-
-def _log(spark: SparkSession, url: str, version: int) -> DataFrameReader:
-    """The whole log up to ``version``: asking from 0 on makes a truncated log an error instead of half a state."""
-    reader = spark.read.format("holdfast").option("url", url)
-    return reader.option("startingVersion", "0").option("asOfVersion", str(version))
 
 
 def range_coverage(deletes: DataFrame) -> Coverage:
