@@ -9,6 +9,7 @@ import random
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -34,6 +35,7 @@ from holdfast.commit.format.batch import Header, Kind, LoggedTransaction, decode
 from holdfast.commit.format.transaction import Delete, RangeDelete, Write
 from holdfast.errors import Closed, Code, Conflict, Fenced, InvalidRequest
 from holdfast.objects.memory import MemoryObjects, MemoryStore
+from holdfast.spark.bulk import leadership as leadership_module
 from holdfast.spark.bulk.leadership import Leadership, LeadershipOptions, put_batch
 from holdfast.spark.bulk.load import BatchPlan, LeadershipPlan, LoadOptions, LoadReport, batch_object, load_requests
 from holdfast.spark.bulk.records import decode_progress
@@ -193,6 +195,41 @@ def test_a_load_is_refused_while_a_service_leads_and_says_how_to_go_on(
             Leadership(thread, LeadershipOptions(silence_ms=20.0)).claim()
         assert [batch.header.kind for batch in live(tmp_path / "log")] == [batch.header.kind for batch in before]
         assert service.process.poll() is None
+
+
+def test_a_job_that_computes_for_long_shows_that_it_is_alive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A standby would take over after a minute without a new object: load and ingest have no address to be asked at."""
+    monkeypatch.setattr(leadership_module, "HEARTBEAT_SECONDS", 0.01)
+    with StoreThread(tmp_path.as_uri()) as thread:
+        leadership = Leadership(thread, LeadershipOptions(silence_ms=20.0))
+        claim = leadership.claim()
+        wait_for_objects(tmp_path, 4)
+        with leadership.writing():
+            header = leadership.next_header(claim.last_version, claim.last_version, 0, 0, 0)
+            header = replace(header, body_length=0, body_crc=0)
+            thread.start(partial(put_batch, header=header, data=encode_object(header))).result()
+            leadership.confirm(header, 1)
+        wait_for_objects(tmp_path, len(live(tmp_path)) + 2)
+        leadership.resign()
+        batches = live(tmp_path)
+        assert [batch.header.kind for batch in batches] == [Kind.CLAIM, *[Kind.DATA] * (len(batches) - 2), Kind.RESIGN]
+        assert {batch.header.last_version for batch in batches} == {claim.last_version}
+        again = Leadership(thread, LeadershipOptions(silence_ms=20.0))
+        again.claim()
+        again.stop()
+        usurper = Leadership(thread, LeadershipOptions(take_over=True))
+        usurper.claim()
+        usurper.resign()
+        again._beat_once()
+        with pytest.raises(Fenced), again.writing():
+            pass
+
+
+def wait_for_objects(log: Path, count: int) -> None:
+    give_up_at = time.monotonic() + 60.0
+    while len(list((log / "batches").glob("[0-9]*"))) < count:
+        assert time.monotonic() < give_up_at
+        time.sleep(0.005)
 
 
 def test_both_ways_to_lead_at_once_are_refused() -> None:

@@ -143,6 +143,7 @@ class Ingest:
             self._earlier = None
         except BaseException:
             # The requests in flight are unknown now; the next leader finds them in the log.
+            stages.leadership.stop()
             self._stages = None
             raise
         self._count(outcomes)
@@ -167,9 +168,13 @@ class Ingest:
         thread = self._thread
         leadership = Leadership(thread, self._leading)
         claim = leadership.claim()
-        records, complete = thread.start(lambda store: records_nearby(store, claim, self._key)).result()
-        if not complete:
-            records = records_of_log(spark, self._url, self._key)
+        try:
+            records, complete = thread.start(lambda store: records_nearby(store, claim, self._key)).result()
+            if not complete:
+                records = records_of_log(spark, self._url, self._key)
+        except BaseException:
+            leadership.stop()
+            raise
         self._earlier = sorted(records, key=lambda record: record.first)
         self._stages = _Stages(thread, leadership, claim, self._rules)
         return self._stages
@@ -329,6 +334,10 @@ class _Stages:
 
     def persist(self, groups: Sequence[_Group]) -> None:
         """Stage 3: an object for each group, side by side; return when all are durable. Raises: Fenced, Unavailable."""
+        with self.leadership.writing():
+            self._persist(groups)
+
+    def _persist(self, groups: Sequence[_Group]) -> None:
         objects: list[tuple[Header, bytes]] = []
         for group in groups:
             body = encode_body(group.transactions)

@@ -12,7 +12,10 @@ import asyncio
 import json
 import os
 import random
+import threading
 import time
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import blake2b
@@ -213,12 +216,24 @@ def leader_alive(options: LeadershipOptions, leader_id: str, address: str) -> Cl
 DEFAULT_LEADERSHIP: Final = LeadershipOptions()
 
 
+HEARTBEAT_SECONDS: Final = 20.0
+"""A standby that cannot ask a leader takes over after 65 s without a new object; a job has no address."""
+
+
 class Leadership:
-    """This job as a leader: its claim, the head of its chain, and the end of it."""
+    """This job as a leader: its claim, the head of its chain, and the end of it.
+
+    From the claim until ``resign`` or ``stop`` a thread writes an empty batch whenever nothing was written for
+    ``HEARTBEAT_SECONDS``, so that a standby does not take a job that computes for dead.
+    """
 
     def __init__(self, thread: StoreThread, leading: LeadershipOptions) -> None:
         self._thread = thread
         self._leading = leading
+        self._lock = threading.Lock()
+        self._stopped = threading.Event()
+        self._written_s = 0.0
+        self._failure: BaseException | None = None
         self._nonce_seed = os.urandom(32)
         self._claim: Header | None = None
         self._durable: Slot | None = None
@@ -245,7 +260,45 @@ class Leadership:
             raise leader_alive(leading, fields["leader_id"], fields["leader_address"]) from error
         self._claim = self.head = claim
         self._durable = claim.slot
+        self._written_s = time.monotonic()
+        threading.Thread(target=self._beat, name="holdfast-heartbeat", daemon=True).start()
         return claim
+
+    @contextmanager
+    def writing(self) -> Generator[None]:
+        """Around headers, their PUTs and ``confirm``: no heartbeat comes between. Raises: what a heartbeat raised."""
+        with self._lock:
+            if self._failure is not None:
+                raise self._failure
+            yield
+
+    def stop(self) -> None:
+        """Write no more heartbeats: the lead is left to the next leader. Harmless when repeated."""
+        self._stopped.set()
+
+    def _beat(self) -> None:
+        while self._failure is None and not self._stopped.wait(HEARTBEAT_SECONDS / 4):
+            if time.monotonic() - self._written_s < HEARTBEAT_SECONDS or not self._lock.acquire(blocking=False):
+                continue
+            try:
+                if not self._stopped.is_set():
+                    self._beat_once()
+            finally:
+                self._lock.release()
+
+    def _beat_once(self) -> None:
+        try:
+            self.confirm(self._put_empty(Kind.DATA), 1)
+        except BaseException as error:  # noqa: BLE001 - raised by whoever writes next
+            # The object may exist or not, and the next one would name it: this leadership has ended.
+            self._failure = error
+
+    def _put_empty(self, kind: Kind) -> Header:
+        version = self.head.last_version
+        made = self.next_header(version, version, 0, 0, int(time.time() * 1000))
+        header = replace(made, kind=kind, body_length=0, body_crc=0, flags=0)
+        self._thread.start(lambda store: put_batch(store, header, encode_object(header))).result()
+        return header
 
     def next_header(self, first_version: int, last_version: int, floor: int, transactions: int, time_ms: int) -> Header:
         """The header of the next batch, without the lengths and CRCs of its body. It becomes the head."""
@@ -287,10 +340,10 @@ class Leadership:
                 hint="a log in a directory: every worker must see that same directory under the same path",
             )
         self._durable = last.slot
+        self._written_s = time.monotonic()
 
     def resign(self) -> None:
         """Write the last record, so that the next leader need not wait. Raises: Fenced, Unavailable."""
-        version = self.head.last_version
-        made = self.next_header(version, version, 0, 0, int(time.time() * 1000))
-        header = replace(made, kind=Kind.RESIGN, body_length=0, body_crc=0, flags=0)
-        self._thread.start(lambda store: put_batch(store, header, encode_object(header))).result()
+        self.stop()
+        with self.writing():
+            self._put_empty(Kind.RESIGN)

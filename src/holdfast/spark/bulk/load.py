@@ -25,6 +25,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -354,8 +355,9 @@ class _Load:
         # Where no request names a version of the log, the verdicts do not depend on the base, and the log is led for
         # as short as possible.
         resolution = None if staged.has_versions else self._resolve(staged, 0, windows)
-        with StoreThread(self._url) as thread:
+        with StoreThread(self._url) as thread, ExitStack() as cleanup:
             leadership = Leadership(thread, options.leading)
+            cleanup.callback(leadership.stop)
             claim = leadership.claim()
             self._step("claim", {"base": claim.last_version})
             progress = self._find_progress(thread, claim, staged)
@@ -429,10 +431,14 @@ class _Load:
         )
         planner = _Planner(staged, resolution, windows, plan, progress)
         batches = planner.batches(leadership)
-        while wave := [batch for _, batch in zip(range(self._options.wave), batches, strict=False)]:
-            object_bytes, existing = write_wave(self._spark, staged, self._url, plan, wave)
-            self._step("wave", {"objects": len(wave)})
-            leadership.confirm(wave[-1].header, len(wave))
+        while True:
+            with leadership.writing():
+                wave = [batch for _, batch in zip(range(self._options.wave), batches, strict=False)]
+                if not wave:
+                    break
+                object_bytes, existing = write_wave(self._spark, staged, self._url, plan, wave)
+                self._step("wave", {"objects": len(wave)})
+                leadership.confirm(wave[-1].header, len(wave))
             self._report.waves += 1
             self._report.batches += len(wave)
             self._report.object_bytes += object_bytes

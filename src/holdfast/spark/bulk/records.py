@@ -33,6 +33,8 @@ from holdfast.spark.runtime.session import task_errors
 from holdfast.spark.sink.record import decode
 
 LOAD_LOOK_BACK_OBJECTS: Final = 64
+EMPTY_LOOK_BACK_OBJECTS: Final = 1024
+"""Claims, heartbeats and resign records do not count as objects; each costs a small read."""
 
 
 class LoadProgress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -69,14 +71,18 @@ async def newest_nearby(store: ObjectStore, claim: Header, key: bytes) -> tuple[
     """
     header = claim
     others = False
-    for _ in range(LOAD_LOOK_BACK_OBJECTS):
+    looked = empty = 0
+    while looked < LOAD_LOOK_BACK_OBJECTS and empty < EMPTY_LOOK_BACK_OBJECTS:
         if header.slot == FIRST_SLOT:
             return None, True, others
         before = await read_header(store, header.prev)
         if before is None:
             return None, True, others
         header = before
-        if header.kind is Kind.DATA and header.transactions:
+        if header.kind is not Kind.DATA or not header.transactions:
+            empty += 1
+        else:
+            looked += 1
             table = read_body_table(await store.read(object_name(header.slot)), header)
             kinds, keys, values = (table[name].to_pylist() for name in ("kind", "key", "value"))
             for kind, name, value in zip(reversed(kinds), reversed(keys), reversed(values), strict=True):
@@ -151,7 +157,8 @@ async def records_nearby(store: ObjectStore, claim: Header, key: bytes) -> tuple
     """The records of the newest micro-batch in the objects before ``claim``, and whether these are all of them."""
     records: list[GroupRecord] = []
     header = claim
-    for _ in range(INGEST_LOOK_BACK_OBJECTS):
+    looked = empty = 0
+    while looked < INGEST_LOOK_BACK_OBJECTS and empty < EMPTY_LOOK_BACK_OBJECTS:
         if header.slot == FIRST_SLOT:
             return records, True
         before = await read_header(store, header.prev)
@@ -159,7 +166,9 @@ async def records_nearby(store: ObjectStore, claim: Header, key: bytes) -> tuple
             return records, True
         header = before
         if header.kind is not Kind.DATA or not header.transactions:
+            empty += 1
             continue
+        looked += 1
         batch = LoggedBatch(header, await store.read(object_name(header.slot)))
         for txn in reversed(batch.transactions()):
             for operation in txn.operations:
