@@ -337,7 +337,12 @@ def print_result(made: JobResult, *, as_json: bool) -> None:
 def stopped_by_sigterm() -> Generator[Event]:
     """An event that SIGTERM sets, also while Spark starts: the job then ends before its first step."""
     stop = Event()
-    before = signal.signal(signal.SIGTERM, lambda *_: stop.set())
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        del number, frame
+        stop.set()
+
+    before = signal.signal(signal.SIGTERM, ask)
     try:
         yield stop
     finally:

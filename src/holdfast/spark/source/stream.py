@@ -115,7 +115,10 @@ class HoldfastStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             # A store that does not respond fails the next micro-batch, if it has to, but not a report.
             with suppress(HoldfastError):
                 self._lag = self._run(lambda store: lag_after(store, seen))
-        return _offset(seen) | ({} if self._lag is None else {"lag": asdict(self._lag)})
+        reported: dict[str, object] = {**_offset(seen)}
+        if self._lag is not None:
+            reported["lag"] = asdict(self._lag)
+        return reported
 
     def partitions(
         self, start: Mapping[str, int | str], end: Mapping[str, int | str]
