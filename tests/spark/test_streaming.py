@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -197,6 +197,24 @@ def test_spark_reads_all_uses_of_a_frame_by_the_filters_of_one(spark: SparkSessi
     spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW pushed USING holdfast OPTIONS (url '{uses.url}', pushdown true)")
     assert spark.sql(f"SELECT * FROM pushed WHERE version = {uses.early}").count() == uses.of_early
     assert spark.sql("SELECT * FROM pushed").count() == uses.of_early, "the next statement on a temporary view"
+
+
+def test_the_time_of_a_commit_is_an_event_time_for_watermarks(spark: SparkSession, tmp_path: Path) -> None:
+    builder = LogBuilder()
+    leader = builder.lead()
+    for minute in range(4):
+        leader.head = replace(leader.head, time_ms=1_700_000_000_000 + minute * 60_000)
+        leader.commit([Write(b"a", b"1")], [Write(b"b", b"2")])
+    root = tmp_path / "log"
+    root.mkdir()
+    windows = (
+        stream(spark, builder.write_to(root))
+        .withWatermark("timestamp", "1 second")
+        .groupBy(F.window("timestamp", "1 minute"))
+        .count()
+    )
+    run_to_parquet(windows, tmp_path)
+    assert [row["count"] for row in spark.read.parquet(str(tmp_path / "table")).collect()] == [2, 2, 2]
 
 
 def sink(frame: DataFrame, service: ServiceProcess, application: str, **options: str) -> None:
