@@ -1,13 +1,13 @@
-"""Run the lanes of tests in five groups at the same time, each group in a process of its own.
+"""Run the lanes of tests in four groups at the same time, each group in a process of its own.
 
     python scripts/run_tests.py unit integration spark -- -m "not matrix"
 
 Arguments: the lanes, folders of ``tests/``; after ``--`` what pytest gets. Prints the lines of each group as they come,
 with the group's name, and at the end the slowest tests of all groups. The exit code is 0 if every group passed.
 
-Spark has two groups of its own: it brings a Java process, threads and Python workers that no other lane should meet.
-``jobs`` are the files that start Spark in other processes. Tests that start processes wait most of the time, so they
-run in two groups, next to the lanes that compute. The lane ``stores`` runs in the shorter one of the two.
+Spark has a group of its own: it brings a Java process, threads and Python workers that no other lane should meet. Tests
+that start processes wait most of the time, so they run in two groups, next to the lanes that compute. The lane
+``stores`` runs in the shorter one of the two.
 """
 
 from __future__ import annotations
@@ -26,8 +26,6 @@ ROOT = Path(__file__).parent.parent
 PROCESS_LANES = ("integration", "crash")
 MESSAGES = re.compile(r"test_(persist|queue|store|worker)")
 """The test files of queues and message stores among those that start processes; the others belong to the log."""
-JOBS = re.compile(r"test_(pipeline_cli|runtimes|example_)")
-"""The test files of Spark that start it in processes of their own."""
 SPARK_FLAGS = ("--timeout=420",)
 SLOWEST = 25
 
@@ -39,22 +37,20 @@ def groups_of(lanes: list[str]) -> dict[str, list[str]]:
         sys.exit(f"no such lane: {', '.join(unknown)}; a lane is a folder of tests/")
     found: dict[str, list[str]] = {}
     for lane in lanes:
-        if lane in PROCESS_LANES or lane == "spark":
+        if lane in PROCESS_LANES:
             for file in sorted((ROOT / "tests" / lane).glob("test_*.py")):
-                if lane == "spark":
-                    group = "jobs" if JOBS.match(file.name) else "spark"
-                else:
-                    group = "messages" if MESSAGES.match(file.name) else "log"
+                group = "messages" if MESSAGES.match(file.name) else "log"
                 found.setdefault(group, []).append(f"tests/{lane}/{file.name}")
         else:
-            found.setdefault("messages" if lane == "stores" else "computing", []).append(f"tests/{lane}")
+            group = {"spark": "spark", "stores": "messages"}.get(lane, "computing")
+            found.setdefault(group, []).append(f"tests/{lane}")
     return found
 
 
 def start(group: str, paths: list[str], flags: list[str], durations: Path) -> subprocess.Popen[str]:
     """One pytest process."""
     command = [sys.executable, "-m", "pytest", "-q", *paths]
-    if group in ("spark", "jobs"):
+    if group == "spark":
         command += SPARK_FLAGS
     environment = {**os.environ, "HOLDFAST_DURATIONS": str(durations / f"{group}.json"), "PYTHONUNBUFFERED": "1"}
     return subprocess.Popen(

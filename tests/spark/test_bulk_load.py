@@ -21,7 +21,6 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
-from tests.matrix import matrix
 from tests.s3_lane import gateway, s3_bucket, s3_url
 from tests.spark.bulk_requests import SCHEMA, Request, as_transaction, draw_requests, judge_plainly
 from tests.spark.command_process import CommandProcess
@@ -135,7 +134,8 @@ def check_verdicts(root: Path, requests: list[Request], windows: Windows) -> Non
     assert {version for version, txn in logged.items() if own_operations(txn)} == seen, "each committed once"
 
 
-@pytest.mark.parametrize("stride", matrix([3, 1]))
+@pytest.mark.matrix
+@pytest.mark.parametrize("stride", [3, 1])
 def test_a_load_killed_at_every_step_in_turn_commits_each_request_once(
     spark: SparkSession, tmp_path: Path, small_chunks: None, stride: int
 ) -> None:

@@ -180,6 +180,7 @@ def on_cluster(known: Known, tmp_path_factory: pytest.TempPathFactory) -> OnClus
         return OnCluster(folder, found, service.transactions())
 
 
+@pytest.mark.matrix
 def test_a_cluster_whose_workers_get_the_package_with_the_job_finds_the_same_table(
     known: Known, tmp_path: Path
 ) -> None:
