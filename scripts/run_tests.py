@@ -26,6 +26,8 @@ ROOT = Path(__file__).parent.parent
 PROCESS_LANES = ("integration", "crash")
 MESSAGES = re.compile(r"test_(persist|queue|store|worker)")
 """The test files of queues and message stores among those that start processes; the others belong to the log."""
+WITHOUT_JAVA = re.compile(r"test_(sink_protocol|options_everywhere|scan|delta_output)")
+"""The longest test files of Spark that need no Spark session; they run with the messages."""
 SPARK_FLAGS = ("--timeout=420",)
 SLOWEST = 25
 
@@ -37,13 +39,13 @@ def groups_of(lanes: list[str]) -> dict[str, list[str]]:
         sys.exit(f"no such lane: {', '.join(unknown)}; a lane is a folder of tests/")
     found: dict[str, list[str]] = {}
     for lane in lanes:
-        if lane in PROCESS_LANES:
+        if lane in (*PROCESS_LANES, "spark"):
             for file in sorted((ROOT / "tests" / lane).glob("test_*.py")):
-                group = "messages" if MESSAGES.match(file.name) else "log"
-                found.setdefault(group, []).append(f"tests/{lane}/{file.name}")
+                others = "spark" if lane == "spark" else "log"
+                with_messages = (WITHOUT_JAVA if lane == "spark" else MESSAGES).match(file.name)
+                found.setdefault("messages" if with_messages else others, []).append(f"tests/{lane}/{file.name}")
         else:
-            group = {"spark": "spark", "stores": "messages"}.get(lane, "computing")
-            found.setdefault(group, []).append(f"tests/{lane}")
+            found.setdefault("messages" if lane == "stores" else "computing", []).append(f"tests/{lane}")
     return found
 
 

@@ -66,7 +66,8 @@ def deaths() -> Iterator[tuple[str, int]]:
     yield "table", 0
 
 
-@pytest.mark.parametrize("death", matrix(deaths(), lambda death: death == ("after", 2)))
+@pytest.mark.matrix
+@pytest.mark.parametrize("death", deaths())
 def test_a_micro_batch_killed_anywhere_is_replayed_and_each_request_counts_once(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, death: tuple[str, int]
 ) -> None:

@@ -21,6 +21,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
+from tests.matrix import matrix
 from tests.s3_lane import gateway, s3_bucket, s3_url
 from tests.spark.bulk_requests import SCHEMA, Request, as_transaction, draw_requests, judge_plainly
 from tests.spark.command_process import CommandProcess

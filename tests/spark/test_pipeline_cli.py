@@ -126,6 +126,7 @@ def test_requests_are_resolved_from_and_to_a_real_s3_server(
     assert table_on_s3(verdicts).sort_by("position")["code"].to_pylist() == [None, "conflict"]
 
 
+@pytest.mark.matrix
 def test_a_killed_process_is_continued_by_the_next(commands: CommandProcess, tmp_path: Path) -> None:
     builder: LogBuilder = random_log(41, reigns=4, batches=16)
     log = builder.write_to(tmp_path / "log")

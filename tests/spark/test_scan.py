@@ -165,7 +165,7 @@ def test_tiny_objects_are_coalesced_into_few_record_batches() -> None:
     leader = builder.lead()
     for number in range(900):
         leader.commit([Write(b"%d" % number, b"v")], [Write(b"%d" % number, b"w")])
-    found = batches(stored(builder))
+    found = batches(stored(builder), minPartitions=1)
     assert [batch.num_rows for batch in found] == [1800]
     assert BATCH_TRANSACTIONS >= 1800
 

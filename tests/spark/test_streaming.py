@@ -270,7 +270,7 @@ def test_kinds_groups_and_whole_transactions_arrive_as_they_are(spark: SparkSess
     ("columns", "options", "says"),
     [
         ("'k' AS key", {}, "key and value are needed"),
-        ("'k' AS key, 1 AS value", {}, "value is binary or string, not int"),
+        ("'k' AS key, 1 AS value", {}, "value is binary or string, or a struct that becomes JSON, not int"),
         ("'k' AS key, 'v' AS value, 1 AS other", {}, "columns other would be lost"),
         ("'k' AS key, 'v' AS value", {"transactionKey": "t"}, "no column t"),
         (

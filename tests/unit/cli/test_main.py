@@ -234,7 +234,7 @@ import sys
 from holdfast.cli import main
 from holdfast.spark import commands
 
-def run_job(name, log, to, target, schedule, options, stopping, report):
+def run_job(name, log, to, target, schedule, options, stopping, report, rows):
     for version in (1, 2, 3):
         report({"version": version})
         sys.stderr.write(f"did {version}\\n")

@@ -20,13 +20,16 @@ from holdfast.errors import HoldfastError
 HIDE_VARIABLE: Final = "SPARK_HIDE_TRACEBACK"
 """A worker looks at it when it sends an exception, and ends after that."""
 
+SHOWN_IN_FRAMES: Final = "streamReader"
+"""Where no stream reader can be made, Spark 4.3 fails in its own clean-up, and shows our error in the frames alone."""
+
 C = TypeVar("C", bound=type[object])
 
 
 def states_errors(source: C) -> C:
     """This class, whose public methods raise errors of Holdfast so that Spark shows their text alone."""
     for name, method in list(vars(source).items()):
-        if isfunction(method) and not name.startswith("_"):
+        if isfunction(method) and not name.startswith("_") and name != SHOWN_IN_FRAMES:
             setattr(source, name, _stating(method))
     return source
 
