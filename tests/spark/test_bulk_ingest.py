@@ -67,7 +67,7 @@ def deaths() -> Iterator[tuple[str, int]]:
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("death", deaths())
+@pytest.mark.parametrize("death", [*deaths()])
 def test_a_micro_batch_killed_anywhere_is_replayed_and_each_request_counts_once(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, death: tuple[str, int]
 ) -> None:
