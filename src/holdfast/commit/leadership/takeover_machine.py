@@ -474,8 +474,8 @@ class TakeoverMachine:
         return self._found(now)
 
     def _damaged(self, damage: CorruptData) -> list[Effect]:
-        """Damage counts when a second listing shows it at the same slot. A listing is no snapshot: after the store has
-        read the newer keys, the leader may write more, and retention may remove an older object.
+        """Damage counts when a second listing shows it at the same slot. A listing is not a snapshot: after the store
+        has read the newer keys, the leader may write more, and retention may remove an older object.
         """
         slot = damage.fields.get("slot")
         if slot in self._damages or len(self._damages) >= RESTARTS_MAX:

@@ -289,7 +289,7 @@ class Leadership:
     def _beat_once(self) -> None:
         try:
             self.confirm(self._put_empty(Kind.DATA), 1)
-        except BaseException as error:  # noqa: BLE001 - raised by whoever writes next
+        except BaseException as error:  # noqa: BLE001 - raised by the next write
             # The object may exist or not, and the next one would name it: this leadership has ended.
             self._failure = error
 
