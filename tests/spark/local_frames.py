@@ -7,6 +7,7 @@ real session show it, one case for each kind of table.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import chain
 from types import SimpleNamespace
 
 import pyarrow as pa
@@ -28,7 +29,10 @@ class LocalFrame:
     """A frame whose rows are made when they are asked for, as Spark does."""
 
     schema = None
-    sparkSession = SimpleNamespace(conf=SimpleNamespace(get=lambda name: TASKS))  # noqa: N815  Spark's name
+    sparkSession = SimpleNamespace(  # noqa: N815  Spark's name
+        conf=SimpleNamespace(get=lambda name: TASKS),
+        createDataFrame=lambda table: LocalFrame(table.to_batches().__iter__),
+    )
 
     def __init__(self, batches: Batches, empty: pa.Schema = FILES_SCHEMA) -> None:
         self._batches = batches
@@ -41,6 +45,9 @@ class LocalFrame:
     def mapInArrow(self, work: increments.Work, schema: object) -> LocalFrame:  # noqa: N802
         del schema
         return LocalFrame(lambda: work(self._batches()))
+
+    def unionAll(self, other: LocalFrame) -> LocalFrame:  # noqa: N802
+        return LocalFrame(lambda: chain(self._batches(), other._batches()))
 
     def repartitionById(self, tasks: int, name: str) -> LocalFrame:  # noqa: N802
         del tasks, name

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from holdfast.spark.runtime.table_files import NewFile, file_rows
 from holdfast.spark.tables import buckets as bucket_module
 from holdfast.spark.tables.buckets import LATEST_ROWS, BucketPart, each_bucket, in_buckets, merge_latest, newest_points
+from holdfast.spark.tables.placement import Placement
 
 Operation = dict[str, Any]
 State = dict[bytes, tuple[bytes, int]]
@@ -74,7 +75,7 @@ def carried(
     table = pa.Table.from_pylist(operations, schema=SCHEMA)
     edges = [table.num_rows * number // tasks for number in range(tasks + 1)]
     parts = [table.slice(first, past - first).to_batches(max_chunksize=4) for first, past in pairwise(edges)]
-    rows = [row for part in parts for row in in_buckets(buckets, reduce, iter(part))]
+    rows = [row for part in parts for row in in_buckets(Placement.fixed(buckets), reduce, iter(part))]
     return sorted(rows, key=lambda row: [row[name][0].as_py() for name in ("bucket", "version", "position")])
 
 
@@ -109,15 +110,19 @@ def test_many_range_deletes_for_many_buckets_are_not_copied_all_at_once(monkeypa
     real = bucket_module._packed_part
     copies: list[int] = []
 
-    def counted(buckets: int, operations: pa.Table, is_range: npt.NDArray[np.bool_]) -> Iterator[pa.RecordBatch]:
-        copies.append(buckets * int(is_range.sum()) * (operations.nbytes // operations.num_rows))
-        return real(buckets, operations, is_range)
+    def counted(
+        placement: Placement, operations: pa.Table, is_range: npt.NDArray[np.bool_]
+    ) -> Iterator[pa.RecordBatch]:
+        copies.append(placement.count * int(is_range.sum()) * (operations.nbytes // operations.num_rows))
+        return real(placement, operations, is_range)
 
     monkeypatch.setattr(bucket_module, "_packed_part", counted)
     kinds = [{"kind": "range_delete", "key": b"k%05d" % n, "end": None} for n in range(2_000)]
     kinds.insert(700, {"kind": "write", "key": b"a", "value": b"v"})
     operations = numbered([kinds])
-    packed = list(in_buckets(40, as_is, iter(pa.Table.from_pylist(operations, schema=SCHEMA).to_batches())))
+    packed = list(
+        in_buckets(Placement.fixed(40), as_is, iter(pa.Table.from_pylist(operations, schema=SCHEMA).to_batches()))
+    )
     assert max(copies) <= 200_000 and len(copies) > 10
     found: dict[int, list[Operation]] = {}
 

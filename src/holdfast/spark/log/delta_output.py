@@ -36,6 +36,8 @@ from holdfast.spark.source.plan import log_head
 log = structlog.get_logger("holdfast.spark.pipeline")
 
 FORMAT: Final = 1
+"""The format of a new table. A job may raise that of its table when older versions of Holdfast would damage it."""
+FORMAT_MAX: Final = 2
 DELTA_TRIES: Final = 5
 
 
@@ -51,15 +53,20 @@ class TableFile:
 
 @dataclass(frozen=True, slots=True)
 class TableState:
-    """What a table holds at one of its versions. ``offset`` is the log version that it has reached.
+    """What a table holds at one of its versions. ``offset`` is the log version that it has reached, of ``application``.
 
     ``rows`` is the choice of rows and types that the table is made with; None for a table of an earlier version.
     """
 
     table: DeltaTable
+    application: str
     offset: int
     settings: Mapping[str, int]
     rows: Mapping[str, object] | None = None
+
+    def mark(self, name: str) -> int:
+        """A mark that commits have moved, 0 before the first."""
+        return self.table.transaction_version(f"{self.application}/{name}") or 0
 
     def require(self, offset: int) -> None:
         """Raise Conflict unless the table is at ``offset``."""
@@ -188,13 +195,23 @@ class DeltaOutput:
 
     def _checked(self, table: DeltaTable, log_id: str) -> TableState:
         about = _about(table)
-        if about.get("pipeline") != self.pipeline or about.get("format") != FORMAT:
+        made_in = about.get("format")
+        if about.get("pipeline") != self.pipeline or not isinstance(made_in, int):
             raise InvalidRequest(
                 f"there is another table here, which {self.pipeline} did not make",
                 code=Code.BAD_CONFIGURATION,
                 hint="give each pipeline a place of its own",
                 url=self.location.uri,
                 made_by=about.get("pipeline"),
+            )
+        if made_in > FORMAT_MAX:
+            raise InvalidRequest(
+                "a newer version of Holdfast made this table",
+                code=Code.BAD_CONFIGURATION,
+                hint="run the pipeline with that version or a newer one",
+                url=self.location.uri,
+                format=made_in,
+                format_max=FORMAT_MAX,
             )
         if about.get("log_id") != log_id:
             raise InvalidRequest(
@@ -211,6 +228,7 @@ class DeltaOutput:
         rows = about.get("rows")
         return TableState(
             table,
+            self._application,
             offset,
             {name: value for name, value in about.items() if isinstance(value, int) and name != "format"},
             rows if isinstance(rows, dict) else None,
@@ -292,6 +310,24 @@ class DeltaOutput:
             raise Unavailable(
                 "the table did not take new columns", url=self.location.uri, cause=_line(error)
             ) from error
+
+    def raise_format(self, state: TableState, made_in: int) -> TableState:
+        """Let versions of Holdfast that do not know this format refuse the table from now on; the state after it.
+
+        Raises: Conflict when another runner has moved the table on, Unavailable when the table did not take it. After a
+        crash: the table may have the format, which changes nothing for a reader.
+        """
+        about = _about(state.table)
+        if about["format"] == made_in:
+            return state
+        try:
+            state.table.alter.set_table_description(json.dumps({"holdfast": {**about, "format": made_in}}))
+        except (DeltaError, OSError) as error:
+            raise Unavailable("the table did not take its format", url=self.location.uri, cause=_line(error)) from error
+        moved = self.state(str(about["log_id"]))
+        assert moved is not None, "the table has just been written"
+        moved.require(state.offset)
+        return moved
 
     def _require_here(self, path: str, size: int) -> None:
         """Raise if a file that a task has written into a directory is not in that directory here."""
@@ -378,12 +414,17 @@ class DeltaJob:
         return state
 
     def _commit(
-        self, state: TableState, increment: Increment, added: Sequence[NewFile], removed: Sequence[TableFile] = ()
+        self,
+        state: TableState,
+        increment: Increment,
+        added: Sequence[NewFile],
+        removed: Sequence[TableFile] = (),
+        marks: Mapping[str, int] | None = None,
     ) -> StepResult:
         replaced = {file.path for file in removed}
         originals = [file for file in state.misplaced() if file.path not in replaced]
         copies = self._copied(originals) if originals else []
-        self._output.commit(state, increment.through, added, removed, originals=originals, copies=copies)
+        self._output.commit(state, increment.through, added, removed, originals=originals, copies=copies, marks=marks)
         return StepResult(
             rows=sum(file.rows for file in added),
             files_added=len(added) + len(copies),

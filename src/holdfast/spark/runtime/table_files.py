@@ -30,7 +30,7 @@ _TEXT: Final = pa.string()
 FILES_SCHEMA: Final = pa.schema(
     [("path", _TEXT), ("size", pa.int64()), ("rows", pa.int64()), ("partition", _TEXT), ("stats", _TEXT)]
 )
-"""A task's report of the files that it wrote. A row without a path names a partition that is now empty."""
+"""A task's report of the files that it wrote. A row without a path names a partition whose older files are replaced."""
 FILES_TYPE: Final = "path string, size long, rows long, partition string, stats string"
 
 ATTEMPTS_MAX: Final = 6
@@ -47,7 +47,7 @@ HIVE_NULL: Final = "__HIVE_DEFAULT_PARTITION__"
 
 @dataclass(frozen=True, slots=True)
 class NewFile:
-    """One file that a task wrote, or a partition that it found empty (``path`` None).
+    """One file that a task wrote, or a partition whose older files it has replaced (``path`` None).
 
     Shape: ``partition`` holds the values of the partition columns as text, ``stats`` is the JSON of a Delta log.
     """
@@ -141,8 +141,17 @@ def read_table(url: str, paths: Iterable[str]) -> pa.Table | None:
 
     A column that an older file lacks is null in its rows.
     """
-    tables = [pq.read_table(pa.BufferReader(data)) for data in read_objects(url, tuple(paths))]
+    return parquet_rows(read_objects(url, tuple(paths)))
+
+
+def parquet_rows(files: Iterable[bytes], columns: Collection[str] | None = None) -> pa.Table | None:
+    """The rows of Parquet files with these ``columns`` (those that a file has; None: all); None for no file."""
+    tables = [_parquet_rows(pq.ParquetFile(pa.BufferReader(data)), columns) for data in files]
     return pa.concat_tables(tables, promote_options="default") if tables else None
+
+
+def _parquet_rows(file: pq.ParquetFile, columns: Collection[str] | None) -> pa.Table:
+    return file.read([name for name in file.schema_arrow.names if columns is None or name in columns])
 
 
 def read_objects(url: str, paths: Sequence[str]) -> list[bytes]:

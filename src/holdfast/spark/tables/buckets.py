@@ -1,31 +1,29 @@
-"""``latest`` and ``history``: tables in buckets of keys. A step rewrites each bucket that it touches.
+"""``latest`` and ``history``: tables in buckets of keys. A step changes the buckets of its keys alone.
 
-A key's bucket is ``crc32(key) mod buckets``, so any reader can find its file. A range delete goes to all buckets. The
-tasks that read the log pack operations by bucket, so Spark shuffles few rows. Memory: a reading task holds
-``WAITING_BYTES`` of operations and as much of copied range deletes; a rewriting task one bucket's file and the step's
-operations on it.
+``placement`` says which bucket has a key. A step whose keys are all new in a bucket adds a small file to it; any other
+step rewrites the bucket. A range delete goes to all buckets. A bucket is split when the table has grown. The tasks that
+read the log pack operations by bucket, so Spark shuffles few rows. Memory: a reading task holds ``WAITING_BYTES`` of
+operations and as much of copied range deletes; a rewriting task one bucket's files and the step's operations on it.
 """
 
 from __future__ import annotations
 
-import json
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby, pairwise
 from operator import itemgetter
 from typing import ClassVar, Final, TypeAlias
-from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 
-from holdfast.spark.columns import TIMESTAMP
-from holdfast.spark.log.delta_output import TableFile
+from holdfast.spark.columns import TIMESTAMP, Shape, arrow_schema
 from holdfast.spark.log.increments import Increment, map_increment
 from holdfast.spark.log.runner import StepResult
 from holdfast.spark.runtime.table_files import (
@@ -33,21 +31,26 @@ from holdfast.spark.runtime.table_files import (
     NewFile,
     file_rows,
     new_files,
-    read_table,
+    parquet_rows,
+    read_objects,
     tables_of,
     write_table,
 )
+from holdfast.spark.tables.placement import Numbers, Placement, bucket_count
 from holdfast.spark.tables.state import Coverage, OrderKey, ranges_of
 from holdfast.spark.tables.typed import PointedMerge, TypedJob, TypedStep
-from holdfast.spark.typed.table import ROWS_DEFAULT, RowOptions
+from holdfast.spark.typed.table import KEY_BYTES, ROWS_DEFAULT, RowOptions
 
-Numbers: TypeAlias = npt.NDArray[np.int64]
 Flags: TypeAlias = npt.NDArray[np.bool_]
 
-BUCKET_BYTES: Final = 64 * 2**20
-"""Bytes of log per bucket when a table is made: a table is mostly smaller than its log, and may grow fourfold."""
-BUCKETS_MIN: Final = 8
-BUCKETS_MAX: Final = 4096
+FILES_OF_A_BUCKET_MAX: Final = 8
+"""Files of current rows in a bucket: a step that would make more rewrites it to one."""
+SMALL_FILE_SHARE: Final = 4
+"""A step adds a file to a bucket if the bucket has at least this many times the rows of the step's operations."""
+SPLITS: Final = "buckets"
+"""The mark that has the number of buckets, in a table that was split."""
+SPLIT_FORMAT: Final = 2
+"""The format of a table that was split: earlier versions of Holdfast would put keys into the wrong bucket."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,44 +72,38 @@ WAITING_BYTES: Final = 64 * 2**20
 PIECE_BYTES: Final = 4 * 2**20
 """A bucket's operations are rows of about this many bytes for Spark, which keeps rows in Java's heap."""
 PACKED_TYPE: Final = "bucket int, version long, position int, operations binary"
+BEFORE_ALL: Final = OrderKey(-1, -1)
 _PACKED: Final = ("bucket", "version", "position", "operations")
 
 
-def bucket_count(log_bytes: int) -> int:
-    """How many buckets a new table of a log of this size gets.
-
-    >>> bucket_count(0), bucket_count(10 * 2**30)
-    (8, 160)
-    """
-    return max(BUCKETS_MIN, min(BUCKETS_MAX, -(-log_bytes // BUCKET_BYTES)))
-
-
-def in_buckets(buckets: int, reduce: Reduce, operations: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def in_buckets(placement: Placement, reduce: Reduce, operations: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The operations of one task, reduced and packed: points in their bucket, each range delete in all of them.
 
     Shape: ``operations`` have at least version, position, kind and key, and come in log order. A row of the result
     (``PACKED_TYPE``) holds operations of one bucket in log order, and gives the position of the first.
     """
     for table in tables_of(operations, WAITING_BYTES):
-        yield from _packed(buckets, reduce(table))
+        yield from _packed(placement, reduce(table))
 
 
-def _packed(buckets: int, operations: pa.Table) -> Iterator[pa.RecordBatch]:
+def _packed(placement: Placement, operations: pa.Table) -> Iterator[pa.RecordBatch]:
     """In parts with so few range deletes that their copies for all buckets take no more room than operations may."""
     is_range = pc.call_function("equal", [operations["kind"], "range_delete"]).to_numpy()
     ranges = np.flatnonzero(is_range)
     row_bytes = max(1, operations.nbytes // max(1, operations.num_rows))
-    most = max(1, WAITING_BYTES // (row_bytes * buckets))
+    most = max(1, WAITING_BYTES // (row_bytes * placement.count))
     edges = [0, *ranges[most::most].tolist(), operations.num_rows]
     for first, past in pairwise(edges):
-        yield from _packed_part(buckets, operations.slice(first, past - first), is_range[first:past])
+        yield from _packed_part(placement, operations.slice(first, past - first), is_range[first:past])
 
 
-def _packed_part(buckets: int, operations: pa.Table, is_range: npt.NDArray[np.bool_]) -> Iterator[pa.RecordBatch]:
-    own = np.fromiter((crc32(key) for key in operations["key"].to_pylist()), np.uint32, operations.num_rows) % buckets
+def _packed_part(
+    placement: Placement, operations: pa.Table, is_range: npt.NDArray[np.bool_]
+) -> Iterator[pa.RecordBatch]:
+    own = placement.of_keys(operations["key"].to_pylist())
     points, ranges = np.flatnonzero(~is_range), np.flatnonzero(is_range)
-    rows = np.concatenate((points, np.tile(ranges, buckets)))
-    placed = np.concatenate((own[points], np.repeat(np.arange(buckets, dtype=np.uint32), len(ranges))))
+    rows = np.concatenate((points, np.tile(ranges, placement.count)))
+    placed = np.concatenate((own[points], np.repeat(np.arange(placement.count), len(ranges))))
     order = np.lexsort((rows, placed))
     sorted_rows = operations.combine_chunks().take(pa.array(rows[order]))
     sorted_buckets = placed[order]
@@ -114,10 +111,12 @@ def _packed_part(buckets: int, operations: pa.Table, is_range: npt.NDArray[np.bo
         part = sorted_rows.slice(first, past - first)
         step = max(1, part.num_rows * PIECE_BYTES // max(1, part.nbytes))
         for begin in range(0, part.num_rows, step):
-            yield _piece(int(sorted_buckets[first]), part.slice(begin, step))
+            piece = part.slice(begin, step)
+            at = OrderKey(piece["version"][0].as_py(), piece["position"][0].as_py())
+            yield _piece(int(sorted_buckets[first]), piece, at)
 
 
-def _piece(bucket: int, operations: pa.Table) -> pa.RecordBatch:
+def _piece(bucket: int, operations: pa.Table, first: OrderKey) -> pa.RecordBatch:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, operations.schema) as writer:
         writer.write_table(operations)
@@ -127,50 +126,94 @@ def _piece(bucket: int, operations: pa.Table) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(
         [
             pa.array([bucket], pa.int32()),
-            operations["version"][:1].combine_chunks(),
-            operations["position"][:1].combine_chunks(),
+            pa.array([first.version], pa.int64()),
+            pa.array([first.position], pa.int32()),
             pa.Array.from_buffers(pa.binary(), 1, [None, offsets, data]),
         ],
         _PACKED,
     )
 
 
-def rewrite_buckets(
-    packed: DataFrame,
-    url: str,
-    live: Iterable[TableFile],
-    merge: Merge,
-    statistics: Sequence[str],
-    step: TypedStep | None = None,
-) -> list[NewFile]:
-    """Rewrite every bucket that the ``packed`` operations (made by ``in_buckets``) touch. Runs the tasks.
+@dataclass(frozen=True, slots=True)
+class Rewriting:
+    """What the tasks of one step do with each bucket of the table at ``url``. It is copied into the tasks.
 
-    ``live`` are the files that a bucket's rewriting replaces, ``statistics`` the columns to give bounds of. The result
-    names every touched bucket, also those that became empty. With a typed ``step`` the files have typed rows, and the
-    result names files of the quarantine too. Raises: what tasks raise, as Spark's error.
+    ``paths`` are the files of current rows by the bucket that they have ``before``; ``after`` is the placement of the
+    step; ``statistics`` are the columns to give bounds of. With a typed ``step`` the files have typed rows.
     """
-    paths: dict[int, list[str]] = {}
-    for file in live:
-        paths.setdefault(int(file.partition["bucket"]), []).append(file.path)
 
-    def rewrite(bucket: int, changes: pa.Table) -> pa.RecordBatch:
-        current = read_table(url, paths.get(bucket, ()))
+    url: str
+    paths: Mapping[int, Sequence[str]]
+    before: Placement
+    after: Placement
+    merge: Merge
+    statistics: Sequence[str]
+    step: TypedStep
+
+    @property
+    def split(self) -> Numbers:
+        """The buckets that get rows of a bucket that is split, with or without operations of this step."""
+        sources = self.after.sources(self.before)
+        parts = np.bincount(sources, minlength=self.before.count)
+        return np.flatnonzero(parts[sources] > 1)
+
+    def run(self, packed: DataFrame, columns: str) -> list[NewFile]:
+        """Change every bucket that the ``packed`` operations touch, and the split ones; ``columns`` are operations'.
+
+        Shape: a file without a path names a bucket whose files of before are replaced; files of the quarantine are
+        among the others. Raises: what tasks raise, as Spark's error.
+        """
+        split = self.split.tolist()
+        if split:
+            # A bucket is changed where it has operations: these have none, and come first.
+            nothing = arrow_schema(Shape.OPERATIONS, columns.split(",")).empty_table()
+            pieces = pa.Table.from_batches([_piece(bucket, nothing, BEFORE_ALL) for bucket in split])
+            packed = packed.unionAll(packed.sparkSession.createDataFrame(pieces))
+        return new_files(placed_by_bucket(packed).mapInArrow(partial(each_bucket, self.bucket), FILES_TYPE))
+
+    def bucket(self, bucket: int, changes: pa.Table) -> pa.RecordBatch:
+        """Change one bucket. Raises: NotFound, Unavailable, InvalidRequest for a misfit, with the policy ``fail``."""
+        source = int(self.before.of_hashes(np.array([bucket]))[0])
+        held = read_objects(self.url, self.paths.get(source, ()))
+        is_split = bucket in self.split
+        if not is_split and self._may_grow(held, changes):
+            return file_rows(self._written(bucket, None, changes))
+        current = parquet_rows(held)
+        if is_split and current is not None:
+            current = current.filter(pa.array(self.after.of_keys(self._keys(current).to_pylist()) == bucket))
+        replaced = NewFile(None, 0, 0, {"bucket": str(source)}, "")
+        return file_rows([replaced, *self._written(bucket, current, changes)])
+
+    def _may_grow(self, held: Sequence[bytes], changes: pa.Table) -> bool:
+        """Whether the step can add a file to the bucket: no row of the bucket has a key of these operations."""
+        if not 0 < len(held) < FILES_OF_A_BUCKET_MAX:
+            return False
+        rows = sum(pq.read_metadata(pa.BufferReader(data)).num_rows for data in held)
+        if changes.num_rows * SMALL_FILE_SHARE > rows or "range_delete" in changes["kind"].unique().to_pylist():
+            return False
+        keys = self._keys(parquet_rows(held, ("key", KEY_BYTES))).cast(pa.binary())
+        known = pc.call_function("is_in", [keys], pc.SetLookupOptions(value_set=changes["key"].combine_chunks()))
+        return not pc.call_function("any", [known]).as_py()
+
+    def _keys(self, rows: pa.Table) -> pa.ChunkedArray:
+        return rows["key"] if self.step.layout is None else self.step.layout.key_bytes(rows)
+
+    def _written(self, bucket: int, current: pa.Table | None, changes: pa.Table) -> list[NewFile]:
         aside: list[pa.Table] = []
-        if step is None or step.layout is None:
-            parts = merge(current, changes)
+        if self.step.layout is None:
+            parts = self.merge(current, changes)
         else:
-            pointed = PointedMerge(step, lambda *tables: [(part.rows, part.partition) for part in merge(*tables)])
+            pointed = PointedMerge(
+                self.step, lambda *tables: [(part.rows, part.partition) for part in self.merge(*tables)]
+            )
             typed, aside = pointed(current, changes)
             parts = [BucketPart(*part) for part in typed]
         files = [
-            write_table(url, part.rows, {"bucket": str(bucket), **part.partition}, statistics)
+            write_table(self.url, part.rows, {"bucket": str(bucket), **part.partition}, self.statistics)
             for part in parts
             if part.rows.num_rows
         ]
-        files = files or [NewFile(None, 0, 0, {"bucket": str(bucket)}, json.dumps({"numRecords": 0}))]
-        return file_rows([*files, *(step.put_aside(aside) if step is not None else ())])
-
-    return new_files(placed_by_bucket(packed).mapInArrow(partial(each_bucket, rewrite), FILES_TYPE))
+        return [*files, *self.step.put_aside(aside)]
 
 
 def placed_by_bucket(packed: DataFrame) -> DataFrame:
@@ -235,21 +278,40 @@ class BucketJob(TypedJob):
 
     def advance(self, increment: Increment) -> StepResult:
         """As ``Job``."""
-        wanted = self._buckets or bucket_count(increment.log_bytes + increment.behind_bytes)
-        state, step = self._begin(increment, {"buckets": wanted})
+        made_with = self._buckets or bucket_count(increment.log_bytes + increment.behind_bytes)
+        state, step = self._begin(increment, {"buckets": made_with})
         live = state.files(self.further_partition)
-        pack = partial(_pack_chosen, step, state.settings["buckets"], self.reduce)
-        packed = map_increment(self._spark, self._log_url, increment, self.columns, pack, PACKED_TYPE)
-        written = rewrite_buckets(packed, self._output.location.url, live, self.merge, self.statistics, step)
-        touched = {file.partition.get("bucket") for file in written}
-        added = [file for file in written if file.path is not None]
-        return self._finish(state, increment, added, [file for file in live if file.partition["bucket"] in touched])
+        before = Placement(first := state.settings["buckets"], state.mark(SPLITS) or first)
+        after = before.grown(sum(file.size for file in live))
+        if after != before:
+            state = self._output.raise_format(state, SPLIT_FORMAT)
+        packed = map_increment(
+            self._spark,
+            self._log_url,
+            increment,
+            self.columns,
+            partial(_pack_chosen, step, after, self.reduce),
+            PACKED_TYPE,
+        )
+        paths: dict[int, list[str]] = {}
+        for file in live:
+            paths.setdefault(int(file.partition["bucket"]), []).append(file.path)
+        rewriting = Rewriting(self._output.location.url, paths, before, after, self.merge, self.statistics, step)
+        written = rewriting.run(packed, self.columns)
+        replaced = {file.partition["bucket"] for file in written if file.path is None}
+        return self._finish(
+            state,
+            increment,
+            [file for file in written if file.path is not None],
+            [file for file in live if file.partition["bucket"] in replaced],
+            marks={SPLITS: after.count} if after.count > after.first else {},
+        )
 
 
 def _pack_chosen(
-    step: TypedStep, buckets: int, reduce: Reduce, operations: Iterator[pa.RecordBatch]
+    step: TypedStep, placement: Placement, reduce: Reduce, operations: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    return in_buckets(buckets, reduce, step.chosen(operations))
+    return in_buckets(placement, reduce, step.chosen(operations))
 
 
 LATEST_ROWS: Final = pa.schema(

@@ -19,12 +19,12 @@ from holdfast.spark.tables.buckets import (
     PACKED_TYPE,
     Latest,
     bucket_changes,
-    bucket_count,
     in_buckets,
     merge_latest,
     newest_points,
     placed_by_bucket,
 )
+from holdfast.spark.tables.placement import Placement, bucket_count
 
 ROWS: Final = "key binary, value binary, version long"
 ROWS_IN_A_BATCH: Final = 10_000
@@ -49,7 +49,7 @@ def materialise_latest(spark: SparkSession, url: str, as_of_version: int | None 
         )
     if increment.is_empty:
         return spark.createDataFrame([], ROWS)
-    pack = partial(in_buckets, bucket_count(increment.log_bytes), newest_points)
+    pack = partial(in_buckets, Placement.fixed(bucket_count(increment.log_bytes)), newest_points)
     packed = map_increment(spark, url, increment, Latest.columns, pack, PACKED_TYPE)
     return placed_by_bucket(packed).mapInArrow(_merged, ROWS)
 

@@ -270,6 +270,7 @@ class TypedJob(DeltaJob):
         increment: Increment,
         written: Sequence[NewFile],
         removed: Sequence[TableFile] = (),
+        marks: Mapping[str, int] | None = None,
     ) -> StepResult:
         """Commit the quarantine, and then the table."""
         aside = [replace(file, partition={}) for file in written if file.partition == QUARANTINED]
@@ -278,5 +279,5 @@ class TypedJob(DeltaJob):
             if quarantine.offset < increment.through:
                 self._quarantine.commit(quarantine, increment.through, aside, ())
         own = [file for file in written if file.partition != QUARANTINED]
-        result = self._commit(state, increment, own, removed)
+        result = self._commit(state, increment, own, removed, marks)
         return replace(result, rows_quarantined=sum(file.rows for file in aside))
