@@ -21,6 +21,7 @@ from pathlib import Path
 
 import pyarrow as pa
 from deltalake import DeltaTable
+from examples.cluster.standalone import CONF
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import expr
 
@@ -35,16 +36,9 @@ SINK_ROWS = 200
 BULK_REQUESTS = 3000
 COPY_SECONDS_MAX = 240
 JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-HERE = {
-    "spark.driver.host": "127.0.0.1",
-    "spark.driver.bindAddress": "127.0.0.1",
-    "spark.ui.enabled": "false",
+HERE = CONF | {
     "spark.driver.extraJavaOptions": JAVA,
     "spark.executor.extraJavaOptions": JAVA,
-    "spark.executor.memory": "512m",
-    # On a cluster: nothing runs before both workers are there.
-    "spark.scheduler.minRegisteredResourcesRatio": "1.0",
-    "spark.scheduler.maxRegisteredResourcesWaitingTime": "120s",
     "spark.sql.shuffle.partitions": "2",
     # A copy of every task that takes much longer than the others.
     "spark.speculation": "true",

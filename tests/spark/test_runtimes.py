@@ -7,24 +7,22 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import sysconfig
 import zipfile
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pyspark
 import pytest
+from examples.cluster.standalone import WORKERS, standalone_cluster
 from pyspark.sql import SparkSession
 from tests.rgw import Gateway
 from tests.s3_lane import gateway, s3_bucket
 from tests.spark import runtime_script
+from tests.spark.conftest import QUICK_JAVA
 from tests.spark.log_builder import LogBuilder, latest_plainly, random_log, read_plainly
 from tests.spark.plain import operation_rows
 from tests.spark.service_process import ServiceProcess
@@ -41,8 +39,6 @@ __all__ = ["gateway", "s3_bucket"]
 
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS_MAX = 300
-WORKERS = {"one": "127.0.0.1", "two": "127.0.0.2"}
-"""Each on a host of its own: Spark starts no copy of a task where the task already is."""
 # Every runtime but the first starts Java processes, which takes long on a machine that does much else.
 pytestmark = pytest.mark.timeout(420)
 
@@ -86,7 +82,7 @@ def run(*arguments: str, **more: str) -> dict[str, Any]:
     environment = {
         **os.environ,
         "JAVA_HOME": str(find_java()),
-        "PYTHONPATH": str(ROOT / "src"),
+        "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]),
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_TESTING": "1",  # a Connect server of this process then takes a free port
         **more,
@@ -125,52 +121,12 @@ def packed_source(folder: Path) -> Path:
     return archive
 
 
-@contextmanager
-def cluster(folder: Path) -> Iterator[str]:
-    """A master and two workers of one core, each in a process of its own; the master's URL."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    home = Path(pyspark.__file__).parent
-    environment = {
-        **{name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
-        "JAVA_HOME": str(find_java()),
-        "SPARK_HOME": str(home),
-        "SPARK_DAEMON_MEMORY": "256m",
-        "SPARK_DAEMON_JAVA_OPTS": runtime_script.JAVA,
-    }
-    master = f"spark://127.0.0.1:{port}"
-    deploy = "org.apache.spark.deploy"
-    worker = [f"{deploy}.worker.Worker", "--webui-port", "0", "--cores", "1", "--memory", "1g", "--work-dir"]
-    commands = [
-        ("127.0.0.1", [f"{deploy}.master.Master", "--webui-port", "0", "--port", str(port)]),
-        *((host, [*worker, str(folder / name), master]) for name, host in WORKERS.items()),
-    ]
-    processes = [
-        subprocess.Popen(
-            [home / "bin" / "spark-class", *command, "--host", host],
-            env={**environment, "SPARK_LOCAL_IP": host},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            cwd=folder,
-        )
-        for host, command in commands
-    ]
-    try:
-        yield master
-    finally:
-        for process in reversed(processes):
-            process.terminate()
-        for process in processes:
-            process.wait(30)
-
-
 @pytest.fixture(scope="module")
 def on_cluster(known: Known, tmp_path_factory: pytest.TempPathFactory) -> OnCluster:
     """The whole script on a cluster, for all tests that look at what it did there."""
     folder = tmp_path_factory.mktemp("cluster")
     (folder / "log").mkdir()
-    with ServiceProcess(folder / "log") as service, cluster(folder) as master:
+    with ServiceProcess(folder / "log") as service, standalone_cluster(folder, QUICK_JAVA) as master:
         found = run(
             *("--master", master, "--zip", str(packed_source(folder)), "--table", (folder / "table").as_uri()),
             *("--bulk", str(folder), "--faults"),
@@ -185,7 +141,7 @@ def test_a_cluster_whose_workers_get_the_package_with_the_job_finds_the_same_tab
     known: Known, tmp_path: Path
 ) -> None:
     archive = packed_source(tmp_path)
-    with cluster(tmp_path) as master:
+    with standalone_cluster(tmp_path, QUICK_JAVA) as master:
         found = run("--master", master, "--zip", str(archive), known.url, PYSPARK_PYTHON=str(bare_python(tmp_path)))
     assert found["logs"] == [known.digest]
     places = [str(place) for place in found["places"]]
@@ -259,3 +215,17 @@ def logged(url: str) -> list[LoggedTransaction]:
 
     with StoreThread(url) as thread:
         return [txn for batch in read_plainly(thread.start(objects).result()) for txn in batch.transactions]
+
+
+@pytest.mark.matrix
+def test_the_example_runs_every_pipeline_on_a_cluster_with_its_log_on_a_real_s3_server(
+    s3_bucket: str, gateway: Gateway
+) -> None:
+    log, tables = gateway.url(s3_bucket, prefix="log"), gateway.url(s3_bucket, prefix="tables")
+    command = [sys.executable, "-m", "examples.cluster", "--log", log, "--tables", tables]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS_MAX, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr[-6000:]
+    assert [line.split()[2] for line in done.stdout.splitlines()] == [
+        *("cluster", "resolve", "load", "ingest", "changes", "latest", "history", "snapshot"),
+        *("segments", "verify", "replay", "compare", "compare"),
+    ]  # fmt: skip

@@ -169,7 +169,9 @@ class Rewriting:
             nothing = arrow_schema(Shape.OPERATIONS, columns.split(",")).empty_table()
             pieces = pa.Table.from_batches([_piece(bucket, nothing, BEFORE_ALL) for bucket in split])
             packed = packed.unionAll(packed.sparkSession.createDataFrame(pieces))
-        return new_files(placed_by_bucket(packed).mapInArrow(partial(each_bucket, self.bucket), FILES_TYPE))
+        return new_files(
+            placed_by_bucket(packed, self.after.count).mapInArrow(partial(each_bucket, self.bucket), FILES_TYPE)
+        )
 
     def bucket(self, bucket: int, changes: pa.Table) -> pa.RecordBatch:
         """Change one bucket. Raises: NotFound, Unavailable, InvalidRequest for a misfit, with the policy ``fail``."""
@@ -216,10 +218,11 @@ class Rewriting:
         return [*files, *self.step.put_aside(aside)]
 
 
-def placed_by_bucket(packed: DataFrame) -> DataFrame:
+def placed_by_bucket(packed: DataFrame, buckets: int) -> DataFrame:
     """The packed operations with all of a bucket in one partition, sorted by bucket and position in the log."""
     # By number and not by hash: a hash of eight buckets leaves one of four tasks without any, and another with four.
-    tasks = int(packed.sparkSession.conf.get("spark.sql.shuffle.partitions") or "1")
+    # Never more tasks than buckets: Spark's own number for a cluster is 200, and each empty task costs some 60 ms.
+    tasks = min(buckets, int(packed.sparkSession.conf.get("spark.sql.shuffle.partitions") or "1"))
     return packed.repartitionById(tasks, "bucket").sortWithinPartitions("bucket", "version", "position")
 
 

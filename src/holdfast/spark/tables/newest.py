@@ -49,9 +49,10 @@ def materialise_latest(spark: SparkSession, url: str, as_of_version: int | None 
         )
     if increment.is_empty:
         return spark.createDataFrame([], ROWS)
-    pack = partial(in_buckets, Placement.fixed(bucket_count(increment.log_bytes)), newest_points)
+    placement = Placement.fixed(bucket_count(increment.log_bytes))
+    pack = partial(in_buckets, placement, newest_points)
     packed = map_increment(spark, url, increment, Latest.columns, pack, PACKED_TYPE)
-    return placed_by_bucket(packed).mapInArrow(_merged, ROWS)
+    return placed_by_bucket(packed, placement.count).mapInArrow(_merged, ROWS)
 
 
 def _merged(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
