@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 import zlib
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,21 +30,27 @@ BLOB = random.Random(1).randbytes(1 << 16)
 
 def write_log(root: Path, rows: int, objects: int, keys: int) -> str:
     """One reign of ``objects`` equal batches with ``rows`` writes in all; returns the log's URL."""
-    (root / "batches").mkdir(parents=True)
     draw = random.Random(2)
+    counts = (rows * (number + 1) // objects - rows * number // objects for number in range(objects))
+    url, _ = write_batches(root, ([_write(draw, keys) for _ in range(count)] for count in counts))
+    return url
+
+
+def write_batches(root: Path, batches: Iterable[Sequence[Write]]) -> tuple[str, list[int]]:
+    """One reign with these batches, each write a transaction; the log's URL, and the last version of each batch."""
+    (root / "batches").mkdir(parents=True)
+    draw = random.Random(4)
     identity = Identity(LeaderId(draw.randbytes(16)), draw.randbytes(16), "http://127.0.0.1:1")
     claim = claim_header(
         Frontier(FIRST_SLOT, None, 1), identity, nonce=bytes(16), log_id=LogId(bytes(16)), wall_ms=1_700_000_000_000
     )
     (root / object_name(FIRST_SLOT)).write_bytes(encode_claim(claim))
     head, slot = claim, jump(FIRST_SLOT)
-    for number in range(objects):
-        count = rows * (number + 1) // objects - rows * number // objects
+    versions: list[int] = []
+    for batch in batches:
         logged = [
-            LoggedTransaction(
-                Version(head.last_version + 1 + i), f"r{draw.getrandbits(64):016x}", None, (_write(draw, keys),), ()
-            )
-            for i in range(count)
+            LoggedTransaction(Version(head.last_version + 1 + i), f"r{draw.getrandbits(64):016x}", None, (write,), ())
+            for i, write in enumerate(batch)
         ]
         body = encode_body(logged)
         head = replace(
@@ -55,13 +62,14 @@ def write_log(root: Path, rows: int, objects: int, keys: int) -> str:
             last_version=logged[-1].version,
             prev_version=head.last_transaction_version,
             durable=head.slot,
-            transactions=count,
+            transactions=len(batch),
             body_length=len(body),
             body_crc=zlib.crc32(body),
         )
         (root / object_name(slot)).write_bytes(encode_object(head, body))
         slot = Slot(slot - 1)
-    return root.as_uri()
+        versions.append(head.last_version)
+    return root.as_uri(), versions
 
 
 def _write(draw: random.Random, keys: int) -> Write:

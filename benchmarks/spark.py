@@ -1,7 +1,7 @@
 """The targets of the Spark pipeline, measured in one run: the same data, the same cores, one session.
 
     python benchmarks/spark.py [--rows 1500000 | --quick] [--cores 2] [--json FILE] [--plot FILE]
-                               [--only scan,small,stream,sink,resolve,load,latest]
+                               [--only scan,small,stream,sink,resolve,load,latest,tables]
 
 What is compared is run in pairs, one after the other, several times, and a ratio is the median of the pairs' ratios:
 on shared cores a single run says little. Each figure is printed with the target that it is held to; a target that is
@@ -15,6 +15,8 @@ missed is printed as missed and fails nothing.
     resolve  commit requests to verdicts, in one task and in rounds over ranges of keys, and the kernel alone
     load     rows to batch objects by the four stages on Spark, beside native Parquet
     latest   the newest value of every key as a Delta table, in 4 increments, beside deltalake's merge on the driver
+    tables   the same table created, 1 % and 50 % of its keys changed, beside deltalake's merge and an overwrite by
+             Delta's own writer, with a quarter of the keys and with all; then read by each engine
 
 ``--quick`` is a hundredth of the rows: whether it runs, not how fast.
 
@@ -37,6 +39,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -45,6 +48,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), *filter(None, [os
 
 from benchmarks._spark_latest import INCREMENTS, LatestRace  # noqa: E402
 from benchmarks._spark_logs import Growing, write_log  # noqa: E402
+from benchmarks._spark_tables import PHASES, WAYS, TableLife  # noqa: E402
 from pyspark.sql import DataFrame, SparkSession  # noqa: E402
 
 from holdfast.spark import session  # noqa: E402
@@ -55,6 +59,7 @@ from holdfast.spark.bulk.resolve import resolve_requests  # noqa: E402
 PAIRS = 5
 LATEST_PAIRS = 3
 LOAD_PAIRS = 3
+TABLE_RUNS = 3
 QUICK_ROWS = 15_000
 STREAM_OBJECTS = 40
 STREAM_WARM = 8
@@ -235,6 +240,34 @@ def measure_latest(bench: Bench) -> list[Finding]:
     return [Finding("latest, time to deltalake merge on the driver", ratio, "x", target=1.0, detail=detail)]
 
 
+def measure_tables(bench: Bench) -> list[Finding]:
+    """A table through its life, small and four times as large, and the time that each engine takes to read it."""
+    found: list[Finding] = []
+    for keys in (bench.rows // 8, bench.rows // 2):
+        life = TableLife(bench.spark, bench.root, keys)
+        seconds: dict[tuple[str, int], list[float]] = {(way, n): [] for way in WAYS for n in range(len(PHASES))}
+        for _ in range(1 + TABLE_RUNS):
+            life.begin()
+            for phase in range(len(PHASES)):
+                for way in WAYS:
+                    seconds[way, phase].append(timed(partial(life.advance, way, phase)))
+        assert life.is_one_table(), "every way makes one table"
+        for phase, name in enumerate(PHASES):
+            own, *others = (seconds[way, phase][1:] for way in WAYS)
+            for way, peer in zip(("deltalake merge", "overwrite by Delta's writer"), others, strict=True):
+                ratio = statistics.median(a / b for a, b in zip(own, peer, strict=True))
+                detail = f"{statistics.median(own):.2f} s and {statistics.median(peer):.2f} s, {keys} keys"
+                found.append(Finding(f"table, {name}, time to {way}", ratio, "x", detail=detail))
+        both = {way: life.readers(way) for way in ("pipeline", "writer")}
+        for engine in both["pipeline"]:
+            own_read, peer_read = both["pipeline"][engine], both["writer"][engine]
+            assert own_read() == peer_read(), "every engine reads the same values"
+            own_time, peer_time, ratio = in_pairs(own_read, peer_read)
+            detail = f"{own_time:.3f} s and {peer_time:.3f} s, {keys} keys"
+            found.append(Finding(f"table read by {engine}, time to writer's table", ratio, "x", detail=detail))
+    return found
+
+
 def bulk_requests(bench: Bench) -> str:
     """Two million requests of three reads, a tenth of them ranges, and two writes over a million keys, as Parquet."""
     path = str(bench.root / "requests")
@@ -325,6 +358,7 @@ MEASUREMENTS: dict[str, Callable[[Bench], list[Finding]]] = {
     "resolve": measure_resolve,
     "load": measure_load,
     "latest": measure_latest,
+    "tables": measure_tables,
 }
 
 
