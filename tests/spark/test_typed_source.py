@@ -20,6 +20,7 @@ from holdfast.errors import InvalidRequest
 from holdfast.spark.options import Mode, parse_read_options
 from holdfast.spark.runtime.session import task_errors
 from holdfast.spark.source.reader import HoldfastBatchReader
+from holdfast.spark.source.typed import with_value_type
 from holdfast.spark.typed.rows import SYSTEM_PREFIX, Choice
 
 COLUMNS = "version,kind,key,end,value"
@@ -147,3 +148,60 @@ def test_spark_sees_the_types_and_the_error_names_the_value(spark: SparkSession,
         task_errors(),
     ):
         frame.collect()
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+def test_several_prefixes_leave_out_every_other_key(tmp_path: Path, mode: Mode) -> None:
+    leader = (builder := LogBuilder()).lead()
+    keys = [b"a/1", b"b/1", b"c/1", b"c/\xff", b"d/1"]
+    leader.commit(*([Write(key, b"v")] for key in keys))
+    leader.commit([RangeDelete(b"b/", b"b/\xff"), RangeDelete(b"b/", None)])
+    log = builder.write_to(tmp_path / "log")
+    found = rows_of(log, mode, {"keyPrefix": '["c/", "a/"]', "columns": "kind,key"})
+    assert [row["key"] for row in found if row["kind"] == "write"] == [b"a/1", b"c/1", b"c/\xff"]
+    assert [row["kind"] for row in found if row["key"] == b"b/"] == ["range_delete"], "the open one reaches c/"
+    hexadecimal = {"keyPrefix": '["612f", "642f"]', "keyEncoding": "hex", "columns": "key", "kinds": "write"}
+    assert [row["key"] for row in rows_of(log, mode, hexadecimal)] == [b"a/1", b"d/1"]
+
+
+@pytest.mark.parametrize("text", ["[", "[]", '["a", 1]', "[a/"])
+def test_a_prefix_that_only_begins_like_a_list_is_one_prefix(text: str) -> None:
+    parsed = parse_read_options({"url": "file:///log", "keyPrefix": text})
+    assert (parsed.key_begin, parsed.key_prefixes) == (text.encode(), ())
+
+
+def test_spark_reads_values_with_the_fields_of_a_sample(spark: SparkSession, tmp_path: Path) -> None:
+    log = flights(tmp_path, {"origin": "JFK", "delay": 2}, {"origin": "LGA", "gate": [1]}, {"delay": "late"})
+    reader = spark.read.format("holdfast").option("keyFormat", "utf8").option("valueFormat", "json")
+    frame = reader.option("infer", 2).option("kinds", "write").option("columns", "key,value").load(log)
+    assert frame.schema["value"].dataType.simpleString() == "struct<origin:string,delay:bigint,gate:array<bigint>>"
+    with pytest.raises(PySparkException, match="a value does not fit: Expected `int"):
+        frame.collect()
+    found = {row["key"]: row["value"] for row in reader.option("unfit", "null").load(log).collect()}
+    assert found["b"] == Row(origin="LGA", delay=None, gate=[1])
+    assert found["c"] == Row(origin=None, delay=None, gate=None)
+
+
+@pytest.mark.parametrize(
+    ("given_options", "mode", "problem"),
+    [
+        ({"infer": "3"}, None, "option infer needs valueFormat json or msgpack"),
+        ({"infer": "3", "valueFormat": "utf8"}, None, "option infer needs valueFormat json or msgpack"),
+        ({"infer": "3", "valueFormat": "json", "valueSchema": "a int"}, None, "valueSchema and infer both say which"),
+        ({"infer": "0", "valueFormat": "json"}, None, "option infer"),
+        ({"infer": "3", "valueFormat": "json"}, Mode.STREAM, "option infer has no effect on a stream read"),
+    ],
+)
+def test_a_sample_is_asked_for_where_it_says_something(
+    given_options: dict[str, str], mode: Mode | None, problem: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=problem):
+        parse_read_options({"url": "file:///log", **given_options}, mode)
+
+
+def test_a_log_without_values_gives_no_type(tmp_path: Path) -> None:
+    leader = (builder := LogBuilder()).lead()
+    leader.commit([Delete(b"a")])
+    options = parse_read_options({"url": builder.write_to(tmp_path / "log"), "valueFormat": "json", "infer": "10"})
+    with pytest.raises(InvalidRequest, match="no value says which fields values have"):
+        with_value_type(options, None)

@@ -256,6 +256,13 @@ class RequestSource:
         """The rows of files that appear in a folder, as a stream. Raises: InvalidRequest."""
         if self.format == "table":
             return spark.readStream.table(self.path)
+        if (file := Path(self.path.removeprefix("file://"))).is_file():
+            raise InvalidRequest(
+                "an ingest reads the files that appear in a folder, and this is a file",
+                code=Code.BAD_CONFIGURATION,
+                hint=f"give its folder, {file.parent}, or use `holdfast spark load` for one file",
+                path=self.path,
+            )
         reader = spark.readStream.format(self.format).option("header", "true")
         if files_at_once is not None:
             reader = reader.option("maxFilesPerTrigger", str(files_at_once))

@@ -94,7 +94,7 @@ class HoldfastDataSource(DataSource):
 
     def _read(self, mode: Mode, asked: StructType) -> AnyReadOptions:
         """The options of a read, whose columns must be the ``asked`` ones."""
-        options, schema = _parsed(catalog.options_to_read(self.options, asked), mode)
+        options, schema = _parsed(catalog.options_to_read(self.options, asked), mode, asked)
         if catalog.without_metadata(asked) != schema:
             raise InvalidRequest(
                 "the columns of this source cannot be declared by .schema(...)",
@@ -122,8 +122,13 @@ class HoldfastDataSource(DataSource):
         return options
 
 
-def _parsed(given: Mapping[str, str], mode: Mode | None) -> tuple[AnyReadOptions, StructType]:
-    """The options of a read and its columns. Raises: InvalidRequest."""
+def _parsed(
+    given: Mapping[str, str], mode: Mode | None, asked: StructType | None = None
+) -> tuple[AnyReadOptions, StructType]:
+    """The options of a read and its columns; ``asked`` are those of its plan. Raises: InvalidRequest.
+
+    A read that infers the type of values also raises what reading them raises.
+    """
     options: AnyReadOptions
     if spark_options.is_read_of_table(given):
         from holdfast.spark.source.table import spark_columns
@@ -138,5 +143,16 @@ def _parsed(given: Mapping[str, str], mode: Mode | None) -> tuple[AnyReadOptions
         types = QUEUE_COLUMNS
     else:
         options = spark_options.parse_read_options(given, mode)
+        if options.infer is not None:
+            options = _inferred(options, asked)
         types = options.column_types
     return options, spark_schema(types, options.columns)
+
+
+def _inferred(options: ReadOptions, asked: StructType | None) -> ReadOptions:
+    """The options with the type of values that the plan has, or without a plan with the type of the first values."""
+    from pyspark.sql.pandas.types import to_arrow_type
+
+    from holdfast.spark.source.typed import with_value_type
+
+    return with_value_type(options, None if asked is None else to_arrow_type(asked["value"].dataType))

@@ -102,6 +102,7 @@ LOG_OPTIONS: Final[Table] = {
     **dict.fromkeys(
         ("keyFormat", "keySchema", "valueFormat", "valueSchema", "unfit", "includeSystem"), (_KEYED, _BOTH)
     ),
+    "infer": (_KEYED, _BATCH),
 }
 _MESSAGE_OPTIONS: Final = (
     "shape", "columns", "startingOffsets", "startingTimestamp", "failOnDataLoss", "targetPartitionBytes",
@@ -168,11 +169,13 @@ class ReadOptions:
     at the oldest object; ``from_latest`` means the newest version of the log (a stream: what comes after it). At most
     one of ``ending_version``, ``ending_ms``, ``ending_at`` and ``as_of_ms`` says where it ends, all inclusive; without
     one it ends with the log at planning time. ``as_of_ms`` is refused where it is before the log. Keys are raw bytes in
-    ``[key_begin, key_end)``; ``key_end`` None means to the last key. ``kinds`` are the operations wanted;
+    ``[key_begin, key_end)``; ``key_end`` None means to the last key. ``key_prefixes`` are several prefixes, of which a
+    key has one; empty where one range of keys says it. ``kinds`` are the operations wanted;
     ``request_ids`` None means of any id, or of none. ``partitions_min`` None means one for each core, if each has
     enough to read. ``poll_ms`` None: by the kind of store. ``segments_url`` is a table of segments to prefer.
     ``typing`` says how keys and values become columns, and ``include_system`` whether the records that Holdfast keeps
-    in the log are wanted.
+    in the log are wanted. ``infer`` is the number of values that give the type of all; the type in ``typing`` then
+    counts only after ``source.typed.with_value_type``.
     """
 
     url: str
@@ -194,12 +197,14 @@ class ReadOptions:
     kinds: tuple[ItemKind, ...] = OPERATION_KINDS
     key_begin: bytes = b""
     key_end: bytes | None = None
+    key_prefixes: tuple[bytes, ...] = ()
     request_ids: tuple[str, ...] | None = None
     admission: Admission = Admission()
     poll_ms: int | None = None
     segments_url: str | None = None
     typing: Typing = field(default_factory=Typing)
     include_system: bool = True
+    infer: int | None = None
 
     @property
     def column_types(self) -> Mapping[str, pa.DataType]:
@@ -380,7 +385,7 @@ def parse_read_options(given: Mapping[str, str], mode: Mode | None = None) -> Re
     if since is not None and last is not None and since > last:
         raise _invalid("startingTimestamp", f"is after the ending time, {since} > {last}")
     ending_at = options.value("endingOffsets", _end_position, LATEST)
-    key_begin, key_end = _key_range(options)
+    (key_begin, key_end), key_prefixes = _key_range(options)
     columns = _columns(options, COLUMNS[shape], f"shape={shape}", _also(options))
     typing = _typing(options, columns)
     return ReadOptions(
@@ -403,12 +408,14 @@ def parse_read_options(given: Mapping[str, str], mode: Mode | None = None) -> Re
         kinds=options.value("kinds", _kinds, OPERATION_KINDS),
         key_begin=key_begin,
         key_end=key_end,
+        key_prefixes=key_prefixes,
         request_ids=options.value("requestIds", _request_ids, None),
         admission=_admission(options),
         poll_ms=options.value("pollInterval", parse_duration_ms, None),
         segments_url=options.value("segments", _url, None),
         typing=typing,
         include_system=options.value("includeSystem", _boolean, default=typing.is_plain),
+        infer=options.value("infer", _count, None),
     )
 
 
@@ -578,14 +585,16 @@ def _columns(
 
 
 def _typing(options: _Given, columns: Sequence[str]) -> Typing:
-    encodings = {
-        name: Encoding.of(
-            options.value(f"{name}Format", _one_of(Format), Format.BINARY),
-            options.value(f"{name}Schema", lambda _name, text: parse_schema(text), None),
-            name,
-        )
-        for name in ("key", "value")
+    formats = {name: options.value(f"{name}Format", _one_of(Format), Format.BINARY) for name in ("key", "value")}
+    schemas = {
+        name: options.value(f"{name}Schema", lambda _name, text: parse_schema(text), None) for name in ("key", "value")
     }
+    if "infer" in options:
+        if formats["value"] not in (Format.JSON, Format.MSGPACK):
+            raise _invalid("infer", "needs valueFormat json or msgpack")
+        options.require_one_of("which fields values have", "valueSchema", "infer")
+        schemas["value"] = pa.struct([])  # until values have been looked at
+    encodings = {name: Encoding.of(formats[name], schemas[name], name) for name in formats}
     typing = Typing(encodings["key"], encodings["value"], options.value("unfit", _one_of(Unfit), Unfit.FAIL))
     for name in ("key", "value"):
         if f"{name}Format" in options and name not in columns:
@@ -613,7 +622,8 @@ def _admission(options: _Given) -> Admission:
     )
 
 
-def _key_range(options: _Given) -> tuple[bytes, bytes | None]:
+def _key_range(options: _Given) -> tuple[tuple[bytes, bytes | None], tuple[bytes, ...]]:
+    """The range of keys that has all wanted ones, and the prefixes if there are several."""
     encoding = options.value("keyEncoding", _one_of(KeyEncoding), KeyEncoding.UTF8)
     given = [name for name in ("keyPrefix", "keyBegin", "keyEnd") if name in options]
     if "keyEncoding" in options and not given:
@@ -631,15 +641,30 @@ def _key_range(options: _Given) -> tuple[bytes, bytes | None]:
         except (ValueError, binascii.Error) as error:
             raise _invalid(name, f"is not {encoding}: {error}") from error
 
-    prefix = options.value("keyPrefix", key, None)
-    if prefix is not None:
+    def keys(name: str, text: str) -> tuple[bytes, ...]:
+        return tuple(sorted({key(name, each) for each in _prefixes(text)}))
+
+    prefixes = options.value("keyPrefix", keys, None)
+    if prefixes is not None:
         if len(given) > 1:
             raise _invalid("keyPrefix", "cannot be combined with keyBegin or keyEnd")
-        return prefix, key_after(prefix)
+        ends = [key_after(prefix) for prefix in prefixes]
+        last = None if None in ends else max(end for end in ends if end is not None)
+        return (prefixes[0], last), prefixes if len(prefixes) > 1 else ()
     begin, end = options.value("keyBegin", key, b""), options.value("keyEnd", key, None)
     if end is not None and begin >= end:
         raise _invalid("keyBegin", "is not below keyEnd")
-    return begin, end
+    return (begin, end), ()
+
+
+def _prefixes(text: str) -> list[str]:
+    """One prefix, or a JSON array of them."""
+    try:
+        several = json.loads(text) if text.lstrip().startswith("[") else None
+    except ValueError:
+        several = None
+    is_several = isinstance(several, list) and several and all(isinstance(each, str) for each in several)
+    return several if is_several else [text]
 
 
 # -- the rule of one option: (name, text) to its value; each raises InvalidRequest ------------------------------------
