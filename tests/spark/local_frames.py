@@ -49,6 +49,10 @@ class LocalFrame:
     def unionAll(self, other: LocalFrame) -> LocalFrame:  # noqa: N802
         return LocalFrame(lambda: chain(self._batches(), other._batches()))
 
+    def repartition(self, tasks: int) -> LocalFrame:
+        del tasks
+        return self
+
     def repartitionById(self, tasks: int, name: str) -> LocalFrame:  # noqa: N802
         del tasks, name
         return self

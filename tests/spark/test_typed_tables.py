@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
 from pyspark.sql import SparkSession
 from tests.matrix import matrix
@@ -184,11 +186,43 @@ def test_new_columns_appear_and_old_rows_are_null_in_them(local: SparkSession, t
     leader.commit([Write(b"f/3", written({"n": 4}))])
     builder.write_to(tmp_path / "log")
     with pytest.raises(
-        InvalidRequest, match=r"a column of the table would change its type column=value\.n table=bigint"
+        InvalidRequest, match=r"would get a type that does not have all its values column=value\.n table=bigint"
     ):
         run(local, kind, log, tmp_path / "table", RowOptions(value_format="json", schema="n string"))
     run(local, kind, log, tmp_path / "table", RowOptions(value_format="json"))
     assert (b"f/3", 4, None) in rows_of(tmp_path / "table", "key", "n", "gate"), "the table knows its schema"
+
+
+@pytest.mark.parametrize("kind", matrix([History, Latest, Changes]))
+def test_types_widen_and_old_rows_keep_their_values(local: SparkSession, tmp_path: Path, kind: Kind) -> None:
+    narrow = "n int, x float, price decimal(4,2), at struct<day: int>, tags array<int>"
+    wide = "n bigint, x double, price decimal(9,3), at struct<day: bigint>, tags array<bigint>, gate string"
+    first = {"n": 1, "x": 0.5, "price": "12.34", "at": {"day": 3}, "tags": [1, 2]}
+    builder, leader, log = small_log(tmp_path, first, {"n": 2})
+    run(local, kind, log, tmp_path / "table", RowOptions(value_format="json", schema=narrow))
+    second = {"n": 2**40, "x": 0.1, "price": "123456.789", "at": {"day": 2**40}, "tags": [2**40], "gate": "B"}
+    leader.commit([Write(b"f/1", written(second))])
+    builder.write_to(tmp_path / "log")
+    run(local, kind, log, tmp_path / "table", RowOptions(value_format="json", schema=wide))
+    names = ("key", "n", "x", "price", "at", "tags", "gate")
+    found = rows_of(tmp_path / "table", *names)
+    assert (b"f/0", 1, 0.5, Decimal("12.340"), {"day": 3}, [1, 2], None) in found
+    assert (b"f/1", 2**40, 0.1, Decimal("123456.789"), {"day": 2**40}, [2**40], "B") in found
+    by_polars = pl.read_delta(str(tmp_path / "table")).select(names).rows()
+    assert sorted(by_polars, key=repr) == found, "no file has the old types"
+    leader.commit([Write(b"f/2", written({"n": 5}))])
+    builder.write_to(tmp_path / "log")
+    with pytest.raises(InvalidRequest, match=r"does not have all its values column=value\.n table=bigint wanted=int"):
+        run(local, kind, log, tmp_path / "table", RowOptions(value_format="json", schema=narrow))
+
+
+def test_spark_widens_types_too(spark: SparkSession, tmp_path: Path) -> None:
+    builder, leader, log = small_log(tmp_path, {"n": 1}, {"n": 2})
+    run(spark, Latest, log, tmp_path / "table", RowOptions(value_format="json", schema="n int"))
+    leader.commit([Write(b"f/2", written({"n": 2**40}))])
+    builder.write_to(tmp_path / "log")
+    run(spark, Latest, log, tmp_path / "table", RowOptions(value_format="json", schema="n bigint"))
+    assert rows_of(tmp_path / "table", "key", "n") == [(b"f/0", 1), (b"f/1", 2), (b"f/2", 2**40)]
 
 
 def test_inferred_columns_follow_from_the_values_of_each_step(local: SparkSession, tmp_path: Path) -> None:

@@ -14,12 +14,11 @@ import json
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Final
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Final, Literal
 from urllib.parse import unquote
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import structlog
 from deltalake import DeltaTable, Field
 from deltalake.exceptions import DeltaError, TableNotFoundError
@@ -30,7 +29,7 @@ from holdfast.errors import Code, Conflict, CorruptData, InvalidRequest, Unavail
 from holdfast.segments.table_location import TableLocation, table_location
 from holdfast.spark.log.increments import Increment, next_increment
 from holdfast.spark.log.runner import StepResult, require_vacuum_hours
-from holdfast.spark.runtime.table_files import UNPARTITIONED, NewFile, Removed, copy_to_partitions, remove_files
+from holdfast.spark.runtime.table_files import UNPARTITIONED, NewFile, Removed, copy_files, remove_files
 from holdfast.spark.source.plan import log_head
 
 log = structlog.get_logger("holdfast.spark.pipeline")
@@ -86,14 +85,17 @@ class TableState:
 
         Cost: one row each on the driver.
         """
-        columns = self.table.metadata().partition_columns
-        if not columns:
+        if not self.table.metadata().partition_columns:
             return []
-        flat = pa.table(self.table.get_add_actions(flatten=True))
-        rows = flat.filter(
-            pc.call_function("starts_with", [flat["path"]], pc.MatchSubstringOptions(f"{UNPARTITIONED}/"))
-        )
-        files = ((_table_file(row), _stats(row)) for row in rows.to_pylist())
+        return [
+            file for file in self.described() if file.path is not None and file.path.startswith(f"{UNPARTITIONED}/")
+        ]
+
+    def described(self) -> list[NewFile]:
+        """The live files with their statistics. Cost: one row each on the driver."""
+        columns = self.table.metadata().partition_columns
+        rows = pa.table(self.table.get_add_actions(flatten=True)).to_pylist()
+        files = ((_table_file(row), _stats(row)) for row in rows)
         # The columns in the order that their folders have.
         return [
             NewFile(file.path, file.size, file.rows, {name: file.partition[name] for name in columns}, stats)
@@ -275,26 +277,40 @@ class DeltaOutput:
         the table on from ``state`` first, Unavailable when the commit did not happen, InvalidRequest when the files are
         not where the table is. After a crash: all of it or nothing.
         """
-        now_ms = time.time_ns() // 1_000_000
-        actions: list[AddAction | RemoveAction] = []
-        for new, is_change in [*((file, True) for file in added), *((file, False) for file in copies)]:
-            if new.path is not None:
-                self._require_here(new.path, new.size)
-                actions.append(AddAction(new.path, new.size, dict(new.partition), now_ms, is_change, new.stats))
+        new = [*((file, True) for file in added), *((file, False) for file in copies)]
         gone = [(file.path, file.size, file.partition, True) for file in removed]
         gone += [(file.path, file.size, file.partition, False) for file in originals if file.path is not None]
+        self._write(state, through, new, gone, marks or {}, mode="append")
+
+    def _write(
+        self,
+        state: TableState,
+        through: int,
+        new: Iterable[tuple[NewFile, bool]],
+        gone: Iterable[tuple[str, int, Mapping[str, str], bool]],
+        marks: Mapping[str, int],
+        *,
+        mode: Literal["append", "overwrite"],
+    ) -> None:
+        """One commit. Files are given with whether they change rows. ``overwrite`` also removes every file so far."""
+        now_ms = time.time_ns() // 1_000_000
+        actions: list[AddAction | RemoveAction] = []
+        for file, is_change in new:
+            if file.path is not None:
+                self._require_here(file.path, file.size)
+                actions.append(AddAction(file.path, file.size, dict(file.partition), now_ms, is_change, file.stats))
         for path, size, partition, is_change in gone:
             actions.append(RemoveAction(path, is_change, now_ms, size, dict(partition)))
         properties = CommitProperties(
             custom_metadata={"holdfast.pipeline": self.pipeline, "holdfast.version": str(through)},
             app_transactions=[
                 Transaction(self._application, through),
-                *(Transaction(f"{self._application}/{name}", version) for name, version in (marks or {}).items()),
+                *(Transaction(f"{self._application}/{name}", version) for name, version in marks.items()),
             ],
         )
         try:
             state.table.create_write_transaction(
-                actions, "append", self._schema, self._partition_by, commit_properties=properties
+                actions, mode, self._schema, self._partition_by, commit_properties=properties
             )
         except (DeltaError, OSError) as error:
             self._raise_outcome(state, through, error)
@@ -310,6 +326,20 @@ class DeltaOutput:
             raise Unavailable(
                 "the table did not take new columns", url=self.location.uri, cause=_line(error)
             ) from error
+
+    def widen(self, state: TableState, spark: SparkSession) -> TableState:
+        """Rewrite every file with the wider types that ``use`` has given; the state after it. The rows are the same.
+
+        Raises: Conflict when another runner has moved the table on, Unavailable; what tasks raise, as Spark's error.
+        Cost: the table is read and written once, by tasks. After a crash: the table has the old types or the new ones.
+        """
+        files = state.described()
+        log.info("table_types_widen", pipeline=self.pipeline, files=len(files), bytes=sum(file.size for file in files))
+        copies = copy_files(spark, self.location.url, files, self._schema) if files else []
+        self._write(state, state.offset, [(file, True) for file in copies], (), {}, mode="overwrite")
+        moved = self.find()
+        assert moved is not None, "the table has just been written"
+        return replace(state, table=moved)
 
     def raise_format(self, state: TableState, made_in: int) -> TableState:
         """Let versions of Holdfast that do not know this format refuse the table from now on; the state after it.
@@ -436,6 +466,6 @@ class DeltaJob:
         """Copies at the paths of this version. All at once: polars does not open a table with both kinds of paths."""
         size = sum(file.size for file in originals)
         log.info("table_files_move_to_partitions", pipeline=self.name, files=len(originals), bytes=size)
-        copies = copy_to_partitions(self._spark, self._output.location.url, originals)
+        copies = copy_files(self._spark, self._output.location.url, originals)
         assert sum(file.rows for file in copies) == sum(file.rows for file in originals), "a copy has the same rows"
         return copies

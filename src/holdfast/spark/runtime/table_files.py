@@ -75,6 +75,13 @@ def write_table(
 
     Raises: Unavailable. After a crash: a file that no commit names.
     """
+    data = _parquet(table, blooms)
+    path = _new_path(partition)
+    asyncio.run(_create(url, path, data))
+    return NewFile(path, len(data), table.num_rows, dict(partition), _stats(table, statistics))
+
+
+def _parquet(table: pa.Table, blooms: Sequence[str] = ()) -> bytes:
     sink = pa.BufferOutputStream()
     pq.write_table(
         table,
@@ -86,10 +93,8 @@ def write_table(
         write_page_checksum=True,
         bloom_filter_options={name: {"ndv": ROW_GROUP_ROWS, "fpp": BLOOM_FALSE_POSITIVES} for name in blooms} or None,
     )
-    data = sink.getvalue().to_pybytes()
-    path = _new_path(partition)
-    asyncio.run(_create(url, path, data))
-    return NewFile(path, len(data), table.num_rows, dict(partition), _stats(table, statistics))
+    data: bytes = sink.getvalue().to_pybytes()
+    return data
 
 
 def partition_folder(partition: Mapping[str, str]) -> str:
@@ -206,11 +211,14 @@ async def _remove(url: str, paths: frozenset[str]) -> Removed:
     return Removed(len(present), sum(row.size for row in present))
 
 
-def copy_to_partitions(spark: SparkSession, url: str, files: Sequence[NewFile]) -> list[NewFile]:
+def copy_files(
+    spark: SparkSession, url: str, files: Sequence[NewFile], schema: pa.Schema | None = None
+) -> list[NewFile]:
     """Copies of these files of the table at ``url``, each in the folder of its partition, made by tasks.
 
-    Raises: what tasks raise, as Spark's error. Cost: each file is read and written once. Memory: a file for each task
-    that runs. After a crash: files that no commit names.
+    With a ``schema`` the columns that it names have its types in the copies. Raises: what tasks raise, as Spark's
+    error. Cost: each file is read and written once. Memory: a file for each task that runs. After a crash: files that
+    no commit names.
     """
     rows = spark.createDataFrame(pa.Table.from_batches([file_rows(files)]))
 
@@ -218,11 +226,17 @@ def copy_to_partitions(spark: SparkSession, url: str, files: Sequence[NewFile]) 
         for file in (file for batch in batches for file in _files_of(batch)):
             assert file.path is not None, "a file that is copied exists"
             (data,) = read_objects(url, [file.path])
+            if schema is not None:
+                data = _parquet(_in_types(parquet_rows([data]), schema))
             path = _new_path(file.partition)
             asyncio.run(_create(url, path, data))
-            yield file_rows([replace(file, path=path)])
+            yield file_rows([replace(file, path=path, size=len(data))])
 
     return new_files(rows.repartition(min(len(files), TASKS_OF_A_READ_MAX)).mapInArrow(copy, FILES_TYPE))
+
+
+def _in_types(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+    return pa.table({name: rows[name].cast(schema.field(name).type) for name in rows.column_names})
 
 
 def read_files(spark: SparkSession, url: str, paths: Sequence[str], schema: str) -> DataFrame:

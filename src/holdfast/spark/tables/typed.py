@@ -23,7 +23,7 @@ from holdfast.spark.log.increments import Increment, read_increment
 from holdfast.spark.log.runner import StepResult
 from holdfast.spark.runtime.table_files import NewFile, file_rows, write_table
 from holdfast.spark.typed.ddl import parse_schema
-from holdfast.spark.typed.decode import Unfit
+from holdfast.spark.typed.decode import Unfit, nullable
 from holdfast.spark.typed.infer import infer_type, merged
 from holdfast.spark.typed.rows import Choice, decode_rows, require_fit
 from holdfast.spark.typed.table import (
@@ -227,8 +227,10 @@ class TypedJob(DeltaJob):
         layout = Layout.of(self._own, typing, is_feed=self._is_feed)
         self._output.use(layout.schema, identity_of(self._rows))
         state = state or self._open(increment, settings)
-        held = pa.schema(state.table.schema()).names
-        if absent := [each for each in layout.schema if each.name not in held]:
+        held = {each.name: each.type for each in pa.schema(state.table.schema())}
+        if any(nullable(held.get(each.name, each.type)) != nullable(each.type) for each in layout.schema):
+            state = self._output.widen(state, self._spark)
+        elif absent := [each for each in layout.schema if each.name not in held]:
             self._output.add_columns(state, absent)
         through = self._quarantine.offset(self._log_id)
         return state, TypedStep(choice_of(self._rows), layout, self._quarantine.location.url, through)

@@ -272,24 +272,56 @@ def grown(before: pa.DataType | None, wanted: pa.DataType) -> pa.DataType:
     """The type of values after ``wanted`` is asked of a table whose values have the type ``before``.
 
     New fields come last; a field that is not asked for any more stays. Raises: InvalidRequest for a field that would
-    change its type: files of a Delta table that every reader knows cannot have two types for one column.
+    get a type that does not have all values of its own.
+
+    >>> grown(pa.struct([("delay", pa.int32())]), pa.struct([("gate", pa.string()), ("delay", pa.int64())]))
+    StructType(struct<delay: int64, gate: string>)
     """
-    if before is None or nullable(before) == nullable(wanted):
+    if before is None or is_wider(wanted, before):
         return wanted
     if not (pa.types.is_struct(before) and pa.types.is_struct(wanted)):
         raise _changed("value", before, wanted)
     asked = {each.name: each for each in wanted}
     fields = [asked.pop(each.name, each) for each in before]
     for old, new in zip(before, fields, strict=True):
-        if nullable(old.type) != nullable(new.type):
+        if not is_wider(new.type, old.type):
             raise _changed(f"value.{old.name}", old.type, new.type)
     return pa.struct([*fields, *asked.values()])
 
 
+def is_wider(new: pa.DataType, old: pa.DataType) -> bool:
+    """Whether every value of ``old`` is a value of ``new``; a type is as wide as itself.
+
+    >>> is_wider(pa.int64(), pa.int32()), is_wider(pa.float64(), pa.int64()), is_wider(pa.string(), pa.int64())
+    (True, False, False)
+    """
+    if nullable(new) == nullable(old):
+        return True
+    if pa.types.is_struct(old) and pa.types.is_struct(new):
+        return [each.name for each in old] == [each.name for each in new] and all(
+            is_wider(after.type, before.type) for before, after in zip(old, new, strict=True)
+        )
+    if pa.types.is_list(old) and pa.types.is_list(new):
+        return is_wider(new.value_type, old.value_type)
+    if pa.types.is_map(old) and pa.types.is_map(new):
+        return new.key_type == old.key_type and is_wider(new.item_type, old.item_type)
+    if pa.types.is_decimal(old) and pa.types.is_decimal(new):
+        return new.scale >= old.scale and new.precision - new.scale >= old.precision - old.scale
+    if pa.types.is_integer(old) and pa.types.is_integer(new):
+        return new.bit_width >= old.bit_width
+    if new == pa.float64():
+        return old == pa.float32() or (pa.types.is_integer(old) and old.bit_width <= EXACT_IN_DOUBLE)
+    return False
+
+
+EXACT_IN_DOUBLE: Final = 32
+"""Bits of the widest integer type of which ``double`` has every value."""
+
+
 def _changed(column: str, before: pa.DataType, wanted: pa.DataType) -> InvalidRequest:
     return _refused(
-        "a column of the table would change its type",
-        hint="begin a new table, which reads the log from its start",
+        "a column of the table would get a type that does not have all its values",
+        hint="give a wider type, or begin a new table, which reads the log from its start",
         column=column,
         table=type_text(before),
         wanted=type_text(wanted),
