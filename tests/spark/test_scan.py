@@ -183,6 +183,16 @@ def test_record_batches_close_at_their_bounds(monkeypatch: pytest.MonkeyPatch) -
     assert [batch.num_rows for batch in batches(stored(builder))] == [12, 12, 4, 1, 1]
 
 
+def test_the_rows_of_one_large_object_come_in_parts() -> None:
+    leader = (builder := LogBuilder(5)).lead()
+    values = [bytes([number % 256]) * 10_000 for number in range(2_500)]
+    leader.commit(*([Write(b"k", value)] for value in values))
+    assert len(builder.objects) == 2, "a claim and one object"
+    found = batches(stored(builder), columns="version,value")
+    assert [value for batch in found for value in batch["value"].to_pylist()] == values
+    assert len(found) == 3 and max(batch.nbytes for batch in found) < 1.1 * scan_module.BATCH_BYTES
+
+
 def test_an_object_that_goes_away_between_planning_and_reading_is_loss() -> None:
     builder = LogBuilder()
     leader = builder.lead()

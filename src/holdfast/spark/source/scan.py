@@ -37,7 +37,7 @@ FETCH_OBJECTS_MAX: Final = 64
 ROUNDS_AHEAD: Final = 2
 BATCH_TRANSACTIONS: Final = 32 * 1024
 BATCH_BYTES: Final = 8 * 2**20
-"""A yielded record batch closes at either bound; only a single larger object passes them."""
+"""A record batch closes at either bound. The rows of a single larger object are cut by the second."""
 LZ4_RATIO: Final = 16
 """What a compressed body is taken to grow by: its size in memory is known only when it is too late."""
 
@@ -46,13 +46,19 @@ def scan(options: ReadOptions, wanted: RowFilter, piece: Piece) -> Iterator[pa.R
     """The rows of one piece, in log order, as record batches of the options' shape and columns.
 
     Raises: CorruptData, InvalidRequest (``log_mismatch``: the log was replaced since it was planned), Unavailable.
-    Cost: one request an object, and two for the border to the piece before.
+    Cost: one request an object, and two for the border to the piece before. Memory: three rounds of objects and the
+    rows of the largest; Spark gets them in parts.
     """
     for group in _groups(checked_objects(options, piece), headers_only=options.shape is Shape.BATCHES):
-        batch = _shaped(group, options, wanted)
-        if batch.num_rows:
-            yield batch
+        yield from _parts(_shaped(group, options, wanted))
     set_imports_aside()
+
+
+def _parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """The rows in record batches of about ``BATCH_BYTES``, without a copy: Java holds each of them as a whole."""
+    parts = max(1, -(-batch.nbytes // BATCH_BYTES))
+    step = max(1, -(-batch.num_rows // parts))
+    return (batch.slice(first, step) for first in range(0, batch.num_rows, step))
 
 
 def _groups(objects: Iterable[tuple[Header, bytes]], *, headers_only: bool) -> Iterator[Sequence[tuple[Header, bytes]]]:
