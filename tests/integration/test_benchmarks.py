@@ -30,6 +30,7 @@ NEEDS = {
     "spark": ("java",),
     "spark_audit": ("java",),
     "spark_load_floor": ("java",),
+    "spark_scaling": ("java",),
     "stores_floor": ("redis-server",),
 }
 
