@@ -28,7 +28,7 @@ def collected(lane: str, *selection: str, **environment: str) -> list[str]:
     """The tests that pytest chooses in a lane, sorted."""
     given = {name: value for name, value in os.environ.items() if name not in ("HOLDFAST_SMALL", "HOLDFAST_PROVE")}
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "--collect-only", "-q", f"tests/{lane}", *selection],
+        [sys.executable, "-m", "pytest", "-p", "no:schemathesis", "--collect-only", "-q", f"tests/{lane}", *selection],
         cwd=ROOT,
         env={**given, **environment},
         capture_output=True,

@@ -401,7 +401,7 @@ def any_claim(head: object, claim: object, following: object) -> None:
     """Readers take every claim's base for good."""
 
 
-@MUTANTS.breaks("recovery lists W keys", "_find", TakeoverMachine)
+@MUTANTS.breaks("recovery lists W keys", "_find", TakeoverMachine, first_seed=70)
 def page_one_key_short(self: TakeoverMachine, now: Instant, found: Any) -> list[t.Effect]:
     """Recovery lists one key less than W."""
     self._found = found

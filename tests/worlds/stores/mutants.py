@@ -370,7 +370,7 @@ def state_without_marks(self: Consumption) -> ConsumptionState:
     return msgspec.structs.replace(_state(self), marks=[])
 
 
-@SMALL_BLOCK_MUTANTS.breaks("deadlines do not move", "next_ms", KeyedMessages, focus=KEYED)
+@SMALL_BLOCK_MUTANTS.breaks("deadlines do not move", "next_ms", KeyedMessages, focus=KEYED, first_seed=109)
 def deadline_from_blocks(self: KeyedMessages, ttl_ms: int) -> int | None:
     """The deadline of keyed messages follows from the blocks that other durables keep."""
     if not ttl_ms or not self.messages:
