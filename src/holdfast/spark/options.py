@@ -663,8 +663,9 @@ def _prefixes(text: str) -> list[str]:
         several = json.loads(text) if text.lstrip().startswith("[") else None
     except ValueError:
         several = None
-    is_several = isinstance(several, list) and several and all(isinstance(each, str) for each in several)
-    return several if is_several else [text]
+    if isinstance(several, list) and several and all(isinstance(each, str) for each in several):
+        return several
+    return [text]
 
 
 # -- the rule of one option: (name, text) to its value; each raises InvalidRequest ------------------------------------

@@ -65,10 +65,13 @@ def _first_values(options: ReadOptions, count: int) -> list[bytes]:
 
     bytes_alone = replace(options, columns=_NEEDED, kinds=(ItemKind.WRITE,), typing=Typing(), segments_url=None)
     plan = with_store(options.url, lambda store: plan_read(store, bytes_alone))
+
+    def read(asked: ReadOptions) -> Iterator[pa.RecordBatch]:
+        return (batch for piece in plan.pieces for batch in scan(asked, plan.wanted, piece))
+
     values: list[bytes] = []
-    for piece in plan.pieces:
-        for batch in typed_scan(bytes_alone, lambda asked, piece=piece: scan(asked, plan.wanted, piece)):
-            values += batch["value"].to_pylist()
-            if len(values) >= count:
-                return values[:count]
-    return values
+    for batch in typed_scan(bytes_alone, read):
+        values += batch["value"].to_pylist()
+        if len(values) >= count:
+            break
+    return values[:count]

@@ -304,13 +304,13 @@ def is_wider(new: pa.DataType, old: pa.DataType) -> bool:
     if pa.types.is_list(old) and pa.types.is_list(new):
         return is_wider(new.value_type, old.value_type)
     if pa.types.is_map(old) and pa.types.is_map(new):
-        return new.key_type == old.key_type and is_wider(new.item_type, old.item_type)
+        return bool(new.key_type == old.key_type) and is_wider(new.item_type, old.item_type)
     if pa.types.is_decimal(old) and pa.types.is_decimal(new):
-        return new.scale >= old.scale and new.precision - new.scale >= old.precision - old.scale
+        return bool(new.scale >= old.scale and new.precision - new.scale >= old.precision - old.scale)
     if pa.types.is_integer(old) and pa.types.is_integer(new):
-        return new.bit_width >= old.bit_width
+        return bool(new.bit_width >= old.bit_width)
     if new == pa.float64():
-        return old == pa.float32() or (pa.types.is_integer(old) and old.bit_width <= EXACT_IN_DOUBLE)
+        return bool(old == pa.float32() or (pa.types.is_integer(old) and old.bit_width <= EXACT_IN_DOUBLE))
     return False
 
 
