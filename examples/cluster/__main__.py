@@ -20,11 +20,9 @@ from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
-from deltalake import DeltaTable
 from examples.cluster.standalone import CONF, standalone_cluster
 from pyspark.sql import DataFrame, SparkSession
 
-from holdfast.segments.table_location import table_location
 from holdfast.spark import (
     Changes,
     History,
@@ -38,6 +36,7 @@ from holdfast.spark import (
     Snapshot,
     Verify,
     load_requests,
+    read_table,
     resolve_requests,
     run_pipeline,
     session,
@@ -108,18 +107,16 @@ def run_all(spark: SparkSession, log: str, tables: str, line: Line) -> bool:
     line("replay", f"{report.rows} rows")
 
     wanted = {**newest(0), **newest(ORDERS)}
-    found = {name: rows_of(below(tables, name)) for name in ("latest", "snapshot")}
+    found = {name: rows_of(spark, below(tables, name)) for name in ("latest", "snapshot")}
     for name, rows in found.items():
         line("compare", f"{name} has {len(rows)} keys, {'as written' if rows == wanted else 'NOT AS WRITTEN'}")
     return is_sound and all(rows == wanted for rows in found.values())
 
 
-def rows_of(url: str) -> dict[bytes, bytes]:
-    """Keys and values of a table, without Spark and without system records."""
-    place = table_location(url)
-    table = DeltaTable(place.uri, storage_options=dict(place.options)).to_pyarrow_table(columns=["key", "value"])
-    rows = zip(table["key"].to_pylist(), table["value"].to_pylist(), strict=True)
-    return {key: value for key, value in rows if not key.startswith(b"spark/")}
+def rows_of(spark: SparkSession, url: str) -> dict[bytes, bytes]:
+    """Keys and values of a table, without the records that Holdfast keeps."""
+    rows = read_table(spark, url, columns="key,value").collect()
+    return {bytes(row.key): bytes(row.value) for row in rows if not row.key.startswith(b"spark/")}
 
 
 def main() -> int:
