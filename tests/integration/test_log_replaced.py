@@ -74,6 +74,7 @@ def test_a_client_that_is_connected_notices(tmp_path: Path) -> None:
             client.commit([Write(b"k", b"new")])
 
 
+@pytest.mark.matrix
 def test_a_client_that_was_stopped_meanwhile_notices(tmp_path: Path) -> None:
     port = free_port()
     view_file = tmp_path / "view"
@@ -166,6 +167,7 @@ def test_stores_of_another_log_are_refused_and_kept_on_request(tmp_path: Path) -
     assert json.loads(binding.read_text())["log_id"] == after
 
 
+@pytest.mark.matrix
 def test_log_init_refuses_what_another_log_left(tmp_path: Path) -> None:
     (tmp_path / "log" / "view").mkdir(parents=True)
     (tmp_path / "log" / "view" / f"{'1' * 32}.sqlite").touch()

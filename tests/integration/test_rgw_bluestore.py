@@ -1,4 +1,4 @@
-"""The store of the large kill rounds survives what they do to it. Collected by ``make prove`` only (ten seconds)."""
+"""The store of the large kill rounds survives what they do to it."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from holdfast.objects.open import open_store
 from holdfast.objects.port import Created
 
 
+@pytest.mark.matrix
 def test_bluestore_keeps_what_it_acknowledged_over_a_kill_of_all_daemons(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

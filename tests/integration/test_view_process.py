@@ -193,6 +193,7 @@ def test_a_process_that_a_killed_server_left_makes_no_directory(tmp_path):
     assert not (tmp_path / "log").exists()
 
 
+@pytest.mark.matrix
 def test_a_restarted_server_goes_on_from_the_files_position(tmp_path):
     """Shown by a row that only the file holds: a view that began anew would not have it."""
     with serving(tmp_path) as server, connected(server) as client:
@@ -236,6 +237,7 @@ def test_while_a_deposed_leader_sleeps_on_the_file_the_new_one_keeps_another(tmp
             assert "view_in_temporary_directory" in server.tail()
 
 
+@pytest.mark.matrix
 def test_a_file_that_is_past_the_log_is_begun_anew(tmp_path):
     with serving(tmp_path) as server, connected(server) as client:
         list(client.commits_many([mixed(number) for number in range(50)]))
@@ -261,6 +263,7 @@ def damage(batches: Path, slot: int) -> Path:
     return path
 
 
+@pytest.mark.matrix
 def test_over_a_damaged_log_reads_name_the_damage_once_it_is_met_and_commits_go_on(tmp_path):
     with serving(tmp_path) as server, connected(server) as client:
         versions = [client.commit([Write(b"k%02d" % number, b"v")]).version for number in range(40)]
@@ -308,6 +311,7 @@ def test_on_s3_a_new_process_goes_on_with_the_file_of_the_last(tmp_path, s3_url)
         assert "view_starts_over" not in server.tail()
 
 
+@pytest.mark.matrix
 @pytest.mark.timeout(180)
 def test_a_view_that_begins_late_catches_up(tmp_path):
     with serving(tmp_path, environment=NO_VIEW) as server, connected(server) as client:

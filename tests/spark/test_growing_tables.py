@@ -56,8 +56,8 @@ def test_a_table_that_grows_splits_its_buckets_and_keeps_every_row(
     draw = builder.random
     counts: list[int] = []
     log, path = (tmp_path / "log").as_uri(), tmp_path / kind.name
-    for number in range(10):
-        written = [Write(b"%d" % draw.randrange(20 * number + 20), draw.randbytes(100)) for _ in range(30)]
+    for number in range(7):
+        written = [Write(b"%d" % draw.randrange(30 * number + 30), draw.randbytes(100)) for _ in range(40)]
         more = [Delete(b"%d" % draw.randrange(200)), RangeDelete(b"%d" % number, b"%d0" % number)][: number % 3]
         leader.commit(*([each] for each in [*written, *more]))
         builder.write_to(tmp_path / "log")
@@ -172,6 +172,7 @@ def test_a_crash_between_the_new_format_and_the_split_changes_no_row(
     check_placement(path)
 
 
+@pytest.mark.matrix
 def test_spark_splits_buckets_too(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     leader = (builder := LogBuilder(78)).lead()
     leader.commit(*([Write(b"%d" % number, b"v" * 100)] for number in range(100)))

@@ -313,7 +313,7 @@ def damageable() -> Iterator[int]:
             yield seed
 
 
-@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
+@pytest.mark.parametrize("damage", matrix(DAMAGES, 5), ids=lambda damage: damage.__name__)
 def test_a_planted_damage_is_found_and_nothing_else(
     prove: bool, damage: Callable[[Log], int], record_property: Callable[[str, object], None]
 ) -> None:

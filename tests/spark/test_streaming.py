@@ -102,6 +102,7 @@ def test_an_option_of_the_other_mode_is_refused_with_those_that_are_valid(spark:
         query.awaitTermination(SECONDS_MAX)
 
 
+@pytest.mark.matrix
 def test_filters_narrow_what_is_read_and_change_no_row(spark: SparkSession, tmp_path: Path) -> None:
     builder = random_log(13, reigns=5)
     url = builder.write_to(tmp_path)

@@ -216,6 +216,7 @@ def test_types_widen_and_old_rows_keep_their_values(local: SparkSession, tmp_pat
         run(local, kind, log, tmp_path / "table", RowOptions(value_format="json", schema=narrow))
 
 
+@pytest.mark.matrix
 def test_spark_widens_types_too(spark: SparkSession, tmp_path: Path) -> None:
     builder, leader, log = small_log(tmp_path, {"n": 1}, {"n": 2})
     run(spark, Latest, log, tmp_path / "table", RowOptions(value_format="json", schema="n int"))

@@ -48,6 +48,8 @@ _DURATION: Final = re.compile(r"(\d{1,9}(?:\.\d{1,3})?)(ms|s|m|h)")
 _UNITS_MS: Final[Mapping[str, int]] = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000}
 _APPLICATION: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
+LIKE_ENOUGH: Final = 0.65
+"""How like a known name, of 1, an unknown one is for the question whether that was meant."""
 T = TypeVar("T")
 D = TypeVar("D")
 E = TypeVar("E", bound=StrEnum)
@@ -308,7 +310,7 @@ class _Given:
         for name, value in given.items():
             known = spelling.get(name.lower())
             if known is None:
-                close = get_close_matches(name.lower(), spelling, n=1)
+                close = get_close_matches(name.lower(), spelling, n=1, cutoff=LIKE_ENOUGH)
                 meant = f"; did you mean {spelling[close[0]]}?" if close else ";"
                 raise _invalid(name, f"is unknown{meant} valid options: {', '.join(table)}")
             if self._texts.get(known, value) != value:
