@@ -27,7 +27,7 @@ PROCESS_LANES = ("integration", "crash")
 MESSAGES = re.compile(r"test_(persist|queue|store|worker)")
 """The test files of queues and message stores among those that start processes; the others belong to the log."""
 WITHOUT_JAVA = re.compile(r"test_(sink_protocol|options_everywhere|scan|delta_output)")
-"""The longest test files of Spark that need no Spark session; they run with the messages."""
+"""The longest test files of Spark that need no Spark session; they run with the log."""
 SPARK_FLAGS = ("--timeout=420",)
 SLOWEST = 25
 
@@ -41,9 +41,11 @@ def groups_of(lanes: list[str]) -> dict[str, list[str]]:
     for lane in lanes:
         if lane in (*PROCESS_LANES, "spark"):
             for file in sorted((ROOT / "tests" / lane).glob("test_*.py")):
-                others = "spark" if lane == "spark" else "log"
-                with_messages = (WITHOUT_JAVA if lane == "spark" else MESSAGES).match(file.name)
-                found.setdefault("messages" if with_messages else others, []).append(f"tests/{lane}/{file.name}")
+                if lane == "spark":
+                    group = "log" if WITHOUT_JAVA.match(file.name) else "spark"
+                else:
+                    group = "messages" if MESSAGES.match(file.name) else "log"
+                found.setdefault(group, []).append(f"tests/{lane}/{file.name}")
         else:
             found.setdefault("messages" if lane == "stores" else "computing", []).append(f"tests/{lane}")
     return found

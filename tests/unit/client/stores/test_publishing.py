@@ -362,6 +362,19 @@ def test_with_no_time_to_retry_a_forgotten_publisher_has_the_time_of_a_request_u
     assert sent[0].error is None and store.kept == [b"a", b"b"]
 
 
+def test_the_last_try_before_the_end_has_time_for_an_answer_and_what_it_says_counts() -> None:
+    store = Store(retry_duration=2.0)
+    sent = store.add(b"a")
+    store.refuses(409, Code.STORE_FULL)
+    store.machine.waited()
+    store.now_ms = 1_999.0
+    store.sends()
+    assert store.timeout_ms == 250.0, "cut after a millisecond, the refusal would be an unknown outcome"
+    store.now_ms = 2_080.0
+    store.replies(409, msgspec.msgpack.encode({"error": {"code": "store_full", "message": "no"}}))
+    assert sent[0].error is not None and sent[0].error.code is Code.STORE_FULL
+
+
 def test_a_store_with_room_for_less_than_a_batch_gets_smaller_ones() -> None:
     store = Store()
     store.add(*(bytes([i]) for i in range(8)))

@@ -82,6 +82,9 @@ class Failure:
     error: HoldfastError
 
 
+LAST_TRY_MS: Final = 250.0
+"""Time that a request has at least, so that the last one before the end of ``retry_duration`` can be answered: cut at
+once, it would make of a refusal an unknown outcome."""
 WARN_AFTER_MS: Final = 5_000.0
 WARN_EVERY_MS: Final = 60_000.0
 LOOK_EVERY_MS: Final = 1_000.0
@@ -305,7 +308,7 @@ class PublisherMachine:
             head.first_sent_ms = now_ms
         timeout_ms, left_ms = self._session.options.request_timeout_ms, self._left_ms(head, now_ms)
         if left_ms is not None and left_ms > 0:  # a request that is owed after the end has the full time
-            timeout_ms = max(1.0, min(timeout_ms, left_ms))
+            timeout_ms = min(timeout_ms, max(LAST_TRY_MS, left_ms))
         head.tries += 1
         self._sent_ms = now_ms
         self._under_way = head
