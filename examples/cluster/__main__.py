@@ -4,10 +4,10 @@
 
 Begins with an empty log and an empty place for tables, both in any store: S3, or a directory (``file:///tmp/log``).
 Credentials of S3 come from the environment, as for every command. Prints one line for each pipeline, and at the end
-whether the tables have what was written; the exit code is 0 only if they do.
+whether ``latest`` and ``snapshot`` have what was written; the exit code is 0 only if they do.
 
 The workers run on this machine, so they find the packages of this Python. On a cluster of several machines each worker
-needs the package (``pip install 'holdfastdb[spark]'``), and only ``master`` below changes.
+needs the package (``pip install 'holdfastdb[spark]'``), and the session has that cluster's ``master`` and no ``CONF``.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
+import structlog
 from examples.cluster.standalone import CONF, standalone_cluster
 from pyspark.sql import DataFrame, SparkSession
 
@@ -125,6 +126,7 @@ def main() -> int:
     parser.add_argument("--log", required=True, help="the URL of a new log")
     parser.add_argument("--tables", required=True, help="the URL of an empty place for tables")
     given = parser.parse_args()
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(file=sys.stderr))
     began = time.monotonic()
 
     def line(name: str, found: str) -> None:

@@ -11,7 +11,7 @@ import os
 import socket
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pyspark
@@ -30,7 +30,7 @@ CONF = {
     "spark.scheduler.minRegisteredResourcesRatio": "1.0",
     "spark.scheduler.maxRegisteredResourcesWaitingTime": "120s",
 }
-"""What a session needs to find this cluster."""
+"""What a session needs to find this cluster. On another one the addresses and the memory are its own."""
 
 
 @contextmanager
@@ -54,20 +54,23 @@ def standalone_cluster(folder: Path, java_options: str = "") -> Iterator[str]:
         ("127.0.0.1", [f"{deploy}.master.Master", "--webui-port", "0", "--port", str(port)]),
         *((host, [*worker, str(folder / name), master]) for name, host in WORKERS.items()),
     ]
-    processes = [
-        subprocess.Popen(
-            [home / "bin" / "spark-class", *command, "--host", host],
-            env={**environment, "SPARK_LOCAL_IP": host},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            cwd=folder,
-        )
-        for host, command in commands
-    ]
-    try:
+    with ExitStack() as stack:
+        for host, command in commands:
+            process = subprocess.Popen(
+                [home / "bin" / "spark-class", *command, "--host", host],
+                env={**environment, "SPARK_LOCAL_IP": host},
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                cwd=folder,
+            )
+            stack.callback(_stop, process)
         yield master
-    finally:
-        for process in reversed(processes):
-            process.terminate()
-        for process in processes:
-            process.wait(STOP_SECONDS)
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

@@ -17,7 +17,7 @@ from tests.spark.test_pipeline_tables import Kind, content, expected, run
 
 from holdfast.commit.format.transaction import Delete, RangeDelete, Write
 from holdfast.errors import InvalidRequest
-from holdfast.spark import History, Latest
+from holdfast.spark import History, Latest, RowOptions, run_pipeline
 from holdfast.spark.log.delta_output import DeltaOutput
 from holdfast.spark.tables import buckets as bucket_module
 from holdfast.spark.tables import placement as placement_module
@@ -185,3 +185,20 @@ def test_spark_splits_buckets_too(spark: SparkSession, tmp_path: Path, monkeypat
     assert buckets_of(path) == 2 * FIRST
     assert content(Latest, path) == expected(Latest, builder)
     check_placement(path)
+
+
+def test_a_table_whose_description_has_no_room_for_a_change_is_not_split_and_goes_on(
+    local: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leader = (builder := LogBuilder(79)).lead()
+    leader.commit(*([Write(b"%d" % number, b"v" * 100)] for number in range(100)))
+    log, path = builder.write_to(tmp_path / "log"), tmp_path / "latest"
+    rows = RowOptions(key_prefixes=(*(b"%d" % digit for digit in range(10)), *(b"prefix %05d" % n for n in range(200))))
+    pipeline = Latest(local, log, path.as_uri(), buckets=FIRST, rows=rows)
+    run_pipeline(pipeline, log, path.as_uri())
+    monkeypatch.setattr(placement_module, "BUCKET_FILE_BYTES", 100)
+    leader.commit([Write(b"1", b"new")])
+    builder.write_to(tmp_path / "log")
+    run_pipeline(pipeline, log, path.as_uri())
+    assert buckets_of(path) == FIRST
+    assert content(Latest, path) == expected(Latest, builder)

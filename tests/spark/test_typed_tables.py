@@ -185,9 +185,7 @@ def test_new_columns_appear_and_old_rows_are_null_in_them(local: SparkSession, t
     assert (b"f/1", 2, None) in found and (b"f/2", 3, "C1") in found
     leader.commit([Write(b"f/3", written({"n": 4}))])
     builder.write_to(tmp_path / "log")
-    with pytest.raises(
-        InvalidRequest, match=r"would get a type that does not have all its values column=value\.n table=bigint"
-    ):
+    with pytest.raises(InvalidRequest, match=r"cannot change its type in this way column=value\.n table=bigint"):
         run(local, kind, log, tmp_path / "table", RowOptions(value_format="json", schema="n string"))
     run(local, kind, log, tmp_path / "table", RowOptions(value_format="json"))
     assert (b"f/3", 4, None) in rows_of(tmp_path / "table", "key", "n", "gate"), "the table knows its schema"
@@ -212,8 +210,62 @@ def test_types_widen_and_old_rows_keep_their_values(local: SparkSession, tmp_pat
     assert sorted(by_polars, key=repr) == found, "no file has the old types"
     leader.commit([Write(b"f/2", written({"n": 5}))])
     builder.write_to(tmp_path / "log")
-    with pytest.raises(InvalidRequest, match=r"does not have all its values column=value\.n table=bigint wanted=int"):
+    with pytest.raises(
+        InvalidRequest, match=r"cannot change its type in this way column=value\.n table=bigint wanted=int"
+    ):
         run(local, kind, log, tmp_path / "table", RowOptions(value_format="json", schema=narrow))
+
+
+@pytest.mark.parametrize("kind", matrix([Changes, History, Latest]))
+@pytest.mark.parametrize("change", ["add_columns", "widen"])
+def test_a_step_of_another_runner_while_the_columns_change_is_not_applied_twice(
+    local: SparkSession, tmp_path: Path, kind: Kind, change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    builder, leader, log = small_log(tmp_path, {"n": 1}, {"n": 2})
+    before = RowOptions(value_format="json", schema="n int")
+    run(local, kind, log, tmp_path / "table", before)
+    leader.commit([Write(b"f/7", written({"n": 7}))], [Write(b"f/0", written({"n": 8}))])
+    builder.write_to(tmp_path / "log")
+    real = getattr(DeltaOutput, change)
+
+    def overtaken(output: DeltaOutput, *given: Any) -> Any:
+        with monkeypatch.context() as once:
+            once.setattr(DeltaOutput, change, real)
+            if change == "add_columns":
+                run(local, kind, log, tmp_path / "table", before)
+                return real(output, *given)
+            find = DeltaOutput.find
+
+            def found_late(self: DeltaOutput) -> Any:
+                once.setattr(DeltaOutput, "find", find)
+                wide = RowOptions(value_format="json")
+                run(local, kind, log, tmp_path / "table", wide)
+                return find(self)
+
+            once.setattr(DeltaOutput, "find", found_late)
+            return real(output, *given)
+
+    monkeypatch.setattr(DeltaOutput, change, overtaken)
+    more = "n int, gate string" if change == "add_columns" else "n bigint"
+    run(local, kind, log, tmp_path / "table", RowOptions(value_format="json", schema=more))
+    found = [row for row in rows_of(tmp_path / "table", "key", "n") if row[0] in (b"f/7", b"f/0")]
+    assert len(found) == {Changes: 3, History: 3, Latest: 2}[kind] == len(set(found))
+
+
+def test_a_key_that_would_be_null_in_a_table_of_keys_is_an_error_whatever_the_policy(
+    local: SparkSession, tmp_path: Path
+) -> None:
+    leader = (builder := LogBuilder(4)).lead()
+    leader.commit([Write(b"f/1", b"v")], [Write(b"f/\xff", b"v")])
+    log = builder.write_to(tmp_path / "log")
+    null = RowOptions(key_format="utf8", value_format="utf8", unfit="null")
+    with pytest.raises(InvalidRequest, match=r"a key does not fit: not UTF-8"):
+        run(local, Latest, log, tmp_path / "table", null)
+    run(local, Changes, log, tmp_path / "changes", null)
+    assert rows_of(tmp_path / "changes", "key", "key_bytes") == [("f/1", b"f/1"), (None, b"f/\xff")]
+    aside = RowOptions(key_format="utf8", value_format="utf8", unfit="quarantine")
+    run(local, Latest, log, tmp_path / "table", aside)
+    assert rows_of(tmp_path / "table", "key") == [("f/1",)]
 
 
 @pytest.mark.matrix

@@ -40,7 +40,14 @@ class HoldfastDataSource(DataSource):
         created = catalog.options_of_new_table(self.options)
         if created is None:
             return _parsed(self.options, None)[1]
-        return catalog.schema_of_table(_parsed(created, None)[1], created)
+        options, columns = _parsed(created, None)
+        if isinstance(options, ReadOptions) and options.infer is not None:
+            from holdfast.spark.typed.ddl import type_text
+
+            # The table keeps the type, so that every later read has it, streams too.
+            created = {name: text for name, text in created.items() if name != "infer"}
+            created["valueschema"] = type_text(options.typing.value.type)
+        return catalog.schema_of_table(columns, created)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """A batch reader. Raises: InvalidRequest, also when ``.schema(...)`` asked for other columns."""
@@ -153,6 +160,7 @@ def _inferred(options: ReadOptions, asked: StructType | None) -> ReadOptions:
     """The options with the type of values that the plan has, or without a plan with the type of the first values."""
     from pyspark.sql.pandas.types import to_arrow_type
 
-    from holdfast.spark.source.typed import with_value_type
+    from holdfast.spark.source.infer import with_value_type
 
-    return with_value_type(options, None if asked is None else to_arrow_type(asked["value"].dataType))
+    planned = None if asked is None or "value" not in asked.names else to_arrow_type(asked["value"].dataType)
+    return with_value_type(options, planned)

@@ -27,6 +27,7 @@ from holdfast.errors import Code, InvalidRequest
 from holdfast.spark.columns import COLUMNS, OPERATION_KINDS, QUEUE_COLUMNS, STORE_COLUMNS, Shape, default_columns
 from holdfast.spark.typed.ddl import parse_schema
 from holdfast.spark.typed.decode import Encoding, Format, Unfit
+from holdfast.spark.typed.infer import SAMPLE_MAX
 from holdfast.spark.typed.rows import Typing, key_after
 from holdfast.values import VERSION_MAX, is_log_id
 
@@ -177,7 +178,7 @@ class ReadOptions:
     enough to read. ``poll_ms`` None: by the kind of store. ``segments_url`` is a table of segments to prefer.
     ``typing`` says how keys and values become columns, and ``include_system`` whether the records that Holdfast keeps
     in the log are wanted. ``infer`` is the number of values that give the type of all; the type in ``typing`` then
-    counts only after ``source.typed.with_value_type``.
+    counts only after ``source.infer.with_value_type``.
     """
 
     url: str
@@ -417,7 +418,7 @@ def parse_read_options(given: Mapping[str, str], mode: Mode | None = None) -> Re
         segments_url=options.value("segments", _url, None),
         typing=typing,
         include_system=options.value("includeSystem", _boolean, default=typing.is_plain),
-        infer=options.value("infer", _count, None),
+        infer=options.value("infer", _sample, None),
     )
 
 
@@ -833,6 +834,13 @@ def _count(name: str, text: str) -> int:
     if not (digits.isascii() and digits.isdigit() and 1 <= int(digits) < 2**63):
         raise _invalid(name, f"is {digits!r}; valid: a number, at least 1")
     return int(digits)
+
+
+def _sample(name: str, text: str) -> int:
+    count = _count(name, text)
+    if count > SAMPLE_MAX:
+        raise _invalid(name, f"is {count}; valid: 1 to {SAMPLE_MAX} values")
+    return count
 
 
 def parse_duration_ms(name: str, text: str) -> int:

@@ -14,11 +14,12 @@ import json
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Literal
 from urllib.parse import unquote
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import structlog
 from deltalake import DeltaTable, Field
 from deltalake.exceptions import DeltaError, TableNotFoundError
@@ -37,6 +38,7 @@ log = structlog.get_logger("holdfast.spark.pipeline")
 FORMAT: Final = 1
 """The format of a new table. A job may raise that of its table when older versions of Holdfast would damage it."""
 FORMAT_MAX: Final = 2
+DESCRIPTION_CHARS_MAX: Final = 4_000
 DELTA_TRIES: Final = 5
 
 
@@ -87,15 +89,17 @@ class TableState:
         """
         if not self.table.metadata().partition_columns:
             return []
-        return [
-            file for file in self.described() if file.path is not None and file.path.startswith(f"{UNPARTITIONED}/")
-        ]
+        flat = pa.table(self.table.get_add_actions(flatten=True))
+        outside = pc.call_function("starts_with", [flat["path"]], pc.MatchSubstringOptions(f"{UNPARTITIONED}/"))
+        return self._described(flat.filter(outside))
 
     def described(self) -> list[NewFile]:
         """The live files with their statistics. Cost: one row each on the driver."""
+        return self._described(pa.table(self.table.get_add_actions(flatten=True)))
+
+    def _described(self, flat: pa.Table) -> list[NewFile]:
         columns = self.table.metadata().partition_columns
-        rows = pa.table(self.table.get_add_actions(flatten=True)).to_pylist()
-        files = ((_table_file(row), _stats(row)) for row in rows)
+        files = ((_table_file(row), _stats(row)) for row in flat.to_pylist())
         # The columns in the order that their folders have.
         return [
             NewFile(file.path, file.size, file.rows, {name: file.partition[name] for name in columns}, stats)
@@ -315,10 +319,11 @@ class DeltaOutput:
         except (DeltaError, OSError) as error:
             self._raise_outcome(state, through, error)
 
-    def add_columns(self, state: TableState, columns: Sequence[pa.Field]) -> None:
-        """Add columns, which are null in the files that exist. Raises: Unavailable when the table did not take them.
+    def add_columns(self, state: TableState, columns: Sequence[pa.Field]) -> TableState:
+        """Add columns, which are null in the files that exist; the state after it.
 
-        After a crash: the table may have the columns and no row that uses them, which changes nothing for a reader.
+        Raises: Conflict when another runner has moved the table on, Unavailable when the table did not take them. After
+        a crash: the table may have the columns and no row that uses them, which changes nothing for a reader.
         """
         try:
             state.table.alter.add_columns([Field.from_arrow(each) for each in columns])
@@ -326,6 +331,7 @@ class DeltaOutput:
             raise Unavailable(
                 "the table did not take new columns", url=self.location.uri, cause=_line(error)
             ) from error
+        return self._after_a_change(state)
 
     def widen(self, state: TableState, spark: SparkSession) -> TableState:
         """Rewrite every file with the wider types that ``use`` has given; the state after it. The rows are the same.
@@ -337,9 +343,11 @@ class DeltaOutput:
         log.info("table_types_widen", pipeline=self.pipeline, files=len(files), bytes=sum(file.size for file in files))
         copies = copy_files(spark, self.location.url, files, self._schema) if files else []
         self._write(state, state.offset, [(file, True) for file in copies], (), {}, mode="overwrite")
-        moved = self.find()
-        assert moved is not None, "the table has just been written"
-        return replace(state, table=moved)
+        return self._after_a_change(state)
+
+    def takes_format(self, state: TableState, made_in: int) -> bool:
+        """Whether ``raise_format`` is possible: Delta changes no description to one of more than 4,000 characters."""
+        return _about(state.table)["format"] == made_in or len(_in_format(state, made_in)) <= DESCRIPTION_CHARS_MAX
 
     def raise_format(self, state: TableState, made_in: int) -> TableState:
         """Let versions of Holdfast that do not know this format refuse the table from now on; the state after it.
@@ -347,14 +355,17 @@ class DeltaOutput:
         Raises: Conflict when another runner has moved the table on, Unavailable when the table did not take it. After a
         crash: the table may have the format, which changes nothing for a reader.
         """
-        about = _about(state.table)
-        if about["format"] == made_in:
+        if _about(state.table)["format"] == made_in:
             return state
         try:
-            state.table.alter.set_table_description(json.dumps({"holdfast": {**about, "format": made_in}}))
+            state.table.alter.set_table_description(_in_format(state, made_in))
         except (DeltaError, OSError) as error:
             raise Unavailable("the table did not take its format", url=self.location.uri, cause=_line(error)) from error
-        moved = self.state(str(about["log_id"]))
+        return self._after_a_change(state)
+
+    def _after_a_change(self, state: TableState) -> TableState:
+        """The table after a commit that moved no offset. Such a commit may come after a step of another runner."""
+        moved = self.state(str(_about(state.table)["log_id"]))
         assert moved is not None, "the table has just been written"
         moved.require(state.offset)
         return moved
@@ -400,6 +411,10 @@ def _about(table: DeltaTable) -> dict[str, object]:
         return {}
     about = described.get("holdfast") if isinstance(described, dict) else None
     return about if isinstance(about, dict) else {}
+
+
+def _in_format(state: TableState, made_in: int) -> str:
+    return json.dumps({"holdfast": {**_about(state.table), "format": made_in}})
 
 
 def _line(error: BaseException) -> str:

@@ -288,14 +288,23 @@ def rows(options: TableOptions, schema: pa.Schema, piece: TablePartition) -> Ite
             count = found.num_rows if names else _count(file, data, tests, narrowing)
         except (pa.ArrowException, OSError) as error:
             raise CorruptData("a file of the table is damaged", path=path, cause=str(error)[:300]) from error
-        columns = [
-            _constant(partition[field.name], field.type, count)
-            if field.name in partition
-            else found[field.name].cast(field.type)
-            if field.name in names
-            else pa.nulls(count, field.type)
-            for field in schema
-        ]
+        try:
+            columns = [
+                _constant(partition[field.name], field.type, count)
+                if field.name in partition
+                else found[field.name].cast(field.type)
+                if field.name in names
+                else pa.nulls(count, field.type)
+                for field in schema
+            ]
+        except pa.ArrowInvalid as error:
+            raise InvalidRequest(
+                "a file of the table has wider types than the query began with",
+                code=Code.BAD_CONFIGURATION,
+                hint="start the query again; a stream also needs a new checkpoint",
+                path=path,
+                cause=str(error)[:300],
+            ) from error
         yield from pa.Table.from_arrays(columns, schema=schema).to_batches()
 
 

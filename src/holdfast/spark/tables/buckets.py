@@ -283,11 +283,13 @@ class BucketJob(TypedJob):
         """As ``Job``."""
         made_with = self._buckets or bucket_count(increment.log_bytes + increment.behind_bytes)
         state, step = self._begin(increment, {"buckets": made_with})
-        live = state.files(self.further_partition)
         before = Placement(first := state.settings["buckets"], state.mark(SPLITS) or first)
-        after = before.grown(sum(file.size for file in live))
+        after = before.grown(sum(file.size for file in state.files(self.further_partition)))
+        if after != before and not self._output.takes_format(state, SPLIT_FORMAT):
+            after = before
         if after != before:
             state = self._output.raise_format(state, SPLIT_FORMAT)
+        live = state.files(self.further_partition)
         packed = map_increment(
             self._spark,
             self._log_url,

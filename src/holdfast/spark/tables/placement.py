@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 Numbers: TypeAlias = npt.NDArray[np.int64]
 
-BUCKET_LOG_BYTES: Final = 64 * 2**20
+BUCKET_LOG_BYTES: Final = 32 * 2**20
 """Bytes of log per bucket when a table is made: a table is mostly smaller than its log."""
 BUCKET_FILE_BYTES: Final = 32 * 2**20
 """Bytes of current rows per bucket, on the average, above which a table gets more buckets."""
@@ -27,7 +27,7 @@ def bucket_count(log_bytes: int) -> int:
     """How many buckets a new table of a log of this size gets.
 
     >>> bucket_count(0), bucket_count(10 * 2**30)
-    (8, 160)
+    (8, 320)
     """
     return max(BUCKETS_MIN, min(BUCKETS_MAX, -(-log_bytes // BUCKET_LOG_BYTES)))
 

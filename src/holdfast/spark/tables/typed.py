@@ -88,6 +88,8 @@ class TypedStep:
         found = decode_rows(operations, self.layout.typing)
         if self.layout.typing.unfit is Unfit.FAIL:
             require_fit(operations, found)
+        if self.layout.needs_keys and found.key.null_count:
+            require_fit(operations, replace(found, misfits=[each for each in found.misfits if each[0] == "key"]))
         if not found.misfits or self.layout.typing.unfit is not Unfit.QUARANTINE:
             return self.layout.rows(plain, found), []
         aside = quarantined(operations, found, self.quarantined_through)
@@ -231,7 +233,7 @@ class TypedJob(DeltaJob):
         if any(nullable(held.get(each.name, each.type)) != nullable(each.type) for each in layout.schema):
             state = self._output.widen(state, self._spark)
         elif absent := [each for each in layout.schema if each.name not in held]:
-            self._output.add_columns(state, absent)
+            state = self._output.add_columns(state, absent)
         through = self._quarantine.offset(self._log_id)
         return state, TypedStep(choice_of(self._rows), layout, self._quarantine.location.url, through)
 

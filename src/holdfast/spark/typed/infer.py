@@ -8,7 +8,7 @@ column when a value has it. Fields are in the order in which they first appear.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
@@ -16,6 +16,9 @@ import pyarrow as pa
 from holdfast.errors import Code, InvalidRequest
 from holdfast.spark.typed.ddl import type_text
 from holdfast.spark.typed.decode import Format
+
+SAMPLE_MAX: Final = 1_000_000
+"""Values that one process looks at, which it holds in memory."""
 
 
 def infer_type(values: Iterable[bytes], chosen: Format) -> pa.DataType | None:

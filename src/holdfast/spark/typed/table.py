@@ -20,6 +20,7 @@ import pyarrow as pa
 from holdfast.errors import Code, InvalidRequest
 from holdfast.spark.typed.ddl import parse_schema, type_text
 from holdfast.spark.typed.decode import Encoding, Format, Unfit, nullable
+from holdfast.spark.typed.infer import SAMPLE_MAX
 from holdfast.spark.typed.rows import Choice, TypedColumns, Typing
 
 E = TypeVar("E", bound=StrEnum)
@@ -39,7 +40,6 @@ QUARANTINE_SCHEMA: Final = pa.schema(
 )
 """The table of operations that do not fit: raw bytes, the place of the first misfit, and the reason."""
 _NOT_IN_A_NAME: Final = re.compile(r"[ ,;{}()\n\t=]")
-_SAMPLE_MAX: Final = 1_000_000
 
 
 def _refused(reason: str, hint: str = "", **facts: object) -> InvalidRequest:
@@ -81,8 +81,8 @@ def _require_sense(rows: RowOptions) -> None:
         Encoding.of(chosen, parse_schema(rows.schema), "value")
     if rows.infer is not None and rows.schema is not None:
         raise _refused("schema and infer both say what values look like; give one")
-    if rows.infer is not None and not (needs_schema(rows) and 1 <= rows.infer <= _SAMPLE_MAX):
-        raise _refused(f"infer is a number of JSON or msgpack values, 1 to {_SAMPLE_MAX}", infer=rows.infer)
+    if rows.infer is not None and not (needs_schema(rows) and 1 <= rows.infer <= SAMPLE_MAX):
+        raise _refused(f"infer is a number of JSON or msgpack values, 1 to {SAMPLE_MAX}", infer=rows.infer)
     if unfit is not Unfit.FAIL and key.format is chosen is Format.BINARY:
         raise _refused(f"unfit {unfit} has no effect without a key format or a value format")
     if b"" in rows.key_prefixes:
@@ -180,6 +180,11 @@ class Layout:
         return cls(own, typing, columns, keeps)
 
     @property
+    def needs_keys(self) -> bool:
+        """Whether a row is found by its column ``key``, so that it cannot be null: no column has the bytes."""
+        return self.typing.key.format is Format.UTF8 and not self.keeps_key_bytes and self.typing.unfit is Unfit.NULL
+
+    @property
     def schema(self) -> pa.Schema:
         """The columns of the table: its own ones first, then those of the values."""
         key = pa.field("key", self.typing.key.column_type)
@@ -217,8 +222,15 @@ class Layout:
         return pa.table(columns)
 
     def key_bytes(self, table: pa.Table) -> pa.ChunkedArray:
-        """The raw keys of rows of the table."""
-        return table[KEY_BYTES] if self.keeps_key_bytes else table["key"].cast(pa.binary())
+        """The raw keys of rows of the table. Raises: InvalidRequest for a table that has lost some."""
+        keys = table[KEY_BYTES] if self.keeps_key_bytes else table["key"].cast(pa.binary())
+        if keys.null_count:
+            raise _refused(
+                "the table has rows without a key, which no step can find again",
+                hint="begin a new table; an earlier version made null of keys that are not UTF-8",
+                rows=keys.null_count,
+            )
+        return keys
 
 
 def _require_portable(kind: pa.DataType, place: str) -> None:
@@ -320,8 +332,8 @@ EXACT_IN_DOUBLE: Final = 32
 
 def _changed(column: str, before: pa.DataType, wanted: pa.DataType) -> InvalidRequest:
     return _refused(
-        "a column of the table would get a type that does not have all its values",
-        hint="give a wider type, or begin a new table, which reads the log from its start",
+        "a column of the table cannot change its type in this way",
+        hint="a column can get a wider type, such as bigint after int; for another one begin a new table",
         column=column,
         table=type_text(before),
         wanted=type_text(wanted),
