@@ -14,6 +14,7 @@ from tests.spark.log_builder import LogBuilder, latest_plainly, random_log, read
 from tests.spark.plain import operation_rows
 
 from holdfast.commit.format.transaction import Delete, RangeDelete, Write
+from holdfast.errors import CorruptData
 from holdfast.spark.log.runner import Job, RunReport
 from holdfast.spark.pipeline import Changes, History, Latest, Schedule, Snapshot, run_pipeline
 
@@ -129,3 +130,20 @@ def test_a_run_removes_what_its_steps_replaced_only_when_asked(spark: SparkSessi
     assert (again.step_count, again.files_vacuumed) == (0, report.files_removed)
     assert {path.relative_to(output) for path in output.rglob("*.parquet")} == live
     assert content(kind, output) == expected(kind, builder)
+
+
+def test_a_damaged_file_stops_the_step_that_would_write_its_rows_again(spark: SparkSession, tmp_path: Path) -> None:
+    leader = (builder := LogBuilder(26)).lead()
+    leader.commit(*([Write(b"%d" % number, builder.random.randbytes(1_000))] for number in range(30)))
+    log, output = builder.write_to(tmp_path / "log"), tmp_path / "table"
+    run(spark, Latest, log, output)
+    for uri in DeltaTable(str(output)).file_uris():
+        data = bytearray(Path(uri).read_bytes())
+        data[len(data) // 4] ^= 1
+        Path(uri).write_bytes(data)
+    leader.commit([Write(b"1", b"new")])
+    builder.write_to(tmp_path / "log")
+    before = DeltaTable(str(output)).version()
+    with pytest.raises(CorruptData, match="a file of the table is damaged"):
+        run(spark, Latest, log, output)
+    assert DeltaTable(str(output)).version() == before

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 
-from holdfast.errors import Unavailable
+from holdfast.errors import CorruptData, Unavailable
 from holdfast.objects.port import Created, Listed, ObjectStore, Refused
 from holdfast.segments.table_location import CONNECTIONS_MAX, open_table_store
 
@@ -150,13 +150,20 @@ def read_table(url: str, paths: Iterable[str]) -> pa.Table | None:
 
 
 def parquet_rows(files: Iterable[bytes], columns: Collection[str] | None = None) -> pa.Table | None:
-    """The rows of Parquet files with these ``columns`` (those that a file has; None: all); None for no file."""
-    tables = [_parquet_rows(pq.ParquetFile(pa.BufferReader(data)), columns) for data in files]
+    """The rows of Parquet files with these ``columns`` (those that a file has; None: all); None for no file.
+
+    Raises: CorruptData for a page whose checksum does not fit: it must not be written again with a new one.
+    """
+    tables = [_parquet_rows(data, columns) for data in files]
     return pa.concat_tables(tables, promote_options="default") if tables else None
 
 
-def _parquet_rows(file: pq.ParquetFile, columns: Collection[str] | None) -> pa.Table:
-    return file.read([name for name in file.schema_arrow.names if columns is None or name in columns])
+def _parquet_rows(data: bytes, columns: Collection[str] | None) -> pa.Table:
+    try:
+        file = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
+        return file.read(None if columns is None else [name for name in file.schema_arrow.names if name in columns])
+    except (pa.ArrowException, OSError) as error:
+        raise CorruptData("a file of the table is damaged", bytes=len(data), cause=str(error)[:300]) from error
 
 
 def read_objects(url: str, paths: Sequence[str]) -> list[bytes]:
