@@ -20,7 +20,7 @@ from holdfast.testing.fault_proxy_process import FaultProxyProcess
 
 PROVE = os.environ.get("HOLDFAST_PROVE") == "1"
 SMALL = os.environ.get("HOLDFAST_SMALL") == "1"
-DIRECTORY_ROUNDS = 20 if PROVE else 2 if SMALL else 3
+DIRECTORY_ROUNDS = 20 if PROVE else 1 if SMALL else 3
 S3_ROUNDS = 10 if PROVE else 1 if SMALL else 2
 AZURE_ROUNDS = 5 if PROVE else 1
 DIRECTORY_KINDS = ("restart", "zombie", "take over", "stumble", "successor")

@@ -566,6 +566,7 @@ def test_tokens_roles_a_clients_limit_and_no_view(tmp_path: Path, main: Service)
         main.codes |= service.codes
 
 
+@pytest.mark.matrix
 def test_a_reader_that_falls_behind_is_told_and_resumes(tmp_path: Path, main: Service) -> None:
     del main
     with serving(tmp_path, "--init", subscription__max_buffer_size_bytes="1 MiB", view__enabled="false") as service:

@@ -61,6 +61,7 @@ def test_the_second_create_of_a_name_is_refused_and_changes_nothing(s3_url: str)
     asyncio.run(story())
 
 
+@pytest.mark.matrix
 def test_daemons_inherit_no_descriptors(tmp_path: Path) -> None:
     require_gateway()
     reader, writer = os.pipe()
@@ -99,6 +100,7 @@ def test_no_daemon_outlives_a_killed_parent(tmp_path: Path) -> None:
     assert wait_until_gone(children) == []
 
 
+@pytest.mark.matrix
 def test_a_stopped_gateway_leaves_no_daemon_and_memstore_does_not_come_back_empty(tmp_path: Path) -> None:
     require_gateway()
     gateway = Gateway(tmp_path / "gateway")

@@ -319,6 +319,7 @@ def test_a_reader_that_does_not_read_is_given_no_more_than_its_connection_holds(
     run(scenario)
 
 
+@pytest.mark.matrix
 def test_who_asks_and_reads_no_answer_is_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket_module, "UNREAD_BYTES_MAX", 300_000)
     monkeypatch.setattr(socket_module, "CLOSE_SECONDS_MAX", 0.0)

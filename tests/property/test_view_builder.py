@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -57,7 +58,7 @@ def rows_in(path: Path) -> tuple[list[Row], int]:
         return view.read_range(limit=1_000)
 
 
-@settings(max_examples=150)
+@settings(max_examples=30 if os.environ.get("HOLDFAST_SMALL") == "1" else 150)
 @given(OBJECTS, st.lists(st.integers(0, 9), max_size=6))
 def test_in_bulk_or_one_by_one_the_state_is_the_same(contents, interruptions):
     """``interruptions``: before these objects the file is written, closed, and taken up again where it stands."""

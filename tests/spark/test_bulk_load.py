@@ -347,6 +347,7 @@ def test_a_name_belongs_to_one_input(spark: SparkSession, tmp_path: Path) -> Non
     assert len(transactions(tmp_path / "log")) == 1
 
 
+@pytest.mark.matrix
 def test_an_attempt_of_the_log_is_not_committed_again(spark: SparkSession, tmp_path: Path) -> None:
     (tmp_path / "log").mkdir()
     with ServiceProcess(tmp_path / "log") as service, Client(service.url) as client:
@@ -530,6 +531,7 @@ def test_a_killed_command_is_continued_by_the_next_and_csv_is_loaded(tmp_path: P
     assert len(told(tmp_path / "verdicts")) == 4000
 
 
+@pytest.mark.matrix
 def test_what_others_wrote_between_two_runs_of_a_load_is_not_overlooked(
     spark: SparkSession, tmp_path: Path, small_chunks: None
 ) -> None:

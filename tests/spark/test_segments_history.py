@@ -156,6 +156,7 @@ def test_segments_give_the_events_of_the_log_from_any_version_to_any(world: Worl
     asyncio.run(check())
 
 
+@pytest.mark.matrix
 def test_a_subscriber_is_told_the_same_with_and_without_segments_from_every_version(world: World) -> None:
     async def check(service: CommitService, store: CountingStore) -> None:
         older = SegmentHistory(world.table.as_uri())

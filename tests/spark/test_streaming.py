@@ -200,6 +200,7 @@ def test_spark_reads_all_uses_of_a_frame_by_the_filters_of_one(spark: SparkSessi
     assert spark.sql("SELECT * FROM pushed").count() == uses.of_early, "the next statement on a temporary view"
 
 
+@pytest.mark.matrix
 def test_the_time_of_a_commit_is_an_event_time_for_watermarks(spark: SparkSession, tmp_path: Path) -> None:
     builder = LogBuilder()
     leader = builder.lead()
@@ -302,6 +303,7 @@ def test_a_log_is_appended_to_and_never_overwritten(spark: SparkSession, service
         frame.write.format("holdfast").mode("overwrite").option("url", service.url).option("application", "o").save()
 
 
+@pytest.mark.matrix
 def test_a_stream_of_one_log_into_another_is_its_table_and_a_replay_adds_nothing(
     spark: SparkSession, service: ServiceProcess, tmp_path: Path
 ) -> None:

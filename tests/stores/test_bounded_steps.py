@@ -280,6 +280,7 @@ def test_a_durable_is_made_again_while_its_entries_are_still_given_back(kind: st
     machine.state.check()
 
 
+@pytest.mark.matrix
 def test_a_map_makes_room_in_bounded_steps() -> None:
     machine = Machine(keyed={"type": "map", "message_limit": 2, "discard": "old"}, other={"type": "shared"})
     steps = Steps(machine)
