@@ -15,7 +15,7 @@ missed is printed as missed and fails nothing.
     resolve  commit requests to verdicts, in one task and in rounds over ranges of keys, and the kernel alone
     load     rows to batch objects by the four stages on Spark, beside native Parquet
     latest   the newest value of every key as a Delta table, in 4 increments, beside deltalake's merge on the driver
-    tables   the same table created, 1 % and 50 % of its keys changed, beside deltalake's merge and an overwrite by
+    tables   the same table created, 1 % and 50 % of its keys changed, next to deltalake's merge and an overwrite by
              Delta's own writer, with a quarter of the keys and with all; then read by each engine
 
 ``--quick`` is a hundredth of the rows: whether it runs, not how fast.

@@ -44,9 +44,9 @@ from holdfast.spark.typed.table import KEY_BYTES, ROWS_DEFAULT, RowOptions
 Flags: TypeAlias = npt.NDArray[np.bool_]
 
 FILES_OF_A_BUCKET_MAX: Final = 8
-"""Files of current rows in a bucket: a step that would make more rewrites it to one."""
+"""Files of current rows in a bucket. A step that would exceed this rewrites the bucket, which then has one file."""
 SMALL_FILE_SHARE: Final = 4
-"""A step adds a file to a bucket if the bucket has at least this many times the rows of the step's operations."""
+"""A step adds a file to a bucket only if the bucket has this many rows for each operation of the step."""
 SPLITS: Final = "buckets"
 """The mark that has the number of buckets, in a table that was split."""
 SPLIT_FORMAT: Final = 2
@@ -160,8 +160,8 @@ class Rewriting:
     def run(self, packed: DataFrame, columns: str) -> list[NewFile]:
         """Change every bucket that the ``packed`` operations touch, and the split ones; ``columns`` are operations'.
 
-        Shape: a file without a path names a bucket whose files of before are replaced; files of the quarantine are
-        among the others. Raises: what tasks raise, as Spark's error.
+        Shape: a file without a path names a bucket whose earlier files are replaced. Files of the quarantine are among
+        the others. Raises: what tasks raise, as Spark's error.
         """
         split = self.split.tolist()
         if split:
