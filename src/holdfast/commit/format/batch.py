@@ -86,6 +86,7 @@ from holdfast.commit.format.transaction import (
     Transaction,
     Write,
 )
+from holdfast.crc32 import fastest_crc32
 from holdfast.errors import Code, CorruptData
 from holdfast.values import LeaderId, LogId, Slot, Version, parse_slot, slot_text
 
@@ -237,7 +238,7 @@ def encode_object(header: Header, body: bytes = b"") -> bytes:
         header.leader_id, header.nonce,
         header.first_version, header.last_version, header.prev_version,
         header.window_floor, header.durable, header.truncated_through, header.time_ms,
-        len(body), zlib.crc32(body),
+        len(body), fastest_crc32()(body, 0),
         len(address), address, header.scope.boot_id, header.scope.namespace,
     )  # fmt: skip
     whole = head + _CRC.pack(zlib.crc32(head)) + body
@@ -325,7 +326,7 @@ def body_bytes(data: bytes, header: Header) -> memoryview:
     if len(body) != header.body_length or len(data) != header.object_bytes():
         expected = header.object_bytes()
         raise _corrupt(header.slot, "object size does not fit its header", bytes=len(data), expected=expected)
-    if zlib.crc32(body) != header.body_crc:
+    if fastest_crc32()(body, 0) != header.body_crc:
         raise _corrupt(header.slot, "body CRC does not match")
     return body
 

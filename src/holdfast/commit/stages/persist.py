@@ -17,10 +17,10 @@ from enum import Enum, auto
 from hashlib import blake2b
 from itertools import pairwise
 from typing import Final
-from zlib import crc32
 
 from holdfast.commit.format.batch import SPAN_MAX, Header, Kind, LoggedTransaction, encode_body, encode_object, jump
 from holdfast.commit.stages.events import Batch, CommitEntry, Position, Put, ReadBack
+from holdfast.crc32 import fastest_crc32
 from holdfast.objects.port import CreateAnswer, Created, Refused, Unknown
 from holdfast.values import Instant, Slot, Version
 
@@ -306,7 +306,7 @@ class Persist:
             scope=self._claim.scope,
             transactions=len(transactions),
             body_length=len(body),
-            body_crc=crc32(body),
+            body_crc=fastest_crc32()(body, 0),
         )
         self.head = header
         batch = Batch(header, encode_object(header, body), entries, transactions, now.boot_ms)

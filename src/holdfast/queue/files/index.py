@@ -9,8 +9,8 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
 
+from holdfast.crc32 import Checksum
 from holdfast.queue.files.pages import PageDirectory
-from holdfast.queue.format.checksum import Checksum
 from holdfast.queue.format.page import (
     HEADER_BYTES,
     RECORD,

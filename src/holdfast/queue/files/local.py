@@ -24,8 +24,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from holdfast.crc32 import Octets
     from holdfast.queue.files.port import WritableMap
-    from holdfast.queue.format.checksum import Octets
 
 PARTS_MAX = 1024
 ELSEWHERE = (

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from mmap import mmap
     from typing import TypeAlias
 
-    from holdfast.queue.format.checksum import Octets
+    from holdfast.crc32 import Octets
 
     WritableMap: TypeAlias = mmap | bytearray
 

@@ -1,7 +1,6 @@
 """Checksums of queue pages, by the id in a page's header.
 
-An unknown id is ``CorruptData``; writing CRC-32C without the package ``crc32c`` is refused. A package that computes
-another CRC-32 than ``zlib`` is not used.
+An unknown id is ``CorruptData``; writing CRC-32C without the package ``crc32c`` is refused.
 
 | id | polynomial | function |
 |---|---|---|
@@ -12,21 +11,15 @@ another CRC-32 than ``zlib`` is not used.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
-from zlib import crc32
 
+from holdfast.crc32 import Checksum, Octets, fastest_crc32
 from holdfast.errors import Code, CorruptData, InvalidRequest
-
-Octets = bytes | bytearray | memoryview
-Checksum = Callable[[Octets, int], int]
 
 CRC32 = 1
 CRC32C = 2
 
 _CASTAGNOLI_REVERSED = 0x82F63B78
-_SAMPLES = (b"", b"\x00", b"123456789", bytes(range(256)) * 17)
 _table: list[int] = []
-_quick_crc32: Checksum | None = None
 
 
 def _crc32c_by_table(data: Octets, value: int = 0) -> int:
@@ -41,20 +34,6 @@ def _crc32c_by_table(data: Octets, value: int = 0) -> int:
     for octet in memoryview(data).cast("B"):
         value = table[(value ^ octet) & 0xFF] ^ value >> 8
     return value ^ 0xFFFFFFFF
-
-
-def _crc32() -> Checksum:
-    """The fastest installed CRC-32. The first call imports it."""
-    global _quick_crc32
-    if _quick_crc32 is None:
-        _quick_crc32 = crc32
-        try:
-            packaged: Checksum = importlib.import_module("zlib_ng.zlib_ng").crc32
-        except ImportError:
-            return crc32
-        if all(packaged(sample, seed) == crc32(sample, seed) for sample in _SAMPLES for seed in (0, 1, 0xFFFFFFFF)):
-            _quick_crc32 = packaged
-    return _quick_crc32
 
 
 def _package() -> Checksum | None:
@@ -74,7 +53,7 @@ def checksum_for_reading(checksum_id: int) -> Checksum:
     ('0xcbf43926', '0xe3069283')
     """
     if checksum_id == CRC32:
-        return _crc32()
+        return fastest_crc32()
     if checksum_id == CRC32C:
         return _package() or _crc32c_by_table
     raise CorruptData("unknown checksum", code=Code.CORRUPT_QUEUE, checksum_id=checksum_id)
@@ -83,7 +62,7 @@ def checksum_for_reading(checksum_id: int) -> Checksum:
 def checksum_for_writing(checksum_id: int) -> Checksum:
     """The checksum of a new page. Raises: ``InvalidRequest`` for an unknown id, or CRC-32C without its package."""
     if checksum_id == CRC32:
-        return _crc32()
+        return fastest_crc32()
     function = _package() if checksum_id == CRC32C else None
     if function is None:
         raise InvalidRequest(

@@ -44,8 +44,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate, pairwise
 from struct import Struct
 
+from holdfast.crc32 import Checksum, Octets
 from holdfast.errors import Code, CorruptData, InvalidRequest
-from holdfast.queue.format.checksum import Checksum, Octets
 
 HEAD = Struct("<IIqQ")
 """Length, check, arrival, and count with the flags above it: ``count | flags << 32``."""

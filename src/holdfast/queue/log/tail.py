@@ -14,9 +14,10 @@ import threading
 from time import sleep
 from zlib import crc32
 
+from holdfast.crc32 import Checksum, Octets
 from holdfast.queue.files.disk_errors import refusal
 from holdfast.queue.files.index import PageIndex
-from holdfast.queue.format.checksum import Checksum, Octets, checksum_for_writing
+from holdfast.queue.format.checksum import checksum_for_writing
 from holdfast.queue.format.frame import HEAD_BYTES, SEAL_BYTES, SEQ_MASK, encode_head, page_seed, single_packers
 from holdfast.queue.format.meta import DurablePosition
 from holdfast.queue.format.page import HEADER_BYTES, PageHeader

@@ -15,11 +15,11 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 
+from holdfast.crc32 import Octets
 from holdfast.errors import Closed, Code, HoldfastError, InvalidRequest, LimitExceeded
 from holdfast.queue.files.disk_errors import FULL, refusal
 from holdfast.queue.files.meta_files import WritePositionFile
 from holdfast.queue.files.pages import PageDirectory
-from holdfast.queue.format.checksum import Octets
 from holdfast.queue.format.frame import (
     COMPRESSED,
     HEAD_BYTES,

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 from urllib.parse import unquote, urlsplit
-from zlib import crc32
 
 import msgspec
 import pyarrow as pa
@@ -29,6 +28,7 @@ from holdfast.commit.stages.events import CommitEntry, request_bytes
 from holdfast.commit.stages.pipeline import PipelineRules
 from holdfast.commit.stages.resolve import Resolve
 from holdfast.commit.stages.sequence import Sequence as SequenceStage
+from holdfast.crc32 import fastest_crc32
 from holdfast.errors import Code, HoldfastError, InvalidRequest, Unavailable
 from holdfast.objects.port import ObjectStore
 from holdfast.segments.table_location import table_location
@@ -344,7 +344,7 @@ class _Stages:
             versions = group.transactions[0].version, group.transactions[-1].version
             count = len(group.transactions)
             header = self.leadership.next_header(*versions, group.floor, count, now().wall_ms)
-            header = replace(header, body_length=len(body), body_crc=crc32(body))
+            header = replace(header, body_length=len(body), body_crc=fastest_crc32()(body, 0))
             objects.append((header, encode_object(header, body)))
 
         async def put(store: ObjectStore) -> None:

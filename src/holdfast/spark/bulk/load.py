@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import pickle
 import time
-import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -41,6 +40,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  the name that every Spark program uses
 
 from holdfast.commit.format.batch import BODY_SCHEMA, SPAN_MAX, VERSION_JUMP, Header, ItemKind, encode_object
+from holdfast.crc32 import fastest_crc32
 from holdfast.errors import Code, InvalidRequest
 from holdfast.spark.bulk.leadership import Leadership, LeadershipOptions, put_batch, require_no_leader
 from holdfast.spark.bulk.records import LoadProgress, decode_progress, newest_nearby, newest_of_log, progress_key
@@ -143,7 +143,7 @@ def batch_object(plan: BatchPlan, leadership: LeadershipPlan, chunk: Mapping[str
     """
     require_judged(chunk, plan.weighted, plan.first)
     body = stream(_rows(plan, leadership, chunk).combine_chunks())
-    header = replace(plan.header, body_length=len(body), body_crc=zlib.crc32(body))
+    header = replace(plan.header, body_length=len(body), body_crc=fastest_crc32()(body, 0))
     return header, encode_object(header, body)
 
 

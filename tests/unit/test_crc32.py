@@ -1,4 +1,4 @@
-"""The checksum of a page is the same number whatever package computes it."""
+"""CRC-32 is the same number whatever package computes it; a queue is read with and without the package."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from holdfast import crc32
 from holdfast.queue import Queue
-from holdfast.queue.format import checksum
 from holdfast.queue.format.checksum import CRC32, checksum_for_reading, checksum_for_writing
 
 SIZES = (0, 1, 3, 20, 63, 64, 65, 127, 1000, 4097, 100_000)
@@ -19,7 +19,7 @@ SIZES = (0, 1, 3, 20, 63, 64, 65, 127, 1000, 4097, 100_000)
 
 def use(monkeypatch: pytest.MonkeyPatch, package: types.ModuleType | None) -> None:
     """From here on the queue finds this package, or none."""
-    monkeypatch.setattr(checksum, "_quick_crc32", None)
+    monkeypatch.setattr(crc32, "_fastest", None)
     monkeypatch.setitem(sys.modules, "zlib_ng", package)
     monkeypatch.setitem(sys.modules, "zlib_ng.zlib_ng", package)
 
@@ -38,7 +38,7 @@ def test_without_the_package_it_is_that_of_the_standard_library(monkeypatch: pyt
 
 def test_with_the_package_it_is_its_own_and_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     zlib_ng = pytest.importorskip("zlib_ng.zlib_ng")
-    monkeypatch.setattr(checksum, "_quick_crc32", None)
+    monkeypatch.setattr(crc32, "_fastest", None)
     found = checksum_for_reading(CRC32)
     assert found is zlib_ng.crc32
     for size in SIZES:
