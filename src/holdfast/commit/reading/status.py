@@ -8,6 +8,7 @@ bound it forgets the oldest and raises ``_low``; a question below ``_low`` scans
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Final
@@ -99,7 +100,7 @@ class AttemptHistory:
         self._ids_max = ids_max
         self._scanning = asyncio.Lock()
         self._waiting: list[_Question] = []
-        self._known: dict[str, list[tuple[int, Slot]]] = {}
+        self._known: OrderedDict[str, list[tuple[int, Slot]]] = OrderedDict()
         self._low = 0
         self._walker: ChainWalker | None = None
 
@@ -165,7 +166,7 @@ class AttemptHistory:
         low = min(question.min_version for question in questions)
         newest = min((question.newest for question in questions), key=lambda header: header.slot)
         if self._walker is None or low < self._low:
-            self._known, self._low = {}, low
+            self._known, self._low = OrderedDict(), low
             self._walker = await walker_after(self._store, self._claim, newest, low)
         asked: dict[str, list[_Question]] = {}
         for question in questions:
@@ -193,5 +194,5 @@ class AttemptHistory:
             for question in asked.get(request_id, ()):
                 question.seen.append(entry)
         while len(self._known) > self._ids_max:
-            oldest = next(iter(self._known))
-            self._low = max(self._low, *(version for version, _ in self._known.pop(oldest)))
+            _, oldest = self._known.popitem(last=False)
+            self._low = max(self._low, *(version for version, _ in oldest))

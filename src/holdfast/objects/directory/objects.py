@@ -21,6 +21,7 @@ removed oldest first, claims never. So probing from a hint that names data is ex
 from __future__ import annotations
 
 import errno
+from collections import OrderedDict
 from collections.abc import Callable
 from enum import Enum, auto
 from typing import Final
@@ -168,7 +169,8 @@ class DirectoryObjects:
             raise
         self._directories: dict[str, int] = {"": self._root_handle}
         self._durable_directories = {""}
-        self._synced: dict[str, None] = {}
+        # Not a dict: to find the oldest key of one, Python passes over every key that was deleted before it.
+        self._synced: OrderedDict[str, None] = OrderedDict()
         self._writing: int | None = None
         self._naming = Naming.UNNAMED
         self._count = 0
@@ -405,7 +407,7 @@ class DirectoryObjects:
     def _remember(self, key: str) -> None:
         self._synced[key] = None
         if len(self._synced) > SYNCED_NAMES_MAX:
-            del self._synced[next(iter(self._synced))]
+            self._synced.popitem(last=False)
 
     def _poisoned(self, what: str, error: OSError) -> None:
         self._poison = f"{what}, so what is durable is unknown until a restart: {error}"

@@ -472,7 +472,8 @@ def _in_one_task(staged: Staged, base: int, windows: Windows, *, judge: bool) ->
         yield pa.RecordBatch.from_arrays([pa.array([result], pa.binary())], ["result"])
 
     with task_errors():
-        (row,) = wanted.repartition(1).mapInArrow(work, "result binary").toArrow().to_pylist()
+        # Coalesced, not shuffled: the chunks are sorted by key in the task, and a shuffle would copy them twice.
+        (row,) = wanted.coalesce(1).mapInArrow(work, "result binary").toArrow().to_pylist()
     fates, originals, resolved = pickle.loads(row["result"])
     return Sequencing(fates, _assigned(fates), originals), resolved
 
