@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -85,7 +85,7 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
     if application_id != APPLICATION_ID and tables:
         raise CorruptData("this file is another database", path=path, hint="choose another path")
     connection.execute("PRAGMA journal_mode = WAL")
-    with _transaction(connection):
+    with transaction(connection):
         made = int(connection.execute("PRAGMA user_version").fetchone()[0])
         if made not in FORMATS_READ:
             raise CorruptData("this view has a format of another version", path=path, format=made)
@@ -105,7 +105,8 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
 
 
 @contextmanager
-def _transaction(connection: sqlite3.Connection) -> Generator[None]:
+def transaction(connection: sqlite3.Connection) -> Generator[None]:
+    """All of the block or nothing of it. Raises: sqlite3.Error."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         yield
@@ -127,7 +128,7 @@ def _read_position(connection: sqlite3.Connection, path: Path) -> Position:
 def write_layer(connection: sqlite3.Connection, layer: Layer, position: Position) -> None:
     """Write ``layer`` and ``position`` in one transaction. ``layer`` must not change meanwhile. Raises: sqlite3.Error,
     and then nothing has changed."""
-    with _transaction(connection):
+    with transaction(connection):
         for begin, end in layer.cleared:
             connection.execute("DELETE FROM latest WHERE key >= ? AND (? IS NULL OR key < ?)", (begin, end, end))
         ordered = sorted(layer.changes.items(), key=lambda item: item[0])  # the table is in this order too
@@ -139,7 +140,22 @@ def write_layer(connection: sqlite3.Connection, layer: Layer, position: Position
         connection.executemany(
             "DELETE FROM latest WHERE key = ?", ((key,) for key, stored in ordered if stored is None)
         )
-        connection.execute("UPDATE position SET version = ?, last_transaction = ?, log_id = ? WHERE only = 1", position)
+        write_position(connection, position)
+
+
+def insert_rows(connection: sqlite3.Connection, rows: Iterable[Row]) -> None:
+    """Add rows whose keys the file does not hold. Raises: sqlite3.Error."""
+    connection.executemany("INSERT INTO latest VALUES (?, ?, ?)", rows)
+
+
+def write_position(connection: sqlite3.Connection, position: Position) -> None:
+    """Say which state the file holds, in the transaction that writes it. Raises: sqlite3.Error."""
+    connection.execute("UPDATE position SET version = ?, last_transaction = ?, log_id = ? WHERE only = 1", position)
+
+
+def walk_rows(connection: sqlite3.Connection) -> Iterator[Row]:
+    """Every row of the file by key."""
+    return connection.execute("SELECT key, value, version FROM latest ORDER BY key")
 
 
 FLUSH_BYTES: Final = 16 << 20

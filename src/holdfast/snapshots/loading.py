@@ -1,0 +1,26 @@
+"""A view's file from a snapshot: all of it in one transaction, so a crash leaves the file as it was."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import aclosing
+
+from holdfast.objects.port import ObjectReader
+from holdfast.snapshots.manifest import Manifest
+from holdfast.snapshots.reading import read_rows
+from holdfast.view.sqlite import insert_rows, transaction, write_position
+from holdfast.view.storage import Position
+
+
+async def load_view_file(connection: sqlite3.Connection, store: ObjectReader, manifest: Manifest) -> Position:
+    """Fill the empty file of ``connection`` with a snapshot, and return the position that it then holds.
+
+    Memory: two parts. Raises: CorruptData, NotFound, Unavailable, sqlite3.Error; then the file is as it was.
+    """
+    position = Position(manifest.version, manifest.last_transaction, manifest.log_id)
+    with transaction(connection):
+        async with aclosing(read_rows(store, manifest)) as parts:
+            async for rows in parts:
+                insert_rows(connection, rows)
+        write_position(connection, position)
+    return position

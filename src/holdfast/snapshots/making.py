@@ -1,0 +1,208 @@
+"""Make a snapshot: the newest earlier one and the log after it, in a temporary file, then the parts, then the manifest.
+
+    step        action                                              what a crash in this step leaves
+    find        the newest live object bounds what is read          nothing
+    load        the newest earlier snapshot fills a temporary file  nothing that lasts
+    follow      the log after it is applied to the file             nothing that lasts
+    parts       each part is created                                parts that no manifest names
+    manifest    the manifest is created if there is none            the snapshot, or the step before
+
+A maker may run anywhere and next to others: of two makers of one version, the manifest that was created first counts,
+and the other maker removes its own parts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import tempfile
+from collections.abc import Callable
+from contextlib import aclosing, closing, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from holdfast.commit.format.batch import Header
+from holdfast.commit.reading.reader import find_frontier, follow
+from holdfast.commit.reading.survey import check_reached, walker_after
+from holdfast.errors import Code, CorruptData, InvalidRequest, NotFound, Unavailable
+from holdfast.objects.port import Created, ObjectStore, Refused, Unknown
+from holdfast.snapshots.loading import load_view_file
+from holdfast.snapshots.manifest import (
+    FORMAT,
+    Manifest,
+    Part,
+    encode_manifest,
+    manifest_key,
+    part_key,
+    part_name,
+)
+from holdfast.snapshots.part import PART_BYTES, cut, encode_part
+from holdfast.snapshots.reading import newest_snapshot, read_manifest
+from holdfast.values import slot_text
+from holdfast.view.sqlite import open_for_writer, walk_rows, write_layer
+from holdfast.view.storage import Layer, Position
+
+LAYER_BYTES: Final = 64 * 2**20
+"""Changes that wait in memory before they go to the temporary file."""
+GIVE_UP_SECONDS: Final = 12 * 3600.0
+"""Parts without a manifest may be removed after a day; a maker that is still writing must have ended long before."""
+PAUSES: Final = (0.2, 0.5, 1.0, 2.0, 4.0, 8.0)
+"""Seconds between the tries of one create."""
+
+Progress = Callable[[int, int | None], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MakingOptions:
+    """``at`` is the version of the snapshot, by default the newest one. ``part_bytes`` is for tests: other values give
+    other borders than those of other makers."""
+
+    at: int | None = None
+    part_bytes: int = PART_BYTES
+    give_up_seconds: float = GIVE_UP_SECONDS
+
+
+async def make_snapshot(
+    store: ObjectStore, options: MakingOptions | None = None, on_progress: Progress | None = None
+) -> Manifest:
+    """Make the snapshot of a log at one version, or return the one that exists.
+
+    ``on_progress`` gets the versions applied since the earlier snapshot, and how many there are. The parts and the
+    manifest are durable when this returns. Cost: the log after the newest earlier snapshot is read once, that snapshot
+    once; a temporary file has the whole state. Memory: ``LAYER_BYTES`` and two parts.
+
+    Raises: InvalidRequest (``future_version``), NotFound (``log_empty``; ``log_truncated``: the log before the first
+    snapshot was removed), CorruptData, Unavailable. After any of them, and after a crash, no manifest names the parts.
+    """
+    options = options or MakingOptions()
+    frontier = await find_frontier(store)
+    if frontier is None:
+        raise NotFound("log is empty", code=Code.LOG_EMPTY)
+    head, _ = frontier
+    version = head.last_version if options.at is None else options.at
+    if not 0 <= version <= head.last_version:
+        raise InvalidRequest(
+            "the log has not reached this version", code=Code.FUTURE_VERSION, at=version, last_version=head.last_version
+        )
+    log_id = head.log_id.hex()
+    base = await newest_snapshot(store, log_id, version)
+    if base is not None and base.version == version:
+        return base
+    with tempfile.TemporaryDirectory(prefix="holdfast-snapshot-") as folder:
+        making = _Making(store, Path(folder, "state.sqlite"), options)
+        with closing(making):
+            if base is not None:
+                await making.load(base)
+            slot = await making.follow(head, version, on_progress)
+            return await making.write(Position(version, making.last_transaction, log_id), slot)
+
+
+class _Making:
+    """One maker: its temporary file, and the parts that it has created."""
+
+    def __init__(self, store: ObjectStore, path: Path, options: MakingOptions) -> None:
+        self._store = store
+        self._options = options
+        self._connection, self._position = open_for_writer(path)
+        self._layer = Layer(is_ground=False)
+        self._maker = secrets.token_hex(4)
+        self._parts: list[Part] = []
+        self.last_transaction = 0
+
+    def close(self) -> None:
+        """Let go of the temporary file."""
+        self._connection.close()
+
+    async def load(self, base: Manifest) -> None:
+        """Begin with an earlier snapshot."""
+        self._position = await load_view_file(self._connection, self._store, base)
+        self.last_transaction = base.last_transaction
+
+    async def follow(self, head: Header, version: int, on_progress: Progress | None) -> str:
+        """Apply the log after the file's position up to ``version``. Returns the slot of the object that holds it."""
+        begin = self._position.version
+        walker, newest = await walker_after(self._store, begin)
+        slot = newest.slot if walker.head is None else walker.head.slot
+        async with aclosing(follow(self._store, walker, until=head.slot)) as batches:
+            async for batch in batches:
+                header = batch.header
+                if header.transactions and header.first_version > version:
+                    break
+                slot = header.slot
+                if header.transactions and header.prev_version > self.last_transaction > 0:
+                    raise CorruptData(
+                        "a transaction is missing", version=header.first_version, last_applied=self.last_transaction
+                    )
+                for txn in batch.transactions():
+                    if self.last_transaction < txn.version <= version:
+                        self._layer.apply(txn.version, txn.operations)
+                        self.last_transaction = txn.version
+                if self._layer.size >= LAYER_BYTES:
+                    self._flush()
+                if on_progress is not None:
+                    on_progress(max(0, min(header.last_version, version) - begin), version - begin)
+            else:
+                check_reached(walker, head)
+        self._flush()
+        return slot_text(slot)
+
+    def _flush(self) -> None:
+        write_layer(self._connection, self._layer, self._position)
+        self._layer = Layer(is_ground=False)
+
+    async def write(self, position: Position, slot: str) -> Manifest:
+        """Create the parts, then the manifest; if another maker's manifest exists, remove the parts and return it."""
+        version, last_transaction, log_id = position
+        assert last_transaction is not None, "a maker knows its last transaction"
+        assert log_id is not None, "a maker knows its log"
+        deadline = asyncio.get_running_loop().time() + self._options.give_up_seconds
+        for number, rows in enumerate(cut(walk_rows(self._connection), self._options.part_bytes)):
+            if asyncio.get_running_loop().time() > deadline:
+                raise Unavailable("a snapshot took too long to write", snapshot=version, parts=number)
+            part, data = await asyncio.to_thread(encode_part, rows, part_name(self._maker, number))
+            if not await _create(self._store, part_key(version, part.name), data):
+                raise CorruptData("another object has the name of a part", part=part.name)
+            self._parts.append(part)
+        manifest = Manifest(
+            format=FORMAT,
+            log_id=log_id,
+            version=version,
+            last_transaction=last_transaction,
+            slot=slot,
+            rows=sum(part.rows for part in self._parts),
+            parts=self._parts,
+        )
+        if await _create(self._store, manifest_key(version), encode_manifest(manifest)):
+            return manifest
+        first = await read_manifest(self._store, version)
+        for part in self._parts:
+            with suppress(Unavailable):  # a part that stays costs space alone
+                await self._store.delete(part_key(version, part.name))
+        if first is None:
+            raise Unavailable("a manifest was removed while it was read", snapshot=version)
+        return first
+
+
+async def _create(store: ObjectStore, key: str, data: bytes) -> bool:
+    """Create an object. False when the name holds other bytes: a refused create may be this maker's own, which landed.
+
+    Raises: Unavailable after the last of ``PAUSES``.
+    """
+    detail = ""
+    for pause in (*PAUSES, None):
+        match await store.create(key, data):
+            case Created():
+                return True
+            case Refused():
+                try:
+                    return await store.read(key) == data
+                except (NotFound, Unavailable) as error:
+                    detail = str(error)
+            case Unknown(text, _, final):
+                detail = text
+                if final:
+                    break
+        if pause is not None:
+            await asyncio.sleep(pause)
+    raise Unavailable("the store did not take an object of a snapshot", key=key, cause=detail)

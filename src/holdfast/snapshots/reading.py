@@ -1,0 +1,96 @@
+"""Find the snapshots of a log, and read one: every part is verified before its first row is given."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Final
+
+import pyarrow as pa
+
+from holdfast.errors import CorruptData, NotFound
+from holdfast.objects.port import ObjectReader, ObjectStore
+from holdfast.snapshots.manifest import (
+    PREFIX,
+    Manifest,
+    Part,
+    decode_manifest,
+    manifest_key,
+    part_key,
+    version_of_manifest,
+)
+from holdfast.snapshots.part import decode_part, rows_of
+from holdfast.view.storage import Row
+
+# pyarrow ships no types, so its tables are unknown to the checker; ours are not.
+# pyright: reportUnknownParameterType=false
+
+PAGE: Final = 1000
+
+
+async def list_versions(store: ObjectStore) -> list[int]:
+    """The versions that have a manifest, oldest first. Cost: a LIST for each 1,000 objects. Raises: Unavailable."""
+    versions: list[int] = []
+    after = ""
+    while True:
+        rows = await store.list(PREFIX, after=after, limit=PAGE)
+        versions += [version for row in rows if (version := version_of_manifest(row.key)) is not None]
+        if len(rows) < PAGE:
+            return versions
+        after = rows[-1].key
+
+
+async def read_manifest(store: ObjectReader, version: int) -> Manifest | None:
+    """The manifest at ``version``, None where there is none. Raises: CorruptData, Unavailable."""
+    try:
+        data = await store.read(manifest_key(version))
+    except NotFound:
+        return None
+    return decode_manifest(data, version)
+
+
+async def list_snapshots(store: ObjectStore) -> list[Manifest]:
+    """The snapshots, oldest first. Their parts are not read. Raises: CorruptData, Unavailable."""
+    manifests = [await read_manifest(store, version) for version in await list_versions(store)]
+    return [manifest for manifest in manifests if manifest is not None]
+
+
+async def newest_snapshot(store: ObjectStore, log_id: str, through: int) -> Manifest | None:
+    """The newest snapshot of the log ``log_id`` at or below version ``through``; its parts are not read.
+
+    A snapshot of another log, and one whose manifest is damaged, is passed over: an older one, or the log itself, has
+    the same state. Raises: Unavailable.
+    """
+    for version in reversed(await list_versions(store)):
+        if version > through:
+            continue
+        try:
+            manifest = await read_manifest(store, version)
+        except CorruptData:
+            continue
+        if manifest is not None and manifest.log_id == log_id:
+            return manifest
+    return None
+
+
+async def read_part(store: ObjectReader, manifest: Manifest, part: Part) -> pa.Table:
+    """The verified rows of one part: ``key``, ``value``, ``version``, by key.
+
+    Memory: the part, twice. Raises: CorruptData, NotFound (the snapshot was removed), Unavailable.
+    """
+    data = await store.read(part_key(manifest.version, part.name))
+    return await asyncio.to_thread(decode_part, data, part)
+
+
+async def read_rows(store: ObjectReader, manifest: Manifest) -> AsyncGenerator[list[Row]]:
+    """The rows of a snapshot by key, part by part, the next part read ahead. Raises: as ``read_part``."""
+    ahead: asyncio.Task[pa.Table] | None = None
+    try:
+        for index, part in enumerate(manifest.parts):
+            table = await (read_part(store, manifest, part) if ahead is None else ahead)
+            following = manifest.parts[index + 1 : index + 2]
+            ahead = asyncio.ensure_future(read_part(store, manifest, following[0])) if following else None
+            yield list(rows_of(table))
+    finally:
+        if ahead is not None:
+            ahead.cancel()

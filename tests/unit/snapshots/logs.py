@@ -1,0 +1,68 @@
+"""Small random logs for the laws of snapshots, and the state that a log has at a version."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+from tests.unit.commit.builders import genesis, record, takeover
+
+from holdfast.commit.format.batch import LoggedTransaction, encode_body, encode_object, object_name
+from holdfast.commit.format.transaction import Delete, Operation, RangeDelete, Write
+from holdfast.objects.memory import MemoryObjects
+from holdfast.view.storage import Layer, Row
+
+KEYS = 12
+
+
+def operations(draw: Random) -> list[Operation]:
+    """One to three changes of a few keys."""
+    found: list[Operation] = []
+    for _ in range(draw.randint(1, 3)):
+        key = b"key/%02d" % draw.randrange(KEYS)
+        match draw.randrange(6):
+            case 0:
+                found.append(Delete(key))
+            case 1:
+                found.append(RangeDelete(key, draw.choice((None, key + b"/", b"key/%02d" % KEYS))))
+            case _:
+                found.append(Write(key, draw.randbytes(draw.randrange(30))))
+    return found
+
+
+class RandomLog:
+    """A log in ``objects`` that grows by batches and changes of leader; ``transactions`` are all that it holds."""
+
+    def __init__(self, draw: Random, objects: MemoryObjects) -> None:
+        self._draw = draw
+        self._objects = objects
+        self.claim = self.head = genesis()
+        self.transactions: list[tuple[int, list[Operation]]] = []
+        objects.create(object_name(self.head.slot), encode_object(self.head, b""))
+
+    @property
+    def log_id(self) -> str:
+        return self.head.log_id.hex()
+
+    def grow(self, batches: int) -> None:
+        for number in range(batches):
+            if self._draw.random() < 0.15:
+                self.claim = self.head = takeover(self.head, f"leader-{number}")
+                self._objects.create(object_name(self.head.slot), encode_object(self.head, b""))
+                continue
+            first = self.head.last_version + 1
+            versions = [first + 2 * index for index in range(self._draw.randint(1, 4))]
+            batch = [(version, operations(self._draw)) for version in versions]
+            body = encode_body([LoggedTransaction(version, None, None, made, []) for version, made in batch])
+            header = replace(record(self.head, self.claim, *versions), body_length=len(body))
+            self._objects.create(object_name(header.slot), encode_object(header, body))
+            self.transactions += batch
+            self.head = header
+
+    def state(self, version: int) -> list[Row]:
+        """What every key is at ``version``, by key."""
+        layer = Layer(is_ground=True)
+        for at, made in self.transactions:
+            if at <= version:
+                layer.apply(at, made)
+        return [(key, *layer.changes[key]) for key in layer.walk(b"", None)]  # type: ignore[misc]
