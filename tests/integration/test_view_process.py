@@ -99,6 +99,26 @@ def assert_shows_the_log(client: Client) -> None:
         assert rows == mine.range(limit=1_000_000)
 
 
+@pytest.mark.matrix
+def test_a_new_view_begins_with_the_newest_snapshot_and_passes_over_a_damaged_one(tmp_path: Path) -> None:
+    url = (tmp_path / "log").as_uri()
+    for damaged in (False, True):
+        with serving(tmp_path, environment=NO_VIEW) as server, connected(server) as client:
+            for number in range(50):
+                client.commit(mixed(number).operations)
+        make = [sys.executable, "-m", "holdfast.cli.main", "log", "snapshot", url, "--json"]
+        made = msgspec.json.decode(subprocess.run(make, check=True, capture_output=True).stdout)
+        if damaged:
+            part = next(Path(made["folder"].removeprefix("file://")).glob("part-*"))
+            part.write_bytes(part.read_bytes()[:-1])
+        with serving(tmp_path) as server, connected(server) as client:
+            assert_shows_the_log(client)
+            wanted = "view_passes_over_snapshot" if damaged else "view_reads_snapshot"
+            assert wanted in server.output.read_text()
+        for file in tmp_path.rglob("*.sqlite*"):
+            file.unlink()
+
+
 def mixed(number: int) -> Transaction:
     """Writes, deletes and range deletes that meet one another."""
     key = b"m/%03d" % (number % 400)

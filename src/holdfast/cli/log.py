@@ -93,3 +93,27 @@ def stat(url: LogArgument = None, config: ConfigOption = None, as_json: JsonOpti
     from holdfast.cli import log_views
 
     log_views.stat(log_url_of(url, config), as_json=as_json)
+
+
+@commands.command()
+def snapshot(
+    url: LogArgument = None,
+    at: Annotated[int | None, typer.Option("--at", min=0, help="The version; the newest one if not given.")] = None,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Write the state of a log at one version as Parquet files next to the log; it may run while a service leads.
+
+    A snapshot that exists is reported and not written again. The temporary file needs room for the whole state.
+    """
+    from holdfast.cli import snapshots
+
+    snapshots.make(log_url_of(url, config), at=at, as_json=as_json)
+
+
+@commands.command("snapshots")
+def list_snapshots(url: LogArgument = None, config: ConfigOption = None, as_json: JsonOption = False) -> None:
+    """List the snapshots of a log, oldest first."""
+    from holdfast.cli import snapshots
+
+    snapshots.ls(log_url_of(url, config), as_json=as_json)

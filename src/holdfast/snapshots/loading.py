@@ -12,12 +12,17 @@ from holdfast.view.sqlite import insert_rows, transaction, write_position
 from holdfast.view.storage import Position
 
 
+def position_of(manifest: Manifest) -> Position:
+    """Where a view is that holds this snapshot."""
+    return Position(manifest.version, manifest.last_transaction, manifest.log_id)
+
+
 async def load_view_file(connection: sqlite3.Connection, store: ObjectReader, manifest: Manifest) -> Position:
     """Fill the empty file of ``connection`` with a snapshot, and return the position that it then holds.
 
     Memory: two parts. Raises: CorruptData, NotFound, Unavailable, sqlite3.Error; then the file is as it was.
     """
-    position = Position(manifest.version, manifest.last_transaction, manifest.log_id)
+    position = position_of(manifest)
     with transaction(connection):
         async with aclosing(read_rows(store, manifest)) as parts:
             async for rows in parts:

@@ -139,6 +139,23 @@ def test_a_new_log_is_whole_and_has_one_live_claim(capsys: pytest.CaptureFixture
     assert (row["slot"], row["live"], row["kind"], row["epoch"]) == ("18446744073709551615", True, "claim", 1)
 
 
+def test_a_snapshot_is_made_once_and_listed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    url = (tmp_path / "log").as_uri()
+    (tmp_path / "log").mkdir()
+    assert main(["log", "snapshot", url]) == Exit.LOG_EMPTY
+    main(["log", "init", url])
+    capsys.readouterr()
+    assert main(["log", "snapshot", url, "--json"]) == Exit.DONE
+    made = json.loads(capsys.readouterr().out)
+    assert (made["rows"], made["parts"], made["slot"]) == (0, 0, "18446744073709551615")
+    assert main(["log", "snapshot", url, "--json"]) == Exit.DONE
+    assert json.loads(capsys.readouterr().out) == made
+    assert main(["log", "snapshots", url, "--json"]) == Exit.DONE
+    assert json.loads(capsys.readouterr().out) == made
+    assert main(["log", "snapshot", url, "--at", str(made["version"] + 1)]) == Exit.BAD_REQUEST
+    assert "has not reached this version" in capsys.readouterr().err
+
+
 def test_damage_ends_with_6_and_names_the_slot(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     url = (tmp_path / "log").as_uri()
     main(["log", "init", url])

@@ -35,7 +35,7 @@ class RandomLog:
 
     def __init__(self, draw: Random, objects: MemoryObjects) -> None:
         self._draw = draw
-        self._objects = objects
+        self.objects = objects
         self.claim = self.head = genesis()
         self.transactions: list[tuple[int, list[Operation]]] = []
         objects.create(object_name(self.head.slot), encode_object(self.head, b""))
@@ -48,14 +48,14 @@ class RandomLog:
         for number in range(batches):
             if self._draw.random() < 0.15:
                 self.claim = self.head = takeover(self.head, f"leader-{number}")
-                self._objects.create(object_name(self.head.slot), encode_object(self.head, b""))
+                self.objects.create(object_name(self.head.slot), encode_object(self.head, b""))
                 continue
             first = self.head.last_version + 1
             versions = [first + 2 * index for index in range(self._draw.randint(1, 4))]
             batch = [(version, operations(self._draw)) for version in versions]
             body = encode_body([LoggedTransaction(version, None, None, made, []) for version, made in batch])
             header = replace(record(self.head, self.claim, *versions), body_length=len(body))
-            self._objects.create(object_name(header.slot), encode_object(header, body))
+            self.objects.create(object_name(header.slot), encode_object(header, body))
             self.transactions += batch
             self.head = header
 

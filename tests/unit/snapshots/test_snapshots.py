@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from glob import glob
+from pathlib import Path
 from random import Random
 
 import msgspec
@@ -11,7 +13,8 @@ import pytest
 from tests.unit.snapshots.logs import RandomLog
 
 from holdfast.errors import Code, CorruptData, InvalidRequest, NotFound
-from holdfast.objects.memory import MemoryStore
+from holdfast.objects.memory import MemoryObjects, MemoryStore
+from holdfast.objects.open import open_store
 from holdfast.snapshots import MakingOptions, Manifest, list_snapshots, make_snapshot, newest_snapshot, read_rows
 from holdfast.snapshots.manifest import decode_manifest, encode_manifest, manifest_key, part_key
 from holdfast.snapshots.part import decode_part, encode_part
@@ -110,6 +113,28 @@ def test_a_changed_part_is_never_read() -> None:
             await rows_of(store, made)
 
     asyncio.run(main())
+
+
+def test_polars_duckdb_and_pandas_open_a_snapshot(tmp_path: Path) -> None:
+    import duckdb
+    import pandas as pd
+    import polars as pl
+
+    async def main() -> tuple[list[Row], str]:
+        store = open_store(tmp_path.as_uri())
+        log = RandomLog(Random(5), MemoryObjects())
+        log.grow(12)
+        for row in log.objects.list("batches/", limit=1000):
+            await store.create(row.key, log.objects.read(row.key))
+        made = await make_snapshot(store, SMALL)
+        await store.close()
+        return log.state(made.version), f"{tmp_path}/snapshots/{made.version:020d}/*.parquet"
+
+    rows, files = asyncio.run(main())
+    assert len(rows) > 2
+    assert pl.read_parquet(files).rows() == rows
+    assert duckdb.sql(f"SELECT key, value, version FROM '{files}' ORDER BY key").fetchall() == rows
+    assert list(pd.read_parquet(sorted(glob(files))).itertuples(index=False, name=None)) == rows
 
 
 ROWS: list[Row] = [(b"a", b"1", 5), (b"b", b"", 7)]

@@ -34,12 +34,15 @@ from holdfast.commit.reading.reader import Leadership, follow, leaderships_back,
 from holdfast.commit.subscription import OlderHistory
 from holdfast.errors import Code, CorruptData, HoldfastError, InvalidRequest, NotFound, Unavailable
 from holdfast.objects.directory.time_slice import BACKGROUND_NS, ask_for_time_slice
-from holdfast.objects.open import open_durable_reader
+from holdfast.objects.open import open_durable_reader, open_store
 from holdfast.objects.port import ObjectReader
 from holdfast.private_files import private, restrict_to_owner
 from holdfast.server.commit.replaced_log import segment_history
 from holdfast.server.logs import configure_logs, keep_pandas_out
 from holdfast.server.view.messages import Announcement, Damage, Report, ViewStart
+from holdfast.snapshots.loading import load_view_file, position_of
+from holdfast.snapshots.manifest import Manifest
+from holdfast.snapshots.reading import newest_snapshot
 from holdfast.values import Slot, slot_text
 from holdfast.view.sqlite import open_for_writer, write_layer
 from holdfast.view.storage import Layer, Position, Stored
@@ -112,9 +115,11 @@ class ViewProcess:
     async def _follow(self, path: Path, builder: ViewBuilder) -> None:
         loop = asyncio.get_running_loop()
         announcement = await self._next(path, builder)
+        if not builder.position.version:
+            await self._load_snapshot(path, builder, announcement)
         if self._older is not None:
             announcement = await self._add_older(self._older, path, builder, announcement)
-        walker = await self._walker_after(builder, announcement)
+        walker = await self._walker_after(builder.position, announcement)
         if walker.head is not None and walker.head.last_version > builder.seen[0]:
             # Before genesis there is nothing to stand on: the walk begins at the claim, whose version is settled too.
             builder.add(walker.head, b"")
@@ -130,6 +135,24 @@ class ViewProcess:
             self._report(path, builder, done=True)
             announcement = await self._next(path, builder)
 
+    async def _load_snapshot(self, path: Path, builder: ViewBuilder, announcement: Announcement) -> None:
+        """Begin a new file with the newest snapshot of the log, if there is one that can be read."""
+        newest = await read_header(self._store, announcement.slot)
+        if newest is None:
+            return
+        store = open_store(self._start.log_url, request_timeout_ms=self._start.request_timeout_ms, connections_max=8)
+        try:
+            manifest = await newest_snapshot(store, self._start.log_id, newest.last_version)
+            if manifest is not None:
+                await self._walker_after(position_of(manifest), announcement)  # it has to be of this log
+                await builder.load(store, manifest)
+                log.info("view_reads_snapshot", version=manifest.version, rows=manifest.rows)
+                self._report(path, builder, done=False)
+        except (CorruptData, NotFound, Unavailable) as error:
+            log.warning("view_passes_over_snapshot", error=str(error))
+        finally:
+            await store.close()
+
     async def _add_older(
         self, older: OlderHistory, path: Path, builder: ViewBuilder, announcement: Announcement
     ) -> Announcement:
@@ -140,7 +163,7 @@ class ViewProcess:
         if newest is None or min(through, newest.last_version) <= version:
             return announcement
         if version:
-            await self._walker_after(builder, announcement)  # first of all the file has to be of this log
+            await self._walker_after(builder.position, announcement)  # first of all the file has to be of this log
         log.info("view_reads_segments", after=version, until=min(through, newest.last_version))
         try:
             async with contextlib.aclosing(older.events(version, min(through, newest.last_version))) as batches:
@@ -174,9 +197,9 @@ class ViewProcess:
     def _report(self, path: Path, builder: ViewBuilder, *, done: bool, damage: Damage | None = None) -> None:
         self._reports.write(msgspec.json.encode(Report(str(path), builder.position[0], done, damage)) + b"\n")
 
-    async def _walker_after(self, builder: ViewBuilder, announcement: Announcement) -> ChainWalker:
-        """A walker on the object whose state the file holds. Raises: CorruptData when the log has no such object."""
-        version, last, _ = builder.position
+    async def _walker_after(self, position: Position, announcement: Announcement) -> ChainWalker:
+        """A walker on the object whose state a position is. Raises: CorruptData when the log has no such object."""
+        version, last, _ = position
         newest = await read_header(self._store, announcement.slot)
         claim = await read_header(self._store, announcement.claim)
         if newest is None or claim is None or claim.log_id.hex() != self._start.log_id:
@@ -285,6 +308,10 @@ class ViewBuilder:
     def waiting_bytes(self) -> int:
         """About the memory of what is seen and not in the file."""
         return self._layer.size
+
+    async def load(self, store: ObjectReader, manifest: Manifest) -> None:
+        """Fill an empty file with a snapshot. Raises: as ``load_view_file``, and then the file is still empty."""
+        self.seen = self.position = await load_view_file(self._connection, store, manifest)
 
     def add(self, header: Header, data: bytes) -> None:
         """Take the next live object. Raises: CorruptData."""
