@@ -226,16 +226,14 @@ async def _older(
 
 async def _rolled_back_to(service: CommitService, older: OlderHistory, after: int) -> tuple[int, str] | None:
     """Where the stream must go back to when a deposed leader assigned ``after``; None for most."""
-    try:
-        async with aclosing(leaderships_back(service.store, service.claim)) as leaderships:
-            async for leadership in leaderships:
-                if leadership.base <= after or leadership.before is None:
-                    return None
-                if after > leadership.rolled_back_to:
-                    return leadership.rolled_back_to, leadership.claim.leader_id.hex()
-    except NotFound:
-        return await older.rolled_back_to(after)
-    return None
+    async with aclosing(leaderships_back(service.store, service.claim)) as leaderships:
+        async for leadership in leaderships:
+            if leadership.rolls_back(after):
+                return leadership.rolled_back_to, leadership.claim.leader_id.hex()
+            if leadership.base <= after or leadership.is_first:
+                return None
+    # Retention removed the end of an older leadership: only the older history knows what came before.
+    return await older.rolled_back_to(after)
 
 
 async def _of_log(service: CommitService, after: int, durable: bool) -> AsyncIterator[tuple[EventBatch, int]]:
@@ -249,9 +247,7 @@ async def _of_log(service: CommitService, after: int, durable: bool) -> AsyncIte
     later: Header | None = None
     leadership: Leadership | None = None
     async for leadership in leaderships_back(service.store, service.claim):
-        if leadership.base <= after or leadership.before is None:
-            break
-        if after > leadership.rolled_back_to:
+        if leadership.rolls_back(after):
             if durable:
                 raise RolledBack(leadership.rolled_back_to, leadership.claim.leader_id.hex())
             leader_id = leadership.claim.leader_id.hex()
@@ -261,6 +257,8 @@ async def _of_log(service: CommitService, after: int, durable: bool) -> AsyncIte
                 leadership.rolled_back_to,
             )
             after = leadership.rolled_back_to
+        if leadership.base <= after or leadership.before is None:
+            break
         later = leadership.before
     assert leadership is not None, "a log has a genesis"
     newest = later if later is not None else service.durable_header()

@@ -17,6 +17,7 @@ from holdfast.commit.format.batch import (
     HEADER_BYTES,
     PREFIX,
     SPAN_MAX,
+    VERSION_JUMP,
     Header,
     Kind,
     LoggedTransaction,
@@ -50,7 +51,10 @@ class LoggedBatch:
 
 @dataclass(frozen=True, slots=True)
 class Leadership:
-    """One leader's part of the chain: its claim, and the object before the claim (None at genesis)."""
+    """One leader's part of the chain: its claim, and the object before the claim.
+
+    ``before`` is None at genesis, and where retention removed it.
+    """
 
     claim: Header
     before: Header | None
@@ -61,9 +65,18 @@ class Leadership:
         return self.claim.last_version
 
     @property
+    def is_first(self) -> bool:
+        """Whether the log begins with this leadership."""
+        return self.claim.slot == FIRST_SLOT
+
+    @property
     def rolled_back_to(self) -> int:
         """The last version kept from before this leadership; versions between it and ``base`` are void."""
-        return self.before.last_version if self.before is not None else 0
+        return 0 if self.is_first else self.base - VERSION_JUMP
+
+    def rolls_back(self, version: int) -> bool:
+        """Whether a deposed leader assigned ``version``, and this leadership made it void."""
+        return not self.is_first and self.rolled_back_to < version < self.base
 
 
 async def read_header(store: ObjectReader, slot: int) -> Header | None:
@@ -182,22 +195,28 @@ async def _stable_frontier(store: ObjectStore) -> Frontier:
 async def leaderships_back(store: ObjectReader, claim: Header) -> AsyncGenerator[Leadership, None]:
     """The leaderships from that of ``claim`` back to genesis.
 
-    Cost: two header reads per leadership. Raises: Unavailable, CorruptData when a claim has gone, NotFound when what it
-    follows has.
+    It ends early where the object before a claim is missing. Retention removes data objects, oldest first, and never a
+    claim, so nothing older can be read then: the last leadership has no ``before``, and is not the first.
+    Cost: two header reads per leadership. Raises: Unavailable, CorruptData when a claim has gone.
     """
     while True:
-        if claim.slot == FIRST_SLOT:
-            yield Leadership(claim, None)
-            return
-        before = await read_header(store, claim.prev)
-        if before is None:
-            # Retention may have removed the data before an old claim; claims themselves are never removed.
-            raise _removed(claim.prev)
+        before = None if claim.slot == FIRST_SLOT else await read_header(store, claim.prev)
         yield Leadership(claim, before)
+        if before is None:
+            return
         earlier = before if before.kind is Kind.CLAIM else await read_header(store, before.claim)
         if earlier is None:
             raise broken("claim has gone", before.claim)
         claim = earlier
+
+
+def check_truncated(oldest: Leadership, newest: Header) -> None:
+    """Check that a log whose readable part begins with ``oldest`` may begin there.
+
+    Raises: CorruptData when ``newest`` does not say that everything before it was truncated.
+    """
+    if not oldest.is_first and oldest.before is None and newest.truncated_through < oldest.rolled_back_to:
+        raise broken("an object has gone", oldest.claim.prev, truncated_through=newest.truncated_through)
 
 
 async def start_after(store: ObjectReader, leadership: Leadership, newest: Header, version: int) -> ChainWalker:
@@ -207,13 +226,19 @@ async def start_after(store: ObjectReader, leadership: Leadership, newest: Heade
     ``version``. Where retention has removed that object, and nothing after ``version``, it stands before the next one.
     Cost: about log2(objects in the leadership) header reads. Raises: Unavailable, CorruptData, NotFound when removed.
     """
-    if newest.slot == leadership.claim.slot:
-        return ChainWalker(leadership.claim, leadership.claim)
-    older, newer = jump(leadership.claim.slot) + 1, newest.slot
+    claim = leadership.claim
+    if version < leadership.base and not leadership.is_first:
+        # The end of the leadership before this one is missing, or the caller would have begun there.
+        if version < leadership.rolled_back_to:
+            raise _removed(claim.prev)
+        return ChainWalker.behind_removed(claim.slot, claim)
+    if newest.slot == claim.slot:
+        return ChainWalker(claim, claim)
+    older, newer = jump(claim.slot) + 1, newest.slot
     # Invariant: slots from `older` on (older ones) end at or below `version`; what is newer than `newer` does not.
-    standing: Header | None = leadership.claim
+    standing: Header | None = claim
     if newest.last_version <= version:
-        return ChainWalker(newest, leadership.claim)
+        return ChainWalker(newest, claim)
     while newer < older - 1:
         middle = (older + newer) // 2
         header = await read_header(store, middle)
@@ -224,8 +249,8 @@ async def start_after(store: ObjectReader, leadership: Leadership, newest: Heade
         else:
             newer = Slot(middle)
     if standing is not None:
-        return ChainWalker(standing, leadership.claim)
+        return ChainWalker(standing, claim)
     following = newest if newer == newest.slot else await read_header(store, newer)
     if following is None or following.prev_version > version:
         raise _removed(newer + 1)
-    return ChainWalker.behind_removed(newer, leadership.claim)
+    return ChainWalker.behind_removed(newer, claim)

@@ -12,7 +12,14 @@ from typing import Final
 
 from holdfast.commit.format.batch import CLAIM_BYTES, FIRST_SLOT, PREFIX, Header, Kind, jump, slot_of
 from holdfast.commit.format.chain import ChainWalker, broken
-from holdfast.commit.reading.reader import Leadership, find_frontier, follow, leaderships_back, start_after
+from holdfast.commit.reading.reader import (
+    Leadership,
+    check_truncated,
+    find_frontier,
+    follow,
+    leaderships_back,
+    start_after,
+)
 from holdfast.errors import Code, CorruptData, NotFound
 from holdfast.objects.port import Listed, ObjectStore
 from holdfast.values import Slot, slot_text
@@ -67,6 +74,7 @@ async def survey(store: ObjectStore, *, objects_max: int | None) -> Survey:
     async with aclosing(leaderships_back(store, claim)) as leaderships:
         async for leadership in leaderships:
             result.leaderships.append(leadership)
+    check_truncated(result.leaderships[-1], result.head)
     after = ""
     while objects_max is None or len(result.objects) < objects_max:
         wanted = PAGE if objects_max is None else min(PAGE, objects_max - len(result.objects))
@@ -87,7 +95,7 @@ async def walker_after(store: ObjectStore, version: int) -> tuple[ChainWalker, H
     newest = head
     async with aclosing(leaderships_back(store, claim)) as leaderships:
         async for leadership in leaderships:
-            if leadership.base <= version:
+            if leadership.base <= version or (leadership.before is None and not leadership.is_first):
                 return await start_after(store, leadership, newest, version), head
             if leadership.before is not None:
                 newest = leadership.before
@@ -122,15 +130,20 @@ class LogCheck:
 async def verify_log(store: ObjectStore, on_progress: Callable[[int, int | None], None] | None = None) -> LogCheck:
     """Read and check every live object, oldest first, then check that the chain ends where recovery says it does.
 
+    In a log that was truncated it begins with the first object after ``truncated_through``.
+
     ``on_progress`` gets the number of objects read and in total.
     Raises: CorruptData naming the slot and the rule; NotFound (log_empty); Unavailable.
     """
     frontier = await find_frontier(store)
     if frontier is None:
         raise NotFound("log is empty", code=Code.LOG_EMPTY)
-    total = _objects_in(frontier[0], [leadership async for leadership in leaderships_back(store, frontier[1])])
+    leaderships = [leadership async for leadership in leaderships_back(store, frontier[1])]
+    check_truncated(leaderships[-1], frontier[0])
+    total = _objects_in(frontier[0], leaderships)
     objects = size = leaders = transactions = operations = preconditions = first = last = 0
-    walker = ChainWalker()
+    truncated_through = frontier[0].truncated_through
+    walker = (await walker_after(store, truncated_through))[0] if truncated_through else ChainWalker()
     async with aclosing(follow(store, walker)) as batches:
         async for batch in batches:
             objects += 1

@@ -18,7 +18,7 @@ import structlog
 
 from holdfast.commit.format.batch import Header, Kind, decode_header, jump, object_name, read_body_table
 from holdfast.commit.format.chain import broken
-from holdfast.commit.reading.reader import leaderships_back
+from holdfast.commit.reading.reader import check_truncated, leaderships_back
 from holdfast.errors import CorruptData, HoldfastError, NotFound
 from holdfast.objects.port import ObjectReader
 from holdfast.values import Slot
@@ -147,15 +147,13 @@ class Scrub:
     async def _plan(self) -> ScrubPlan:
         leaderships: list[tuple[Slot, Slot]] = []
         newest = self._durable_header().slot
-        try:
-            async with aclosing(leaderships_back(self._store, self._claim)) as periods:
-                async for leadership in periods:
-                    leaderships.append((leadership.claim.slot, newest))
-                    if leadership.before is not None:
-                        newest = leadership.before.slot
-        except NotFound:
-            if not self._durable_header().truncated_through:
-                raise
+        async with aclosing(leaderships_back(self._store, self._claim)) as periods:
+            async for leadership in periods:
+                leaderships.append((leadership.claim.slot, newest))
+                if leadership.before is not None:
+                    newest = leadership.before.slot
+                elif not leadership.is_first:
+                    check_truncated(leadership, self._durable_header())
         return ScrubPlan.of(leaderships)
 
     async def _look(self, slot: Slot) -> int:

@@ -209,10 +209,10 @@ class ViewProcess:
         leadership = Leadership(claim, None)
         async with contextlib.aclosing(leaderships_back(self._store, claim)) as leaderships:
             async for leadership in leaderships:
+                if leadership.rolls_back(version):
+                    raise CorruptData("the view shows what was rolled back", view_version=version)
                 if leadership.base <= version or leadership.before is None:
                     break
-                if version > leadership.rolled_back_to:
-                    raise CorruptData("the view shows what was rolled back", view_version=version)
                 newest = leadership.before
         walker = await start_after(self._store, leadership, newest, version)
         if walker.head is not None and last not in (None, walker.head.last_transaction_version):
