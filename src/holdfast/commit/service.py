@@ -63,7 +63,7 @@ from holdfast.errors import (
 )
 from holdfast.objects.budget import TimeLimited
 from holdfast.objects.port import CreateAnswer, ObjectStore, Unknown
-from holdfast.values import LeaderId, LogId, Slot
+from holdfast.values import LeaderId, LogId, Slot, Version
 from holdfast.wire.log import StatusAnswer
 
 log = structlog.get_logger("holdfast.commit.service")
@@ -254,6 +254,15 @@ class CommitService:
         """Return when a no-op went through all four stages. Raises: Fenced."""
         waiter: asyncio.Future[None] = self._loop.create_future()
         self._step(events.NoopAsked(self._clock(), waiter))
+        await waiter
+
+    async def truncate(self, through: Version) -> None:
+        """Return when the log says, durably and by a leader that owns it, that ``through`` was truncated.
+
+        Only then may an object be deleted whose last version is at or below ``through``. Raises: Fenced.
+        """
+        waiter: asyncio.Future[None] = self._loop.create_future()
+        self._step(events.TruncationDue(self._clock(), through, waiter))
         await waiter
 
     async def status(self, request_id: str, min_version: int) -> StatusAnswer:

@@ -159,6 +159,13 @@ class Tick(_Timed, frozen=True):
     heartbeat: bool = False
 
 
+class TruncationDue(_Timed, frozen=True):
+    """Write into the log that versions at or below ``through`` may be removed. Reached when that is durable."""
+
+    through: Version
+    ticket: object
+
+
 class Drain(_Timed, frozen=True):
     """Accept nothing more, finish work in progress, resign."""
 
@@ -168,7 +175,7 @@ class Abandon(_Timed, frozen=True):
 
 
 Asked = VersionAsked | StatusAsked | NoopAsked
-Event = Arrived | PutAnswered | HeaderFound | OwnershipSeen | Asked | Tick | Drain | Abandon
+Event = Arrived | PutAnswered | HeaderFound | OwnershipSeen | Asked | Tick | TruncationDue | Drain | Abandon
 
 
 # -- effects ----------------------------------------------------------------------------------------------------------

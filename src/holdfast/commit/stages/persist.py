@@ -138,6 +138,7 @@ class Persist:
         "_claim", "_collecting", "_collecting_floor", "_collecting_since", "_expected", "_expected_since_ms",
         "_give_up", "_last_put_ms", "_latency", "_nonce_seed", "_returned", "_rules",
         "collecting_bytes", "counters", "durable_header", "last_trouble", "head", "in_flight", "paused", "resigned",
+        "truncate_through",
     )  # fmt: skip
 
     def __init__(self, claim: Header, nonce_seed: bytes, rules: PersistRules) -> None:
@@ -160,6 +161,8 @@ class Persist:
         self.counters = PersistCounters()
         self.last_trouble = ""
         self.resigned = False
+        self.truncate_through = Version(0)
+        """The next batch says that versions at or below this one may be removed."""
         self.paused = False
         """Nothing new is sent until durable batches are answered; what is in flight goes on."""
 
@@ -300,7 +303,7 @@ class Persist:
             prev_version=before.last_transaction_version,
             window_floor=Version(max(floor, before.window_floor)),
             durable=self.durable_slot,
-            truncated_through=before.truncated_through,
+            truncated_through=max(before.truncated_through, self.truncate_through),
             time_ms=max(now.wall_ms, before.time_ms),
             address=self._claim.address,
             scope=self._claim.scope,

@@ -8,6 +8,7 @@
     VersionAsked      join the next batch, or an ownership check                       a PUT or check begun later
     StatusAsked       ban the attempt, then follow all that was sequenced before       its position
     NoopAsked         travels through all four stages                                  its position
+    TruncationDue     join the next batch, or an empty one                             that batch
     Tick              retries, hedges, batches due, heartbeat, giving up               nothing
     Drain             when all work is done: the resign record; when durable: the end  everything in flight
     Abandon           the end, at once                                                 nothing
@@ -86,6 +87,7 @@ class Pipeline:
         self._resolve_work_max = rules.resolve_work_max
         self._banned_through = -1
         self._floor_ms = now.boot_ms
+        self._truncations: list[tuple[int, object]] = []
         self._asked: list[object] = []
         self._riding: deque[tuple[Slot, list[object]]] = deque()
         self._checking: list[object] | None = None
@@ -140,6 +142,9 @@ class Pipeline:
                 self._travel(Position(ticket), effects)
             case events.Tick(heartbeat=heartbeat):
                 self._tick(now, heartbeat, effects)
+            case events.TruncationDue(through=through, ticket=ticket):
+                self.persist.truncate_through = max(self.persist.truncate_through, through)
+                self._truncations.append((through, ticket))
             case events.Drain():
                 self.draining = True
             case events.Abandon():
@@ -240,15 +245,17 @@ class Pipeline:
             self._finish(now, effects)
 
     def _make_room(self, now: Instant, effects: list[Effect]) -> None:
-        """After each ban an empty batch moves the versions on, so that the ban leaves when the batch is durable.
+        """Send an empty batch when something other than a commit waits for one.
 
-        Otherwise a client without a newer version to read would stay banned.
+        After each ban it moves the versions on, so that the ban leaves when the batch is durable; otherwise a client
+        without a newer version to read would stay banned. It also carries a truncation while no commit arrives.
         """
         wanted = self.sequence.attempts.floor_for_bound()
         if self._banned_through == self.sequence.assigned:
             wanted = max(wanted, self.sequence.assigned + 1)
         busy = self.persist.in_flight or self.persist.collecting or self.release.holding or self.draining
-        if wanted <= self.release.durable_version or busy or self._undecided:
+        truncates = self.persist.truncate_through > self.persist.head.truncated_through
+        if busy or self._undecided or not (truncates or wanted > self.release.durable_version):
             return
         self.sequence.assigned = max(self.sequence.assigned, wanted)
         self._send_empty(now, effects)
@@ -279,6 +286,10 @@ class Pipeline:
             tickets += self._riding.popleft()[1]
         if tickets:
             effects.append(events.VersionIs(tickets, self.release.durable_version))
+        truncated = [ticket for through, ticket in self._truncations if through <= last.truncated_through]
+        if truncated:
+            self._truncations = [waiting for waiting in self._truncations if waiting[0] > last.truncated_through]
+            effects.append(events.Reached(truncated))
 
     def _answer(self, entries: list[CommitEntry | Position], effects: list[Effect]) -> None:
         answers, positions = self.release.answers(entries)
@@ -415,6 +426,7 @@ class Pipeline:
         tickets = [*(asked or []), *(self._checking or []), *self._asked]
         tickets += [ticket for _, riding in self._riding for ticket in riding]
         tickets += [position.ticket for position in positions]
+        tickets += [ticket for _, ticket in self._truncations]
         self.ended = events.Ended(kind, detail, tickets)
         if answers:
             effects.append(events.Answer(answers))
@@ -462,7 +474,11 @@ class Pipeline:
         match event:
             case events.Arrived(entries=entries):
                 lost += entries
-            case events.VersionAsked(ticket=ticket) | events.NoopAsked(ticket=ticket):
+            case (
+                events.VersionAsked(ticket=ticket)
+                | events.NoopAsked(ticket=ticket)
+                | events.TruncationDue(ticket=ticket)
+            ):
                 tickets.append(ticket)
             case events.StatusAsked(question=question):
                 tickets.append(question)
@@ -475,7 +491,11 @@ class Pipeline:
         match event:
             case events.Arrived(entries=entries):
                 return [events.Answer(self.release.abandon(entries)[0])]
-            case events.VersionAsked(ticket=ticket) | events.NoopAsked(ticket=ticket):
+            case (
+                events.VersionAsked(ticket=ticket)
+                | events.NoopAsked(ticket=ticket)
+                | events.TruncationDue(ticket=ticket)
+            ):
                 return [events.Ended(self.ended.kind, self.ended.detail, [ticket])]
             case events.StatusAsked(question=question):
                 return [events.Ended(self.ended.kind, self.ended.detail, [question])]
