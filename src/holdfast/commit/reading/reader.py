@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -219,12 +219,40 @@ def check_truncated(oldest: Leadership, newest: Header) -> None:
         raise broken("an object has gone", oldest.claim.prev, truncated_through=newest.truncated_through)
 
 
+async def newest_where(
+    store: ObjectReader, leadership: Leadership, newest: Header, holds: Callable[[Header], bool]
+) -> tuple[Slot | None, Header | None]:
+    """The slot of the newest data object of ``leadership`` for which ``holds``, and its header; no slot for none.
+
+    ``newest`` is the newest object of the leadership. ``holds`` turns from true to false at most once along the chain,
+    oldest first. Retention removes the oldest objects, so ``holds`` counts as true for a missing one, which has no
+    header. Cost: about log2(objects in the leadership) header reads. Raises: Unavailable, CorruptData.
+    """
+    claim = leadership.claim
+    if newest.slot == claim.slot:
+        return None, None
+    if holds(newest):
+        return newest.slot, newest
+    first = jump(claim.slot)
+    older, newer = first + 1, int(newest.slot)
+    # Invariant: it holds in `older` and in older slots, where `older` is one; it does not hold in `newer`.
+    standing: Header | None = None
+    while newer < older - 1:
+        middle = (older + newer) // 2
+        header = await read_header(store, middle)
+        if header is None or holds(header):
+            older, standing = middle, header
+        else:
+            newer = middle
+    return (None, None) if older > first else (Slot(older), standing)
+
+
 async def start_after(store: ObjectReader, leadership: Leadership, newest: Header, version: int) -> ChainWalker:
     """A walker standing on the last object of ``leadership`` whose ``last_version`` is at or below ``version``.
 
     ``newest`` is the newest object of the leadership. What it yields first holds the first transaction after
     ``version``. Where retention has removed that object, and nothing after ``version``, it stands before the next one.
-    Cost: about log2(objects in the leadership) header reads. Raises: Unavailable, CorruptData, NotFound when removed.
+    Cost: as ``newest_where``. Raises: Unavailable, CorruptData, NotFound when removed.
     """
     claim = leadership.claim
     if version < leadership.base and not leadership.is_first:
@@ -232,25 +260,12 @@ async def start_after(store: ObjectReader, leadership: Leadership, newest: Heade
         if version < leadership.rolled_back_to:
             raise _removed(claim.prev)
         return ChainWalker.behind_removed(claim.slot, claim)
-    if newest.slot == claim.slot:
+    slot, standing = await newest_where(store, leadership, newest, lambda header: header.last_version <= version)
+    if slot is None:
         return ChainWalker(claim, claim)
-    older, newer = jump(claim.slot) + 1, newest.slot
-    # Invariant: slots from `older` on (older ones) end at or below `version`; what is newer than `newer` does not.
-    standing: Header | None = claim
-    if newest.last_version <= version:
-        return ChainWalker(newest, claim)
-    while newer < older - 1:
-        middle = (older + newer) // 2
-        header = await read_header(store, middle)
-        if header is None:
-            older, standing = middle, None  # what retention removes is the oldest of all
-        elif header.last_version <= version:
-            older, standing = middle, header
-        else:
-            newer = Slot(middle)
     if standing is not None:
         return ChainWalker(standing, claim)
-    following = newest if newer == newest.slot else await read_header(store, newer)
+    following = await read_header(store, slot - 1)
     if following is None or following.prev_version > version:
-        raise _removed(newer + 1)
-    return ChainWalker.behind_removed(newer, claim)
+        raise _removed(slot)
+    return ChainWalker.behind_removed(Slot(slot - 1), claim)

@@ -15,7 +15,7 @@ from holdfast.commit.format.batch import Header, LoggedTransaction, repeated_byt
 from holdfast.commit.format.transaction import Outcome, Transaction, Write
 from holdfast.errors import HoldfastError
 from holdfast.objects.port import CreateAnswer, Unknown
-from holdfast.values import Instant, Slot
+from holdfast.values import Instant, Slot, Version
 
 ITEM_BYTES = 32
 """What an item costs besides its value and the request id, for the size bound of a batch."""

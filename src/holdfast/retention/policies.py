@@ -1,0 +1,222 @@
+"""Policies, holds and generations: their JSON, their rules, and the changes of a generation. Pure.
+
+A policy is one JSON object with exactly one of the fields of ``Policy``. Each policy means "keep at least this much": the
+log is kept from the lowest version that any policy, hold or snapshot needs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import msgspec
+from msgspec import Struct
+
+from holdfast.errors import Code, CorruptData, InvalidRequest, NotFound
+from holdfast.values import VERSION_MAX
+
+FORMAT: Final = 1
+POLICIES_MAX: Final = 64
+HOLDS_MAX: Final = 1_000
+CONFIGURATION: Final = "configuration"
+"""The policy that the configuration file gives. Requests cannot change it."""
+_ID: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,127}")
+
+
+class Policy(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+    """What must stay. Exactly one field is set.
+
+    ``keep_from_version``: this version and all later ones. ``max_age_seconds``: what is younger. ``max_bytes``: the
+    newest objects of together this many bytes. ``keep``: everything.
+    """
+
+    keep_from_version: int | None = None
+    max_age_seconds: float | None = None
+    max_bytes: int | None = None
+    keep: Literal["everything"] | None = None
+
+
+class Hold(Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """A reader that still needs ``from_version`` and all later versions, until it releases or ``expires_ms`` passes.
+
+    ``snapshot``: the version of a snapshot that it also needs.
+    """
+
+    from_version: int
+    expires_ms: int
+    snapshot: int | None = None
+
+
+class Generation(Struct, frozen=True, kw_only=True):
+    """The policies and holds in force from here on, and how far the log may be truncated.
+
+    ``truncate_through`` never falls. The log may not have reached it: only the newest header says what was truncated.
+    ``nonce`` identifies the writer of this very object, so that a lost answer can be read back.
+    """
+
+    format: int = FORMAT
+    number: int
+    policies: Mapping[str, Policy]
+    holds: Mapping[str, Hold]
+    truncate_through: int
+    author: str
+    time_ms: int
+    nonce: str
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """The part of a generation that a change makes."""
+
+    policies: Mapping[str, Policy]
+    holds: Mapping[str, Hold]
+    truncate_through: int
+
+    @classmethod
+    def of(cls, generation: Generation | None) -> Content:
+        """The content of a generation; empty before the first one."""
+        if generation is None:
+            return cls({}, {}, 0)
+        return cls(generation.policies, generation.holds, generation.truncate_through)
+
+
+Change = Callable[[Content], Content]
+"""Applied to the newest generation, again whenever another writer was faster. Raises what the writer is to get."""
+
+
+def decode_policy(data: bytes) -> Policy:
+    """The policy of a request. Raises: InvalidRequest naming what is wrong."""
+    try:
+        policy = msgspec.json.decode(data, type=Policy)
+    except msgspec.DecodeError as error:
+        raise InvalidRequest(f"the policy is not valid: {error}", hint=_HINT) from error
+    require_valid(policy)
+    return policy
+
+
+_HINT: Final = (
+    'a policy is one of {"keep_from_version": N}, {"max_age_seconds": S}, {"max_bytes": B} and {"keep": "everything"}'
+)
+
+
+def require_valid(policy: Policy) -> None:
+    """Check the values of a policy. Raises: InvalidRequest naming the field."""
+    given = [name for name in policy.__struct_fields__ if getattr(policy, name) is not None]
+    if len(given) != 1:
+        found = "none" if not given else " and ".join(given)
+        raise InvalidRequest(f"a policy has exactly one field; this one has {found}", hint=_HINT)
+    if policy.keep_from_version is not None and not 0 < policy.keep_from_version <= VERSION_MAX:
+        raise InvalidRequest(f"keep_from_version is a version from 1 to {VERSION_MAX}", given=policy.keep_from_version)
+    if policy.max_age_seconds is not None and not 0 < policy.max_age_seconds < float("inf"):
+        raise InvalidRequest("max_age_seconds is a number above 0", given=policy.max_age_seconds)
+    if policy.max_bytes is not None and policy.max_bytes < 1:
+        raise InvalidRequest("max_bytes is at least 1", given=policy.max_bytes)
+
+
+def require_id(policy_id: str) -> str:
+    """The id itself. Raises: InvalidRequest.
+
+    >>> require_id("audit-7")
+    'audit-7'
+    """
+    if _ID.fullmatch(policy_id) is None:
+        raise InvalidRequest(
+            "the id of a policy has 1 to 128 letters, digits and _.:- and begins with a letter, a digit or _",
+            given=policy_id[:160],
+        )
+    return policy_id
+
+
+def set_policy(policy_id: str, policy: Policy, *, head: int) -> Change:
+    """The change that sets a policy. ``head`` is the newest version of the log."""
+
+    def change(now: Content) -> Content:
+        if policy.keep_from_version is not None:
+            if policy.keep_from_version > head:
+                raise InvalidRequest(
+                    "keep_from_version is above the newest version of the log",
+                    code=Code.FUTURE_VERSION,
+                    given=policy.keep_from_version,
+                    newest=head,
+                )
+            _require_kept(policy.keep_from_version, now)
+        if policy_id not in now.policies and len(now.policies) >= POLICIES_MAX:
+            raise InvalidRequest(
+                f"a log has at most {POLICIES_MAX} retention policies", hint="remove one that is not needed any more"
+            )
+        return Content({**now.policies, policy_id: policy}, now.holds, now.truncate_through)
+
+    return change
+
+
+def remove_policy(policy_id: str) -> Change:
+    """The change that removes a policy. It raises NotFound where there is none."""
+
+    def change(now: Content) -> Content:
+        if policy_id not in now.policies:
+            raise NotFound("there is no retention policy of this name", policy=policy_id)
+        rest = {name: policy for name, policy in now.policies.items() if name != policy_id}
+        return Content(rest, now.holds, now.truncate_through)
+
+    return change
+
+
+def set_hold(hold_id: str, hold: Hold, *, now_ms: int) -> Change:
+    """The change that sets or moves a hold. Holds that have expired go with it."""
+
+    def change(now: Content) -> Content:
+        _require_kept(hold.from_version + 1, now)
+        holds = {name: each for name, each in now.holds.items() if each.expires_ms > now_ms and name != hold_id}
+        if len(holds) >= HOLDS_MAX:
+            raise InvalidRequest(f"a log has at most {HOLDS_MAX} holds")
+        return Content(now.policies, {**holds, hold_id: hold}, now.truncate_through)
+
+    return change
+
+
+def release_hold(hold_id: str) -> Change:
+    """The change that ends a hold; nothing where it has ended."""
+
+    def change(now: Content) -> Content:
+        rest = {name: hold for name, hold in now.holds.items() if name != hold_id}
+        return Content(now.policies, rest, now.truncate_through)
+
+    return change
+
+
+def truncate_to(through: int) -> Change:
+    """The change that permits the log to be truncated through a version."""
+    return lambda now: Content(now.policies, now.holds, max(now.truncate_through, through))
+
+
+def _require_kept(version: int, now: Content) -> None:
+    if version <= now.truncate_through:
+        raise NotFound(
+            "the log is, or is about to be, truncated past this version",
+            code=Code.LOG_TRUNCATED,
+            version=version,
+            truncated_through=now.truncate_through,
+        )
+
+
+def encode_generation(generation: Generation) -> bytes:
+    """The JSON of a generation."""
+    return msgspec.json.format(msgspec.json.encode(generation), indent=1) + b"\n"
+
+
+def decode_generation(data: bytes, key: str) -> Generation:
+    """The generation in the object ``key``. Raises: CorruptData."""
+    try:
+        generation = msgspec.json.decode(data, type=Generation)
+    except msgspec.DecodeError as error:
+        raise CorruptData("a retention generation is damaged", key=key, cause=str(error)) from error
+    if generation.format != FORMAT:
+        raise CorruptData(
+            "a retention generation has a format that this version does not read",
+            hint="use the newer version of Holdfast that wrote it",
+            key=key,
+            format=generation.format,
+        )
+    return generation
