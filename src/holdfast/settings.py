@@ -376,6 +376,30 @@ class CommitSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class RetentionSettings:
+    """How much of the log stays. ``max_age_seconds`` or ``max_bytes`` is the policy named `configuration`."""
+
+    max_age_seconds: Annotated[float | None, Key(_or_word("none", _POSITIVE), None,
+        "above 0, or none; keep what is younger; not together with retention.max_bytes")]
+    max_bytes: Annotated[int | None, Key(_or_word("none", _size(1)), None,
+        "at least 1 byte, or none; keep the newest objects of together this size")]
+    min_age_seconds: Annotated[float, Key(_number(0), 3_600.0,
+        "at least 0; whatever the policies say, a younger object is never removed")]
+    check_seconds: Annotated[float, Key(_number(0.05), 60.0,
+        "at least 0.05; how often the leader applies the policies")]
+    deletes_per_second: Annotated[float, Key(_number(1), 1_000.0,
+        "at least 1; how many objects are removed in a second")]
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotSettings:
+    """The snapshots of the log's state."""
+
+    keep: Annotated[int, Key(_whole(2), 3,
+        "at least 2; older snapshots are removed once this many newer ones were verified")]
+
+
+@dataclass(frozen=True, slots=True)
 class SubscriptionSettings:
     """Streams of events."""
 
@@ -432,6 +456,8 @@ class Settings:
     leader: LeaderSettings
     view: ViewSettings
     commit: CommitSettings
+    retention: RetentionSettings
+    snapshots: SnapshotSettings
     subscription: SubscriptionSettings
     stores: StoresSettings
     logging: LoggingSettings
@@ -512,6 +538,8 @@ def _problems(settings: Settings) -> Iterator[str]:
     server, persist, leader, stores = settings.server, settings.persist, settings.leader, settings.stores
     if stores.definitions is not None and stores.hosted is None:
         yield "stores.definitions needs stores that are hosted: set stores.directory, and stores.enabled to true"
+    if settings.retention.max_age_seconds is not None and settings.retention.max_bytes is not None:
+        yield "retention.max_age_seconds and retention.max_bytes are one policy: give one, and the other by a command"
     if (server.tls_certificate is None) != (server.tls_key is None):
         yield "server.tls_certificate and server.tls_key must be given together: one is useless without the other"
     if len(server.advertised_address.encode()) > ADDRESS_BYTES_MAX:

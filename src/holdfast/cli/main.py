@@ -117,7 +117,7 @@ def application() -> typer.Typer:
     """All commands. Built when asked for, so that importing this module needs no third-party package."""
     import typer
 
-    from holdfast.cli import log, queue, serve, spark, stores, stores_files, stores_messages, transactions
+    from holdfast.cli import log, queue, retention, serve, spark, stores, stores_files, stores_messages, transactions
     from holdfast.cli.service import on_service
 
     app = typer.Typer(
@@ -150,6 +150,7 @@ def application() -> typer.Typer:
     ):  # fmt: skip
         on_service(app)(command)
     app.add_typer(log.commands, name="log")
+    app.add_typer(retention.commands, name="retention")
     app.add_typer(queue.commands, name="queue")
     parts = (stores_files, stores_messages)
     assert all(part.commands is stores.commands for part in parts), "several modules fill one group"

@@ -29,10 +29,19 @@ with needs("client"):
     from holdfast.client.protocol.transaction import Transacted
     from holdfast.client.sync.client import BlockingTransaction, Client, Subscription
     from holdfast.values import LogPosition
-    from holdfast.wire.log import CommitReceipt, Found, FoundRange, NotCommitted, StatusAnswer, VersionAnswer
+    from holdfast.wire.log import (
+        CommitReceipt,
+        Found,
+        FoundRange,
+        NotCommitted,
+        RetentionAnswer,
+        RetentionPolicy,
+        StatusAnswer,
+        VersionAnswer,
+    )
 
 __all__ = [
     "BlockingTransaction", "Checkpoint", "Client", "ClientOptions", "CommitReceipt", "Event", "Found", "FoundRange",
-    "LogPosition", "NotCommitted", "RolledBack", "StatusAnswer", "Subscription", "Transacted", "TransactionEvent",
-    "VersionAnswer",
+    "LogPosition", "NotCommitted", "RetentionAnswer", "RetentionPolicy", "RolledBack", "StatusAnswer", "Subscription",
+    "Transacted", "TransactionEvent", "VersionAnswer",
 ]  # fmt: skip

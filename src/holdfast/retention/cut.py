@@ -130,7 +130,7 @@ async def slot_through(store: ObjectStore, claim: Header, newest: Header, versio
 
 
 async def slot_of_bytes(store: ObjectStore, bytes_max: int) -> int:
-    """The slot of the oldest of the newest objects that have ``bytes_max`` bytes together; -1: all of them are kept.
+    """The slot of the oldest of the newest objects that have ``bytes_max`` bytes together; 2^64: all of them are kept.
 
     Dead objects count like live ones, because they take space as well. Cost: a LIST for each 1,000 objects that are
     kept. Raises: Unavailable.

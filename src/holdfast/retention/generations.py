@@ -47,7 +47,7 @@ class Generations:
         self._wall_ms = wall_ms
 
     async def newest(self) -> Generation | None:
-        """The generation in force, None before the first one. Cost: a LIST and a GET. Raises: Unavailable, CorruptData."""
+        """The generation in force, None before the first one. Cost: a LIST, a GET. Raises: Unavailable, CorruptData."""
         for _ in range(TRIES):
             rows = await self._store.list(PREFIX, limit=1)
             if not rows:

@@ -1,7 +1,7 @@
 """Policies, holds and generations: their JSON, their rules, and the changes of a generation. Pure.
 
-A policy is one JSON object with exactly one of the fields of ``Policy``. Each policy means "keep at least this much": the
-log is kept from the lowest version that any policy, hold or snapshot needs.
+A policy is one JSON object with exactly one of the fields of ``RetentionPolicy``. Each means "keep at least this much":
+the log is kept from the lowest version that any policy, hold or snapshot needs.
 """
 
 from __future__ import annotations
@@ -9,13 +9,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
 import msgspec
 from msgspec import Struct
 
 from holdfast.errors import Code, CorruptData, InvalidRequest, NotFound
 from holdfast.values import VERSION_MAX
+from holdfast.wire.log import RetentionPolicy
 
 FORMAT: Final = 1
 POLICIES_MAX: Final = 64
@@ -25,17 +26,7 @@ CONFIGURATION: Final = "configuration"
 _ID: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,127}")
 
 
-class Policy(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """What must stay. Exactly one field is set.
-
-    ``keep_from_version``: this version and all later ones. ``max_age_seconds``: what is younger. ``max_bytes``: the
-    newest objects of together this many bytes. ``keep``: everything.
-    """
-
-    keep_from_version: int | None = None
-    max_age_seconds: float | None = None
-    max_bytes: int | None = None
-    keep: Literal["everything"] | None = None
+Policy = RetentionPolicy
 
 
 class Hold(Struct, frozen=True, omit_defaults=True, kw_only=True):

@@ -20,6 +20,7 @@ from holdfast.commit.reading.verify import Scrub
 from holdfast.commit.service import CommitService
 from holdfast.objects.budget import LATENCY_BOUNDS_MS as STORE_BOUNDS_MS
 from holdfast.objects.budget import StoreMetrics
+from holdfast.server.commit.retention_routes import RetentionHost
 from holdfast.server.commit.sse import Subscriptions
 from holdfast.server.gateway import Gateway
 from holdfast.server.http.http_server import HttpServer
@@ -44,6 +45,7 @@ class ServerMetrics(Collector):
         self.view: EmbeddedView | None = None
         self.stores: StoreHost | None = None
         self.scrub: Scrub | None = None
+        self.retention: RetentionHost | None = None
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
 
@@ -62,6 +64,7 @@ class ServerMetrics(Collector):
             yield from self._commits(service)
             yield from self._stages(service)
             yield from self._view(service)
+            yield from self._retention(service)
         if self.store is not None:
             yield from self._store(self.store)
         if self.stores is not None:
@@ -182,6 +185,23 @@ class ServerMetrics(Collector):
         lag = service.pipeline.release.durable_version - view.version
         yield _gauge("holdfast_view_version", "The embedded view shows everything up to here; 0, none", view.version)
         yield _gauge("holdfast_view_lag_versions", "Durable versions that the view does not show yet", max(0, lag))
+
+    def _retention(self, service: CommitService) -> Iterator[Metric]:
+        truncator = None if self.retention is None else self.retention.truncator
+        if truncator is None:
+            return
+        state = truncator.state
+        yield _gauge(
+            "holdfast_truncated_version",
+            "Versions at or below this one may have been removed; 0, none",
+            service.durable_header().truncated_through,
+        )
+        yield _gauge("holdfast_retention_waits", "1 while no object may be removed", int(state.warning is not None))
+        yield _counter("holdfast_retention_deleted_objects", "Objects that retention removed", state.swept.objects)
+        yield _counter("holdfast_retention_deleted_bytes", "Their bytes", state.swept.bytes)
+        held = {name: kept.seconds for name, kept in sorted(state.kept.items())}
+        text = "Age of the log that a policy keeps"
+        yield _labelled(GaugeMetricFamily, "holdfast_retention_held_seconds", text, "policy", held)
 
     def _store(self, store: StoreMetrics) -> Iterator[Metric]:
         requests = CounterMetricFamily(

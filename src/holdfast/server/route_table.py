@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from holdfast.server.commit.commit_stream import stream_route
+from holdfast.server.commit.retention_routes import RetentionHost, retention_routes
 from holdfast.server.commit.routes import log_routes
 from holdfast.server.commit.sse import Subscriptions, subscribe_route
 from holdfast.server.gateway import Gateway
@@ -23,12 +24,14 @@ def route_table(
     watch: StoreWatch,
     subscriptions: Subscriptions,
     view: EmbeddedView,
+    retention: RetentionHost,
     version: str,
     stores: StoreHost | None = None,
 ) -> list[Route]:
     """The rows. ``version`` is what the description says of this package; without ``stores`` theirs are not there."""
     rows: list[Route] = [
         *log_routes(gateway),
+        *retention_routes(retention),
         stream_route(gateway),
         subscribe_route(subscriptions),
         *view_routes(gateway, view),

@@ -35,6 +35,7 @@ import structlog
 import uvloop
 
 from holdfast import __version__
+from holdfast.commit.leadership.takeover import now
 from holdfast.commit.reading.feed import EventBatch
 from holdfast.commit.reading.verify import Scrub
 from holdfast.commit.service import CommitService, ServiceEnd, ServiceOptions
@@ -47,7 +48,9 @@ from holdfast.objects.credentials import require_credentials
 from holdfast.objects.directory.time_slice import COMPUTING_NS, ask_for_time_slice
 from holdfast.objects.open import open_store
 from holdfast.objects.port import ObjectStore
+from holdfast.retention.truncator import Truncator, TruncatorOptions
 from holdfast.server.commit.replaced_log import require_places_of_this_log, segment_history
+from holdfast.server.commit.retention_routes import RetentionHost
 from holdfast.server.commit.sse import Subscriptions
 from holdfast.server.gateway import Gateway, GatewayLimits
 from holdfast.server.health import STANDBY_HEADER, STANDBY_PROOF_HEADER, StoreWatch
@@ -63,8 +66,8 @@ from holdfast.server.stores.opening import Opening, read_definitions
 from holdfast.server.stores.socket import SubscribeSocket
 from holdfast.server.view.embedded_view import EmbeddedView
 from holdfast.server.view.messages import ViewStart
-from holdfast.settings import Settings
-from holdfast.wire.log import Liveness
+from holdfast.settings import RetentionSettings, Settings
+from holdfast.wire.log import Liveness, RetentionPolicy
 
 GRACE_SECONDS: Final = 5.0
 AFTER_LEADERSHIP_SECONDS: Final = (1.0, 5.0)
@@ -148,6 +151,7 @@ class _Process:
         self._address_is_bound = False
         self._opening: Opening | None = None
         self._scrubbing: asyncio.Task[None] | None = None
+        self._truncating: asyncio.Task[None] | None = None
         # Read before anything is opened: a definition that is wrong must not cost anybody the lead.
         definitions = settings.stores.definitions
         self._definition = None if definitions is None else read_definitions(definitions)
@@ -190,6 +194,7 @@ class _Process:
             )
         )
         self._metrics.stores = self._stores
+        self._retention = self._metrics.retention = RetentionHost(self._gateway)
         server = self._server = self._http_server()
         self._metrics.server = server
         self._metrics.subscriptions = self._subscriptions
@@ -213,6 +218,7 @@ class _Process:
             watch=self._watch,
             subscriptions=self._subscriptions,
             view=self._view,
+            retention=self._retention,
             version=__version__,
             stores=stores,
         )
@@ -291,6 +297,7 @@ class _Process:
     async def _serve_leadership(self, service: CommitService, addresses: list[str]) -> ServiceEnd:
         """Serve the log until this leadership ends; a signal drains it first."""
         self._service = self._metrics.service = self._watch.service = service
+        self._retention.truncator = Truncator(service, service.store, self._truncator_options(service), now)
         self._gateway.lead(service)
         self._view.follow(service)
         takeover = service.takeover
@@ -311,6 +318,8 @@ class _Process:
         # walks the growing conflict window again and again for them (a third of the rate of commit streams).
         gc.set_threshold(100_000, 20, 100)
         self._begin_scrub(service)
+        self._truncating = asyncio.ensure_future(self._retention.leading().run())
+        self._truncating.add_done_callback(partial(_tell_ended, "retention_failed"))
         stores = self._stores
         if stores is not None:
             log_id = None if self._settings.log.scheme == "memory" else service.log_id
@@ -343,7 +352,24 @@ class _Process:
             start=random.random,
         )
         self._scrubbing = asyncio.ensure_future(scrub.run())
-        self._scrubbing.add_done_callback(_tell_scrub_ended)
+        self._scrubbing.add_done_callback(partial(_tell_ended, "scrub_failed"))
+
+    def _truncator_options(self, service: CommitService) -> TruncatorOptions:
+        settings = self._settings
+        older = self._older
+
+        async def segments_through() -> int:
+            assert older is not None, "only asked where a table is configured"
+            return await older.through(service.log_id)
+
+        return TruncatorOptions(
+            policy=_policy_of(settings.retention),
+            snapshots_keep=settings.snapshots.keep,
+            min_age_seconds=settings.retention.min_age_seconds,
+            check_seconds=settings.retention.check_seconds,
+            deletes_per_second=settings.retention.deletes_per_second,
+            segments_through=None if older is None else segments_through,
+        )
 
     async def _drain(self, service: CommitService) -> None:
         """Make durable what was accepted, and resign; when no time is left, leave the rest to the next leader."""
@@ -359,6 +385,10 @@ class _Process:
     async def _no_longer_leading(self) -> None:
         self._service = self._metrics.service = self._watch.service = None
         self._gateway.stop_leading(LeaderHint())
+        if self._truncating is not None:
+            self._truncating.cancel()
+            await asyncio.wait({self._truncating})
+            self._truncating = self._retention.truncator = None
         if self._scrubbing is not None:
             self._scrubbing.cancel()
             await asyncio.wait({self._scrubbing})
@@ -459,13 +489,19 @@ def _budgeted(opened: ObjectStore, settings: Settings) -> BudgetedStore:
     )
 
 
-def _tell_scrub_ended(scrubbing: asyncio.Task[None]) -> None:
-    if not scrubbing.cancelled() and (error := scrubbing.exception()) is not None:
-        log.error("scrub_failed", exc_info=error)
+def _tell_ended(event: str, work: asyncio.Task[None]) -> None:
+    if not work.cancelled() and (error := work.exception()) is not None:
+        log.error(event, exc_info=error)
 
 
 async def _first_of(*awaited: asyncio.Future[Any]) -> None:
     await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
+
+
+def _policy_of(settings: RetentionSettings) -> RetentionPolicy | None:
+    if settings.max_age_seconds is None and settings.max_bytes is None:
+        return None
+    return RetentionPolicy(max_age_seconds=settings.max_age_seconds, max_bytes=settings.max_bytes)
 
 
 def _limits(settings: Settings) -> GatewayLimits:

@@ -133,6 +133,65 @@ class SteppedDown(msgspec.Struct, frozen=True):
     leader_id: str
 
 
+class RetentionPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+    """What must stay of a log. Exactly one field is set.
+
+    ``keep_from_version``: this version and all later ones. ``max_age_seconds``: what is younger. ``max_bytes``: the
+    newest objects that have this many bytes together. ``keep``: everything.
+    """
+
+    keep_from_version: int | None = None
+    max_age_seconds: float | None = None
+    max_bytes: int | None = None
+    keep: Literal["everything"] | None = None
+
+
+class PolicyState(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A policy, and what it keeps: the log from ``from_version`` on, whose oldest object is this old.
+
+    The last two are missing until the leader has looked.
+    """
+
+    keep_from_version: int | None = None
+    max_age_seconds: float | None = None
+    max_bytes: int | None = None
+    keep: Literal["everything"] | None = None
+    from_version: int | None = None
+    held_seconds: float | None = None
+
+    @property
+    def text(self) -> str:
+        """What it keeps, for people."""
+        if self.keep_from_version is not None:
+            return f"versions from {self.keep_from_version}"
+        if self.max_age_seconds is not None:
+            return f"the last {self.max_age_seconds:g} s"
+        return "everything" if self.max_bytes is None else f"the last {self.max_bytes} bytes"
+
+
+class HoldState(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A reader that needs the log from a version on, and perhaps a snapshot, until ``expires_ms`` (Unix time)."""
+
+    from_version: int
+    expires_ms: int
+    snapshot: int | None = None
+
+
+class RetentionAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The policies and holds of ``generation`` (0: none yet), and how far the log is truncated.
+
+    ``truncate_through``: no policy may need this version or an older one. ``truncated_through``: the log may have lost
+    these. ``warning`` says why nothing is truncated although there are policies.
+    """
+
+    generation: int
+    policies: dict[str, PolicyState]
+    holds: dict[str, HoldState]
+    truncate_through: int
+    truncated_through: int
+    warning: str | None = None
+
+
 class ErrorBody(msgspec.Struct, frozen=True, omit_defaults=True):
     """What went wrong. ``code`` is stable; the fields with a default are there where they apply."""
 

@@ -52,7 +52,16 @@ from holdfast.errors import (
     PermissionDenied,
 )
 from holdfast.values import LogPosition
-from holdfast.wire.log import CommitReceipt, ErrorBody, Found, FoundRange, NotCommitted, StatusAnswer, VersionAnswer
+from holdfast.wire.log import (
+    CommitReceipt,
+    ErrorBody,
+    Found,
+    FoundRange,
+    NotCommitted,
+    RetentionAnswer,
+    StatusAnswer,
+    VersionAnswer,
+)
 
 COMMIT_ATTEMPTS_MAX = 8
 """How many attempts one ``commit`` makes on its own when asking closed the ones before."""
@@ -143,6 +152,11 @@ def version(session: Session, now_ms: float, *, local: bool) -> Procedure[Versio
     reply = decode_body((yield from _request(session, version_request(local=local), now_ms)), VersionAnswer)
     session.saw(reply.version, reply.log_id)
     return reply
+
+
+def retention(session: Session, request: Request, now_ms: float) -> Procedure[RetentionAnswer]:
+    """The retention policies after ``request``, which may be repeated. Raises: as ``version``, InvalidRequest."""
+    return decode_body((yield from _request(session, request, now_ms)), RetentionAnswer)
 
 
 def get(session: Session, key: bytes, at: Place | None, now_ms: float) -> Procedure[Found | None]:

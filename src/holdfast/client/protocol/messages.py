@@ -27,6 +27,8 @@ from holdfast.wire.log import (
     FoundRange,
     ItemError,
     NotCommitted,
+    RetentionAnswer,
+    RetentionPolicy,
     StatusAnswer,
     VersionAnswer,
 )
@@ -47,7 +49,7 @@ _ERROR: Final = msgspec.json.Decoder(ErrorResponse)
 _ITEM_ERROR: Final = msgspec.json.Decoder(ItemError)
 _JSON: Final = msgspec.json.Encoder()
 
-Shape = TypeVar("Shape", StatusAnswer, VersionAnswer, Found, FoundRange)
+Shape = TypeVar("Shape", StatusAnswer, VersionAnswer, Found, FoundRange, RetentionAnswer)
 
 
 def base64url(data: bytes) -> str:
@@ -89,6 +91,25 @@ def status_request(request_id: str, min_version: LogPosition) -> Request:
 def version_request(*, local: bool) -> Request:
     """``GET /v1/version``."""
     return Request("GET", "/v1/version?consistency=local" if local else "/v1/version")
+
+
+def retention_request() -> Request:
+    """``GET /v1/retention``."""
+    return Request("GET", "/v1/retention")
+
+
+def set_retention_request(name: str, policy: RetentionPolicy) -> Request:
+    """``PUT /v1/retention/{name}``."""
+    return Request("PUT", _policy_path(name), _JSON.encode(policy), (("content-type", JSON_TYPE),))
+
+
+def remove_retention_request(name: str) -> Request:
+    """``DELETE /v1/retention/{name}``."""
+    return Request("DELETE", _policy_path(name))
+
+
+def _policy_path(name: str) -> str:
+    return f"/v1/retention/{quote(name, safe='')}"
 
 
 def key_request(key: bytes, at: LogPosition | None) -> Request:

@@ -32,7 +32,13 @@ from holdfast.client.protocol.effects import (
 )
 from holdfast.client.protocol.endpoint import routes_of
 from holdfast.client.protocol.http1 import token_of
-from holdfast.client.protocol.messages import Place, position_of
+from holdfast.client.protocol.messages import (
+    Place,
+    position_of,
+    remove_retention_request,
+    retention_request,
+    set_retention_request,
+)
 from holdfast.client.protocol.options import ClientOptions
 from holdfast.client.protocol.retry_budget import Session
 from holdfast.client.protocol.stream import Continuity, Delivery, Filter, follow
@@ -48,7 +54,16 @@ from holdfast.client.transport.clock import draw_wait_ms, now_ms
 from holdfast.commit.format.transaction import Operation, Precondition, Transaction
 from holdfast.errors import Closed, HoldfastError
 from holdfast.values import LogPosition
-from holdfast.wire.log import CommitReceipt, Found, FoundRange, NotCommitted, StatusAnswer, VersionAnswer
+from holdfast.wire.log import (
+    CommitReceipt,
+    Found,
+    FoundRange,
+    NotCommitted,
+    RetentionAnswer,
+    RetentionPolicy,
+    StatusAnswer,
+    VersionAnswer,
+)
 
 if TYPE_CHECKING:
     from holdfast.view import View
@@ -198,6 +213,21 @@ class Client:
     def version(self, *, local: bool = False) -> VersionAnswer:
         """A version at least as new as every commit known when this was called; ``local``: without asking for proof."""
         return self.run(log_operations.version(self.session, now_ms(), local=local))
+
+    def retention(self) -> RetentionAnswer:
+        """The retention policies, what each keeps, and how far the log is truncated."""
+        return self.run(log_operations.retention(self.session, retention_request(), now_ms()))
+
+    def set_retention(self, name: str, policy: RetentionPolicy) -> RetentionAnswer:
+        """Set a retention policy; needs the role ``admin``. It is durable when this returns.
+
+        Raises: InvalidRequest; NotFound (``log_truncated``) when the log does not hold what the policy names.
+        """
+        return self.run(log_operations.retention(self.session, set_retention_request(name, policy), now_ms()))
+
+    def remove_retention(self, name: str) -> RetentionAnswer:
+        """Remove a retention policy; needs the role ``admin``. Raises: NotFound without such a policy."""
+        return self.run(log_operations.retention(self.session, remove_retention_request(name), now_ms()))
 
     def status(self, request_id: str, min_version: Place) -> StatusAnswer:
         """The final outcome of an attempt. Asking closes it: if it has not committed, it never will."""

@@ -1,0 +1,87 @@
+"""``holdfast retention``: the policies of a running service that say how much of its log stays."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from holdfast.cli.output import print_json, print_line, print_table
+from holdfast.cli.service import Service, on_service
+from holdfast.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from holdfast.wire.log import RetentionAnswer
+
+commands = typer.Typer(
+    no_args_is_help=True, help="Say how much of the log stays. Without a policy everything does.", rich_markup_mode=None
+)
+NameArgument = Annotated[str, typer.Argument(help="The name of the policy.", show_default=False)]
+
+
+@on_service(commands, "set")
+def set_policy(
+    service: Service,
+    name: NameArgument,
+    keep_from_version: Annotated[
+        int | None, typer.Option("--keep-from-version", help="Keep this version and all later ones.")
+    ] = None,
+    max_age: Annotated[
+        float | None, typer.Option("--max-age", help="Keep what is younger than this, in seconds.")
+    ] = None,
+    max_bytes: Annotated[
+        int | None, typer.Option("--max-bytes", help="Keep the newest objects that have this many bytes together.")
+    ] = None,
+    keep_everything: Annotated[bool, typer.Option("--keep-everything", help="Keep the whole log.")] = False,
+) -> None:
+    """Set a policy: what it names stays. The log is kept from the oldest point that any policy needs.
+
+    Needs the role `admin`. Nothing is removed before the log has a snapshot: see `holdfast log snapshot`.
+    """
+    from holdfast.wire.log import RetentionPolicy
+
+    policy = RetentionPolicy(
+        keep_from_version=keep_from_version,
+        max_age_seconds=max_age,
+        max_bytes=max_bytes,
+        keep="everything" if keep_everything else None,
+    )
+    given = sum(getattr(policy, field) is not None for field in policy.__struct_fields__)
+    if given != 1:
+        raise InvalidRequest("give one of --keep-from-version, --max-age, --max-bytes and --keep-everything")
+    with service.client() as client:
+        _show(service, client.set_retention(name, policy))
+
+
+@on_service(commands, "ls")
+def ls(service: Service) -> None:
+    """Show the policies, what each keeps, and through which version the log is truncated."""
+    with service.client() as client:
+        _show(service, client.retention())
+
+
+@on_service(commands, "rm")
+def rm(service: Service, name: NameArgument) -> None:
+    """Remove a policy. Without any policy the whole log stays. Needs the role `admin`."""
+    with service.client() as client:
+        _show(service, client.remove_retention(name))
+
+
+def _show(service: Service, answer: RetentionAnswer) -> None:
+    if service.as_json:
+        import msgspec
+
+        print_json(msgspec.to_builtins(answer))
+        return
+    rows = [
+        (name, each.text, _or_dash(each.from_version), _or_dash(each.held_seconds))
+        for name, each in answer.policies.items()
+    ]
+    print_table(("policy", "keeps", "from version", "oldest kept, seconds ago"), rows, right=frozenset())
+    print_line(f"truncated through version {answer.truncated_through}")
+    if answer.warning:
+        print_line(f"warning: {answer.warning}")
+
+
+def _or_dash(value: float | None) -> str:
+    return "-" if value is None else str(value)

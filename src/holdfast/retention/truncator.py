@@ -1,0 +1,229 @@
+"""The leader's loop of retention: decide, create the generation, write the truncation into the log, delete.
+
+    step        action                                                a crash after this step leaves
+    look        read the newest generation and the snapshots          nothing
+    decide      find the cut: the newest object nothing needs         nothing
+    permit      create a generation whose truncate_through is T       policies below T are refused; nothing is deleted
+    truncate    a batch carries T; wait until it is durable and       readers below T get log_truncated
+                this leader is proved to own the log
+    sweep       delete data objects at or below T, oldest first       the next sweep, by any leader, deletes the rest
+
+A policy that was answered before ``permit`` is in the generation that the cut was computed from: ``permit`` creates the
+next number, and is refused when another writer was faster. A policy after ``permit`` that needs a version at or below T
+is refused. So no policy that was answered is broken.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+import structlog
+
+from holdfast.commit.format.batch import Header
+from holdfast.commit.leadership.takeover import Clock
+from holdfast.commit.service import CommitService
+from holdfast.errors import Fenced, HoldfastError
+from holdfast.objects.port import ObjectStore
+from holdfast.retention.cut import Needs, border_of, borders_of, find_cut, slot_of_bytes, slot_through
+from holdfast.retention.generations import Generations
+from holdfast.retention.policies import (
+    CONFIGURATION,
+    Change,
+    Content,
+    Generation,
+    Policy,
+    remove_policy,
+    set_policy,
+    truncate_to,
+)
+from holdfast.retention.sweep import Swept, sweep
+from holdfast.snapshots.removing import KeptSnapshots, StrayParts
+from holdfast.values import Version
+
+log = structlog.get_logger("holdfast.retention")
+
+SWEEP_AGAIN_MS: Final = 3_600_000.0
+"""A late duplicate of a PUT may bring a deleted object back, so the whole region is swept again this often."""
+STRAY_MS: Final = 86_400_000.0
+WARN_AGAIN_MS: Final = 3_600_000.0
+NO_SNAPSHOT: Final = "nothing is truncated: the log has no verified snapshot; `holdfast log snapshot` makes one"
+KEEPS_EVERYTHING: Final = "nothing is truncated: a policy keeps everything"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TruncatorOptions:
+    """``policy`` comes from the configuration. ``segments_through`` reads the version that the segments table has."""
+
+    policy: Policy | None = None
+    snapshots_keep: int = 3
+    min_age_seconds: float = 3_600.0
+    check_seconds: float = 60.0
+    deletes_per_second: float = 1_000.0
+    segments_through: Callable[[], Awaitable[int]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What one policy keeps: the log from ``from_version`` on, whose oldest object is ``seconds`` old."""
+
+    from_version: int
+    seconds: float
+
+
+@dataclass(slots=True)
+class RetentionState:
+    """What the last look found, for ``GET /v1/retention`` and the metrics."""
+
+    generation: Generation | None = None
+    kept: dict[str, Kept] = field(default_factory=dict[str, Kept])
+    warning: str | None = None
+    swept: Swept = field(default_factory=Swept)
+
+
+class _Changed(Exception):
+    """The policies are not those that the cut was computed from."""
+
+
+class Truncator:
+    """One leadership's retention. ``run`` it until the leadership ends."""
+
+    def __init__(self, service: CommitService, store: ObjectStore, options: TruncatorOptions, clock: Clock) -> None:
+        self._service = service
+        self._store = store
+        self._options = options
+        self._clock = clock
+        self.generations = Generations(store, lambda: clock().wall_ms)
+        self.state = RetentionState()
+        self._snapshots = KeptSnapshots(store, service.log_id, keep=options.snapshots_keep)
+        self._stray = StrayParts(store, min_age_ms=STRAY_MS)
+        self._author = f"leader {service.leader_id}"
+        self._swept_through = -1
+        self._swept_ms = -SWEEP_AGAIN_MS
+        self._warned_ms = -WARN_AGAIN_MS
+        self._now = asyncio.Event()
+
+    def look_now(self) -> None:
+        """Do not wait for the next look."""
+        self._now.set()
+
+    async def run(self) -> None:
+        """Look every ``check_seconds`` until the leadership ends. Errors of the store are logged, and tried again."""
+        while True:
+            try:
+                await self.look()
+            except Fenced:
+                return
+            except HoldfastError as error:
+                log.warning("retention_waits", error=str(error))
+            self._now.clear()
+            try:
+                async with asyncio.timeout(self._options.check_seconds):
+                    await self._now.wait()
+            except TimeoutError:
+                pass
+
+    async def change(self, change: Change, author: str) -> Generation:
+        """Make a change of the policies durable. Raises: as ``Generations.change``."""
+        generation = await self.generations.change(change, author)
+        self.state.generation = generation
+        self.look_now()
+        return generation
+
+    async def look(self) -> None:
+        """One round of the table above. Raises: Fenced, Unavailable, CorruptData."""
+        await self._apply_configuration()
+        generation = await self.generations.newest()
+        content = Content.of(generation)
+        self.state.generation = generation
+        now = self._clock()
+        held = {hold.snapshot for hold in content.holds.values() if hold.expires_ms > now.wall_ms} - {None}
+        oldest = await self._snapshots.oldest([version for version in held if version is not None])
+        await self._stray.sweep(now.boot_ms)
+        if content.policies:
+            await self._truncate(content, oldest)
+        else:
+            self.state.kept, self.state.warning = {}, None
+        await self._sweep()
+        if generation is not None:
+            await self.generations.remove_old(generation)
+
+    async def _apply_configuration(self) -> None:
+        policy = self._options.policy
+        now = Content.of(await self.generations.newest())
+        if policy == now.policies.get(CONFIGURATION):
+            return
+        head = self._service.local_version()
+        change = remove_policy(CONFIGURATION) if policy is None else set_policy(CONFIGURATION, policy, head=head)
+        await self.generations.change(change, self._author)
+
+    async def _truncate(self, content: Content, oldest_snapshot: int | None) -> None:
+        newest, claim, now_ms = self._service.durable_header(), self._service.claim, self._clock().wall_ms
+        sizes = {policy.max_bytes for policy in content.policies.values()} - {None}
+        bytes_border = {size: await slot_of_bytes(self._store, size) for size in sizes if size is not None}
+        options = self._options
+        segments = None if options.segments_through is None else await options.segments_through()
+        needs = Needs(snapshot=oldest_snapshot, min_age_ms=options.min_age_seconds * 1000.0, segments=segments)
+        kept: dict[str, Kept] = {}
+        for name, policy in content.policies.items():
+            cut = await find_cut(self._store, claim, newest, [border_of(policy, now_ms, bytes_border)])
+            kept[name] = self._kept(cut, newest, now_ms)
+        self.state.kept = kept
+        borders = borders_of(content, needs, watermark=newest.slot, now_ms=now_ms, bytes_border=bytes_border)
+        self._warn(content, oldest_snapshot)
+        if borders is None:
+            return
+        cut = await find_cut(self._store, claim, newest, borders)
+        if cut is None or cut.last_version <= newest.truncated_through:
+            return
+        if cut.last_version > content.truncate_through and not await self._permit(content, cut.last_version):
+            return
+        await self._service.truncate(Version(cut.last_version))
+        log.info("log_truncated", through=cut.last_version, leader_id=self._service.leader_id)
+
+    def _kept(self, cut: Header | None, newest: Header, now_ms: int) -> Kept:
+        if cut is None:
+            return Kept(newest.truncated_through + 1, 0.0)
+        return Kept(cut.last_version + 1, max(0.0, (now_ms - cut.time_ms) / 1000.0))
+
+    async def _permit(self, computed_from: Content, through: int) -> bool:
+        """Create the generation that permits the truncation. False: the policies have changed meanwhile."""
+
+        def permit(now: Content) -> Content:
+            if replace(now, truncate_through=0) != replace(computed_from, truncate_through=0):
+                raise _Changed
+            return truncate_to(through)(now)
+
+        try:
+            self.state.generation = await self.generations.change(permit, self._author)
+        except _Changed:
+            self.look_now()
+            return False
+        return True
+
+    def _warn(self, content: Content, oldest_snapshot: int | None) -> None:
+        keeps = any(policy.keep is not None for policy in content.policies.values())
+        self.state.warning = KEEPS_EVERYTHING if keeps else NO_SNAPSHOT if oldest_snapshot is None else None
+        boot_ms = self._clock().boot_ms
+        if self.state.warning == NO_SNAPSHOT and boot_ms - self._warned_ms >= WARN_AGAIN_MS:
+            self._warned_ms = boot_ms
+            log.warning("retention_waits_for_snapshot", hint="run `holdfast log snapshot`")
+
+    async def _sweep(self) -> None:
+        """Delete what the durable log says was truncated. Only a released header counts."""
+        newest = self._service.durable_header()
+        through, boot_ms = newest.truncated_through, self._clock().boot_ms
+        if not through or (through <= self._swept_through and boot_ms - self._swept_ms < SWEEP_AGAIN_MS):
+            return
+        slot = await slot_through(self._store, self._service.claim, newest, through)
+        if slot is not None:
+            await sweep(
+                self._store,
+                slot,
+                lambda: self._service.durable_header().slot,
+                per_second=self._options.deletes_per_second,
+                swept=self.state.swept,
+            )
+        self._swept_through, self._swept_ms = through, boot_ms
