@@ -28,7 +28,7 @@ FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 MAKE = re.compile(r"(?:^\s*|`)make ([a-z][a-z0-9-]*)", re.MULTILINE)
 COMMAND = re.compile(
-    r"(?:^\s*|`)holdfast ((?:(?:log|queue|spark|stores) )?[a-z][a-z-]*)((?: [^`\n|&<>]*)?)", re.MULTILINE
+    r"(?:^\s*|`)holdfast ((?:(?:log|queue|retention|spark|stores) )?[a-z][a-z-]*)((?: [^`\n|&<>]*)?)", re.MULTILINE
 )
 OPTION = re.compile(r"(?<=\s)--[a-z][a-z-]*")
 BEGIN, END = "<!-- generated: keys -->", "<!-- end of generated -->"

@@ -28,6 +28,7 @@ from holdfast import errors, settings
 from holdfast.cli.main import application
 from holdfast.cli.output import Exit
 from holdfast.objects.budget import StoreMetrics
+from holdfast.retention.truncator import Kept
 from holdfast.server import openapi
 from holdfast.server.gateway import GatewayLimits
 from holdfast.server.http.responses import STATUS_OF
@@ -172,6 +173,7 @@ def test_the_routes_and_the_metrics_are_the_recorded_ones(tmp_path: Path) -> Non
                 watch=here.watch,
                 subscriptions=here.subscriptions,
                 view=here.view,
+                retention=here.retention,
                 version="test",
                 stores=stores.host,
             )
@@ -179,6 +181,9 @@ def test_the_routes_and_the_metrics_are_the_recorded_ones(tmp_path: Path) -> Non
             here.metrics.store, here.metrics.stores = StoreMetrics(), stores.host
             here.metrics.view = EmbeddedView(True, ViewStart(log_url="memory:"), cast(Any, None))
             here.metrics.scrub = cast(Any, _Scrubbed())
+            here.metrics.retention = here.retention
+            assert here.retention.truncator is not None
+            here.retention.truncator.state.kept["policy"] = Kept(1, 1.0)
             for family in here.metrics.collect():
                 name = f"{family.name}_total" if family.type == "counter" else family.name
                 metrics.append(f"{name} {family.type} {{{', '.join(family._labelnames)}}} {family.unit}".rstrip())  # type: ignore[attr-defined]

@@ -14,12 +14,15 @@ from typing import Any
 
 import uvloop
 
+from holdfast.commit.leadership.takeover import now
 from holdfast.commit.reading.feed import EventBatch
 from holdfast.commit.service import CommitService, ServiceOptions
 from holdfast.commit.subscription import subscribe
 from holdfast.objects.budget import TimeLimited
 from holdfast.objects.memory import MemoryStore
 from holdfast.objects.port import CreateAnswer, ObjectStore
+from holdfast.retention.truncator import Truncator, TruncatorOptions
+from holdfast.server.commit.retention_routes import RetentionHost
 from holdfast.server.commit.sse import Subscriptions
 from holdfast.server.gateway import Gateway, GatewayLimits
 from holdfast.server.health import STALLED_MS_MAX, StoreWatch
@@ -151,6 +154,7 @@ class Serving:
     store: GatedStore
     subscriptions: Subscriptions
     view: EmbeddedView
+    retention: RetentionHost
     metrics: ServerMetrics
     watch: StoreWatch
     host: str
@@ -190,14 +194,24 @@ async def serving(
     watch.service = service
     subscriptions = Subscriptions(front, subscribed)
     embedded = EmbeddedView(view, ViewStart(log_url="memory:"), subscribed)
-    rows = route_table(front, metrics=metrics, watch=watch, subscriptions=subscriptions, view=embedded, version="test")
+    retention = RetentionHost(front)
+    retention.truncator = Truncator(service, store, TruncatorOptions(), now)
+    rows = route_table(
+        front,
+        metrics=metrics,
+        watch=watch,
+        subscriptions=subscriptions,
+        view=embedded,
+        retention=retention,
+        version="test",
+    )
     server = HttpServer(front, rows)
     metrics.server, metrics.subscriptions, metrics.service = server, subscriptions, service
     (address,) = await server.listen(["127.0.0.1:0"])
     host, _, port = address.rpartition(":")
     front.lead(service)
     embedded.follow(service)
-    found = Serving(server, front, service, store, subscriptions, embedded, metrics, watch, host, int(port))
+    found = Serving(server, front, service, store, subscriptions, embedded, retention, metrics, watch, host, int(port))
     try:
         yield found
     finally:

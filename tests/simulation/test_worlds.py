@@ -12,12 +12,13 @@ from tests.matrix import matrix
 from tests.worlds.harness import KINDS, run_seeds
 from tests.worlds.log.etiquette import SCENES
 from tests.worlds.log.mutants import MUTANTS
+from tests.worlds.log.retention_mutants import MUTANTS as RETENTION_MUTANTS
 from tests.worlds.log.world import EVENTS_MIN, run_world
 
 FIXED_SEEDS = range(24)
 SLOW = {
     "ban_lost_with_a_later_attempt", "count_instead_of_span", "hold_back_ignored",
-    "listing_proves_with_slots_in_flight", "no_ownership_check",
+    "listing_proves_with_slots_in_flight", "no_ownership_check", "sweeps_before_it_is_durable",
 }  # fmt: skip
 """Mutants that take more than three seconds until a world notices them."""
 RecordProperty = Callable[[str, object], None]
@@ -52,6 +53,25 @@ def test_every_mutant_of_the_log_is_caught(name: str, record_property: RecordPro
     assert found.seed is not None, f"{MUTANTS[name].rule}: not caught in {MUTANTS.seeds_max} seeds"
     # The same world without the mutant keeps every promise.
     MUTANTS[name].play(found.seed)
+    record_property("mutants", 1)
+
+
+@pytest.mark.timeout(3_600)
+def test_retention_removes_nothing_that_is_needed(prove: bool, record_property: RecordProperty) -> None:
+    first = int.from_bytes(os.urandom(5), "little")
+    summary = run_seeds("retention", range(6))
+    fresh = run_seeds("retention", range(first, first + (5_000 if prove else 4)), jobs=2 if prove else 1)
+    record_property("seeds", summary.worlds + fresh.worlds)
+    assert not summary.failures, summary.failed()
+    assert summary.missing() == []
+    assert not fresh.failures, fresh.failed()
+
+
+@pytest.mark.parametrize("name", matrix(RETENTION_MUTANTS, lambda name: name not in SLOW))
+def test_every_mutant_of_retention_is_caught(name: str, record_property: RecordProperty) -> None:
+    found = RETENTION_MUTANTS.catch(name)
+    assert found.seed is not None, f"{RETENTION_MUTANTS[name].rule}: not caught in {RETENTION_MUTANTS.seeds_max} seeds"
+    RETENTION_MUTANTS[name].play(found.seed)
     record_property("mutants", 1)
 
 

@@ -120,7 +120,7 @@ class Generations:
         if newest.number <= AHEAD_MAX + 1:
             return 0
         removed = 0
-        for row in await self._store.list(PREFIX, after=key_of(newest.number - AHEAD_MAX - 1), limit=PAGE):
+        for row in await self._store.list(PREFIX, after=key_of(newest.number - AHEAD_MAX), limit=PAGE):
             generation = await self._read(row.key)
             if generation is not None and self._wall_ms() - generation.time_ms > OLD_MS:
                 await self._store.delete(row.key)

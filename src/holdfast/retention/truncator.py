@@ -22,7 +22,7 @@ from typing import Final
 
 import structlog
 
-from holdfast.commit.format.batch import Header
+from holdfast.commit.format.batch import FIRST_SLOT, Header
 from holdfast.commit.leadership.takeover import Clock
 from holdfast.commit.service import CommitService
 from holdfast.errors import Fenced, HoldfastError
@@ -55,13 +55,18 @@ KEEPS_EVERYTHING: Final = "nothing is truncated: a policy keeps everything"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TruncatorOptions:
-    """``policy`` comes from the configuration. ``segments_through`` reads the version that the segments table has."""
+    """``policy`` comes from the configuration. ``segments_through`` reads the version that the segments table has.
+
+    ``slots_min``: a truncation moves by at least this many slots. The batch that carries one lets another object go, so
+    without it an idle leader would write and truncate without end.
+    """
 
     policy: Policy | None = None
     snapshots_keep: int = 3
     min_age_seconds: float = 3_600.0
     check_seconds: float = 60.0
     deletes_per_second: float = 1_000.0
+    slots_min: int = 100
     segments_through: Callable[[], Awaitable[int]] | None = None
 
 
@@ -176,12 +181,21 @@ class Truncator:
         if borders is None:
             return
         cut = await find_cut(self._store, claim, newest, borders)
-        if cut is None or cut.last_version <= newest.truncated_through:
+        if cut is None or not await self._is_worth_it(cut, newest):
             return
         if cut.last_version > content.truncate_through and not await self._permit(content, cut.last_version):
             return
         await self._service.truncate(Version(cut.last_version))
         log.info("log_truncated", through=cut.last_version, leader_id=self._service.leader_id)
+
+    async def _is_worth_it(self, cut: Header, newest: Header) -> bool:
+        if cut.last_version <= newest.truncated_through:
+            return False
+        before: int = FIRST_SLOT
+        if newest.truncated_through:
+            found = await slot_through(self._store, self._service.claim, newest, newest.truncated_through)
+            before = FIRST_SLOT if found is None else found
+        return before - cut.slot >= self._options.slots_min
 
     def _kept(self, cut: Header | None, newest: Header, now_ms: int) -> Kept:
         if cut is None:

@@ -7,6 +7,8 @@ from typing import Final
 from tests.worlds.harness import Kind
 from tests.worlds.log.etiquette import SCENES, run_etiquette
 from tests.worlds.log.mutants import MUTANTS
+from tests.worlds.log.retention_mutants import MUTANTS as RETENTION_MUTANTS
+from tests.worlds.log.retention_mutants import run_retention
 from tests.worlds.log.shape import FAULTS
 from tests.worlds.log.world import run_world
 
@@ -15,7 +17,10 @@ __all__ = ["KINDS"]
 ADMISSION: Final = ("refused_while_stalled", "admitted_while_in_flight")
 """Both replies of admission while the store takes batches."""
 
+RETENTION_EVENTS: Final = ("delete_lost", "delete_late", "retention_removed", "retention_removed_dead")
+
 KINDS: Final = {
     "log": Kind(run_world, "events", (*FAULTS, *ADMISSION), 20, MUTANTS),
+    "retention": Kind(run_retention, "events", RETENTION_EVENTS, 20, RETENTION_MUTANTS),
     "etiquette": Kind(run_etiquette, "events", tuple(scene.__name__ for scene in SCENES), 20, MUTANTS),
 }

@@ -85,9 +85,12 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
 
         self._drain(cancel_all)
 
-    def _timer_due(self, handle: asyncio.TimerHandle) -> None:
+    def _timer_due(self, handle: asyncio.TimerHandle, delay_ms: float) -> None:
         now_ms = self._agenda.now
-        self._timers_at_once = self._timers_at_once + 1 if now_ms - self._timer_ms < AT_ONCE_MS else 0
+        if now_ms - self._timer_ms >= AT_ONCE_MS:
+            self._timers_at_once = 0
+        # Many timers of old may be due at one instant, after a pause for example; a loop that spins sets them for now.
+        self._timers_at_once += delay_ms < AT_ONCE_MS
         self._timer_ms = now_ms
         if self._timers_at_once > TURNS_AT_ONCE_MAX:
             self._trouble(AssertionError(f"an idle leader does not spin: {handle} at {now_ms:.3f} ms"))
@@ -128,7 +131,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         handle = asyncio.TimerHandle(when, callback, args, self, context)
         if not self.dead:
             delay_ms = max(0.0, when * 1000.0 - self._agenda.now) + LATER_MS
-            self._agenda.after(delay_ms, self._owner, self._timer_due, handle, handle=handle)
+            self._agenda.after(delay_ms, self._owner, self._timer_due, handle, delay_ms, handle=handle)
         return handle
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:

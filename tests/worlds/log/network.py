@@ -26,11 +26,15 @@ Rows = list[tuple[str, int]]
 
 
 class StrictStore:
-    """Slots and their bytes. ``landed`` is called after every creation. ``archive``: removed objects as well."""
+    """Slots and their bytes. ``landed`` is called after every creation, ``deleting`` before a node's deletion.
 
-    __slots__ = ("archive", "landed", "objects", "others", "slots")
+    ``archive``: removed objects as well. ``others``: objects under other prefixes.
+    """
 
-    def __init__(self, landed: Callable[[int], None]) -> None:
+    __slots__ = ("archive", "deleting", "landed", "objects", "others", "slots")
+
+    def __init__(self, landed: Callable[[int], None], deleting: Callable[[int], None]) -> None:
+        self.deleting = deleting
         self.objects: dict[int, bytes] = {}
         self.archive: dict[int, bytes] = {}
         self.others: dict[str, bytes] = {}
@@ -165,22 +169,48 @@ class Network:
             data = self._store.objects.get(slot)
             self._agenda.after(self.delay_ms(), owner, done, data[:HEADER_BYTES] if data is not None else None)
 
-    def list(self, owner: Owner, limit: int, done: Callable[[Rows | Unknown], None]) -> None:
-        """List the newest objects; ``done`` gets the rows or Unknown."""
+    def delete(self, owner: Owner, slot: int, done: Callable[[Unknown | None], None]) -> None:
+        """Remove a slot; ``done`` gets None or Unknown. A request whose answer is lost may take effect much later."""
+        if self._cut_off(owner) or self.strikes("delete_lost", 0.05):
+            self._agenda.after(REQUEST_TIMEOUT_MS, owner, done, Unknown("no answer in time"))
+            return
+        late = self.strikes("delete_late", 0.1)
+        delay = self.delay_ms() * self._random.choice((20, 200)) if late else self.delay_ms()
+        self._agenda.after(delay, None, self._deletes, owner, owner.incarnation, slot, None if late else done)
+        if late:
+            self._agenda.after(REQUEST_TIMEOUT_MS, owner, done, Unknown("no answer in time"))
+
+    def _deletes(
+        self, owner: Owner, incarnation: int, slot: int, done: Callable[[Unknown | None], None] | None
+    ) -> None:
+        if slot in self._store.objects:
+            self._store.deleting(slot)
+            self._store.delete(slot)
+        if done is not None and owner.incarnation == incarnation:
+            self._agenda.after(self.delay_ms(), owner, done, None)
+
+    def list(self, owner: Owner, limit: int, done: Callable[[Rows | Unknown], None], beyond: int = -1) -> None:
+        """List the newest objects whose slot is above ``beyond``; ``done`` gets the rows or Unknown."""
         if self._cut_off(owner) or self.strikes("list_failed", 0.05):
             self._agenda.after(REQUEST_TIMEOUT_MS, owner, done, Unknown("no answer in time"))
         else:
-            self._agenda.after(self.delay_ms(), None, self._lists, owner, owner.incarnation, limit, done, [])
+            self._agenda.after(self.delay_ms(), None, self._lists, owner, owner.incarnation, limit, done, [], beyond)
 
     def _lists(
-        self, owner: Owner, incarnation: int, limit: int, done: Callable[[Rows | Unknown], None], earlier: Rows
+        self,
+        owner: Owner,
+        incarnation: int,
+        limit: int,
+        done: Callable[[Rows | Unknown], None],
+        earlier: Rows,
+        beyond: int,
     ) -> None:
         if owner.incarnation != incarnation:
             return
-        after = int(earlier[-1][0][-20:]) if earlier else -1
+        after = int(earlier[-1][0][-20:]) if earlier else beyond
         rows = earlier + self._store.page(limit - len(earlier), after)
         if not earlier and len(rows) > 1 and self.strikes("list_torn", 0.3):
             cut = rows[: self._random.randrange(1, len(rows))]
-            self._agenda.after(self.delay_ms() * 3, None, self._lists, owner, incarnation, limit, done, cut)
+            self._agenda.after(self.delay_ms() * 3, None, self._lists, owner, incarnation, limit, done, cut, beyond)
         else:
             self._agenda.after(self.delay_ms(), owner, done, rows)

@@ -26,6 +26,7 @@ from holdfast.commit.stages import events as p
 from holdfast.commit.stages.events import CommitEntry
 from holdfast.commit.stages.pipeline import Pipeline
 from holdfast.errors import CorruptData, HoldfastError, InvalidRequest, Unavailable
+from holdfast.retention.truncator import Truncator, TruncatorOptions
 from holdfast.values import Instant, LeaderId, LogId
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ class Node:
         self._rude = False
         self._plain = False
         self.service: CommitService | None = None
+        self.truncator: Truncator | None = None
         self._loop = self._new_loop()
         self._shown: Header | None = None
         self._resolved: list[int] = []
@@ -92,7 +94,7 @@ class Node:
 
     def _gone(self) -> None:
         self._loop.kill()
-        self.service = None
+        self.service = self.truncator = None
         self.recovering = False
         self.up = False
         self.world.ended(self)
@@ -112,13 +114,13 @@ class Node:
         self._loop.kill()
         self._loop = self._new_loop()
         self.up = True
-        self._run(self._live())
+        self.run(self._live())
 
     def _new_loop(self) -> SimulatedLoop:
         # The methods of a loop that no shell of the log calls are left abstract, which only the type checker sees.
         return SimulatedLoop(self.world.agenda, self, self.world.promises.trouble)  # type: ignore[abstract]
 
-    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+    def run(self, work: Coroutine[Any, Any, None]) -> None:
         """Start a task of this process, and hand what it raises to the world."""
         self._loop.turn(lambda: self._loop.create_task(work).add_done_callback(self._look_at))
 
@@ -194,6 +196,12 @@ class Node:
         service.feed = _WatchedFeed(self, takeover.claim)
         vars(service.pipeline)["step"] = self._watched(service.pipeline)
         world.seen["reigns"] += 1
+        if shape.retention:
+            options = TruncatorOptions(
+                snapshots_keep=2, min_age_seconds=0.0, check_seconds=shape.look_ms / 1000.0, slots_min=1
+            )
+            self.truncator = Truncator(service, live, options, self.now)
+            self._loop.create_task(self.truncator.run()).add_done_callback(self._look_at)
         world.began_to_lead(self)
         return service
 
@@ -273,7 +281,7 @@ class Node:
         if self.service is None or attempt.request_id is None:
             self.world.respond(self.world.owner_of(attempt).unknown, attempt)
             return
-        self._run(self._status(self.service, attempt, attempt.request_id))
+        self.run(self._status(self.service, attempt, attempt.request_id))
 
     async def _status(self, service: CommitService, attempt: Attempt, request_id: str) -> None:
         try:
@@ -289,7 +297,7 @@ class Node:
     def asked_version(self) -> None:
         """A version question arrives."""
         if self.service is not None and self.leading:
-            self._run(self._version(self.service, self.world.promises.frontier))
+            self.run(self._version(self.service, self.world.promises.frontier))
 
     async def _version(self, service: CommitService, frontier: int) -> None:
         try:
@@ -303,7 +311,7 @@ class Node:
     def asked_noop(self) -> None:
         """A no-op arrives."""
         if self.service is not None and self.leading:
-            self._run(self._noop(self.service))
+            self.run(self._noop(self.service))
 
     async def _noop(self, service: CommitService) -> None:
         try:
@@ -322,7 +330,7 @@ class Node:
     def asked_to_step_down(self) -> None:
         """The operator wants this leader to drain and resign."""
         if self.service is not None and self.leading:
-            self._run(self.service.step_down())
+            self.run(self.service.step_down())
 
     # -- answers ------------------------------------------------------------------------------------------------------
 

@@ -96,7 +96,8 @@ class NodeStore:
         if self._loop.dead:
             raise Unavailable("crashed")
         answered: asyncio.Future[Rows | Unknown] = self._loop.create_future()
-        self._world.network.list(self._node, limit, self._done(answered))
+        beyond = int(after[-20:]) if after else -1
+        self._world.network.list(self._node, limit, self._done(answered), beyond)
         rows = await answered
         if isinstance(rows, Unknown):
             raise Unavailable(rows.detail)
@@ -104,8 +105,18 @@ class NodeStore:
 
     async def delete(self, key: str) -> None:
         """As the port says."""
-        await self.pause(self._world.network.delay_ms())
-        self._world.store.others.pop(key, None)
+        slot = slot_of(key)
+        if slot is None:
+            await self.pause(self._world.network.delay_ms())
+            self._world.store.others.pop(key, None)
+            return
+        if self._loop.dead:
+            raise Unavailable("crashed")
+        answered: asyncio.Future[Unknown | None] = self._loop.create_future()
+        self._world.network.delete(self._node, slot, self._done(answered))
+        answer = await answered
+        if answer is not None:
+            raise Unavailable(answer.detail)
 
     async def close(self) -> None:
         """Nothing is held."""

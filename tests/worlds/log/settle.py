@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from tests.worlds.harness import PromiseBroken
 from tests.worlds.log.promises import COUNTER
+from tests.worlds.log.retention import read_afresh
 
 from holdfast.commit.format import batch as batch_format
 from holdfast.commit.format.chain import ChainWalker
@@ -28,7 +29,9 @@ def check_outcomes(world: World) -> None:
     for follower in world.followers:
         follower.lost_at_the_end()
         follower.check()
-    if not world.shape.retention and not world.seen["claims_removed"]:
+    if world.shape.retention:
+        read_afresh(world)
+    elif not world.seen["claims_removed"]:
         _walk_afresh(world)
     _recover_afresh(world)
 

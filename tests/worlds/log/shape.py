@@ -20,10 +20,12 @@ from tests.worlds.harness import patched
 from holdfast.commit.format import batch, chain
 from holdfast.commit.format.batch import VERSION_JUMP
 from holdfast.commit.leadership import claims, takeover_machine
+from holdfast.commit.reading import reader
 from holdfast.commit.stages import persist, release, sequence
 from holdfast.commit.stages.persist import PersistRules
 from holdfast.commit.stages.pipeline import PipelineRules
 from holdfast.commit.stages.release import PROOF_MS_MAX
+from holdfast.retention import cut, sweep
 
 __all__ = ["FAULTS", "WorldShape", "draw_shape", "protocol_width", "silent"]
 
@@ -36,6 +38,8 @@ FAULTS: Final = (
     "put_busy_409",
     "put_throttled_503",
     "put_500_after_commit",
+    "delete_lost",
+    "delete_late",
     "read_failed",
     "list_failed",
     "list_torn",
@@ -72,6 +76,8 @@ class WorldShape:
     latency_ms: float
     think_ms: float
     retention: bool
+    look_ms: float
+    """How often a leader applies the retention policies."""
     hot_keys: int
     silence_ms: float
     heartbeat_ms: float
@@ -87,6 +93,9 @@ class WorldShape:
 def draw_shape(random: Random) -> WorldShape:
     """The shape of the world of one seed; ``random`` is that world's own."""
     shape = _draw_any(random)
+    if shape.retention and random.random() < 0.7:
+        # A look takes many requests, so the store is quick where retention matters.
+        return replace(shape, latency_ms=2.0, look_ms=5.0)
     if shape.span > 8 or random.random() < 0.7:
         return shape
     # A world in which claims are removed, so that a leader that believes an old proof answers what no reader finds:
@@ -137,7 +146,8 @@ def _draw_any(random: Random) -> WorldShape:
         rates=rates,
         latency_ms=random.choice((2.0, 8.0, 20.0)),
         think_ms=random.choice((2.0, 10.0, 40.0)),
-        retention=span <= 8 and random.random() < 0.3,
+        retention=span <= 8 and random.random() < 0.5,
+        look_ms=random.choice((5.0, 40.0, 300.0)),
         hot_keys=random.choice((3, 6)),
         stalled_ms_max=300.0 if silence_ms == 60.0 else inf,
         silence_ms=silence_ms,
@@ -168,10 +178,10 @@ def protocol_width(
     Worlds with a small W reach in hundreds of events what takes W = 1000 a million. So does a small version jump, of
     which the hold-back stays nine tenths and the empty batch one tenth.
     """
-    modules = (batch, claims, persist, takeover_machine)
+    modules = (batch, claims, persist, takeover_machine, reader, cut, sweep)
     values: list[tuple[Any, str, float]] = [(module, "SPAN_MAX", span) for module in modules]
     values.append((release, "PROOF_MS_MAX", proof_ms))
     if version_jump != VERSION_JUMP:
-        values += [(module, "VERSION_JUMP", version_jump) for module in (batch, chain, claims)]
+        values += [(module, "VERSION_JUMP", version_jump) for module in (batch, chain, claims, reader)]
         values += [(sequence, "HOLD_BACK", version_jump * 9 // 10), (persist, "HEARTBEAT_VERSIONS", version_jump // 10)]
     return patched(*values)

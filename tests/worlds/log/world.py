@@ -16,10 +16,11 @@ from tests.worlds.log.followers import Follower
 from tests.worlds.log.network import Network, StrictStore
 from tests.worlds.log.node import Node
 from tests.worlds.log.promises import Attempt, Promises
+from tests.worlds.log.retention import Operator
 from tests.worlds.log.settle import check_outcomes
 from tests.worlds.log.shape import WorldShape, draw_shape, protocol_width, silent
 
-from holdfast.commit.format.batch import CLAIM_BYTES, Header, Kind, LoggedTransaction
+from holdfast.commit.format.batch import CLAIM_BYTES, Header, LoggedTransaction
 from holdfast.commit.stages.pipeline import Pipeline
 from holdfast.commit.stages.release import PROOF_MS_MAX
 
@@ -51,7 +52,8 @@ class World(SeededWorld):
         super().__init__(seed, Random(seed))
         self.shape: WorldShape = draw_shape(self.random) if shape is None else shape
         self.agenda = Agenda()
-        self.store = StrictStore(self._landed)
+        self.operator = Operator(self)
+        self.store = StrictStore(self._landed, self.operator.deleted)
         self.promises = Promises(self.store, self.shape.hot_keys, self.seen)
         self.network = Network(self.agenda, self.random, self.store, self.shape.rates, self.shape.latency_ms, self.seen)
         self.strikes = self.network.strikes
@@ -248,19 +250,6 @@ class World(SeededWorld):
                 self.store.delete(slot)
         self.agenda.after(20.0, None, self._lose_claims)
 
-    def _retain(self) -> None:
-        """Old data are removed as retention will: at least W above the true leader's watermark, claims never."""
-        claim = self.promises.walker.claim
-        for node in self.nodes:
-            if claim is not None and node.leading and node.claim == claim and node.pipeline is not None:
-                watermark = node.pipeline.persist.durable_slot
-                for slot in [slot for slot in self.store.slots if slot >= watermark + self.shape.span]:
-                    header = self.promises.headers.get(slot)
-                    if header is not None and header.kind is not Kind.CLAIM:
-                        self.seen["retention_removed"] += 1
-                        self.store.delete(slot)
-        self.agenda.after(200.0, None, self._retain)
-
     # -- a world's life -----------------------------------------------------------------------------------------------
 
     def run(self) -> WorldReport:
@@ -268,7 +257,7 @@ class World(SeededWorld):
         with protocol_width(self.shape.span, self.shape.version_jump, self.shape.proof_ms), silent():
             try:
                 self._begin()
-                while self.agenda.happened < self._events:
+                while self.agenda.happened < self._events * (3 if self.shape.retention else 1):
                     self._step()
                 self._heal()
                 check_outcomes(self)
@@ -293,7 +282,7 @@ class World(SeededWorld):
             # Each of these questions may refresh a leader's proof of ownership, or be taken for one too early.
             self.agenda.after(10.0, None, self._questions)
         if self.shape.retention:
-            self.agenda.after(200.0, None, self._retain)
+            self.operator.begin()
         if self.shape.proof_ms < PROOF_MS_MAX:
             self.agenda.after(20.0, None, self._lose_claims)
             self.agenda.after(300.0, None, self._freeze_twice)

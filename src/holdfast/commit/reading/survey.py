@@ -92,6 +92,14 @@ async def walker_after(store: ObjectStore, version: int) -> tuple[ChainWalker, H
     if frontier is None:
         raise NotFound("log is empty", code=Code.LOG_EMPTY)
     head, claim = frontier
+    if version < head.truncated_through:
+        raise NotFound(
+            "the log was truncated past this version",
+            code=Code.LOG_TRUNCATED,
+            hint="begin with a snapshot, or after the version that the log is truncated through",
+            version=version,
+            truncated_through=head.truncated_through,
+        )
     newest = head
     async with aclosing(leaderships_back(store, claim)) as leaderships:
         async for leadership in leaderships:

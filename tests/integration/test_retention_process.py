@@ -1,0 +1,159 @@
+"""Retention of a real service: policies over HTTP, truncation, space that comes back, readers, restarts and kills."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.crash.server_process import ServerProcess
+from tests.rgw import free_port
+
+from holdfast import Client, Code, InvalidRequest, NotFound, Write
+from holdfast.client import ClientOptions, RetentionPolicy, TransactionEvent
+
+HOLDFAST = (sys.executable, "-m", "holdfast.cli.main")
+QUICK = {
+    "HOLDFAST_RETENTION__MIN_AGE_SECONDS": "0",
+    "HOLDFAST_RETENTION__CHECK_SECONDS": "0.1",
+    "HOLDFAST_STORES__ENABLED": "false",
+}
+BATCHES = 1_300
+"""More than the newest 1,000, which always stay, and 100, below which a truncation is not worth it."""
+
+
+def served(folder: Path, port: int, **settings: str) -> ServerProcess:
+    server = ServerProcess(
+        folder, (folder / "log").as_uri(), port, flags=("--init", "--take-over"), environment={**QUICK, **settings}
+    )
+    server.wait_until_leading()
+    return server
+
+
+def client_of(port: int) -> Client:
+    return Client(f"http://127.0.0.1:{port}", options=ClientOptions(retry_max_ms=100))
+
+
+def command(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*HOLDFAST, *words], capture_output=True, text=True, timeout=60)
+
+
+def until(holds: Callable[[], bool], seconds: float = 20.0) -> None:
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end, "not in time"
+        time.sleep(0.05)
+
+
+def objects(folder: Path) -> int:
+    return sum(1 for name in (folder / "log" / "batches").iterdir() if name.name.isdigit())
+
+
+def fill(client: Client, batches: int) -> list[int]:
+    receipts = [client.commit([Write(b"key/%d" % (number % 20), b"x" * 50)]) for number in range(batches)]
+    return [receipt.version for receipt in receipts]
+
+
+def test_space_comes_back_and_readers_below_are_refused(tmp_path: Path) -> None:
+    port = free_port()
+    url = (tmp_path / "log").as_uri()
+    server = served(tmp_path, port)
+    try:
+        with client_of(port) as client:
+            versions = fill(client, BATCHES)
+            answer = client.set_retention("last", RetentionPolicy(max_bytes=50_000))
+            assert answer.policies["last"].max_bytes == 50_000
+            until(lambda: client.retention().warning is not None)
+            assert "no verified snapshot" in str(client.retention().warning)
+            assert objects(tmp_path) == BATCHES + 1, "without a snapshot nothing goes"
+
+            made = command("log", "snapshot", url, "--json")
+            assert made.returncode == 0, made.stderr
+            until(lambda: objects(tmp_path) < BATCHES - 150)
+            through = client.retention().truncated_through
+            assert versions[150] < through < versions[-1_000]
+            assert client.retention().warning is None
+
+            with client.subscribe(after=through) as events:
+                first = next(event for event in events if isinstance(event, TransactionEvent))
+            assert first.version == min(version for version in versions if version > through)
+            found = client.get(b"key/1", at=versions[-1])
+            assert found is not None
+            with pytest.raises(NotFound, match="truncated"):
+                client.set_retention("audit", RetentionPolicy(keep_from_version=versions[0]))
+            with pytest.raises(InvalidRequest, match="configuration"):
+                client.set_retention("configuration", RetentionPolicy(keep="everything"))
+
+        verified = command("log", "verify", url, "--json")
+        assert verified.returncode == 0, verified.stderr
+        assert json.loads(verified.stdout)["last_transaction"] == versions[-1]
+        catted = command("log", "cat", url)
+        assert catted.returncode != 0
+        assert "truncated" in catted.stderr
+        idle = objects(tmp_path)
+        time.sleep(0.5)
+        assert objects(tmp_path) == idle, "an idle leader does not truncate again and again"
+
+        server.kill()  # the next leader takes the truncation over, and reads on
+        server = served(tmp_path, port)
+        with client_of(port) as client:
+            assert client.retention().truncated_through >= through
+            with pytest.raises(NotFound) as refused, client.subscribe(after=versions[0]) as events:
+                next(iter(events))
+            assert refused.value.code is Code.LOG_TRUNCATED
+            assert client.get(b"key/1", at=versions[-1]) == found
+            assert client.status("an-attempt-of-long-ago-00", versions[0]).status == "log_truncated"
+            assert client.commit([Write(b"after", b"the kill")]).version > versions[-1]
+        assert command("log", "verify", url).returncode == 0
+    finally:
+        server.kill()
+
+
+@pytest.mark.matrix
+def test_kills_during_truncation_lose_nothing_that_is_kept(tmp_path: Path) -> None:
+    port = free_port()
+    url = (tmp_path / "log").as_uri()
+    slow = {"HOLDFAST_RETENTION__DELETES_PER_SECOND": "400"}
+    server = served(tmp_path, port, **slow)
+    try:
+        with client_of(port) as client:
+            fill(client, BATCHES + 2_000)
+            client.set_retention("last", RetentionPolicy(max_bytes=1_000))
+        assert command("log", "snapshot", url).returncode == 0
+        for _ in range(6):
+            before = objects(tmp_path)
+            until(lambda before=before: objects(tmp_path) < before - 20 or objects(tmp_path) < 1_100)  # type: ignore[misc]
+            server.kill()
+            server = served(tmp_path, port, **slow)
+            with client_of(port) as client:
+                assert client.commit([Write(b"key/1", b"y")]).version
+            verified = command("log", "verify", url)
+            assert verified.returncode == 0, verified.stderr
+        until(lambda: objects(tmp_path) < 1_200, 60)
+    finally:
+        server.kill()
+
+
+def test_the_policy_of_the_configuration_comes_and_goes_with_it(tmp_path: Path) -> None:
+    port = free_port()
+    server = served(tmp_path, port, HOLDFAST_RETENTION__MAX_AGE_SECONDS="3600")
+    try:
+        url = f"http://127.0.0.1:{port}"
+        with client_of(port) as client:
+            until(lambda: "configuration" in client.retention().policies)
+        assert command("retention", "set", "audit", "--keep-everything", "--url", url).returncode == 0
+        shown = command("retention", "ls", "--url", url)
+        assert "the last 3600 s" in shown.stdout
+        assert "everything" in shown.stdout
+        assert command("retention", "rm", "nothing", "--url", url).returncode != 0
+        assert "give one of" in command("retention", "set", "two", "--url", url).stderr
+        server.kill()
+        server = served(tmp_path, port)
+        with client_of(port) as client:
+            until(lambda: [*client.retention().policies] == ["audit"])
+    finally:
+        server.kill()
