@@ -3,9 +3,9 @@
     python benchmarks/retention.py [--batches 1000000] [--keep 10000] [--s3] [--seconds 5] [--json FILE]
 
 It writes a log of ``--batches`` small objects, makes a snapshot, starts a service, and measures bursts of
-``holdfast bench``. Then a policy lets go of all but the newest ``--keep`` objects. Bursts go on until the space is back,
-and a minute after it: on ext4, deletions slow later creates in their directory. At the end ``holdfast log verify`` reads
-what is left, and the number of objects is counted.
+``holdfast bench``. Then a policy lets go of all but the newest ``--keep`` objects. Bursts go on until the space is
+back, and a minute after it: on ext4, deletions slow later creates in their directory. At the end ``holdfast log
+verify`` reads what is left, and the number of objects is counted.
 
 Targets: at least 90 % of the rate, and at most twice the p99, while objects are removed.
 """
@@ -141,7 +141,9 @@ def main() -> None:
         folder = Path(temporary)
         local = folder / "log"
         began = time.monotonic()
-        write_batches(local, ([Write(b"key/%07d" % (number % 1_000_000), b"x" * 100)] for number in range(chosen.batches)))
+        write_batches(
+            local, ([Write(b"key/%07d" % (number % 1_000_000), b"x" * 100)] for number in range(chosen.batches))
+        )
         print(f"wrote {chosen.batches} batches in {time.monotonic() - began:.0f} s", flush=True)
 
         def run(url: str) -> dict[str, Any]:

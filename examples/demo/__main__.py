@@ -16,6 +16,7 @@ import shutil
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,8 +62,8 @@ def main() -> int:
     with contextlib.ExitStack() as cleaning:
         run = _Run(scale, console, cleaning)
         market = run.market(flights)
-    table = run.table(market)
-    comparing = run.compare(flights, market, table)
+    accounts = run.tables(market)
+    comparing = run.compare(flights, market, accounts)
     report.draw(scale.output / "report.png", market.answered, market.timeline)
     report.write_json(scale.output / "report.json", market.figures, comparing)
     console.print()
@@ -80,6 +81,16 @@ class _Market:
     timeline: report.Timeline
     figures: dict[str, float]
     exit_code: int
+    loaded_version: int
+    """The version right after the load."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Accounts:
+    """The plain count of the log, and the bookings per flight by Spark SQL."""
+
+    counted: Counted
+    bookings: dict[str, int]
 
 
 class _Run:
@@ -125,7 +136,7 @@ class _Run:
         self._console.print(
             f"4  the follower's stream went on: {followed['transactions']:,} transactions, none missing"
         )
-        return _Market(record.answered, record.unexpected, timeline, figures, standby.stop())
+        return _Market(record.answered, record.unexpected, timeline, figures, standby.stop(), version)
 
     def _server(self, name: str, flags: list[str]) -> Server:
         server = Server(name, self._url, self._scale.output, flags)
@@ -244,37 +255,51 @@ class _Run:
 
     # What became of it
 
-    def table(self, market: _Market) -> dict[str, int]:
-        """Spark, in a log that nobody serves any more. The answer is the bookings per flight."""
+    def tables(self, market: _Market) -> _Accounts:
+        """The accounts of a log that no process serves any more: a plain count, and two tables that Spark makes.
+
+        Spark starts, and makes the table of the moment after the load, while the log is counted.
+        """
         if market.exit_code:
             self._console.print(f"[red]the leader ended with {market.exit_code}[/]")
-        from examples.demo.spark_table import make_table
+        from examples.demo.spark_table import Spark
 
+        output = self._scale.output
         began = time.monotonic()
-        with self._console.status("Spark makes a table of the log"):
-            starts: list[float] = []
-            bookings = make_table(self._url, self._scale.output / "table", starts.append)
-        made = time.monotonic() - began - starts[0]
-        self._console.print(
-            f"5  Spark started in {starts[0]:.1f} s and made the table of newest values in {made:.1f} s"
-        )
-        return bookings
+        with ThreadPoolExecutor(1) as pool, self._console.status("the log is counted while Spark starts"):
+            counting = pool.submit(count_log, self._log)
+            with Spark(self._url) as spark:
+                after_load = output / "table-after-load"
+                spark.save_table(after_load, market.loaded_version)
+                counted = counting.result()
+                self._console.print(
+                    f"5  {counted.transactions:,} transactions in {counted.objects:,} objects "
+                    f"({counted.object_bytes / 1e6:.0f} MB) counted in {time.monotonic() - began:.1f} s; Spark started "
+                    f"meanwhile in {spark.start_seconds:.1f} s, and made the table of the moment after the load"
+                )
+                began = time.monotonic()
+                table = output / "table"
+                keys = spark.save_table(table)
+                seconds = time.monotonic() - began
+                bookings = spark.bookings(table)
+        self._console.print(f"6  Spark made the table of newest values, {keys:,} keys, in {seconds:.1f} s")
+        return _Accounts(counted, bookings)
 
-    def compare(self, flights: list[Flight], market: _Market, bookings: dict[str, int]) -> list[comparisons.Comparison]:
+    def compare(self, flights: list[Flight], market: _Market, accounts: _Accounts) -> list[comparisons.Comparison]:
         """Everything against everything."""
         from examples.demo.spark_table import read_table
 
         began = time.monotonic()
-        output = self._scale.output
-        with self._console.status("the log is counted and compared"):
-            counted = count_log(self._log)
+        output, counted = self._scale.output, accounts.counted
+        with self._console.status("the accounts are compared"):
             table = read_table(output / "table")
             found = [
                 comparisons.equal_rows(
                     "Spark's table = the stream's view", table, read_table(output / "stream-view.arrow")
                 ),
                 comparisons.equal_rows("Spark's table = count of the log", table, counted.state),
-                comparisons.same_bookings(bookings, counted),
+                comparisons.loaded_flights(read_table(output / "table-after-load"), market.loaded_version, flights),
+                comparisons.same_bookings(accounts.bookings, counted),
                 *comparisons.laws(table, counted, len(flights), self._scale.passengers),
                 *comparisons.acknowledged(market.answered, counted),
                 self._verified(counted),
@@ -284,10 +309,7 @@ class _Run:
                     "; ".join(market.unexpected[:3]) or f"exit code {market.exit_code}",
                 ),
             ]
-        self._console.print(
-            f"6  {counted.transactions:,} transactions in {counted.objects:,} objects "
-            f"({counted.object_bytes / 1e6:.0f} MB) counted and compared in {time.monotonic() - began:.1f} s"
-        )
+        self._console.print(f"7  compared in {time.monotonic() - began:.1f} s")
         return found
 
     def _verified(self, counted: Counted) -> comparisons.Comparison:

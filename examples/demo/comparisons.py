@@ -16,9 +16,10 @@ from itertools import pairwise
 
 from examples.demo.airline import BETWEEN_DEPARTURES_MINUTES, PASSENGER_CENTS
 from examples.demo.customers import Answered
+from examples.demo.flights import Flight
 from examples.demo.log_count import Counted
 
-__all__ = ["Comparison", "Rows", "acknowledged", "equal_rows", "laws", "same_bookings"]
+__all__ = ["Comparison", "Rows", "acknowledged", "equal_rows", "laws", "loaded_flights", "same_bookings"]
 
 Rows = dict[bytes, tuple[bytes, int]]
 """Value and version by key."""
@@ -38,6 +39,14 @@ def equal_rows(name: str, left: Rows, right: Rows) -> Comparison:
     wrong = [key for key in left.keys() | right.keys() if left.get(key) != right.get(key)]
     detail = f"{len(left):,} keys, {len(wrong)} differ" + (f", first {min(wrong)!r}" if wrong else "")
     return Comparison(name, not wrong and bool(left), detail)
+
+
+def loaded_flights(table: Rows, version: int, flights: list[Flight]) -> Comparison:
+    """The table of the moment after the load: every flight, and nothing that is newer."""
+    found = sum(key.startswith(b"flight/") for key in table)
+    newer = sum(written > version for _, written in table.values())
+    detail = f"{found:,} of {len(flights):,} flights, {newer} newer rows"
+    return Comparison("Spark's table as of the end of the load", found == len(flights) and not newer, detail)
 
 
 def same_bookings(by_spark: dict[str, int], counted: Counted) -> Comparison:

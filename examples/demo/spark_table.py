@@ -1,13 +1,14 @@
-"""The table that Spark makes of the log, and what Spark SQL says about it.
+"""The tables that Spark makes of the log, and what Spark SQL says about them.
 
-Owns: one Spark session, the table written as Parquet, one query. Reads the log's objects; no service is asked.
+Owns: one Spark session, its tables, its queries. Reads the log's objects; no service is asked.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 from examples.demo.comparisons import Rows
 from pyarrow import dataset
@@ -15,7 +16,7 @@ from pyspark.sql import functions as F  # noqa: N812  the name that every Spark 
 
 from holdfast.spark import materialise_latest, session
 
-__all__ = ["make_table", "read_table"]
+__all__ = ["Spark", "read_table"]
 
 
 _SHORT_SESSION = {
@@ -26,25 +27,38 @@ _SHORT_SESSION = {
 }
 
 
-def make_table(log_url: str, output: Path, started: Callable[[float], None]) -> dict[str, int]:
-    """Materialise the newest value of every key to ``output``; the answer is the bookings per flight.
+class Spark:
+    """A running Spark. ``start_seconds``: how long it took to start."""
 
-    ``started`` gets the seconds that Spark took to start.
-    """
-    began = time.monotonic()
-    spark = session("holdfast-demo", conf=_SHORT_SESSION)
-    started(time.monotonic() - began)
-    try:
-        materialise_latest(spark, log_url).write.mode("overwrite").parquet(str(output))
-        table = spark.read.parquet(str(output))
+    def __init__(self, log_url: str) -> None:
+        began = time.monotonic()
+        self._spark = session("holdfast-demo", conf=_SHORT_SESSION)
+        self._log_url = log_url
+        self.start_seconds = time.monotonic() - began
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._spark.stop()
+
+    def save_table(self, output: Path, as_of_version: int | None = None) -> int:
+        """Write the newest value of every key, or that of an earlier version, as Parquet. The number of keys."""
+        materialise_latest(self._spark, self._log_url, as_of_version).write.mode("overwrite").parquet(str(output))
+        return self._spark.read.parquet(str(output)).count()
+
+    def bookings(self, table: Path) -> dict[str, int]:
+        """The bookings of each flight."""
         key = F.col("key").cast("string")
-        bookings = table.where(key.startswith("booking/")).select(
-            F.regexp_extract(key, "^booking/(.*)/p", 1).alias("flight")
+        bookings = (
+            self._spark.read.parquet(str(table))
+            .where(key.startswith("booking/"))
+            .select(F.regexp_extract(key, "^booking/(.*)/p", 1).alias("flight"))
         )
         rows = bookings.groupBy("flight").count().collect()
         return {row["flight"]: row["count"] for row in rows}
-    finally:
-        spark.stop()
 
 
 def read_table(path: Path) -> Rows:
