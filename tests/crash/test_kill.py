@@ -107,6 +107,7 @@ def test_a_kill_on_azure_loses_moves_and_invents_nothing(
         azurite.stop()
 
 
+@pytest.mark.matrix
 def test_a_kill_on_s3_behind_a_faulty_network_loses_moves_and_invents_nothing(
     tmp_path: Path,
     say: Callable[[str], None],

@@ -140,6 +140,7 @@ def test_init_refuses_the_view_of_another_log_and_the_new_view_shows_nothing_of_
         assert client.get(b"other") is not None
 
 
+@pytest.mark.matrix
 def test_stores_of_another_log_are_refused_and_kept_on_request(tmp_path: Path) -> None:
     port = free_port()
     binding = tmp_path / "log-stores" / "log.json"

@@ -162,6 +162,7 @@ def test_a_load_killed_at_every_step_in_turn_commits_each_request_once(
     check_verdicts(tmp_path, requests, Windows())
 
 
+@pytest.mark.matrix
 def test_without_a_crash_versions_are_those_of_a_leader_and_a_bounded_window_is_audited(
     spark: SparkSession, tmp_path: Path, small_chunks: None
 ) -> None:

@@ -144,6 +144,7 @@ def test_a_killed_process_is_continued_by_the_next(commands: CommandProcess, tmp
     assert content(Changes, output) == expected(Changes, builder)
 
 
+@pytest.mark.matrix
 def test_damage_ends_verify_with_exit_code_6_and_a_wrong_command_with_2(
     commands: CommandProcess, tmp_path: Path
 ) -> None:

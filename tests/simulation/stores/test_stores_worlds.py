@@ -77,6 +77,7 @@ def test_every_mutant_of_the_stores_is_caught(name: str, record_property: Record
     record_property("stores_mutants", 1)
 
 
+@pytest.mark.matrix
 def test_every_mutant_with_small_blocks_is_caught(record_property: RecordProperty) -> None:
     printed = run_small_blocks(0, 0, 1, "--mutants")
     assert sorted(line.split()[1] for line in printed.splitlines() if line.startswith("mutant ")) == sorted(
