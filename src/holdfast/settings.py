@@ -397,6 +397,12 @@ class SnapshotSettings:
 
     keep: Annotated[int, Key(_whole(2), 3,
         "at least 2; older snapshots are removed once this many newer ones were verified")]
+    every_bytes: Annotated[int | None, Key(_or_word("off", _size(1)), 1 << 30,
+        "at least 1 byte of log since the last snapshot, or off", none="off")]
+    every_seconds: Annotated[float | None, Key(_or_word("off", _POSITIVE), 86_400.0,
+        "above 0, since the last snapshot, or off; without new commits none is made", none="off")]
+    check_seconds: Annotated[float, Key(_number(0.05), 60.0,
+        "at least 0.05; how often the leader looks whether a snapshot is due")]
 
 
 @dataclass(frozen=True, slots=True)

@@ -157,3 +157,41 @@ def test_the_policy_of_the_configuration_comes_and_goes_with_it(tmp_path: Path) 
             until(lambda: [*client.retention().policies] == ["audit"])
     finally:
         server.kill()
+
+
+def test_the_service_makes_snapshots_by_itself_and_keeps_the_newest(tmp_path: Path) -> None:
+    port = free_port()
+    quick = {
+        "HOLDFAST_SNAPSHOTS__EVERY_SECONDS": "0.5",
+        "HOLDFAST_SNAPSHOTS__CHECK_SECONDS": "0.1",
+        "HOLDFAST_SNAPSHOTS__KEEP": "2",
+    }
+    server = served(tmp_path, port, **quick)
+    snapshots = tmp_path / "log" / "snapshots"
+    try:
+        with client_of(port) as client:
+
+            def has_another(seen: frozenset[str]) -> bool:
+                client.commit([Write(b"key/1", b"x")])
+                return snapshots.is_dir() and bool({path.name for path in snapshots.iterdir()} - seen)
+
+            seen: set[str] = set()
+            for _ in range(3):
+                until(lambda seen=frozenset(seen): has_another(seen))  # type: ignore[misc]
+                seen |= {path.name for path in snapshots.iterdir()}
+            oldest = snapshots / min(seen) / "manifest.json"
+            until(lambda: not oldest.exists())
+            listed = [
+                json.loads(line)
+                for line in command("log", "snapshots", (tmp_path / "log").as_uri(), "--json").stdout.splitlines()
+            ]
+            assert len(listed) >= 2
+            until(lambda: "snapshot_made" in server.tail())
+            quiet = len(seen)
+            time.sleep(1.5)
+            newest = [path.name for path in snapshots.iterdir()]
+            time.sleep(1.5)
+            assert [path.name for path in snapshots.iterdir()] == newest, "without commits no snapshot is made"
+            assert quiet >= 3
+    finally:
+        server.kill()

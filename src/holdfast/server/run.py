@@ -48,7 +48,7 @@ from holdfast.objects.credentials import require_credentials
 from holdfast.objects.directory.time_slice import COMPUTING_NS, ask_for_time_slice
 from holdfast.objects.open import open_store
 from holdfast.objects.port import ObjectStore
-from holdfast.retention.truncator import Truncator, TruncatorOptions
+from holdfast.retention.truncator import NO_SNAPSHOT, Truncator, TruncatorOptions
 from holdfast.server.commit.replaced_log import require_places_of_this_log, segment_history
 from holdfast.server.commit.retention_routes import RetentionHost
 from holdfast.server.commit.sse import Subscriptions
@@ -67,6 +67,7 @@ from holdfast.server.stores.socket import SubscribeSocket
 from holdfast.server.view.embedded_view import EmbeddedView
 from holdfast.server.view.messages import ViewStart
 from holdfast.settings import RetentionSettings, Settings
+from holdfast.snapshots.schedule import ScheduleOptions, SnapshotSchedule
 from holdfast.wire.log import Liveness, RetentionPolicy
 
 GRACE_SECONDS: Final = 5.0
@@ -79,6 +80,8 @@ READER_CONNECTIONS: Final = 8
 """For readers of history."""
 UNANSWERED_MAX: Final = 2
 """How often a read may time out: one request may be lost."""
+UNBOUNDED: Final = 1 << 62
+SNAPSHOT_NICE: Final = 10
 BUG: Final = 70
 """The exit code of a bug."""
 
@@ -152,6 +155,7 @@ class _Process:
         self._opening: Opening | None = None
         self._scrubbing: asyncio.Task[None] | None = None
         self._truncating: asyncio.Task[None] | None = None
+        self._snapshotting: asyncio.Task[None] | None = None
         # Read before anything is opened: a definition that is wrong must not cost anybody the lead.
         definitions = settings.stores.definitions
         self._definition = None if definitions is None else read_definitions(definitions)
@@ -320,6 +324,7 @@ class _Process:
         self._begin_scrub(service)
         self._truncating = asyncio.ensure_future(self._retention.leading().run())
         self._truncating.add_done_callback(partial(_tell_ended, "retention_failed"))
+        self._begin_snapshots(service)
         stores = self._stores
         if stores is not None:
             log_id = None if self._settings.log.scheme == "memory" else service.log_id
@@ -353,6 +358,27 @@ class _Process:
         )
         self._scrubbing = asyncio.ensure_future(scrub.run())
         self._scrubbing.add_done_callback(partial(_tell_ended, "scrub_failed"))
+
+    def _begin_snapshots(self, service: CommitService) -> None:
+        settings, log_settings = self._settings.snapshots, self._settings.log
+        if log_settings.scheme == "memory":  # no other process reaches it
+            return
+        retention = self._retention.leading()
+
+        async def make() -> None:
+            await make_snapshot_apart(log_settings.url)
+            retention.look_now()
+
+        options = ScheduleOptions(
+            every_bytes=UNBOUNDED if settings.every_bytes is None else settings.every_bytes,
+            every_seconds=UNBOUNDED if settings.every_seconds is None else settings.every_seconds,
+            check_seconds=settings.check_seconds,
+            make=make,
+            wanted=lambda: retention.state.warning == NO_SNAPSHOT,
+        )
+        schedule = SnapshotSchedule(service, service.store, options, now)
+        self._snapshotting = asyncio.ensure_future(schedule.run())
+        self._snapshotting.add_done_callback(partial(_tell_ended, "snapshots_ended"))
 
     def _truncator_options(self, service: CommitService) -> TruncatorOptions:
         settings = self._settings
@@ -389,6 +415,10 @@ class _Process:
             self._truncating.cancel()
             await asyncio.wait({self._truncating})
             self._truncating = self._retention.truncator = None
+        if self._snapshotting is not None:
+            self._snapshotting.cancel()
+            await asyncio.wait({self._snapshotting})
+            self._snapshotting = None
         if self._scrubbing is not None:
             self._scrubbing.cancel()
             await asyncio.wait({self._scrubbing})
@@ -487,6 +517,33 @@ def _budgeted(opened: ObjectStore, settings: Settings) -> BudgetedStore:
         retry=RetryPolicy(unanswered_max=UNANSWERED_MAX),
         not_created=lambda key, detail: log.warning("store_did_not_create", key=key, error=detail),
     )
+
+
+async def make_snapshot_apart(log_url: str) -> None:
+    """Make a snapshot in a process of its own, which yields to this one. Raises: Unavailable with what it wrote.
+
+    Cancelled, it ends that process; parts without a manifest are removed later.
+    """
+    began = time.monotonic()
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "holdfast.cli.main", "log", "snapshot", log_url, "--json"),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        preexec_fn=partial(os.nice, SNAPSHOT_NICE),
+    )
+    try:
+        output, errors = await process.communicate()
+    except asyncio.CancelledError:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        raise
+    if process.returncode:
+        text = errors.decode(errors="replace").strip()
+        raise Unavailable("the process that makes a snapshot failed", exit_code=process.returncode, cause=text[-500:])
+    made = msgspec.json.decode(output)
+    facts = {name: made[name] for name in ("version", "rows", "bytes")}
+    log.info("snapshot_made", seconds=round(time.monotonic() - began, 1), **facts)
 
 
 def _tell_ended(event: str, work: asyncio.Task[None]) -> None:
