@@ -117,7 +117,18 @@ def application() -> typer.Typer:
     """All commands. Built when asked for, so that importing this module needs no third-party package."""
     import typer
 
-    from holdfast.cli import log, queue, retention, serve, spark, stores, stores_files, stores_messages, transactions
+    from holdfast.cli import (
+        doctor,
+        log,
+        queue,
+        retention,
+        serve,
+        spark,
+        stores,
+        stores_files,
+        stores_messages,
+        transactions,
+    )
     from holdfast.cli.service import on_service
 
     app = typer.Typer(
@@ -145,6 +156,7 @@ def application() -> typer.Typer:
 
     app.command()(serve.serve)
     app.command("check-config")(serve.check_config)
+    app.command()(doctor.doctor)
     for command in (
         transactions.commit, transactions.get, transactions.status, transactions.version, transactions.subscribe,
     ):  # fmt: skip

@@ -1,0 +1,129 @@
+"""``holdfast doctor``: look for what is wrong with a machine, a store and a log, and name the fix of each finding."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import ssl
+import urllib.request
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from holdfast.cli.options import ConfigOption, JsonOption, LogArgument, SetOption, configuration
+from holdfast.cli.output import print_json, print_line
+from holdfast.errors import HoldfastError, InvalidRequest
+
+if TYPE_CHECKING:
+    from holdfast.doctor import Finding
+    from holdfast.settings import Settings
+
+ANSWER_SECONDS: Final = 3.0
+ANSWER_BYTES_MAX: Final = 65_536
+
+
+class Report:
+    """Prints findings as they come. ``worst`` is the highest level so far."""
+
+    def __init__(self, *, quiet: bool, as_json: bool) -> None:
+        self._quiet = quiet
+        self._as_json = as_json
+        self.worst = 0
+
+    def add(self, finding: Finding) -> None:
+        """Print a finding."""
+        self.worst = max(self.worst, finding.level)
+        word = finding.level.name.lower()
+        if self._as_json:
+            print_json({**asdict(finding), "level": word})
+        elif finding.level or not self._quiet:
+            print_line(f"{word:9}{finding.check}: {finding.seen}")
+            if finding.fix:
+                print_line(f"{'':9}  fix: {finding.fix}")
+
+
+def doctor(
+    url: LogArgument = None,
+    config: ConfigOption = None,
+    settings: SetOption = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only what needs a fix.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Check the configuration, this machine, the store and the log, and name the fix of each finding.
+
+    It may run next to a service, and takes constant time. It writes only under `probe/`, and removes that. Exit code
+    0: nothing to fix; 1: warnings; 2: errors.
+    """
+    report = Report(quiet=quiet, as_json=as_json)
+    _check(report, url, config, settings)
+    raise typer.Exit(report.worst)
+
+
+def _check(report: Report, url: str | None, config: Path | None, settings: list[str] | None) -> None:
+    from holdfast.doctor import Finding, Level, check_machine
+
+    try:
+        result = configuration(config, settings, log=url)
+    except InvalidRequest as error:
+        fix = error.hint or "correct what the message names; `holdfast check-config` shows every key"
+        report.add(Finding(Level.ERROR, "configuration", error.statement(), fix))
+        return
+    report.add(Finding(Level.OK, "configuration", f"log.url is {result.settings.log.url}"))
+    for warning in result.warnings:
+        fix = "docs/reference/configuration.md has every key and its rule"
+        report.add(Finding(Level.WARNING, "configuration", warning, fix))
+    for finding in check_machine(result.settings, _file_of(config)):
+        report.add(finding)
+    asyncio.run(_check_log(report, result.settings))
+
+
+def _file_of(config: Path | None) -> Path | None:
+    """The file that the configuration was read from, as ``load_configuration`` finds it."""
+    named = config or os.environ.get("HOLDFAST_CONFIG")
+    found = [Path(named)] if named else [Path(name) for name in ("holdfast.toml", "holdfast.yaml", "holdfast.yml")]
+    return next((file for file in found if file.is_file()), None)
+
+
+async def _check_log(report: Report, settings: Settings) -> None:
+    from holdfast.doctor import Finding, Level, check_log
+    from holdfast.objects.credentials import require_credentials
+    from holdfast.objects.open import open_store
+
+    url = settings.log.url
+    try:
+        require_credentials(url, os.environ)
+        store = open_store(url, request_timeout_ms=int(settings.persist.request_timeout_ms))
+    except HoldfastError as error:
+        report.add(Finding(Level.ERROR, "store", error.statement(), error.hint or "check log.url"))
+        return
+    try:
+        async for finding in check_log(store, _ask_leader):
+            report.add(finding)
+    finally:
+        await store.close()
+
+
+async def _ask_leader(address: str) -> str | None:
+    return await asyncio.to_thread(_leader_at, address)
+
+
+def _leader_at(address: str) -> str | None:
+    """The leader id of the process at an address, empty when it does not lead, None without an answer."""
+    if address.startswith("unix:"):
+        return None
+    trusting = ssl.create_default_context()
+    trusting.check_hostname, trusting.verify_mode = False, ssl.CERT_NONE
+    for scheme in ("", "http://", "https://"):
+        if ("://" in address) == bool(scheme):
+            continue
+        try:
+            with urllib.request.urlopen(f"{scheme}{address}/livez", timeout=ANSWER_SECONDS, context=trusting) as answer:
+                alive = json.loads(answer.read(ANSWER_BYTES_MAX))
+        except (OSError, ValueError):
+            continue
+        if isinstance(alive, dict):
+            return str(alive.get("leader_id", "")) if alive.get("leading") is True else ""
+    return None

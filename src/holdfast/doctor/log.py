@@ -1,0 +1,177 @@
+"""The store and the log, in constant time: what the store promises, where the log ends, and what keeps it small.
+
+Cost: the start-up probe, a handful of listings and header reads, and one request to the leader's address.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Final
+
+from holdfast.commit.format.batch import FIRST_SLOT, Header
+from holdfast.commit.reading.reader import check_truncated, find_frontier, leaderships_back, read_header
+from holdfast.doctor.finding import Finding, Level
+from holdfast.errors import CorruptData, HoldfastError, InvalidRequest, Unavailable
+from holdfast.objects.port import ObjectStore
+from holdfast.objects.probe import probe
+from holdfast.retention.generations import Generations
+from holdfast.snapshots.reading import list_versions
+from holdfast.values import slot_text
+
+LONG_LOG: Final = 100_000
+"""Slots above which a log without policies is worth a warning."""
+AHEAD_MS: Final = 5_000
+LEADERSHIPS_MAX: Final = 3
+
+AskLeader = Callable[[str], Awaitable[str | None]]
+
+
+async def check_log(store: ObjectStore, ask_leader: AskLeader | None = None) -> AsyncIterator[Finding]:
+    """Look at a store and its log. ``ask_leader`` asks an address who leads there: empty for nobody, None: no answer.
+
+    A store that does not answer ends the look with one finding. Raises nothing that a store can cause.
+    """
+    finding = await _probe(store)
+    yield finding
+    try:
+        if finding.level < Level.ERROR:
+            yield await _deletes(store)
+        found = await find_frontier(store)
+        if found is None:
+            yield Finding(
+                Level.ERROR, "log", "there is no log here; an unmounted disk looks like this, too",
+                "mount the disk, correct log.url, or begin a log with `holdfast log init`",
+            )  # fmt: skip
+            return
+        head, claim = found
+        yield Finding(Level.OK, "log", f"id {head.log_id.hex()}, version {head.last_version}, epoch {claim.epoch}")
+        yield await _beginning(store, head, claim)
+        yield _clock(head)
+        yield await _leader(claim, ask_leader)
+        yield await _snapshots(store, head)
+        yield await _retention(store, head)
+    except CorruptData as error:
+        yield Finding(
+            Level.ERROR, "log", str(error),
+            "do not delete anything; `holdfast log verify` names all that is damaged",
+        )  # fmt: skip
+    except HoldfastError as error:
+        yield _no_answer(error)
+
+
+async def _probe(store: ObjectStore) -> Finding:
+    try:
+        await _remove(store, await probe(store))
+    except InvalidRequest as error:
+        return Finding(
+            Level.ERROR, "store", error.statement(), "use a store with conditional creates and ordered listings"
+        )
+    except HoldfastError as error:
+        return _no_answer(error)
+    return Finding(Level.OK, "store", "it refuses a second create, lists in order, and shows what it created")
+
+
+async def _remove(store: ObjectStore, names: list[str]) -> None:
+    for name in names:
+        try:
+            await store.delete(name)
+        except Unavailable:
+            return  # ``_deletes`` reports it
+
+
+async def _deletes(store: ObjectStore) -> Finding:
+    rows = await store.list("probe/", limit=1)
+    try:
+        if rows:
+            await store.delete(rows[0].key)
+            rows = await store.list("probe/", after=rows[0].key[:-1], limit=1)
+    except Unavailable as error:
+        return Finding(
+            Level.WARNING, "right to delete", error.statement(),
+            "allow the service to delete under probe/ and snapshots/, and under batches/ if retention is to free space",
+        )  # fmt: skip
+    return Finding(Level.OK, "right to delete", "objects can be deleted")
+
+
+def _no_answer(error: HoldfastError) -> Finding:
+    return Finding(
+        Level.ERROR, "store", error.statement(),
+        "check the network, the credentials and the rights; docs/how-to/operate/s3.md lists the rights",
+    )  # fmt: skip
+
+
+async def _beginning(store: ObjectStore, head: Header, claim: Header) -> Finding:
+    """The first claim, and the newest leaderships, are there."""
+    if await read_header(store, FIRST_SLOT) is None:
+        return Finding(
+            Level.ERROR, "claims", "the first claim of the log is missing; no service leads this log",
+            f"restore batches/{slot_text(FIRST_SLOT)} from a copy; no lifecycle rule may delete under the log's prefix",
+        )  # fmt: skip
+    seen = 0
+    async for leadership in leaderships_back(store, claim):
+        check_truncated(leadership, head)
+        seen += 1
+        if seen == LEADERSHIPS_MAX:
+            break
+    return Finding(Level.OK, "claims", f"the first one and the newest {seen} are there")
+
+
+def _clock(head: Header) -> Finding:
+    ahead_ms = head.time_ms - int(time.time() * 1000)
+    if ahead_ms > AHEAD_MS:
+        return Finding(
+            Level.WARNING, "clock", f"the newest object is from {ahead_ms / 1000:.0f} s in the future",
+            "synchronise the clocks (chrony, systemd-timesyncd); policies by age count by them",
+        )  # fmt: skip
+    return Finding(Level.OK, "clock", "not behind the log's newest object")
+
+
+async def _leader(claim: Header, ask_leader: AskLeader | None) -> Finding:
+    if ask_leader is None or not claim.address:
+        return Finding(Level.OK, "leader", "not asked")
+    answer = await ask_leader(claim.address)
+    if answer == claim.leader_id.hex():
+        return Finding(Level.OK, "leader", f"it answers at {claim.address}")
+    seen = "nothing answers" if answer is None else "another process answers"
+    return Finding(
+        Level.WARNING, "leader", f"{seen} at {claim.address}, where the newest leader was",
+        "start `holdfast serve`; if it runs, correct server.advertised_address",
+    )  # fmt: skip
+
+
+async def _snapshots(store: ObjectStore, head: Header) -> Finding:
+    versions = await list_versions(store)
+    if versions:
+        return Finding(Level.OK, "snapshots", f"{len(versions)}, the newest at version {versions[-1]}")
+    if FIRST_SLOT - head.slot > LONG_LOG:
+        return Finding(
+            Level.WARNING, "snapshots", "none: a new view reads the whole log",
+            "run `holdfast log snapshot`; the service makes them unless snapshots.every_* are off",
+        )  # fmt: skip
+    return Finding(Level.OK, "snapshots", "none yet")
+
+
+async def _retention(store: ObjectStore, head: Header) -> Finding:
+    generation = await Generations(store, lambda: 0).newest()
+    policies = {} if generation is None else generation.policies
+    check = "retention"
+    if any(policy.keep is not None for policy in policies.values()) and len(policies) > 1:
+        names = ", ".join(name for name, policy in policies.items() if policy.keep is not None)
+        return Finding(
+            Level.WARNING, check, f"the policy {names} keeps everything, so the other policies free nothing",
+            f"`holdfast retention rm {names}` if nobody needs the whole log",
+        )  # fmt: skip
+    if policies and not await list_versions(store):
+        return Finding(
+            Level.WARNING, check, "there are policies, but no snapshot: nothing is truncated",
+            "run `holdfast log snapshot`",
+        )  # fmt: skip
+    if not policies and FIRST_SLOT - head.slot > LONG_LOG:
+        return Finding(
+            Level.WARNING, check, "no policy: the log keeps everything and grows without bound",
+            "`holdfast retention set NAME --max-age SECONDS`, or --keep-everything to say that this is meant",
+        )  # fmt: skip
+    if head.truncated_through:
+        return Finding(Level.OK, check, f"{len(policies)} policies, truncated through version {head.truncated_through}")
+    return Finding(Level.OK, check, f"{len(policies)} policies, nothing truncated")

@@ -1,0 +1,149 @@
+"""The machine: its limits, its file systems, its clock's neighbourhood, and files that hold secrets."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import ssl
+import stat
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+from urllib.parse import unquote, urlsplit
+
+from holdfast.doctor.finding import Finding, Level
+from holdfast.settings import Settings
+
+FILES_MIN: Final = 4_096
+FREE_MIN: Final = 0.1
+FREE_BYTES_MIN: Final = 1 << 30
+NETWORK: Final = frozenset(
+    {"nfs", "nfs4", "cifs", "smb3", "smbfs", "fuse.sshfs", "fuse.s3fs", "9p", "ceph", "glusterfs"}
+)
+VOLATILE: Final = frozenset({"tmpfs", "ramfs"})
+CERTIFICATE: Final = "TLS certificate"
+
+
+def check_machine(settings: Settings, config: Path | None) -> Iterator[Finding]:
+    """Look at this machine. ``config`` is the file that the settings were read from, if any."""
+    yield _open_files()
+    yield _python()
+    yield from _log_directory(settings.log.url)
+    if settings.stores.hosted is not None and settings.log.scheme != "memory":
+        yield from _place("stores.directory", Path(settings.stores.hosted))
+    if settings.server.tls_certificate is not None:
+        yield _certificate(settings.server.tls_certificate, settings.server.tls_key)
+    if config is not None and settings.server.tokens:
+        yield _secrets(config)
+
+
+def _open_files() -> Finding:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < FILES_MIN:
+        return Finding(
+            Level.WARNING,
+            "open files",
+            f"this process may open {hard} files: connections above about that number are refused",
+            "raise the limit: LimitNOFILE=65536 in the unit, or `ulimit -Hn 65536`",
+        )
+    return Finding(Level.OK, "open files", "unlimited" if hard == resource.RLIM_INFINITY else f"{hard} allowed")
+
+
+def _python() -> Finding:
+    version = ".".join(map(str, sys.version_info[:3]))
+    return Finding(Level.OK, "Python", f"{version}, {sys.implementation.name}")
+
+
+def _log_directory(url: str) -> Iterator[Finding]:
+    parts = urlsplit(url)
+    if parts.scheme == "file":
+        yield from _place("log.url", Path(unquote(parts.path)).absolute())
+
+
+def _place(name: str, path: Path) -> Iterator[Finding]:
+    existing = path
+    while not os.path.lexists(existing):
+        existing = existing.parent
+    yield _file_system(name, existing)
+    yield _writable(name, existing, path)
+    yield _free(name, existing)
+
+
+def _file_system(name: str, path: Path) -> Finding:
+    kind, mount = file_system_of(path)
+    check = f"file system of {name}"
+    if kind in VOLATILE:
+        return Finding(
+            Level.ERROR, check, f"{mount} is {kind}, in memory: a restart of the machine loses everything",
+            "use a directory on a disk",
+        )  # fmt: skip
+    if kind in NETWORK:
+        return Finding(
+            Level.WARNING, check, f"{mount} is {kind}, a network file system: fsync and locks may not hold there",
+            "use a local disk, or an object store",
+        )  # fmt: skip
+    return Finding(Level.OK, check, f"{kind or 'unknown'} at {mount}")
+
+
+def file_system_of(path: Path) -> tuple[str, str]:
+    """The kind and the mount point of the file system that holds ``path``, as the kernel lists them."""
+    real = os.path.realpath(path)
+    best = ("", "/")
+    try:
+        mounts = Path("/proc/self/mounts").read_text(encoding="utf-8")
+    except OSError:
+        return best
+    for line in mounts.splitlines():
+        _, mount, kind, *_ = line.split(" ")
+        mount = mount.replace("\\040", " ")
+        inside = real == mount or real.startswith(mount.rstrip("/") + "/")
+        if inside and len(mount) >= len(best[1]):
+            best = (kind, mount)
+    return best
+
+
+def _writable(name: str, existing: Path, path: Path) -> Finding:
+    check = f"rights on {name}"
+    if not existing.is_dir():
+        return Finding(Level.ERROR, check, f"{existing} is not a directory", f"give {name} the name of a directory")
+    if not os.access(existing, os.R_OK | os.W_OK | os.X_OK):
+        return Finding(
+            Level.ERROR, check, f"user {os.geteuid()} may not read, write and enter {existing}",
+            f"chown the directory to the user of the service, or run `holdfast doctor` as that user: it needs {path}",
+        )  # fmt: skip
+    return Finding(Level.OK, check, f"{existing} can be written")
+
+
+def _free(name: str, path: Path) -> Finding:
+    usage = shutil.disk_usage(path)
+    seen = f"{usage.free / 1e9:.1f} GB of {usage.total / 1e9:.1f} GB are free"
+    if usage.free < max(FREE_MIN * usage.total, FREE_BYTES_MIN) and usage.free < 50 << 30:
+        return Finding(
+            Level.WARNING, f"disk of {name}", seen,
+            "free space or take a larger disk; `holdfast retention` limits the log",
+        )  # fmt: skip
+    return Finding(Level.OK, f"disk of {name}", seen)
+
+
+def _certificate(certificate: str, key: str | None) -> Finding:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(certificate, key)
+    except (OSError, ssl.SSLError) as error:
+        return Finding(
+            Level.ERROR, CERTIFICATE, f"{certificate} cannot be used: {error}",
+            "give server.tls_certificate and server.tls_key files that belong together and that this user may read",
+        )  # fmt: skip
+    return Finding(Level.OK, CERTIFICATE, f"{certificate} fits its key")
+
+
+def _secrets(config: Path) -> Finding:
+    mode = stat.S_IMODE(os.stat(config).st_mode)
+    if mode & 0o077:
+        return Finding(
+            Level.WARNING, "secrets", f"{config} has tokens and mode {mode:04o}: other users may read it",
+            f"chmod 600 {config}, or move the tokens to the environment of the service",
+        )  # fmt: skip
+    return Finding(Level.OK, "secrets", f"{config} can be read by its owner alone")
