@@ -296,6 +296,13 @@ class ServerSettings:
     tls_key: Annotated[str | None, Key(_optional_text, None, "PEM file; needs server.tls_certificate")]
     tokens: Annotated[tuple[Token, ...], Key(_tokens, (),
         "ROLE:TOKEN with the role read, write or admin; without tokens every request is allowed")]
+    tokens_file: Annotated[str | None, Key(_optional_text, None,
+        "file with a ROLE:TOKEN in each line, more tokens; it is read again on SIGHUP and when it changes")]
+
+    @property
+    def has_tokens(self) -> bool:
+        """Whether requests need a token."""
+        return bool(self.tokens) or self.tokens_file is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -585,9 +592,9 @@ def _warnings(settings: Settings) -> Iterator[str]:
             f"server.advertised_address is {server.advertised_address}, another place on each machine that shares "
             "the log: other machines cannot ask this leader, and take over when it is idle for leader.silence_ms"
         )
-    if not loopback and not server.tokens:
+    if not loopback and not server.has_tokens:
         yield "server.listen is open to other machines and server.tokens is empty: anybody may commit"
-    if server.tokens and not loopback and server.tls_certificate is None:
+    if server.has_tokens and not loopback and server.tls_certificate is None:
         yield "server.tokens are sent in clear: set server.tls_certificate and server.tls_key, or end TLS in a proxy"
     if scheme == "gs":
         yield "log.url is gs:, which is not tested: no emulator supports the client's requests; keep a copy of the data"

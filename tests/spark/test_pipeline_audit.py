@@ -336,10 +336,10 @@ def test_a_foreign_key_is_found_and_holds_nothing_back() -> None:
 
 
 def test_a_dropped_transaction_is_found_at_the_link_behind_it() -> None:
-    seed = next(damageable())
-    objects = dict(world(seed))
-    live = list(read_plainly(objects))
-    at = next(i for i, batch in enumerate(live[:-1]) if len(batch.transactions) > 1)
+    logs = ((objects, list(read_plainly(objects))) for objects in (dict(world(seed)) for seed in damageable()))
+    objects, live, at = next(
+        (objects, live, i) for objects, live in logs for i, batch in enumerate(live[:-1]) if len(batch.transactions) > 1
+    )
     log = Log(objects, live, Random(0))
     kept = live[at].transactions[:-1]
     log.put(replace(live[at].header, last_version=kept[-1].version), kept)

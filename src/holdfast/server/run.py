@@ -54,11 +54,12 @@ from holdfast.server.commit.retention_routes import RetentionHost
 from holdfast.server.commit.sse import Subscriptions
 from holdfast.server.gateway import Gateway, GatewayLimits
 from holdfast.server.health import STANDBY_HEADER, STANDBY_PROOF_HEADER, StoreWatch
-from holdfast.server.http.auth import Authenticator, Role
+from holdfast.server.http.auth import Authenticator
 from holdfast.server.http.http_server import HttpServer
 from holdfast.server.http.responses import LeaderHint
 from holdfast.server.logs import configure_logs, keep_pandas_out
 from holdfast.server.metrics import ServerMetrics
+from holdfast.server.reloading import Reloading, tls_of, tokens_of
 from holdfast.server.route_table import route_table
 from holdfast.server.stores.hosting import StoreHost
 from holdfast.server.stores.hot_routes import HotStores
@@ -148,7 +149,8 @@ class _Process:
         self._force_new = force_new
         self._take_over = take_over
         self._standby = standby
-        self._tls = _tls_context(settings)
+        self._tls = tls_of(settings.server)
+        self._tokens = tokens_of(settings.server)
         self._service: CommitService | None = None
         self._address = ""
         self._address_is_bound = False
@@ -169,10 +171,9 @@ class _Process:
         for number in (signal.SIGTERM, signal.SIGINT):
             if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
                 loop.add_signal_handler(number, self._signalled, number)
-        loop.add_signal_handler(signal.SIGHUP, log.info, "hangup_ignored")
         self._gateway = Gateway(
             limits=_limits(settings),
-            authenticator=Authenticator({token.token: Role[token.role.upper()] for token in settings.server.tokens}),
+            authenticator=Authenticator(self._tokens),
         )
         self._metrics = ServerMetrics(self._gateway)
         self._watch = StoreWatch(self._gateway, stalled_ms_max=settings.commit.stalled_after_seconds * 1000.0)
@@ -205,10 +206,14 @@ class _Process:
         addresses = await server.listen(settings.server.listen)
         self._address = _advertised(settings, addresses)
         self._address_is_bound = self._address in addresses
+        reloading = Reloading(settings.server, self._gateway.authenticator, server.replace_tls)
+        loop.add_signal_handler(signal.SIGHUP, reloading.reload, "SIGHUP")
+        watching = asyncio.ensure_future(reloading.watch())
         self._gateway.own = LeaderHint("", self._address)
         try:
             return await self._serve(addresses)
         finally:
+            watching.cancel()
             self._stopping.begin()
             await self._subscriptions.close()
             await server.finish(min(GRACE_SECONDS, self._stopping.seconds_left() / 2))
@@ -450,7 +455,7 @@ class _Process:
             following=self._stand_by,
             ask_leader=ask,
             ask_as_standby=ask_as_standby,
-            standbys_prove=bool(settings.server.tokens),
+            standbys_prove=settings.server.has_tokens,
             rules=PipelineRules(
                 persist=PersistRules(
                     batch_timeout_ms=persist.batch_timeout_ms,
@@ -584,22 +589,6 @@ def _advertised(settings: Settings, bound: list[str]) -> str:
         if configured == asked:
             return taken
     return configured
-
-
-def _tls_context(settings: Settings) -> ssl.SSLContext | None:
-    certificate, key = settings.server.tls_certificate, settings.server.tls_key
-    if certificate is None:
-        return None
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.set_alpn_protocols(["http/1.1"])
-    try:
-        context.load_cert_chain(certificate, key)
-    except (OSError, ssl.SSLError) as error:
-        raise InvalidRequest(
-            f"the TLS certificate cannot be used: {error}", code=Code.BAD_CONFIGURATION, certificate=certificate
-        ) from error
-    return context
 
 
 def _raise_file_limit() -> None:

@@ -6,13 +6,16 @@ time of a refusal does not reveal how much of a token was right, and no token is
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import IntEnum
 from hashlib import sha256
 from typing import Final, cast
 
 from holdfast.errors import Code, HoldfastError, PermissionDenied
 
+EXPIRED_HINT: Final = "ask the operator of the service for a new token"
 TOKEN_HINT: Final = "send Authorization: Bearer <token>; commands take --token or HOLDFAST_TOKEN"
 
 
@@ -25,24 +28,41 @@ class Role(IntEnum):
     ADMIN = 3
 
 
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """A role until a moment (Unix time in seconds), or without an end."""
+
+    role: Role
+    until: float | None = None
+
+
 class Authenticator:
-    """Recognises bearer tokens."""
+    """Recognises bearer tokens. ``generation`` counts how often they were replaced."""
 
-    __slots__ = ("_roles", "required")
+    __slots__ = ("_grants", "generation", "required")
 
-    def __init__(self, tokens: Mapping[str, Role]) -> None:
-        self._roles = {sha256(token.encode()).digest(): role for token, role in tokens.items()}
+    def __init__(self, tokens: Mapping[str, Role | Grant]) -> None:
+        self._grants = _grants_of(tokens)
         self.required = bool(tokens)
+        self.generation = 0
+
+    def replace(self, tokens: Mapping[str, Role | Grant]) -> None:
+        """From now on these tokens count. Whether tokens are needed at all never changes."""
+        assert self.required == bool(tokens), "a service is neither opened nor closed while it runs"
+        self._grants = _grants_of(tokens)
+        self.generation += 1
 
     def problem_with(self, authorization: bytes | None, role: Role) -> HoldfastError | None:
         """None when the caller has ``role``, else the error. ``authorization``: the header, None without it."""
         if not self.required or role is Role.OPEN:
             return None
         digest = _digest_of(authorization)
-        held = None if digest is None else self._roles.get(digest)
+        held = None if digest is None else self._grants.get(digest)
         if held is None:
             return PermissionDenied("a valid bearer token is needed", code=Code.UNAUTHENTICATED, hint=TOKEN_HINT)
-        if held < role:
+        if held.until is not None and time.time() >= held.until:
+            return PermissionDenied("the bearer token has expired", code=Code.UNAUTHENTICATED, hint=EXPIRED_HINT)
+        if held.role < role:
             return PermissionDenied("the token has not the role", role=role.name.lower())
         return None
 
@@ -52,6 +72,13 @@ class Authenticator:
             return _digest_of(authorization) or b""
         host: object = cast("tuple[object, ...]", peer)[0] if isinstance(peer, tuple) and peer else None
         return host if isinstance(host, str) else "unix"
+
+
+def _grants_of(tokens: Mapping[str, Role | Grant]) -> dict[bytes, Grant]:
+    return {
+        sha256(token.encode()).digest(): Grant(held) if isinstance(held, Role) else held
+        for token, held in tokens.items()
+    }
 
 
 def _digest_of(authorization: bytes | None) -> bytes | None:

@@ -111,6 +111,13 @@ class HttpServer:
             self.addresses.append(address)
         return self.addresses
 
+    def replace_tls(self, tls: ssl.SSLContext) -> None:
+        """New connections get this certificate; those that are open keep theirs."""
+        assert self._tls is not None, "a service with TLS keeps it"
+        self._tls = tls
+        for listener in self._listeners:
+            listener.replace_tls(tls)
+
     def _not_tls(self) -> bytes:
         return self._error_response(InvalidRequest("this port speaks TLS, and the request does not: use https://"))
 
@@ -266,6 +273,11 @@ class Listener:
         self._resuming: asyncio.TimerHandle | None = None
         bound.listen(BACKLOG)
         self._resume()
+
+    def replace_tls(self, tls: ssl.SSLContext) -> None:
+        """New connections get this certificate, where connections have one."""
+        if self._tls is not None:
+            self._tls = tls
 
     @property
     def handshakes(self) -> int:

@@ -64,11 +64,12 @@ class StoreAccess:
         return self.problem_with(authorization, right, store) is None
 
     def later(self, authorization: bytes | None, right: Right, store: str) -> Callable[[], HoldfastError | None]:
-        """A function that asks again whether the caller still may; free while the definition is the same."""
-        permissions = self._permissions()
+        """A function that asks again whether the caller still may; free while definition and tokens are the same."""
+        permissions, generation = self._permissions(), self._authenticator.generation
 
         def problem() -> HoldfastError | None:
-            return None if self._permissions() is permissions else self.problem_with(authorization, right, store)
+            same = self._permissions() is permissions and self._authenticator.generation == generation
+            return None if same else self.problem_with(authorization, right, store)
 
         return problem
 

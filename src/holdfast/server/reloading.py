@@ -1,0 +1,107 @@
+"""Tokens and certificates that are replaced while the service runs: on SIGHUP, and when a file changes.
+
+Everything is read and checked before anything is replaced. Where something is wrong, for example a certificate whose
+key has not been written yet, the service keeps what it has, logs ``reload_refused``, and looks again after the next
+change. New connections get the new certificate; requests get the new tokens at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from holdfast.errors import Code, InvalidRequest
+from holdfast.server.http.auth import Authenticator, Grant, Role
+from holdfast.server.http.token_file import read_token_file
+from holdfast.settings import ServerSettings
+
+log = structlog.get_logger("holdfast.server")
+
+LOOK_SECONDS: Final = 2.0
+
+
+def tokens_of(settings: ServerSettings) -> dict[str, Grant]:
+    """The tokens of the configuration and of its file. Raises: InvalidRequest (``bad_configuration``)."""
+    tokens = {token.token: Grant(Role[token.role.upper()]) for token in settings.tokens}
+    if settings.tokens_file is not None:
+        from_file = read_token_file(Path(settings.tokens_file))
+        if tokens.keys() & from_file.keys():
+            raise InvalidRequest(
+                "a token is both in server.tokens and in server.tokens_file", code=Code.BAD_CONFIGURATION
+            )
+        tokens |= from_file
+    return tokens
+
+
+def tls_of(settings: ServerSettings) -> ssl.SSLContext | None:
+    """A new context with the certificate, None without one. Raises: InvalidRequest (``bad_configuration``)."""
+    certificate, key = settings.tls_certificate, settings.tls_key
+    if certificate is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
+    try:
+        context.load_cert_chain(certificate, key)
+    except (OSError, ssl.SSLError) as error:
+        raise InvalidRequest(
+            f"the TLS certificate cannot be used: {error}", code=Code.BAD_CONFIGURATION, certificate=certificate
+        ) from error
+    return context
+
+
+class Reloading:
+    """Replaces the tokens of ``authenticator`` and, by ``replace_tls``, the certificate."""
+
+    def __init__(
+        self,
+        settings: ServerSettings,
+        authenticator: Authenticator,
+        replace_tls: Callable[[ssl.SSLContext], None],
+    ) -> None:
+        self._settings = settings
+        self._authenticator = authenticator
+        self._replace_tls = replace_tls
+        self._files = [
+            Path(name)
+            for name in (settings.tokens_file, settings.tls_certificate, settings.tls_key)
+            if name is not None
+        ]
+        self._seen = self._look()
+
+    async def watch(self) -> None:
+        """Reload whenever a file changes. Cancel it to end it."""
+        while self._files:
+            await asyncio.sleep(LOOK_SECONDS)
+            if self._look() != self._seen:
+                self.reload("changed")
+
+    def reload(self, why: str) -> bool:
+        """Read everything again; whether it was replaced. Never raises for what a file holds."""
+        self._seen = self._look()
+        try:
+            tokens, tls = tokens_of(self._settings), tls_of(self._settings)
+        except InvalidRequest as error:
+            log.error("reload_refused", why=why, error=error.statement())
+            return False
+        self._authenticator.replace(tokens)
+        if tls is not None:
+            self._replace_tls(tls)
+        log.info("audit", act="reload", author=why, tokens=len(tokens), tls=tls is not None)
+        return True
+
+    def _look(self) -> list[tuple[int, int, int] | None]:
+        found: list[tuple[int, int, int] | None] = []
+        for file in self._files:
+            try:
+                stat = file.stat()
+            except OSError:
+                found.append(None)
+            else:
+                found.append((stat.st_mtime_ns, stat.st_size, stat.st_ino))
+        return found
