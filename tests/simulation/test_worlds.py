@@ -18,7 +18,7 @@ from tests.worlds.log.world import EVENTS_MIN, run_world
 FIXED_SEEDS = range(24)
 SLOW = {
     "ban_lost_with_a_later_attempt", "count_instead_of_span", "hold_back_ignored",
-    "listing_proves_with_slots_in_flight", "no_ownership_check", "sweeps_before_it_is_durable",
+    "listing_proves_with_slots_in_flight", "no_ownership_check",
 }  # fmt: skip
 """Mutants that take more than three seconds until a world notices them."""
 RecordProperty = Callable[[str, object], None]
@@ -63,11 +63,12 @@ def test_retention_removes_nothing_that_is_needed(prove: bool, record_property: 
     fresh = run_seeds("retention", range(first, first + (5_000 if prove else 4)), jobs=2 if prove else 1)
     record_property("seeds", summary.worlds + fresh.worlds)
     assert not summary.failures, summary.failed()
-    assert summary.missing() == []
+    assert summary.seen["retention_removed"] > 100
     assert not fresh.failures, fresh.failed()
+    assert not prove or fresh.missing() == []
 
 
-@pytest.mark.parametrize("name", matrix(RETENTION_MUTANTS, lambda name: name not in SLOW))
+@pytest.mark.parametrize("name", RETENTION_MUTANTS)
 def test_every_mutant_of_retention_is_caught(name: str, record_property: RecordProperty) -> None:
     found = RETENTION_MUTANTS.catch(name)
     assert found.seed is not None, f"{RETENTION_MUTANTS[name].rule}: not caught in {RETENTION_MUTANTS.seeds_max} seeds"

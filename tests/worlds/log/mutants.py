@@ -408,7 +408,13 @@ def page_one_key_short(self: TakeoverMachine, now: Instant, found: Any) -> list[
     return self._send(now, t.ListPage(max(1, batch.SPAN_MAX - 1)), self._page_listed)
 
 
-@MUTANTS.breaks("damage counts when a second listing shows it", "_damaged", TakeoverMachine, first_seed=346527637620)
+@MUTANTS.breaks(
+    "damage counts when a second listing shows it",
+    "_damaged",
+    TakeoverMachine,
+    first_seed=346527637620,
+    focus={"abrupt": True},
+)
 def damage_counts_at_once(_: TakeoverMachine, damage: CorruptData) -> list[t.Effect]:
     """A listing is a snapshot."""
     raise damage

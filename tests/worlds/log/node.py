@@ -196,7 +196,7 @@ class Node:
         service.feed = _WatchedFeed(self, takeover.claim)
         vars(service.pipeline)["step"] = self._watched(service.pipeline)
         world.seen["reigns"] += 1
-        if shape.retention:
+        if world.truncates:
             options = TruncatorOptions(
                 snapshots_keep=2, min_age_seconds=0.0, check_seconds=shape.look_ms / 1000.0, slots_min=1
             )

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from random import Random
 
 from tests.worlds.harness import Mutants, WorldReport
-from tests.worlds.log.shape import draw_shape
+from tests.worlds.log.shape import OFTEN_MS, draw_shape
 from tests.worlds.log.world import World
 
 from holdfast.commit.format.batch import CLAIM_BYTES, Header, slot_of
@@ -28,7 +28,7 @@ def run_retention(seed: int) -> WorldReport:
     number = seed
     while True:
         shape = draw_shape(Random(number))
-        if shape.retention and shape.look_ms == 5.0:
+        if shape.retention and shape.look_ms == OFTEN_MS:
             return World(number, check_every=1 << 60).run()
         number += 1_000_003
 
@@ -64,7 +64,7 @@ async def refused_generation_counts(self: Generations, wanted: Generation) -> bo
     return isinstance(await self._store.create(key, policies.encode_generation(wanted)), Created | Refused)
 
 
-@MUTANTS.breaks("only what a durable batch says was truncated is deleted", "_sweep", Truncator, first_seed=3)
+@MUTANTS.breaks("only what a durable batch says was truncated is deleted", "_sweep", Truncator, first_seed=5)
 async def sweeps_before_it_is_durable(self: Truncator) -> None:
     """What was only computed counts as truncated."""
     through = 0 if self.state.generation is None else self.state.generation.truncate_through
@@ -93,6 +93,7 @@ MUTANTS.add(
     "the newest W slots stay",
     (truncator, "borders_of", cuts_at_the_watermark),
     (sweep, "_may_go", sweeps_to_the_watermark),
+    first_seed=14,
 )
 
 
@@ -108,7 +109,7 @@ def holds_do_not_count(hold: Hold) -> Border:
     return Border()
 
 
-@MUTANTS.breaks("the oldest kept snapshot's log stays", "borders_of", truncator, first_seed=59)
+@MUTANTS.breaks("the oldest kept snapshot's log stays", "borders_of", truncator, first_seed=173)
 def snapshot_is_not_needed(
     content: Content, needs: Needs, *, watermark: Slot, now_ms: int, bytes_border: dict[int, int]
 ) -> list[Border] | None:

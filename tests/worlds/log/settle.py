@@ -29,9 +29,9 @@ def check_outcomes(world: World) -> None:
     for follower in world.followers:
         follower.lost_at_the_end()
         follower.check()
-    if world.shape.retention:
+    if world.truncates:
         read_afresh(world)
-    elif not world.seen["claims_removed"]:
+    elif not world.shape.retention and not world.seen["claims_removed"]:
         _walk_afresh(world)
     _recover_afresh(world)
 

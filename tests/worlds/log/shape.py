@@ -38,8 +38,6 @@ FAULTS: Final = (
     "put_busy_409",
     "put_throttled_503",
     "put_500_after_commit",
-    "delete_lost",
-    "delete_late",
     "read_failed",
     "list_failed",
     "list_torn",
@@ -61,6 +59,11 @@ FAULTS: Final = (
     "client_copy",
     "status_copy",
 )
+
+
+OFTEN_MS: Final = 5.0
+DELETE_FAULTS: Final = ("delete_lost", "delete_late")
+"""Only in worlds with retention."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +96,12 @@ class WorldShape:
 def draw_shape(random: Random) -> WorldShape:
     """The shape of the world of one seed; ``random`` is that world's own."""
     shape = _draw_any(random)
-    if shape.retention and random.random() < 0.7:
-        # A look takes many requests, so the store is quick where retention matters.
-        return replace(shape, latency_ms=2.0, look_ms=5.0)
+    if shape.retention:
+        # Drawn apart, so that what a seed draws for all other worlds stays the same: mutants name their seeds.
+        apart = Random()
+        apart.setstate(random.getstate())
+        rates = {fault: apart.choice((0.0, 0.3, 1.0, 3.0)) for fault in DELETE_FAULTS}
+        shape = replace(shape, look_ms=apart.choice((OFTEN_MS, OFTEN_MS, 40.0)), rates={**shape.rates, **rates})
     if shape.span > 8 or random.random() < 0.7:
         return shape
     # A world in which claims are removed, so that a leader that believes an old proof answers what no reader finds:
@@ -146,8 +152,8 @@ def _draw_any(random: Random) -> WorldShape:
         rates=rates,
         latency_ms=random.choice((2.0, 8.0, 20.0)),
         think_ms=random.choice((2.0, 10.0, 40.0)),
-        retention=span <= 8 and random.random() < 0.5,
-        look_ms=random.choice((5.0, 40.0, 300.0)),
+        retention=span <= 8 and random.random() < 0.3,
+        look_ms=0.0,
         hot_keys=random.choice((3, 6)),
         stalled_ms_max=300.0 if silence_ms == 60.0 else inf,
         silence_ms=silence_ms,

@@ -18,9 +18,9 @@ from tests.worlds.log.node import Node
 from tests.worlds.log.promises import Attempt, Promises
 from tests.worlds.log.retention import Operator
 from tests.worlds.log.settle import check_outcomes
-from tests.worlds.log.shape import WorldShape, draw_shape, protocol_width, silent
+from tests.worlds.log.shape import OFTEN_MS, WorldShape, draw_shape, protocol_width, silent
 
-from holdfast.commit.format.batch import CLAIM_BYTES, Header, LoggedTransaction
+from holdfast.commit.format.batch import CLAIM_BYTES, Header, Kind, LoggedTransaction
 from holdfast.commit.stages.pipeline import Pipeline
 from holdfast.commit.stages.release import PROOF_MS_MAX
 
@@ -44,18 +44,30 @@ class _Timeout:
 
 
 class World(SeededWorld):
-    """One seed's world. ``check_every``: how many steps of a pipeline pass between two checks of all its invariants."""
+    """One seed's world. ``check_every``: how many steps of a pipeline pass between two checks of all its invariants.
+
+    ``abrupt``: old data are not truncated by the leaders; the world removes them, at once and up to the bound itself.
+    """
 
     def __init__(
-        self, seed: int, *, check_every: int = 1, events: int = EVENTS_MIN, shape: WorldShape | None = None
+        self,
+        seed: int,
+        *,
+        check_every: int = 1,
+        events: int = EVENTS_MIN,
+        shape: WorldShape | None = None,
+        abrupt: bool = False,
     ) -> None:
         super().__init__(seed, Random(seed))
         self.shape: WorldShape = draw_shape(self.random) if shape is None else shape
+        self.truncates = self.shape.retention and not abrupt
+        # A look takes many requests, so the store is quick where retention matters.
+        latency_ms = 2.0 if self.truncates and self.shape.look_ms == OFTEN_MS else self.shape.latency_ms
         self.agenda = Agenda()
         self.operator = Operator(self)
         self.store = StrictStore(self._landed, self.operator.deleted)
         self.promises = Promises(self.store, self.shape.hot_keys, self.seen)
-        self.network = Network(self.agenda, self.random, self.store, self.shape.rates, self.shape.latency_ms, self.seen)
+        self.network = Network(self.agenda, self.random, self.store, self.shape.rates, latency_ms, self.seen)
         self.strikes = self.network.strikes
         self.nodes = [Node(self, number) for number in range(self.shape.nodes)]
         self.clients = [Client(self, f"c{number}") for number in range(self.shape.clients)]
@@ -250,6 +262,19 @@ class World(SeededWorld):
                 self.store.delete(slot)
         self.agenda.after(20.0, None, self._lose_claims)
 
+    def _retain(self) -> None:
+        """Old data are removed at least W above the true leader's watermark, claims never."""
+        claim = self.promises.walker.claim
+        for node in self.nodes:
+            if claim is not None and node.leading and node.claim == claim and node.pipeline is not None:
+                watermark = node.pipeline.persist.durable_slot
+                for slot in [slot for slot in self.store.slots if slot >= watermark + self.shape.span]:
+                    header = self.promises.headers.get(slot)
+                    if header is not None and header.kind is not Kind.CLAIM:
+                        self.seen["retention_removed"] += 1
+                        self.store.delete(slot)
+        self.agenda.after(200.0, None, self._retain)
+
     # -- a world's life -----------------------------------------------------------------------------------------------
 
     def run(self) -> WorldReport:
@@ -257,7 +282,7 @@ class World(SeededWorld):
         with protocol_width(self.shape.span, self.shape.version_jump, self.shape.proof_ms), silent():
             try:
                 self._begin()
-                while self.agenda.happened < self._events * (3 if self.shape.retention else 1):
+                while self.agenda.happened < self._events * (3 if self.truncates else 1):
                     self._step()
                 self._heal()
                 check_outcomes(self)
@@ -281,8 +306,10 @@ class World(SeededWorld):
         if self.shape.proof_ms >= PROOF_MS_MAX or self.random.random() < 0.5:
             # Each of these questions may refresh a leader's proof of ownership, or be taken for one too early.
             self.agenda.after(10.0, None, self._questions)
-        if self.shape.retention:
+        if self.truncates:
             self.operator.begin()
+        elif self.shape.retention:
+            self.agenda.after(200.0, None, self._retain)
         if self.shape.proof_ms < PROOF_MS_MAX:
             self.agenda.after(20.0, None, self._lose_claims)
             self.agenda.after(300.0, None, self._freeze_twice)
@@ -313,6 +340,6 @@ class World(SeededWorld):
         return happened
 
 
-def run_world(seed: int, *, check_every: int = 1) -> WorldReport:
+def run_world(seed: int, *, check_every: int = 1, abrupt: bool = False) -> WorldReport:
     """Run the world of one seed. Raises: PromiseBroken (or AssertionError, when a machine's own invariant breaks)."""
-    return World(seed, check_every=check_every).run()
+    return World(seed, check_every=check_every, abrupt=abrupt).run()
