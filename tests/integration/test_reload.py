@@ -52,8 +52,8 @@ def status(port: int, token: str, path: str = "/v1/version", method: str = "GET"
 
 def test_tokens_are_replaced_on_a_signal_and_when_the_file_changes(tmp_path: Path) -> None:
     port, file = free_port(), tmp_path / "tokens"
-    soon = (datetime.now(UTC) + timedelta(seconds=3)).isoformat()
-    file.write_text(f"# of the test\nadmin:{OLD}\n\nread:{READ} until={soon}\n")
+    later, over = ((datetime.now(UTC) + timedelta(days=days)).isoformat() for days in (1, -1))
+    file.write_text(f"# of the test\nadmin:{OLD}\n\nread:{READ} until={later}\n")
     server = served(tmp_path, port, HOLDFAST_SERVER__TOKENS_FILE=str(file))
     try:
         server.wait_until_leading()
@@ -62,7 +62,7 @@ def test_tokens_are_replaced_on_a_signal_and_when_the_file_changes(tmp_path: Pat
         assert status(port, READ)[0] == 200
         assert status(port, READ, "/v1/admin/step-down", "POST")[0] == 403
 
-        replaced(file, f"admin:{OLD}\nadmin:{NEW}\nread:{READ} until={soon}\n")
+        replaced(file, f"admin:{OLD}\nadmin:{NEW}\nread:{READ} until={over}\n")
         os.kill(server.pid, signal.SIGHUP)
         until(lambda: status(port, NEW)[0] == 200)
         until(lambda: status(port, READ)[0] == 401)

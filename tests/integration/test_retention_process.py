@@ -165,6 +165,7 @@ def test_the_service_makes_snapshots_by_itself_and_keeps_the_newest(tmp_path: Pa
         "HOLDFAST_SNAPSHOTS__EVERY_SECONDS": "0.5",
         "HOLDFAST_SNAPSHOTS__CHECK_SECONDS": "0.1",
         "HOLDFAST_SNAPSHOTS__KEEP": "2",
+        "HOLDFAST_VIEW__ENABLED": "false",
     }
     server = served(tmp_path, port, **quick)
     snapshots = tmp_path / "log" / "snapshots"
