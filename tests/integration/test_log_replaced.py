@@ -108,6 +108,7 @@ def log_id_of(port: int) -> str:
     return log_id
 
 
+@pytest.mark.matrix
 def test_init_refuses_the_view_of_another_log_and_the_new_view_shows_nothing_of_it(tmp_path: Path) -> None:
     port = free_port()
     with serving(tmp_path, port), Client(f"http://127.0.0.1:{port}", options=PATIENT) as client:

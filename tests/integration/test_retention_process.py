@@ -159,6 +159,7 @@ def test_the_policy_of_the_configuration_comes_and_goes_with_it(tmp_path: Path) 
         server.kill()
 
 
+@pytest.mark.matrix
 def test_the_service_makes_snapshots_by_itself_and_keeps_the_newest(tmp_path: Path) -> None:
     port = free_port()
     quick = {

@@ -233,6 +233,7 @@ def test_a_restarted_server_goes_on_from_the_files_position(tmp_path):
         assert "view_starts_over" not in server.tail()
 
 
+@pytest.mark.matrix
 def test_a_leader_without_a_view_in_between_leaves_no_gap(tmp_path):
     for turn, environment in enumerate([None, NO_VIEW, NO_VIEW, None]):
         with serving(tmp_path, environment=environment) as server, connected(server) as client:

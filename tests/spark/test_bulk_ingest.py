@@ -116,6 +116,7 @@ class _Dying:
         return created
 
 
+@pytest.mark.matrix
 def test_an_id_is_known_within_a_micro_batch_across_them_and_after_a_restart(
     spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -317,6 +317,7 @@ def _all(client: Client) -> dict[bytes, bytes]:
     return {row.key: row.value for row in page.items}
 
 
+@pytest.mark.matrix
 def test_a_load_that_is_taken_over_is_fenced_and_the_other_finishes(
     spark: SparkSession, tmp_path: Path, small_chunks: None
 ) -> None:
