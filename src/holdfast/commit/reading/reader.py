@@ -240,6 +240,8 @@ async def newest_where(
     while newer < older - 1:
         middle = (older + newer) // 2
         header = await read_header(store, middle)
+        if header is not None and header.leader_id != claim.leader_id:
+            header = None  # a late PUT of another leader landed where retention had removed an object
         if header is None or holds(header):
             older, standing = middle, header
         else:
