@@ -106,6 +106,10 @@ class Code(StrEnum):
     NO_SUCH_KEY = "no_such_key"
     # positions
     LOG_MISMATCH = "log_mismatch"
+    # copies of a log
+    NOT_PROMOTED = "not_promoted"
+    LOG_RETIRED = "log_retired"
+    READ_ONLY = "read_only"
 
 
 class HoldfastError(Exception):

@@ -47,6 +47,7 @@ def as_then(header: Header) -> dict[str, Any]:
     told: dict[str, Any] = as_json(header)
     assert header.scope == UNKNOWN_SCOPE
     del told["scope"]
+    assert (told.pop("parent_log_id"), told.pop("forked_at")) == (None, 0)
     return told
 
 

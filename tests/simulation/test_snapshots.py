@@ -14,6 +14,7 @@ import msgspec
 import pytest
 from tests.unit.snapshots.logs import RandomLog
 
+from holdfast.commit.reading.lineage import Lineage
 from holdfast.errors import HoldfastError
 from holdfast.objects.faults import FaultRates, FaultyObjects, FaultyStore
 from holdfast.objects.memory import MemoryObjects, MemoryStore
@@ -163,11 +164,11 @@ def refused_is_never_own(monkeypatch: pytest.MonkeyPatch) -> None:
 def other_logs_count(monkeypatch: pytest.MonkeyPatch) -> None:
     real = making.newest_snapshot
 
-    async def newest(store: ObjectStore, log_id: str, through: int) -> Manifest | None:
+    async def newest(store: ObjectStore, lineage: Lineage, through: int) -> Manifest | None:
         found = [each for each in await list_snapshots(store) if each.version <= through]
         if not found:
-            return await real(store, log_id, through)
-        return msgspec.structs.replace(found[-1], log_id=log_id)
+            return await real(store, lineage, through)
+        return msgspec.structs.replace(found[-1], log_id=lineage.log_id)
 
     monkeypatch.setattr(making, "newest_snapshot", newest)
 

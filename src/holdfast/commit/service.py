@@ -43,6 +43,7 @@ from holdfast.commit.leadership.takeover import (
 from holdfast.commit.leadership.takeover_machine import Takeover
 from holdfast.commit.metrics import ServiceMetrics
 from holdfast.commit.reading.feed import Feed, TransactionEvent
+from holdfast.commit.reading.lineage import Lineage, lineage_of
 from holdfast.commit.reading.reader import read_header
 from holdfast.commit.reading.status import AttemptHistory, Found
 from holdfast.commit.reading.verify import DamageLog
@@ -140,6 +141,8 @@ class CommitService:
         self._owed: dict[CommitEntry, None] = {}
         self._last_accepted = claim.prev_version
         self._draining = False
+        self.lineage: Lineage | None = None
+        """The log's ancestors; None until they are known, which takes a moment in a log that was forked."""
 
     @classmethod
     async def lead(
@@ -154,9 +157,14 @@ class CommitService:
         scope = local_scope(options.address) if options.address_is_bound else UNKNOWN_SCOPE
         identity = Identity(LeaderId(os.urandom(16)), os.urandom(32), options.address, scope)
         how = replace(options, retry_budget_ms=options.rules.persist.give_up_after_ms)
-        await _require_genesis(store)
+        genesis = await _require_genesis(store)
         takeover = await take_the_lead(store, identity, LogId(os.urandom(16)), how, clock)
-        return cls.begin(store, takeover, identity, options, own, clock)
+        service = cls.begin(store, takeover, identity, options, own, clock)
+        if genesis is None or genesis.log_id == takeover.claim.log_id:
+            service.lineage = Lineage(service.log_id)
+        else:
+            service._spawn(service._find_lineage())
+        return service
 
     @classmethod
     def begin(
@@ -172,6 +180,17 @@ class CommitService:
         service = cls(store, takeover, identity, options, own, clock)
         service._spawn(service._watch_for_successors())
         return service
+
+    async def _find_lineage(self) -> None:
+        while self.lineage is None:
+            try:
+                self.lineage = await lineage_of(self.store, self.claim)
+            except CorruptData as error:
+                self.damage.note("stream", error)
+                return
+            except HoldfastError as error:
+                log.warning("lineage_waits", error=str(error))
+                await asyncio.sleep(RETRY_AFTER_MS / 1000.0)
 
     # -- commits ------------------------------------------------------------------------------------------------------
 
@@ -595,15 +614,17 @@ class CommitService:
         self._step(events.Tick(self._clock()))
 
 
-async def _require_genesis(store: ObjectStore) -> None:
-    """Refuse a log without its first claim, which every reader needs. Raises: CorruptData."""
+async def _require_genesis(store: ObjectStore) -> Header | None:
+    """Refuse a log without its first claim, which every reader needs. Returns the claim. Raises: CorruptData."""
     try:
-        if await read_header(store, FIRST_SLOT) is not None or not await store.list(PREFIX, limit=1):
-            return
+        genesis = await read_header(store, FIRST_SLOT)
+        if genesis is not None or not await store.list(PREFIX, limit=1):
+            return genesis
         if await read_header(store, FIRST_SLOT) is None:  # the log did not begin between the two requests
             raise broken("the first claim has gone", FIRST_SLOT)
     except Unavailable:
-        return
+        pass
+    return None
 
 
 def _complete(ticket: object, value: object) -> None:

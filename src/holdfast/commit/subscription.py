@@ -252,10 +252,8 @@ async def _of_log(service: CommitService, after: int, durable: bool) -> AsyncIte
                 raise RolledBack(leadership.rolled_back_to, leadership.claim.leader_id.hex())
             leader_id = leadership.claim.leader_id.hex()
             change = LeaderChange(leadership.rolled_back_to, leader_id)
-            yield (
-                EventBatch(leadership.rolled_back_to, 64, leadership.claim.log_id.hex(), (change,)),
-                leadership.rolled_back_to,
-            )
+            log_id = (leadership.claim.parent_log_id or leadership.claim.log_id).hex()
+            yield EventBatch(leadership.rolled_back_to, 64, log_id, (change,)), leadership.rolled_back_to
             after = leadership.rolled_back_to
         if leadership.base <= after or leadership.before is None:
             break

@@ -102,7 +102,7 @@ class Truncator:
         self._clock = clock
         self.generations = Generations(store, lambda: clock().wall_ms)
         self.state = RetentionState()
-        self._snapshots = KeptSnapshots(store, service.log_id, keep=options.snapshots_keep)
+        self._snapshots = KeptSnapshots(store, service.claim, keep=options.snapshots_keep)
         self._stray = StrayParts(store, min_age_ms=STRAY_MS)
         self._author = f"leader {service.leader_id}"
         self._swept_through = -1

@@ -15,11 +15,12 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from holdfast.commit.format.transaction import Unanswered
+from holdfast.commit.reading.lineage import Lineage
 from holdfast.commit.service import CommitService
 from holdfast.commit.stages.events import CommitEntry
 from holdfast.errors import Backpressure, Code, HoldfastError, Unavailable
 from holdfast.server.http.auth import Authenticator
-from holdfast.server.http.requests import ITEMS_MAX, log_mismatch
+from holdfast.server.http.requests import ITEMS_MAX, LINEAGE_AGAIN_MS
 from holdfast.server.http.responses import CommitResponses, LeaderHint, not_leading, without_traceback
 from holdfast.server.http.state import HttpLimits, HttpState
 from holdfast.values import LogPosition
@@ -90,11 +91,22 @@ class Gateway(HttpState):
         return self.service
 
     def version_of(self, position: LogPosition) -> int:
-        """The version of a position in this log. Raises: Fenced (not_leader), InvalidRequest (log_mismatch)."""
-        log_id = self.leading().log_id
-        if position.log_id is not None and position.log_id != log_id:
-            raise log_mismatch(position.log_id, log_id)
+        """The version of a position in this log.
+
+        Raises: Fenced (not_leader), InvalidRequest (log_mismatch, rolled_back), Unavailable while the ancestors of a
+        log that was forked are not known.
+        """
+        service = self.leading()
+        if position.log_id not in (None, service.log_id):
+            if service.lineage is None:
+                raise Unavailable("the ancestors of this log are not known yet", retry_after_ms=LINEAGE_AGAIN_MS)
+            service.lineage.require(position.log_id, position.version)
         return position.version
+
+    @property
+    def lineage(self) -> Lineage | None:
+        """The ancestors of the log that this process leads; None while they are not known."""
+        return None if self.service is None else self.service.lineage
 
     # Admission
 

@@ -17,12 +17,16 @@ def position_of(manifest: Manifest) -> Position:
     return Position(manifest.version, manifest.last_transaction, manifest.log_id)
 
 
-async def load_view_file(connection: sqlite3.Connection, store: ObjectReader, manifest: Manifest) -> Position:
+async def load_view_file(
+    connection: sqlite3.Connection, store: ObjectReader, manifest: Manifest, log_id: str
+) -> Position:
     """Fill the empty file of ``connection`` with a snapshot, and return the position that it then holds.
+
+    ``log_id``: the log whose view it is, which may have been forked from the snapshot's after the snapshot.
 
     Memory: two parts. Raises: CorruptData, NotFound, Unavailable, sqlite3.Error; then the file is as it was.
     """
-    position = position_of(manifest)
+    position = position_of(manifest)._replace(log_id=log_id)
     with transaction(connection):
         async with aclosing(read_rows(store, manifest)) as parts:
             async for rows in parts:

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Final
 
 from holdfast.commit.format.batch import Header
+from holdfast.commit.reading.lineage import lineage_of
 from holdfast.commit.reading.reader import find_frontier, follow
 from holdfast.commit.reading.survey import check_reached, walker_after
 from holdfast.errors import Code, CorruptData, InvalidRequest, NotFound, Unavailable
@@ -79,14 +80,14 @@ async def make_snapshot(
     frontier = await find_frontier(store)
     if frontier is None:
         raise NotFound("log is empty", code=Code.LOG_EMPTY)
-    head, _ = frontier
+    head, claim = frontier
     version = head.last_version if options.at is None else options.at
     if not 0 <= version <= head.last_version:
         raise InvalidRequest(
             "the log has not reached this version", code=Code.FUTURE_VERSION, at=version, last_version=head.last_version
         )
-    log_id = head.log_id.hex()
-    base = await newest_snapshot(store, log_id, version)
+    lineage = await lineage_of(store, claim)
+    base = await newest_snapshot(store, lineage, version)
     if base is not None and base.version == version:
         return base
     with tempfile.TemporaryDirectory(prefix="holdfast-snapshot-") as folder:
@@ -95,7 +96,7 @@ async def make_snapshot(
             if base is not None:
                 await making.load(base)
             slot = await making.follow(head, version, on_progress)
-            return await making.write(Position(version, making.last_transaction, log_id), slot)
+            return await making.write(Position(version, making.last_transaction, lineage.log_id), slot)
 
 
 class _Making:
@@ -116,7 +117,7 @@ class _Making:
 
     async def load(self, base: Manifest) -> None:
         """Begin with an earlier snapshot."""
-        self._position = await load_view_file(self._connection, self._store, base)
+        self._position = await load_view_file(self._connection, self._store, base, base.log_id)
         self.last_transaction = base.last_transaction
 
     async def follow(self, head: Header, version: int, on_progress: Progress | None) -> str:

@@ -8,6 +8,7 @@ from typing import Final
 
 import pyarrow as pa
 
+from holdfast.commit.reading.lineage import Lineage
 from holdfast.errors import CorruptData, NotFound
 from holdfast.objects.port import ObjectReader, ObjectStore
 from holdfast.snapshots.manifest import (
@@ -55,11 +56,11 @@ async def list_snapshots(store: ObjectStore) -> list[Manifest]:
     return [manifest for manifest in manifests if manifest is not None]
 
 
-async def newest_snapshot(store: ObjectStore, log_id: str, through: int) -> Manifest | None:
-    """The newest snapshot of the log ``log_id`` at or below version ``through``; its parts are not read.
+async def newest_snapshot(store: ObjectStore, lineage: Lineage, through: int) -> Manifest | None:
+    """The newest snapshot of a log, or of an ancestor, at or below version ``through``; its parts are not read.
 
-    A snapshot of another log, and one whose manifest is damaged, is passed over: an older one, or the log itself, has
-    the same state. Raises: Unavailable.
+    A snapshot of a state that the log never had, and one whose manifest is damaged, is passed over: an older one, or
+    the log itself, has the same state. Raises: Unavailable.
     """
     for version in reversed(await list_versions(store)):
         if version > through:
@@ -68,7 +69,7 @@ async def newest_snapshot(store: ObjectStore, log_id: str, through: int) -> Mani
             manifest = await read_manifest(store, version)
         except CorruptData:
             continue
-        if manifest is not None and manifest.log_id == log_id:
+        if manifest is not None and lineage.holds(manifest.log_id, manifest.version):
             return manifest
     return None
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Final
 
+from holdfast.commit.format.batch import Header
+from holdfast.commit.reading.lineage import Lineage, lineage_of
 from holdfast.errors import CorruptData, NotFound
 from holdfast.objects.port import ObjectStore
 from holdfast.snapshots.manifest import PREFIX, Manifest, manifest_key, part_key
@@ -21,10 +23,12 @@ PAGE: Final = 1_000
 class KeptSnapshots:
     """The snapshots of one log that stay: the newest ``keep``, and older ones that a hold names."""
 
-    def __init__(self, store: ObjectStore, log_id: str, *, keep: int) -> None:
+    def __init__(self, store: ObjectStore, claim: Header, *, keep: int) -> None:
+        """``claim`` is the newest claim of the log."""
         assert keep >= KEEP_MIN, "one snapshot alone may be damaged"
         self._store = store
-        self._log_id = log_id
+        self._claim = claim
+        self._lineage: Lineage | None = None
         self._keep = keep
         self._verified: dict[int, Manifest] = {}
         self._damaged: set[int] = set()
@@ -36,6 +40,8 @@ class KeptSnapshots:
         Raises: Unavailable.
         """
         versions = await list_versions(self._store)
+        if self._lineage is None and versions:
+            self._lineage = await lineage_of(self._store, self._claim)
         for version in versions:
             await self._verify(version)
         self._verified = {version: self._verified[version] for version in versions if version in self._verified}
@@ -55,7 +61,8 @@ class KeptSnapshots:
             return
         try:
             manifest = await read_manifest(self._store, version)
-            if manifest is None or manifest.log_id != self._log_id:
+            assert self._lineage is not None, "it was found before the first look"
+            if manifest is None or not self._lineage.holds(manifest.log_id, manifest.version):
                 return
             for part in manifest.parts:
                 await read_part(self._store, manifest, part)

@@ -15,6 +15,7 @@ import structlog
 
 from holdfast.commit.format.batch import FIRST_SLOT, PREFIX, slot_of
 from holdfast.commit.leadership.takeover import Clock
+from holdfast.commit.reading.lineage import lineage_of
 from holdfast.commit.reading.reader import read_header
 from holdfast.commit.service import CommitService
 from holdfast.errors import HoldfastError
@@ -98,7 +99,8 @@ class SnapshotSchedule:
         """Find the newest snapshot, its time, and how many bytes the log has after it (no more than matter)."""
         service = self._service
         head = service.durable_header()
-        self._newest = await newest_snapshot(self._store, service.log_id, head.last_version)
+        lineage = await lineage_of(self._store, service.claim)
+        self._newest = await newest_snapshot(self._store, lineage, head.last_version)
         slot = FIRST_SLOT if self._newest is None else int(self._newest.slot)
         self._counted = self._written()
         total, after = 0, ""

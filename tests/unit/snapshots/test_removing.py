@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from tests.unit.commit import builders
 
 from holdfast.objects.memory import MemoryStore
 from holdfast.snapshots.manifest import FORMAT, Manifest, encode_manifest, manifest_key, part_key, part_name
@@ -12,7 +13,7 @@ from holdfast.snapshots.part import encode_part
 from holdfast.snapshots.reading import list_versions
 from holdfast.snapshots.removing import KeptSnapshots, StrayParts
 
-LOG_ID = "ab" * 16
+LOG_ID = builders.LOG_ID.hex()
 DAY_MS = 86_400_000.0
 
 
@@ -44,7 +45,7 @@ def test_a_snapshot_goes_when_enough_newer_ones_were_verified(
         for version in (10, 20, 30, 40):
             await add(store, version, damaged=version in damaged)
         await add(store, 50, log_id="cd" * 16)
-        kept = KeptSnapshots(store, LOG_ID, keep=2)
+        kept = KeptSnapshots(store, builders.genesis(), keep=2)
         assert await kept.oldest(held) == oldest
         assert await list_versions(store) == [*stay, 50], "another log's snapshot is not ours to remove"
         assert len([row for row in await store.list("snapshots/") if row.key.endswith("parquet")]) == len(stay) + 1

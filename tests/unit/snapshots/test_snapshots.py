@@ -12,6 +12,7 @@ import msgspec
 import pytest
 from tests.unit.snapshots.logs import RandomLog
 
+from holdfast.commit.reading.lineage import Lineage
 from holdfast.errors import Code, CorruptData, InvalidRequest, NotFound
 from holdfast.objects.memory import MemoryObjects, MemoryStore
 from holdfast.objects.open import open_store
@@ -92,8 +93,8 @@ def test_a_snapshot_of_another_log_or_with_a_damaged_manifest_is_passed_over() -
         foreign = msgspec.structs.replace(made, log_id="00" * 16, version=made.version - 1, last_transaction=0)
         store.objects.create(manifest_key(foreign.version), encode_manifest(foreign))
         store.objects.create(manifest_key(made.version - 2), b"{}")
-        assert await newest_snapshot(store, log.log_id, made.version) == made
-        assert await newest_snapshot(store, log.log_id, made.version - 1) is None
+        assert await newest_snapshot(store, Lineage(log.log_id), made.version) == made
+        assert await newest_snapshot(store, Lineage(log.log_id), made.version - 1) is None
 
     asyncio.run(main())
 

@@ -311,7 +311,7 @@ def commit(
         try:
             verdict = yield from attempt(session, txn, now_ms)
         except InvalidRequest as error:
-            of_another_log = error.code in (Code.FUTURE_VERSION, Code.LOG_MISMATCH)
+            of_another_log = error.code in (Code.FUTURE_VERSION, Code.LOG_MISMATCH, Code.ROLLED_BACK)
             if not of_another_log or not chosen or number > 0 or log_id is not None or preconditions:
                 raise
             session.newest = None  # another log is at this address now, and nothing was read from the one before

@@ -184,7 +184,7 @@ def retry_after_ms(error: ErrorBody | None, headers: Mapping[str, str]) -> int |
 _CODES_OF: Final[Mapping[type[HoldfastError], str]] = {
     InvalidRequest: (
         "malformed no_operations future_version bad_base64 bad_range bad_request_id read_version_required "
-        "bad_configuration request_id_reused method_not_allowed rolled_back log_mismatch view_disabled "
+        "bad_configuration request_id_reused method_not_allowed rolled_back log_mismatch view_disabled read_only "
         "matcher_mismatch type_mismatch"
     ),
     errors.LimitExceeded: "too_large message_too_large too_many_durables",
@@ -198,7 +198,7 @@ _CODES_OF: Final[Mapping[type[HoldfastError], str]] = {
     errors.NotFound: "not_found log_empty log_truncated no_such_key",
     CorruptData: "corrupt_log corrupt_batch corrupt_queue store_unfit",
     errors.Backpressure: "overloaded rate_limited store_full cluster_full disk_limit",
-    errors.Closed: "closed",
+    errors.Closed: "closed not_promoted log_retired",
     errors.PermissionDenied: "unauthenticated permission_denied",
     errors.InternalError: "internal",
 }

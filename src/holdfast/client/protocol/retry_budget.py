@@ -47,8 +47,8 @@ class Session:
         return position if position.log_id is not None else position._replace(log_id=self.log_id)
 
     def refused(self, error: ErrorBody | None, status: int) -> HoldfastError:
-        """The exception for an error answer. After ``log_mismatch`` the next operation learns the log again."""
-        if error is not None and error.code == Code.LOG_MISMATCH:
+        """The exception for an error answer. After one about another log the next operation learns the log again."""
+        if error is not None and error.code in (Code.LOG_MISMATCH, Code.ROLLED_BACK):
             self.newest = None
         return error_of(error, status)
 

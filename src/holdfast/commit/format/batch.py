@@ -7,9 +7,9 @@ Header, little-endian, 512 bytes:
 
     offset  bytes  field
     0       8      magic ``HOLDFAST``
-    8       2      format version, 1
+    8       2      format version: 1, and 2 for a claim that forks the log or retires it
     10      1      kind: 1 claim, 2 data, 3 resign
-    11      1      flags: bit 0, the body's buffers are compressed with lz4
+    11      1      flags: bit 0, the body's buffers are compressed with lz4; bit 1, a claim retires the log
     12      4      transactions: how many the body holds
     16      16     log_id
     32      8      slot
@@ -31,8 +31,13 @@ Header, little-endian, 512 bytes:
     166     256    the leader's advertised address, UTF-8
     422     16     boot id of the machine on which the address is valid; zero: unknown
     438     8      inode of the namespace there: of the network, or of mounts for a ``unix:`` address; 0: unknown
-    446     62     zero
+    446     16     parent_log_id: the log that a fork claim leaves; zero in every other object
+    462     8      forked_at: the last version that a fork claim takes over from its parent; 0 in every other object
+    470     38     zero
     508     4      CRC-32 of bytes 0..507
+
+A **fork claim** begins a log of its own after a part of another one: it has a new ``log_id``. Nothing may follow a
+claim that **retires** the log. Versions of Holdfast that do not know them refuse both by their format version.
 
 Body: one Arrow IPC stream with the columns of ``BODY_SCHEMA``, one row per item in commit order; the request id is
 repeated in each row of its transaction. An object without transactions has no body. Its ``first_version`` equals its
@@ -104,10 +109,17 @@ DATA_BYTES_MIN: Final = 1024
 ADDRESS_BYTES_MAX: Final = 256
 MAGIC: Final = b"HOLDFAST"
 FORMAT_VERSION: Final = 1
+FORMAT_VERSION_FORK: Final = 2
 FLAG_LZ4: Final = 1
+FLAG_RETIRES: Final = 2
+FORK_JUMP_MIN: Final = 10**9
+FORK_JUMP_MAX: Final = 10**12
+"""The base of a fork claim is this much above ``forked_at``: two forks of one log almost never share versions."""
 
-_FIELDS: Final = struct.Struct("<8sHBBI16sQQQQ16s16sQQQQQQQQIH256s16sQ62x")
+_FIELDS: Final = struct.Struct("<8sHBBI16sQQQQ16s16sQQQQQQQQIH256s16sQ16sQ38x")
 _CRC: Final = struct.Struct("<I")
+NO_LOG: Final = bytes(16)
+NO_VERSION: Final = Version(0)
 assert _FIELDS.size + _CRC.size == HEADER_BYTES, "the header is 512 bytes"
 
 
@@ -185,6 +197,18 @@ class Header:
     body_crc: int = 0
     flags: int = 0
     scope: AddressScope = UNKNOWN_SCOPE
+    parent_log_id: LogId | None = None
+    forked_at: Version = NO_VERSION
+
+    @property
+    def is_fork(self) -> bool:
+        """Whether this claim begins another log than the one before it."""
+        return self.parent_log_id is not None
+
+    @property
+    def retires(self) -> bool:
+        """Whether this claim ends the log: nobody leads after it."""
+        return bool(self.flags & FLAG_RETIRES)
 
     @property
     def last_transaction_version(self) -> Version:
@@ -232,14 +256,16 @@ def encode_object(header: Header, body: bytes = b"") -> bytes:
     address = header.address.encode()
     if len(address) > ADDRESS_BYTES_MAX:
         raise ValueError(f"address longer than {ADDRESS_BYTES_MAX} bytes: {header.address}")
+    version = FORMAT_VERSION_FORK if header.is_fork or header.retires else FORMAT_VERSION
     head = _FIELDS.pack(
-        MAGIC, FORMAT_VERSION, header.kind, header.flags, header.transactions,
+        MAGIC, version, header.kind, header.flags, header.transactions,
         header.log_id, header.slot, header.claim, header.prev, header.epoch,
         header.leader_id, header.nonce,
         header.first_version, header.last_version, header.prev_version,
         header.window_floor, header.durable, header.truncated_through, header.time_ms,
         len(body), fastest_crc32()(body, 0),
         len(address), address, header.scope.boot_id, header.scope.namespace,
+        header.parent_log_id or NO_LOG, header.forked_at,
     )  # fmt: skip
     whole = head + _CRC.pack(zlib.crc32(head)) + body
     if header.kind is not Kind.CLAIM and len(whole) < DATA_BYTES_MIN:
@@ -266,8 +292,9 @@ def decode_header(data: bytes, *, slot: int) -> Header:
         window_floor, durable, truncated_through, time_ms,
         body_length, body_crc,
         address_length, address, boot_id, namespace,
+        parent_log_id, forked_at,
     ) = _FIELDS.unpack(head)  # fmt: skip
-    if format_version != FORMAT_VERSION:
+    if format_version not in (FORMAT_VERSION, FORMAT_VERSION_FORK):
         raise _corrupt(slot, "object has an unknown format version", format_version=format_version)
     if zlib.crc32(head) != _CRC.unpack_from(data, HEADER_BYTES - _CRC.size)[0]:
         raise _corrupt(slot, "header CRC does not match")
@@ -277,6 +304,11 @@ def decode_header(data: bytes, *, slot: int) -> Header:
         raise _corrupt(slot, "header has an impossible field", kind=kind, address_length=address_length)
     if kind == Kind.CLAIM and (body_length or claim != slot):
         raise _corrupt(slot, "claim has a body or names another claim")
+    is_fork = parent_log_id != NO_LOG
+    if (format_version == FORMAT_VERSION_FORK) != (is_fork or bool(flags & FLAG_RETIRES)) or (
+        format_version == FORMAT_VERSION_FORK and kind != Kind.CLAIM
+    ):
+        raise _corrupt(slot, "format version does not fit what the object is", format_version=format_version)
     if (transactions == 0) != (body_length == 0):
         raise _corrupt(
             slot, "transaction count does not fit the body", transactions=transactions, body_length=body_length
@@ -303,6 +335,8 @@ def decode_header(data: bytes, *, slot: int) -> Header:
         body_crc=body_crc,
         flags=flags,
         scope=AddressScope(boot_id, namespace) if namespace else UNKNOWN_SCOPE,
+        parent_log_id=LogId(parent_log_id) if is_fork else None,
+        forked_at=Version(forked_at),
     )
 
 

@@ -2,14 +2,23 @@
 
 The log begins at the genesis claim. From a claim, go to its jump and walk down slot by slot. A claim whose ``prev`` is
 the head switches to its own jump. A missing slot ends the log. Everything else is damage. Objects strictly between a
-claim and its jump are permanently dead (R4 of ``docs/explain/log-protocol.md``).
+claim and its jump are permanently dead (R4 of ``docs/explain/log-protocol.md``). The log id changes only in a fork
+claim. Nothing comes after a claim that retires the log.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from holdfast.commit.format.batch import FIRST_SLOT, VERSION_JUMP, Header, Kind, jump
+from holdfast.commit.format.batch import (
+    FIRST_SLOT,
+    FORK_JUMP_MAX,
+    FORK_JUMP_MIN,
+    VERSION_JUMP,
+    Header,
+    Kind,
+    jump,
+)
 from holdfast.errors import Code, CorruptData, NotFound
 from holdfast.values import Slot, slot_text
 
@@ -38,8 +47,10 @@ def check_link(head: Header, claim: Header, following: Header) -> None:
     ``following`` is the header in the next slot.
     """
     slot = following.slot
+    parent_log_id = following.parent_log_id or following.log_id
     rules: Iterable[tuple[bool, str]] = (
-        (following.log_id == head.log_id, "object belongs to another log"),
+        (parent_log_id == head.log_id, "object belongs to another log"),
+        (not head.retires, "object comes after the log was retired"),
         (following.prev == head.slot, "prev does not name the head of the chain"),
         (following.time_ms >= head.time_ms, "time falls along the chain"),
         (following.prev_version == head.last_transaction_version, "prev_version does not name the last transaction"),
@@ -58,11 +69,19 @@ def check_link(head: Header, claim: Header, following: Header) -> None:
 
 
 def _check_claim(head: Header, claim: Header, following: Header) -> None:
-    base = head.last_version + VERSION_JUMP
     if following.epoch != claim.epoch + 1:
         raise broken("claim's epoch is not one more", following.slot, epoch=following.epoch, before=claim.epoch)
-    if not (following.first_version == following.last_version == following.window_floor == base):
-        raise broken("claim's base is not the version jump", following.slot, base=following.last_version, expected=base)
+    base = following.last_version
+    if following.is_fork:
+        lowest, highest = head.last_version + FORK_JUMP_MIN, head.last_version + FORK_JUMP_MAX
+        if following.forked_at != head.last_version:
+            raise broken(
+                "fork claim leaves another version than the last", following.slot, forked_at=following.forked_at
+            )
+    else:
+        lowest = highest = head.last_version + VERSION_JUMP
+    if not (following.first_version == base == following.window_floor and lowest <= base <= highest):
+        raise broken("claim's base is not the version jump", following.slot, base=base, expected=lowest)
     if following.durable != head.slot:
         raise broken("claim's durable is not its prev", following.slot, durable=slot_text(following.durable))
 

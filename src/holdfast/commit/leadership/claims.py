@@ -15,6 +15,9 @@ The table (k1 is the newest key, c the newest claim, J its jump, "own" the liste
     6    own keys with a hole in (k1, min(J, k1+W-1)]  the highest (oldest) hole          F + 1, or c when F = J
     7    F at or above the durable of a header read    refused: an acknowledged slot has gone
     8    an epoch, log id or claim that does not fit   refused: names the slot
+    9    c retires the log                             refused by a claimant; a reader reads on
+
+After a fork claim a key newer than c may have the parent's log id: a copier of the parent may still have sent it.
 """
 
 from __future__ import annotations
@@ -28,6 +31,9 @@ from typing import Final
 from holdfast.commit.format.batch import (
     CLAIM_BYTES,
     FIRST_SLOT,
+    FLAG_RETIRES,
+    FORK_JUMP_MAX,
+    FORK_JUMP_MIN,
     SPAN_MAX,
     UNKNOWN_SCOPE,
     VERSION_JUMP,
@@ -40,7 +46,7 @@ from holdfast.commit.format.batch import (
     slot_of,
 )
 from holdfast.commit.format.chain import broken, next_slot
-from holdfast.errors import Code, CorruptData, NotFound
+from holdfast.errors import Closed, Code, CorruptData, NotFound
 from holdfast.values import LeaderId, LogId, Slot, Version, slot_text
 
 FIRST_BASE_MIN = 100_000_000
@@ -72,6 +78,17 @@ class Frontier:
     slot: Slot
     predecessor: Header | None
     epoch: int
+
+    def require_not_retired(self) -> None:
+        """Return unless nobody may lead this log any more (row 9). Raises: Closed (``log_retired``)."""
+        if self.predecessor is not None and self.predecessor.retires:
+            raise Closed(
+                "the log was retired: nobody leads it any more",
+                code=Code.LOG_RETIRED,
+                hint="its copy was promoted in its place: use that one; this one can be read with --read-only",
+                log_id=self.predecessor.log_id.hex(),
+                version=self.predecessor.prev_version,
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,13 +209,14 @@ def _refuse_what_does_not_fit(
                 durable=slot_text(header.durable),
                 told_by=slot_text(header.slot),
             )
-        if header.log_id != predecessor.log_id:
+        of_parent = header is head and claim is not None and head.log_id == claim.parent_log_id
+        if header.log_id != predecessor.log_id and not of_parent:
             raise broken("object belongs to another log", header.slot)
     if claim is not None and claim.kind is not Kind.CLAIM:
         raise broken("object of claim size is no claim", claim_slot)
     epoch = head.epoch if claim is None else claim.epoch
     own = head.slot <= jump(claim_slot) or head.slot == claim_slot
-    if own and (head.epoch != epoch or head.claim != claim_slot):
+    if own and (head.epoch != epoch or head.claim != claim_slot or head.log_id != predecessor.log_id):
         raise broken("newest object is not of the newest claim", head.slot, claim=slot_text(claim_slot))
     if not own and head.epoch >= epoch:
         raise broken("a dead object has the epoch of a live one", head.slot, epoch=head.epoch)
@@ -217,13 +235,34 @@ def first_base(log_id: LogId) -> Version:
     return Version(FIRST_BASE_MIN + int.from_bytes(log_id, "big") % (FIRST_BASE_MAX - FIRST_BASE_MIN))
 
 
-def claim_header(frontier: Frontier, identity: Identity, *, nonce: bytes, log_id: LogId, wall_ms: int) -> Header:
-    """The claim to be written at the frontier. ``log_id`` is used only at genesis; later claims copy it."""
+def fork_base(forked_at: int, log_id: LogId) -> Version:
+    """The base of a fork claim: as random as the id of the log that it begins, see ``FORK_JUMP_MIN``."""
+    return Version(forked_at + FORK_JUMP_MIN + int.from_bytes(log_id, "big") % (FORK_JUMP_MAX - FORK_JUMP_MIN))
+
+
+def claim_header(
+    frontier: Frontier,
+    identity: Identity,
+    *,
+    nonce: bytes,
+    log_id: LogId,
+    wall_ms: int,
+    forks: bool = False,
+    retires: bool = False,
+) -> Header:
+    """The claim to be written at the frontier. ``log_id`` is used at genesis and where the claim ``forks`` the log;
+    other claims copy it. ``retires``: nobody may lead after this claim."""
     before = frontier.predecessor
-    base = Version(before.last_version + VERSION_JUMP) if before else first_base(log_id)
+    forks = forks and before is not None
+    if before is None:
+        base = first_base(log_id)
+    elif forks:
+        base = fork_base(before.last_version, log_id)
+    else:
+        base, log_id = Version(before.last_version + VERSION_JUMP), before.log_id
     return Header(
         kind=Kind.CLAIM,
-        log_id=before.log_id if before else log_id,
+        log_id=log_id,
         slot=frontier.slot,
         claim=frontier.slot,
         prev=before.slot if before else frontier.slot,
@@ -239,6 +278,9 @@ def claim_header(frontier: Frontier, identity: Identity, *, nonce: bytes, log_id
         time_ms=max(wall_ms, before.time_ms) if before else wall_ms,
         address=identity.address,
         scope=identity.scope,
+        flags=FLAG_RETIRES if retires else 0,
+        parent_log_id=before.log_id if before and forks else None,
+        forked_at=before.last_version if before and forks else Version(0),
     )
 
 

@@ -20,6 +20,7 @@ import structlog
 from holdfast.commit.format.batch import HEADER_BYTES, PREFIX, UNKNOWN_SCOPE, AddressScope, object_name
 from holdfast.commit.leadership import takeover_machine as t
 from holdfast.commit.leadership.claims import Identity, read_page
+from holdfast.commit.leadership.role import read_records
 from holdfast.commit.leadership.takeover_machine import Takeover, TakeoverMachine, TakeoverRules
 from holdfast.errors import Closed, HoldfastError, NotFound, Unavailable
 from holdfast.objects.port import ObjectStore, Unknown
@@ -205,8 +206,11 @@ class Driver:
                 rows = await store.list(PREFIX, limit=limit)
                 return t.PageListed(clock(), [(row.key, row.size) for row in rows])
             case t.ReadHeaders(slots=slots):
-                headers = await asyncio.gather(*(store.read(object_name(slot), length=HEADER_BYTES) for slot in slots))
-                return t.HeadersRead(clock(), dict(zip(slots, headers, strict=True)))
+                records, headers = await asyncio.gather(
+                    read_records(store),
+                    asyncio.gather(*(store.read(object_name(slot), length=HEADER_BYTES) for slot in slots)),
+                )
+                return t.HeadersRead(clock(), dict(zip(slots, headers, strict=True)), records)
             case t.ListNewest():
                 return t.NewestListed(clock(), await newest_slot(store))
             case t.ReadHeader(slot=slot):

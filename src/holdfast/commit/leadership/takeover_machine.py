@@ -2,7 +2,7 @@
 
     state        leaves when                                         to
     find         page and headers decide the frontier                consider
-    consider     the last record allows a claim                      claim; otherwise ask its leader
+    consider     the last record allows a claim, or is the parent's  claim; otherwise ask its leader
     ask          the leader answers                                  failed, or follow as a standby
                  it does not                                         watch
     follow       a question gets no answer                           find, then watch
@@ -11,6 +11,8 @@
     claim        created, or refused because it is already there     check
                  refused by another object                           find (walk on with ``take_over``)
     check        the newest key is not past the claim                leads
+
+A prefix that holds a copy of a log (``role``) is refused until the copy is promoted; then the first claim forks.
 
 Waiting for a leader that may be alive serves liveness only; safety never depends on it. The probe (can the store
 hold a log?) runs during the first states and must pass before the claim is sent. A failed request is repeated, with
@@ -41,6 +43,7 @@ from holdfast.commit.leadership.claims import (
     read_page,
     walk_on,
 )
+from holdfast.commit.leadership.role import RoleRecords
 from holdfast.errors import Closed, Code, CorruptData, HoldfastError, NotFound, Unavailable
 from holdfast.objects.port import CreateAnswer, Created, Unknown
 from holdfast.values import Instant, LeaderId, LogId, Slot, slot_text
@@ -76,7 +79,9 @@ class ListPage(Struct, frozen=True):
 
 
 class ReadHeaders(Struct, frozen=True):
-    """Read the headers of these slots, all of which were listed. Answered by HeadersRead or Failed."""
+    """Read the headers of these slots, all of which were listed, and the records of ``role``. Answered by HeadersRead
+    or Failed. It is sent after the listing: an object of a copy is listed only after the copy's record exists.
+    """
 
     slots: tuple[Slot, ...]
 
@@ -167,9 +172,10 @@ class PageListed(_Timed, frozen=True):
 
 
 class HeadersRead(_Timed, frozen=True):
-    """The answer to ReadHeaders: the first 512 bytes of each."""
+    """The answer to ReadHeaders: the first 512 bytes of each, and what says whether this is a copy."""
 
     objects: dict[Slot, bytes]
+    records: RoleRecords = RoleRecords()
 
 
 class NewestListed(_Timed, frozen=True):
@@ -237,12 +243,13 @@ QUESTION_MS_MAX: Final = 500.0
 class TakeoverRules:
     """The bounds of a takeover.
 
-    ``only_new``: lead a new log or none. ``asks``: there is a way to ask a leader who it is. ``shared_by_machines``:
-    the same address may lead to another process.
+    ``only_new``: lead a new log or none. ``retires``: claim so that nobody leads afterwards. ``asks``: there is a way
+    to ask a leader who it is. ``shared_by_machines``: the same address may lead to another process.
     """
 
     allow_new: bool = False
     only_new: bool = False
+    retires: bool = False
     take_over: bool = False
     standby: bool = False
     probe: bool = True
@@ -295,6 +302,7 @@ class TakeoverMachine:
         self._found: Then = self._consider
         self._page = Page((), frozenset())
         self._objects: dict[Slot, bytes] = {}
+        self._claimed_id: LogId | None = None
         self._waits = 0
         self._damages: set[object] = set()
         self._frontier = Frontier(FIRST_SLOT, None, 1)
@@ -450,8 +458,7 @@ class TakeoverMachine:
         self._see(now, self._page.slots[0] if self._page.slots else None)
         self._objects = {}
         self._waits = 1
-        wanted = first_headers(self._page)
-        return self._read(wanted) if wanted else self._decide(now)
+        return self._read(first_headers(self._page))
 
     def _read(self, slots: tuple[Slot, ...]) -> list[Effect]:
         self._waits += 1
@@ -460,6 +467,7 @@ class TakeoverMachine:
     def _headers_read(self, now: Instant, answer: Answer) -> list[Effect]:
         assert isinstance(answer, HeadersRead), "headers were asked for"
         self._objects.update(answer.objects)
+        self._claimed_id = answer.records.claimed_id()
         return self._decide(now)
 
     def _decide(self, now: Instant) -> list[Effect]:
@@ -470,6 +478,7 @@ class TakeoverMachine:
         if not isinstance(plan, Frontier):
             return self._read(plan.slots)
         self._damages.clear()
+        plan.require_not_retired()
         self._frontier = plan
         return self._found(now)
 
@@ -503,9 +512,15 @@ class TakeoverMachine:
         self._wrote = False
         newest = self._frontier.predecessor
         self._watched_id = None if newest is None else newest.leader_id
-        if newest is None or self._rules.take_over or _may_be_followed_at_once(newest):
+        if newest is None or self._rules.take_over or self._forks or _may_be_followed_at_once(newest):
             return self._at_peace(now)
         return self._ask(now)
+
+    @property
+    def _forks(self) -> bool:
+        """Whether the log is a promoted copy that has no claim of its own yet: the last leader leads another log."""
+        before = self._frontier.predecessor
+        return self._claimed_id is not None and before is not None and before.log_id != self._claimed_id
 
     def _watched_leader(self) -> Header:
         newest = self._frontier.predecessor
@@ -699,8 +714,10 @@ class TakeoverMachine:
             self._frontier,
             identity,
             nonce=blake2b(counted, key=identity.nonce_seed, digest_size=16).digest(),
-            log_id=self._log_id,
+            log_id=self._claimed_id or self._log_id,
             wall_ms=now.wall_ms,
+            forks=self._forks,
+            retires=self._rules.retires,
         )
         return self._send(now, SendClaim(claim.slot, encode_claim(claim)), self._claim_answered)
 
@@ -810,7 +827,7 @@ def _question(newest: Header) -> AskLeader:
 
 def _may_be_followed_at_once(newest: Header) -> bool:
     """Whether the last record says that no process leads."""
-    initialised = newest.epoch == 1 and newest.kind is Kind.CLAIM and not newest.address
+    initialised = (newest.epoch == 1 or newest.is_fork) and newest.kind is Kind.CLAIM and not newest.address
     return newest.kind is Kind.RESIGN or initialised
 
 

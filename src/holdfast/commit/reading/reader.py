@@ -72,7 +72,9 @@ class Leadership:
     @property
     def rolled_back_to(self) -> int:
         """The last version kept from before this leadership; versions between it and ``base`` are void."""
-        return 0 if self.is_first else self.base - VERSION_JUMP
+        if self.is_first:
+            return 0
+        return self.claim.forked_at if self.claim.is_fork else self.base - VERSION_JUMP
 
     def rolls_back(self, version: int) -> bool:
         """Whether a deposed leader assigned ``version``, and this leadership made it void."""
@@ -201,6 +203,8 @@ async def leaderships_back(store: ObjectReader, claim: Header) -> AsyncGenerator
     """
     while True:
         before = None if claim.slot == FIRST_SLOT else await read_header(store, claim.prev)
+        if before is not None and before.epoch != claim.epoch - 1:
+            before = None  # a late PUT of another leader landed where retention had removed an object
         yield Leadership(claim, before)
         if before is None:
             return

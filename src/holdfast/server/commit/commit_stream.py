@@ -275,6 +275,7 @@ class _CommitStream:
                 txn,
                 leader_id=leader_id,
                 log_id=log_id,
+                lineage=gateway.lineage,
                 request_id_length_min=limits.request_id_length_min,
                 operations_max=limits.operations_max,
                 preconditions_max=limits.preconditions_max,

@@ -22,11 +22,25 @@ from holdfast.wire.log import CommitReceipt, Liveness, NotCommitted, StatusAnswe
 
 COMMIT_CODES = (
     *(Code.MALFORMED, Code.NO_OPERATIONS, Code.FUTURE_VERSION, Code.BAD_BASE64, Code.BAD_RANGE, Code.BAD_REQUEST_ID),
-    *(Code.READ_VERSION_REQUIRED, Code.LOG_MISMATCH, Code.LEADER_CHANGED, Code.REQUEST_ID_REUSED, Code.TOO_LARGE),
+    *(
+        Code.READ_VERSION_REQUIRED,
+        Code.LOG_MISMATCH,
+        Code.ROLLED_BACK,
+        Code.LEADER_CHANGED,
+        Code.REQUEST_ID_REUSED,
+        Code.TOO_LARGE,
+    ),
     *(Code.RATE_LIMITED, Code.OVERLOADED, Code.NOT_LEADER, Code.OUTCOME_UNKNOWN),
 )
 STATUS_CODES = (
-    *(Code.BAD_REQUEST_ID, Code.FUTURE_VERSION, Code.LOG_MISMATCH, Code.NOT_LEADER, Code.LEADER_CHANGED),
+    *(
+        Code.BAD_REQUEST_ID,
+        Code.FUTURE_VERSION,
+        Code.LOG_MISMATCH,
+        Code.ROLLED_BACK,
+        Code.NOT_LEADER,
+        Code.LEADER_CHANGED,
+    ),
     *(Code.OVERLOADED, Code.STORE_UNAVAILABLE, Code.OUTCOME_UNKNOWN),
 )
 
@@ -74,6 +88,7 @@ class CommitRequest(_LogRequest):
                     txn,
                     leader_id=gateway.own.leader_id,
                     log_id=gateway.log_id,
+                    lineage=gateway.lineage,
                     request_id_length_min=limits.request_id_length_min,
                     operations_max=limits.operations_max,
                     preconditions_max=limits.preconditions_max,

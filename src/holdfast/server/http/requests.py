@@ -11,6 +11,7 @@ Rules, in the order they are checked:
     read_version_required  a request id without a read version, or a precondition with neither version
     bad_range              ``begin >= end``
     log_mismatch           the request names another log than this one
+    rolled_back            it names a log that this one was forked from, with a version after the fork
     leader_changed         the request names another leader than this one
 """
 
@@ -25,10 +26,12 @@ import msgspec
 from holdfast.commit.format.batch import REPEATED_BYTES_MAX, repeated_bytes
 from holdfast.commit.format.json_request import undecodable
 from holdfast.commit.format.transaction import RangeDelete, RangeRead, Transaction
-from holdfast.errors import Code, Fenced, HoldfastError, InvalidRequest, LimitExceeded
+from holdfast.commit.reading.lineage import Lineage
+from holdfast.errors import Code, Fenced, HoldfastError, InvalidRequest, LimitExceeded, Unavailable
 
 REQUEST_ID_LENGTH_MAX: Final = 255
 ITEMS_MAX: Final = 10_000
+LINEAGE_AGAIN_MS: Final = 200
 
 _MSGPACK: Final = msgspec.msgpack.Decoder(Transaction)
 _MSGPACK_ITEMS: Final = msgspec.msgpack.Decoder(list[Transaction])
@@ -60,11 +63,13 @@ def problem_with(
     *,
     leader_id: str,
     log_id: str,
+    lineage: Lineage | None = None,
     request_id_length_min: int,
     operations_max: int = ITEMS_MAX,
     preconditions_max: int = ITEMS_MAX,
 ) -> HoldfastError | None:
-    """The first broken rule of a decoded transaction, or None. ``leader_id`` and ``log_id`` are this leader's.
+    """The first broken rule of a decoded transaction, or None. ``leader_id`` and ``log_id`` are this leader's,
+    and ``lineage`` has the ancestors of the log, None while they are not known.
 
     Returned and not raised, because a block of a stream holds many transactions with one result each.
     """
@@ -108,9 +113,23 @@ def problem_with(
         if isinstance(operation, RangeDelete) and _is_empty_range(operation.begin, operation.end):
             return InvalidRequest("begin must be below end", code=Code.BAD_RANGE, operation=index)
     if txn.log_id is not None and txn.log_id != log_id:
-        return log_mismatch(txn.log_id, log_id)
+        stranger = problem_with_stranger(txn, lineage)
+        if stranger is not None:
+            return stranger
     if txn.leader_id is not None and txn.leader_id != leader_id:
         return Fenced("another leader was named", code=Code.LEADER_CHANGED, leader_id=leader_id)
+    return None
+
+
+def problem_with_stranger(txn: Transaction, lineage: Lineage | None) -> HoldfastError | None:
+    """The problem of a transaction that names another log; None when its versions are in this log as well."""
+    if lineage is None:
+        return Unavailable("the ancestors of this log are not known yet", retry_after_ms=LINEAGE_AGAIN_MS)
+    versions = [read.version for read in txn.preconditions if read.version is not None]
+    try:
+        lineage.require(txn.log_id, max([txn.read_version or 0, *versions]))
+    except InvalidRequest as error:
+        return error
     return None
 
 
@@ -122,17 +141,6 @@ def problem_with_request_id(request_id: str, *, length_min: int) -> InvalidReque
         f"a request id has {length_min} to {REQUEST_ID_LENGTH_MAX} printable characters",
         code=Code.BAD_REQUEST_ID,
         length=len(request_id),
-    )
-
-
-def log_mismatch(given: str, log_id: str) -> InvalidRequest:
-    """The error for a version or a position that belongs to another log than the one served here."""
-    return InvalidRequest(
-        "the version belongs to another log than the one served here",
-        code=Code.LOG_MISMATCH,
-        hint="the log was replaced, or this is another service: read again from the log that is served",
-        given_log_id=given[:64],
-        log_id=log_id,
     )
 
 

@@ -23,7 +23,8 @@ _CODES_OF: Final[Mapping[int, tuple[Code, ...]]] = {
     405: (Code.METHOD_NOT_ALLOWED,),
     409: (
         Code.REQUEST_ID_REUSED, Code.CONFLICT, Code.TOO_OLD, Code.BANNED, Code.LEADER_CHANGED, Code.LEADER_ALIVE,
-        Code.DEPOSED, Code.ROLLED_BACK, Code.LOG_MISMATCH, Code.VIEW_DISABLED,
+        Code.DEPOSED, Code.ROLLED_BACK, Code.LOG_MISMATCH, Code.VIEW_DISABLED, Code.NOT_PROMOTED, Code.LOG_RETIRED,
+        Code.READ_ONLY,
         Code.STORE_FULL, Code.CLUSTER_FULL, Code.DURABLE_COLLISION, Code.MATCHER_MISMATCH, Code.TYPE_MISMATCH,
         Code.TOO_MANY_DURABLES, Code.SEQUENCE_GAP, Code.UNKNOWN_PUBLISHER, Code.LOCK_HELD, Code.NOT_HOLDER,
         Code.DELETES_MESSAGES, Code.ALREADY_OPEN, Code.LEASE_LOST,
@@ -84,7 +85,7 @@ def error_body(error: HoldfastError, leader: LeaderHint) -> ErrorBody:
     roll_back_to = error.fields.get("roll_back_to")
     if not isinstance(roll_back_to, int):
         roll_back_to = None
-    log_id = error.fields.get("log_id") if error.code is Code.LOG_MISMATCH else None
+    log_id = error.fields.get("log_id") if error.code in (Code.LOG_MISMATCH, Code.ROLLED_BACK) else None
     if not isinstance(log_id, str):
         log_id = None
     own = {"leader_id": leader_id, "leader_address": leader_address, "roll_back_to": roll_back_to, "log_id": log_id}

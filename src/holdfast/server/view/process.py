@@ -30,6 +30,7 @@ from holdfast.commit.format.batch import Header, ItemKind, read_body_table
 from holdfast.commit.format.chain import ChainWalker
 from holdfast.commit.format.transaction import Delete, RangeDelete, Write
 from holdfast.commit.reading.feed import Checkpoint, Event, TransactionEvent
+from holdfast.commit.reading.lineage import lineage_of
 from holdfast.commit.reading.reader import Leadership, follow, leaderships_back, read_header, start_after
 from holdfast.commit.subscription import OlderHistory
 from holdfast.errors import Code, CorruptData, HoldfastError, InvalidRequest, NotFound, Unavailable
@@ -138,11 +139,12 @@ class ViewProcess:
     async def _load_snapshot(self, path: Path, builder: ViewBuilder, announcement: Announcement) -> None:
         """Begin a new file with the newest snapshot of the log, if there is one that can be read."""
         newest = await read_header(self._store, announcement.slot)
-        if newest is None:
+        claim = await read_header(self._store, announcement.claim)
+        if newest is None or claim is None:
             return
         store = open_store(self._start.log_url, request_timeout_ms=self._start.request_timeout_ms, connections_max=8)
         try:
-            manifest = await newest_snapshot(store, self._start.log_id, newest.last_version)
+            manifest = await newest_snapshot(store, await lineage_of(store, claim), newest.last_version)
             if manifest is not None:
                 await self._walker_after(position_of(manifest), announcement)  # it has to be of this log
                 await builder.load(store, manifest)
@@ -311,7 +313,7 @@ class ViewBuilder:
 
     async def load(self, store: ObjectReader, manifest: Manifest) -> None:
         """Fill an empty file with a snapshot. Raises: as ``load_view_file``, and then the file is still empty."""
-        self.seen = self.position = await load_view_file(self._connection, store, manifest)
+        self.seen = self.position = await load_view_file(self._connection, store, manifest, self._log_id)
 
     def add(self, header: Header, data: bytes) -> None:
         """Take the next live object. Raises: CorruptData."""

@@ -40,7 +40,8 @@ _TEXT: Final = Parameter(
     "The answer has each key and value that is UTF-8 as text, too; a key in the path is text, percent-encoded",
 )  # fmt: skip
 _CODES: Final = (
-    Code.BAD_BASE64, Code.VIEW_DISABLED, Code.VIEW_BEHIND, Code.LOG_MISMATCH, Code.NOT_LEADER, Code.STORE_UNAVAILABLE,
+    Code.BAD_BASE64, Code.VIEW_DISABLED, Code.VIEW_BEHIND, Code.LOG_MISMATCH, Code.ROLLED_BACK, Code.NOT_LEADER,
+    Code.STORE_UNAVAILABLE,
     Code.CORRUPT_LOG, Code.CORRUPT_BATCH,
 )  # fmt: skip
 

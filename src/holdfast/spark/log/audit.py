@@ -48,7 +48,17 @@ from holdfast.spark.log.runner import StepResult
 from holdfast.spark.runtime.session import task_errors
 from holdfast.spark.runtime.store_thread import PlannedObjectsThread, with_store
 from holdfast.spark.runtime.table_files import write_table
-from holdfast.spark.source.plan import Chain, LogHead, Piece, cut, empty_log, index_after, read_header, walk
+from holdfast.spark.source.plan import (
+    Chain,
+    LogHead,
+    Piece,
+    after_truncation,
+    cut,
+    empty_log,
+    index_after,
+    read_header,
+    walk,
+)
 from holdfast.spark.source.scan import fetched
 from holdfast.spark.source.shapes import seq_of
 from holdfast.values import slot_text
@@ -173,7 +183,7 @@ async def _after_retention(
         except CorruptData:
             continue
         if oldest.prev_version <= truncated_through:
-            return Chain(chain.slots[kept:], chain.sizes[kept:], truncated=True), holes[index + 1 :]
+            return await after_truncation(store, chain, kept, truncated_through), holes[index + 1 :]
     return chain, holes
 
 

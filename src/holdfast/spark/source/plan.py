@@ -32,7 +32,9 @@ from holdfast.commit.format.batch import (
     slot_of,
 )
 from holdfast.commit.format.chain import broken
+from holdfast.commit.reading.lineage import Lineage, lineage_of
 from holdfast.commit.reading.reader import find_frontier
+from holdfast.commit.reading.reader import read_header as read_genesis
 from holdfast.errors import Code, CorruptData, InvalidRequest, NotFound, Unavailable
 from holdfast.objects.port import ObjectReader, ObjectStore
 from holdfast.spark.options import Position, ReadOptions
@@ -59,13 +61,13 @@ class Chain:
     """Live objects in the order of writing, oldest first.
 
     Shape: ``slots`` falls strictly, ``sizes`` are bytes as listed. ``truncated`` when retention removed what came
-    before. ``log_id`` is the log's, None where it is not known.
+    before. ``lineage`` is the log's, None where it is not known.
     """
 
     slots: Slots
     sizes: Sizes
     truncated: bool
-    log_id: str | None = None
+    lineage: Lineage | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +75,8 @@ class Piece:
     """What one task reads: runs of live slots in the order of writing, and where they hang in the chain.
 
     Shape: each run is (first, last), first >= last, both inclusive. ``head`` is the slot before the first run and
-    ``claim`` the newest claim at or before ``head``; None when there is none in what is left of the log. ``log_id`` is
-    the log that was planned; a task that finds another one there refuses it.
+    ``claim`` the newest claim at or before ``head``; None when there is none in what is left of the log. ``lineage`` is
+    that of the log that was planned; a task that finds another one there refuses it.
     """
 
     runs: tuple[tuple[int, int], ...]
@@ -82,7 +84,7 @@ class Piece:
     claim: int | None
     objects: int
     object_bytes: int
-    log_id: str | None = None
+    lineage: Lineage | None = None
 
     def slots(self) -> Iterator[int]:
         """The slots in the order of writing."""
@@ -105,9 +107,9 @@ async def plan_read(store: ObjectStore, options: ReadOptions, pushed: RowFilter 
     """
     chain = await live_chain(store)
     if options.starting_after is not None:
-        require_log(chain.log_id, options.starting_after.log_id)
+        require_log(chain.lineage, options.starting_after)
     if options.ending_at is not None:
-        require_log(chain.log_id, options.ending_at.log_id)
+        require_log(chain.lineage, options.ending_at)
     starting = options.starting_version
     newest = await read_header(store, int(chain.slots[-1]))
     if options.from_latest:
@@ -185,7 +187,7 @@ def ending_version(url: str, options: ReadOptions) -> int | None:
     async def resolved(store: ObjectStore) -> int | None:
         chain = await live_chain(store)
         if options.ending_at is not None:
-            require_log(chain.log_id, options.ending_at.log_id)
+            require_log(chain.lineage, options.ending_at)
         past, version = await _end(store, chain, options, await read_header(store, int(chain.slots[-1])))
         if version is not None:
             return version
@@ -263,16 +265,30 @@ async def claim_of(store: ObjectReader, head: Header) -> Header:
     return claim
 
 
-def require_log(log_id: str | None, expected: str | None) -> None:
-    """Raise InvalidRequest (``log_mismatch``) unless the log is the one that an offset belongs to; None is any."""
-    if log_id is not None and expected is not None and log_id != expected:
+def require_log(lineage: Lineage | None, position: Position) -> None:
+    """Return if the position is one of the log; a lineage or a log id that is not known may be any.
+
+    Raises: InvalidRequest: ``log_mismatch``, or ``rolled_back`` for a position after the fork of a copied log.
+    """
+    if lineage is None or lineage.holds(position.log_id, position.version):
+        return
+    forked_at = lineage.forked_at.get(position.log_id or "")
+    if forked_at is not None:
         raise InvalidRequest(
-            "the offset belongs to another log than the one at this url",
-            code=Code.LOG_MISMATCH,
-            hint="the log was replaced: begin a new query with a new checkpoint and a new target",
-            offset_log_id=expected,
-            log_id=log_id,
+            "the offset is after the point at which this log was forked",
+            code=Code.ROLLED_BACK,
+            hint="begin a new query, with a new checkpoint and a new target, at or before forked_at",
+            offset_log_id=position.log_id,
+            log_id=lineage.log_id,
+            forked_at=forked_at,
         )
+    raise InvalidRequest(
+        "the offset belongs to another log than the one at this url",
+        code=Code.LOG_MISMATCH,
+        hint="the log was replaced: begin a new query with a new checkpoint and a new target",
+        offset_log_id=position.log_id,
+        log_id=lineage.log_id,
+    )
 
 
 def lost(rule: str, slot: int, through: int | None = None) -> CorruptData:
@@ -298,7 +314,8 @@ async def live_chain(store: ObjectStore) -> Chain:
         newest = await read_header(store, _slot(newest_rows[0].key))
         slots, sizes = await list_slots(store, newest.slot)
         live, missing = walk(slots, sizes == CLAIM_BYTES, newest.durable)
-        chain = Chain(slots[live], sizes[live], truncated=bool(missing), log_id=newest.log_id.hex())
+        lineage = await lineage_at(store, newest, int(slots[live][-1]))
+        chain = Chain(slots[live], sizes[live], truncated=bool(missing), lineage=lineage)
         await _require_claim_at_end(store, chain)
         if not missing:
             return chain
@@ -308,11 +325,35 @@ async def live_chain(store: ObjectStore) -> Chain:
             raise lost("an acknowledged object is missing", hole[0])
         oldest = await read_header(store, int(chain.slots[kept]))
         if 0 < newest.truncated_through >= oldest.prev_version:
-            return Chain(chain.slots[kept:], chain.sizes[kept:], truncated=True, log_id=chain.log_id)
+            return await after_truncation(store, chain, kept, newest.truncated_through)
         if hole == before:
             raise lost("an acknowledged object is missing", hole[0], hole[1])
         before = hole
     raise Unavailable("log changes faster than it can be listed", url=store.url)
+
+
+async def after_truncation(store: ObjectStore, chain: Chain, kept: int, truncated_through: int) -> Chain:
+    """The chain from ``kept`` on, without what is at or below ``truncated_through``.
+
+    Nobody reads what is there: it is about to be deleted, or the late PUT of another leader brought it back.
+    Raises: CorruptData, Unavailable. Cost: about log2(objects) headers.
+    """
+    rest = replace(chain, slots=chain.slots[kept:], sizes=chain.sizes[kept:], truncated=True)
+    first = await first_index(store, rest, lambda header: header.last_version > truncated_through)
+    first = min(first, len(rest.slots) - 1)
+    return replace(rest, slots=rest.slots[first:], sizes=rest.sizes[first:])
+
+
+async def lineage_at(store: ObjectStore, header: Header, slot: int) -> Lineage:
+    """The lineage of the log whose newest live object is in ``slot``; ``header`` may be that object's.
+
+    Cost: as ``lineage_of``. Raises: CorruptData, Unavailable.
+    """
+    newest = header if header.slot == slot else await read_header(store, slot)
+    genesis = await read_genesis(store, FIRST_SLOT)
+    if genesis is None or genesis.log_id == newest.log_id:
+        return Lineage(newest.log_id.hex())
+    return await lineage_of(store, await claim_of(store, newest))
 
 
 async def _require_claim_at_end(store: ObjectStore, chain: Chain) -> None:
@@ -455,7 +496,7 @@ def _piece(chain: Chain, claims: Indices, first: int, past: int) -> Piece:
         above = int(np.searchsorted(claims, first, side="left"))
         # In a truncated log the claim may be older than the oldest object kept; then the head names it.
         claim = int(chain.slots[claims[above - 1]]) if above else None
-    return Piece(runs, head, claim, past - first, int(chain.sizes[first:past].sum()), chain.log_id)
+    return Piece(runs, head, claim, past - first, int(chain.sizes[first:past].sum()), chain.lineage)
 
 
 @dataclass

@@ -22,7 +22,7 @@ from holdfast.commit.format.chain import ChainWalker, broken
 from holdfast.errors import NotFound
 from holdfast.objects.port import ObjectReader
 from holdfast.spark.columns import Shape
-from holdfast.spark.options import ReadOptions
+from holdfast.spark.options import Position, ReadOptions
 from holdfast.spark.runtime.store_thread import PlannedObjectsThread, is_directory, set_imports_aside
 from holdfast.spark.source.bodies import JOINED_BYTES_MAX, decode_bodies
 from holdfast.spark.source.plan import Piece, claim_of, lost, read_header, require_log
@@ -96,7 +96,7 @@ def checked_objects(options: ReadOptions, piece: Piece) -> Iterator[tuple[Header
         for slot, data in fetched(thread, piece.slots(), each_bytes, read_round):
             header = decode_header(data, slot=slot)
             if walker.head is None or walker.head.slot != slot:
-                require_log(header.log_id.hex(), piece.log_id)
+                _require_planned(header, piece)
                 walker.accept(header)
             yield header, data
 
@@ -105,15 +105,20 @@ async def _walker_at(store: ObjectReader, piece: Piece) -> ChainWalker:
     """A walker that expects the first object of the piece next, or, in a truncated log, has already accepted it."""
     first = piece.runs[0][0]
     if piece.head is None and first == FIRST_SLOT:
-        if piece.log_id is not None:
-            require_log((await read_header(store, first)).log_id.hex(), piece.log_id)
+        if piece.lineage is not None:
+            _require_planned(await read_header(store, first), piece)
         return ChainWalker()
     head = await read_header(store, first if piece.head is None else piece.head)
-    require_log(head.log_id.hex(), piece.log_id)
+    _require_planned(head, piece)
     claim = await claim_of(store, head)
     if piece.claim not in (None, claim.slot):
         raise broken("object is not of the leader that claimed", head.slot, claim=slot_text(claim.slot))
     return ChainWalker(head, claim)
+
+
+def _require_planned(header: Header, piece: Piece) -> None:
+    if piece.lineage is not None:
+        require_log(piece.lineage, Position(None, 0, header.log_id.hex()))
 
 
 def fetched(

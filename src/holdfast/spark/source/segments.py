@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import structlog
 
+from holdfast.commit.reading.lineage import Lineage
 from holdfast.errors import Code, CorruptData, InvalidRequest, NotFound, statement_of
 from holdfast.objects.port import ObjectStore
 from holdfast.segments.index import Segment, SegmentIndex, read_segment_index
@@ -148,7 +149,7 @@ def plan_with_segments(options: ReadOptions, pushed: RowFilter | None) -> list[S
     assert options.segments_url is not None, "asked for with segments only"
     head = log_head(options.url)
     if options.starting_after is not None:
-        require_log(head.log_id, options.starting_after.log_id)
+        require_log(Lineage(head.log_id), options.starting_after)
     index = index_of_log(options.segments_url, head)
     # Segments know versions, not the objects that a time or an offset names.
     ending = ending_version(options.url, options)

@@ -17,6 +17,7 @@ import numpy as np
 
 from holdfast.commit.format.batch import CLAIM_BYTES, FIRST_SLOT, Header
 from holdfast.commit.format.chain import ChainWalker, broken
+from holdfast.commit.reading.lineage import Lineage
 from holdfast.commit.reading.reader import read_header as read_header_if_there
 from holdfast.errors import Code, NotFound
 from holdfast.objects.port import ObjectStore
@@ -28,6 +29,7 @@ from holdfast.spark.source.plan import (
     cut,
     first_object,
     index_after,
+    lineage_at,
     list_slots,
     live_chain,
     lost,
@@ -37,6 +39,7 @@ from holdfast.spark.source.plan import (
     walk,
 )
 from holdfast.spark.source.shapes import seq_of
+from holdfast.values import LogId
 
 AHEAD_MAX: Final = 16
 """Headers read at once while the stream catches up."""
@@ -67,20 +70,20 @@ async def starting_position(store: ObjectStore, options: ReadOptions) -> Positio
         return await head_position(store)
     after = options.starting_after
     if after is not None and after.seq is not None:
-        log_id = (await head_position(store)).log_id
-        require_log(log_id, after.log_id)
-        return Position(after.seq, after.version, log_id)
+        newest = await newest_header(store)
+        await require_position(store, newest, after)
+        return Position(after.seq, after.version, after.log_id or newest.log_id.hex())
     chain = await live_chain(store)
     if after is not None:
-        require_log(chain.log_id, after.log_id)
+        require_log(chain.lineage, after)
     index = await first_object(store, chain, options, options.starting_version)
     version = after.version if after is not None else max(0, (options.starting_version or 0) - 1)
     if index > 0:
         return position_of(await read_header(store, int(chain.slots[index - 1])), version)
     if not chain.truncated:
-        return Position(BEFORE_GENESIS_SEQ, version, chain.log_id)
+        return Position(BEFORE_GENESIS_SEQ, version, None if chain.lineage is None else chain.lineage.log_id)
     oldest = await read_header(store, int(chain.slots[0]))
-    return Position(seq_of(oldest.prev), max(version, oldest.prev_version), chain.log_id)
+    return Position(seq_of(oldest.prev), max(version, oldest.prev_version), oldest.log_id.hex())
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +112,7 @@ async def lag_after(store: ObjectStore, position: Position) -> Lag:
     Raises: NotFound, CorruptData, InvalidRequest (another log), Unavailable.
     """
     newest = await newest_header(store)
-    require_log(newest.log_id.hex(), position.log_id)
+    await require_position(store, newest, position)
     last = await read_header(store, FIRST_SLOT - max(0, _seq(position)))
     milliseconds = max(0, newest.time_ms - last.time_ms)
     return Lag(max(0, newest.last_version - position.version), milliseconds / 1000)
@@ -143,8 +146,8 @@ class LogTail:
 
         Raises: NotFound, CorruptData, Unavailable. Cost: one read when there is nothing new, one per new object.
         """
-        if limit is not None:
-            require_log(limit.log_id, start.log_id)
+        if limit is not None and limit.log_id != start.log_id:
+            await require_position(store, await newest_header(store), start)
         if limit is not None and not bounds.is_limited:
             end = Position(limit.seq, max(limit.version, start.version), limit.log_id)
             return BatchEnd(end if _seq(limit) > _seq(start) else start, 0, is_end_of_log=True)
@@ -203,8 +206,10 @@ class LogTail:
         first = await read_header_if_there(store, walker.next_slot)
         if first is None:
             return False
-        require_log(first.log_id.hex(), self._log_id)
+        if self._log_id is not None and self._log_id not in (_hex(first.log_id), _hex(first.parent_log_id)):
+            require_log(Lineage(first.log_id.hex()), Position(None, 0, self._log_id))
         walker.accept(first)
+        self._log_id = first.log_id.hex()
         self._walked.append(first)
         # After a new object there may be more. They are read together and taken as far as they continue.
         ahead = range(walker.next_slot, max(0, walker.next_slot - min(len(self._walked), AHEAD_MAX)), -1)
@@ -218,8 +223,9 @@ class LogTail:
     async def _was_removed(self, store: ObjectStore, start: Position) -> bool:
         """After an empty slot: False at the end of the log; True when the walk continues after what was removed."""
         self._is_unproved = False
-        head = await head_position(store)
-        require_log(head.log_id, self._log_id)
+        newest = await newest_header(store)
+        await require_position(store, newest, Position(None, 0, self._log_id))
+        head = position_of(newest)
         if _seq(head) <= _seq(start) or await read_header_if_there(store, self._walker.next_slot) is not None:
             return _seq(head) > _seq(start)
         oldest = await _oldest_after(store, start, self._options)
@@ -254,8 +260,24 @@ def _chain_of(headers: Sequence[Header]) -> Chain:
         np.array([header.slot for header in headers], dtype=np.uint64),
         np.array([header.object_bytes() for header in headers], dtype=np.int64),
         truncated=False,
-        log_id=headers[0].log_id.hex() if headers else None,
+        lineage=_lineage_of(headers) if headers else None,
     )
+
+
+def _lineage_of(headers: Sequence[Header]) -> Lineage:
+    """The logs that these consecutive objects belong to."""
+    forks = [(header.parent_log_id, header.forked_at) for header in headers]
+    return Lineage(headers[-1].log_id.hex(), {parent.hex(): at for parent, at in forks if parent is not None})
+
+
+def _hex(log_id: LogId | None) -> str:
+    return "" if log_id is None else log_id.hex()
+
+
+async def require_position(store: ObjectStore, newest: Header, position: Position) -> None:
+    """Return if the position is one of the log that ends with ``newest``. Raises: as ``require_log``, Unavailable."""
+    if position.log_id not in (None, newest.log_id.hex()):
+        require_log(await lineage_at(store, newest, newest.slot), position)
 
 
 async def _walker_after(
@@ -270,7 +292,8 @@ async def _walker_after(
         return ChainWalker(), None, None
     head = await read_header_if_there(store, FIRST_SLOT - seq)
     if head is not None:
-        require_log(head.log_id.hex(), start.log_id)
+        if start.log_id not in (None, head.log_id.hex()):
+            await require_position(store, await newest_header(store), start)
         return ChainWalker(head, await claim_of(store, head)), head, None
     oldest = await _oldest_after(store, start, options)
     if oldest is None:
@@ -284,7 +307,7 @@ async def _oldest_after(store: ObjectStore, start: Position, options: ReadOption
     Raises: NotFound (``log_truncated``) when something between them was removed, unless ``failOnDataLoss`` is off.
     """
     chain = await live_chain(store)
-    require_log(chain.log_id, start.log_id)
+    require_log(chain.lineage, start)
     if not chain.truncated or index_after(chain, _seq(start)):
         return None
     oldest = await read_header(store, int(chain.slots[0]))
@@ -322,7 +345,8 @@ async def objects_between(
 
     Raises: NotFound (``log_truncated``), CorruptData, Unavailable. Cost: none after ``tail``, else a listing.
     """
-    require_log(end.log_id, start.log_id)
+    if end.log_id != start.log_id:
+        await require_position(store, await newest_header(store), start)
     if _seq(end) <= _seq(start):
         return _chain_of([]), 0
     walked = tail.chain_between(start, end)
@@ -335,16 +359,16 @@ async def _listed_between(
     begin, last = FIRST_SLOT - max(_seq(start), 0), FIRST_SLOT - _seq(end)
     slots, sizes = await list_slots(store, last, begin)
     if not len(slots) or int(slots[0]) != last:
-        require_log((await head_position(store)).log_id, end.log_id or start.log_id)
+        await require_position(store, await newest_header(store), end if end.log_id else start)
         raise lost("the object that an offset names is missing", last)
-    log_id = (await read_header(store, last)).log_id.hex()
-    require_log(log_id, end.log_id or start.log_id)
+    lineage = await lineage_at(store, await read_header(store, last), last)
+    require_log(lineage, end if end.log_id else start)
     first = 0 if _seq(start) < 0 else 1
     missing: list[tuple[int, int]] = [(begin, begin)]
     if int(slots[-1]) == begin:
         live, missing = walk(slots, sizes == CLAIM_BYTES, last, begin)
         if not missing:
-            return _ending_at(last, Chain(slots[live], sizes[live], truncated=False, log_id=log_id)), first
+            return _ending_at(last, Chain(slots[live], sizes[live], truncated=False, lineage=lineage)), first
     oldest = await _oldest_after(store, start, options)
     if oldest is None:
         raise lost("an acknowledged object is missing", *missing[-1])
@@ -353,7 +377,7 @@ async def _listed_between(
     live, missing = walk(slots, sizes == CLAIM_BYTES, last, oldest.slot)
     if missing:
         raise lost("an acknowledged object is missing", *missing[-1])
-    return _ending_at(last, Chain(slots[live], sizes[live], truncated=True, log_id=log_id)), 0
+    return _ending_at(last, Chain(slots[live], sizes[live], truncated=True, lineage=lineage)), 0
 
 
 def _ending_at(last: int, chain: Chain) -> Chain:

@@ -1,0 +1,107 @@
+"""Which logs a log goes back to, and whether a position of one of them is in it.
+
+A copy that is restored or promoted begins with a fork claim and has a log id of its own. A position in an ancestor is a
+position here as long as it is not after the fork. A log that nobody forked has no ancestors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass, field
+
+from holdfast.commit.format.batch import CLAIM_BYTES, FIRST_SLOT, PREFIX, Header, Kind, object_name, slot_of
+from holdfast.commit.format.chain import broken
+from holdfast.commit.reading.reader import leaderships_back, read_header
+from holdfast.errors import Code, InvalidRequest
+from holdfast.objects.port import ObjectStore
+
+PAGE = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Lineage:
+    """A log's id, and for each ancestor the version at which this log left it: its ``forked_at``."""
+
+    log_id: str
+    forked_at: dict[str, int] = field(default_factory=dict[str, int])
+
+    def holds(self, log_id: str | None, version: int) -> bool:
+        """Whether this position is in the log. A position without an id counts as the log's own."""
+        return log_id in (None, self.log_id) or version <= self.forked_at.get(log_id or "", -1)
+
+    def require(self, log_id: str | None, version: int) -> None:
+        """Return if the position is in the log.
+
+        Raises: InvalidRequest, ``log_mismatch`` for the position of another log, ``rolled_back`` for one that an
+        ancestor reached after this log had left it.
+        """
+        if self.holds(log_id, version):
+            return
+        assert log_id is not None, "a position without an id is in the log"
+        forked_at = self.forked_at.get(log_id)
+        if forked_at is None:
+            raise log_mismatch(log_id, self.log_id)
+        raise InvalidRequest(
+            "the version is one of the log that this one was forked from, after the fork",
+            code=Code.ROLLED_BACK,
+            hint="go back to roll_back_to, and read on from there",
+            given_log_id=log_id,
+            log_id=self.log_id,
+            roll_back_to=forked_at,
+        )
+
+
+def log_mismatch(given: str, log_id: str) -> InvalidRequest:
+    """The error for a version or a position that belongs to another log than the one served here."""
+    return InvalidRequest(
+        "the version belongs to another log than the one served here",
+        code=Code.LOG_MISMATCH,
+        hint="the log was replaced, or this is another service: read again from the log that is served",
+        given_log_id=given[:64],
+        log_id=log_id,
+    )
+
+
+async def lineage_of(store: ObjectStore, claim: Header) -> Lineage:
+    """The lineage of the log whose newest claim is ``claim``.
+
+    Cost: one header read for a log that was never forked; otherwise two for each leadership back to the first. Where
+    retention has removed what links them, a LIST of what is older, and a header read for each claim in it.
+    Raises: Unavailable, CorruptData.
+    """
+    genesis = claim if claim.slot == FIRST_SLOT else await read_header(store, FIRST_SLOT)
+    if genesis is None:
+        raise broken("the first claim has gone", FIRST_SLOT)
+    forked_at: dict[str, int] = {}
+    if genesis.log_id != claim.log_id:
+        oldest = claim
+        async with aclosing(leaderships_back(store, claim)) as leaderships:
+            async for leadership in leaderships:
+                oldest = leadership.claim
+                _note(oldest, forked_at)
+        if oldest.slot != FIRST_SLOT:
+            async for older in _older_claims(store, oldest):
+                _note(older, forked_at)
+    return Lineage(claim.log_id.hex(), forked_at)
+
+
+def _note(claim: Header, forked_at: dict[str, int]) -> None:
+    if claim.parent_log_id is not None:
+        forked_at[claim.parent_log_id.hex()] = claim.forked_at
+
+
+async def _older_claims(store: ObjectStore, claim: Header) -> AsyncGenerator[Header]:
+    after = object_name(claim.slot)
+    while True:
+        rows = await store.list(PREFIX, after=after, limit=PAGE)
+        for row in rows:
+            slot = slot_of(row.key)
+            if row.size != CLAIM_BYTES or slot is None:
+                continue
+            header = await read_header(store, slot)
+            if header is not None and header.kind is Kind.CLAIM:
+                yield header
+        if len(rows) < PAGE:
+            return
+        after = rows[-1].key
