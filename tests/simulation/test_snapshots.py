@@ -16,6 +16,7 @@ from tests.unit.snapshots.logs import RandomLog
 
 from holdfast.commit.reading.lineage import Lineage
 from holdfast.errors import HoldfastError
+from holdfast.objects import creating
 from holdfast.objects.faults import FaultRates, FaultyObjects, FaultyStore
 from holdfast.objects.memory import MemoryObjects, MemoryStore
 from holdfast.objects.port import CreateAnswer, Created, Listed, ObjectStore
@@ -108,7 +109,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     async def here(work: Callable[..., object], *arguments: object) -> object:
         return work(*arguments)
 
-    monkeypatch.setattr(making, "PAUSES", (0.0,) * 6)
+    monkeypatch.setattr(creating, "PAUSES", (0.0,) * 6)
     monkeypatch.setattr(asyncio, "to_thread", here)
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
 
@@ -136,16 +137,16 @@ def manifest_first(monkeypatch: pytest.MonkeyPatch) -> None:
             format=1, log_id=log_id, version=version, last_transaction=last, slot=slot,
             rows=sum(part.rows for part, _ in parts), parts=[part for part, _ in parts],
         )  # fmt: skip
-        await making._create(self._store, manifest_key(version), encode_manifest(manifest))
+        await making.create_exactly(self._store, manifest_key(version), encode_manifest(manifest))
         for part, data in parts:
-            await making._create(self._store, part_key(version, part.name), data)
+            await making.create_exactly(self._store, part_key(version, part.name), data)
         return manifest
 
     monkeypatch.setattr(making._Making, "write", write)
 
 
 def refused_is_never_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = making._create
+    real = making.create_exactly
 
     async def create(store: ObjectStore, key: str, data: bytes) -> bool:
         if not key.endswith("manifest.json"):
@@ -158,7 +159,7 @@ def refused_is_never_own(monkeypatch: pytest.MonkeyPatch) -> None:
                 return False
         return False
 
-    monkeypatch.setattr(making, "_create", create)
+    monkeypatch.setattr(making, "create_exactly", create)
 
 
 def other_logs_count(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -177,6 +177,11 @@ def release_hold(hold_id: str) -> Change:
     return change
 
 
+def set_content(content: Content) -> Change:
+    """The change that replaces all: for the copy of a log, which begins with the policies of its source."""
+    return lambda now: Content(content.policies, content.holds, max(now.truncate_through, content.truncate_through))
+
+
 def truncate_to(through: int) -> Change:
     """The change that permits the log to be truncated through a version."""
     return lambda now: Content(now.policies, now.holds, max(now.truncate_through, through))

@@ -27,7 +27,8 @@ from holdfast.commit.reading.lineage import lineage_of
 from holdfast.commit.reading.reader import find_frontier, follow
 from holdfast.commit.reading.survey import check_reached, walker_after
 from holdfast.errors import Code, CorruptData, InvalidRequest, NotFound, Unavailable
-from holdfast.objects.port import Created, ObjectStore, Refused, Unknown
+from holdfast.objects.creating import create_exactly
+from holdfast.objects.port import ObjectStore
 from holdfast.snapshots.loading import load_view_file
 from holdfast.snapshots.manifest import (
     FORMAT,
@@ -48,8 +49,6 @@ LAYER_BYTES: Final = 64 * 2**20
 """Changes that wait in memory before they go to the temporary file."""
 GIVE_UP_SECONDS: Final = 12 * 3600.0
 """Parts without a manifest may be removed after a day; a maker that is still writing must have ended long before."""
-PAUSES: Final = (0.2, 0.5, 1.0, 2.0, 4.0, 8.0)
-"""Seconds between the tries of one create."""
 
 Progress = Callable[[int, int | None], None]
 
@@ -162,7 +161,7 @@ class _Making:
             if asyncio.get_running_loop().time() > deadline:
                 raise Unavailable("a snapshot took too long to write", snapshot=version, parts=number)
             part, data = await asyncio.to_thread(encode_part, rows, part_name(self._maker, number))
-            if not await _create(self._store, part_key(version, part.name), data):
+            if not await create_exactly(self._store, part_key(version, part.name), data):
                 raise CorruptData("another object has the name of a part", part=part.name)
             self._parts.append(part)
         manifest = Manifest(
@@ -174,7 +173,7 @@ class _Making:
             rows=sum(part.rows for part in self._parts),
             parts=self._parts,
         )
-        if await _create(self._store, manifest_key(version), encode_manifest(manifest)):
+        if await create_exactly(self._store, manifest_key(version), encode_manifest(manifest)):
             return manifest
         first = await read_manifest(self._store, version)
         for part in self._parts:
@@ -183,27 +182,3 @@ class _Making:
         if first is None:
             raise Unavailable("a manifest was removed while it was read", snapshot=version)
         return first
-
-
-async def _create(store: ObjectStore, key: str, data: bytes) -> bool:
-    """Create an object. False when the name holds other bytes: a refused create may be this maker's own, which landed.
-
-    Raises: Unavailable after the last of ``PAUSES``.
-    """
-    detail = ""
-    for pause in (*PAUSES, None):
-        match await store.create(key, data):
-            case Created():
-                return True
-            case Refused():
-                try:
-                    return await store.read(key) == data
-                except (NotFound, Unavailable) as error:
-                    detail = str(error)
-            case Unknown(text, _, final):
-                detail = text
-                if final:
-                    break
-        if pause is not None:
-            await asyncio.sleep(pause)
-    raise Unavailable("the store did not take an object of a snapshot", key=key, cause=detail)

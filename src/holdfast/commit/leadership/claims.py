@@ -46,6 +46,7 @@ from holdfast.commit.format.batch import (
     slot_of,
 )
 from holdfast.commit.format.chain import broken, next_slot
+from holdfast.commit.leadership.role import Copied
 from holdfast.errors import Closed, Code, CorruptData, NotFound
 from holdfast.values import LeaderId, LogId, Slot, Version, slot_text
 
@@ -247,17 +248,18 @@ def claim_header(
     nonce: bytes,
     log_id: LogId,
     wall_ms: int,
-    forks: bool = False,
+    fork: Copied | None = None,
     retires: bool = False,
 ) -> Header:
-    """The claim to be written at the frontier. ``log_id`` is used at genesis and where the claim ``forks`` the log;
-    other claims copy it. ``retires``: nobody may lead after this claim."""
+    """The claim to be written at the frontier. ``log_id`` is used only at genesis; later claims copy it, unless they
+    ``fork`` the log. ``retires``: nobody may lead after this claim."""
     before = frontier.predecessor
-    forks = forks and before is not None
+    truncated_through = before.truncated_through if before else Version(0)
     if before is None:
         base = first_base(log_id)
-    elif forks:
-        base = fork_base(before.last_version, log_id)
+    elif fork is not None:
+        base, log_id = fork_base(before.last_version, fork.log_id), fork.log_id
+        truncated_through = max(truncated_through, fork.truncated_through)
     else:
         base, log_id = Version(before.last_version + VERSION_JUMP), before.log_id
     return Header(
@@ -274,13 +276,13 @@ def claim_header(
         prev_version=before.last_transaction_version if before else Version(0),
         window_floor=base,
         durable=before.slot if before else frontier.slot,
-        truncated_through=before.truncated_through if before else Version(0),
+        truncated_through=truncated_through,
         time_ms=max(wall_ms, before.time_ms) if before else wall_ms,
         address=identity.address,
         scope=identity.scope,
         flags=FLAG_RETIRES if retires else 0,
-        parent_log_id=before.log_id if before and forks else None,
-        forked_at=before.last_version if before and forks else Version(0),
+        parent_log_id=before.log_id if before and fork else None,
+        forked_at=before.last_version if before and fork else Version(0),
     )
 
 

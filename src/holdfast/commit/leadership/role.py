@@ -20,7 +20,7 @@ import msgspec
 
 from holdfast.errors import Closed, Code, CorruptData, NotFound
 from holdfast.objects.port import ObjectReader
-from holdfast.values import LogId, is_log_id
+from holdfast.values import LogId, Version, is_log_id
 
 T = TypeVar("T")
 ROLE_KEY: Final = "meta/role"
@@ -48,6 +48,13 @@ class Promoted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     log_id: str
 
 
+class Copied(msgspec.Struct, frozen=True):
+    """A promoted copy: the id of its log, and what was removed from the source when the copy began."""
+
+    log_id: LogId
+    truncated_through: Version
+
+
 class RoleRecords(msgspec.Struct, frozen=True):
     """The two records of a prefix as they were read: None for one that is not there."""
 
@@ -63,8 +70,8 @@ class RoleRecords(msgspec.Struct, frozen=True):
                 raise CorruptData("a record of a copied log names no log", given=log_id[:64])
         return role, promoted
 
-    def claimed_id(self) -> LogId | None:
-        """The id that a claim here must have; None where it is that of the log, as ever.
+    def copied(self) -> Copied | None:
+        """What a claim here must say; None for a prefix that is no copy.
 
         Raises: Closed (``not_promoted``), CorruptData.
         """
@@ -83,7 +90,7 @@ class RoleRecords(msgspec.Struct, frozen=True):
                 hint=hint,
                 source_log_id=role.source_log_id,
             )
-        return LogId(bytes.fromhex(promoted.log_id))
+        return Copied(LogId(bytes.fromhex(promoted.log_id)), Version(role.truncated_through))
 
 
 def _decode(data: bytes, kind: type[T], key: str) -> T:

@@ -43,7 +43,7 @@ from holdfast.commit.leadership.claims import (
     read_page,
     walk_on,
 )
-from holdfast.commit.leadership.role import RoleRecords
+from holdfast.commit.leadership.role import Copied, RoleRecords
 from holdfast.errors import Closed, Code, CorruptData, HoldfastError, NotFound, Unavailable
 from holdfast.objects.port import CreateAnswer, Created, Unknown
 from holdfast.values import Instant, LeaderId, LogId, Slot, slot_text
@@ -302,7 +302,7 @@ class TakeoverMachine:
         self._found: Then = self._consider
         self._page = Page((), frozenset())
         self._objects: dict[Slot, bytes] = {}
-        self._claimed_id: LogId | None = None
+        self._copied: Copied | None = None
         self._waits = 0
         self._damages: set[object] = set()
         self._frontier = Frontier(FIRST_SLOT, None, 1)
@@ -467,7 +467,7 @@ class TakeoverMachine:
     def _headers_read(self, now: Instant, answer: Answer) -> list[Effect]:
         assert isinstance(answer, HeadersRead), "headers were asked for"
         self._objects.update(answer.objects)
-        self._claimed_id = answer.records.claimed_id()
+        self._copied = answer.records.copied()
         return self._decide(now)
 
     def _decide(self, now: Instant) -> list[Effect]:
@@ -520,7 +520,7 @@ class TakeoverMachine:
     def _forks(self) -> bool:
         """Whether the log is a promoted copy that has no claim of its own yet: the last leader leads another log."""
         before = self._frontier.predecessor
-        return self._claimed_id is not None and before is not None and before.log_id != self._claimed_id
+        return self._copied is not None and before is not None and before.log_id != self._copied.log_id
 
     def _watched_leader(self) -> Header:
         newest = self._frontier.predecessor
@@ -714,9 +714,9 @@ class TakeoverMachine:
             self._frontier,
             identity,
             nonce=blake2b(counted, key=identity.nonce_seed, digest_size=16).digest(),
-            log_id=self._claimed_id or self._log_id,
+            log_id=self._log_id,
             wall_ms=now.wall_ms,
-            forks=self._forks,
+            fork=self._copied if self._forks else None,
             retires=self._rules.retires,
         )
         return self._send(now, SendClaim(claim.slot, encode_claim(claim)), self._claim_answered)

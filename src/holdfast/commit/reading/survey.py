@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from holdfast.commit.format.batch import CLAIM_BYTES, FIRST_SLOT, PREFIX, Header, Kind, jump, slot_of
@@ -22,7 +22,7 @@ from holdfast.commit.reading.reader import (
 )
 from holdfast.errors import Code, CorruptData, NotFound
 from holdfast.objects.port import Listed, ObjectStore
-from holdfast.values import Slot, slot_text
+from holdfast.values import Slot, Version, slot_text
 
 PAGE: Final = 1000
 
@@ -91,7 +91,7 @@ async def walker_after(store: ObjectStore, version: int) -> tuple[ChainWalker, H
     frontier = await find_frontier(store)
     if frontier is None:
         raise NotFound("log is empty", code=Code.LOG_EMPTY)
-    head, claim = frontier
+    head, _ = frontier
     if version < head.truncated_through:
         raise NotFound(
             "the log was truncated past this version",
@@ -100,14 +100,20 @@ async def walker_after(store: ObjectStore, version: int) -> tuple[ChainWalker, H
             version=version,
             truncated_through=head.truncated_through,
         )
+    return await walker_from(store, frontier, version), head
+
+
+async def walker_from(store: ObjectStore, frontier: tuple[Header, Header], version: int) -> ChainWalker:
+    """As ``walker_after``, in a log with this newest object and claim, whatever it says was truncated."""
+    head, claim = frontier
     newest = head
     async with aclosing(leaderships_back(store, claim)) as leaderships:
         async for leadership in leaderships:
             if leadership.base <= version or (leadership.before is None and not leadership.is_first):
-                return await start_after(store, leadership, newest, version), head
+                return await start_after(store, leadership, newest, version)
             if leadership.before is not None:
                 newest = leadership.before
-    return ChainWalker(), head
+    return ChainWalker()
 
 
 def check_reached(walker: ChainWalker, newest: Header) -> Header:
@@ -135,10 +141,13 @@ class LogCheck:
     newest_slot: int
 
 
-async def verify_log(store: ObjectStore, on_progress: Callable[[int, int | None], None] | None = None) -> LogCheck:
+async def verify_log(
+    store: ObjectStore, on_progress: Callable[[int, int | None], None] | None = None, *, truncated_through: int = 0
+) -> LogCheck:
     """Read and check every live object, oldest first, then check that the chain ends where recovery says it does.
 
-    In a log that was truncated it begins with the first object after ``truncated_through``.
+    In a log that was truncated it begins with the first object after ``truncated_through``, which a copy that is not
+    complete has to be told.
 
     ``on_progress`` gets the number of objects read and in total.
     Raises: CorruptData naming the slot and the rule; NotFound (log_empty); Unavailable.
@@ -147,11 +156,11 @@ async def verify_log(store: ObjectStore, on_progress: Callable[[int, int | None]
     if frontier is None:
         raise NotFound("log is empty", code=Code.LOG_EMPTY)
     leaderships = [leadership async for leadership in leaderships_back(store, frontier[1])]
-    check_truncated(leaderships[-1], frontier[0])
+    truncated_through = max(truncated_through, frontier[0].truncated_through)
+    check_truncated(leaderships[-1], replace(frontier[0], truncated_through=Version(truncated_through)))
     total = _objects_in(frontier[0], leaderships)
     objects = size = leaders = transactions = operations = preconditions = first = last = 0
-    truncated_through = frontier[0].truncated_through
-    walker = (await walker_after(store, truncated_through))[0] if truncated_through else ChainWalker()
+    walker = await walker_from(store, frontier, truncated_through) if truncated_through else ChainWalker()
     async with aclosing(follow(store, walker)) as batches:
         async for batch in batches:
             objects += 1

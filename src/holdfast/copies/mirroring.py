@@ -1,0 +1,284 @@
+"""A mirror: a copy of a log that grows with it, byte for byte, until it is promoted.
+
+    a round     action                                                   a crash after it leaves
+    copy        carry what the source has and the mirror lacks           a shorter mirror
+    snapshots   copy those that the mirror has reached                   parts without a manifest
+    hold        ask the source to keep what is not copied yet            a hold that ends by itself
+    truncate    delete what the source's log says was truncated, once    a sweep that goes on in the next round
+                the mirror has a snapshot of it
+
+The mirror has a place in ``meta/role`` and no state of its own: where it stands is where its chain ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+
+from holdfast.commit.format.batch import PREFIX, Header, object_name
+from holdfast.commit.format.chain import next_slot
+from holdfast.commit.leadership.role import Role, read_records
+from holdfast.commit.reading.lineage import Lineage, lineage_of
+from holdfast.commit.reading.reader import LoggedBatch, find_frontier, read_header
+from holdfast.copies.chain import carry
+from holdfast.copies.restoring import create_role, require_empty, require_role
+from holdfast.copies.snapshots import copy_new_snapshots, snapshots_between
+from holdfast.copies.source import objects_from, standing_of
+from holdfast.errors import Closed, Code, CorruptData, HoldfastError, NotFound, Unavailable
+from holdfast.objects.port import ObjectStore
+from holdfast.retention.cut import slot_through
+from holdfast.retention.generations import Generations
+from holdfast.retention.policies import Content, Hold, set_hold
+from holdfast.retention.sweep import Swept, sweep
+from holdfast.snapshots.making import make_snapshot
+from holdfast.snapshots.removing import KeptSnapshots
+
+log = structlog.get_logger("holdfast.copies.mirroring")
+
+HOLD_EVERY_SECONDS: Final = 60.0
+IDLE_SECONDS: Final = 30.0
+HOLD_LASTS_MS: Final = 86_400_000
+LAG_OBJECTS_MAX: Final = 1_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MirrorOptions:
+    """``follow``: go on when the end of the source is reached. ``hold``: ask the source to keep what is missing, which
+    takes the right to write there."""
+
+    follow: bool = False
+    hold: bool = True
+    poll_seconds: float = 0.5
+    snapshots_keep: int = 3
+    deletes_per_second: float = 1_000.0
+    retry_seconds: float = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Lag:
+    """What the source has and the mirror lacks.
+
+    ``bytes`` counts at most ``LAG_OBJECTS_MAX`` objects. ``seconds`` is between the newest objects of both, by the
+    clocks of the leaders that wrote them.
+    """
+
+    versions: int
+    bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Mirrored:
+    """How far a mirror is. ``retired``: the source ended with a claim that retires it, which is not copied."""
+
+    source_log_id: str
+    version: int
+    objects: int
+    snapshots: int
+    lag: Lag
+    retired: bool
+
+
+Progress = Callable[[Mirrored], None]
+
+
+class Mirror:
+    """One process that copies ``source`` to ``copy``. Others may do the same at the same time; they get in no way."""
+
+    def __init__(self, source: ObjectStore, copy: ObjectStore, options: MirrorOptions) -> None:
+        self._source = source
+        self._copy = copy
+        self._options = options
+        self._objects = 0
+        self._snapshots = 0
+        self._retired = False
+        self._held_s: float | None = None
+        self._hold_refused = False
+        self._truncated_through = 0
+        self._head: Header | None = None
+
+    async def run(self, on_progress: Progress | None = None) -> Mirrored:
+        """Copy to the end of the source; with ``follow``, go on for ever, until the source is retired.
+
+        Raises: Closed (``not_promoted`` is the rule of a mirror; once promoted it is a log, and this ends), NotFound
+        (``log_empty``; ``log_truncated``: the source removed what was not copied yet), InvalidRequest
+        (``log_mismatch``), CorruptData; Unavailable without ``follow``. After a crash: run it again.
+        """
+        while True:
+            try:
+                mirrored = await self.round()
+            except Unavailable as error:
+                if not self._options.follow:
+                    raise
+                log.warning("mirror_waits", error=str(error))
+                await asyncio.sleep(self._options.retry_seconds)
+                continue
+            if on_progress is not None:
+                on_progress(mirrored)
+            if not self._options.follow or mirrored.retired:
+                return mirrored
+            if not mirrored.lag.versions:
+                await self._wait_for_more()
+
+    async def round(self) -> Mirrored:
+        """One round of the table above. Raises: as ``run``."""
+        frontier = await find_frontier(self._source)
+        if frontier is None:
+            raise NotFound("the source is empty", code=Code.LOG_EMPTY, url=self._source.url)
+        newest, claim = frontier
+        lineage = await lineage_of(self._source, claim)
+        role = await self._role(lineage, newest)
+        await self._carry(role, newest)
+        reached = await find_frontier(self._copy)
+        assert reached is not None, "a mirror has at least the first claim of its source"
+        head, own_claim = reached
+        self._head = head
+        self._snapshots += await copy_new_snapshots(
+            self._source, self._copy, lineage, role.truncated_through, head.last_version
+        )
+        await self._hold(lineage, head)
+        await self._truncate(role, head, own_claim)
+        return Mirrored(
+            source_log_id=lineage.log_id,
+            version=head.last_version,
+            objects=self._objects,
+            snapshots=self._snapshots,
+            lag=await self._lag(head),
+            retired=self._retired,
+        )
+
+    async def _wait_for_more(self) -> None:
+        """Until the source has the next object; a whole round goes by in any case after ``IDLE_SECONDS``."""
+        assert self._head is not None, "a round ended at an object"
+        for _ in range(max(1, int(IDLE_SECONDS / self._options.poll_seconds))):
+            await asyncio.sleep(self._options.poll_seconds)
+            try:
+                if await read_header(self._source, next_slot(self._head)) is not None:
+                    return
+            except Unavailable as error:
+                log.warning("mirror_waits", error=str(error))
+
+    async def _role(self, lineage: Lineage, newest: Header) -> Role:
+        role, promoted = (await read_records(self._copy)).decoded()
+        if promoted is not None:
+            raise Closed(
+                "this mirror was promoted: it is a log of its own",
+                code=Code.LOG_MISMATCH,
+                hint="begin another mirror at an empty prefix",
+                log_id=promoted.log_id,
+            )
+        if role is not None:
+            require_role(role, "mirror", lineage)
+            return role
+        await require_empty(self._copy)
+        role = Role(role="mirror", source_log_id=lineage.log_id, truncated_through=newest.truncated_through)
+        await create_role(self._copy, role)
+        return role
+
+    async def _carry(self, role: Role, newest: Header) -> None:
+        standing = await standing_of(self._source, self._copy, truncated_through=role.truncated_through)
+        before = standing.head if standing is not None else None
+
+        def copied(header: Header) -> None:
+            self._objects += before is None or header.slot < before.slot
+
+        objects = objects_from(self._source, standing, truncated_through=role.truncated_through)
+        try:
+            async with aclosing(objects), aclosing(self._without_retirement(objects)) as wanted:
+                await carry(wanted, self._copy, copied)
+        except NotFound as gone:
+            raise _removed(role) from gone
+        reached = await find_frontier(self._copy)
+        if reached is None or reached[0].slot > newest.slot:
+            # The source had ``newest`` before this round: either it was truncated meanwhile, or it has a hole.
+            if self._retired and reached is not None and reached[0].slot == newest.prev:
+                return
+            now = await find_frontier(self._source)
+            if now is not None and reached is not None and reached[0].last_version < now[0].truncated_through:
+                raise _removed(role)
+            raise CorruptData(
+                "an object of the source has gone",
+                code=Code.CORRUPT_LOG,
+                hint="`holdfast log verify` names what is missing; `holdfast log repair` makes a log without it",
+                mirrored_through=None if reached is None else reached[0].last_version,
+                newest=object_name(newest.slot),
+            )
+
+    async def _without_retirement(self, objects: AsyncGenerator[LoggedBatch]) -> AsyncGenerator[LoggedBatch]:
+        async for batch in objects:
+            if batch.header.retires:
+                self._retired = True
+                return
+            yield batch
+
+    async def _hold(self, lineage: Lineage, head: Header) -> None:
+        """Keep the source from truncating what is not copied yet. A policy is what truncates, so none needs none."""
+        now_s = time.monotonic()
+        if not self._options.follow or not self._options.hold or self._hold_refused:
+            return
+        if self._held_s is not None and now_s - self._held_s < HOLD_EVERY_SECONDS:
+            return
+        self._held_s = now_s
+
+        def wall_ms() -> int:
+            return int(time.time() * 1000)
+
+        generations = Generations(self._source, wall_ms)
+        try:
+            if not Content.of(await generations.newest()).policies:
+                return
+            hold = Hold(from_version=head.last_version, expires_ms=wall_ms() + HOLD_LASTS_MS)
+            await generations.change(set_hold(f"mirror-{lineage.log_id[:8]}", hold, now_ms=wall_ms()), "mirror")
+        except NotFound:
+            raise
+        except HoldfastError as error:
+            self._hold_refused = True
+            log.warning("mirror_without_hold", error=str(error), hint="the source may truncate what is not copied yet")
+
+    async def _truncate(self, role: Role, head: Header, claim: Header) -> None:
+        """Delete what the log says was truncated, once a snapshot here stands for it."""
+        through = head.truncated_through
+        if through <= max(self._truncated_through, role.truncated_through):
+            return
+        lineage = await lineage_of(self._copy, claim)
+        if not await snapshots_between(self._copy, lineage, through, head.last_version):
+            await make_snapshot(self._copy)
+        kept = KeptSnapshots(self._copy, claim, keep=self._options.snapshots_keep)
+        oldest = await kept.oldest(())
+        if oldest is None or oldest < through:
+            return
+        slot = await slot_through(self._copy, claim, head, through)
+        if slot is not None:
+            per_second = self._options.deletes_per_second
+            await sweep(self._copy, slot, lambda: head.slot, per_second=per_second, swept=Swept())
+        self._truncated_through = through
+
+    async def _lag(self, head: Header) -> Lag:
+        frontier = await find_frontier(self._source)
+        if frontier is None or frontier[0].retires:
+            return Lag(0, 0, 0.0)
+        newest = frontier[0]
+        if newest.slot >= head.slot:
+            return Lag(0, 0, 0.0)
+        rows = await self._source.list(PREFIX, limit=LAG_OBJECTS_MAX)
+        name = object_name(head.slot)
+        return Lag(
+            newest.last_version - head.last_version,
+            sum(row.size for row in rows if row.key < name),
+            max(0, newest.time_ms - head.time_ms) / 1000.0,
+        )
+
+
+def _removed(role: Role) -> NotFound:
+    return NotFound(
+        "the source has removed what this mirror has not copied yet",
+        code=Code.LOG_TRUNCATED,
+        hint="begin another mirror at an empty prefix, and let it follow: then it holds what it needs",
+        source_log_id=role.source_log_id,
+    )

@@ -1,0 +1,98 @@
+"""Make a copy a log of its own: the record that permits it, then the fork claim.
+
+    step      action                                              a crash after this step leaves
+    record    create meta/promoted with the id of the new log     a log: the first who leads it writes the fork claim
+    claim     claim with that id                                  a log that anybody may lead
+
+Nothing asks the copier to stop. It obeys the rules of a leader, so what it still sends lands in dead slots.
+"""
+
+from __future__ import annotations
+
+import secrets
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from holdfast.commit.format.batch import Header
+from holdfast.commit.leadership.claims import Identity
+from holdfast.commit.leadership.role import PROMOTED_KEY, Promoted, encode_record, read_records
+from holdfast.commit.leadership.takeover import TakeoverOptions, take_the_lead
+from holdfast.commit.reading.lineage import lineage_of
+from holdfast.commit.reading.reader import find_frontier, leaderships_back
+from holdfast.copies.snapshots import snapshots_between
+from holdfast.errors import Code, CorruptData, InvalidRequest, NotFound
+from holdfast.objects.creating import create_exactly
+from holdfast.objects.port import ObjectStore
+from holdfast.values import LeaderId, LogId
+
+
+@dataclass(frozen=True, slots=True)
+class PromotedLog:
+    """A mirror that is a log now: it has everything of its source up to ``version``."""
+
+    log_id: str
+    source_log_id: str
+    version: int
+    base: int
+
+
+async def promote(copy: ObjectStore) -> PromotedLog:
+    """Make a mirror a log, or finish what an earlier call began. The source may go on; this cannot stop it.
+
+    Raises: InvalidRequest (this is no mirror), NotFound (``log_empty``; ``log_truncated``: the mirror has no snapshot
+    of what was removed from the log yet), CorruptData, Unavailable. After a crash: see the module.
+    """
+    role, promoted = (await read_records(copy)).decoded()
+    if role is None or role.role != "mirror":
+        raise InvalidRequest(
+            "only a mirror can be promoted, and this prefix is none",
+            hint="a log is led by `holdfast serve`; a restore ends by itself",
+            url=copy.url,
+        )
+    frontier = await find_frontier(copy)
+    if frontier is None:
+        raise NotFound("the mirror is empty", code=Code.LOG_EMPTY, hint="run `holdfast log mirror` first")
+    head, claim = frontier
+    if promoted is None:
+        truncated_through = max(role.truncated_through, head.truncated_through)
+        lineage = await lineage_of(copy, claim)
+        if truncated_through and not await snapshots_between(copy, lineage, truncated_through, head.last_version):
+            raise NotFound(
+                "the mirror has no snapshot of what was removed from the log",
+                code=Code.LOG_TRUNCATED,
+                hint="let `holdfast log mirror` go on until it has copied one",
+                truncated_through=truncated_through,
+                mirrored_through=head.last_version,
+            )
+        promoted = Promoted(log_id=secrets.token_hex(16))
+    claimed = await fork(copy, promoted.log_id)
+    return PromotedLog(claimed.log_id.hex(), role.source_log_id, claimed.forked_at, claimed.last_version)
+
+
+async def fork(copy: ObjectStore, log_id: str) -> Header:
+    """Create the record and the fork claim, unless they are there. Returns the fork claim. Raises: as ``promote``."""
+    if not await create_exactly(copy, PROMOTED_KEY, encode_record(Promoted(log_id=log_id))):
+        _, other = (await read_records(copy)).decoded()
+        if other is None:
+            raise CorruptData("a record of a copied log was removed while it was read", key=PROMOTED_KEY)
+        log_id = other.log_id
+    wanted = LogId(bytes.fromhex(log_id))
+    found = await _fork_claim(copy, wanted)
+    if found is None:
+        identity = Identity(LeaderId(secrets.token_bytes(16)), secrets.token_bytes(32), address="")
+        await take_the_lead(copy, identity, wanted, TakeoverOptions(take_over=True))
+        found = await _fork_claim(copy, wanted)
+    assert found is not None, "the claim that was just created begins the new log"
+    return found
+
+
+async def _fork_claim(copy: ObjectStore, log_id: LogId) -> Header | None:
+    """The claim with which the log ``log_id`` begins; None where the chain has none yet."""
+    frontier = await find_frontier(copy)
+    if frontier is None or frontier[0].log_id != log_id:
+        return None
+    async with aclosing(leaderships_back(copy, frontier[1])) as leaderships:
+        async for leadership in leaderships:
+            if leadership.claim.is_fork and leadership.claim.log_id == log_id:
+                return leadership.claim
+    raise CorruptData("the log has the id of a fork and no fork claim", slot=str(frontier[1].slot))
