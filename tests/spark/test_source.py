@@ -199,7 +199,9 @@ def test_a_damaged_or_missing_object_fails_the_read_and_is_named(
         read(spark, url).collect()
 
 
-@pytest.mark.parametrize(("of_one_id", "says"), [(True, "log is damaged: .*{border}"), (False, "another log|not of the leader that claimed")])
+@pytest.mark.parametrize(
+    ("of_one_id", "says"), [(True, "log is damaged: .*{border}"), (False, "another log|not of the leader that claimed")]
+)
 def test_the_link_to_the_piece_before_is_checked_at_partition_borders(
     spark: SparkSession, tmp_path: Path, of_one_id: bool, says: str
 ) -> None:

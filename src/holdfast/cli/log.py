@@ -1,18 +1,22 @@
-"""``holdfast log``: begin a log, and inspect one directly on its store, without a service.
+"""``holdfast log``: begin, inspect and copy logs directly on their stores, without a service.
 
-The options of the group; ``log_views`` runs the commands. All but ``init`` only read and may run next to a leader.
+The options of the group; ``log_views``, ``snapshots`` and ``copies`` run the commands. All of them may run next to a
+leader.
 Damage ends a command with exit code 6 and names the slot and the rule.
 """
 
 from __future__ import annotations
 
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, TypeAlias
 
 import typer
 
 from holdfast.cli.options import ConfigOption, JsonOption, LogArgument, configuration, log_url_of
 
-commands = typer.Typer(no_args_is_help=True, help="Begin a log, and inspect one on its store.", rich_markup_mode=None)
+commands = typer.Typer(
+    no_args_is_help=True, help="Begin, inspect and copy logs on their stores.", rich_markup_mode=None
+)
 
 
 @commands.command()
@@ -117,3 +121,68 @@ def list_snapshots(url: LogArgument = None, config: ConfigOption = None, as_json
     from holdfast.cli import snapshots
 
     snapshots.ls(log_url_of(url, config), as_json=as_json)
+
+
+SourceArgument: TypeAlias = Annotated[str, typer.Argument(metavar="SOURCE", help="The log that is copied; only read.")]
+CopyArgument: TypeAlias = Annotated[
+    str, typer.Argument(metavar="DEST", help="Where the copy is: an empty prefix, or a copy that was begun.")
+]
+
+
+@commands.command()
+def restore(
+    source: SourceArgument,
+    dest: CopyArgument,
+    at: Annotated[
+        str | None,
+        typer.Option("--at", metavar="VERSION|TIME", help="Where it ends, such as 2026-11-27T09:30:00Z; or the end."),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Make a new log at DEST that equals SOURCE up to a version or a time, and verify it.
+
+    The new log has an id of its own. It can be interrupted and run again. Stores on a leader's disk are not part of it.
+    """
+    from holdfast.cli import copies
+
+    copies.restore(source, dest, at=at, as_json=as_json)
+
+
+@commands.command()
+def mirror(
+    source: SourceArgument,
+    dest: CopyArgument,
+    follow: Annotated[bool, typer.Option("--follow", help="Go on as the source grows, until stopped.")] = False,
+    hold: Annotated[
+        bool, typer.Option(help="With --follow, keep the source from truncating what is not copied yet.")
+    ] = True,
+    metrics_file: Annotated[
+        Path | None, typer.Option("--metrics-file", help="Write the lag here after each round, for node_exporter.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Copy SOURCE to DEST byte for byte. DEST can be read, and becomes a log with `holdfast log promote`."""
+    from holdfast.cli import copies
+
+    copies.mirror(source, dest, follow=follow, hold=hold, metrics_file=metrics_file, as_json=as_json)
+
+
+@commands.command()
+def promote(
+    dest: Annotated[str, typer.Argument(metavar="DEST", help="A mirror.")],
+    retire_source: Annotated[
+        str | None,
+        typer.Option(
+            "--retire-source", metavar="SOURCE", help="End SOURCE first, and copy what is missing: nothing is lost."
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Make a mirror a log of its own, and say up to which version it has everything.
+
+    This cannot stop SOURCE: what it confirms later is not in the new log. With --retire-source nobody leads SOURCE any
+    more, so a planned switch loses nothing.
+    """
+    from holdfast.cli import copies
+
+    copies.promote(dest, retire_source=retire_source, as_json=as_json)

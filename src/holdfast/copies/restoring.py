@@ -69,7 +69,7 @@ async def restore(
     Raises: NotFound (``log_empty``; ``log_truncated``, naming the oldest point that can be restored), InvalidRequest
     (``future_version``; ``log_mismatch``: the prefix holds something else), CorruptData, Unavailable.
     """
-    report = on_progress or (lambda _step, _done, _total: None)
+    report = on_progress or _no_report
     frontier = await find_frontier(source)
     if frontier is None:
         raise NotFound("the source is empty", code=Code.LOG_EMPTY, url=source.url)
@@ -107,6 +107,10 @@ async def restore(
         snapshots=len(kept),
         base=claim.last_version,
     )
+
+
+def _no_report(step: str, done: int, total: int | None) -> None:
+    del step, done, total
 
 
 async def _role(
