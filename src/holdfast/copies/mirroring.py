@@ -27,9 +27,9 @@ from holdfast.commit.leadership.role import Role, read_records
 from holdfast.commit.reading.lineage import Lineage, lineage_of
 from holdfast.commit.reading.reader import LoggedBatch, find_frontier, read_header
 from holdfast.copies.chain import carry
-from holdfast.copies.restoring import create_role, require_empty, require_role
+from holdfast.copies.restoring import begin_copy, require_role
 from holdfast.copies.snapshots import copy_new_snapshots, snapshots_between
-from holdfast.copies.source import objects_from, standing_of
+from holdfast.copies.source import first_slot_of, objects_from, standing_of
 from holdfast.errors import Closed, Code, CorruptData, HoldfastError, NotFound, Unavailable
 from holdfast.objects.port import ObjectStore
 from holdfast.retention.cut import slot_through
@@ -38,6 +38,7 @@ from holdfast.retention.policies import Content, Hold, set_hold
 from holdfast.retention.sweep import Swept, sweep
 from holdfast.snapshots.making import make_snapshot
 from holdfast.snapshots.removing import KeptSnapshots
+from holdfast.values import slot_text
 
 log = structlog.get_logger("holdfast.copies.mirroring")
 
@@ -133,7 +134,7 @@ class Mirror:
             raise NotFound("the source is empty", code=Code.LOG_EMPTY, url=self._source.url)
         newest, claim = frontier
         lineage = await lineage_of(self._source, claim)
-        role = await self._role(lineage, newest)
+        role = await self._role(lineage, frontier)
         await self._carry(role, newest)
         reached = await find_frontier(self._copy)
         assert reached is not None, "a mirror has at least the first claim of its source"
@@ -164,7 +165,7 @@ class Mirror:
             except Unavailable as error:
                 log.warning("mirror_waits", error=str(error))
 
-    async def _role(self, lineage: Lineage, newest: Header) -> Role:
+    async def _role(self, lineage: Lineage, frontier: tuple[Header, Header]) -> Role:
         role, promoted = (await read_records(self._copy)).decoded()
         if promoted is not None:
             raise Closed(
@@ -173,12 +174,15 @@ class Mirror:
                 hint="begin another mirror at an empty prefix",
                 log_id=promoted.log_id,
             )
-        if role is not None:
-            require_role(role, "mirror", lineage)
-            return role
-        await require_empty(self._copy)
-        role = Role(role="mirror", source_log_id=lineage.log_id, truncated_through=newest.truncated_through)
-        await create_role(self._copy, role)
+        if role is None:
+            role = Role(
+                role="mirror",
+                source_log_id=lineage.log_id,
+                truncated_through=frontier[0].truncated_through,
+                first_slot=slot_text(await first_slot_of(self._source, frontier)),
+            )
+            role = await begin_copy(self._copy, role)
+        require_role(role, "mirror", lineage)
         return role
 
     async def _carry(self, role: Role, newest: Header) -> None:

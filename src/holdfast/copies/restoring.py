@@ -28,12 +28,13 @@ from holdfast.commit.reading.survey import verify_log
 from holdfast.copies.chain import carry
 from holdfast.copies.promoting import fork
 from holdfast.copies.snapshots import copy_new_snapshots, snapshots_between
-from holdfast.copies.source import cut_at, objects_from, standing_of, version_at
-from holdfast.errors import Code, InvalidRequest, NotFound
+from holdfast.copies.source import cut_at, first_slot_of, objects_from, standing_of, version_at
+from holdfast.errors import Code, CorruptData, InvalidRequest, NotFound
 from holdfast.objects.creating import create_exactly
 from holdfast.objects.port import ObjectStore
 from holdfast.retention.generations import Generations
 from holdfast.retention.policies import Content, set_content
+from holdfast.values import slot_text
 
 Progress = Callable[[str, int, int | None], None]
 """Called with the step, how much of it is done and how much there is, in versions or objects."""
@@ -119,7 +120,6 @@ async def _role(
     """The role of the copy, created now or by an earlier run. Raises: as ``restore``."""
     role, _ = (await read_records(copy)).decoded()
     if role is None:
-        await require_empty(copy)
         cut = await _cut(source, frontier, lineage, point)
         role = Role(
             role="restoring",
@@ -127,9 +127,9 @@ async def _role(
             cut_version=cut,
             log_id=secrets.token_hex(16),
             truncated_through=frontier[0].truncated_through,
+            first_slot=slot_text(await first_slot_of(source, frontier)),
         )
-        await create_role(copy, role)
-        return role
+        role = await begin_copy(copy, role)
     require_role(role, "restoring", lineage)
     if point != Point():
         cut = await _cut(source, frontier, lineage, point)
@@ -167,23 +167,25 @@ async def _cut(source: ObjectStore, frontier: tuple[Header, Header], lineage: Li
     return cut
 
 
-async def require_empty(copy: ObjectStore) -> None:
-    """Return unless the place of a new copy holds something. Raises: InvalidRequest, Unavailable."""
+async def begin_copy(copy: ObjectStore, role: Role) -> Role:
+    """Create ``meta/role`` at an empty prefix. Returns the role that is there now: another copier may be faster.
+
+    Raises: InvalidRequest (the prefix holds something else), Unavailable.
+    """
     for prefix in ("batches/", "meta/", "snapshots/"):
         rows = await copy.list(prefix, limit=1)
-        if rows:
+        if rows and (await read_records(copy)).role is None:
             raise InvalidRequest(
                 "a copy begins at an empty prefix, and this one holds something",
                 hint="choose another prefix; nothing was changed here",
                 url=copy.url,
                 object=rows[0].key,
             )
-
-
-async def create_role(copy: ObjectStore, role: Role) -> None:
-    """Create ``meta/role``. Raises: InvalidRequest (another copier was faster), Unavailable."""
-    if not await create_exactly(copy, ROLE_KEY, encode_record(role)):
-        raise InvalidRequest("another copy was begun here a moment ago", hint="run it again", url=copy.url)
+    await create_exactly(copy, ROLE_KEY, encode_record(role))
+    begun, _ = (await read_records(copy)).decoded()
+    if begun is None:
+        raise CorruptData("the record of a copy was removed while it was read", key=ROLE_KEY)
+    return begun
 
 
 def require_role(role: Role, wanted: Literal["mirror", "restoring"], source: Lineage) -> None:

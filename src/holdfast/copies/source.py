@@ -42,6 +42,12 @@ PAGE: Final = 1_000
 PREFETCH: Final = 64
 
 
+async def first_slot_of(source: ObjectStore, frontier: tuple[Header, Header]) -> Slot:
+    """Where a log that ends with this object and claim begins now. Raises: NotFound, CorruptData, Unavailable."""
+    truncated_through = frontier[0].truncated_through
+    return (await walker_from(source, frontier, truncated_through)).next_slot if truncated_through else FIRST_SLOT
+
+
 async def standing_of(source: ObjectStore, copy: ObjectStore, *, truncated_through: int) -> ChainWalker | None:
     """Where a copy of ``source`` goes on; None for from the beginning.
 

@@ -135,10 +135,14 @@ def first_headers(page: Page) -> tuple[Slot, ...]:
     return tuple(dict.fromkeys(wanted))
 
 
-def plan_recovery(page: Page, objects: Mapping[Slot, bytes], *, allow_new: bool) -> Frontier | NeedHeaders:
+def plan_recovery(
+    page: Page, objects: Mapping[Slot, bytes], *, allow_new: bool, copy_from: Slot | None = None
+) -> Frontier | NeedHeaders:
     """Decide the frontier, or say which headers are still needed.
 
-    Shape: ``objects`` holds the first 512 bytes of slots read so far.
+    Shape: ``objects`` holds the first 512 bytes of slots read so far. ``copy_from``: another log is being copied here,
+    from this slot on, with several objects under way at once. So what is durable there may still be missing here (row 7
+    does not hold), and what is older than that slot, except claims, is no hole.
     Raises: NotFound (``log_empty``), CorruptData (rows 7 and 8), and then nothing has been written.
     """
     if not page.slots:
@@ -161,11 +165,13 @@ def plan_recovery(page: Page, objects: Mapping[Slot, bytes], *, allow_new: bool)
     if claim_slot in listed and claim_slot not in objects:
         return NeedHeaders((claim_slot,))
     claim = decode_header(objects[claim_slot], slot=claim_slot) if claim_slot in listed else None
-    frontier, predecessor_slot = _frontier(page.slots, claim_slot)
+    frontier, predecessor_slot = _frontier(page.slots, claim_slot, FIRST_SLOT if copy_from is None else copy_from)
     if predecessor_slot not in objects:
         return NeedHeaders((predecessor_slot,))
     predecessor = decode_header(objects[predecessor_slot], slot=predecessor_slot)
-    _refuse_what_does_not_fit(head, claim, claim_slot, predecessor, frontier)
+    if copy_from is None:
+        _refuse_a_gap((head, predecessor) if claim is None else (head, claim, predecessor), frontier)
+    _refuse_what_does_not_fit(head, claim, claim_slot, predecessor)
     return Frontier(frontier, predecessor, predecessor.epoch + 1)
 
 
@@ -185,24 +191,22 @@ def walk_on(head: Header, following: Header | None) -> Frontier | Header | None:
     return following if of_one_leadership and following.kind is not Kind.CLAIM and following.prev == head.slot else None
 
 
-def _frontier(slots: Sequence[Slot], claim: Slot) -> tuple[Slot, Slot]:
+def _frontier(slots: Sequence[Slot], claim: Slot, first: Slot) -> tuple[Slot, Slot]:
     """Rows 4 to 6: the frontier and its predecessor's slot."""
     newest = slots[0]
     start = jump(claim)
     if newest > start:
         return start, claim
     listed = frozenset(slots)
-    oldest = min(start, newest + SPAN_MAX - 1)
+    oldest = min(start, first, newest + SPAN_MAX - 1)
     holes = (slot for slot in range(oldest, newest, -1) if slot not in listed)
     frontier = Slot(next(holes, newest - 1))
-    return frontier, claim if frontier == start else Slot(frontier + 1)
+    return frontier, claim if frontier in (start, first) else Slot(frontier + 1)
 
 
-def _refuse_what_does_not_fit(
-    head: Header, claim: Header | None, claim_slot: Slot, predecessor: Header, frontier: Slot
-) -> None:
-    """Rows 7 and 8. ``claim`` is None when it is older than the page; then the newest object is its leader's own."""
-    for header in (head, predecessor) if claim is None else (head, claim, predecessor):
+def _refuse_a_gap(headers: Sequence[Header], frontier: Slot) -> None:
+    """Row 7."""
+    for header in headers:
         if frontier >= header.durable:
             raise broken(
                 "an acknowledged slot has gone",
@@ -210,6 +214,11 @@ def _refuse_what_does_not_fit(
                 durable=slot_text(header.durable),
                 told_by=slot_text(header.slot),
             )
+
+
+def _refuse_what_does_not_fit(head: Header, claim: Header | None, claim_slot: Slot, predecessor: Header) -> None:
+    """Row 8. ``claim`` is None when it is older than the page; then the newest object is its leader's own."""
+    for header in (head, predecessor) if claim is None else (head, claim, predecessor):
         of_parent = header is head and claim is not None and head.log_id == claim.parent_log_id
         if header.log_id != predecessor.log_id and not of_parent:
             raise broken("object belongs to another log", header.slot)

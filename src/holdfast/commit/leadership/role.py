@@ -20,7 +20,7 @@ import msgspec
 
 from holdfast.errors import Closed, Code, CorruptData, NotFound
 from holdfast.objects.port import ObjectReader
-from holdfast.values import LogId, Version, is_log_id
+from holdfast.values import LogId, Slot, Version, is_log_id, parse_slot, slot_text
 
 T = TypeVar("T")
 ROLE_KEY: Final = "meta/role"
@@ -30,13 +30,15 @@ PROMOTED_KEY: Final = "meta/promoted"
 class Role(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a copy is. ``log_id``: the id that a restored log gets. ``cut_version``: a restore ends with it.
 
-    ``truncated_through``: what was removed from the source when the copy began.
+    ``truncated_through``: what was removed from the source when the copy began. ``first_slot``: where the source began
+    then, in the log's 20 digits; of what is older there are only claims.
     """
 
     format: Literal[1] = 1
     role: Literal["mirror", "restoring"]
     source_log_id: str
     truncated_through: int
+    first_slot: str = slot_text(2**64 - 1)
     cut_version: int | None = None
     log_id: str | None = None
 
@@ -53,6 +55,7 @@ class Copied(msgspec.Struct, frozen=True):
 
     log_id: LogId
     truncated_through: Version
+    first_slot: Slot
 
 
 class RoleRecords(msgspec.Struct, frozen=True):
@@ -69,6 +72,16 @@ class RoleRecords(msgspec.Struct, frozen=True):
             if log_id is not None and not is_log_id(log_id):
                 raise CorruptData("a record of a copied log names no log", given=log_id[:64])
         return role, promoted
+
+    def copying_from(self, log_id: LogId) -> Slot | None:
+        """The first slot of a copy that is going on; None where ``log_id`` is the log's own, as in most places.
+
+        Raises: CorruptData.
+        """
+        role, promoted = self.decoded()
+        if role is None or (promoted is not None and promoted.log_id == log_id.hex()):
+            return None
+        return _slot(role)
 
     def copied(self) -> Copied | None:
         """What a claim here must say; None for a prefix that is no copy.
@@ -90,7 +103,14 @@ class RoleRecords(msgspec.Struct, frozen=True):
                 hint=hint,
                 source_log_id=role.source_log_id,
             )
-        return Copied(LogId(bytes.fromhex(promoted.log_id)), Version(role.truncated_through))
+        return Copied(LogId(bytes.fromhex(promoted.log_id)), Version(role.truncated_through), _slot(role))
+
+
+def _slot(role: Role) -> Slot:
+    slot = parse_slot(role.first_slot)
+    if slot is None:
+        raise CorruptData("a record of a copied log names no slot", key=ROLE_KEY, given=role.first_slot[:64])
+    return slot
 
 
 def _decode(data: bytes, kind: type[T], key: str) -> T:

@@ -472,7 +472,9 @@ class TakeoverMachine:
 
     def _decide(self, now: Instant) -> list[Effect]:
         try:
-            plan = plan_recovery(self._page, self._objects, allow_new=self._rules.allow_new)
+            plan = plan_recovery(
+                self._page, self._objects, allow_new=self._rules.allow_new, copy_from=self._copy_from()
+            )
         except CorruptData as damage:
             return self._damaged(damage)
         if not isinstance(plan, Frontier):
@@ -481,6 +483,15 @@ class TakeoverMachine:
         plan.require_not_retired()
         self._frontier = plan
         return self._found(now)
+
+    def _copy_from(self) -> Slot | None:
+        """Where a promoted copy begins while the newest claim is the parent's: it has none of its own yet."""
+        if self._copied is None or not self._objects:
+            return None
+        # Without a claim in the page the newest object is its leader's own.
+        slot = min(self._page.claims & self._objects.keys(), default=min(self._objects))
+        own = decode_header(self._objects[slot], slot=slot).log_id == self._copied.log_id
+        return None if own else self._copied.first_slot
 
     def _damaged(self, damage: CorruptData) -> list[Effect]:
         """Damage counts when a second listing shows it at the same slot. A listing is not a snapshot: after the store

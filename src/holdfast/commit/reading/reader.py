@@ -28,7 +28,8 @@ from holdfast.commit.format.batch import (
 )
 from holdfast.commit.format.chain import ChainWalker, broken, has_gone
 from holdfast.commit.leadership.claims import Frontier, NeedHeaders, first_headers, plan_recovery, read_page
-from holdfast.errors import Code, HoldfastError, NotFound
+from holdfast.commit.leadership.role import read_records
+from holdfast.errors import Code, CorruptData, HoldfastError, NotFound
 from holdfast.objects.port import ObjectReader, ObjectStore
 from holdfast.values import Slot, slot_text
 
@@ -143,8 +144,10 @@ async def follow(
         await asyncio.gather(*(task for _, task in ahead), return_exceptions=True)
 
 
-async def read_frontier(store: ObjectStore, *, allow_new: bool) -> tuple[Frontier, int]:
+async def read_frontier(store: ObjectStore, *, allow_new: bool, copy_from: Slot | None = None) -> tuple[Frontier, int]:
     """Where the log ends by one listing, as recovery decides it, and how many sequential waits that took.
+
+    ``copy_from``: as for ``plan_recovery``.
 
     Cost: one LIST and mostly one round of header reads, two at times.
     Raises: NotFound (``log_empty`` unless ``allow_new``; or what was listed was removed), Unavailable, CorruptData.
@@ -153,17 +156,29 @@ async def read_frontier(store: ObjectStore, *, allow_new: bool) -> tuple[Frontie
     page = read_page([(row.key, row.size) for row in rows])
     waits = 1
     objects: dict[Slot, bytes] = {}
-    wanted = first_headers(page)
+    wanted, guessed = first_headers(page), True
     while True:
         if wanted:
             waits += 1
-            headers = await asyncio.gather(*(store.read(object_name(slot), length=HEADER_BYTES) for slot in wanted))
-            objects.update(zip(wanted, headers, strict=True))
-        plan = plan_recovery(page, objects, allow_new=allow_new)
+            headers = await asyncio.gather(*(_read_listed(store, slot, needed=not guessed) for slot in wanted))
+            found = zip(wanted, headers, strict=True)
+            objects.update((slot, header) for slot, header in found if header is not None)
+            guessed = False
+        plan = plan_recovery(page, objects, allow_new=allow_new, copy_from=copy_from)
         if isinstance(plan, Frontier):
             return plan, waits
         assert isinstance(plan, NeedHeaders), "recovery decides or asks"
         wanted = plan.slots
+
+
+async def _read_listed(store: ObjectReader, slot: Slot, *, needed: bool) -> bytes | None:
+    """A header that was listed; None where retention has removed the object since, unless it is ``needed``."""
+    try:
+        return await store.read(object_name(slot), length=HEADER_BYTES)
+    except NotFound:
+        if needed:
+            raise
+        return None
 
 
 async def find_frontier(store: ObjectStore) -> tuple[Header, Header] | None:
@@ -184,14 +199,25 @@ async def find_frontier(store: ObjectStore) -> tuple[Header, Header] | None:
 
 async def _stable_frontier(store: ObjectStore) -> Frontier:
     listings = LISTINGS
+    copy_from: Slot | None = None
     while True:
         listings -= 1
         try:
-            frontier, _ = await read_frontier(store, allow_new=True)
+            frontier, _ = await read_frontier(store, allow_new=True, copy_from=copy_from)
             return frontier
-        except NotFound as error:
-            if listings == 0:
-                raise has_gone(error) from error
+        except (NotFound, CorruptData) as error:
+            copy_from = await _copy_from(store)
+            if listings > 0 and (isinstance(error, NotFound) or copy_from is not None):
+                continue
+            raise (has_gone(error) if isinstance(error, NotFound) else error) from error
+
+
+async def _copy_from(store: ObjectStore) -> Slot | None:
+    """Where a copy begins that is going on here: what looks like damage may be under way to it."""
+    rows = await store.list(PREFIX, limit=1)
+    newest = read_page([(row.key, row.size) for row in rows]).slots
+    header = await read_header(store, newest[0]) if newest else None
+    return None if header is None else (await read_records(store)).copying_from(header.log_id)
 
 
 async def leaderships_back(store: ObjectReader, claim: Header) -> AsyncGenerator[Leadership, None]:

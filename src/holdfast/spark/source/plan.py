@@ -32,6 +32,7 @@ from holdfast.commit.format.batch import (
     slot_of,
 )
 from holdfast.commit.format.chain import broken
+from holdfast.commit.leadership.role import read_records
 from holdfast.commit.reading.lineage import Lineage, lineage_of
 from holdfast.commit.reading.reader import find_frontier
 from holdfast.commit.reading.reader import read_header as read_genesis
@@ -314,6 +315,9 @@ async def live_chain(store: ObjectStore) -> Chain:
         newest = await read_header(store, _slot(newest_rows[0].key))
         slots, sizes = await list_slots(store, newest.slot)
         live, missing = walk(slots, sizes == CLAIM_BYTES, newest.durable)
+        if missing and (await read_records(store)).copying_from(newest.log_id) is not None:
+            # Several objects are under way to a copy at once: what its source acknowledged may be missing here.
+            live, missing = walk(slots, sizes == CLAIM_BYTES, FIRST_SLOT + 1)
         lineage = await lineage_at(store, newest, int(slots[live][-1]))
         chain = Chain(slots[live], sizes[live], truncated=bool(missing), lineage=lineage)
         await _require_claim_at_end(store, chain)

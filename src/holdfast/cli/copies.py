@@ -1,0 +1,150 @@
+"""Runs ``holdfast log restore``, ``mirror`` and ``promote``. Loaded when one of them runs, because it needs Arrow."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path
+from typing import TypeVar
+
+from holdfast.cli.log_views import with_store
+from holdfast.cli.output import print_fields, print_json, print_line, progress
+from holdfast.copies.mirroring import Mirror, Mirrored, MirrorOptions
+from holdfast.copies.promoting import promote as promote_mirror
+from holdfast.copies.restoring import Point
+from holdfast.copies.restoring import restore as restore_log
+from holdfast.copies.retiring import retire
+from holdfast.errors import InvalidRequest
+from holdfast.objects.credentials import require_credentials
+from holdfast.objects.open import open_store
+from holdfast.objects.port import ObjectStore
+
+T = TypeVar("T")
+
+
+def _with_two(
+    source_url: str, copy_url: str, work: Callable[[ObjectStore, ObjectStore], Awaitable[T]], *, create: bool = True
+) -> T:
+    if source_url.partition("?")[0].rstrip("/") == copy_url.partition("?")[0].rstrip("/"):
+        raise InvalidRequest("SOURCE and DEST are one place", hint="choose an empty prefix for the copy", url=copy_url)
+    require_credentials(copy_url, os.environ)
+
+    async def run(source: ObjectStore) -> T:
+        copy = open_store(copy_url, create_missing=create)
+        try:
+            return await work(source, copy)
+        finally:
+            await copy.close()
+
+    return with_store(source_url, run)
+
+
+def point_of(at: str | None) -> Point:
+    """The point that --at names. Raises: InvalidRequest.
+
+    >>> point_of("7"), point_of("1970-01-01T00:00:01Z"), point_of(None)
+    (Point(version=7, time_ms=None), Point(version=None, time_ms=1000), Point(version=None, time_ms=None))
+    """
+    if at is None:
+        return Point()
+    if at.isascii() and at.isdigit():
+        return Point(version=int(at))
+    try:
+        moment = datetime.fromisoformat(at)
+    except ValueError:
+        moment = None
+    if moment is None or moment.tzinfo is None:
+        raise InvalidRequest("--at is a version, or a time with its zone such as 2026-11-27T09:30:00Z", given=at)
+    return Point(time_ms=int(moment.timestamp() * 1000))
+
+
+def restore(source_url: str, copy_url: str, *, at: str | None, as_json: bool) -> None:
+    """Restore, or go on with a restore."""
+    point = point_of(at)
+    with progress("copying", shown=not as_json) as moved:
+        restored = _with_two(
+            source_url,
+            copy_url,
+            lambda source, copy: restore_log(source, copy, point, lambda _, done, total: moved(done, total)),
+        )
+    if as_json:
+        print_json({"url": copy_url, **asdict(restored)})
+        return
+    print_fields({"url": copy_url, **asdict(restored)})
+    print_line("Messages of stores are not in a log: they stay with the leader's disk.")
+    print_line(f"Lead it with `holdfast serve --set log.url={copy_url}`.")
+
+
+def mirror(
+    source_url: str, copy_url: str, *, follow: bool, hold: bool, metrics_file: Path | None, as_json: bool
+) -> None:
+    """Mirror once, or follow."""
+    options = MirrorOptions(follow=follow, hold=hold)
+    shown: Mirrored | None = None
+
+    def report(mirrored: Mirrored) -> None:
+        nonlocal shown
+        if metrics_file is not None:
+            _write_metrics(metrics_file, mirrored)
+        if follow and mirrored != shown:
+            print_json(_facts(mirrored)) if as_json else print_line(_line(mirrored))
+        shown = mirrored
+
+    try:
+        mirrored = _with_two(source_url, copy_url, lambda source, copy: Mirror(source, copy, options).run(report))
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        return
+    if not follow or mirrored.retired:
+        (print_json if as_json else print_fields)(_facts(mirrored))
+    if mirrored.retired and not as_json:
+        print_line(f"The source is retired. Everything is here: `holdfast log promote {copy_url}`.")
+
+
+def _facts(mirrored: Mirrored) -> dict[str, object]:
+    facts = asdict(mirrored)
+    lag = facts.pop("lag")
+    return {**facts, **{f"lag_{name}": value for name, value in lag.items()}}
+
+
+def _line(mirrored: Mirrored) -> str:
+    lag = mirrored.lag
+    behind = f"lag {lag.versions} versions, {lag.bytes} bytes, {lag.seconds:.1f} s" if lag.versions else "no lag"
+    return f"version {mirrored.version}, {mirrored.objects} objects, {mirrored.snapshots} snapshots, {behind}"
+
+
+def _write_metrics(path: Path, mirrored: Mirrored) -> None:
+    lag = mirrored.lag
+    lines = [
+        f"# HELP holdfast_mirror_{name} {text}\n# TYPE holdfast_mirror_{name} gauge\nholdfast_mirror_{name} {value}\n"
+        for name, text, value in (
+            ("version", "The newest version of the log that the mirror has.", mirrored.version),
+            ("lag_versions", "Versions that the source has and the mirror lacks.", lag.versions),
+            ("lag_bytes", "Bytes of objects that the mirror lacks.", lag.bytes),
+            ("lag_seconds", "Time between the newest objects of source and mirror.", lag.seconds),
+        )
+    ]
+    unfinished = path.with_name(path.name + ".new")
+    unfinished.write_text("".join(lines))
+    unfinished.replace(path)
+
+
+def promote(copy_url: str, *, retire_source: str | None, as_json: bool) -> None:
+    """Promote a mirror, after its source was retired where that is wanted."""
+
+    async def switch(source: ObjectStore, copy: ObjectStore) -> None:
+        await retire(source)
+        await Mirror(source, copy, MirrorOptions()).run()
+
+    if retire_source is not None:
+        _with_two(retire_source, copy_url, switch, create=False)
+    promoted = with_store(copy_url, promote_mirror)
+    if as_json:
+        print_json({"url": copy_url, **asdict(promoted)})
+        return
+    print_fields({"url": copy_url, **asdict(promoted)})
+    if retire_source is None:
+        print_line(f"The source was not stopped: what it confirms after version {promoted.version} is not here.")
+    print_line(f"Lead it with `holdfast serve --set log.url={copy_url}`.")

@@ -1,0 +1,155 @@
+"""Mutants of mirrors and promotions: each has one rule taken out."""
+# pyright: reportPrivateUsage=false
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from functools import partial
+
+from tests.worlds.harness import Mutants
+from tests.worlds.log.copying import run_copies
+
+from holdfast.commit.format.batch import Header
+from holdfast.commit.format.chain import ChainWalker
+from holdfast.commit.leadership import role, takeover_machine
+from holdfast.commit.leadership.claims import claim_header
+from holdfast.commit.leadership.role import Copied, Role, RoleRecords, encode_record
+from holdfast.commit.reading import reader
+from holdfast.commit.reading.lineage import Lineage
+from holdfast.commit.reading.reader import LoggedBatch
+from holdfast.copies import chain, mirroring, promoting, source
+from holdfast.copies.window import CopyWindow
+from holdfast.errors import NotFound
+from holdfast.objects.port import Created, ObjectStore, Refused
+from holdfast.values import Slot
+
+__all__ = ["MUTANTS"]
+
+MUTANTS = Mutants(run_copies, seeds_max=200, noticed=(AssertionError, Exception))
+TRUNCATED = partial(run_copies, retention=True)
+
+
+@MUTANTS.breaks("R1: a mirror has at most W slots in flight", "may_send", CopyWindow)
+def no_window(self: CopyWindow, header: Header) -> bool:
+    """Objects are sent as fast as they are read; claims still go alone."""
+    oldest = next(iter(self._in_flight.values()), None)
+    return oldest is None or not (header.kind == 1 or oldest[0].kind == 1)
+
+
+@MUTANTS.breaks("R2: nothing is sent after a claim before all of it has landed", "may_send", CopyWindow)
+def claims_are_objects_like_others(self: CopyWindow, header: Header) -> bool:
+    """A claim is sent with what is around it."""
+    oldest = next(iter(self._in_flight.values()), None)
+    return oldest is None or oldest[0].slot - header.slot < 8
+
+
+@MUTANTS.breaks("a prefix says what it is: nobody leads a mirror", "copied", RoleRecords)
+def role_is_not_read(self: RoleRecords) -> Copied | None:
+    """Whoever finds a silent log leads it."""
+    return None
+
+
+@MUTANTS.breaks("a copy that may diverge has a new log id", "copied", RoleRecords)
+def promoted_log_keeps_the_id(self: RoleRecords) -> Copied | None:
+    """The claim after a promotion is one like any other."""
+    found, promoted = self.decoded()
+    if found is not None and promoted is None:
+        raise NotFound("not promoted")
+    return None
+
+
+@MUTANTS.breaks("the record is created before the fork claim", "create_exactly", promoting)
+async def fork_without_a_record(store: ObjectStore, key: str, data: bytes) -> bool:
+    """The id is made up by each promotion."""
+    return True
+
+
+@MUTANTS.breaks("the role is created before the first object", "begin_copy", mirroring)
+async def role_comes_last(copy: ObjectStore, wanted: Role) -> Role:
+    """The first object says what it is."""
+    rows = await copy.list("batches/", limit=1)
+    if rows:
+        await copy.create(role.ROLE_KEY, encode_record(wanted))
+    return wanted
+
+
+@MUTANTS.breaks("a refused create of other bytes is not the copier's own", "create_exactly", chain)
+async def refused_is_own(store: ObjectStore, key: str, data: bytes) -> bool:
+    """What stands there counts as the copy of what should."""
+    while True:
+        match await store.create(key, data):
+            case Created() | Refused():
+                return True
+            case _:
+                continue
+
+
+_copy_new_snapshots = mirroring.copy_new_snapshots
+
+
+@MUTANTS.breaks("a manifest comes after the chain has reached its version", "copy_new_snapshots", mirroring)
+async def manifest_comes_early(
+    origin: ObjectStore, copy: ObjectStore, lineage: Lineage, lowest: int, through: int
+) -> int:
+    """Every snapshot of the source is copied at once."""
+    return await _copy_new_snapshots(origin, copy, lineage, lowest, through + 10**6)
+
+
+@MUTANTS.breaks(
+    "a mirror truncates only what a snapshot of its own has", "snapshots_between", mirroring, play=TRUNCATED
+)
+async def truncates_without_a_snapshot(*_: object) -> list[int]:
+    """The log says that it was truncated, and that is enough."""
+    return [1]
+
+
+@MUTANTS.breaks("a mirror truncates only what a snapshot of its own has", "KeptSnapshots", mirroring, play=TRUNCATED)
+class EverySnapshotCounts:
+    """The second line of the same rule."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        pass
+
+    async def oldest(self, _: object) -> int:
+        return 1 << 60
+
+
+_claim_header = claim_header
+
+
+@MUTANTS.breaks("a fork says what was removed from its source", "claim_header", takeover_machine, play=TRUNCATED)
+def fork_forgets_the_truncation(*arguments: object, fork: Copied | None = None, **facts: object) -> Header:
+    """The fork claim copies what its predecessor says."""
+    if fork is not None:
+        fork = Copied(fork.log_id, type(fork.truncated_through)(0), fork.first_slot)
+    return _claim_header(*arguments, fork=fork, **facts)  # type: ignore[arg-type]
+
+
+@MUTANTS.breaks("all claims are copied, also those below the truncation", "_claims_before", source, play=TRUNCATED)
+async def old_claims_are_left_out(origin: ObjectStore, slot: Slot) -> AsyncGenerator[LoggedBatch]:
+    """A copy begins where the log does now."""
+    return
+    yield  # pragma: no cover
+
+
+@MUTANTS.breaks("what is durable at the source may be missing in its copy", "copying_from", RoleRecords)
+def gap_of_a_mirror_is_damage(self: RoleRecords, log_id: object) -> None:
+    """Row 7 holds for a mirror as for any log."""
+    return
+
+
+_find_frontier = reader.find_frontier
+
+
+@MUTANTS.breaks("a mirror stands where its chain ends", "standing_of", mirroring)
+async def stands_at_the_newest_key(
+    origin: ObjectStore, copy: ObjectStore, *, truncated_through: int
+) -> ChainWalker | None:
+    """The newest object of the copy counts as its end, whatever is missing before it."""
+    rows = await copy.list("batches/", limit=1)
+    if not rows:
+        return None
+    slot = int(rows[0].key[-20:])
+    header = await reader.read_header(origin, slot)
+    claim = None if header is None else await reader.read_header(origin, header.claim)
+    return None if header is None or claim is None else ChainWalker(header, claim)
