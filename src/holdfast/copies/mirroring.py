@@ -167,6 +167,8 @@ class Mirror:
 
     async def _role(self, lineage: Lineage, frontier: tuple[Header, Header]) -> Role:
         role, promoted = (await read_records(self._copy)).decoded()
+        if role is not None:
+            require_role(role, "mirror", lineage)
         if promoted is not None:
             raise Closed(
                 "this mirror was promoted: it is a log of its own",
@@ -182,18 +184,18 @@ class Mirror:
                 first_slot=slot_text(await first_slot_of(self._source, frontier)),
             )
             role = await begin_copy(self._copy, role)
-        require_role(role, "mirror", lineage)
+            require_role(role, "mirror", lineage)
         return role
 
     async def _carry(self, role: Role, newest: Header) -> None:
-        standing = await standing_of(self._source, self._copy, truncated_through=role.truncated_through)
-        before = standing.head if standing is not None else None
+        before = self._head
 
         def copied(header: Header) -> None:
             self._objects += before is None or header.slot < before.slot
 
-        objects = objects_from(self._source, standing, truncated_through=role.truncated_through)
         try:
+            standing = await standing_of(self._source, self._copy, truncated_through=role.truncated_through)
+            objects = objects_from(self._source, standing, truncated_through=role.truncated_through)
             async with aclosing(objects), aclosing(self._without_retirement(objects)) as wanted:
                 await carry(wanted, self._copy, copied)
         except NotFound as gone:

@@ -472,9 +472,8 @@ class TakeoverMachine:
 
     def _decide(self, now: Instant) -> list[Effect]:
         try:
-            plan = plan_recovery(
-                self._page, self._objects, allow_new=self._rules.allow_new, copy_from=self._copy_from()
-            )
+            allow_new, copy_from = self._rules.allow_new, self._copy_from()
+            plan = plan_recovery(self._page, self._objects, allow_new=allow_new, copy_from=copy_from)
         except CorruptData as damage:
             return self._damaged(damage)
         if not isinstance(plan, Frontier):
