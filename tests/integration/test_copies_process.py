@@ -17,9 +17,11 @@ from tests.rgw import free_port
 
 from holdfast import Client, Code, Conflict, InvalidRequest, Write
 from holdfast.client import ClientOptions, LogPosition, TransactionEvent
+from holdfast.view import View
 
 HOLDFAST = (sys.executable, "-m", "holdfast.cli.main")
 PLAIN = {"HOLDFAST_STORES__ENABLED": "false"}
+REQUEST = "request-of-the-parent-log"
 KILLS = 20 if os.environ.get("HOLDFAST_PROVE") == "1" else 4
 
 
@@ -61,7 +63,8 @@ def test_a_killed_mirror_is_equal_to_its_source_and_once_promoted_it_is_another_
     try:
         server.wait_until_leading()
         with client_of(port) as client:
-            first = client.commit([Write(b"key/first", b"1")])
+            read_version = client.version().version
+            first = client.commit([Write(b"key/first", b"1")], request_id=REQUEST, read_version=read_version)
 
             def write() -> None:
                 with client_of(port) as writer:
@@ -118,9 +121,21 @@ def test_a_killed_mirror_is_equal_to_its_source_and_once_promoted_it_is_another_
                 with pytest.raises((Conflict, InvalidRequest)) as stale:
                     moved.commit([Write(b"key/x", b"1")], read_version=last.version, log_id=old_id)
                 assert stale.value.code in (Code.ROLLED_BACK, Code.TOO_OLD)
+                attempt = {"request_id": REQUEST, "read_version": read_version, "log_id": old_id}
+                again = moved.commit([Write(b"key/first", b"1")], **attempt)  # type: ignore[arg-type]
+                assert again.version == first.version, "what the parent committed is found here"
                 assert moved.get(b"key/first") is not None
                 assert moved.get(b"key/only-in-the-source") is None
-                assert moved.commit([Write(b"key/first", b"2")]).version > int(str(promoted["version"]))
+                after = moved.commit([Write(b"key/first", b"2")])
+                assert after.version > int(str(promoted["version"]))
+                view = View()
+                with moved.subscribe(after=0) as events:
+                    for event in events:
+                        view.apply([event])
+                        if view.version >= after.version:
+                            break
+                assert view.get(b"key/first") == (b"2", after.version), "a view goes on over the fork"
+                assert view.log_id == promoted["log_id"]
         finally:
             replica.stop()
     finally:

@@ -119,6 +119,8 @@ _EXIT_CODES: Final = {
     Code.DEPOSED: 4,
     Code.LEADER_CHANGED: 4,
     Code.LOG_EMPTY: 5,
+    Code.NOT_PROMOTED: 5,
+    Code.LOG_RETIRED: 5,
     Code.NOT_FOUND: 5,
     Code.STORE_UNFIT: 6,
     Code.STORE_UNAVAILABLE: 6,

@@ -17,7 +17,7 @@ from typing import Protocol, Self
 
 from holdfast.commit.format.transaction import Operation
 from holdfast.errors import Closed, Code, CorruptData, InvalidRequest
-from holdfast.values import LogPosition
+from holdfast.values import FORK_JUMP_MIN, LogPosition
 from holdfast.view.storage import MemoryStorage, Position, Row, Stored, ViewStorage
 
 
@@ -120,7 +120,8 @@ class View:
         for event in events:
             named: str | None = getattr(event, "log_id", None)
             if named is not None and named != log_id:
-                self._require_log(named)
+                if log_id is not None and not self._goes_on(event, version, last):
+                    continue
                 log_id = named
             operations: Sequence[Operation] | None = getattr(event, "operations", None)
             if operations is None:
@@ -146,6 +147,20 @@ class View:
             version = last = txn_version
         if txns or version != self._version or log_id != self._log_id:
             self._advance(txns, Position(version, last, log_id))
+
+    def _goes_on(self, event: object, version: int, last: int | None) -> bool:
+        """Whether an event of another log shows that this log was forked here, and goes on as that one.
+
+        Only a transaction proves it: it follows the last one of this view, after the jump of a fork. A checkpoint after
+        such a jump proves nothing and is passed over. Raises: InvalidRequest (log_mismatch) for every other event.
+        """
+        if hasattr(event, "operations"):
+            if event.prev_version == (last or 0) and event.version >= version + FORK_JUMP_MIN:  # type: ignore[attr-defined]
+                return True
+        elif _checkpoint_version(event) >= version + FORK_JUMP_MIN:
+            return False
+        self._require_log(event.log_id)  # type: ignore[attr-defined]
+        return True
 
     def _require_log(self, log_id: str) -> None:
         if self._log_id not in (None, log_id):

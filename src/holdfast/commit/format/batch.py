@@ -112,9 +112,8 @@ FORMAT_VERSION: Final = 1
 FORMAT_VERSION_FORK: Final = 2
 FLAG_LZ4: Final = 1
 FLAG_RETIRES: Final = 2
-FORK_JUMP_MIN: Final = 10**9
 FORK_JUMP_MAX: Final = 10**12
-"""The base of a fork claim is this much above ``forked_at``: two forks of one log almost never share versions."""
+"""A fork claim's base is ``FORK_JUMP_MIN`` to this much above ``forked_at``: two forks almost never share versions."""
 
 _FIELDS: Final = struct.Struct("<8sHBBI16sQQQQ16s16sQQQQQQQQIH256s16sQ16sQ38x")
 _CRC: Final = struct.Struct("<I")

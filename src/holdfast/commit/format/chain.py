@@ -13,14 +13,13 @@ from collections.abc import Iterable
 from holdfast.commit.format.batch import (
     FIRST_SLOT,
     FORK_JUMP_MAX,
-    FORK_JUMP_MIN,
     VERSION_JUMP,
     Header,
     Kind,
     jump,
 )
 from holdfast.errors import Code, CorruptData, NotFound
-from holdfast.values import Slot, slot_text
+from holdfast.values import FORK_JUMP_MIN, Slot, slot_text
 
 
 def broken(rule: str, slot: int, **facts: str | int) -> CorruptData:

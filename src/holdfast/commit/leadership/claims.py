@@ -33,7 +33,6 @@ from holdfast.commit.format.batch import (
     FIRST_SLOT,
     FLAG_RETIRES,
     FORK_JUMP_MAX,
-    FORK_JUMP_MIN,
     SPAN_MAX,
     UNKNOWN_SCOPE,
     VERSION_JUMP,
@@ -48,7 +47,7 @@ from holdfast.commit.format.batch import (
 from holdfast.commit.format.chain import broken, next_slot
 from holdfast.commit.leadership.role import Copied
 from holdfast.errors import Closed, Code, CorruptData, NotFound
-from holdfast.values import LeaderId, LogId, Slot, Version, slot_text
+from holdfast.values import FORK_JUMP_MIN, LeaderId, LogId, Slot, Version, slot_text
 
 FIRST_BASE_MIN = 100_000_000
 FIRST_BASE_MAX = 10**12
