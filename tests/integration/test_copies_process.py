@@ -18,6 +18,7 @@ from tests.rgw import free_port
 from holdfast import Client, Code, Conflict, InvalidRequest, Write
 from holdfast.client import ClientOptions, LogPosition, TransactionEvent
 from holdfast.view import View
+from holdfast.view.storage import MemoryStorage
 
 HOLDFAST = (sys.executable, "-m", "holdfast.cli.main")
 PLAIN = {"HOLDFAST_STORES__ENABLED": "false"}
@@ -128,7 +129,7 @@ def test_a_killed_mirror_is_equal_to_its_source_and_once_promoted_it_is_another_
                 assert moved.get(b"key/only-in-the-source") is None
                 after = moved.commit([Write(b"key/first", b"2")])
                 assert after.version > int(str(promoted["version"]))
-                view = View()
+                view = View(MemoryStorage())
                 with moved.subscribe(after=0) as events:
                     for event in events:
                         view.apply([event])

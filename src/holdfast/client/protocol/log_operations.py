@@ -312,7 +312,7 @@ def commit(
             verdict = yield from attempt(session, txn, now_ms)
         except InvalidRequest as error:
             of_another_log = error.code in (Code.FUTURE_VERSION, Code.LOG_MISMATCH, Code.ROLLED_BACK)
-            # After a fork the answer to an older version names a version of the new log, and is taken for the old one's.
+            # After a fork the answer to an older version names one of the new log, and is taken for the old one's.
             tries_max = COMMIT_ATTEMPTS_MAX if error.code is Code.ROLLED_BACK else 1
             if not of_another_log or not chosen or number >= tries_max or log_id is not None or preconditions:
                 raise
