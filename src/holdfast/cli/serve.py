@@ -28,6 +28,9 @@ def serve(
     standby: Annotated[
         bool, typer.Option("--standby", help="Wait while another service leads, and take over when it stops.")
     ] = False,
+    read_only: Annotated[
+        bool, typer.Option("--read-only", help="Never lead: follow the log and answer readers, also of a mirror.")
+    ] = False,
     config: ConfigOption = None,
     settings: SetOption = None,
 ) -> None:
@@ -38,6 +41,8 @@ def serve(
     """
     if take_over and standby:
         raise InvalidRequest("--take-over and --standby exclude each other")
+    if read_only and (take_over or standby or init):
+        raise InvalidRequest("--read-only leads no log: it excludes --init, --standby and --take-over")
     if force_new and not init:
         raise InvalidRequest("--force-new requires --init")
     result = configuration(config, settings, log=log, listen=listen)
@@ -47,8 +52,10 @@ def serve(
     from holdfast.server.run import main as run_server
 
     in_force = result.settings
-    init = init or in_force.log.init_implied
-    code = run_server(in_force, init=init, take_over=take_over, standby=standby, force_new=force_new)
+    init = not read_only and (init or in_force.log.init_implied)
+    code = run_server(
+        in_force, init=init, take_over=take_over, standby=standby, force_new=force_new, read_only=read_only
+    )
     raise typer.Exit(code)
 
 

@@ -243,6 +243,16 @@ class CommitService:
         """The newest version that this process knows to be durable. May be stale while another leader exists."""
         return self.pipeline.release.durable_version
 
+    @property
+    def assigned(self) -> int:
+        """The newest version that this leader has handed out."""
+        return self.pipeline.sequence.assigned
+
+    @property
+    def truncated_through(self) -> int:
+        """Versions at or below it may have been removed."""
+        return self.pipeline.persist.head.truncated_through
+
     async def version(self) -> int:
         """A version at least as new as everything committed when this was called, by any leader.
 

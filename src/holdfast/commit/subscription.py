@@ -7,15 +7,17 @@ log.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
-from typing import Protocol
+from typing import Any, Protocol
 
 from holdfast.commit.format.batch import Header
 from holdfast.commit.format.chain import ChainWalker
 from holdfast.commit.reading.feed import Channel, Checkpoint, Event, EventBatch, Feed, LeaderChange, TransactionEvent
+from holdfast.commit.reading.lineage import Lineage
 from holdfast.commit.reading.reader import Leadership, damage_unless_truncated, follow, leaderships_back, start_after
-from holdfast.commit.service import CommitService
+from holdfast.commit.reading.verify import DamageLog
 from holdfast.errors import (
     Backpressure,
     Code,
@@ -26,6 +28,7 @@ from holdfast.errors import (
     NotFound,
     Unavailable,
 )
+from holdfast.objects.port import ObjectStore
 
 
 class OlderHistory(Protocol):
@@ -44,6 +47,41 @@ class OlderHistory(Protocol):
         ...
 
 
+class LogReader(Protocol):
+    """What subscribers need of a process that knows the end of a log: its leader, or a ``following.FollowedLog``."""
+
+    store: ObjectStore
+    claim: Header
+    leader_id: str
+    log_id: str
+    feed: Feed
+    damage: DamageLog
+    lineage: Lineage | None
+    ended: asyncio.Future[Any]
+
+    def durable_header(self) -> Header:
+        """The header of the newest durable object that may be shown."""
+        ...
+
+    def local_version(self) -> int:
+        """The newest version that this process knows to be durable."""
+        ...
+
+    async def version(self) -> int:
+        """A version at least as new as everything committed when this was called. Raises: Fenced, Unavailable."""
+        ...
+
+    @property
+    def assigned(self) -> int:
+        """The newest version that was handed out, as far as this process knows."""
+        ...
+
+    @property
+    def truncated_through(self) -> int:
+        """Versions at or below it may have been removed."""
+        ...
+
+
 class RolledBack(HoldfastError):
     """The starting point belongs to a leader that was deposed before it became durable. Start from ``roll_back_to``."""
 
@@ -56,7 +94,7 @@ class RolledBack(HoldfastError):
 
 
 async def subscribe(
-    service: CommitService,
+    service: LogReader,
     *,
     after: int,
     durable: bool = True,
@@ -76,10 +114,10 @@ async def subscribe(
     feed.subscribers += 1
     feed.resolved_subscribers += not durable
     try:
-        if after > service.pipeline.sequence.assigned:
+        if after > service.assigned:
             # A later leader may have handed it out: its reader must not be turned away for good by who was deposed.
             await service.version()
-            if after > service.pipeline.sequence.assigned:
+            if after > service.assigned:
                 raise InvalidRequest("version was never handed out", code=Code.FUTURE_VERSION, version=after)
         if after < service.claim.last_version:
             async for batch, reached in _history(service, older, after, durable):
@@ -110,7 +148,7 @@ async def subscribe(
 
 
 async def _live(
-    service: CommitService, channel: Channel, after: int, bytes_behind_max: int, caught_up: bool
+    service: LogReader, channel: Channel, after: int, bytes_behind_max: int, caught_up: bool
 ) -> AsyncIterator[EventBatch]:
     """Events of this leadership after ``after``, from the live buffer, or from the store for what has left the buffer.
 
@@ -159,7 +197,7 @@ def _tail(batch: EventBatch, after: int) -> EventBatch:
 
 
 async def _catch_up(
-    service: CommitService, feed: Feed, channel: Channel, after: int
+    service: LogReader, feed: Feed, channel: Channel, after: int
 ) -> AsyncIterator[tuple[EventBatch, int]]:
     if channel is feed.resolved and feed.durable.find(after) is not None:
         # Accepted without a subscriber and soon durable: take them from the durable ring.
@@ -181,7 +219,7 @@ async def _catch_up(
 
 
 async def _history(
-    service: CommitService, older: OlderHistory | None, after: int, durable: bool
+    service: LogReader, older: OlderHistory | None, after: int, durable: bool
 ) -> AsyncIterator[tuple[EventBatch, int]]:
     """Everything after ``after`` in earlier leaderships, and on to the durable end of this one."""
     damage: CorruptData | Unavailable | None = None
@@ -204,7 +242,7 @@ async def _history(
 
 
 async def _older(
-    service: CommitService, older: OlderHistory, after: int, durable: bool
+    service: LogReader, older: OlderHistory, after: int, durable: bool
 ) -> AsyncIterator[tuple[EventBatch, int]]:
     """Events of the older history after ``after``, at most up to the durable end of the log."""
     until = min(await older.through(service.log_id), service.durable_header().last_version)
@@ -224,7 +262,7 @@ async def _older(
             yield batch, after
 
 
-async def _rolled_back_to(service: CommitService, older: OlderHistory, after: int) -> tuple[int, str] | None:
+async def _rolled_back_to(service: LogReader, older: OlderHistory, after: int) -> tuple[int, str] | None:
     """Where the stream must go back to when a deposed leader assigned ``after``; None for most."""
     async with aclosing(leaderships_back(service.store, service.claim)) as leaderships:
         async for leadership in leaderships:
@@ -236,13 +274,13 @@ async def _rolled_back_to(service: CommitService, older: OlderHistory, after: in
     return await older.rolled_back_to(after)
 
 
-async def _of_log(service: CommitService, after: int, durable: bool) -> AsyncIterator[tuple[EventBatch, int]]:
-    if after < service.pipeline.persist.head.truncated_through:
+async def _of_log(service: LogReader, after: int, durable: bool) -> AsyncIterator[tuple[EventBatch, int]]:
+    if after < service.truncated_through:
         raise NotFound(
             "the log was truncated past this version",
             code=Code.LOG_TRUNCATED,
             version=after,
-            truncated_through=service.pipeline.persist.head.truncated_through,
+            truncated_through=service.truncated_through,
         )
     later: Header | None = None
     leadership: Leadership | None = None
@@ -266,7 +304,7 @@ async def _of_log(service: CommitService, after: int, durable: bool) -> AsyncIte
 
 
 async def _read(
-    service: CommitService, walker: ChainWalker, until: Header, after: int
+    service: LogReader, walker: ChainWalker, until: Header, after: int
 ) -> AsyncIterator[tuple[EventBatch, int]]:
     """Walk the chain and make events; each batch's last event is a checkpoint."""
     last_prev = after

@@ -18,7 +18,8 @@ from holdfast.commit.format.transaction import Unanswered
 from holdfast.commit.reading.lineage import Lineage
 from holdfast.commit.service import CommitService
 from holdfast.commit.stages.events import CommitEntry
-from holdfast.errors import Backpressure, Code, HoldfastError, Unavailable
+from holdfast.commit.subscription import LogReader
+from holdfast.errors import Backpressure, Code, HoldfastError, InvalidRequest, Unavailable
 from holdfast.server.http.auth import Authenticator
 from holdfast.server.http.requests import ITEMS_MAX, LINEAGE_AGAIN_MS
 from holdfast.server.http.responses import CommitResponses, LeaderHint, not_leading, without_traceback
@@ -56,6 +57,9 @@ class Gateway(HttpState):
         super().__init__(limits, authenticator, asyncio.get_running_loop())
         self.own = LeaderHint()
         self.service: CommitService | None = None
+        self.reader: LogReader | None = None
+        """Who answers readers: the service while this process leads, else what follows the log, if anything does."""
+        self.read_only = False
         self.log_id = ""
         """The log that this process leads, or led last."""
         self.answers = CommitResponses(self.own)
@@ -77,18 +81,41 @@ class Gateway(HttpState):
         self.log_id = service.log_id
         self.stands_by_next = False
         self.answers = CommitResponses(self.own)
-        self.service = service
+        self.service = self.reader = service
 
     def stop_leading(self, leader: LeaderHint) -> None:
         """From now on every request for the log gets ``not_leader``, naming ``leader`` when it is known."""
+        if self.reader is self.service:
+            self.reader = None
         self.service = None
         self.leader = leader
+
+    def read(self, reader: LogReader) -> None:
+        """From now on this process answers readers of a log that another one leads."""
+        self.log_id = reader.log_id
+        self.reader = reader
 
     def leading(self) -> CommitService:
         """The service. Raises: Fenced (not_leader)."""
         if self.service is None:
-            raise not_leading(self.leader)
+            raise self.not_leading()
         return self.service
+
+    def not_leading(self) -> HoldfastError:
+        """Why this process takes no commits: it only reads its log, or another process leads."""
+        if self.read_only:
+            return InvalidRequest(
+                "this service only reads its log",
+                code=Code.READ_ONLY,
+                hint="send commits to the leader; GET /v1/version needs consistency=local here",
+            )
+        return not_leading(self.leader)
+
+    def reading(self) -> LogReader:
+        """Who answers readers. Raises: Fenced (not_leader) while nobody does."""
+        if self.reader is None:
+            raise self.not_leading()
+        return self.reader
 
     def version_of(self, position: LogPosition) -> int:
         """The version of a position in this log.
@@ -96,11 +123,11 @@ class Gateway(HttpState):
         Raises: Fenced (not_leader), InvalidRequest (log_mismatch, rolled_back), Unavailable while the ancestors of a
         log that was forked are not known.
         """
-        service = self.leading()
-        if position.log_id not in (None, service.log_id):
-            if service.lineage is None:
+        reader = self.reading()
+        if position.log_id not in (None, reader.log_id):
+            if reader.lineage is None:
                 raise Unavailable("the ancestors of this log are not known yet", retry_after_ms=LINEAGE_AGAIN_MS)
-            service.lineage.require(position.log_id, position.version)
+            reader.lineage.require(position.log_id, position.version)
         return position.version
 
     @property
@@ -114,7 +141,7 @@ class Gateway(HttpState):
         """None when one more commit is welcome, else the error to answer at once."""
         service = self.service
         if service is None:
-            return not_leading(self.leader)
+            return self.not_leading()
         if self.draining:
             return Unavailable(
                 "the service is stopping", code=Code.OVERLOADED, retry_after_ms=OVERLOADED_RETRY_AFTER_MS

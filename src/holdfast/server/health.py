@@ -58,13 +58,13 @@ async def _readyz(gateway: Gateway, watch: StoreWatch, stores: StoreHost | None,
     problem = watch.problem()
     if problem is not None:
         raise problem
-    service = gateway.leading()
+    reader = gateway.reading()
     if call.switch("stores", default=False):
         if stores is None:
             raise NotFound("this process has no message stores", hint="stores.directory says where they are")
         stores.opened()
     condition = "none" if stores is None else stores.condition
-    return json_response(Readiness(True, service.leader_id, service.local_version(), condition, watch.damage()))
+    return json_response(Readiness(True, reader.leader_id, reader.local_version(), condition, watch.damage()))
 
 
 async def _metrics(stores: StoreHost | None, scrape: Callable[[], bytes], call: Call) -> Response:
@@ -95,7 +95,7 @@ def health_routes(
         ),
         Route(
             method="GET", path="/readyz", role=Role.OPEN,
-            summary="This process leads, accepts commits, and its store takes them",
+            summary="This process leads, accepts commits, and its store takes them; a read-only one follows its log",
             handler=partial(_readyz, gateway, watch, stores), answers={JSON: Readiness}, tag="health",
             parameters=(_switch("stores", "Whether the message stores must be open, too"),),
             codes=(*_NOT_READY, Code.STORE_UNAVAILABLE, Code.NO_QUORUM, Code.NOT_FOUND),
@@ -145,6 +145,8 @@ class StoreWatch:
 
     def problem(self) -> HoldfastError | None:
         """None when commits are welcome and get through, else why not."""
+        if self._gateway.read_only:
+            return self._store_problem() or (None if self._gateway.reader is not None else self._gateway.not_leading())
         problem = self._gateway.admission()
         if problem is not None and (problem.code is not Code.OVERLOADED or self._gateway.draining):
             return problem
@@ -153,7 +155,8 @@ class StoreWatch:
 
     def damage(self) -> str | None:
         """The newest damage that anything met in the log under this leader, None for none."""
-        return None if self.service is None else self.service.damage.newest
+        reader = self._gateway.reader
+        return None if reader is None else reader.damage.newest
 
     def _store_problem(self) -> HoldfastError | None:
         service, store, boot_ms = self.service, self.store, now().boot_ms

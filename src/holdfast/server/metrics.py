@@ -60,6 +60,11 @@ class ServerMetrics(Collector):
         yield from self._streams()
         service = self.service
         yield _gauge("holdfast_leading", "1 while this process leads the log", 0 if service is None else 1)
+        reader = self._gateway.reader
+        if reader is not None and service is None:
+            yield _gauge("holdfast_followed_version", "The newest version of the followed log", reader.local_version())
+            written_s = reader.durable_header().time_ms / 1000.0
+            yield _gauge("holdfast_followed_time_seconds", "When the newest object of that log was written", written_s)
         if service is not None:
             yield from self._commits(service)
             yield from self._stages(service)

@@ -35,6 +35,7 @@ import structlog
 import uvloop
 
 from holdfast import __version__
+from holdfast.commit.following import FollowedLog
 from holdfast.commit.leadership.takeover import now
 from holdfast.commit.reading.feed import EventBatch
 from holdfast.commit.reading.verify import Scrub
@@ -72,6 +73,7 @@ from holdfast.snapshots.schedule import ScheduleOptions, SnapshotSchedule
 from holdfast.wire.log import Liveness, RetentionPolicy
 
 GRACE_SECONDS: Final = 5.0
+AFTER_FOLLOWING_SECONDS: Final = 1.0
 AFTER_LEADERSHIP_SECONDS: Final = (1.0, 5.0)
 AFTER_STEPPING_DOWN_SECONDS: Final = (3.0, 5.0)
 """The process that asked for the lead has this time to claim it."""
@@ -89,21 +91,37 @@ BUG: Final = 70
 log = structlog.get_logger("holdfast.server")
 
 
-def main(settings: Settings, *, init: bool, take_over: bool, standby: bool, force_new: bool = False) -> int:
+def main(
+    settings: Settings,
+    *,
+    init: bool,
+    take_over: bool,
+    standby: bool,
+    force_new: bool = False,
+    read_only: bool = False,
+) -> int:
     """Serve until a signal or the end of the leadership, and return the exit code.
 
-    ``init`` allows a new log where there is none; ``force_new`` also where another log left something.
+    ``init`` allows a new log where there is none; ``force_new`` also where another log left something. ``read_only``
+    never leads, and serves readers.
     """
     configure_logs(settings.logging.format, settings.logging.level)
     _raise_file_limit()
     ask_for_time_slice(COMPUTING_NS)
     keep_pandas_out()
     try:
-        require_writable_place(settings.log.url)
+        if not read_only:
+            require_writable_place(settings.log.url)
         require_credentials(settings.log.url, os.environ)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             process = _Process(
-                settings, init=init, take_over=take_over, standby=standby, force_new=force_new, exits=True
+                settings,
+                init=init,
+                take_over=take_over,
+                standby=standby,
+                force_new=force_new,
+                read_only=read_only,
+                exits=True,
             )
             return runner.run(process.run())
     except HoldfastError as error:
@@ -142,18 +160,19 @@ class _Process:
         take_over: bool,
         standby: bool,
         force_new: bool = False,
+        read_only: bool = False,
         exits: bool = False,
     ) -> None:
-        """``exits``: whether a stop that takes too long ends this very process."""
+        """``read_only``: never claim. ``exits``: whether a stop that takes too long ends this very process."""
         self._settings = settings
         self._stopping = StopBound(settings.server.drain_seconds_max, exits=exits)
         self._init = init
         self._force_new = force_new
         self._take_over = take_over
         self._standby = standby
+        self._read_only = read_only
         self._tls = tls_of(settings.server)
         self._tokens = tokens_of(settings.server)
-        self._service: CommitService | None = None
         self._address = ""
         self._address_is_bound = False
         self._opening: Opening | None = None
@@ -177,6 +196,7 @@ class _Process:
             limits=_limits(settings),
             authenticator=Authenticator(self._tokens),
         )
+        self._gateway.read_only = self._read_only
         self._metrics = ServerMetrics(self._gateway)
         self._watch = StoreWatch(self._gateway, stalled_ms_max=settings.commit.stalled_after_seconds * 1000.0)
         self._subscriptions = Subscriptions(self._gateway, self._subscribe)
@@ -195,7 +215,7 @@ class _Process:
         self._metrics.view = self._view
         self._stores = (
             None
-            if settings.stores.hosted is None
+            if settings.stores.hosted is None or self._read_only
             else StoreHost(
                 self._gateway, settings.stores.hosted, request_bytes_max=settings.stores.max_request_size_bytes
             )
@@ -255,6 +275,8 @@ class _Process:
         store = _budgeted(opened, settings)
         self._metrics.store = self._watch.store = store.metrics
         try:
+            if self._read_only:
+                return await self._serve_readers(store, addresses)
             looking = require_places_of_this_log(store, settings, init=self._init, force_new=self._force_new)
             if not await self._ends_before_stop(asyncio.ensure_future(looking)):
                 return 0
@@ -286,7 +308,57 @@ class _Process:
     async def _lead(self, store: BudgetedStore) -> CommitService | None:
         """Become the leader. None when a signal comes first."""
         leading = asyncio.ensure_future(CommitService.lead(store, self._options(), store.own))
-        return leading.result() if await self._ends_before_stop(leading) else None
+        if not (self._standby or self._gateway.stands_by_next):
+            return leading.result() if await self._ends_before_stop(leading) else None
+        following = asyncio.ensure_future(self._follow_while_standing_by(store))
+        try:
+            return leading.result() if await self._ends_before_stop(leading) else None
+        finally:
+            following.cancel()
+            await asyncio.wait({following})
+            self._gateway.reader = None
+
+    async def _follow_while_standing_by(self, store: BudgetedStore) -> None:
+        """Answer readers until this process leads. A log that cannot be followed yet is tried again."""
+        while True:
+            try:
+                followed = await FollowedLog.begin(store, bytes_max=self._settings.subscription.max_buffer_size_bytes)
+            except HoldfastError as error:
+                log.info("standby_does_not_follow", error=str(error))
+                await asyncio.sleep(AFTER_FOLLOWING_SECONDS)
+                continue
+            self._gateway.read(followed)
+            await followed.run()
+            log.info("followed_leader_ended", leader_id=followed.leader_id, reason=followed.ended.result())
+
+    async def _serve_readers(self, store: BudgetedStore, addresses: list[str]) -> int:
+        """Follow the log, whoever leads it, until a signal. Nothing is written."""
+        said = False
+        while True:
+            beginning = asyncio.ensure_future(
+                FollowedLog.begin(store, bytes_max=self._settings.subscription.max_buffer_size_bytes)
+            )
+            if not await self._ends_before_stop(beginning):
+                return 0
+            followed = beginning.result()
+            self._gateway.leader = LeaderHint(followed.leader_id, followed.address)
+            self._gateway.read(followed)
+            self._view.follow(followed, in_log_directory=False)
+            log.info("following", leader_id=followed.leader_id, version=followed.local_version())
+            if not said:
+                _say(f"ready listen={','.join(addresses)} read_only=true log_id={followed.log_id}")
+                said = True
+            running = asyncio.ensure_future(followed.run())
+            try:
+                await _first_of(running, self._stop)
+            finally:
+                running.cancel()
+                await asyncio.wait({running})
+                self._gateway.reader = None
+                await self._view.stop()
+            if self._stop.done():
+                return 0
+            log.info("followed_leader_ended", leader_id=followed.leader_id, reason=followed.ended.result())
 
     async def _ends_before_stop(self, work: asyncio.Future[Any]) -> bool:
         """Whether ``work`` ends before a signal, which cancels it. Raises: the error of ``work``."""
@@ -307,7 +379,7 @@ class _Process:
 
     async def _serve_leadership(self, service: CommitService, addresses: list[str]) -> ServiceEnd:
         """Serve the log until this leadership ends; a signal drains it first."""
-        self._service = self._metrics.service = self._watch.service = service
+        self._metrics.service = self._watch.service = service
         self._retention.truncator = Truncator(service, service.store, self._truncator_options(service), now)
         self._gateway.lead(service)
         self._view.follow(service)
@@ -416,7 +488,7 @@ class _Process:
             await service.close()
 
     async def _no_longer_leading(self) -> None:
-        self._service = self._metrics.service = self._watch.service = None
+        self._metrics.service = self._watch.service = None
         self._gateway.stop_leading(LeaderHint())
         if self._truncating is not None:
             self._truncating.cancel()
@@ -482,10 +554,15 @@ class _Process:
         )
 
     def _subscribe(self, after: int, durable: bool) -> AsyncIterator[EventBatch]:
-        self._gateway.leading()
-        assert self._service is not None, "the gateway leads when the service does"
+        reader = self._gateway.reading()
+        if not durable and self._gateway.service is None:
+            raise InvalidRequest(
+                "only the leader has events that are not durable yet",
+                code=Code.READ_ONLY,
+                hint="subscribe with durable=true here, or at the leader",
+            )
         return subscribe(
-            self._service,
+            reader,
             after=after,
             durable=durable,
             bytes_behind_max=self._settings.subscription.max_buffer_size_bytes,

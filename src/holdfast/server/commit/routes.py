@@ -168,8 +168,8 @@ async def _version(gateway: Gateway, linearizable: VersionRequest, call: Call) -
         case None | "linearizable":
             return await call.serve(linearizable)
         case "local":
-            service = gateway.leading()
-            return json_response(VersionAnswer(service.local_version(), service.leader_id, service.log_id))
+            reader = gateway.reading()
+            return json_response(VersionAnswer(reader.local_version(), reader.leader_id, reader.log_id))
         case _:
             raise InvalidRequest("consistency is linearizable or local")
 

@@ -243,8 +243,8 @@ class Subscriptions:
         connection.close()
 
     def _is_live(self, batch: EventBatch) -> bool:
-        service = self._gateway.service
-        return service is not None and batch.last_version >= service.local_version()
+        reader = self._gateway.reader
+        return reader is not None and batch.last_version >= reader.local_version()
 
     async def _end_lagging(self, call: Call, unsent: int) -> None:
         self.lagged += 1

@@ -27,7 +27,7 @@ from typing import Final, TypeVar
 import msgspec
 import structlog
 
-from holdfast.commit.service import CommitService
+from holdfast.commit.subscription import LogReader
 from holdfast.errors import Closed
 from holdfast.private_files import make_private_directory
 from holdfast.server.view.messages import Announcement, Damage, Report, ViewStart
@@ -110,7 +110,7 @@ class ViewFile:
 class ViewChild:
     """One leadership's view process, and the file it keeps."""
 
-    def __init__(self, start: ViewStart, service: CommitService) -> None:
+    def __init__(self, start: ViewStart, service: LogReader) -> None:
         self._start = start
         self._service = service
         self._file: ViewFile | None = None

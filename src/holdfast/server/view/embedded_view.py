@@ -20,7 +20,7 @@ import structlog
 
 from holdfast.commit.leadership.log_remains import view_directory
 from holdfast.commit.reading.feed import EventBatch
-from holdfast.commit.service import CommitService
+from holdfast.commit.subscription import LogReader
 from holdfast.errors import Closed, Code, CorruptData, Fenced, HoldfastError, InvalidRequest, NotFound, Unavailable
 from holdfast.server.view.child import ViewChild, ViewFile
 from holdfast.server.view.messages import Damage, ViewStart
@@ -95,14 +95,14 @@ class EmbeddedView:
 
     # Following
 
-    def follow(self, service: CommitService) -> None:
-        """Keep the view up with this leadership."""
+    def follow(self, service: LogReader, *, in_log_directory: bool = True) -> None:
+        """Keep the view up with this leadership. Its file is next to the log, or it is temporary."""
         if not self.enabled:
             return
         if urlsplit(self._start.log_url).scheme == "memory":
             self._kept = ViewInProcess(service, self._subscribe)
             return
-        kept = view_directory(self._start.log_url)
+        kept = view_directory(self._start.log_url) if in_log_directory else None
         if kept is not None:
             directory = str(kept)
         else:
@@ -147,7 +147,7 @@ class MemoryReads:
 class ViewInProcess:
     """One leadership's view in memory."""
 
-    def __init__(self, service: CommitService, subscribe: Subscribe) -> None:
+    def __init__(self, service: LogReader, subscribe: Subscribe) -> None:
         self._service = service
         self._subscribe = subscribe
         self._view = View.memory()

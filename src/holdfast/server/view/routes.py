@@ -66,7 +66,7 @@ def view_routes(gateway: Gateway, embedded: EmbeddedView) -> tuple[Route, ...]:
 
     def asked_version(call: Call) -> int:
         at = call.position("at")
-        return gateway.leading().local_version() if at is None else gateway.version_of(at)
+        return gateway.reading().local_version() if at is None else gateway.version_of(at)
 
     async def read_key(call: Call) -> Response:
         path, text = call.path_text("key"), call.switch("text", default=False)
