@@ -26,7 +26,7 @@ def served(folder: Path, name: str, port: int, *flags: str) -> ServerProcess:
 
 
 def client_of(port: int) -> Client:
-    return Client(f"http://127.0.0.1:{port}", options=ClientOptions(retry_max_ms=100, give_up_after_ms=3_000))
+    return Client(f"http://127.0.0.1:{port}", options=ClientOptions(retry_max_ms=100, give_up_after_ms=20_000))
 
 
 def asked(port: int, path: str) -> tuple[int, dict[str, object]]:
@@ -114,6 +114,7 @@ def test_a_mirror_is_read_while_it_grows(tmp_path: Path) -> None:
     finally:
         if mirror is not None:
             mirror.kill()
+            mirror.wait()
         leader.stop()
 
 

@@ -114,7 +114,7 @@ class Gateway(HttpState):
     def reading(self) -> LogReader:
         """Who answers readers. Raises: Fenced (not_leader) while nobody does."""
         if self.reader is None:
-            raise self.not_leading()
+            raise not_leading(self.leader)
         return self.reader
 
     def version_of(self, position: LogPosition) -> int:

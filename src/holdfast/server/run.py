@@ -239,7 +239,7 @@ class _Process:
             self._stopping.begin()
             await self._subscriptions.close()
             await server.finish(min(GRACE_SECONDS, self._stopping.seconds_left() / 2))
-            await self._view.stop()
+            await self._view.close()
 
     def _http_server(self) -> HttpServer:
         stores = self._stores

@@ -106,16 +106,21 @@ class EmbeddedView:
         if kept is not None:
             directory = str(kept)
         else:
-            self._temporary = tempfile.TemporaryDirectory(prefix="holdfast-view-")
+            # It stays for the next leadership of this process, whose view then goes on with the file.
+            self._temporary = self._temporary or tempfile.TemporaryDirectory(prefix="holdfast-view-")
             directory = self._temporary.name
         start = msgspec.structs.replace(self._start, log_id=service.log_id, directory=directory)
         self._kept = ViewChild(start, service)
 
     async def stop(self) -> None:
-        """Stop following, and release everything."""
+        """Stop following."""
         kept, self._kept = self._kept, None
         if kept is not None:
             await kept.close()
+
+    async def close(self) -> None:
+        """Stop following, and release everything."""
+        await self.stop()
         temporary, self._temporary = self._temporary, None
         if temporary is not None:
             await asyncio.to_thread(temporary.cleanup)
