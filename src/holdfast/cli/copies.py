@@ -1,4 +1,4 @@
-"""Runs ``holdfast log restore``, ``mirror`` and ``promote``. Loaded when one of them runs, because it needs Arrow."""
+"""Runs ``holdfast log restore``, ``mirror``, ``promote`` and ``repair``. Loaded when one of them runs, because it needs Arrow."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import TypeVar
 
 from holdfast.cli.log_views import with_store
-from holdfast.cli.output import print_fields, print_json, print_line, progress
+from holdfast.cli.output import print_fields, print_json, print_line, print_table, progress
 from holdfast.copies.mirroring import Mirror, Mirrored, MirrorOptions
 from holdfast.copies.promoting import promote as promote_mirror
+from holdfast.copies.repairing import Damage, Finding, Repaired, look
+from holdfast.copies.repairing import repair as repair_log
 from holdfast.copies.restoring import Point
 from holdfast.copies.restoring import restore as restore_log
 from holdfast.copies.retiring import retire
@@ -148,3 +150,54 @@ def promote(copy_url: str, *, retire_source: str | None, as_json: bool) -> None:
     if retire_source is None:
         print_line(f"The source was not stopped: what it confirms after version {promoted.version} is not here.")
     print_line(f"Lead it with `holdfast serve --set log.url={copy_url}`.")
+
+
+def repair(source_url: str, copy_url: str | None, *, backup: str | None, as_json: bool) -> bool:
+    """Look for damage, and repair it into another log. Returns False when damage was found and nothing was repaired."""
+    with progress("reading the log", shown=not as_json) as moved:
+
+        async def work(source: ObjectStore) -> Finding | Repaired:
+            kept = None if backup is None else open_store(backup)
+            copy = None if copy_url is None else open_store(copy_url, create_missing=True)
+            try:
+                return await (look(source, kept, moved) if copy is None else repair_log(source, copy, kept, moved))
+            finally:
+                for opened in (kept, copy):
+                    if opened is not None:
+                        await opened.close()
+
+        for url in (backup, copy_url):
+            if url is not None:
+                require_credentials(url, os.environ)
+        found = with_store(source_url, work)
+    if as_json:
+        print_json(asdict(found))
+    else:
+        _show_damage(found.damage)
+        if isinstance(found, Repaired):
+            facts = {name: value for name, value in asdict(found).items() if name != "damage"}
+            print_fields({"url": copy_url, **facts})
+            print_line(f"Lead it with `holdfast serve --set log.url={copy_url}`.")
+    return isinstance(found, Repaired) or all(each.from_backup for each in found.damage)
+
+
+def _lost(damage: Damage) -> str:
+    if damage.from_backup:
+        return "are in the backup"
+    return "none lost" if damage.lost_through is None else f"lost, the last one is {damage.lost_through}"
+
+
+def _show_damage(damage: list[Damage]) -> None:
+    if not damage:
+        print_line("no object is damaged")
+        return
+    rows = [
+        (
+            each.slot,
+            each.reason,
+            str(each.after_version),
+            _lost(each),
+        )
+        for each in damage
+    ]
+    print_table(("slot", "damage", "after version", "transactions"), rows)

@@ -13,6 +13,7 @@ from typing import Annotated, TypeAlias
 import typer
 
 from holdfast.cli.options import ConfigOption, JsonOption, LogArgument, configuration, log_url_of
+from holdfast.cli.output import Exit
 
 commands = typer.Typer(
     no_args_is_help=True, help="Begin, inspect and copy logs on their stores.", rich_markup_mode=None
@@ -186,3 +187,26 @@ def promote(
     from holdfast.cli import copies
 
     copies.promote(dest, retire_source=retire_source, as_json=as_json)
+
+
+@commands.command()
+def repair(
+    source: SourceArgument,
+    dest: Annotated[
+        str | None, typer.Argument(metavar="[DEST]", help="An empty prefix for the repaired log; without it only look.")
+    ] = None,
+    backup: Annotated[
+        str | None,
+        typer.Option("--from", metavar="URL", help="A mirror or another copy that may have what is damaged."),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Name every damaged object of SOURCE, and make a log at DEST with everything that can be read.
+
+    What the log at --from has is taken from there. Transactions that nobody has are listed and left out; those after
+    them get new versions. The new log has an id of its own; SOURCE is only read. Exit code 6 if there is damage and no DEST.
+    """
+    from holdfast.cli import copies
+
+    if not copies.repair(source, dest, backup=backup, as_json=as_json):
+        raise typer.Exit(Exit.DAMAGED)

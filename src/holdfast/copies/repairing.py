@@ -1,0 +1,371 @@
+"""Make a new log from a damaged one: all that can be read, and a list of what cannot.
+
+An object that is damaged or missing is taken from a backup, a mirror for example, if that has the object. The first one
+that nobody has ends the part that is copied byte for byte: the new log forks there, and the transactions after the
+damage are appended with new versions, in their order. So no reader takes a position after the damage for one of the new
+log. Their preconditions are left out, because they name versions of the old one. The source is only read.
+
+    step        action                                                     a crash after this step leaves
+    look        read every object of the source, and of the backup         nothing
+    copy        role, objects before the damage, snapshots, verify, fork   as ``restoring``
+    append      the transactions after the damage, then a resign record    a log without some of them: begin again
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Final
+
+from holdfast.commit.format.batch import (
+    CLAIM_BYTES,
+    FIRST_SLOT,
+    PREFIX,
+    Header,
+    Kind,
+    LoggedTransaction,
+    body_bytes,
+    decode_body,
+    decode_header,
+    encode_body,
+    encode_object,
+    jump,
+    object_name,
+    slot_of,
+)
+from holdfast.commit.format.chain import next_slot
+from holdfast.commit.leadership.role import Role, read_records
+from holdfast.commit.reading.lineage import Lineage
+from holdfast.commit.reading.reader import LoggedBatch, find_frontier
+from holdfast.copies.chain import carry
+from holdfast.copies.promoting import fork
+from holdfast.copies.restoring import begin_copy, require_role
+from holdfast.copies.snapshots import copy_new_snapshots, snapshots_between
+from holdfast.errors import Code, CorruptData, InvalidRequest, NotFound
+from holdfast.objects.port import ObjectStore
+from holdfast.values import VERSION_MAX, Slot, Version, slot_text
+
+PAGE: Final = 1_000
+HEADERS: Final = 20
+
+Progress = Callable[[int, int | None], None]
+"""Called with how many objects were read, and how many there are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """One object that cannot be read. ``after_version`` is the last version before it.
+
+    ``lost_through``: the last transaction that is lost with it and its neighbours, None for none. ``from_backup``: the
+    backup had the object, so nothing is lost.
+    """
+
+    slot: str
+    reason: str
+    after_version: int
+    lost_through: int | None = None
+    from_backup: bool = False
+
+
+@dataclass(slots=True)
+class Finding:
+    """What a look at a damaged log found. ``cut``: everything up to this version is copied unchanged; None for all.
+
+    ``truncated_through`` and ``first_slot``: what retention had removed, and where the log begins after it.
+    """
+
+    log_id: str = ""
+    objects: int = 0
+    damage: list[Damage] = field(default_factory=list[Damage])
+    cut: int | None = None
+    truncated_through: int = 0
+    first_slot: int = FIRST_SLOT
+
+
+@dataclass(frozen=True, slots=True)
+class Repaired:
+    """A log without the damage. ``version``: what was copied unchanged; ``appended`` transactions came after it."""
+
+    log_id: str
+    source_log_id: str
+    version: int
+    appended: int
+    damage: list[Damage]
+
+
+class DamagedLog:
+    """Reads a damaged log from its first object to its last, past what cannot be read."""
+
+    def __init__(self, source: ObjectStore, backup: ObjectStore | None) -> None:
+        self._source = source
+        self._backup = backup
+        self._slots: list[Slot] = []
+        self._end: int = FIRST_SLOT
+        self.found = Finding()
+        self._waiting: list[tuple[Slot, str, int]] = []
+
+    async def batches(self, on_progress: Progress | None = None) -> AsyncGenerator[LoggedBatch]:
+        """The readable objects of the live chain, oldest first. ``found`` grows meanwhile.
+
+        Cost: a LIST for each 1,000 objects, and a GET for each. Raises: NotFound (``log_empty``), Unavailable,
+        CorruptData when the log cannot be followed at all.
+        """
+        self.found = Finding()
+        claims = await self._list()
+        await self._find_end(claims)
+        head: Header | None = None
+        claim_slot: int = FIRST_SLOT
+        wanted: int = FIRST_SLOT
+        while wanted >= self._end:
+            batch, reason = await self._read(Slot(wanted))
+            if batch is not None and self._fits(batch.header, head, claim_slot):
+                header = batch.header
+                self._note_lost(header)
+                if head is None or self.found.log_id == "":
+                    self.found.log_id = header.log_id.hex()
+                self.found.objects += 1
+                if on_progress is not None:
+                    on_progress(self.found.objects, len(self._slots))
+                yield batch
+                head = header
+                claim_slot = header.claim
+                wanted = next_slot(header)
+                continue
+            after = 0 if head is None else head.last_version
+            following = await self._next_readable(wanted, claim_slot)
+            self._waiting.append((Slot(wanted), reason or "object is not of the leader that claimed", after))
+            if following is None:
+                break
+            claim_slot, wanted = following
+        self._note_lost(None)
+
+    async def _list(self) -> list[Slot]:
+        """List the log. Returns the slots of objects of a claim's size."""
+        after = ""
+        slots: list[Slot] = []
+        claims: list[Slot] = []
+        while True:
+            rows = await self._source.list(PREFIX, after=after, limit=PAGE)
+            for row in rows:
+                slot = slot_of(row.key)
+                if slot is not None:
+                    slots.append(slot)
+                    if row.size == CLAIM_BYTES:
+                        claims.append(slot)
+            if len(rows) < PAGE:
+                break
+            after = rows[-1].key
+        if not slots:
+            raise NotFound("log is empty", code=Code.LOG_EMPTY)
+        self._slots = sorted(slots, reverse=True)
+        return claims
+
+    async def _find_end(self, claims: list[Slot]) -> None:
+        """The newest slot of the log: what its newest object says was durable, and what follows that without a gap."""
+        newest = min(claims, default=FIRST_SLOT)
+        own = [slot for slot in reversed(self._slots) if slot <= jump(newest)]
+        end: int = newest
+        for slot in own:
+            batch, _ = await _whole(self._source, slot)
+            if batch is not None:
+                end = batch.header.durable
+                break
+        listed = frozenset(self._slots)
+        following = jump(end) if end == newest else end - 1
+        while following in listed:
+            end, following = following, following - 1
+        self._end = end
+        for slot in [*own[:HEADERS], newest]:
+            batch, _ = await _whole(self._source, slot)
+            if batch is not None:
+                self.found.truncated_through = max(self.found.truncated_through, batch.header.truncated_through)
+
+    async def _read(self, slot: Slot) -> tuple[LoggedBatch | None, str]:
+        batch, reason = await _whole(self._source, slot)
+        if batch is None and self._backup is not None:
+            kept, _ = await _whole(self._backup, slot)
+            if kept is not None:
+                self.found.damage.append(Damage(slot_text(slot), reason, kept.header.prev_version, from_backup=True))
+                return kept, reason
+        return batch, reason
+
+    @staticmethod
+    def _fits(header: Header, head: Header | None, claim_slot: int) -> bool:
+        """Whether this object may come next, as far as what is left of the chain shows."""
+        if header.kind is Kind.CLAIM:
+            return head is None or header.epoch > head.epoch
+        return header.claim == claim_slot
+
+    async def _next_readable(self, lost: int, claim_slot: int) -> tuple[int, int] | None:
+        """After a lost object: the claim slot and the slot with which the chain goes on.
+
+        None when nothing newer belongs to the chain: the log ends before the lost slot.
+        """
+        begin = next((index for index, slot in enumerate(self._slots) if slot < lost), len(self._slots))
+        for slot in self._slots[begin:]:
+            if slot < self._end:
+                return None
+            batch, _ = await _whole(self._source, slot)
+            if batch is None:
+                continue
+            header = batch.header
+            if header.claim == claim_slot or (header.kind is Kind.CLAIM and header.prev < lost):
+                return claim_slot, lost - 1  # the lost object's neighbour may be lost, too
+            if header.kind is Kind.CLAIM:
+                return header.slot, header.slot
+            if claim_slot > header.claim >= lost - 1 and slot <= jump(header.claim):
+                return header.claim, jump(header.claim)
+        return None
+
+    def _note_lost(self, following: Header | None) -> None:
+        """What is lost is known from the next readable object: it names the last transaction before itself."""
+        if following is not None and self._waiting and following.prev_version <= self.found.truncated_through:
+            self.found.first_slot = following.slot  # retention removed it
+            self._waiting = []
+        if self._waiting and self.found.cut is None:
+            self.found.cut = self._waiting[0][2]
+        for slot, reason, after in self._waiting:
+            lost = None if following is None or following.prev_version <= after else following.prev_version
+            self.found.damage.append(Damage(slot_text(slot), reason, after, lost))
+        self._waiting = []
+
+
+async def _whole(store: ObjectStore, slot: Slot) -> tuple[LoggedBatch | None, str]:
+    """An object that passes all its checks, or None and the rule that it breaks."""
+    try:
+        data = await store.read(object_name(slot))
+    except NotFound:
+        return None, "object is missing"
+    try:
+        header = decode_header(data, slot=slot)
+        if header.kind is not Kind.CLAIM:
+            body_bytes(data, header)
+            decode_body(data, header)
+        elif len(data) != CLAIM_BYTES:
+            return None, "claim has another size"
+    except CorruptData as error:
+        return None, error.message
+    return LoggedBatch(header, data), ""
+
+
+async def look(source: ObjectStore, backup: ObjectStore | None = None, on_progress: Progress | None = None) -> Finding:
+    """Name everything that is damaged. Reads only. Cost and errors: as ``DamagedLog.batches``."""
+    log = DamagedLog(source, backup)
+    async with aclosing(log.batches(on_progress)) as batches:
+        async for _ in batches:
+            pass
+    return log.found
+
+
+async def repair(
+    source: ObjectStore, copy: ObjectStore, backup: ObjectStore | None = None, on_progress: Progress | None = None
+) -> Repaired:
+    """Make a log in ``copy`` with everything that can be read. ``copy`` is an empty prefix.
+
+    Cost: the source is read twice and written once. After a crash: see the module; begin again at an empty prefix.
+    Raises: InvalidRequest (the prefix holds something else), NotFound (``log_empty``), CorruptData, Unavailable.
+    """
+    if (await read_records(copy)).role is not None:
+        raise InvalidRequest(
+            "a repair begins at an empty prefix, and this one holds a copy", hint="choose another prefix", url=copy.url
+        )
+    found = await look(source, backup, on_progress)
+    lineage = Lineage(found.log_id)
+    through = found.truncated_through
+    cut = VERSION_MAX if found.cut is None else found.cut
+    if through and not await snapshots_between(source, lineage, through, cut):
+        raise NotFound(
+            "the log was truncated, and no snapshot is left of the part before the damage",
+            code=Code.LOG_TRUNCATED,
+            hint="repair it with --from and a backup that has the damaged objects",
+            truncated_through=through,
+            damaged_after=found.cut,
+        )
+    role = await begin_copy(
+        copy,
+        Role(
+            role="restoring",
+            source_log_id=found.log_id,
+            truncated_through=found.truncated_through,
+            first_slot=slot_text(found.first_slot),
+            cut_version=found.cut,
+            log_id=secrets.token_hex(16),
+        ),
+    )
+    require_role(role, "restoring", lineage)
+    assert role.log_id is not None, "a repaired log has a new id"
+    log = DamagedLog(source, backup)
+    async with aclosing(log.batches()) as batches, aclosing(_before_damage(batches, log)) as wanted:
+        await carry(wanted, copy, lambda _: None)
+    reached = await find_frontier(copy)
+    if reached is None:
+        raise CorruptData("nothing of the log can be read: its first claim is damaged", url=source.url)
+    await copy_new_snapshots(source, copy, lineage, through, reached[0].last_version)
+    claim = await fork(copy, role.log_id)
+    appended = 0
+    if found.cut is not None:
+        rest = DamagedLog(source, backup)
+        async with aclosing(rest.batches()) as batches, aclosing(_appended(batches, claim)) as objects:
+
+            def count(header: Header) -> None:
+                nonlocal appended
+                appended += header.transactions
+
+            await carry(objects, copy, count)
+    return Repaired(role.log_id, found.log_id, claim.forked_at, appended, found.damage)
+
+
+async def _before_damage(batches: AsyncGenerator[LoggedBatch], log: DamagedLog) -> AsyncGenerator[LoggedBatch]:
+    async for batch in batches:
+        if log.found.cut is not None:
+            return
+        yield batch
+
+
+async def _appended(batches: AsyncGenerator[LoggedBatch], claim: Header) -> AsyncGenerator[LoggedBatch]:
+    """The transactions after the fork as objects of the fork's leadership, one for each object of the source."""
+    head = claim
+    async for batch in batches:
+        header = batch.header
+        if header.kind is Kind.CLAIM or not header.transactions or header.last_version <= claim.forked_at:
+            continue
+        first = head.last_version + 1
+        moved = [
+            LoggedTransaction(first + index, txn.request_id, txn.read_version, txn.operations, [])
+            for index, txn in enumerate(batch.transactions())
+        ]
+        following = _record(head, claim, moved)
+        yield following
+        head = following.header
+    yield _record(head, claim, [], kind=Kind.RESIGN)
+
+
+def _record(
+    head: Header, claim: Header, transactions: list[LoggedTransaction], *, kind: Kind = Kind.DATA
+) -> LoggedBatch:
+    body = encode_body(transactions)
+    slot = next_slot(head)
+    last = transactions[-1].version if transactions else head.last_version
+    header = Header(
+        kind=kind,
+        log_id=claim.log_id,
+        slot=slot,
+        claim=claim.slot,
+        prev=head.slot,
+        epoch=claim.epoch,
+        leader_id=claim.leader_id,
+        nonce=secrets.token_bytes(16),
+        first_version=Version(transactions[0].version if transactions else head.last_version),
+        last_version=Version(last),
+        prev_version=head.last_transaction_version,
+        window_floor=claim.window_floor,
+        durable=claim.slot,
+        truncated_through=claim.truncated_through,
+        time_ms=claim.time_ms,
+        address="",
+        transactions=len(transactions),
+    )
+    data = encode_object(header, body)
+    return LoggedBatch(decode_header(data, slot=slot), data)
