@@ -1,4 +1,4 @@
-"""Runs ``holdfast log restore``, ``mirror``, ``promote`` and ``repair``. Loaded when one of them runs, because it needs Arrow."""
+"""Runs the commands that copy logs. Loaded when one of them runs, because it needs Arrow."""
 
 from __future__ import annotations
 

@@ -204,7 +204,8 @@ def repair(
     """Name every damaged object of SOURCE, and make a log at DEST with everything that can be read.
 
     What the log at --from has is taken from there. Transactions that nobody has are listed and left out; those after
-    them get new versions. The new log has an id of its own; SOURCE is only read. Exit code 6 if there is damage and no DEST.
+    them get new versions. The new log has an id of its own; SOURCE is only read. Exit code 6 if there is damage and no
+    DEST.
     """
     from holdfast.cli import copies
 

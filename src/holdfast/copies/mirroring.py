@@ -23,7 +23,8 @@ import structlog
 
 from holdfast.commit.format.batch import PREFIX, Header, object_name
 from holdfast.commit.format.chain import next_slot
-from holdfast.commit.leadership.role import Role, read_records
+from holdfast.commit.leadership.role import Role
+from holdfast.commit.leadership.role_records import read_records
 from holdfast.commit.reading.lineage import Lineage, lineage_of
 from holdfast.commit.reading.reader import LoggedBatch, find_frontier, read_header
 from holdfast.copies.chain import carry

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 
 from holdfast.commit.format.batch import Header
 from holdfast.commit.leadership.claims import Identity
-from holdfast.commit.leadership.role import PROMOTED_KEY, Promoted, encode_record, read_records
+from holdfast.commit.leadership.role import PROMOTED_KEY, Promoted, encode_record
+from holdfast.commit.leadership.role_records import read_records
 from holdfast.commit.leadership.takeover import TakeoverOptions, take_the_lead
 from holdfast.commit.reading.lineage import lineage_of
 from holdfast.commit.reading.reader import find_frontier, leaderships_back

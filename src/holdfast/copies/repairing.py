@@ -36,7 +36,8 @@ from holdfast.commit.format.batch import (
     slot_of,
 )
 from holdfast.commit.format.chain import next_slot
-from holdfast.commit.leadership.role import Role, read_records
+from holdfast.commit.leadership.role import Role
+from holdfast.commit.leadership.role_records import read_records
 from holdfast.commit.reading.lineage import Lineage
 from holdfast.commit.reading.reader import LoggedBatch, find_frontier
 from holdfast.copies.chain import carry

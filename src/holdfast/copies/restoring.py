@@ -21,7 +21,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from holdfast.commit.format.batch import Header
-from holdfast.commit.leadership.role import ROLE_KEY, Role, encode_record, read_records
+from holdfast.commit.leadership.role import ROLE_KEY, Role, encode_record
+from holdfast.commit.leadership.role_records import read_records
 from holdfast.commit.reading.lineage import Lineage, lineage_of
 from holdfast.commit.reading.reader import find_frontier
 from holdfast.commit.reading.survey import verify_log

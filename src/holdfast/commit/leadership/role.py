@@ -13,13 +13,11 @@ crash between the record and the claim neither begins two logs nor leaves one th
 
 from __future__ import annotations
 
-import asyncio
 from typing import Final, Literal, TypeVar
 
 import msgspec
 
-from holdfast.errors import Closed, Code, CorruptData, NotFound
-from holdfast.objects.port import ObjectReader
+from holdfast.errors import Closed, Code, CorruptData
 from holdfast.values import LogId, Slot, Version, is_log_id, parse_slot, slot_text
 
 T = TypeVar("T")
@@ -123,16 +121,3 @@ def _decode(data: bytes, kind: type[T], key: str) -> T:
 def encode_record(record: Role | Promoted) -> bytes:
     """The JSON of a record."""
     return msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n"
-
-
-async def read_records(store: ObjectReader) -> RoleRecords:
-    """Both records of a prefix. Cost: two GETs at once. Raises: Unavailable."""
-    role, promoted = await asyncio.gather(_read(store, ROLE_KEY), _read(store, PROMOTED_KEY))
-    return RoleRecords(role, promoted)
-
-
-async def _read(store: ObjectReader, key: str) -> bytes | None:
-    try:
-        return await store.read(key)
-    except NotFound:
-        return None

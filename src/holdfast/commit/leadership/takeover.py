@@ -20,7 +20,7 @@ import structlog
 from holdfast.commit.format.batch import HEADER_BYTES, PREFIX, UNKNOWN_SCOPE, AddressScope, object_name
 from holdfast.commit.leadership import takeover_machine as t
 from holdfast.commit.leadership.claims import Identity, read_page
-from holdfast.commit.leadership.role import read_records
+from holdfast.commit.leadership.role_records import read_records
 from holdfast.commit.leadership.takeover_machine import Takeover, TakeoverMachine, TakeoverRules
 from holdfast.errors import Closed, HoldfastError, NotFound, Unavailable
 from holdfast.objects.port import ObjectStore, Unknown

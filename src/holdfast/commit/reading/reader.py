@@ -28,7 +28,7 @@ from holdfast.commit.format.batch import (
 )
 from holdfast.commit.format.chain import ChainWalker, broken, has_gone
 from holdfast.commit.leadership.claims import Frontier, NeedHeaders, first_headers, plan_recovery, read_page
-from holdfast.commit.leadership.role import read_records
+from holdfast.commit.leadership.role_records import read_records
 from holdfast.errors import Code, CorruptData, HoldfastError, NotFound
 from holdfast.objects.port import ObjectReader, ObjectStore
 from holdfast.values import Slot, slot_text

@@ -32,7 +32,7 @@ from holdfast.commit.format.batch import (
     slot_of,
 )
 from holdfast.commit.format.chain import broken
-from holdfast.commit.leadership.role import read_records
+from holdfast.commit.leadership.role_records import read_records
 from holdfast.commit.reading.lineage import Lineage, lineage_of
 from holdfast.commit.reading.reader import find_frontier
 from holdfast.commit.reading.reader import read_header as read_genesis
