@@ -384,7 +384,7 @@ def no_jump(claim: int) -> Any:
 
 
 @MUTANTS.breaks("recovery claims the oldest hole", "_frontier", claims)
-def newest_gap_instead_of_oldest(slots: Any, claim: Any) -> tuple[Any, Any]:
+def newest_gap_instead_of_oldest(slots: Any, claim: Any, _: Any) -> tuple[Any, Any]:
     """Recovery appends after the newest object."""
     start = batch.jump(claim)
     return (start, claim) if slots[0] > start else (slots[0] - 1, slots[0])
