@@ -646,7 +646,7 @@ def test_who_stands_by_names_who_leads_and_the_deposed_says_so(tmp_path: Path, m
                 ("POST", "/v1/commits", json.dumps(write(b"k")).encode()),
                 ("GET", f"/v1/status/{ANY}?min_version=1", None),
                 ("GET", "/v1/version", None),
-                ("GET", "/v1/subscribe", None),
+                ("GET", "/v1/subscribe?durable=false", None),
                 ("GET", f"/v1/keys/{url64(b'k')}", None),
                 ("GET", "/v1/range", None),
                 ("GET", "/v1/retention", None),

@@ -174,11 +174,11 @@ def test_log_init_refuses_what_another_log_left(tmp_path: Path) -> None:
     (tmp_path / "log" / "view").mkdir(parents=True)
     (tmp_path / "log" / "view" / f"{'1' * 32}.sqlite").touch()
     (tmp_path / "log" / "meta").mkdir()
-    (tmp_path / "log" / "meta" / "role").touch()
+    (tmp_path / "log" / "meta" / "left").touch()
     command = [*HOLDFAST, "log", "init", (tmp_path / "log").as_uri()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
     assert f"the view of log {'1' * 32}" in done.stderr
-    assert "the object meta/role" in done.stderr
+    assert "the object meta/left" in done.stderr
     assert subprocess.run([*command, "--force-new"], timeout=60, check=False).returncode == 0
     assert subprocess.run(command, timeout=60, check=False).returncode == 0, "harmless on a log that is there"

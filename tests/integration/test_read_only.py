@@ -62,7 +62,7 @@ def test_a_reader_follows_its_log_over_leaders_and_writes_nothing(tmp_path: Path
                 client.commit([Write(b"key", b"2")], read_version=first.version)
             assert refused.value.code is Code.READ_ONLY
             assert asked(other, "/v1/version")[1]["error"]["code"] == "read_only"  # type: ignore[index]
-            with pytest.raises(InvalidRequest, match="durable"), client.subscribe(durable=False) as events:
+            with pytest.raises(InvalidRequest, match="only reads"), client.subscribe(durable=False) as events:
                 next(iter(events))
 
             def read() -> None:

@@ -556,11 +556,7 @@ class _Process:
     def _subscribe(self, after: int, durable: bool) -> AsyncIterator[EventBatch]:
         reader = self._gateway.reading()
         if not durable and self._gateway.service is None:
-            raise InvalidRequest(
-                "only the leader has events that are not durable yet",
-                code=Code.READ_ONLY,
-                hint="subscribe with durable=true here, or at the leader",
-            )
+            raise self._gateway.not_leading()  # only the leader has events that are not durable yet
         return subscribe(
             reader,
             after=after,

@@ -66,7 +66,9 @@ def view_routes(gateway: Gateway, embedded: EmbeddedView) -> tuple[Route, ...]:
 
     def asked_version(call: Call) -> int:
         at = call.position("at")
-        return gateway.reading().local_version() if at is None else gateway.version_of(at)
+        # A standby follows the log and keeps no view.
+        reader = gateway.reading() if gateway.read_only else gateway.leading()
+        return reader.local_version() if at is None else gateway.version_of(at)
 
     async def read_key(call: Call) -> Response:
         path, text = call.path_text("key"), call.switch("text", default=False)
