@@ -196,7 +196,7 @@ class Mirror:
 
         try:
             standing = await standing_of(self._source, self._copy, truncated_through=role.truncated_through)
-            objects = objects_from(self._source, standing, truncated_through=role.truncated_through)
+            objects = objects_from(self._source, standing, role)
             async with aclosing(objects), aclosing(self._without_retirement(objects)) as wanted:
                 await carry(wanted, self._copy, copied)
         except NotFound as gone:

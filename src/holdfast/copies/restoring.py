@@ -87,7 +87,7 @@ async def restore(
             report("copying", header.last_version, cut)
 
         standing = await standing_of(source, copy, truncated_through=truncated_through)
-        objects = objects_from(source, standing, truncated_through=truncated_through)
+        objects = objects_from(source, standing, role)
         async with aclosing(objects), aclosing(cut_at(objects, cut)) as wanted:
             await carry(wanted, copy, copied)
         await copy_new_snapshots(source, copy, lineage, truncated_through, cut)

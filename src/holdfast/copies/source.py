@@ -25,6 +25,7 @@ from holdfast.commit.format.batch import (
     slot_of,
 )
 from holdfast.commit.format.chain import ChainWalker
+from holdfast.commit.leadership.role import Role
 from holdfast.commit.reading.reader import (
     LoggedBatch,
     find_frontier,
@@ -36,7 +37,7 @@ from holdfast.commit.reading.reader import (
 from holdfast.commit.reading.survey import walker_from
 from holdfast.errors import Code, InvalidRequest, NotFound
 from holdfast.objects.port import ObjectStore
-from holdfast.values import Slot, Version
+from holdfast.values import Slot, Version, slot_text
 
 PAGE: Final = 1_000
 PREFETCH: Final = 64
@@ -85,19 +86,26 @@ async def standing_of(source: ObjectStore, copy: ObjectStore, *, truncated_throu
     return ChainWalker(head, head if head.kind is Kind.CLAIM else claim)
 
 
-async def objects_from(
-    source: ObjectStore, standing: ChainWalker | None, *, truncated_through: int
-) -> AsyncGenerator[LoggedBatch]:
+async def objects_from(source: ObjectStore, standing: ChainWalker | None, role: Role) -> AsyncGenerator[LoggedBatch]:
     """The objects of a log after where a copy stands, claims included, to the end of the log.
 
+    A copy of a truncated log begins with the very slot that ``role`` names: recovery takes what is missing after it for
+    objects under way.
     Raises: NotFound (``log_truncated``), CorruptData, Unavailable. Cost: a GET for each object, ``PREFETCH`` ahead.
     """
     walker = ChainWalker() if standing is None else standing
-    if standing is None and truncated_through:
+    if standing is None and role.truncated_through:
         frontier = await find_frontier(source)
         if frontier is None:
             raise NotFound("log is empty", code=Code.LOG_EMPTY)
-        walker = await walker_from(source, frontier, truncated_through)
+        walker = await walker_from(source, frontier, role.truncated_through)
+        if slot_text(walker.next_slot) != role.first_slot:
+            raise NotFound(
+                "the source was truncated further since this copy began",
+                code=Code.LOG_TRUNCATED,
+                hint="begin another copy at an empty prefix",
+                began_at=role.first_slot,
+            )
         async with aclosing(_claims_before(source, walker.next_slot)) as claims:
             async for claim in claims:
                 yield claim
