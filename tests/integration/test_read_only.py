@@ -93,6 +93,7 @@ def test_a_reader_follows_its_log_over_leaders_and_writes_nothing(tmp_path: Path
         leader.stop()
 
 
+@pytest.mark.matrix
 def test_a_mirror_is_read_while_it_grows(tmp_path: Path) -> None:
     port, other = free_port(), free_port()
     leader = served(tmp_path, "log", port, "--init", "--take-over")
@@ -118,6 +119,7 @@ def test_a_mirror_is_read_while_it_grows(tmp_path: Path) -> None:
         leader.stop()
 
 
+@pytest.mark.matrix
 def test_a_standby_answers_readers_and_refuses_commits(tmp_path: Path) -> None:
     port, other = free_port(), free_port()
     leader = served(tmp_path, "log", port, "--init", "--take-over")
