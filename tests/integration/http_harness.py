@@ -26,7 +26,7 @@ from holdfast.server.commit.retention_routes import RetentionHost
 from holdfast.server.commit.sse import Subscriptions
 from holdfast.server.gateway import Gateway, GatewayLimits
 from holdfast.server.health import STALLED_MS_MAX, StoreWatch
-from holdfast.server.http.auth import Authenticator, Role
+from holdfast.server.http.auth import Authenticator, Grant, Role
 from holdfast.server.http.http_server import HttpServer
 from holdfast.server.metrics import ServerMetrics
 from holdfast.server.route_table import route_table
@@ -171,7 +171,7 @@ class Serving:
 async def serving(
     *,
     limits: GatewayLimits | None = None,
-    tokens: Mapping[str, Role] | None = None,
+    tokens: Mapping[str, Role | Grant] | None = None,
     view: bool = True,
     options: ServiceOptions | None = None,
     store: GatedStore | None = None,

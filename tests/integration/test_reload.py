@@ -19,6 +19,7 @@ from tests.rgw import free_port
 
 from holdfast.errors import InvalidRequest
 from holdfast.server.http.auth import Role
+from holdfast.server.http.key_scope import KeyScope
 from holdfast.server.http.token_file import read_token_file
 
 OLD, NEW, READ = "old-token-of-sixteen", "new-token-of-sixteen", "reads-and-nothing-else"
@@ -130,6 +131,8 @@ def test_a_certificate_is_replaced_without_a_restart(tmp_path: Path) -> None:
         ("admin:sixteen-or-more-characters later\n", "line=1"),
         ("\nadmin:sixteen-or-more-characters until=2027-01-01T00:00:00\n", "line=2"),
         ("admin:sixteen-or-more-characters until=2027-01-01T00:00:00Z more\n", "line=1"),
+        ("admin:sixteen-or-more-characters prefix=orders/\n", "line=1"),
+        ("write:sixteen-or-more-characters prefix=\n", "line=1"),
         ("sixteen-or-more-characters\n", "ROLE:TOKEN"),
     ],
 )
@@ -152,3 +155,8 @@ def test_a_token_has_a_role_and_perhaps_an_end(tmp_path: Path) -> None:
     found = read_token_file(file)
     assert [grant.role for grant in found.values()] == [Role.READ, Role.ADMIN]
     assert [grant.until for grant in found.values()] == [1_801_350_000.0, None]
+    assert [grant.scope for grant in found.values()] == [None, None]
+    file.write_text("write:sixteen-or-more-characters prefix=orders/ until=2027-01-31T00:00:00Z prefix=stock/\n")
+    (scoped,) = read_token_file(file).values()
+    assert scoped.scope == KeyScope((b"orders/", b"stock/"))
+    assert scoped.until is not None

@@ -211,6 +211,7 @@ class _CommitStream:
 
     def __init__(self, gateway: Gateway, call: Call, reader: ItemReader, wire_format: WireFormat) -> None:
         self._call = call
+        self._scope = call.scope
         self._gateway = gateway
         self._reader = reader
         self._wire_format: WireFormat = wire_format
@@ -280,6 +281,8 @@ class _CommitStream:
                 operations_max=limits.operations_max,
                 preconditions_max=limits.preconditions_max,
             )
+            if problem is None and self._scope is not None:
+                problem = self._scope.problem_with(txn)
             if problem is None:
                 accepted.append(entry)
                 accepted_bytes += entry.size
@@ -411,7 +414,7 @@ class _CommitStream:
 def stream_route(gateway: Gateway) -> Route:
     """The row of the route table."""
     return Route(
-        method="POST", path="/v1/commits", role=Role.WRITE,
+        method="POST", path="/v1/commits", role=Role.WRITE, checks_scope=True,
         summary="A stream of commits; one result per item, in order",
         stream=partial(_commits, gateway), body={NDJSON: JsonTransaction, MSGPACK: Transaction},
         answers={NDJSON: (CommitReceipt | NotCommitted, ItemError), MSGPACK: (CommitReceipt | NotCommitted, ItemError)},

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from functools import partial
 
+import msgspec
+import structlog
+
 from holdfast.errors import Code, InvalidRequest, NotFound
 from holdfast.retention.policies import CONFIGURATION, decode_policy, remove_policy, require_id, set_policy
 from holdfast.retention.truncator import Truncator
@@ -12,6 +15,8 @@ from holdfast.server.http.auth import Role
 from holdfast.server.http.routes import Call, Parameter, Response, Route, json_response
 from holdfast.server.http.state import JSON
 from holdfast.wire.log import HoldState, PolicyState, RetentionAnswer, RetentionPolicy
+
+log = structlog.get_logger("holdfast.server.commit.retention")
 
 POLICY_BYTES_MAX = 4_096
 _CODES = (Code.NOT_LEADER, Code.LOG_TRUNCATED, Code.FUTURE_VERSION, Code.STORE_UNAVAILABLE, Code.TOO_LARGE)
@@ -87,12 +92,14 @@ async def _put(host: RetentionHost, call: Call) -> Response:
     truncator = host.leading()
     head = host.gateway.leading().local_version()
     await truncator.change(set_policy(name, policy, head=head), "request")
+    log.info("audit", act="set_retention", author=call.who, policy=name, content=msgspec.to_builtins(policy))
     return json_response(host.answer())
 
 
 async def _delete(host: RetentionHost, call: Call) -> Response:
     name = _changeable(call)
     await host.leading().change(remove_policy(name), "request")
+    log.info("audit", act="remove_retention", author=call.who, policy=name)
     return json_response(host.answer())
 
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from functools import partial
 
+import structlog
+
 from holdfast.commit.format.json_request import JsonTransaction, decode_json
 from holdfast.commit.format.transaction import Committed
 from holdfast.commit.stages.events import CommitEntry
@@ -19,6 +21,8 @@ from holdfast.server.http.routes import POSITION_SCHEMA, Call, Parameter, Respon
 from holdfast.server.http.state import JSON, FastRequest, PendingResponse, RequestFields
 from holdfast.wire.formats import encode
 from holdfast.wire.log import CommitReceipt, Liveness, NotCommitted, StatusAnswer, SteppedDown, VersionAnswer
+
+log = structlog.get_logger("holdfast.server.commit.routes")
 
 COMMIT_CODES = (
     *(Code.MALFORMED, Code.NO_OPERATIONS, Code.FUTURE_VERSION, Code.BAD_BASE64, Code.BAD_RANGE, Code.BAD_REQUEST_ID),
@@ -55,7 +59,7 @@ class _LogRequest(FastRequest):
 
     def problem_with(self, authorization: bytes | None) -> HoldfastError | None:
         """See ``FastRequest``."""
-        return self._gateway.authenticator.problem_with(authorization, self._role)
+        return self._gateway.authenticator.problem_with(authorization, self._role, checks_scope=True)
 
 
 class CommitRequest(_LogRequest):
@@ -72,7 +76,7 @@ class CommitRequest(_LogRequest):
         gateway = self._gateway
         problem: HoldfastError | None = None
         if gateway.authenticator.required:
-            problem = gateway.authenticator.problem_with(fields.authorization, Role.WRITE)
+            problem = gateway.authenticator.problem_with(fields.authorization, Role.WRITE, checks_scope=True)
         if problem is None:
             problem = gateway.admission()
         if problem is None and gateway.client_rates is not None:
@@ -93,6 +97,9 @@ class CommitRequest(_LogRequest):
                     operations_max=limits.operations_max,
                     preconditions_max=limits.preconditions_max,
                 )
+                if problem is None and gateway.authenticator.required:
+                    scope = gateway.authenticator.scope_of(fields.authorization)
+                    problem = None if scope is None else scope.problem_with(txn)
                 if problem is None:
                     entry = CommitEntry(txn, self._reply, response, len(body))
                     gateway.submit(entry, entry.size)
@@ -185,6 +192,7 @@ async def _status(gateway: Gateway, call: Call) -> Response:
 
 async def _step_down(gateway: Gateway, call: Call) -> Response:
     service = gateway.leading()
+    log.info("audit", act="step_down", author=call.who, then=call.text("then"))
     match call.text("then"):
         case "stand_by":
             gateway.stands_by_next = True
@@ -206,12 +214,13 @@ def log_routes(gateway: Gateway) -> tuple[Route, ...]:
     commit, linearizable = CommitRequest(gateway), VersionRequest(gateway)
     return (
         Route(
-            method="POST", path="/v1/commit", role=Role.WRITE, summary="Commit one transaction, or learn why not",
+            method="POST", path="/v1/commit", role=Role.WRITE, checks_scope=True,
+            summary="Commit one transaction, or learn why not",
             handler=partial(_commit, gateway, commit), fast=commit, codes=COMMIT_CODES,
             body={JSON: JsonTransaction}, answers={JSON: CommitReceipt | NotCommitted},
         ),
         Route(
-            method="GET", path="/v1/version", role=Role.READ,
+            method="GET", path="/v1/version", role=Role.READ, checks_scope=True,
             summary="A version that covers everything known committed when the request arrived",
             handler=partial(_version, gateway, linearizable), fast=linearizable,
             parameters=(
@@ -226,7 +235,7 @@ def log_routes(gateway: Gateway) -> tuple[Route, ...]:
         ),
         Route(
             # The role is ``write``, because asking closes the attempt.
-            method="GET", path="/v1/status/{request_id:any}", role=Role.WRITE,
+            method="GET", path="/v1/status/{request_id:any}", role=Role.WRITE, checks_scope=True,
             summary="The final outcome of an attempt; asking closes an attempt that has not committed",
             handler=partial(_status, gateway),
             parameters=(

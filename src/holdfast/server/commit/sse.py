@@ -265,6 +265,8 @@ class Subscriptions:
             after = position_of("Last-Event-ID", last_event_id)
         durable = call.switch("durable", default=True)
         wanted = call.key_range()
+        if call.scope is not None:
+            call.scope.require_range(*(wanted or (b"", None)))
         return after, durable, None if wanted is None else KeyFilter(*wanted)
 
     # Keepalive: one task for all streams, so that an event costs no timer.
@@ -295,7 +297,7 @@ class Subscriptions:
 def subscribe_route(subscriptions: Subscriptions) -> Route:
     """The row of the route table."""
     return Route(
-        method="GET", path="/v1/subscribe", role=Role.READ,
+        method="GET", path="/v1/subscribe", role=Role.READ, checks_scope=True,
         summary="The change stream: history, then live events, without gap or repeat",
         stream=subscriptions.stream, tag="stream", answers={MEDIA_TYPE: None},
         parameters=(

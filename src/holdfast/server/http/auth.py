@@ -14,6 +14,7 @@ from hashlib import sha256
 from typing import Final, cast
 
 from holdfast.errors import Code, HoldfastError, PermissionDenied
+from holdfast.server.http.key_scope import KeyScope
 
 EXPIRED_HINT: Final = "ask the operator of the service for a new token"
 TOKEN_HINT: Final = "send Authorization: Bearer <token>; commands take --token or HOLDFAST_TOKEN"
@@ -30,10 +31,11 @@ class Role(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """A role until a moment (Unix time in seconds), or without an end."""
+    """A role until a moment (Unix time in seconds), or without an end, for the keys of ``scope``, None for all."""
 
     role: Role
     until: float | None = None
+    scope: KeyScope | None = None
 
 
 class Authenticator:
@@ -52,8 +54,13 @@ class Authenticator:
         self._grants = _grants_of(tokens)
         self.generation += 1
 
-    def problem_with(self, authorization: bytes | None, role: Role) -> HoldfastError | None:
-        """None when the caller has ``role``, else the error. ``authorization``: the header, None without it."""
+    def problem_with(
+        self, authorization: bytes | None, role: Role, *, checks_scope: bool = False
+    ) -> HoldfastError | None:
+        """None when the caller has ``role``, else the error. ``authorization``: the header, None without it.
+
+        ``checks_scope``: the route looks at ``scope_of`` itself, or shows no keys. Any other refuses a scoped token.
+        """
         if not self.required or role is Role.OPEN:
             return None
         digest = _digest_of(authorization)
@@ -64,7 +71,16 @@ class Authenticator:
             return PermissionDenied("the bearer token has expired", code=Code.UNAUTHENTICATED, hint=EXPIRED_HINT)
         if held.role < role:
             return PermissionDenied("the token has not the role", role=role.name.lower())
+        if held.scope is not None and not checks_scope:
+            return PermissionDenied("the token is for some keys only, and this route for the whole service")
         return None
+
+    def scope_of(self, authorization: bytes | None) -> KeyScope | None:
+        """The keys that the caller's token is for; None for all. The token itself was checked before."""
+        if not self.required:
+            return None
+        held = self._grants.get(_digest_of(authorization) or b"")
+        return None if held is None else held.scope
 
     def client_of(self, authorization: bytes | None, peer: object) -> bytes | str:
         """The client for limits: its token, or without tokens the address of ``peer``. Unix sockets are one client."""

@@ -22,6 +22,7 @@ from holdfast.commit.format.transaction import prefix_end
 from holdfast.errors import Code, HoldfastError, InternalError, InvalidRequest, LimitExceeded
 from holdfast.server.http.asgi_connection import ConnectionView
 from holdfast.server.http.auth import Role
+from holdfast.server.http.key_scope import KeyScope
 from holdfast.server.http.responses import error_response, without_traceback
 from holdfast.server.http.state import JSON, FastRequest, HttpState, PendingResponse
 from holdfast.values import VERSION_MAX, LogPosition, parse_position
@@ -92,6 +93,17 @@ class Call(PendingResponse):
     def peer(self) -> object:
         """See ``PendingResponse``."""
         return self.connection.peer
+
+    @property
+    def who(self) -> str:
+        """Who asks, for the audit lines of the process log: where the request comes from, never a token."""
+        peer = self.peer
+        return str(peer[0]) if isinstance(peer, tuple) and peer else "unix"
+
+    @property
+    def scope(self) -> KeyScope | None:
+        """The keys that the caller's token is for; None for all."""
+        return self.state.authenticator.scope_of(self.authorization)
 
     @property
     def client(self) -> bytes | str:
@@ -273,6 +285,8 @@ class Route:
     codes: Sequence[Code] = ()
     """Its error codes in addition to ``ANY_ROUTE_CODES``."""
     tag: str = "log"
+    checks_scope: bool = False
+    """Whether a token for some keys may ask: the handler checks them, or shows none."""
     filters: bool = False
     """Whether query parameters filter by attributes, which the handler checks itself."""
 
@@ -307,7 +321,7 @@ class Endpoint:
         call = Call(state, scope, receive, send)
         status = 200
         try:
-            problem = state.authenticator.problem_with(call.authorization, route.role)
+            problem = state.authenticator.problem_with(call.authorization, route.role, checks_scope=route.checks_scope)
             if problem is not None:
                 raise problem
             if not route.filters:

@@ -4,6 +4,7 @@
 |---|---|
 | ``ROLE:TOKEN`` | the token has the role ``read``, ``write`` or ``admin`` |
 | ``ROLE:TOKEN until=2027-01-31T00:00:00Z`` | until then; the time is ISO 8601 with an offset or ``Z`` |
+| ``read:TOKEN prefix=orders/ prefix=stock/`` | only for keys that begin with one of these; not for ``admin`` |
 | empty, or begins with ``#`` | nothing |
 
 Errors name the line, never the token.
@@ -17,9 +18,11 @@ from typing import Final
 
 from holdfast.errors import Code, InvalidRequest
 from holdfast.server.http.auth import Grant, Role
+from holdfast.server.http.key_scope import KeyScope
 
 TOKEN_LENGTH_MIN: Final = 16
 BYTES_MAX: Final = 1 << 20
+_ALLOWED: Final = "until=2027-01-31T00:00:00Z and, unless it is for admin, prefix=KEYS/"
 _ROLES: Final = {role.name.lower(): role for role in (Role.READ, Role.WRITE, Role.ADMIN)}
 
 
@@ -41,23 +44,34 @@ def read_token_file(path: Path) -> dict[str, Grant]:
             raise _bad(path, number, f"write ROLE:TOKEN, with at least {TOKEN_LENGTH_MIN} printable characters")
         if token in tokens:
             raise _bad(path, number, "the token is there twice")
-        tokens[token] = Grant(_ROLES[role], _until(path, number, words[1:]))
+        tokens[token] = _grant(path, number, _ROLES[role], words[1:])
     if not tokens:
         # An empty file must not open the service to everyone.
         raise _bad(path, 0, "the file has no token")
     return tokens
 
 
-def _until(path: Path, number: int, words: list[str]) -> float | None:
-    if not words:
-        return None
-    name, _, value = words[0].partition("=")
+def _grant(path: Path, number: int, role: Role, words: list[str]) -> Grant:
+    until: float | None = None
+    prefixes: list[bytes] = []
+    for word in words:
+        name, _, value = word.partition("=")
+        if name == "until" and until is None:
+            until = _moment(path, number, value)
+        elif name == "prefix" and value and role is not Role.ADMIN:
+            prefixes.append(value.encode())
+        else:
+            raise _bad(path, number, f"after the token only {_ALLOWED} is allowed")
+    return Grant(role, until, KeyScope(tuple(prefixes)) if prefixes else None)
+
+
+def _moment(path: Path, number: int, value: str) -> float:
     try:
         moment = datetime.fromisoformat(value)
     except ValueError:
         moment = None
-    if name != "until" or len(words) > 1 or moment is None or moment.tzinfo is None:
-        raise _bad(path, number, "after the token only until=2027-01-31T00:00:00Z is allowed")
+    if moment is None or moment.tzinfo is None:
+        raise _bad(path, number, f"after the token only {_ALLOWED} is allowed")
     return moment.timestamp()
 
 

@@ -73,6 +73,8 @@ def view_routes(gateway: Gateway, embedded: EmbeddedView) -> tuple[Route, ...]:
     async def read_key(call: Call) -> Response:
         path, text = call.path_text("key"), call.switch("text", default=False)
         key = text_key("key", path) if text else key_from_text("key", path, hint="text=true reads the path as text")
+        if call.scope is not None:
+            call.scope.require(key)
         stored = await embedded.get(key, at=asked_version(call))
         if stored is None:
             raise NotFound("there is no such key")
@@ -81,6 +83,8 @@ def view_routes(gateway: Gateway, embedded: EmbeddedView) -> tuple[Route, ...]:
 
     async def read_range(call: Call) -> Response:
         begin, end = call.key_range() or (b"", None)
+        if call.scope is not None:
+            call.scope.require_range(begin, end)
         text = call.switch("text", default=False)
         limit = call.number("limit", low=1, high=RANGE_LIMIT_MAX) or RANGE_LIMIT_DEFAULT
         rows, version = await embedded.read_range(begin, end, limit + 1, at=asked_version(call))
@@ -89,12 +93,13 @@ def view_routes(gateway: Gateway, embedded: EmbeddedView) -> tuple[Route, ...]:
 
     return (
         Route(
-            method="GET", path="/v1/keys/{key:any}", role=Role.READ, summary="A key's value, from the embedded view",
+            method="GET", path="/v1/keys/{key:any}", role=Role.READ, checks_scope=True,
+            summary="A key's value, from the embedded view",
             handler=read_key, answers={JSON: ValueResponse}, codes=(*_CODES, Code.NOT_FOUND), tag="view",
             parameters=(Parameter("key", "path", _KEY, "The key in base64url, padding optional", True), _TEXT, _AT),
         ),
         Route(
-            method="GET", path="/v1/range", role=Role.READ,
+            method="GET", path="/v1/range", role=Role.READ, checks_scope=True,
             summary="Consecutive keys and their values, from the embedded view",
             handler=read_range, answers={JSON: ValueRange}, codes=(*_CODES, Code.BAD_RANGE), tag="view",
             parameters=(

@@ -1,0 +1,63 @@
+"""The keys that a token may touch: those that begin with one of its prefixes.
+
+A token with prefixes reaches only the routes that check them. Everything that such a request names must be within one
+prefix: each operation, each precondition, and a range from its begin to its end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from holdfast.commit.format.transaction import PointRead, RangeDelete, Transaction, prefix_end
+from holdfast.errors import PermissionDenied
+
+HINT = "ask the operator of the service for a token with this prefix"
+
+
+@dataclass(frozen=True, slots=True)
+class KeyScope:
+    """At least one prefix.
+
+    >>> scope = KeyScope((b"seat/",))
+    >>> scope.holds_range(b"seat/", b"seat0"), scope.holds_range(b"seat/1", None), scope.holds(b"row/1")
+    (True, False, False)
+    """
+
+    prefixes: tuple[bytes, ...]
+
+    def holds(self, key: bytes) -> bool:
+        """Whether the key begins with one of the prefixes."""
+        return key.startswith(self.prefixes)
+
+    def holds_range(self, begin: bytes, end: bytes | None) -> bool:
+        """Whether every key from ``begin`` up to ``end``, None for the last key, begins with one of the prefixes."""
+        for prefix in self.prefixes:
+            limit = prefix_end(prefix)
+            if begin.startswith(prefix) and (limit is None or (end is not None and end <= limit)):
+                return True
+        return False
+
+    def require_range(self, begin: bytes, end: bytes | None) -> None:
+        """Return if the range is within the scope. Raises: PermissionDenied."""
+        if not self.holds_range(begin, end):
+            raise PermissionDenied("the token may not read this range of keys", hint=HINT)
+
+    def require(self, key: bytes) -> None:
+        """Return if the key is within the scope. Raises: PermissionDenied."""
+        if not self.holds(key):
+            raise PermissionDenied("the token may not read this key", hint=HINT)
+
+    def problem_with(self, txn: Transaction) -> PermissionDenied | None:
+        """The first operation or precondition outside the scope, or None."""
+        for index, operation in enumerate(txn.operations):
+            if isinstance(operation, RangeDelete):
+                within = self.holds_range(operation.begin, operation.end)
+            else:
+                within = self.holds(operation.key)
+            if not within:
+                return PermissionDenied("the token may not change these keys", hint=HINT, operation=index)
+        for index, read in enumerate(txn.preconditions):
+            within = self.holds(read.key) if isinstance(read, PointRead) else self.holds_range(read.begin, read.end)
+            if not within:
+                return PermissionDenied("the token may not read these keys", hint=HINT, precondition=index)
+        return None
