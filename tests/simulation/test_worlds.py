@@ -10,6 +10,7 @@ from collections.abc import Callable
 import pytest
 from tests.matrix import matrix
 from tests.worlds.harness import KINDS, run_seeds
+from tests.worlds.log.copying_mutants import MUTANTS as COPY_MUTANTS
 from tests.worlds.log.etiquette import SCENES
 from tests.worlds.log.mutants import MUTANTS
 from tests.worlds.log.retention_mutants import MUTANTS as RETENTION_MUTANTS
@@ -73,6 +74,26 @@ def test_every_mutant_of_retention_is_caught(name: str, record_property: RecordP
     found = RETENTION_MUTANTS.catch(name)
     assert found.seed is not None, f"{RETENTION_MUTANTS[name].rule}: not caught in {RETENTION_MUTANTS.seeds_max} seeds"
     RETENTION_MUTANTS[name].play(found.seed)
+    record_property("mutants", 1)
+
+
+@pytest.mark.timeout(3_600)
+def test_a_mirror_and_its_promotion_keep_every_promise(prove: bool, record_property: RecordProperty) -> None:
+    first = int.from_bytes(os.urandom(5), "little")
+    summary = run_seeds("copies", range(6))
+    fresh = run_seeds("copies", range(first, first + (5_000 if prove else 3)), jobs=2 if prove else 1)
+    record_property("seeds", summary.worlds + fresh.worlds)
+    assert not summary.failures, summary.failed()
+    assert summary.seen["promoted_read_afresh"] >= 1
+    assert not fresh.failures, fresh.failed()
+    assert not prove or fresh.missing() == []
+
+
+@pytest.mark.parametrize("name", COPY_MUTANTS)
+def test_every_mutant_of_mirrors_is_caught(name: str, record_property: RecordProperty) -> None:
+    found = COPY_MUTANTS.catch(name)
+    assert found.seed is not None, f"{COPY_MUTANTS[name].rule}: not caught in {COPY_MUTANTS.seeds_max} seeds"
+    COPY_MUTANTS[name].play(found.seed)
     record_property("mutants", 1)
 
 

@@ -80,7 +80,9 @@ async def refused_is_own(store: ObjectStore, key: str, data: bytes) -> bool:
 _copy_new_snapshots = mirroring.copy_new_snapshots
 
 
-@MUTANTS.breaks("a manifest comes after the chain has reached its version", "copy_new_snapshots", mirroring)
+@MUTANTS.breaks(
+    "a manifest comes after the chain has reached its version", "copy_new_snapshots", mirroring, first_seed=48
+)
 async def manifest_comes_early(
     origin: ObjectStore, copy: ObjectStore, lineage: Lineage, lowest: int, through: int
 ) -> int:
@@ -106,10 +108,13 @@ MUTANTS.add(
     (mirroring, "snapshots_between", _a_snapshot_is_there),
     (mirroring, "KeptSnapshots", _EverySnapshotCounts),
     play=TRUNCATED,
+    first_seed=6,
 )
 
 
-@MUTANTS.breaks("all claims are copied, also those below the truncation", "_claims_before", source, play=TRUNCATED)
+@MUTANTS.breaks(
+    "all claims are copied, also those below the truncation", "_claims_before", source, play=TRUNCATED, first_seed=10
+)
 async def old_claims_are_left_out(origin: ObjectStore, slot: Slot) -> AsyncGenerator[LoggedBatch]:
     """A copy begins where the log does now."""
     return
