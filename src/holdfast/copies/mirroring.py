@@ -17,6 +17,7 @@ import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Final
 
 import structlog
@@ -102,6 +103,8 @@ class Mirror:
         self._retired = False
         self._held_s: float | None = None
         self._hold_refused = False
+        # Each mirror of a log has a hold of its own, and keeps it when it starts again.
+        self._hold_id = f"mirror-{sha256(copy.url.encode()).hexdigest()[:16]}"
         self._truncated_through = 0
         self._head: Header | None = None
 
@@ -144,7 +147,7 @@ class Mirror:
         self._snapshots += await copy_new_snapshots(
             self._source, self._copy, lineage, role.truncated_through, head.last_version
         )
-        await self._hold(lineage, head)
+        await self._hold(head)
         await self._truncate(role, head, own_claim)
         return Mirrored(
             source_log_id=lineage.log_id,
@@ -224,7 +227,7 @@ class Mirror:
                 return
             yield batch
 
-    async def _hold(self, lineage: Lineage, head: Header) -> None:
+    async def _hold(self, head: Header) -> None:
         """Keep the source from truncating what is not copied yet. A policy is what truncates, so none needs none."""
         now_s = time.monotonic()
         if not self._options.follow or not self._options.hold or self._hold_refused:
@@ -241,7 +244,7 @@ class Mirror:
             if not Content.of(await generations.newest()).policies:
                 return
             hold = Hold(from_version=head.last_version, expires_ms=wall_ms() + HOLD_LASTS_MS)
-            await generations.change(set_hold(f"mirror-{lineage.log_id[:8]}", hold, now_ms=wall_ms()), "mirror")
+            await generations.change(set_hold(self._hold_id, hold, now_ms=wall_ms()), "mirror")
         except NotFound:
             raise
         except HoldfastError as error:

@@ -287,6 +287,25 @@ def test_a_mirror_truncates_behind_a_snapshot_of_its_own_and_says_when_it_came_t
     asyncio.run(main())
 
 
+def test_a_mirror_that_follows_holds_what_it_lacks_where_something_truncates() -> None:
+    async def main() -> None:
+        source, copies = Source(), [MemoryStore(MemoryObjects(), url=f"memory:copy-{number}") for number in range(2)]
+        generations = Generations(source.store, lambda: 1_000)
+        following = MirrorOptions(follow=True)
+        await Mirror(source.store, copies[0], following).round()
+        assert await generations.newest() is None, "without a policy nothing is truncated, and nothing has to be held"
+        await generations.change(set_policy("p", Policy(max_age_seconds=60.0), head=10**12), "test")
+        for copy in copies:
+            await Mirror(source.store, copy, MirrorOptions()).round()
+        assert not Content.of(await generations.newest()).holds, "a mirror that does not follow holds nothing"
+        for copy in copies:
+            await Mirror(source.store, copy, following).round()
+        holds = Content.of(await generations.newest()).holds
+        assert [hold.from_version for hold in holds.values()] == [source.log.head.last_version] * 2
+
+    asyncio.run(main())
+
+
 def test_a_hole_in_the_source_ends_a_mirror_with_its_name() -> None:
     async def main() -> None:
         source, copy = Source(), MemoryStore(MemoryObjects())
