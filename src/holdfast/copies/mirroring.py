@@ -109,7 +109,7 @@ class Mirror:
         self._head: Header | None = None
 
     async def run(self, on_progress: Progress | None = None) -> Mirrored:
-        """Copy to the end of the source; with ``follow``, go on for ever, until the source is retired.
+        """Copy to the end of the source; with ``follow``, go on until the source is retired.
 
         Raises: Closed (``not_promoted`` is the rule of a mirror; once promoted it is a log, and this ends), NotFound
         (``log_empty``; ``log_truncated``: the source removed what was not copied yet), InvalidRequest

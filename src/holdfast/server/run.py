@@ -332,7 +332,7 @@ class _Process:
             log.info("followed_leader_ended", leader_id=followed.leader_id, reason=followed.ended.result())
 
     async def _serve_readers(self, store: BudgetedStore, addresses: list[str]) -> int:
-        """Follow the log, whoever leads it, until a signal. Nothing is written."""
+        """Follow the log until a signal, also when its leader changes. Nothing is written."""
         said = False
         while True:
             beginning = asyncio.ensure_future(
