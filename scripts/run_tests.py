@@ -3,7 +3,8 @@
     python scripts/run_tests.py unit integration spark -- -m "not matrix"
 
 Arguments: the lanes, folders of ``tests/``; after ``--`` what pytest gets. Prints the lines of each group as they come,
-with the group's name, and at the end the slowest tests of all groups. The exit code is 0 if every group passed.
+with the group's name, and at the end the slowest tests of all groups and every test that failed. The exit code is 0 if
+every group passed.
 
 Spark has a group of its own: it brings a Java process, threads and Python workers that no other lane should meet. Tests
 that start processes wait most of the time, so they run in two groups, next to the lanes that compute. The lane
@@ -62,10 +63,12 @@ def start(group: str, paths: list[str], flags: list[str], durations: Path) -> su
     )
 
 
-def show(group: str, process: subprocess.Popen[str], width: int) -> None:
-    """Print the group's lines until it ends."""
+def show(group: str, process: subprocess.Popen[str], width: int, failures: list[str]) -> None:
+    """Print the group's lines until it ends, and keep those that name a failure."""
     assert process.stdout is not None, "it was opened as a pipe"
     for line in process.stdout:
+        if line.startswith(("FAILED ", "ERROR ")):
+            failures.append(line)
         sys.stdout.write(f"{group:{width}} {line}")
         sys.stdout.flush()
 
@@ -92,13 +95,15 @@ def main() -> int:
         durations = Path(folder)
         processes = {group: start(group, paths, arguments[cut + 1 :], durations) for group, paths in groups.items()}
         width = max(map(len, processes), default=0)
-        threads = [threading.Thread(target=show, args=(*each, width)) for each in processes.items()]
+        failures: list[str] = []
+        threads = [threading.Thread(target=show, args=(*each, width, failures)) for each in processes.items()]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
         codes = {group: process.wait() for group, process in processes.items()}
         show_slowest(durations)
+    sys.stdout.writelines(failures)
     failed = [group for group, code in codes.items() if code != 0]
     print(f"{'failed: ' + ', '.join(failed) if failed else 'passed'}, {time.monotonic() - began:.0f} s")
     return 1 if failed else 0

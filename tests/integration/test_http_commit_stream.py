@@ -10,8 +10,9 @@ import msgpack
 import pytest
 from tests.integration.http_harness import Client, run, serving, until
 
-from holdfast.server.commit.commit_stream import MSGPACK, NDJSON, WINDOW_ITEMS
+from holdfast.server.commit.commit_stream import WINDOW_ITEMS
 from holdfast.server.gateway import GatewayLimits
+from holdfast.wire.formats import MSGPACK, NDJSON
 
 OPEN = b"POST /v1/commits HTTP/1.1\r\nHost: x\r\nContent-Type: %b\r\nTransfer-Encoding: chunked\r\n\r\n"
 

@@ -318,6 +318,8 @@ REFUSED: tuple[tuple[str, str, Any, int, str], ...] = (
     ("GET", "/v1/range?begin=Yg&end=YQ", None, 400, "bad_range"),
     ("GET", "/v1/range?limit=0", None, 400, "malformed"),
     ("GET", "/v1/range?end=%25", None, 400, "bad_base64"),
+    ("GET", "/v1/snapshot", None, 404, "not_found"),
+    ("GET", "/v1/snapshot?format=parquet", None, 400, "malformed"),
     ("GET", "/livez?standby=perhaps", None, 400, "malformed"),
     ("GET", "/readyz?stores=true", None, 404, "not_found"),
 )  # fmt: skip
@@ -649,6 +651,7 @@ def test_who_stands_by_names_who_leads_and_the_deposed_says_so(tmp_path: Path, m
                 ("GET", "/v1/subscribe?durable=false", None),
                 ("GET", f"/v1/keys/{url64(b'k')}", None),
                 ("GET", "/v1/range", None),
+                ("GET", "/v1/snapshot", None),
                 ("GET", "/v1/retention", None),
                 ("PUT", "/v1/retention/all", {"keep": "everything"}),
                 ("DELETE", "/v1/retention/all", None),

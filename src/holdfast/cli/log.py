@@ -72,13 +72,19 @@ def cat(
     limit: Annotated[
         int, typer.Option("--limit", "-n", min=0, help="At most this many transactions; 0 means all.")
     ] = 0,
+    from_snapshot: Annotated[
+        bool, typer.Option("--from-snapshot", help="First the rows of the newest snapshot, then what came after it.")
+    ] = False,
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Print the committed transactions of a log in order, with the preconditions that they passed."""
+    """Print the committed transactions of a log in order, with the preconditions that they passed.
+
+    The beginning of a truncated log is gone: --from-snapshot prints the state instead, one row per key.
+    """
     from holdfast.cli import log_views
 
-    log_views.cat(log_url_of(url, config), after=after, limit=limit, as_json=as_json)
+    log_views.cat(log_url_of(url, config), after=after, limit=limit, from_snapshot=from_snapshot, as_json=as_json)
 
 
 @commands.command()

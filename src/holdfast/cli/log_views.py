@@ -21,17 +21,21 @@ from holdfast.commit.format.batch import (
     decode_header,
     object_name,
 )
-from holdfast.commit.format.transaction import PointRead, Precondition, RangeRead
+from holdfast.commit.format.transaction import PointRead, Precondition, RangeRead, Write
 from holdfast.commit.leadership.claims import Identity
 from holdfast.commit.leadership.log_remains import refuse_remains, remains_around
 from holdfast.commit.leadership.takeover import init_log, newest_slot
+from holdfast.commit.reading.lineage import lineage_of
 from holdfast.commit.reading.reader import find_frontier, follow
 from holdfast.commit.reading.survey import Survey, check_reached, survey, verify_log, walker_after
 from holdfast.errors import Code, InvalidRequest, NotFound
 from holdfast.objects.credentials import require_credentials
 from holdfast.objects.open import open_store
 from holdfast.objects.port import Listed, ObjectStore
+from holdfast.snapshots.manifest import Manifest
+from holdfast.snapshots.reading import newest_snapshot, read_rows
 from holdfast.values import LeaderId, LogId, parse_slot, slot_text
+from holdfast.view.storage import Row
 
 T = TypeVar("T")
 HEADERS_AT_ONCE: Final = 32
@@ -151,11 +155,29 @@ def show(url: str, slot: str, *, as_json: bool) -> None:
     with_store(url, work)
 
 
-def cat(url: str, *, after: int, limit: int, as_json: bool) -> None:
-    """Print committed transactions above version ``after`` in order, at most ``limit`` (0: all). A hole is damage."""
+def cat(url: str, *, after: int, limit: int, from_snapshot: bool, as_json: bool) -> None:
+    """Print committed transactions above version ``after`` in order, at most ``limit`` (0: all). A hole is damage.
+
+    ``from_snapshot``: first the rows of the newest snapshot, which count as well, then the transactions after it.
+    """
+    if from_snapshot and after:
+        raise InvalidRequest("--from-snapshot and --after exclude each other")
 
     async def work(store: ObjectStore) -> None:
-        printed = 0
+        printed, begin = 0, after
+        if from_snapshot:
+            manifest = await _newest_snapshot(store, url)
+            begin = manifest.version
+            async with aclosing(read_rows(store, manifest)) as parts:
+                async for rows in parts:
+                    for row in rows[: None if not limit else limit - printed]:
+                        _print_row(row, begin, as_json=as_json)
+                        printed += 1
+                    if printed == limit > 0:
+                        return
+        await print_after(store, begin, printed)
+
+    async def print_after(store: ObjectStore, after: int, printed: int) -> None:
         walker, newest = await walker_after(store, after)
         async with aclosing(follow(store, walker)) as batches:
             async for batch in batches:
@@ -172,6 +194,26 @@ def cat(url: str, *, after: int, limit: int, as_json: bool) -> None:
         check_reached(walker, newest)
 
     with_store(url, work)
+
+
+async def _newest_snapshot(store: ObjectStore, url: str) -> Manifest:
+    frontier = await find_frontier(store)
+    if frontier is None:
+        raise _empty(url)
+    newest, claim = frontier
+    manifest = await newest_snapshot(store, await lineage_of(store, claim), newest.last_version)
+    if manifest is None:
+        raise NotFound("the log has no snapshot", hint="`holdfast log snapshot` makes one", url=url)
+    return manifest
+
+
+def _print_row(row: Row, snapshot: int, *, as_json: bool) -> None:
+    key, value, version = row
+    write = Write(key, value)
+    if as_json:
+        print_json({"snapshot": snapshot, "version": version, "operations": [operation_fields(write)]})
+    else:
+        print_line(f"{version}  in the snapshot of {snapshot}\n    {operation_text(write)}")
 
 
 def verify(url: str, *, as_json: bool) -> None:

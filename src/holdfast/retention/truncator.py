@@ -110,6 +110,10 @@ class Truncator:
         self._warned_ms = -WARN_AGAIN_MS
         self._now = asyncio.Event()
 
+    def now_ms(self) -> int:
+        """The time by which holds expire."""
+        return self._clock().wall_ms
+
     def look_now(self) -> None:
         """Do not wait for the next look."""
         self._now.set()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from holdfast.server.commit.commit_stream import stream_route
 from holdfast.server.commit.retention_routes import RetentionHost, retention_routes
 from holdfast.server.commit.routes import log_routes
+from holdfast.server.commit.snapshot_route import SnapshotSender, snapshot_route
 from holdfast.server.commit.sse import Subscriptions, subscribe_route
 from holdfast.server.gateway import Gateway
 from holdfast.server.health import StoreWatch, description_routes, health_routes
@@ -34,6 +35,7 @@ def route_table(
         *retention_routes(retention),
         stream_route(gateway),
         subscribe_route(subscriptions),
+        snapshot_route(SnapshotSender(gateway, retention)),
         *view_routes(gateway, view),
         *(store_routes(stores) if stores is not None else ()),
         *health_routes(gateway, watch, stores=stores, scrape=metrics.text),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from typing import Final
 
 import pyarrow as pa
@@ -83,15 +84,25 @@ async def read_part(store: ObjectReader, manifest: Manifest, part: Part) -> pa.T
     return await asyncio.to_thread(decode_part, data, part)
 
 
-async def read_rows(store: ObjectReader, manifest: Manifest) -> AsyncGenerator[list[Row]]:
-    """The rows of a snapshot by key, part by part, the next part read ahead. Raises: as ``read_part``."""
+async def read_tables(
+    store: ObjectReader, manifest: Manifest, parts: Sequence[Part] | None = None
+) -> AsyncGenerator[pa.Table]:
+    """Some parts of a snapshot, or all of them, as ``read_part``; the next one is read ahead."""
+    parts = manifest.parts if parts is None else parts
     ahead: asyncio.Task[pa.Table] | None = None
     try:
-        for index, part in enumerate(manifest.parts):
+        for index, part in enumerate(parts):
             table = await (read_part(store, manifest, part) if ahead is None else ahead)
-            following = manifest.parts[index + 1 : index + 2]
+            following = parts[index + 1 : index + 2]
             ahead = asyncio.ensure_future(read_part(store, manifest, following[0])) if following else None
-            yield list(rows_of(table))
+            yield table
     finally:
         if ahead is not None:
             ahead.cancel()
+
+
+async def read_rows(store: ObjectReader, manifest: Manifest) -> AsyncGenerator[list[Row]]:
+    """The rows of a snapshot by key, part by part. Raises: as ``read_part``."""
+    async with aclosing(read_tables(store, manifest)) as tables:
+        async for table in tables:
+            yield list(rows_of(table))

@@ -10,7 +10,7 @@ import contextlib
 import heapq
 import itertools
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
@@ -18,7 +18,7 @@ from typing import Protocol, Self
 from holdfast.commit.format.transaction import Operation
 from holdfast.errors import Closed, Code, CorruptData, InvalidRequest
 from holdfast.values import FORK_JUMP_MIN, LogPosition
-from holdfast.view.storage import MemoryStorage, Position, Row, Stored, ViewStorage
+from holdfast.view.storage import Filling, MemoryStorage, Position, Row, Stored, ViewStorage
 
 
 class CommittedTransaction(Protocol):
@@ -198,18 +198,43 @@ class View:
             raise CorruptData("a transaction was passed already", version=txns[0][0], view_version=self._version)
         self._advance(txns, Position(previous, previous, log_id or self._log_id))
 
+    @contextlib.contextmanager
+    def filling(self) -> Generator[Filling]:
+        """Fill an empty view with a snapshot: ``add`` its rows by key, then ``finish`` with its position.
+
+        Nothing of it shows before the end of the block. Without ``finish``, after an error and after a crash, the view
+        is empty as before. Nothing may be applied meanwhile. Raises: InvalidRequest when the view is not empty.
+        """
+        with self._lock:
+            self._check_open()
+            if self._version or self._last_transaction:
+                raise InvalidRequest("only an empty view takes a snapshot", view_version=self._version)
+            filling = self._storage.fill()
+        try:
+            yield filling
+        finally:
+            filling.close()
+        with self._lock:
+            due = self._move(self._storage.position)
+        for wake in due:
+            wake()
+
     def _advance(self, txns: Sequence[tuple[int, Sequence[Operation]]], position: Position) -> None:
         self._storage.make_room()
         with self._lock:
-            if self._closed:
-                raise Closed("this view is closed")
+            self._check_open()
             self._storage.apply(txns, position)
-            self._version, self._last_transaction, self._log_id = position
-            due: list[Callable[[], None]] = []
-            while self._waiters and self._waiters[0][0] <= position[0]:
-                due.append(heapq.heappop(self._waiters)[2])
+            due = self._move(position)
         for wake in due:
             wake()
+
+    def _move(self, position: Position) -> list[Callable[[], None]]:
+        """The view shows ``position``. Returns what to call without the lock."""
+        self._version, self._last_transaction, self._log_id = position
+        due: list[Callable[[], None]] = []
+        while self._waiters and self._waiters[0][0] <= position[0]:
+            due.append(heapq.heappop(self._waiters)[2])
+        return due
 
     def get(self, key: bytes) -> Stored | None:
         """The key's value and the version that wrote it, or None."""

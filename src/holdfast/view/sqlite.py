@@ -28,6 +28,7 @@ from typing import Final
 from holdfast.commit.format.transaction import Operation
 from holdfast.errors import Code, CorruptData, Unavailable
 from holdfast.private_files import make_private, restrict_to_owner
+from holdfast.values import LogPosition
 from holdfast.view.storage import Layer, Position, Row, Stored
 
 APPLICATION_ID: Final = 0x484F4C44
@@ -204,6 +205,15 @@ class SqliteStorage:
             if self._active.size >= FLUSH_BYTES:
                 self._changed.notify_all()
 
+    def fill(self) -> SqliteFilling:
+        """See ``ViewStorage``."""
+        return SqliteFilling(self, self._writer, self._flushing)
+
+    def filled(self, position: Position) -> None:
+        """The file holds the state at ``position``, which was not applied here."""
+        with self._changed:
+            self.position = self._written = position
+
     def get(self, key: bytes) -> Stored | None:
         """See ``ViewStorage``."""
         with self._changed:
@@ -288,6 +298,43 @@ class SqliteStorage:
                 path=self._path,
                 hint="repair the disk, then open the view again; it resumes where the file is",
             ) from self._failure
+
+
+class SqliteFilling:
+    """One transaction of the file. Nothing else is written meanwhile."""
+
+    def __init__(self, storage: SqliteStorage, writer: sqlite3.Connection, flushing: threading.Lock) -> None:
+        self._storage = storage
+        self._writer = writer
+        self._flushing = flushing
+        self._is_open = False
+        flushing.acquire()
+        try:
+            writer.execute("BEGIN IMMEDIATE")
+            self._is_open = True
+        finally:
+            if not self._is_open:
+                flushing.release()
+
+    def add(self, rows: Iterable[Row]) -> None:
+        """See ``Filling``."""
+        insert_rows(self._writer, rows)
+
+    def finish(self, position: LogPosition, last_transaction: int) -> None:
+        """See ``Filling``."""
+        reached = Position(position.version, last_transaction, position.log_id)
+        write_position(self._writer, reached)
+        self._writer.execute("COMMIT")
+        self._is_open = False
+        self._storage.filled(reached)
+        self._flushing.release()
+
+    def close(self) -> None:
+        """See ``Filling``."""
+        if self._is_open:
+            self._is_open = False
+            self._writer.execute("ROLLBACK")
+            self._flushing.release()
 
 
 def _merge(layers: list[Layer], walks: list[Iterator[bytes]], cursor: sqlite3.Cursor) -> Iterator[Row]:

@@ -13,6 +13,7 @@ from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol
 
 from holdfast.commit.format.transaction import Delete, Operation, RangeDelete, Write
+from holdfast.values import LogPosition
 
 Stored = tuple[bytes, int]
 """A value and the version that wrote it."""
@@ -30,6 +31,22 @@ class Position(NamedTuple):
     log_id: str | None = None
 
 
+class Filling(Protocol):
+    """A snapshot on its way into an empty storage. Nothing of it shows before ``finish``."""
+
+    def add(self, rows: Iterable[Row]) -> None:
+        """Take the next rows, which rise by key."""
+        ...
+
+    def finish(self, position: LogPosition, last_transaction: int) -> None:
+        """All rows are here: show them, durable where the storage is."""
+        ...
+
+    def close(self) -> None:
+        """Forget the rows, unless they were finished."""
+        ...
+
+
 class ViewStorage(Protocol):
     """Where a view keeps its state. Called under the view's lock, except ``make_room`` and ``close``."""
 
@@ -44,6 +61,10 @@ class ViewStorage(Protocol):
 
     def apply(self, txns: Sequence[tuple[int, Sequence[Operation]]], position: Position) -> None:
         """Apply transactions in order, which lead to ``position``."""
+        ...
+
+    def fill(self) -> Filling:
+        """Begin to take a snapshot. The storage is empty, and nothing is applied before the end."""
         ...
 
     def get(self, key: bytes) -> Stored | None:
@@ -271,6 +292,10 @@ class MemoryStorage:
         for version, operations in txns:
             self.layer.apply(version, operations)
 
+    def fill(self) -> MemoryFilling:
+        """See ``ViewStorage``."""
+        return MemoryFilling(self)
+
     def get(self, key: bytes) -> Stored | None:
         """See ``ViewStorage``."""
         return self.layer.changes.get(key)
@@ -287,3 +312,23 @@ class MemoryStorage:
 
     def close(self) -> None:
         """See ``ViewStorage``."""
+
+
+class MemoryFilling:
+    """See ``Filling``."""
+
+    def __init__(self, storage: MemoryStorage) -> None:
+        self._storage = storage
+        self._layer = Layer(is_ground=True)
+
+    def add(self, rows: Iterable[Row]) -> None:
+        """See ``Filling``."""
+        self._layer.write({key: (value, version) for key, value, version in rows})
+
+    def finish(self, position: LogPosition, last_transaction: int) -> None:
+        """See ``Filling``."""
+        self._storage.layer = self._layer
+        self._storage.position = Position(position.version, last_transaction, position.log_id)
+
+    def close(self) -> None:
+        """See ``Filling``."""

@@ -10,6 +10,8 @@ import msgspec
 WireFormat = Literal["json", "msgpack"]
 
 MSGPACK: Final = "application/msgpack"
+NDJSON: Final = "application/x-ndjson"
+ARROW_STREAM: Final = "application/vnd.apache.arrow.stream"
 MSGPACK_NAMES: Final = frozenset({MSGPACK, "application/x-msgpack", "application/vnd.msgpack"})
 UNDECODABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What decoding raises for bytes of another shape: a type, text that is not UTF-8, nesting deeper than the stack."""

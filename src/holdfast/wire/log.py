@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -73,6 +73,13 @@ class Found(msgspec.Struct, frozen=True):
     key: bytes
     value: bytes
     version: int
+
+
+SNAPSHOT_VERSION: Final = "Holdfast-Snapshot-Version"
+"""The headers of ``GET /v1/snapshot``, all of whose lines are a ``Found``. ``ROWS``: of the whole snapshot."""
+SNAPSHOT_LOG_ID: Final = "Holdfast-Snapshot-Log-Id"
+SNAPSHOT_LAST_TRANSACTION: Final = "Holdfast-Snapshot-Last-Transaction"
+SNAPSHOT_ROWS: Final = "Holdfast-Snapshot-Rows"
 
 
 class FoundRange(msgspec.Struct, frozen=True):

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from holdfast.commit.format.transaction import Operation
+from holdfast.wire.log import Found
 
 if TYPE_CHECKING:
     from holdfast.client.protocol.endpoint import Endpoint
@@ -119,7 +120,13 @@ class Deliver(msgspec.Struct, frozen=True):
     events: tuple[Event, ...]
 
 
-Effect = Send | Wait | Decide | AwaitVersion | Open | Receive | Deliver
+class DeliverRows(msgspec.Struct, frozen=True):
+    """Hand these rows of a snapshot to the caller; the reply is ``Woken``."""
+
+    rows: tuple[Found, ...]
+
+
+Effect = Send | Wait | Decide | AwaitVersion | Open | Receive | Deliver | DeliverRows
 
 
 class Response(msgspec.Struct, frozen=True):
@@ -160,9 +167,10 @@ class Woken(msgspec.Struct, frozen=True):
 
 
 class Opened(msgspec.Struct, frozen=True):
-    """The stream is open: status 200, bytes follow."""
+    """The stream is open: status 200, bytes follow. The names of ``headers`` are in lower case."""
 
     now_ms: float
+    headers: Mapping[str, str] = msgspec.field(default_factory=dict[str, str])
 
 
 class Chunk(msgspec.Struct, frozen=True):

@@ -18,7 +18,7 @@ from holdfast.client.protocol.effects import Request, Response
 from holdfast.commit.format.transaction import Transaction
 from holdfast.errors import Code, CorruptData, HoldfastError, InvalidRequest
 from holdfast.values import LogPosition, parse_position
-from holdfast.wire.formats import UNDECODABLE
+from holdfast.wire.formats import NDJSON, UNDECODABLE
 from holdfast.wire.log import (
     CommitReceipt,
     ErrorBody,
@@ -37,7 +37,6 @@ Place = int | str | LogPosition
 """A version as a caller names it: a number, ``VERSION@LOGID``, or a ``LogPosition``."""
 
 JSON_TYPE: Final = "application/json"
-NDJSON_TYPE: Final = "application/x-ndjson"
 
 REFUSED_BEFORE_ACCEPTANCE: Final = frozenset({Code.OVERLOADED, Code.RATE_LIMITED, Code.NOT_LEADER})
 """A commit refused with one of these was not accepted: the same attempt may be sent again."""
@@ -65,7 +64,7 @@ def commit_request(txn: Transaction) -> Request:
 def commits_request(txns: list[Transaction]) -> Request:
     """``POST /v1/commits`` as newline-delimited JSON, one result line per item."""
     body = _JSON.encode_lines(txns)
-    headers = (("content-type", NDJSON_TYPE), ("accept", NDJSON_TYPE))
+    headers = (("content-type", NDJSON), ("accept", NDJSON))
     return Request("POST", "/v1/commits", body, headers, accepted_in_parts=True)
 
 

@@ -37,6 +37,7 @@ from holdfast.client.protocol.effects import (
     RolledBack,
     TransactionEvent,
 )
+from holdfast.client.protocol.endpoint import Endpoint
 from holdfast.client.protocol.log_operations import REPEATABLE_CODES
 from holdfast.client.protocol.messages import base64url, service_error
 from holdfast.client.protocol.retry_budget import RetryBudget, Session, pause
@@ -317,16 +318,23 @@ def follow(session: Session, continuity: Continuity, keys: Filter, *, durable: b
             if heard:
                 budget = RetryBudget(session, reply.now_ms, options.stream_give_up_after_ms)
         assert isinstance(reply, Response | Failed), "the reply to Open is Opened, Response or Failed"
-        if isinstance(reply, Response):
-            error = service_error(reply)
-            repeat = error.code in REPEATABLE_CODES if error is not None else reply.status in REPEATABLE_STATUSES
-            if not repeat or budget.exhausted(reply.now_ms):
-                raise session.refused(error, reply.status)
-        else:
-            budget.missed(asked, reply)
-            if budget.exhausted(reply.now_ms):
-                raise budget.unreachable("the stream cannot be opened", asked, reply, continuity.position)
-        yield from pause(session, budget, asked, reply)
+        yield from pause_or_give_up(session, budget, asked, reply, continuity.position)
+
+
+def pause_or_give_up(
+    session: Session, budget: RetryBudget, asked: Endpoint, reply: Response | Failed, position: int
+) -> Procedure[None]:
+    """Wait before a stream that broke, or could not be opened, is opened again. Raises: why it never will be."""
+    if isinstance(reply, Response):
+        error = service_error(reply)
+        repeat = error.code in REPEATABLE_CODES if error is not None else reply.status in REPEATABLE_STATUSES
+        if not repeat or budget.exhausted(reply.now_ms):
+            raise session.refused(error, reply.status)
+    else:
+        budget.missed(asked, reply)
+        if budget.exhausted(reply.now_ms):
+            raise budget.unreachable("the stream cannot be opened", asked, reply, position)
+    yield from pause(session, budget, asked, reply)
 
 
 def _read(session: Session, continuity: Continuity) -> Procedure[tuple[bool, Failed]]:

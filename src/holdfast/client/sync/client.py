@@ -18,6 +18,7 @@ from holdfast.client.protocol.effects import (
     AwaitVersion,
     Decide,
     Deliver,
+    DeliverRows,
     Effect,
     Event,
     Failed,
@@ -41,6 +42,7 @@ from holdfast.client.protocol.messages import (
 )
 from holdfast.client.protocol.options import ClientOptions
 from holdfast.client.protocol.retry_budget import Session
+from holdfast.client.protocol.snapshot import SNAPSHOT_ATTEMPTS, SnapshotProgress, load_snapshot
 from holdfast.client.protocol.stream import Continuity, Delivery, Filter, follow
 from holdfast.client.protocol.transaction import (
     ServiceSource,
@@ -52,7 +54,7 @@ from holdfast.client.protocol.transaction import (
 from holdfast.client.transport import sync as transport
 from holdfast.client.transport.clock import draw_wait_ms, now_ms
 from holdfast.commit.format.transaction import Operation, Precondition, Transaction
-from holdfast.errors import Closed, HoldfastError
+from holdfast.errors import Closed, HoldfastError, NotFound, Unavailable
 from holdfast.values import LogPosition
 from holdfast.wire.log import (
     CommitReceipt,
@@ -67,6 +69,7 @@ from holdfast.wire.log import (
 
 if TYPE_CHECKING:
     from holdfast.view import View
+    from holdfast.view.storage import Filling
 
 Result = TypeVar("Result")
 
@@ -254,6 +257,62 @@ class Client:
             log_operations.read_range(self.session, *log_operations.bounds_of(begin, end, prefix), limit, at, now_ms())
         )
 
+    def load_snapshot(self, view: View) -> LogPosition:
+        """Fill an empty view with the newest snapshot of the service, and return the position that it then holds.
+
+        ``subscribe(view.position)`` continues from there. Without a snapshot the view stays empty, at version 0. The
+        view gets all of the snapshot or nothing, also after a crash. Cost: one request, and each row once.
+        Raises: InvalidRequest (the view is not empty), CorruptData, Unavailable, PermissionDenied.
+        """
+        for _ in range(SNAPSHOT_ATTEMPTS):
+            progress = SnapshotProgress()
+            try:
+                with view.filling() as filling:
+                    self._fill(filling, progress)
+            except NotFound:
+                if progress.position is None:
+                    break
+            else:
+                return view.position
+        else:
+            raise Unavailable("the snapshots of the log were removed while they were loaded")
+        return view.position
+
+    def _fill(self, filling: Filling, progress: SnapshotProgress) -> None:
+        procedure = load_snapshot(self.session, progress, now_ms())
+        stream: transport.Stream | None = None
+        reply: Reply | None = None
+        try:
+            while True:
+                try:
+                    effect = next(procedure) if reply is None else procedure.send(reply)
+                except StopIteration:
+                    break
+                if isinstance(effect, DeliverRows):
+                    filling.add((row.key, row.value, row.version) for row in effect.rows)
+                    reply = Woken(now_ms())
+                elif isinstance(effect, Open):
+                    if stream is not None:
+                        stream.close()
+                        stream = None
+                    opened = self.pool.open(effect)
+                    if isinstance(opened, transport.Stream):
+                        stream = opened
+                        reply = Opened(now_ms(), opened.headers)
+                    else:
+                        reply = opened
+                elif isinstance(effect, Receive):
+                    assert stream is not None, "only an open stream is received from"
+                    reply = stream.receive(effect.timeout_ms)
+                else:
+                    reply = self._carry_out(effect, None, None)
+        finally:
+            procedure.close()
+            if stream is not None:
+                stream.close()
+        assert progress.position is not None, "a snapshot that is complete has a position"
+        filling.finish(progress.position, progress.last_transaction)
+
     def subscribe(
         self,
         after: Place = 0,
@@ -302,8 +361,8 @@ class Client:
                 assert view is not None, "only a transaction on a view waits for it"
                 reached = transport.view_reaches(view, version, timeout_ms / 1000)
                 return Woken(now_ms()) if reached else Failed(now_ms(), False, "the view has not caught up")
-            case Open() | Receive() | Deliver():
-                raise AssertionError("streams are driven by Subscription")
+            case Open() | Receive() | Deliver() | DeliverRows():
+                raise AssertionError("streams are driven by Subscription and _fill")
 
     def sleep(self, wait: Wait) -> Woken:
         """Wait, unless the client is closed meanwhile. Raises: Closed."""
@@ -440,7 +499,7 @@ class Subscription:
                 return self._client.sleep(effect)
             case Deliver():
                 return Woken(now_ms())
-            case Send() | Decide() | AwaitVersion():
+            case Send() | Decide() | AwaitVersion() | DeliverRows():
                 raise AssertionError("a stream only opens, receives, delivers and waits")
 
     def _hang_up(self) -> None:

@@ -298,6 +298,7 @@ class Stream:
         self._pool = pool
         self._connection = connection
         self._reader = reader
+        self.headers = reader.headers
 
     def receive(self, timeout_ms: float) -> Chunk | Failed:
         """The next piece of the body."""

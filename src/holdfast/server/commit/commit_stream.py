@@ -29,12 +29,9 @@ from holdfast.server.http.auth import Role
 from holdfast.server.http.requests import decode_msgpack, decode_msgpack_items, problem_with
 from holdfast.server.http.responses import without_traceback
 from holdfast.server.http.routes import Call, Route
-from holdfast.wire.formats import WireFormat
+from holdfast.wire.formats import MSGPACK, MSGPACK_NAMES, NDJSON, WireFormat
 from holdfast.wire.log import CommitReceipt, ItemError, NotCommitted
 
-NDJSON: Final = "application/x-ndjson"
-MSGPACK: Final = "application/msgpack"
-MSGPACK_NAMES: Final = frozenset({MSGPACK, "application/x-msgpack", "application/vnd.msgpack"})
 WINDOW_ITEMS: Final = 8192
 WINDOW_BYTES: Final = 16 * 1_048_576
 RETRY_ADMISSION_SECONDS: Final = 0.02

@@ -29,7 +29,15 @@ from holdfast.commit.reading.feed import Checkpoint, Event, EventBatch, LeaderCh
 from holdfast.errors import Backpressure, Code
 from holdfast.server.gateway import Gateway
 from holdfast.server.http.auth import Role
-from holdfast.server.http.routes import POSITION_SCHEMA, Call, Parameter, Route, key_parameters, position_of
+from holdfast.server.http.routes import (
+    POSITION_SCHEMA,
+    Call,
+    Parameter,
+    Route,
+    ended_by_disconnect,
+    key_parameters,
+    position_of,
+)
 from holdfast.values import LogPosition
 from holdfast.wire.log import CheckpointData, LaggingData, LeaderChangeData, LogData, TransactionData
 
@@ -161,24 +169,11 @@ class Subscriptions:
         batches = self._subscribe(self._gateway.version_of(start), durable)
         log_id = self._gateway.log_id
         subscriber = _Subscriber(call)
-        task = asyncio.current_task()
-        assert task is not None, "a request runs in a task"
-        gone = False
-
-        def on_end() -> None:
-            nonlocal gone
-            gone = True
-            task.cancel()
-
-        call.connection.on_end = on_end
         self._keep_alive()
         try:
-            await self._run(call, subscriber, batches, log_id, durable, key_filter)
-        except asyncio.CancelledError:
-            if not gone:
-                raise
+            with ended_by_disconnect(call):
+                await self._run(call, subscriber, batches, log_id, durable, key_filter)
         finally:
-            call.connection.on_end = None
             self.open.discard(subscriber)
             close = getattr(batches, "aclose", None)
             if close is not None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, cast
 
@@ -244,6 +245,28 @@ class Call(PendingResponse):
         headers["Content-Length"] = str(len(answer.body))
         await self.start(answer.status, headers, answer.media_type)
         await self.send({"type": "http.response.body", "body": answer.body, "more_body": False})
+
+
+@contextlib.contextmanager
+def ended_by_disconnect(call: Call) -> Generator[None]:
+    """The block is cancelled when the client goes, and then ends without an error."""
+    task = asyncio.current_task()
+    assert task is not None, "a request runs in a task"
+    gone = False
+
+    def on_end() -> None:
+        nonlocal gone
+        gone = True
+        task.cancel()
+
+    call.connection.on_end = on_end
+    try:
+        yield
+    except asyncio.CancelledError:
+        if not gone:
+            raise
+    finally:
+        call.connection.on_end = None
 
 
 Handler = Callable[[Call], Awaitable[Response]]
