@@ -40,6 +40,17 @@ ROWS: dict[str, list[Panel]] = {
             "processes that lead": "sum(holdfast_leading)", "epoch": "max(holdfast_epoch)",
         }),
         Panel("what waits in a stage", "none", {"{{stage}}": "sum by (stage) (holdfast_stage_depth)"}),
+        Panel("p99 of a stage", "s", {"{{stage}}": _p("0.99", "holdfast_stage_seconds", "stage")}),
+        Panel("processors", "none", {
+            "{{stage}}": _rate("holdfast_stage_processor_seconds_total", "stage"),
+            "{{process}}": _rate("holdfast_processor_seconds_total", "process"),
+        }),
+        Panel("not committed", "ops", {"{{stage}} {{code}}": _rate("holdfast_stage_refusals_total", "stage, code")}),
+        Panel("share of time with a bound reached, or the store silent", "percentunit", {
+            "bound": "rate(holdfast_backpressure_seconds_total[$__rate_interval])",
+            "silent": "rate(holdfast_stalled_seconds_total[$__rate_interval])",
+        }),
+        Panel("memory of the stages", "bytes", {"{{stage}}": "sum by (stage) (holdfast_stage_bytes)"}),
         Panel("commits in flight", "none", {"commits": "holdfast_commits_in_flight"}),
         Panel("refused and limited", "ops", {
             "{{status}} {{route}}": 'sum by (route, status) (rate(holdfast_http_answers_total{status=~"4..|5.."}'
@@ -66,10 +77,12 @@ ROWS: dict[str, list[Panel]] = {
             "objects": "sum(rate(holdfast_retention_deleted_objects_total[$__rate_interval]))",
         }),
         Panel("age of the log by policy", "s", {"{{policy}}": "holdfast_retention_held_seconds"}),
+        Panel("bytes of the log by policy", "bytes", {"{{policy}}": "holdfast_retention_held_bytes"}),
         Panel("objects that the scrub read", "ops", {
             "objects": "sum(rate(holdfast_scrub_objects_total[$__rate_interval]))",
         }),
         Panel("conflict window", "bytes", {"bytes": "holdfast_window_bytes"}),
+        Panel("reach of the conflict window", "s", {"seconds": "holdfast_window_seconds"}),
     ],
     "Message stores": [
         Panel("published and confirmed", "ops", {

@@ -396,6 +396,8 @@ class RetentionSettings:
         "at least 0.05; how often the leader applies the policies")]
     deletes_per_second: Annotated[float, Key(_number(1), 1_000.0,
         "at least 1; how many objects are removed in a second")]
+    warn_after_seconds: Annotated[float, Key(_number(0), 2_592_000.0,
+        "at least 0; a warning, once a day, for a policy that keeps older log by its version")]
 
 
 @dataclass(frozen=True, slots=True)

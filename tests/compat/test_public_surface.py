@@ -33,6 +33,7 @@ from holdfast.server import openapi
 from holdfast.server.gateway import GatewayLimits
 from holdfast.server.http.responses import STATUS_OF
 from holdfast.server.http.routes import Route
+from holdfast.server.metric_catalogue import BY_NAME
 from holdfast.server.route_table import route_table
 from holdfast.server.view.embedded_view import EmbeddedView
 from holdfast.server.view.messages import ViewStart
@@ -183,7 +184,9 @@ def test_the_routes_and_the_metrics_are_the_recorded_ones(tmp_path: Path) -> Non
             here.metrics.scrub = cast(Any, _Scrubbed())
             here.metrics.retention = here.retention
             assert here.retention.truncator is not None
-            here.retention.truncator.state.kept["policy"] = Kept(1, 1.0)
+            here.retention.truncator.state.kept["policy"] = Kept(1, 1.0, 1)
+            front = here.front
+            front.counters.refused_commits["overloaded"] += 1
             for family in here.metrics.collect():
                 name = f"{family.name}_total" if family.type == "counter" else family.name
                 metrics.append(f"{name} {family.type} {{{', '.join(family._labelnames)}}} {family.unit}".rstrip())  # type: ignore[attr-defined]
@@ -191,6 +194,9 @@ def test_the_routes_and_the_metrics_are_the_recorded_ones(tmp_path: Path) -> Non
     run(scenario)
     compare("http", routes)
     compare("metrics", metrics)
+    emitted = {line.split()[0] for line in metrics}
+    described = {each.exposed_name for each in BY_NAME.values()}
+    assert emitted ^ described == {"holdfast_followed_version", "holdfast_followed_time_seconds"}, "of readers alone"
 
 
 class _Scrubbed:

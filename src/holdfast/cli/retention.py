@@ -74,10 +74,10 @@ def _show(service: Service, answer: RetentionAnswer) -> None:
         print_json(msgspec.to_builtins(answer))
         return
     rows = [
-        (name, each.text, _or_dash(each.from_version), _or_dash(each.held_seconds))
+        (name, each.text, _or_dash(each.from_version), _or_dash(each.held_seconds), _or_dash(each.held_bytes))
         for name, each in answer.policies.items()
     ]
-    print_table(("policy", "keeps", "from version", "oldest kept, seconds ago"), rows, right=frozenset())
+    print_table(("policy", "keeps", "from version", "oldest kept, seconds ago", "bytes kept"), rows, right=frozenset())
     print_line(f"truncated through version {answer.truncated_through}")
     if answer.warning:
         print_line(f"warning: {answer.warning}")

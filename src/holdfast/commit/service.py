@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import math
 import os
+import time
 from collections import deque
 from collections.abc import Coroutine
 from dataclasses import dataclass, field, replace
@@ -120,7 +121,14 @@ class CommitService:
         self.log_id = claim.log_id.hex()
         self.address = claim.address
         self.options = options
-        self.pipeline = Pipeline(claim, identity.nonce_seed, options.rules, self._clock(), proved_ms=takeover.proved_ms)
+        self.pipeline = Pipeline(
+            claim,
+            identity.nonce_seed,
+            options.rules,
+            self._clock(),
+            proved_ms=takeover.proved_ms,
+            timer=time.perf_counter,
+        )
         self.feed = Feed(claim, bytes_max=options.feed_bytes_max)
         self.metrics = ServiceMetrics()
         self._loop = asyncio.get_running_loop()
@@ -208,9 +216,13 @@ class CommitService:
         pipeline = self.pipeline
         in_flight, since_ms = pipeline.persist.in_flight, pipeline.unproved_since_ms
         if not in_flight and since_ms is None:
+            if self.metrics.stalled.lasts:
+                self.metrics.stalled.note(False, self._clock().boot_ms)
             return None
         oldest_ms = min(in_flight[0].formed_ms if in_flight else math.inf, math.inf if since_ms is None else since_ms)
-        waited_ms = self._clock().boot_ms - oldest_ms
+        now_ms = self._clock().boot_ms
+        waited_ms = now_ms - oldest_ms
+        self.metrics.stalled.note(waited_ms > self.options.stalled_ms_max, now_ms)
         if waited_ms <= self.options.stalled_ms_max:
             return None
         return Backpressure("the store does not answer", retry_after_ms=RETRY_AFTER_MS, waited_ms=round(waited_ms))
@@ -455,6 +467,9 @@ class CommitService:
                 self._take(self._events.popleft())
         finally:
             self._stepping = False
+        backpressure = self.metrics.backpressure
+        if self.pipeline.is_pressed != backpressure.lasts:
+            backpressure.note(not backpressure.lasts, self._clock().boot_ms)
         self._arm()
 
     def _take(self, event: events.Event) -> None:
@@ -484,7 +499,9 @@ class CommitService:
             case Put():
                 self._spawn(self._put(effect))
             case events.Durable(batches=batches):
+                now_ms = self._clock().boot_ms
                 for batch in batches:
+                    self.metrics.waited["persist"].note(now_ms - batch.formed_ms)
                     self.feed.publish_durable(batch.header, batch.transactions, len(batch.payload))
             case events.Resolved(entries=entries):
                 self._resolved(entries)
@@ -550,6 +567,8 @@ class CommitService:
             self._reply_late(entry)
 
     def _resolved(self, entries: list[CommitEntry]) -> None:
+        if entries:
+            self.metrics.waited["resolve"].note(self._clock().boot_ms - entries[0].arrived_ms)
         if not self.feed.resolved_subscribers:
             for entry in reversed(entries):
                 if entry.accepted:
@@ -604,6 +623,7 @@ class CommitService:
             newest = await newest_slot(self._own)
         except (HoldfastError, OSError) as error:
             newest = Unknown(statement_of(error))
+        self.metrics.ownership_checks["failed" if isinstance(newest, Unknown) else "answered"] += 1
         self._step(events.OwnershipSeen(self._clock(), newest))
 
     def _arm(self) -> None:

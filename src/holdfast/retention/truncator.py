@@ -24,11 +24,13 @@ import structlog
 
 from holdfast.commit.format.batch import FIRST_SLOT, Header
 from holdfast.commit.leadership.takeover import Clock
+from holdfast.commit.reading.reader import read_header
 from holdfast.commit.service import CommitService
 from holdfast.errors import Fenced, HoldfastError
 from holdfast.objects.port import ObjectStore
 from holdfast.retention.cut import Needs, border_of, borders_of, find_cut, slot_of_bytes, slot_through
 from holdfast.retention.generations import Generations
+from holdfast.retention.held import HeldBytes
 from holdfast.retention.policies import (
     CONFIGURATION,
     Change,
@@ -41,7 +43,7 @@ from holdfast.retention.policies import (
 )
 from holdfast.retention.sweep import Swept, sweep
 from holdfast.snapshots.removing import KeptSnapshots, StrayParts
-from holdfast.values import Version
+from holdfast.values import Slot, Version
 
 log = structlog.get_logger("holdfast.retention")
 
@@ -49,6 +51,7 @@ SWEEP_AGAIN_MS: Final = 3_600_000.0
 """A late duplicate of a PUT may bring a deleted object back, so the whole region is swept again this often."""
 STRAY_MS: Final = 86_400_000.0
 WARN_AGAIN_MS: Final = 3_600_000.0
+HELD_BACK_AGAIN_MS: Final = 86_400_000.0
 NO_SNAPSHOT: Final = "nothing is truncated: the log has no verified snapshot; `holdfast log snapshot` makes one"
 KEEPS_EVERYTHING: Final = "nothing is truncated: a policy keeps everything"
 
@@ -66,16 +69,18 @@ class TruncatorOptions:
     min_age_seconds: float = 3_600.0
     check_seconds: float = 60.0
     deletes_per_second: float = 1_000.0
+    warn_after_seconds: float = 2_592_000.0
     slots_min: int = 100
     segments_through: Callable[[], Awaitable[int]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What one policy keeps: the log from ``from_version`` on, whose oldest object is ``seconds`` old."""
+    """What one policy keeps: ``bytes`` of the log, from ``from_version`` on, whose oldest object is ``seconds`` old."""
 
     from_version: int
     seconds: float
+    bytes: int
 
 
 @dataclass(slots=True)
@@ -105,9 +110,11 @@ class Truncator:
         self._snapshots = KeptSnapshots(store, service.claim, keep=options.snapshots_keep)
         self._stray = StrayParts(store, min_age_ms=STRAY_MS)
         self._author = f"leader {service.leader_id}"
+        self._held = HeldBytes(store)
         self._swept_through = -1
         self._swept_ms = -SWEEP_AGAIN_MS
         self._warned_ms = -WARN_AGAIN_MS
+        self._held_back_ms = -HELD_BACK_AGAIN_MS
         self._now = asyncio.Event()
 
     def now_ms(self) -> int:
@@ -175,11 +182,22 @@ class Truncator:
         options = self._options
         segments = None if options.segments_through is None else await options.segments_through()
         needs = Needs(snapshot=oldest_snapshot, min_age_ms=options.min_age_seconds * 1000.0, segments=segments)
-        kept: dict[str, Kept] = {}
-        for name, policy in content.policies.items():
-            cut = await find_cut(self._store, claim, newest, [border_of(policy, now_ms, bytes_border)])
-            kept[name] = self._kept(cut, newest, now_ms)
-        self.state.kept = kept
+        cuts = {
+            name: await find_cut(self._store, claim, newest, [border_of(policy, now_ms, bytes_border)])
+            for name, policy in content.policies.items()
+        }
+        held = await self._held.look(
+            newest.slot, {name: None if cut is None else cut.slot for name, cut in cuts.items()}
+        )
+        self.state.kept = {
+            name: Kept(
+                (newest.truncated_through if cut is None else cut.last_version) + 1,
+                max(0.0, (now_ms - (await self._oldest_ms(newest) if cut is None else cut.time_ms)) / 1000.0),
+                held[name],
+            )
+            for name, cut in cuts.items()
+        }
+        self._warn_of_held_back(content)
         borders = borders_of(content, needs, watermark=newest.slot, now_ms=now_ms, bytes_border=bytes_border)
         self._warn(content, oldest_snapshot)
         if borders is None:
@@ -201,10 +219,26 @@ class Truncator:
             before = FIRST_SLOT if found is None else found
         return before - cut.slot >= self._options.slots_min
 
-    def _kept(self, cut: Header | None, newest: Header, now_ms: int) -> Kept:
-        if cut is None:
-            return Kept(newest.truncated_through + 1, 0.0)
-        return Kept(cut.last_version + 1, max(0.0, (now_ms - cut.time_ms) / 1000.0))
+    async def _oldest_ms(self, newest: Header) -> int:
+        """When the oldest object was written that is not truncated."""
+        slot: int = FIRST_SLOT
+        if newest.truncated_through:
+            found = await slot_through(self._store, self._service.claim, newest, newest.truncated_through)
+            slot = FIRST_SLOT if found is None else found - 1
+        header = await read_header(self._store, Slot(slot))
+        return newest.time_ms if header is None else header.time_ms
+
+    def _warn_of_held_back(self, content: Content) -> None:
+        """A policy that names a version does not move by itself: somebody may have forgotten it."""
+        boot_ms = self._clock().boot_ms
+        if boot_ms - self._held_back_ms < HELD_BACK_AGAIN_MS:
+            return
+        for name, kept in self.state.kept.items():
+            is_fixed = content.policies[name].keep_from_version is not None
+            if is_fixed and kept.seconds > self._options.warn_after_seconds:
+                self._held_back_ms = boot_ms
+                hint = "move it, or remove it with `holdfast retention rm`"
+                log.warning("policy_holds_back", policy=name, seconds=round(kept.seconds), bytes=kept.bytes, hint=hint)
 
     async def _permit(self, computed_from: Content, through: int) -> bool:
         """Create the generation that permits the truncation. False: the policies have changed meanwhile."""

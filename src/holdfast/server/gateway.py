@@ -139,6 +139,12 @@ class Gateway(HttpState):
 
     def admission(self) -> HoldfastError | None:
         """None when one more commit is welcome, else the error to answer at once."""
+        refusal = self._refusal()
+        if refusal is not None:
+            self.counters.refused_commits[refusal.code] += 1
+        return refusal
+
+    def _refusal(self) -> HoldfastError | None:
         service = self.service
         if service is None:
             return self.not_leading()
@@ -162,6 +168,7 @@ class Gateway(HttpState):
         if rates is None or wait == 0.0:
             return None
         self.counters.rate_limited_commits += 1
+        self.counters.refused_commits[Code.RATE_LIMITED] += 1
         return Backpressure(
             "this client commits faster than it may",
             code=Code.RATE_LIMITED,

@@ -473,6 +473,7 @@ class _Process:
             min_age_seconds=settings.retention.min_age_seconds,
             check_seconds=settings.retention.check_seconds,
             deletes_per_second=settings.retention.deletes_per_second,
+            warn_after_seconds=settings.retention.warn_after_seconds,
             segments_through=None if older is None else segments_through,
         )
 

@@ -154,9 +154,9 @@ class RetentionPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, o
 
 
 class PolicyState(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A policy, and what it keeps: the log from ``from_version`` on, whose oldest object is this old.
+    """A policy, and what it keeps: the log from ``from_version`` on, its bytes, and the age of its oldest object.
 
-    The last two are missing until the leader has looked.
+    The last three are missing until the leader has looked.
     """
 
     keep_from_version: int | None = None
@@ -165,6 +165,7 @@ class PolicyState(msgspec.Struct, frozen=True, omit_defaults=True):
     keep: Literal["everything"] | None = None
     from_version: int | None = None
     held_seconds: float | None = None
+    held_bytes: int | None = None
 
     @property
     def text(self) -> str:

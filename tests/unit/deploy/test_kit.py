@@ -183,6 +183,11 @@ def test_the_dashboard_is_current_and_shows_metrics_of_the_service() -> None:
         require_metrics(query)
 
 
+def test_the_page_of_metrics_and_log_events_is_current() -> None:
+    check = [sys.executable, str(ROOT / "scripts" / "make_metrics_page.py"), "--check"]
+    assert subprocess.run(check).returncode == 0
+
+
 def test_the_policies_allow_what_the_service_does_and_protect_the_log() -> None:
     policies = {path.stem: json.loads(path.read_text())["Statement"] for path in (DEPLOY / "s3-policies").iterdir()}
     actions = {

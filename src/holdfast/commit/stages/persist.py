@@ -227,6 +227,16 @@ class Persist:
             due = max(due, self._last_put_ms + 1000.0 / rules.puts_per_second_max)
         return due
 
+    @property
+    def is_full(self) -> bool:
+        """Whether entries wait because the window of slots in flight is used up, or nothing new may be sent."""
+        return bool(self._collecting) and not self._may_send()
+
+    @property
+    def bytes_held(self) -> int:
+        """Bytes that wait for a batch, and of batches in flight."""
+        return self.collecting_bytes + sum(len(batch.payload) for batch in self.in_flight)
+
     def _may_send(self) -> bool:
         return len(self.in_flight) < self._rules.window and not self.resigned and not self.paused
 

@@ -28,6 +28,7 @@ Driver's duties (``service`` fulfils them; a simulation may be another driver):
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
 from typing import Final, assert_never
@@ -48,6 +49,10 @@ FLOOR_EVERY_MS: Final = 20.0
 OWNERSHIP_RETRY_MS: Final = 100.0
 
 
+def _no_timer() -> float:
+    return 0.0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineRules:
     """The bounds of the four stages."""
@@ -66,9 +71,17 @@ class Pipeline:
     """
 
     def __init__(
-        self, claim: Header, nonce_seed: bytes, rules: PipelineRules, now: Instant, *, proved_ms: float | None = None
+        self,
+        claim: Header,
+        nonce_seed: bytes,
+        rules: PipelineRules,
+        now: Instant,
+        *,
+        proved_ms: float | None = None,
+        timer: Callable[[], float] = _no_timer,
     ) -> None:
-        """``proved_ms``: when the ownership check after the claim was sent; now, if it is not given."""
+        """``proved_ms``: when the ownership check after the claim was sent; now, if it is not given. ``timer`` measures
+        what the stages cost, in seconds; no decision depends on it."""
         assert claim.kind is Kind.CLAIM, "a leadership starts with a claim"
         attempts = Attempts(bytes_max=rules.window_bytes // 4)
         window_bytes = rules.window_bytes - rules.window_bytes // 4
@@ -101,6 +114,25 @@ class Pipeline:
         """Why the last ownership check proved nothing; empty after one that passed."""
         self._unsent: list[Effect] = []
         self._in_hand: Ordered[CommitEntry | Batch] = ()
+        self._timer = timer
+        self.seconds = {"sequence": 0.0, "resolve": 0.0, "persist": 0.0, "release": 0.0}
+        """The time that each stage has computed."""
+
+    @property
+    def is_pressed(self) -> bool:
+        """Whether commits wait because a bound is reached: of versions not durable yet, or of slots in flight."""
+        return bool(self._waiting) or self.persist.is_full
+
+    def bytes_held(self) -> dict[str, int]:
+        """The memory of the requests and batches in each stage. Cost: O(commits that are not decided)."""
+        waiting = sum(entry.size for entry in self._waiting)
+        undecided = sum(item.size for item in self._undecided if type(item) is CommitEntry)
+        return {
+            "sequence": waiting + self.sequence.attempts.bytes_used(),
+            "resolve": undecided + self.resolve.recent.bytes_used(),
+            "persist": self.persist.bytes_held,
+            "release": self.release.bytes_held,
+        }
 
     @property
     def waiting(self) -> int:
@@ -168,7 +200,9 @@ class Pipeline:
             self._waiting.extend(entries)
             entries = self._take_waiting()
         self._keep_floor(now)
+        began = self._timer()
         onward, look_up = self.sequence.order(entries, self.resolve.floor)
+        self.seconds["sequence"] += self._timer() - began
         if look_up:
             effects.append(events.LookUp(look_up))
         self._undecided += onward
@@ -178,7 +212,9 @@ class Pipeline:
         if not self._undecided:
             return
         self._in_hand = [item for item in self._undecided if type(item) is CommitEntry]
+        began = self._timer()
         decided = self.resolve.decide_some(self._undecided, self._resolve_work_max)
+        self.seconds["resolve"] += self._timer() - began
         if not decided:
             return
         entries = [item for item in decided if type(item) is CommitEntry]
@@ -237,7 +273,9 @@ class Pipeline:
         self.persist.paused = self.release.holding
         if self._waiting:
             self._arrived(now, [], effects)
+        began = self._timer()
         puts = self.persist.form(now, self._decided_through(), self.resolve.floor)
+        self.seconds["persist"] += self._timer() - began
         self._send(puts, effects)
         self._make_room(now, effects)
         self._ask_for_ownership(now, effects)
@@ -292,7 +330,9 @@ class Pipeline:
             effects.append(events.Reached(truncated))
 
     def _answer(self, entries: list[CommitEntry | Position], effects: list[Effect]) -> None:
+        began = self._timer()
         answers, positions = self.release.answers(entries)
+        self.seconds["release"] += self._timer() - began
         for entry in answers:
             if entry.txn.request_id is not None:
                 self.sequence.complete(entry)

@@ -29,6 +29,11 @@ class Release:
         self.held_since_ms = proved_ms
 
     @property
+    def bytes_held(self) -> int:
+        """Bytes of durable batches that wait for a proof of ownership."""
+        return sum(len(batch.payload) for batch in self._held)
+
+    @property
     def holding(self) -> bool:
         """Whether durable batches wait for a proof of ownership."""
         return bool(self._held)

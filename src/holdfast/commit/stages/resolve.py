@@ -200,6 +200,11 @@ class Resolve:
         self.recent.expire(min(max(floor, self.recent.floor), durable_version))
         self._attempts.expire(min(self.recent.floor, durable_version))
 
+    def window_ms(self, now_ms: float) -> float:
+        """How far back the window reaches now; less than its bound where its bytes were used up."""
+        floor = self.recent.floor
+        return next((now_ms - at_ms for at_ms, assigned in self._samples if assigned >= floor), 0.0)
+
     def check(self) -> None:
         """Assert the invariants."""
         self.recent.check()

@@ -53,6 +53,7 @@ class RetentionHost:
                 policy.keep,
                 None if kept is None else kept.from_version,
                 None if kept is None else round(kept.seconds, 3),
+                None if kept is None else kept.bytes,
             )
         holds = {
             name: HoldState(hold.from_version, hold.expires_ms, hold.snapshot)

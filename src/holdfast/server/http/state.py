@@ -37,6 +37,8 @@ class RequestCounters:
     refused_connections: int = 0
     handed_over_connections: int = 0
     stream_items: int = 0
+    refused_commits: Counter[str] = field(default_factory=Counter)
+    """Commits that were not taken in, by code."""
     rate_limited_commits: int = 0
     rate_slowed_items: int = 0
 

@@ -6,11 +6,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Final
 
-from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.metrics_core import Metric
 
+from holdfast.server.metric_catalogue import counter, cumulative_buckets, gauge, histogram, labelled
 from holdfast.server.stores.figures import LATENCY_BOUNDS_SECONDS, DurableFigures, figures_of
 from holdfast.server.stores.hosting import OpenStores, StoreHost
 from holdfast.stores.machine.store import Store
@@ -22,60 +23,44 @@ DURABLES_MAX: Final = 2_000
 def store_metrics(host: StoreHost) -> Iterator[Metric]:
     """All families, in a fixed order."""
     opened = host.current
-    yield GaugeMetricFamily(
-        "holdfast_message_stores_open", "1 while this process serves stores", 0 if opened is None else 1
-    )
+    yield gauge("holdfast_message_stores_open", 0 if opened is None else 1)
     if opened is None:
         return
-    yield GaugeMetricFamily("holdfast_message_store_sockets", "WebSockets of subscribers", len(host.sockets))
+    yield gauge("holdfast_message_store_sockets", len(host.sockets))
     yield from _cluster(host, opened)
     yield from _stores(opened)
     yield from _durables(opened)
 
 
-Family = type[GaugeMetricFamily] | type[CounterMetricFamily]
-GAUGE: Final = GaugeMetricFamily
-COUNTER: Final = CounterMetricFamily
-
-_OF_A_STORE: Final[tuple[tuple[Family, str, str, Callable[[Store], float]], ...]] = (
-    (GAUGE, "messages", "Messages kept", lambda one: one.counts.live),
-    (GAUGE, "bytes", "Bytes of keys, fields and bodies kept", lambda one: one.counts.live_bytes),
-    (GAUGE, "durables", "Durables", lambda one: len(one.durables)),
-    (GAUGE, "publishers", "Publishers remembered", lambda one: len(one.publishers)),
-    (COUNTER, "published", "Messages accepted", lambda one: one.counts.next_seq - 1),
-    (COUNTER, "unmatched", "Messages that no durable wanted", lambda one: one.unmatched),
+_OF_A_STORE: Final[tuple[tuple[str, Callable[[Store], float]], ...]] = (
+    ("messages", lambda one: one.counts.live),
+    ("bytes", lambda one: one.counts.live_bytes),
+    ("durables", lambda one: len(one.durables)),
+    ("publishers", lambda one: len(one.publishers)),
+    ("published", lambda one: one.counts.next_seq - 1),
+    ("unmatched", lambda one: one.unmatched),
 )
 
-_OF_A_DURABLE: Final[tuple[tuple[Family, str, str, Callable[[DurableFigures], float]], ...]] = (
-    (GAUGE, "messages", "Messages kept that are not acknowledged", lambda one: one.messages),
-    (GAUGE, "bytes", "Their bytes", lambda one: one.bytes),
-    (GAUGE, "backlog", "Messages that nobody holds", lambda one: one.backlog),
-    (GAUGE, "unacknowledged", "Messages that subscribers hold", lambda one: one.unacknowledged),
-    (GAUGE, "parked", "Messages that were delivered too often and wait to be put back", lambda one: one.parked),
-    (GAUGE, "subscribers", "Subscribers attached", lambda one: one.subscribers),
-    (
-        GAUGE,
-        "oldest_timestamp_seconds",
-        "When the oldest waiting message was published; 0 for none",
-        lambda one: one.oldest_ms / 1000,
-    ),
-    (COUNTER, "delivered", "Messages delivered, again ones too", lambda one: one.delivered),
-    (COUNTER, "redelivered", "Messages delivered again", lambda one: one.redelivered),
-    (COUNTER, "acknowledged", "Messages acknowledged", lambda one: one.acknowledged),
-    (
-        COUNTER,
-        "ack_wait_lapsed",
-        "Messages taken back because nobody acknowledged them in time",
-        lambda one: one.lapsed,
-    ),
-    (COUNTER, "dead_letters", "Messages moved to the dead-letter store", lambda one: one.dead_letters),
+_OF_A_DURABLE: Final[tuple[tuple[str, Callable[[DurableFigures], float]], ...]] = (
+    ("messages", lambda one: one.messages),
+    ("bytes", lambda one: one.bytes),
+    ("backlog", lambda one: one.backlog),
+    ("unacknowledged", lambda one: one.unacknowledged),
+    ("parked", lambda one: one.parked),
+    ("subscribers", lambda one: one.subscribers),
+    ("oldest_timestamp_seconds", lambda one: one.oldest_ms / 1000),
+    ("delivered", lambda one: one.delivered),
+    ("redelivered", lambda one: one.redelivered),
+    ("acknowledged", lambda one: one.acknowledged),
+    ("ack_wait_lapsed", lambda one: one.lapsed),
+    ("dead_letters", lambda one: one.dead_letters),
 )
 
 
 def _stores(opened: OpenStores) -> Iterator[Metric]:
     stores = opened.state.stores
-    for kind, name, text, value in _OF_A_STORE:
-        family = kind(f"holdfast_message_store_{name}", text, labels=["store"])
+    for name, value in _OF_A_STORE:
+        family = labelled(f"holdfast_message_store_{name}")
         for store_name, store in stores.items():
             family.add_metric([store_name], value(store))
         yield family
@@ -84,10 +69,8 @@ def _stores(opened: OpenStores) -> Iterator[Metric]:
 
 
 def _swapped(opened: OpenStores) -> Iterator[Metric]:
-    messages = GaugeMetricFamily(
-        "holdfast_message_store_swapped_messages", "Messages swapped to disk", labels=["store"]
-    )
-    size = GaugeMetricFamily("holdfast_message_store_swapped_bytes", "Bytes of their bodies", labels=["store"])
+    messages = labelled("holdfast_message_store_swapped_messages")
+    size = labelled("holdfast_message_store_swapped_bytes")
     for name in opened.state.definition.volatile_stores:
         count, count_bytes = opened.service.swapped(name)
         messages.add_metric([name], count)
@@ -97,9 +80,7 @@ def _swapped(opened: OpenStores) -> Iterator[Metric]:
 
 def _unreadable(opened: OpenStores) -> Metric:
     """Only of durables that met such a message: a line is an alarm."""
-    family = CounterMetricFamily(
-        "holdfast_durable_unreadable", "Deliveries ended by a message that cannot be read", labels=["store", "durable"]
-    )
+    family = labelled("holdfast_durable_unreadable")
     for (store, durable), count in opened.deliveries.unreadable.items():
         if store in opened.state.stores and durable in opened.state.stores[store].durables:
             family.add_metric([store, durable], count)
@@ -107,14 +88,9 @@ def _unreadable(opened: OpenStores) -> Metric:
 
 
 def _publishes(opened: OpenStores) -> Iterator[Metric]:
-    label = ["store"]
-    waits = HistogramMetricFamily(
-        "holdfast_message_store_publish_seconds", "From the request to its confirmation", labels=label
-    )
-    confirmed = CounterMetricFamily(
-        "holdfast_message_store_confirmed", "Messages confirmed to publishers", labels=label
-    )
-    refused = CounterMetricFamily("holdfast_message_store_publishes_refused", "Publishes refused", labels=label)
+    waits = histogram("holdfast_message_store_publish_seconds")
+    confirmed = labelled("holdfast_message_store_confirmed")
+    refused = labelled("holdfast_message_store_publishes_refused")
     for name, latency in opened.operations.latencies.items():
         if name not in opened.state.stores:
             continue
@@ -129,31 +105,23 @@ def _cluster(host: StoreHost, opened: OpenStores) -> Iterator[Metric]:
     disk = disk_use(host.directory)
     limit = disk.capacity * opened.definitions.cluster.max_disk_fraction
     written, behind_ms = opened.service.written_bytes, opened.service.clock_behind_ms
-    rows: tuple[tuple[Family, str, str, float], ...] = (
-        (GAUGE, "log_allocated_bytes", "Bytes of the pages of the log", space.allocated),
-        (GAUGE, "log_in_use_bytes", "About what kept messages take of it", space.in_use),
-        (GAUGE, "log_pages", "Pages of the log", space.pages),
-        (COUNTER, "written_bytes", "Bytes of records written to the log", written),
-        (
-            GAUGE,
-            "clock_behind_seconds",
-            "The machine's time of day less the stores' time, by which deadlines end",
-            behind_ms / 1000,
-        ),
-        (GAUGE, "disk_used_bytes", "Used of the file system, by everybody", disk.used),
-        (GAUGE, "disk_capacity_bytes", "What can be used of it", disk.capacity),
-        (GAUGE, "disk_limit_bytes", "Above it publishes are refused; 0 for off", limit),
-    )
-    for family, name, text, value in rows:
-        yield family(f"holdfast_message_stores_{name}", text, value)
+    gauges = {
+        "log_allocated_bytes": space.allocated,
+        "log_in_use_bytes": space.in_use,
+        "log_pages": space.pages,
+        "clock_behind_seconds": behind_ms / 1000,
+        "disk_used_bytes": disk.used,
+        "disk_capacity_bytes": disk.capacity,
+        "disk_limit_bytes": limit,
+    }
+    for name, value in gauges.items():
+        yield gauge(f"holdfast_message_stores_{name}", value)
+    yield counter("holdfast_message_stores_written_bytes", written)
 
 
 def _durables(opened: OpenStores) -> Iterator[Metric]:
-    label = ["store", "durable"]
-    families = [
-        (kind(f"holdfast_durable_{name}", text, labels=label), value) for kind, name, text, value in _OF_A_DURABLE
-    ]
-    expired = CounterMetricFamily("holdfast_durable_expired", "Messages lost, by cause", labels=[*label, "cause"])
+    families = [(labelled(f"holdfast_durable_{name}"), value) for name, value in _OF_A_DURABLE]
+    expired = labelled("holdfast_durable_expired")
     shown = left_out = 0
     for store_name, store in opened.state.stores.items():
         for name in sorted(store.durables):
@@ -169,15 +137,4 @@ def _durables(opened: OpenStores) -> Iterator[Metric]:
     yield from (family for family, _ in families)
     yield expired
     yield _unreadable(opened)
-    yield GaugeMetricFamily("holdfast_durables_without_metrics", "Durables without lines of their own", left_out)
-
-
-def cumulative_buckets(bounds: Sequence[float], counts: Sequence[int]) -> list[tuple[str, float]]:
-    """Cumulative buckets from plain ones; ``counts`` has one more than ``bounds``, above the last."""
-    buckets: list[tuple[str, float]] = []
-    below = 0
-    for bound, count in zip(bounds, counts, strict=False):
-        below += count
-        buckets.append((repr(bound), below))
-    buckets.append(("+Inf", below + counts[-1]))
-    return buckets
+    yield gauge("holdfast_durables_without_metrics", left_out)

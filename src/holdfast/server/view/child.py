@@ -115,6 +115,8 @@ class ViewChild:
         self._service = service
         self._file: ViewFile | None = None
         self._version = 0
+        self.pid: int | None = None
+        """The process, while it runs."""
         self._damage: Damage | None = None
         self._waiters: list[tuple[int, int, asyncio.Future[None]]] = []
         self._numbers = itertools.count()
@@ -172,6 +174,7 @@ class ViewChild:
         except BaseException:
             ours.close()
             raise
+        self.pid = process.pid
         reports, announcements = await asyncio.open_connection(sock=ours)
         announcing = asyncio.ensure_future(self._announce(announcements))
         decode = msgspec.json.Decoder(Report).decode
@@ -179,6 +182,7 @@ class ViewChild:
             while (line := await reports.readline()).endswith(b"\n"):
                 self._reported(decode(line))
         finally:
+            self.pid = None
             announcing.cancel()
             announcements.transport.abort()
             file, self._file, self._version, self._damage = self._file, None, 0, None

@@ -93,6 +93,11 @@ class EmbeddedView:
         """Everything at or below is shown; 0 without a view."""
         return 0 if self._kept is None else self._kept.version
 
+    @property
+    def pid(self) -> int | None:
+        """The process that keeps the view; None without one."""
+        return self._kept.pid if isinstance(self._kept, ViewChild) else None
+
     # Following
 
     def follow(self, service: LogReader, *, in_log_directory: bool = True) -> None:

@@ -1,0 +1,176 @@
+"""Write the page of metrics and log events, ``docs/reference/metrics.md``; ``--check`` compares instead.
+
+The metrics come from ``server/metric_catalogue.py``. The events come from the calls in the source: ``EVENTS`` says what
+each means, and an event without a sentence, or a sentence without an event, is an error.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+from holdfast.server.metric_catalogue import COUNTER, HISTOGRAM, SECTIONS
+
+ROOT = Path(__file__).parent.parent
+TARGET = ROOT / "docs" / "reference" / "metrics.md"
+SOURCE = ROOT / "src" / "holdfast"
+LOGGERS = frozenset({"log", "_log"})
+LEVELS = {name: name for name in ("debug", "info", "warning", "error")} | {"exception": "error"}
+
+EVENTS = {
+    "accepting_paused": "no descriptor is left, so no connection is accepted for a moment",
+    "audit": "an administrative act: a policy set or removed, a step-down, tokens or certificates read again",
+    "cannot_serve": "the service ends at its start; `code` and `hint` say why",
+    "connections_limited": "the limit of open files allows fewer connections than configured",
+    "definition_changed": "a store or durable was created, changed or deleted",
+    "delivery_stopped": "too many messages of a durable are parked, so it delivers nothing",
+    "disk_statistics": "the pages of the message stores on their disk",
+    "drain_given_up": "commits in flight were not durable in time at a stop; their clients ask for the outcome",
+    "draining": "the service stops and makes durable what it accepted",
+    "durable_statistics": "a durable's backlog and rates",
+    "exit_at_once": "a second signal ends the process",
+    "followed_leader_ended": "the leader that a standby or reader follows has ended; it looks for the next one",
+    "following": "a service that only reads follows the log",
+    "following_waits": "the store did not answer a standby or reader; it asks again",
+    "hold_stays_until_it_expires": "the hold of a reader that loaded a snapshot could not be removed",
+    "invariant_violated": "a bug: the leadership ends, nothing acknowledged is lost; please report it",
+    "leading": "this process leads the log",
+    "lineage_waits": "the ancestors of a forked log could not be read yet",
+    "log_damaged": "the log breaks a rule, in the place that is named",
+    "log_truncated": "the log says that versions at or below `through` may be removed",
+    "look_up_failed": "the log could not be read for the outcome of an old attempt",
+    "messages_parked": "messages were delivered too often and wait for a decision",
+    "messages_unreadable": "messages of a durable are damaged on the disk",
+    "mirror_waits": "a store did not answer a mirror; it asks again",
+    "mirror_without_hold": "the source of a mirror refuses its hold; retention may remove what is not copied yet",
+    "pipeline_step_failed": "a step of a Spark pipeline failed and is tried again",
+    "pipeline_vacuum_failed": "files that a table no longer names could not be removed",
+    "policy_holds_back": "a policy that names a version keeps log older than `retention.warn_after_seconds`",
+    "reign_ended": "the leadership ended; `kind` is resigned, deposed, gave_up, damaged or abandoned",
+    "reign_over": "the service has stopped leading",
+    "reload_refused": "a file of tokens or certificates is wrong; the former ones stay",
+    "request failed": "a bug in the handler of a request, which was answered `internal`; please report it",
+    "retention_failed": "a bug in the loop of retention, which has ended; commits go on",
+    "retention_waits": "the store did not answer retention; it tries again",
+    "retention_waits_for_snapshot": "nothing is removed before the log has a verified snapshot",
+    "scrub_failed": "a bug in the scrub, which has ended; commits go on",
+    "scrub_waits": "the store did not answer the scrub; it tries again",
+    "segment_unreadable": "a segment of older history cannot be read; the log is read instead, if it goes back so far",
+    "segments_not_read": "the table of segments does not answer",
+    "segments_of_another_log": "the table of segments belongs to another log and is not used",
+    "service_does_not_answer": "a sink waits for the service",
+    "snapshot_begins": "a snapshot is made, and why",
+    "snapshot_failed": "no snapshot was made; it is tried again",
+    "snapshot_made": "a snapshot was made",
+    "snapshots_ended": "a bug in the schedule of snapshots, which has ended; commits go on",
+    "standby_does_not_follow": "a standby cannot answer readers yet",
+    "standing_by": "another process leads; this one waits",
+    "stop_given_up": "the stop took too long and the process exits; nothing acknowledged is lost",
+    "stopping": "a signal stops the service",
+    "store_did_not_create": "the store did not create the file that protects a log's place",
+    "store_statistics": "a message store's messages and rates",
+    "store_unavailable": "the store does not answer at the start; it is asked again",
+    "stores_failed": "the message stores ended; commits go on unless the process ends",
+    "stores_held": "another process has the directory of the message stores open",
+    "stores_open": "the message stores are open",
+    "subscribers_timed_out": "subscribers did not send a heartbeat and were detached",
+    "table_files_move_to_partitions": "a table of an older release is written again in folders by partition",
+    "table_types_widen": "columns of a table get wider types",
+    "view_goes_on_in_the_log": "older history could not be read further; the view reads the log",
+    "view_in_temporary_directory": "another process keeps the view of this directory, so this one builds its own",
+    "view_interrupted": "the store did not answer the view; it tries again",
+    "view_passes_over_snapshot": "the newest snapshot cannot be read; the view reads the log from its beginning",
+    "view_process_ended": "the view process ended; it is started again",
+    "view_process_lost": "the connection to the view process was lost; it is started again",
+    "view_process_not_ended": "the view process could not be ended",
+    "view_reads_segments": "the view reads older history from segments",
+    "view_reads_snapshot": "the view begins with a snapshot",
+    "view_starts_over": "the view's file does not fit the log and is made again",
+    "view_stops_at_damage": "the log is damaged after `view_version`; reads of later versions get the damage",
+}  # fmt: skip
+GIVEN_BY_CALLER = {"retention_failed": "error", "scrub_failed": "error", "snapshots_ended": "error"}
+"""Events that ``server/run.py`` names in a variable."""
+
+HEAD = """# Metrics and log events
+
+<!-- made by scripts/make_metrics_page.py -->
+
+`GET /metrics` has every metric in Prometheus' text format. Where the service has tokens it needs the role `read`. A
+scrape reads plain numbers in memory: it asks no store and waits for nothing. Counters begin at 0 with the process, or
+with its leadership. The [dashboard and the alerts](../how-to/operate/README.md) use these names, which do not change.
+
+"""
+EVENTS_HEAD = """## Log events
+
+The service writes its log to standard error, in logfmt or as JSON (`logging.format`). Each line has an event, a level,
+a time and the fields of the event. No line has a token.
+
+| event | level | fields | meaning |
+|---|---|---|---|
+"""
+
+
+class Written(NamedTuple):
+    """Where an event is written: its levels and fields."""
+
+    levels: set[str]
+    fields: list[str]
+
+
+def events_of_the_source() -> dict[str, Written]:
+    """Every event that a module of the package writes."""
+    found: dict[str, Written] = {name: Written({level}, ["exc_info"]) for name, level in GIVEN_BY_CALLER.items()}
+    for path in sorted(SOURCE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            match node:
+                case ast.Call(
+                    func=ast.Attribute(value=ast.Name(id=logger), attr=level),
+                    args=[ast.Constant(value=str(event)), *_],
+                    keywords=keywords,
+                ) if logger in LOGGERS and level in LEVELS:
+                    written = found.setdefault(event, Written(set(), []))
+                    written.levels.add(LEVELS[level])
+                    names = [each.arg for each in keywords if each.arg is not None]
+                    written.fields.extend(name for name in names if name not in written.fields)
+                case _:
+                    pass
+    return found
+
+
+def page() -> str:
+    """The whole page. Raises: SystemExit for an event without a sentence, and the other way round."""
+    parts = [HEAD]
+    for title, rows in SECTIONS.items():
+        parts.append(f"## {title}\n\n| metric | kind | labels | |\n|---|---|---|---|\n")
+        for row in rows:
+            kind = "counter" if row.kind is COUNTER else "histogram" if row.kind is HISTOGRAM else "gauge"
+            labels = ", ".join(f"`{label}`" for label in row.labels)
+            parts.append(f"| `{row.exposed_name}` | {kind} | {labels} | {row.text} |\n")
+        parts.append("\n")
+    parts.append(EVENTS_HEAD)
+    written = events_of_the_source()
+    if missing := written.keys() ^ EVENTS.keys():
+        sys.exit(f"events of the source and of this script differ: {', '.join(sorted(missing))}")
+    for event in sorted(EVENTS):
+        levels, fields = written[event]
+        shown = ", ".join(f"`{field}`" for field in fields if field != "exc_info")
+        parts.append(f"| `{event}` | {', '.join(sorted(levels))} | {shown} | {EVENTS[event]} |\n")
+    return "".join(parts)
+
+
+def main() -> int:
+    """Write the page, or compare it."""
+    made = page()
+    if "--check" not in sys.argv[1:]:
+        TARGET.write_text(made)
+        return 0
+    if TARGET.read_text() == made:
+        return 0
+    print(f"{TARGET.relative_to(ROOT)} is not what scripts/make_metrics_page.py makes", file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,245 @@
+"""Every metric of the service, in one table: ``/metrics`` takes kind, text and labels from it, and so does the page of
+metrics in the reference. A name is written here once, without the ``_total`` of counters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+
+Family = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
+GAUGE: Final = GaugeMetricFamily
+COUNTER: Final = CounterMetricFamily
+HISTOGRAM: Final = HistogramMetricFamily
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """One metric. ``kind`` is the class of its family."""
+
+    name: str
+    kind: type[Family]
+    text: str
+    labels: tuple[str, ...] = ()
+
+    @property
+    def exposed_name(self) -> str:
+        """The name as it is scraped."""
+        return self.name + "_total" if self.kind is COUNTER else self.name
+
+
+def _of_stores() -> tuple[Described, ...]:
+    label = ("store",)
+    rows = (
+        ("messages", GAUGE, "Messages kept"),
+        ("bytes", GAUGE, "Bytes of keys, fields and bodies kept"),
+        ("durables", GAUGE, "Durables"),
+        ("publishers", GAUGE, "Publishers remembered"),
+        ("published", COUNTER, "Messages accepted"),
+        ("unmatched", COUNTER, "Messages that no durable wanted"),
+        ("swapped_messages", GAUGE, "Messages swapped to disk"),
+        ("swapped_bytes", GAUGE, "Bytes of their bodies"),
+        ("publish_seconds", HISTOGRAM, "From the request to its confirmation"),
+        ("confirmed", COUNTER, "Messages confirmed to publishers"),
+        ("publishes_refused", COUNTER, "Publishes refused"),
+    )
+    return tuple(Described(f"holdfast_message_store_{name}", kind, text, label) for name, kind, text in rows)
+
+
+def _of_durables() -> tuple[Described, ...]:
+    labels = ("store", "durable")
+    rows = (
+        ("messages", GAUGE, "Messages kept that are not acknowledged"),
+        ("bytes", GAUGE, "Their bytes"),
+        ("backlog", GAUGE, "Messages that nobody holds"),
+        ("unacknowledged", GAUGE, "Messages that subscribers hold"),
+        ("parked", GAUGE, "Messages that were delivered too often and wait to be put back"),
+        ("subscribers", GAUGE, "Subscribers attached"),
+        ("oldest_timestamp_seconds", GAUGE, "When the oldest waiting message was published; 0 for none"),
+        ("delivered", COUNTER, "Messages delivered, again ones too"),
+        ("redelivered", COUNTER, "Messages delivered again"),
+        ("acknowledged", COUNTER, "Messages acknowledged"),
+        ("ack_wait_lapsed", COUNTER, "Messages taken back because nobody acknowledged them in time"),
+        ("dead_letters", COUNTER, "Messages moved to the dead-letter store"),
+        ("unreadable", COUNTER, "Deliveries ended by a message that cannot be read"),
+    )
+    return (
+        *(Described(f"holdfast_durable_{name}", kind, text, labels) for name, kind, text in rows),
+        Described("holdfast_durable_expired", COUNTER, "Messages lost, by cause", (*labels, "cause")),
+        Described("holdfast_durables_without_metrics", GAUGE, "Durables without lines of their own"),
+    )
+
+
+def _of_the_store_cluster() -> tuple[Described, ...]:
+    rows = (
+        ("open", GAUGE, "1 while this process serves stores"),
+        ("log_allocated_bytes", GAUGE, "Bytes of the pages of the log"),
+        ("log_in_use_bytes", GAUGE, "About what kept messages take of it"),
+        ("log_pages", GAUGE, "Pages of the log"),
+        ("written_bytes", COUNTER, "Bytes of records written to the log"),
+        ("clock_behind_seconds", GAUGE,
+         "The machine's time of day less the stores' time, by which deadlines end"),
+        ("disk_used_bytes", GAUGE, "Used of the file system, by everybody"),
+        ("disk_capacity_bytes", GAUGE, "What can be used of it"),
+        ("disk_limit_bytes", GAUGE, "Above it publishes are refused; 0 for off"),
+    )  # fmt: skip
+    return (
+        *(Described(f"holdfast_message_stores_{name}", kind, text) for name, kind, text in rows),
+        Described("holdfast_message_store_sockets", GAUGE, "WebSockets of subscribers"),
+    )
+
+
+SECTIONS: Final[Mapping[str, Sequence[Described]]] = {
+    "The process": (
+        Described("process_cpu_seconds", COUNTER, "CPU time of this process in seconds"),
+        Described("process_resident_memory_bytes", GAUGE, "Resident memory of this process"),
+        Described(
+            "holdfast_processor_seconds",
+            COUNTER,
+            "Processor time: of the server, of its view process, and of its processes that have ended",
+            ("process",),
+        ),
+    ),
+    "HTTP": (
+        Described("holdfast_http_answers", COUNTER, "Answers by route and status", ("route", "status")),
+        Described("holdfast_rate_limited_commits", COUNTER, "Commits refused: over their client's own limit"),
+        Described("holdfast_rate_slowed_items", COUNTER, "Items of commit streams that waited for it"),
+        Described("holdfast_rate_clients", GAUGE, "Clients whose rate is remembered"),
+        Described("holdfast_stream_items", COUNTER, "Items of commit streams taken in"),
+        Described("holdfast_connections_refused", COUNTER, "Connections above the limit"),
+        Described("holdfast_connections_handed_over", COUNTER, "Connections moved to the framework"),
+        Described("holdfast_connections", GAUGE, "Open connections"),
+        Described("holdfast_framework_requests", GAUGE, "Requests the framework serves"),
+        Described("holdfast_commits_in_flight", GAUGE, "Commits taken in and not answered"),
+        Described("holdfast_commit_bytes_in_flight", GAUGE, "Their request bodies in bytes"),
+    ),
+    "Streams": (
+        Described("holdfast_subscribers", GAUGE, "Open subscriptions"),
+        Described("holdfast_subscribers_lagged", COUNTER, "Subscriptions closed for lagging"),
+        Described("holdfast_subscription_bytes", COUNTER, "Bytes of events written"),
+        Described("holdfast_subscriber_unsent_bytes", GAUGE, "Unsent bytes of the slowest reader"),
+    ),
+    "Leadership": (
+        Described("holdfast_leading", GAUGE, "1 while this process leads the log"),
+        Described("holdfast_epoch", GAUGE, "Leader changes of this log"),
+        Described("holdfast_ownership_checks", COUNTER, "Times that the store was asked who leads", ("outcome",)),
+        Described("holdfast_followed_version", GAUGE, "The newest version of the followed log"),
+        Described("holdfast_followed_time_seconds", GAUGE, "When the newest object of that log was written"),
+    ),
+    "Commits and stages": (
+        Described("holdfast_commits", COUNTER, "Commits by outcome", ("outcome",)),
+        Described("holdfast_commit_seconds", HISTOGRAM, "From arrival in the pipeline to the answer"),
+        Described("holdfast_conflict_ratio", GAUGE, "Conflicts per decided commit"),
+        Described(
+            "holdfast_stage_refusals",
+            COUNTER,
+            "Commits that were not committed, by the stage that refused them and by reason; `admission` stands before "
+            "the stages",
+            ("stage", "code"),
+        ),
+        Described("holdfast_stage_commits", COUNTER, "Commits through a stage", ("stage",)),
+        Described("holdfast_stage_depth", GAUGE, "What waits in a stage", ("stage",)),
+        Described("holdfast_stage_bytes", GAUGE, "Memory of what a stage holds and remembers", ("stage",)),
+        Described(
+            "holdfast_stage_seconds",
+            HISTOGRAM,
+            "resolve: from the arrival of a step's oldest commit to the decision; persist: from the forming of a batch "
+            "until it is durable",
+            ("stage",),
+        ),
+        Described("holdfast_stage_processor_seconds", COUNTER, "Time that a stage has computed", ("stage",)),
+        Described("holdfast_backpressure_seconds", COUNTER, "Time in which commits waited because a bound was reached"),
+        Described("holdfast_stalls", COUNTER, "Times that the store did not answer for `commit.stalled_after_seconds`"),
+        Described("holdfast_stalled_seconds", COUNTER, "How long it did not, after that"),
+        Described("holdfast_batches", COUNTER, "Batches made"),
+        Described("holdfast_batch_bytes", COUNTER, "Bytes of batches made"),
+        Described("holdfast_puts", COUNTER, "PUTs of batches by reason", ("reason",)),
+        Described("holdfast_own_refusals", COUNTER, "Refused PUTs that were this leader's own earlier ones"),
+        Described("holdfast_assigned_version", GAUGE, "The newest version handed out"),
+        Described("holdfast_durable_version", GAUGE, "The newest durable version"),
+        Described("holdfast_watermark_lag_slots", GAUGE, "Slots sent and not durable"),
+        Described("holdfast_window_bytes", GAUGE, "Memory of the conflict window"),
+        Described("holdfast_window_seconds", GAUGE, "How far back the conflict window reaches"),
+        Described("holdfast_window_floor_version", GAUGE, "The oldest version that can be judged"),
+    ),
+    "The log": (
+        Described("holdfast_log_damage", COUNTER, "Times that damage was met in the log, by what met it", ("met_by",)),
+        Described("holdfast_log_damaged_places", GAUGE, "Damaged places of the log that are known"),
+        Described("holdfast_scrub_objects", COUNTER, "Objects of the log that were read again"),
+        Described("holdfast_scrub_bytes", COUNTER, "Their bytes"),
+        Described("holdfast_scrub_passes", COUNTER, "Passes over the whole log"),
+        Described("holdfast_truncated_version", GAUGE, "Versions at or below this one may have been removed; 0, none"),
+        Described("holdfast_retention_waits", GAUGE, "1 while no object may be removed"),
+        Described("holdfast_retention_deleted_objects", COUNTER, "Objects that retention removed"),
+        Described("holdfast_retention_deleted_bytes", COUNTER, "Their bytes"),
+        Described("holdfast_retention_held_seconds", GAUGE, "Age of the log that a policy keeps", ("policy",)),
+        Described("holdfast_retention_held_bytes", GAUGE, "Bytes of the log that a policy keeps", ("policy",)),
+    ),
+    "The view": (
+        Described("holdfast_view_version", GAUGE, "The embedded view shows everything up to here; 0, none"),
+        Described("holdfast_view_lag_versions", GAUGE, "Durable versions that the view does not show yet"),
+    ),
+    "The object store": (
+        Described("holdfast_store_requests", COUNTER, "Requests to the object store", ("kind", "outcome")),
+        Described("holdfast_store_retries", COUNTER, "Reads and listings sent again", ("kind",)),
+        Described("holdfast_store_bytes", COUNTER, "Bytes sent and received", ("kind",)),
+        Described("holdfast_store_in_flight", GAUGE, "Requests under way", ("kind",)),
+        Described("holdfast_store_waiting", GAUGE, "Requests that wait for a connection", ("kind",)),
+        Described("holdfast_store_seconds", HISTOGRAM, "From sending to the answer", ("kind",)),
+        Described("holdfast_store_healthy", GAUGE, "1 unless the last few requests all failed"),
+    ),
+    "Message stores": _of_the_store_cluster(),
+    "Each message store": _of_stores(),
+    "Each durable": _of_durables(),
+}
+
+BY_NAME: Final = {each.name: each for rows in SECTIONS.values() for each in rows}
+
+
+def labelled(name: str) -> CounterMetricFamily | GaugeMetricFamily:
+    """The empty family of a counter or gauge with labels."""
+    described = BY_NAME[name]
+    assert described.labels, "a metric without labels has one value"
+    assert described.kind is not HISTOGRAM, name
+    return described.kind(name, described.text, labels=described.labels)  # type: ignore[return-value]
+
+
+def histogram(name: str) -> HistogramMetricFamily:
+    """The empty family of a histogram."""
+    described = BY_NAME[name]
+    assert described.kind is HISTOGRAM, name
+    return HistogramMetricFamily(name, described.text, labels=described.labels)
+
+
+def gauge(name: str, value: float) -> GaugeMetricFamily:
+    """A gauge without labels."""
+    assert BY_NAME[name].kind is GAUGE, name
+    return GaugeMetricFamily(name, BY_NAME[name].text, value)
+
+
+def counter(name: str, value: float) -> CounterMetricFamily:
+    """A counter without labels."""
+    assert BY_NAME[name].kind is COUNTER, name
+    return CounterMetricFamily(name, BY_NAME[name].text, value)
+
+
+def by_label(name: str, values: Mapping[str, float]) -> Family:
+    """A metric with one label and these values."""
+    family = labelled(name)
+    for label, value in values.items():
+        family.add_metric([label], value)
+    return family
+
+
+def cumulative_buckets(bounds: Sequence[float], counts: Sequence[int]) -> list[tuple[str, float]]:
+    """Cumulative buckets from plain ones; ``counts`` has one more than ``bounds``, above the last."""
+    buckets: list[tuple[str, float]] = []
+    below = 0
+    for bound, count in zip(bounds, counts, strict=False):
+        below += count
+        buckets.append((repr(bound), below))
+    buckets.append(("+Inf", below + counts[-1]))
+    return buckets
