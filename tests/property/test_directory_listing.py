@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from holdfast.objects.directory import objects
 from holdfast.objects.directory.files import PosixFiles
 from holdfast.objects.directory.objects import (
     CLAIM_BYTES,
@@ -70,6 +71,23 @@ def test_a_probed_page_is_the_page_of_a_full_scan(
         assert page is None or page == by_reading_all(slots, limit)
 
 
+@pytest.mark.parametrize("is_mutant", [False, True])
+def test_a_hint_is_not_used_once_its_slot_is_gone(is_mutant: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Retention removes the slot that a hint names; a listing from there would end far before the newest object."""
+    if is_mutant:
+        monkeypatch.setattr(objects, "is_data", lambda size: size is None or size > CLAIM_BYTES)
+    wrong = 0
+    for seed in range(20):
+        random = Random(seed)
+        batches, kept = random.randint(GAP_MAX, 4 * GAP_MAX), random.randint(1, 200)
+        newest = SLOT_MAX - batches
+        left = {SLOT_MAX: CLAIM_BYTES} | {newest + turn: DATA_BYTES for turn in range(kept)}
+        for hint in random.sample(range(newest + kept, SLOT_MAX), 5):
+            page = slots_newest_first(left.get, hint, 1)
+            wrong += page is not None and page != by_reading_all(left, 1)
+    assert (wrong > 0) is is_mutant
+
+
 def test_probing_from_a_data_slot_serves_the_page_and_asks_a_bounded_number_of_slots() -> None:
     slots = {SLOT_MAX: CLAIM_BYTES} | {SLOT_MAX - 1 - turn: DATA_BYTES for turn in range(5_000)}
     asked: list[int] = []
@@ -110,35 +128,35 @@ def test_pages_of_a_real_directory_equal_a_full_scan_whatever_the_hint_says(
         (root / "batches" / f"{slot:020d}").write_bytes(bytes(size))
     hint = random.choice([b"", b"garbage", b"99999999999999999999", *(f"{slot:020d}".encode() for slot in slots)])
     (root / ".holdfast" / "newest").write_bytes(hint)
-    objects = DirectoryObjects(PosixFiles(), str(root), "one")
+    opened = DirectoryObjects(PosixFiles(), str(root), "one")
     everything = [(f"batches/{slot:020d}", size) for slot, size in sorted(slots.items())]
     limit = random.choice([1, 3, 50])
     listed: list[tuple[str, int]] = []
     after = ""
-    while page := objects.page("batches/", after, limit):
+    while page := opened.page("batches/", after, limit):
         assert len(page) == min(limit, len(everything) - len(listed))
         listed += page
         after = page[-1][0]
     assert listed == everything
-    objects.close()
+    opened.close()
 
 
 def test_writers_leave_a_hint_and_only_to_data(tmp_path: Path) -> None:
-    objects = DirectoryObjects(PosixFiles(), str(tmp_path), "one")
-    assert objects.create(f"batches/{SLOT_MAX:020d}", bytes(CLAIM_BYTES))
-    objects.tidy()
+    opened = DirectoryObjects(PosixFiles(), str(tmp_path), "one")
+    assert opened.create(f"batches/{SLOT_MAX:020d}", bytes(CLAIM_BYTES))
+    opened.tidy()
     assert not (tmp_path / ".holdfast/newest").exists()
     for turn in range(1, 131):
-        assert objects.create(f"batches/{SLOT_MAX - turn:020d}", bytes(DATA_BYTES))
-        objects.tidy()
+        assert opened.create(f"batches/{SLOT_MAX - turn:020d}", bytes(DATA_BYTES))
+        opened.tidy()
     hint = slot_of_name((tmp_path / ".holdfast/newest").read_text())
     assert hint is not None
     assert 0 <= hint - (SLOT_MAX - 130) < 64
-    assert objects.page("batches/", "", 2) == [
+    assert opened.page("batches/", "", 2) == [
         (f"batches/{SLOT_MAX - 130:020d}", DATA_BYTES),
         (f"batches/{SLOT_MAX - 129:020d}", DATA_BYTES),
     ]
-    objects.close()
+    opened.close()
 
 
 def _fresh(factory: pytest.TempPathFactory) -> Path:

@@ -48,13 +48,15 @@ def slot_of_name(name: str) -> int | None:
     return slot if slot <= SLOT_MAX else None
 
 
+def is_data(size: int | None) -> bool:
+    """Whether a slot of this size is a place to begin: neither removed, nor a claim, which may stand alone."""
+    return size is not None and size > CLAIM_BYTES
+
+
 def slots_newest_first(size_of: SlotSize, hint: int | None, limit: int) -> list[tuple[int, int]] | None:
     """The ``limit`` newest slots with sizes, newest (lowest) first; None when probing from ``hint`` cannot decide.
     Cost: the distance from the hint to the newest, GAP_MAX absent slots, and the page."""
-    if hint is None:
-        return None
-    size = size_of(hint)
-    if size is None or size <= CLAIM_BYTES:
+    if hint is None or not is_data(size_of(hint)):
         return None
     newest = slot = hint
     while slot > 0 and newest - slot < GAP_MAX:
