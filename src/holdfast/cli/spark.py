@@ -30,6 +30,12 @@ commands = typer.Typer(no_args_is_help=True, help="Tables and files made of a lo
 
 LogOption: TypeAlias = Annotated[str, typer.Option("--log", help="The log: file:, s3: or az:.")]
 ToOption: TypeAlias = Annotated[str, typer.Option("--to", help="Where the output lives: file:, s3: or az:.")]
+OptionalToOption: TypeAlias = Annotated[
+    str | None, typer.Option("--to", help="Where the Delta table lives: file:, s3: or az:.")
+]
+IntoLogOption: TypeAlias = Annotated[
+    bool, typer.Option("--into-log", help="Make it in the log's own store, as `holdfast log snapshot` does.")
+]
 MasterOption: TypeAlias = Annotated[
     str | None, typer.Option("--master", help="Spark master; every core of this machine by default.")
 ]
@@ -160,13 +166,29 @@ def _add_job(name: str, help_text: str, options: Mapping[str, Any]) -> None:
     """Add the command of one pipeline: the options that all of them have, and these, which go to the job by name."""
 
     def run(
-        log: str, to: str, once: bool, every: float | None, as_json: bool, until: int | None = None, **given: Any
+        log: str,
+        to: str | None,
+        once: bool,
+        every: float | None,
+        as_json: bool,
+        until: int | None = None,
+        into_log: bool = False,
+        **given: Any,
     ) -> None:
-        from holdfast.spark.commands import run_job
+        from holdfast.spark.commands import run_job, snapshot_of_log
 
         target = _target(given.pop("master"), given.pop("remote"), given.pop("conf"))
         if once + (every is not None) + (until is not None) > 1:
             raise InvalidRequest("--once, --every and --until each say when to stop: give one of them")
+        if into_log:
+            if to is not None or once or every is not None or given.get("vacuum_hours") is not None:
+                raise InvalidRequest(
+                    "--into-log makes one snapshot in the log's store: of the others it takes --at only"
+                )
+            print_result(snapshot_of_log(log, target, until), as_json=as_json)
+            return
+        if to is None:
+            raise InvalidRequest("--to or --into-log says where the snapshot goes")
         rows = {each: given.pop(each) for each in _ROWS if each in given}
         numbers = {each: value for each, value in given.items() if value is not None}
         report = report_steps(as_json=as_json)
@@ -179,6 +201,8 @@ def _add_job(name: str, help_text: str, options: Mapping[str, Any]) -> None:
 
     defaults: dict[str, object] = {"log": Parameter.empty, "to": Parameter.empty, "once": False, "as_json": False}
     defaults |= {"include_system": False, "table_per_prefix": False}
+    if "into_log" in options:
+        defaults |= {"to": None, "into_log": False}
     types = {"log": LogOption, "to": ToOption, **_ON_SPARK, "once": OnceOption, "every": EveryOption, **options}
     types["as_json"] = JsonOption
     run.__signature__ = Signature(  # type: ignore[attr-defined]  # what typer reads
@@ -207,7 +231,11 @@ _add_job(
     "The log's operations in few large Parquet files, in log order.",
     {"step_bytes": StepOption, "log_bytes_min": MinBytesOption},
 )
-_add_job("snapshot", "The whole state at one version, sorted by key, in a Delta table.", {"until": AtOption, **_VACUUM})
+_add_job(
+    "snapshot",
+    "The whole state at one version, sorted by key, in a Delta table or in the log's own store.",
+    {"to": OptionalToOption, "until": AtOption, **_VACUUM, "into_log": IntoLogOption},
+)
 _add_job(
     "replay",
     "Commit the transactions of one log to another log, in their order, each once.",

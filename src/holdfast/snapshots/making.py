@@ -98,6 +98,41 @@ async def make_snapshot(
             return await making.write(Position(version, making.last_transaction, lineage.log_id), slot)
 
 
+async def place_of(store: ObjectStore, head: Header, version: int) -> tuple[str, int]:
+    """The slot of the object that holds ``version``, as text, and the newest transaction at or below it.
+
+    ``head`` is the newest object. Raises: NotFound (``log_truncated``), CorruptData, Unavailable.
+    """
+    if version == head.last_version:
+        return slot_text(head.slot), head.last_transaction_version
+    walker, newest = await walker_after(store, version)
+    at = newest if walker.head is None else walker.head
+    slot, last = at.slot, 0 if walker.head is None else at.last_transaction_version
+    async with aclosing(follow(store, walker, until=head.slot)) as batches:
+        async for batch in batches:
+            header = batch.header
+            if header.transactions and header.first_version > version:
+                break
+            slot = header.slot
+            last = max([last, *(txn.version for txn in batch.transactions() if txn.version <= version)])
+            if header.transactions and header.last_version > version:
+                break
+    return slot_text(slot), last
+
+
+async def write_manifest(store: ObjectStore, manifest: Manifest) -> Manifest:
+    """Create the manifest, whose parts exist; where another maker's exists, remove the parts and return that one."""
+    if await create_exactly(store, manifest_key(manifest.version), encode_manifest(manifest)):
+        return manifest
+    first = await read_manifest(store, manifest.version)
+    for part in manifest.parts:
+        with suppress(Unavailable):  # a part that stays costs space alone
+            await store.delete(part_key(manifest.version, part.name))
+    if first is None:
+        raise Unavailable("a manifest was removed while it was read", snapshot=manifest.version)
+    return first
+
+
 class _Making:
     """One maker: its temporary file, and the parts that it has created."""
 
@@ -173,12 +208,4 @@ class _Making:
             rows=sum(part.rows for part in self._parts),
             parts=self._parts,
         )
-        if await create_exactly(self._store, manifest_key(version), encode_manifest(manifest)):
-            return manifest
-        first = await read_manifest(self._store, version)
-        for part in self._parts:
-            with suppress(Unavailable):  # a part that stays costs space alone
-                await self._store.delete(part_key(version, part.name))
-        if first is None:
-            raise Unavailable("a manifest was removed while it was read", snapshot=version)
-        return first
+        return await write_manifest(self._store, manifest)

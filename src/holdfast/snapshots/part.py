@@ -51,15 +51,20 @@ def encode_part(rows: list[Row], name: str) -> tuple[Part, bytes]:
         [pa.array(keys, pa.binary()), pa.array(values, pa.large_binary()), pa.array(versions, pa.uint64())],
         schema=SCHEMA,
     )
+    return encode_table(table, name)
+
+
+def encode_table(table: pa.Table, name: str) -> tuple[Part, bytes]:
+    """As ``encode_part``, of rows by key with the columns of ``SCHEMA``, each in one piece."""
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink, compression="zstd", row_group_size=ROW_GROUP_ROWS, use_dictionary=False)
     data: bytes = sink.getvalue().to_pybytes()
     part = Part(
         name=name,
         size=len(data),
-        rows=len(rows),
-        first_key=rows[0][0],
-        last_key=rows[-1][0],
+        rows=table.num_rows,
+        first_key=table["key"][0].as_py(),
+        last_key=table["key"][-1].as_py(),
         sha256=sha256(data).hexdigest(),
     )
     return part, data

@@ -38,6 +38,7 @@ from holdfast.spark.runtime.session import session, task_errors
 from holdfast.spark.source.plan import log_head
 from holdfast.spark.tables.buckets import History, Latest
 from holdfast.spark.tables.changes import Changes
+from holdfast.spark.tables.log_snapshot import snapshot_into_log
 from holdfast.spark.tables.prefixes import run_tables, tables_of_prefixes
 from holdfast.spark.tables.segments import SEGMENT_LOG_BYTES_MIN, Segments
 from holdfast.spark.tables.snapshot import Snapshot
@@ -161,6 +162,15 @@ def run_job(
     audit = job.audit
     fields = {**run.fields(), **asdict(audit.counts), "findings": len(audit.findings), "verified": audit.verified}
     return JobResult(fields, [asdict(each) for each in audit.findings], is_good=job.is_good(run.version))
+
+
+def snapshot_of_log(log: str, target: SparkTarget, at: int | None) -> JobResult:
+    """Make a snapshot in the log's own store. Raises: as ``snapshot_into_log``."""
+    with target.session("snapshot") as spark:
+        manifest = snapshot_into_log(spark, log, at)
+    return JobResult({
+        "version": manifest.version, "rows": manifest.rows, "bytes": manifest.size, "parts": len(manifest.parts),
+    })  # fmt: skip
 
 
 def _run_per_prefix(

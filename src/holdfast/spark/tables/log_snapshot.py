@@ -1,0 +1,212 @@
+"""``snapshot --into-log``: a snapshot in the log's own store, for states that outgrow one machine.
+
+It equals what ``holdfast log snapshot`` makes: the same rows and borders of parts, and the same bytes under one version
+of pyarrow. Spark sorts the keys into ranges; the driver adds the sizes of the rows, in order, and so finds where each
+part ends; tasks write the parts. The manifest is created last: a job that was killed leaves parts that nothing reads.
+Memory: 4 bytes for each key on the driver, and twice a part in a task. Disk: the state, in the temporary folders of the
+executors.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark import StorageLevel, TaskContext
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812  the name that every Spark program uses
+
+from holdfast.commit.reading.lineage import lineage_of
+from holdfast.commit.reading.reader import find_frontier
+from holdfast.errors import Code, CorruptData, InvalidRequest, NotFound
+from holdfast.objects.creating import create_exactly
+from holdfast.objects.port import ObjectStore
+from holdfast.snapshots.making import place_of, write_manifest
+from holdfast.snapshots.manifest import FORMAT, Manifest, Part, part_key, part_name
+from holdfast.snapshots.part import PART_BYTES, SCHEMA, encode_table
+from holdfast.snapshots.reading import newest_snapshot, read_part
+from holdfast.spark.log.increments import next_increment, read_increment
+from holdfast.spark.runtime.store_thread import with_store
+from holdfast.spark.tables.state import Coverage, newest_values, range_coverage
+
+ROWS: Final = "key binary, value binary, version long"
+RANGE_BYTES: Final = 128 * 2**20
+RANGES_MAX: Final = 4096
+_SIZES: Final = "partition int, sizes binary"
+_PARTS: Final = "part binary"
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What a snapshot of ``version`` begins with; ``base`` is the newest earlier one."""
+
+    log_id: str
+    version: int
+    last_transaction: int
+    slot: str
+    base: Manifest | None
+
+
+def snapshot_into_log(
+    spark: SparkSession, log_url: str, at: int | None = None, *, part_bytes: int = PART_BYTES
+) -> Manifest:
+    """Make the snapshot of the log at version ``at``, by default the newest, or return the one that exists.
+
+    ``part_bytes`` is for tests: other values give other borders than those of other makers. Raises: InvalidRequest
+    (``future_version``), NotFound (``log_empty``, ``log_truncated``), CorruptData, Unavailable.
+    """
+    plan = with_store(log_url, partial(_plan, at=at))
+    if isinstance(plan, Manifest):
+        return plan
+    after = 0 if plan.base is None else plan.base.version
+    increment = next_increment(log_url, after, until=plan.version, step_bytes=2**62)
+    before = _rows_of(spark, log_url, plan.base)
+    changes = before.select("key", "version", F.lit(-1).alias("position"), F.lit("write").alias("kind"), "value")
+    coverage = Coverage((), ())
+    if not increment.is_empty:
+        read = partial(read_increment, spark, log_url, increment)
+        coverage = range_coverage(read("key,end,version,position", "range_delete"))
+        changes = changes.unionByName(read("key,version,position,kind,value", "write,delete"))
+    held_bytes = increment.log_bytes + (0 if plan.base is None else plan.base.size)
+    ranges = max(1, min(RANGES_MAX, -(-held_bytes // RANGE_BYTES)))
+    values = newest_values(changes, coverage).repartitionByRange(ranges, "key").sortWithinPartitions("key")
+    # Both passes must see the same ranges.
+    values.persist(StorageLevel.DISK_ONLY)
+    try:
+        starts = _starts(values.mapInArrow(_sizes, _SIZES).collect(), part_bytes)
+        parts = _write_parts(values, starts, log_url, plan.version)
+    finally:
+        values.unpersist()
+    manifest = Manifest(
+        format=FORMAT,
+        log_id=plan.log_id,
+        version=plan.version,
+        last_transaction=plan.last_transaction,
+        slot=plan.slot,
+        rows=sum(part.rows for part in parts),
+        parts=parts,
+    )
+    return with_store(log_url, lambda store: write_manifest(store, manifest))
+
+
+async def _plan(store: ObjectStore, at: int | None) -> _Plan | Manifest:
+    frontier = await find_frontier(store)
+    if frontier is None:
+        raise NotFound("log is empty", code=Code.LOG_EMPTY)
+    head, claim = frontier
+    version = head.last_version if at is None else at
+    if not 0 <= version <= head.last_version:
+        raise InvalidRequest(
+            "the log has not reached this version", code=Code.FUTURE_VERSION, at=version, last_version=head.last_version
+        )
+    lineage = await lineage_of(store, claim)
+    base = await newest_snapshot(store, lineage, version)
+    if base is not None and base.version == version:
+        return base
+    slot, last_transaction = await place_of(store, head, version)
+    return _Plan(lineage.log_id, version, last_transaction, slot, base)
+
+
+def _rows_of(spark: SparkSession, url: str, base: Manifest | None) -> DataFrame:
+    """The rows of an earlier snapshot; tasks read and verify its parts."""
+    if base is None or not base.parts:
+        return spark.createDataFrame([], ROWS)
+    names = spark.createDataFrame([(index,) for index in range(len(base.parts))], "number int")
+
+    def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for index in batch["number"].to_pylist():
+                part = base.parts[index]
+                table = with_store(url, partial(read_part, manifest=base, part=part))
+                yield from _for_spark(table).to_batches()
+
+    return names.repartition(len(base.parts)).mapInArrow(read, ROWS)
+
+
+def _for_spark(table: pa.Table) -> pa.Table:
+    types = pa.schema([("key", pa.binary()), ("value", pa.binary()), ("version", pa.int64())])
+    return table.cast(types)
+
+
+def _sizes(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The bytes of key and value of each row of a range, in order."""
+    context = TaskContext.get()
+    assert context is not None, "tasks run this"
+    for batch in batches:
+        if batch.num_rows:
+            lengths = [pc.call_function("binary_length", [batch[name]]).to_numpy(False) for name in ("key", "value")]
+            data = (lengths[0].astype(np.int64) + lengths[1]).astype("<u4").tobytes()
+            yield pa.record_batch(
+                [pa.array([context.partitionId()], pa.int32()), pa.array([data], pa.binary())], ["partition", "sizes"]
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class _Starts:
+    """Where the parts begin. ``rows``: the first row of each range, counted over all. ``parts``: that of each part."""
+
+    rows: dict[int, int]
+    parts: np.ndarray
+
+
+def _starts(found: list, part_bytes: int) -> _Starts:  # type: ignore[type-arg]
+    by_range: dict[int, list[bytes]] = {}
+    for row in found:
+        by_range.setdefault(row["partition"], []).append(bytes(row["sizes"]))
+    rows: dict[int, int] = {}
+    sizes: list[np.ndarray] = []
+    count = 0
+    for number in sorted(by_range):
+        rows[number] = count
+        mine = np.frombuffer(b"".join(by_range[number]), "<u4")
+        sizes.append(mine)
+        count += len(mine)
+    ends = np.cumsum(np.concatenate(sizes), dtype=np.int64) if sizes else np.zeros(0, np.int64)
+    parts: list[int] = []
+    begin, passed = 0, 0
+    while begin < count:
+        parts.append(begin)
+        # A part ends with the first row at which it reaches its size.
+        last = int(np.searchsorted(ends, passed + part_bytes, side="left"))
+        if last >= count:
+            break
+        begin, passed = last + 1, int(ends[last])
+    return _Starts(rows, np.asarray(parts, np.int64))
+
+
+def _write_parts(values: DataFrame, starts: _Starts, url: str, version: int) -> list[Part]:
+    maker = secrets.token_hex(4)
+
+    def numbered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        context = TaskContext.get()
+        assert context is not None, "tasks run this"
+        at = starts.rows.get(context.partitionId(), 0)
+        for batch in batches:
+            rows = np.arange(at, at + batch.num_rows)
+            at += batch.num_rows
+            number = np.searchsorted(starts.parts, rows, side="right") - 1
+            yield pa.RecordBatch.from_arrays(
+                [pa.array(number, pa.int32()), batch["key"], batch["value"], batch["version"]],
+                ["number", "key", "value", "version"],
+            )
+
+    def write(table: pa.Table) -> pa.Table:
+        number = table["number"][0].as_py()
+        ordered = table.sort_by("key").select(["key", "value", "version"]).cast(SCHEMA).combine_chunks()
+        part, data = encode_table(ordered, part_name(maker, number))
+        created = with_store(url, lambda store: create_exactly(store, part_key(version, part.name), data))
+        if not created:
+            raise CorruptData("another object has the name of a part", part=part.name)
+        return pa.table({"part": pa.array([msgspec.json.encode(part)], pa.binary())})
+
+    marked = values.mapInArrow(numbered, f"number int, {ROWS}")
+    made = marked.groupBy("number").applyInArrow(write, _PARTS).collect()
+    parts = [msgspec.json.decode(bytes(row["part"]), type=Part) for row in made]
+    return sorted(parts, key=lambda part: part.name)
