@@ -656,14 +656,17 @@ def _find_file(file: Path | None, environ: Mapping[str, str], directory: Path) -
     """The file to read: a named one must exist, the one in the working directory may."""
     named = file if file is not None else Path(environ[name]) if environ.get(name := "HOLDFAST_CONFIG") else None
     if named is None:
-        usual = [path for name in CONFIGURATION_FILES if (path := directory / name).is_file()]
+        # Not Path.is_file: it raises where the working directory may not be read, as for a command of another user.
+        usual = [path for name in CONFIGURATION_FILES if os.path.isfile(path := directory / name)]
         if len(usual) > 1:
             names = " and ".join(path.name for path in usual)
             raise InvalidRequest(f"there are {names} in {directory}: name one", code=Code.BAD_CONFIGURATION)
         return usual[0] if usual else None
     path = named if named.is_absolute() else directory / named
-    if not path.is_file():
-        raise InvalidRequest(f"there is no configuration file at {path}", code=Code.BAD_CONFIGURATION)
+    if not os.path.isfile(path):
+        raise InvalidRequest(
+            f"there is no configuration file at {path} that this user can read", code=Code.BAD_CONFIGURATION
+        )
     return path
 
 

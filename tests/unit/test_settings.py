@@ -432,3 +432,10 @@ def test_credentials_in_a_url_are_refused_without_being_repeated(scheme: str, tm
         )
     assert "sec" not in str(caught.value)
     assert "bucket/prefix" in str(caught.value)
+
+
+def test_a_working_directory_that_cannot_be_read_holds_no_file() -> None:
+    unreadable = Path("/" + "x" * 300)
+    assert load_configuration(environ={}, working_directory=unreadable).file is None
+    with pytest.raises(InvalidRequest, match="can read"):
+        load_configuration(file=Path("holdfast.toml"), environ={}, working_directory=unreadable)

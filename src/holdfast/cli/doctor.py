@@ -75,16 +75,9 @@ def _check(report: Report, url: str | None, config: Path | None, settings: list[
     for warning in result.warnings:
         fix = "docs/reference/configuration.md has every key and its rule"
         report.add(Finding(Level.WARNING, "configuration", warning, fix))
-    for finding in check_machine(result.settings, _file_of(config)):
+    for finding in check_machine(result.settings, result.file):
         report.add(finding)
     asyncio.run(_check_log(report, result.settings))
-
-
-def _file_of(config: Path | None) -> Path | None:
-    """The file that the configuration was read from, as ``load_configuration`` finds it."""
-    named = config or os.environ.get("HOLDFAST_CONFIG")
-    found = [Path(named)] if named else [Path(name) for name in ("holdfast.toml", "holdfast.yaml", "holdfast.yml")]
-    return next((file for file in found if file.is_file()), None)
 
 
 async def _check_log(report: Report, settings: Settings) -> None:
