@@ -765,7 +765,7 @@ def require_writable_place(log_url: str) -> None:
         raise InvalidRequest(
             "the log cannot be written: its file system is mounted read-only",
             code=Code.STORE_UNFIT,
-            hint="mount the file system for writing, or give --log another directory; under systemd, see ReadWritePaths=",
+            hint="mount it for writing, allow it in the unit (ReadWritePaths=), or give --log another directory",
             path=str(existing),
         )
     # The objects have a directory of their own, and one that was made by another user is the usual mishap.
