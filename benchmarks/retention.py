@@ -4,8 +4,8 @@
 
 It writes a log of ``--batches`` small objects, makes a snapshot, starts a service, and measures bursts of
 ``holdfast bench``. Then a policy lets go of all but the newest ``--keep`` objects. Bursts go on until the space is
-back, and a minute after it: on ext4, deletions slow later creates in their directory. At the end ``holdfast log
-verify`` reads what is left, and the number of objects is counted.
+back, and a minute after it: on ext4, deletions slow later creates in their directory. At the end the next leader takes
+over, ``holdfast log verify`` reads what is left, and the number of objects is counted.
 
 Targets: at least 90 % of the rate, and at most twice the p99, while objects are removed.
 """
@@ -16,6 +16,7 @@ import argparse
 import asyncio
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -34,7 +35,6 @@ from holdfast.commit.format.transaction import Write
 from holdfast.objects.open import open_store
 from holdfast.snapshots import make_snapshot
 
-AFTER_SECONDS = 60.0
 CONNECTIONS = 64
 
 
@@ -86,16 +86,15 @@ def command(*words: str) -> str:
     ).stdout
 
 
-def measure(
-    folder: Path, url: str, batches: int, keep: int, newest: int, seconds: float, per_second: float
-) -> dict[str, Any]:
+def measure(folder: Path, url: str, newest: int, chosen: argparse.Namespace) -> dict[str, Any]:
     os.environ["HOLDFAST_RETENTION__MIN_AGE_SECONDS"] = "0"
     os.environ["HOLDFAST_RETENTION__CHECK_SECONDS"] = "1"
-    os.environ["HOLDFAST_RETENTION__DELETES_PER_SECOND"] = str(per_second)
+    os.environ["HOLDFAST_RETENTION__DELETES_PER_SECOND"] = str(chosen.deletes_per_second)
     os.environ["HOLDFAST_VIEW__ENABLED"] = "false"
     os.environ["HOLDFAST_STORES__ENABLED"] = "false"
     with holdfast(folder / "service", "--take-over", log_url=url) as server:
-        burst(server, 2.0)
+        batches, keep, seconds = chosen.batches, chosen.keep, chosen.seconds
+        burst(server, seconds)
         before = [burst(server, seconds) for _ in range(4)]
         began = time.monotonic()
         request = [*("retention", "set", "newest", "--url", server.url)]
@@ -109,9 +108,11 @@ def measure(
             during.append(burst(server, seconds))
         took = time.monotonic() - began
         after = []
-        while time.monotonic() - began - took < AFTER_SECONDS:
+        while time.monotonic() - began - took < chosen.after_seconds:
             after.append(burst(server, seconds))
         total, truncated = deleted(server), retention(server)["truncated_through"]
+    with holdfast(folder / "next", "--take-over", log_url=url) as server:
+        waits = int(re.findall(r"store_waits=(\d+)", (server.folder / "server.log").read_text())[0])
     verified = json.loads(command("log", "verify", url, "--json"))
     middle = {name: {k: statistics.median(b[k] for b in bursts) for k in ("rate", "p99_ms")}
               for name, bursts in (("before", before), ("during", during), ("after", after)) if bursts}  # fmt: skip
@@ -123,6 +124,7 @@ def measure(
     }
     return {
         "deleted": total, "seconds": round(took, 1), "truncated_through": truncated, "left": verified["objects"],
+        "waits_of_the_next_leader": waits,
         "bursts": {"before": before, "during": during, "after": after}, "medians": middle, "ratios": ratio,
     }  # fmt: skip
 
@@ -132,6 +134,7 @@ def main() -> None:
     parser.add_argument("--batches", type=int, default=1_000_000)
     parser.add_argument("--keep", type=int, default=10_000)
     parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--after-seconds", type=float, default=60.0)
     parser.add_argument("--deletes-per-second", type=float, default=1_000.0)
     parser.add_argument("--s3", action="store_true")
     parser.add_argument("--folder", type=Path, help="where the log is written; a temporary directory by default")
@@ -150,7 +153,7 @@ def main() -> None:
             began = time.monotonic()
             version, rows = asyncio.run(snapshot(url))
             print(f"snapshot of {rows} keys in {time.monotonic() - began:.0f} s", flush=True)
-            return measure(folder, url, chosen.batches, chosen.keep, version, chosen.seconds, chosen.deletes_per_second)
+            return measure(folder, url, version, chosen)
 
         if chosen.s3:
             with Gateway(folder / "s3", backing="memstore") as gateway:
