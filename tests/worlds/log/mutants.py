@@ -441,7 +441,13 @@ def refused_claim_stands(self: TakeoverMachine, now: Instant, answer: Any) -> li
     return self._check(now)
 
 
-@MUTANTS.breaks("recovery looks whether another leader is past the claim", "_check", TakeoverMachine, first_seed=300)
+@MUTANTS.breaks(
+    "recovery looks whether another leader is past the claim",
+    "_check",
+    TakeoverMachine,
+    focus={"abrupt": True},
+    first_seed=300,
+)
 def no_ownership_check(self: TakeoverMachine, now: Instant) -> list[t.Effect]:
     """The new leader does not look whether another is past its claim, and says that it has."""
     self._checked_ms = now.boot_ms
