@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.command import command
 from tests.crash.server_process import ServerEnded, ServerProcess
 from tests.rgw import free_port
 
@@ -34,20 +35,20 @@ def client_of(port: int) -> Client:
     return Client(f"http://127.0.0.1:{port}", options=ClientOptions(retry_max_ms=100))
 
 
-def command(*words: str) -> dict[str, object]:
-    done = subprocess.run([*HOLDFAST, "log", *words, "--json"], capture_output=True, text=True, timeout=60)
+def copied(*words: str) -> dict[str, object]:
+    done = command("log", *words, "--json")
     assert done.returncode == 0, done.stderr
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
 def refused(*words: str) -> str:
-    done = subprocess.run([*HOLDFAST, "log", *words], capture_output=True, text=True, timeout=60)
+    done = command("log", *words)
     assert done.returncode not in (0, 1), done.stdout
     return done.stderr
 
 
 def transactions(url: str) -> list[str]:
-    done = subprocess.run([*HOLDFAST, "log", "cat", url, "--json"], capture_output=True, text=True, timeout=60)
+    done = command("log", "cat", url, "--json")
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 
@@ -87,13 +88,13 @@ def test_a_killed_mirror_is_equal_to_its_source_and_once_promoted_it_is_another_
                 follower.wait()
             stop.set()
             writing.join()
-            mirrored = command("mirror", source, copy)
+            mirrored = copied("mirror", source, copy)
             assert mirrored["lag_versions"] == 0
             assert batches(tmp_path / "copy") == batches(tmp_path / "source")
 
             with pytest.raises(ServerEnded, match="nobody may lead"):
                 served(tmp_path, "copy", other, "--take-over").wait_until_leading()
-            promoted = command("promote", copy)
+            promoted = copied("promote", copy)
             assert promoted["version"] == mirrored["version"]
             assert "was promoted" in refused("mirror", source, copy)
             last = client.commit([Write(b"key/only-in-the-source", b"1")])
@@ -153,10 +154,10 @@ def test_a_planned_switch_loses_nothing_and_nobody_leads_the_old_log(tmp_path: P
     with client_of(port) as client:
         for number in range(20):
             client.commit([Write(b"key/%d" % number, b"1")])
-    command("mirror", source, copy)
+    copied("mirror", source, copy)
     with client_of(port) as client:
         last = client.commit([Write(b"key/last", b"1")])
-    promoted = command("promote", copy, "--retire-source", source)
+    promoted = copied("promote", copy, "--retire-source", source)
     assert promoted["version"] == last.version
     assert server.wait() == 4, "the leader is deposed"
     with pytest.raises(ServerEnded, match="was retired"):
@@ -180,10 +181,10 @@ def test_a_restore_goes_back_to_a_version_and_to_a_time(tmp_path: Path) -> None:
             time.sleep(1.1)
             client.commit([Write(b"key/%d" % number, b"bad") for number in range(10)])
             whole = transactions(source)
-            by_version = command("restore", source, (tmp_path / "version").as_uri(), "--at", str(versions[4]))
+            by_version = copied("restore", source, (tmp_path / "version").as_uri(), "--at", str(versions[4]))
             assert by_version["version"] == versions[4]
             assert transactions((tmp_path / "version").as_uri()) == whole[:5]
-            by_time = command("restore", source, (tmp_path / "time").as_uri(), "--at", moment)
+            by_time = copied("restore", source, (tmp_path / "time").as_uri(), "--at", moment)
             assert transactions((tmp_path / "time").as_uri()) == whole[:10]
             assert len({by_version["log_id"], by_time["log_id"], client.version().log_id}) == 3
             client.commit([Write(b"key/0", b"the source goes on")])

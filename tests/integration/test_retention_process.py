@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.command import command
 from tests.crash.server_process import ServerProcess
 from tests.rgw import free_port
+from tests.spark.log_builder import LogBuilder
 
 from holdfast import Client, Code, InvalidRequest, NotFound, Write
 from holdfast.client import ClientOptions, RetentionPolicy, TransactionEvent
 
-HOLDFAST = (sys.executable, "-m", "holdfast.cli.main")
 QUICK = {
     "HOLDFAST_RETENTION__MIN_AGE_SECONDS": "0",
     "HOLDFAST_RETENTION__CHECK_SECONDS": "0.1",
@@ -38,10 +37,6 @@ def client_of(port: int) -> Client:
     return Client(f"http://127.0.0.1:{port}", options=ClientOptions(retry_max_ms=100))
 
 
-def command(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*HOLDFAST, *words], capture_output=True, text=True, timeout=60)
-
-
 def until(holds: Callable[[], bool], seconds: float = 20.0) -> None:
     end = time.monotonic() + seconds
     while not holds():
@@ -60,22 +55,24 @@ def fill(client: Client, batches: int) -> list[int]:
 
 def test_space_comes_back_and_readers_below_are_refused(tmp_path: Path) -> None:
     port = free_port()
-    url = (tmp_path / "log").as_uri()
+    builder = LogBuilder()
+    leader = builder.lead()
+    versions = [leader.commit([Write(b"key/%d" % (number % 20), b"x" * 50)])[0].version for number in range(BATCHES)]
+    url = builder.write_to(tmp_path / "log")
     server = served(tmp_path, port)
     try:
         with client_of(port) as client:
-            versions = fill(client, BATCHES)
             answer = client.set_retention("last", RetentionPolicy(max_bytes=50_000))
             assert answer.policies["last"].max_bytes == 50_000
             until(lambda: client.retention().warning is not None)
             assert "no verified snapshot" in str(client.retention().warning)
-            assert objects(tmp_path) == BATCHES + 1, "without a snapshot nothing goes"
+            assert objects(tmp_path) == BATCHES + 2, "without a snapshot nothing goes"
 
             made = command("log", "snapshot", url, "--json")
             assert made.returncode == 0, made.stderr
             until(lambda: objects(tmp_path) < BATCHES - 150)
             through = client.retention().truncated_through
-            assert versions[150] < through < versions[-1_000]
+            assert versions[150] < through < versions[-990]
             assert client.retention().warning is None
 
             with client.subscribe(after=through) as events:

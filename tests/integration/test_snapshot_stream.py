@@ -6,14 +6,13 @@ import asyncio
 import base64
 import http.client
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import pyarrow as pa
 import pytest
+from tests.command import command
 from tests.crash.server_process import ServerProcess
 from tests.integration.test_retention_process import until
 from tests.rgw import free_port
@@ -24,7 +23,6 @@ from holdfast.objects.open import open_store
 from holdfast.snapshots import MakingOptions, Manifest, make_snapshot
 from holdfast.wire.log import SNAPSHOT_LAST_TRANSACTION, SNAPSHOT_LOG_ID, SNAPSHOT_ROWS, SNAPSHOT_VERSION
 
-HOLDFAST = (sys.executable, "-m", "holdfast.cli.main")
 KEYS = 300
 
 
@@ -128,7 +126,7 @@ def test_what_is_asked_wrongly_and_what_does_not_exist_is_named(served: Served) 
 def test_cat_prints_the_rows_of_the_snapshot_and_then_what_came_after_it(served: Served) -> None:
     def cat(*flags: str) -> list[dict[str, object]]:
         words = ("log", "cat", served.log.as_uri(), "--from-snapshot", "--json", *flags)
-        done = subprocess.run([*HOLDFAST, *words], capture_output=True, text=True, check=True)
+        done = command(*words)
         return [json.loads(line) for line in done.stdout.splitlines()]
 
     rows = cat()
@@ -137,7 +135,7 @@ def test_cat_prints_the_rows_of_the_snapshot_and_then_what_came_after_it(served:
     assert "later" in json.dumps(rows[-1]) or base64.b64encode(b"later").decode() in json.dumps(rows[-1])
     assert cat("--limit", "5") == rows[:5]
     words = ("log", "cat", served.log.as_uri(), "--from-snapshot", "--after", "3")
-    refused = subprocess.run([*HOLDFAST, *words], capture_output=True, text=True, check=False)
+    refused = command(*words)
     assert (refused.returncode, "exclude each other" in refused.stderr) == (2, True), refused.stderr
 
 

@@ -425,6 +425,8 @@ class DeltaJob:
     """A ``Job`` that keeps one Delta table of one log. A subclass says what a step makes of an increment."""
 
     name: ClassVar[str]
+    begins_with_snapshot: ClassVar[bool] = False
+    """Whether a new table of a log that was truncated begins with a snapshot of the log."""
 
     def __init__(
         self, spark: SparkSession, log_url: str, output_url: str, schema: pa.Schema, partition_by: tuple[str, ...] = ()
@@ -445,7 +447,9 @@ class DeltaJob:
 
     def look(self, after: int, until: int | None, step_bytes: int) -> Increment:
         """As ``Job``."""
-        return next_increment(self._log_url, after, until=until, step_bytes=step_bytes)
+        return next_increment(
+            self._log_url, after, until=until, step_bytes=step_bytes, begins_with_snapshot=self.begins_with_snapshot
+        )
 
     def vacuum(self, hours: int) -> Removed:
         """As ``KeepsTable``."""

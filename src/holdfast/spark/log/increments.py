@@ -6,7 +6,7 @@ process its rows directly: a row's way to Spark and back to Python costs as much
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
@@ -16,10 +16,14 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from holdfast.commit.format.batch import Header
+from holdfast.commit.format.batch import Header, ItemKind
+from holdfast.commit.reading.lineage import lineage_of
+from holdfast.commit.reading.reader import find_frontier
 from holdfast.errors import Code, CorruptData, NotFound
 from holdfast.objects.port import ObjectStore
-from holdfast.spark.columns import COLUMNS, spark_schema
+from holdfast.snapshots.manifest import Manifest
+from holdfast.snapshots.reading import newest_snapshot, read_part
+from holdfast.spark.columns import COLUMNS, Shape, arrow_schema, spark_schema
 from holdfast.spark.options import Mode, ReadOptions, parse_read_options
 from holdfast.spark.runtime.store_thread import with_store
 from holdfast.spark.source.plan import Chain, LogHead, Plan, live_chain, plan_read, read_header
@@ -31,7 +35,8 @@ class Increment:
     """The versions ``(after, through]`` of one log, which is what one step reads.
 
     Shape: ``objects`` and ``log_bytes`` belong to these versions; ``behind_bytes`` is left between ``through`` and the
-    head. Empty when ``through == after``.
+    head. Empty when ``through == after``. With a ``snapshot`` the step reads that instead of the log, which has lost
+    its beginning: one write for each key, at position 0, without a time.
     """
 
     head: LogHead
@@ -40,6 +45,7 @@ class Increment:
     objects: int
     log_bytes: int
     behind_bytes: int
+    snapshot: Manifest | None = None
 
     @property
     def is_empty(self) -> bool:
@@ -52,20 +58,32 @@ class Increment:
         return self.head.version - self.through
 
 
-def next_increment(url: str, after: int, *, until: int | None = None, step_bytes: int) -> Increment:
+def next_increment(
+    url: str, after: int, *, until: int | None = None, step_bytes: int, begins_with_snapshot: bool = False
+) -> Increment:
     """The increment that follows version ``after``: about ``step_bytes`` of the log, at least one object.
 
-    ``until`` bounds it (inclusive). Raises: NotFound (``log_empty``, ``log_truncated``), CorruptData, Unavailable.
+    ``until`` bounds it (inclusive). ``begins_with_snapshot``: where the log has lost its beginning, the first increment
+    is a snapshot. Raises: NotFound (``log_empty``, ``log_truncated``), CorruptData, Unavailable.
     """
-    return with_store(url, lambda store: _choose(store, after, until, step_bytes))
+    return with_store(url, lambda store: _choose(store, after, until, step_bytes, begins_with_snapshot))
 
 
-async def _choose(store: ObjectStore, after: int, until: int | None, step_bytes: int) -> Increment:
+async def _choose(
+    store: ObjectStore, after: int, until: int | None, step_bytes: int, begins_with_snapshot: bool
+) -> Increment:
     chain = await live_chain(store)
     newest = await read_header(store, int(chain.slots[-1]))
-    if chain.truncated:
-        await _refuse_truncated(store, chain, after)
     head = LogHead(newest.log_id.hex(), newest.last_version)
+    if chain.truncated:
+        oldest = await read_header(store, int(chain.slots[0]))
+        if after < oldest.prev_version:
+            found = await _snapshot(store, oldest, until) if begins_with_snapshot and not after else None
+            if found is None:
+                raise _truncated(oldest, after)
+            first = await first_above(store, chain, found.version)
+            behind_bytes = int(chain.sizes[first:].sum()) if found.version < newest.last_version else 0
+            return Increment(head, after, found.version, len(found.parts), found.size, behind_bytes, found)
     if newest.last_version <= after or (until is not None and until <= after):
         return Increment(head, after, after, 0, 0, 0)
     first = await first_above(store, chain, after)
@@ -78,16 +96,23 @@ async def _choose(store: ObjectStore, after: int, until: int | None, step_bytes:
     )
 
 
-async def _refuse_truncated(store: ObjectStore, chain: Chain, after: int) -> None:
-    oldest: Header = await read_header(store, int(chain.slots[0]))
-    if after < oldest.prev_version:
-        raise NotFound(
-            "data loss: retention has removed versions that this pipeline has not read",
-            code=Code.LOG_TRUNCATED,
-            hint="begin a new table from a snapshot or from segments; this one can never be continued exactly",
-            read_through=after,
-            removed_through=oldest.prev_version,
-        )
+async def _snapshot(store: ObjectStore, oldest: Header, until: int | None) -> Manifest | None:
+    """The newest snapshot from which the log goes on, at or below ``until``."""
+    frontier = await find_frontier(store)
+    assert frontier is not None, "the log has objects"
+    head, claim = frontier
+    found = await newest_snapshot(store, await lineage_of(store, claim), head.last_version if until is None else until)
+    return None if found is None or found.version < oldest.prev_version else found
+
+
+def _truncated(oldest: Header, after: int) -> NotFound:
+    return NotFound(
+        "data loss: retention has removed versions that this pipeline has not read",
+        code=Code.LOG_TRUNCATED,
+        hint="begin a new table; a table of newest values begins with a snapshot, if the log has one",
+        read_through=after,
+        removed_through=oldest.prev_version,
+    )
 
 
 async def first_above(store: ObjectStore, chain: Chain, version: int) -> int:
@@ -126,7 +151,10 @@ def read_increment(
     Raises: NotFound (``log_truncated``), CorruptData, Unavailable. Cost: the LIST pages, about log2(objects) headers.
     """
     options = _options(url, increment, columns, kinds)
-    return _mapped(spark, options, spark_schema(COLUMNS[options.shape], options.columns), None)
+    schema = spark_schema(COLUMNS[options.shape], options.columns)
+    if increment.snapshot is not None:
+        return _mapped_snapshot(spark, options, increment.snapshot, schema, None)
+    return _mapped(spark, options, schema, None)
 
 
 def map_increment(
@@ -136,7 +164,10 @@ def map_increment(
 
     Raises and costs as ``read_increment``.
     """
-    return _mapped(spark, _options(url, increment, columns, "write,delete,range_delete"), schema, work)
+    options = _options(url, increment, columns, "write,delete,range_delete")
+    if increment.snapshot is not None:
+        return _mapped_snapshot(spark, options, increment.snapshot, schema, work)
+    return _mapped(spark, options, schema, work)
 
 
 def _options(url: str, increment: Increment, columns: str, kinds: str) -> ReadOptions:
@@ -152,6 +183,43 @@ def _mapped(spark: SparkSession, options: ReadOptions, schema: StructType | str,
     # A range of as many partitions as numbers has one number in each: the piece of that task.
     numbers = spark.range(0, len(plan.pieces), numPartitions=len(plan.pieces))
     return numbers.mapInArrow(partial(_read_pieces, options, plan, work), schema)
+
+
+def _mapped_snapshot(
+    spark: SparkSession, options: ReadOptions, snapshot: Manifest, schema: StructType | str, work: Work | None
+) -> DataFrame:
+    parts = len(snapshot.parts)
+    if not parts or ItemKind.WRITE not in options.kinds:
+        return spark.createDataFrame([], schema)
+    return spark.range(0, parts, numPartitions=parts).mapInArrow(partial(_read_parts, options, snapshot, work), schema)
+
+
+def _read_parts(
+    options: ReadOptions, snapshot: Manifest, work: Work | None, numbers: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    def rows() -> Iterator[pa.RecordBatch]:
+        for batch in numbers:
+            for number in batch["id"].to_pylist():
+                part = snapshot.parts[number]
+                table = with_store(options.url, partial(read_part, manifest=snapshot, part=part))
+                yield from as_writes(table, options.columns).to_batches()
+
+    return rows() if work is None else work(rows())
+
+
+def as_writes(rows: pa.Table, columns: Sequence[str]) -> pa.Table:
+    """The rows of a snapshot as operations in log order: one write for each key."""
+    schema = arrow_schema(Shape.OPERATIONS, columns)
+    rows = rows.sort_by("version")
+    made = []
+    for field in schema:
+        if field.name in ("key", "value", "version"):
+            made.append(rows[field.name].cast(field.type))
+        elif field.name in ("position", "kind"):
+            made.append(pa.repeat(pa.scalar(0 if field.name == "position" else "write", field.type), rows.num_rows))
+        else:
+            made.append(pa.nulls(rows.num_rows, field.type))
+    return pa.Table.from_arrays(made, schema=schema)
 
 
 def _read_pieces(

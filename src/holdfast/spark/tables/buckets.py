@@ -392,6 +392,7 @@ class Latest(BucketJob):
     schema = LATEST_ROWS.append(pa.field("bucket", pa.int32()))
     columns = "version,position,kind,key,end,value"
     statistics = ("version",)
+    begins_with_snapshot = True
     reduce = staticmethod(newest_points)
     merge = staticmethod(merge_latest)
 

@@ -2,8 +2,9 @@
 
 Columns: ``key`` and ``value`` raw bytes, ``version`` that wrote the value. Files hold ranges of keys that do not
 overlap, sorted within. Older snapshots stay readable as older versions of the table until it is vacuumed. The first
-snapshot reads the log from its beginning; each later one reads the last snapshot and the log since. Cost: the log since
-the last snapshot is read three times (its range deletes once; the rest twice, because Spark samples the keys).
+snapshot reads the log from its beginning, or the newest snapshot of a log that was truncated; each later one reads the
+last snapshot and the log since. Cost: the log since the last snapshot is read three times (its range deletes once; the
+rest twice, because Spark samples the keys).
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Snapshot(DeltaJob):
     def look(self, after: int, until: int | None, step_bytes: int) -> Increment:
         """As ``Job``, but a snapshot is one step, however long the log is."""
         del step_bytes
-        return next_increment(self._log_url, after, until=until, step_bytes=2**62)
+        return next_increment(self._log_url, after, until=until, step_bytes=2**62, begins_with_snapshot=True)
 
     def advance(self, increment: Increment) -> StepResult:
         """As ``Job``."""
