@@ -1,4 +1,4 @@
-"""How many bytes of the log each policy keeps: listed once, then only what was written and what was let go since."""
+"""How many bytes of the log each policy keeps: listed once, and then only what was written or removed since."""
 
 from __future__ import annotations
 

@@ -67,6 +67,10 @@ class SnapshotSender:
         manifest = await self._find(call)
         if self._under_way >= LOADS_MAX:
             raise Backpressure("too many readers load a snapshot", retry_after_ms=1000, readers_max=LOADS_MAX)
+        if call.request.method == "HEAD":
+            await call.start(200, _headers(manifest), media_type)
+            await call.finish()
+            return
         self._under_way += 1
         try:
             async with self._held(manifest):
@@ -130,28 +134,27 @@ class SnapshotSender:
         async with aclosing(parts):
             # A part that is damaged or gone is reported while the status can still say so.
             first = await anext(parts, None)
-            await call.start(
-                200,
-                {
-                    SNAPSHOT_VERSION: str(manifest.version),
-                    SNAPSHOT_LOG_ID: manifest.log_id,
-                    SNAPSHOT_LAST_TRANSACTION: str(manifest.last_transaction),
-                    SNAPSHOT_ROWS: str(manifest.rows),
-                    "Cache-Control": "no-store",
-                },
-                media_type,
-            )
-            if call.request.method != "HEAD":
-                arrow = _ArrowStream() if media_type == ARROW_STREAM else None
-                encode = _lines if arrow is None else arrow.encode
-                part = first
-                while part is not None:
-                    for batch in part.to_batches(max_chunksize=LINES if arrow is None else None):
-                        await call.write(await asyncio.to_thread(encode, batch))
-                    part = await anext(parts, None)
-                if arrow is not None:
-                    await call.write(arrow.end())
+            await call.start(200, _headers(manifest), media_type)
+            arrow = _ArrowStream() if media_type == ARROW_STREAM else None
+            encode = _lines if arrow is None else arrow.encode
+            part = first
+            while part is not None:
+                for batch in part.to_batches(max_chunksize=LINES if arrow is None else None):
+                    await call.write(await asyncio.to_thread(encode, batch))
+                part = await anext(parts, None)
+            if arrow is not None:
+                await call.write(arrow.end())
         await call.finish()
+
+
+def _headers(manifest: Manifest) -> dict[str, str]:
+    return {
+        SNAPSHOT_VERSION: str(manifest.version),
+        SNAPSHOT_LOG_ID: manifest.log_id,
+        SNAPSHOT_LAST_TRANSACTION: str(manifest.last_transaction),
+        SNAPSHOT_ROWS: str(manifest.rows),
+        "Cache-Control": "no-store",
+    }
 
 
 def _media_type(call: Call) -> str:
@@ -220,6 +223,6 @@ def snapshot_route(sender: SnapshotSender) -> Route:
         ),
         codes=(
             Code.BAD_BASE64, Code.NOT_FOUND, Code.NOT_LEADER, Code.LOG_MISMATCH, Code.ROLLED_BACK,
-            Code.STORE_UNAVAILABLE, Code.CORRUPT_LOG,
+            Code.LOG_TRUNCATED, Code.STORE_UNAVAILABLE, Code.CORRUPT_LOG,
         ),
     )  # fmt: skip
