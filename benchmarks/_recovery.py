@@ -92,10 +92,10 @@ class SlowStore:
             await asyncio.sleep(LATENCY_S)
             return await self._inner.list(prefix, after=after, limit=limit)
 
-    async def delete(self, key: str) -> None:
+    async def delete(self, *keys: str) -> None:
         with self._noted("delete"):
             await asyncio.sleep(LATENCY_S)
-            await self._inner.delete(key)
+            await self._inner.delete(*keys)
 
     async def close(self) -> None:
         await self._inner.close()

@@ -664,7 +664,7 @@ def _find_file(file: Path | None, environ: Mapping[str, str], directory: Path) -
         return usual[0] if usual else None
     path = named if named.is_absolute() else directory / named
     if not os.path.isfile(path):
-        raise InvalidRequest(f"no configuration file can be read at {path}", code=Code.BAD_CONFIGURATION)
+        raise InvalidRequest(f"no configuration file at {path}, or it cannot be read", code=Code.BAD_CONFIGURATION)
     return path
 
 

@@ -204,6 +204,20 @@ class ObjectStoreLaws(ABC):
 
         run(scenario)
 
+    def test_many_objects_are_deleted_at_once_and_absent_ones_do_not_matter(
+        self, run: Callable[[Scenario], None]
+    ) -> None:
+        async def scenario(store: ObjectStore) -> None:
+            for number in range(40):
+                await store.create(f"batches/{number:02d}", b"a")
+            await store.create("other/1", b"b")
+            for _ in range(2):
+                await store.delete("other/1", "never/was", *(f"batches/{number:02d}" for number in range(39)))
+                assert await store.list("batches/") == [Listed("batches/39", 1)]
+                assert await store.list("other/") == []
+
+        run(scenario)
+
     def test_a_store_that_is_opened_again_has_what_was_created(self, make_store: MakeStore) -> None:
         async def scenario() -> None:
             first = make_store()

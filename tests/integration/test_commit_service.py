@@ -52,8 +52,8 @@ class Gate:
     async def list(self, prefix: str, *, after: str = "", limit: int = 1000) -> list[Listed]:
         return await self.inner.list(prefix, after=after, limit=limit)
 
-    async def delete(self, key: str) -> None:
-        await self.inner.delete(key)
+    async def delete(self, *keys: str) -> None:
+        await self.inner.delete(*keys)
 
     async def close(self) -> None:
         await self.inner.close()

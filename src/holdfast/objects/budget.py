@@ -54,9 +54,9 @@ class TimeLimited:
             self._store.list(prefix, after=after, limit=limit), "list", prefix, requests=1 + limit // PAGE
         )
 
-    async def delete(self, key: str) -> None:
+    async def delete(self, *keys: str) -> None:
         """As the port says."""
-        await self._within(self._store.delete(key), "delete", key)
+        await self._within(self._store.delete(*keys), "delete", keys[0])
 
     async def close(self) -> None:
         """As the port says."""
@@ -223,9 +223,9 @@ class BudgetedStore:
             self.metrics.list, lambda: self._store.list(prefix, after=after, limit=limit), lambda _: 0
         )
 
-    async def delete(self, key: str) -> None:
+    async def delete(self, *keys: str) -> None:
         """As the port says, after the retries: deleting twice is harmless."""
-        await self._repeat(self.metrics.delete, lambda: self._store.delete(key), lambda _: 0)
+        await self._repeat(self.metrics.delete, lambda: self._store.delete(*keys), lambda _: 0)
 
     async def close(self) -> None:
         """As the port says."""

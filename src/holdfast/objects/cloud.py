@@ -33,6 +33,9 @@ SETTINGS: Final[Mapping[str, frozenset[str]]] = {
 }
 EXPRESS_SUFFIX: Final = "--x-s3"
 PAGE: Final = 1000
+DELETES_AT_ONCE: Final = 16
+BULK_TRIES: Final = 3
+"""How often in a row a removal of many objects may fail until each object has a request of its own."""
 CONNECT_TIMEOUT_MS_MAX: Final = 5_000.0
 DETAIL_LENGTH_MAX: Final = 400
 _STATUS: Final = re.compile(r"status code: (\d{3})|HTTP status (?:client|server) error \((\d{3})|status (\d{3})")
@@ -73,6 +76,7 @@ class CloudStore:
         self._scheme = scheme
         # The client's own timeout fires first, with a better message; this one bounds what the client does not bound.
         self._timeout_seconds = request_timeout_ms / 1000 + 1.0
+        self._refused_bulk_deletes = 0
 
     @classmethod
     def open(cls, url: str, *, request_timeout_ms: float, connections_max: int) -> CloudStore:
@@ -168,9 +172,24 @@ class CloudStore:
             raise self._unavailable("list", error, prefix) from error
         return rows[:limit]
 
-    async def delete(self, key: str) -> None:
-        """As the port says."""
-        require_key(key)
+    async def delete(self, *keys: str) -> None:
+        """As the port says. Cost: a request per 1,000 keys; one for each key where the store has no such request."""
+        for key in keys:
+            require_key(key)
+        if len(keys) > 1 and self._refused_bulk_deletes < BULK_TRIES:
+            try:
+                async with asyncio.timeout(self._timeout_seconds):
+                    await obstore.delete_async(self._store, keys)
+            except (BaseError, OSError):
+                # Some stores have no such request, others fail it for an absent key. Then each key has its own request.
+                self._refused_bulk_deletes += 1
+            else:
+                self._refused_bulk_deletes = 0
+                return
+        for first in range(0, len(keys), DELETES_AT_ONCE):
+            await asyncio.gather(*(self._delete(key) for key in keys[first : first + DELETES_AT_ONCE]))
+
+    async def _delete(self, key: str) -> None:
         try:
             async with asyncio.timeout(self._timeout_seconds):
                 await obstore.delete_async(self._store, key)

@@ -202,9 +202,10 @@ class FaultyStore:
         """As the port says."""
         return self.objects.list(prefix, after=after, limit=limit)
 
-    async def delete(self, key: str) -> None:
-        """As the port says."""
-        self.objects.delete(key)
+    async def delete(self, *keys: str) -> None:
+        """As the port says; each key by itself."""
+        for key in keys:
+            self.objects.delete(key)
 
     async def close(self) -> None:
         """As the port says."""

@@ -86,9 +86,10 @@ class MemoryStore:
         """As the port says."""
         return self.objects.list(prefix, after=after, limit=limit)
 
-    async def delete(self, key: str) -> None:
+    async def delete(self, *keys: str) -> None:
         """As the port says."""
-        self.objects.delete(key)
+        for key in keys:
+            self.objects.delete(key)
 
     async def close(self) -> None:
         """As the port says."""

@@ -98,8 +98,11 @@ class ObjectStore(ObjectReader, Protocol):
         """
         ...
 
-    async def delete(self, key: str) -> None:
-        """Remove an object; removing an absent one is not an error. Raises: Unavailable."""
+    async def delete(self, *keys: str) -> None:
+        """Remove objects, in one request where the store has one; removing an absent one is not an error.
+
+        Raises: Unavailable; then any of them may be removed.
+        """
         ...
 
 

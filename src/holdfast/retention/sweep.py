@@ -18,8 +18,8 @@ from holdfast.objects.port import Listed, ObjectStore
 from holdfast.values import Slot
 
 PAGE: Final = 1_000
-AT_ONCE: Final = 16
-"""Deletions in flight."""
+AT_ONCE: Final = 128
+"""Objects of one request. Far fewer than the gap that a listing of a directory crosses, so any of them may go first."""
 
 
 @dataclass(slots=True)
@@ -36,7 +36,7 @@ async def sweep(
     """Delete every data object in ``newest_freed`` and in older slots. ``swept`` counts while it works.
 
     ``watermark`` is the newest durable slot: nothing within ``SPAN_MAX`` of it is ever deleted.
-    Cost: two LISTs for each 1,000 objects, a DELETE for each. Raises: Unavailable.
+    Cost: two LISTs and eight DELETEs for each 1,000 objects. Raises: Unavailable.
     """
     # Listings go from new to old. First note where each page begins, then delete page by page from the oldest.
     begins: list[str] = []
@@ -55,7 +55,7 @@ async def sweep(
         for start in range(0, len(freed), AT_ONCE):
             some = freed[start : start + AT_ONCE]
             began = asyncio.get_running_loop().time()
-            await asyncio.gather(*(store.delete(row.key) for row in some))
+            await store.delete(*(row.key for row in some))
             swept.objects += len(some)
             swept.bytes += sum(row.size for row in some)
             await asyncio.sleep(max(0.0, pause - (asyncio.get_running_loop().time() - began)))

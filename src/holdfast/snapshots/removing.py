@@ -73,8 +73,8 @@ class KeptSnapshots:
 
     async def _remove(self, manifest: Manifest) -> None:
         await self._store.delete(manifest_key(manifest.version))
-        for part in manifest.parts:
-            await self._store.delete(part_key(manifest.version, part.name))
+        if manifest.parts:
+            await self._store.delete(*(part_key(manifest.version, part.name) for part in manifest.parts))
 
 
 class StrayParts:

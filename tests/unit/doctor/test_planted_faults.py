@@ -75,8 +75,8 @@ class Overwriting(MemoryStore):
 class Undeletable(MemoryStore):
     """Without the right to delete."""
 
-    async def delete(self, key: str) -> None:
-        raise Unavailable("AccessDenied", key=key)
+    async def delete(self, *keys: str) -> None:
+        raise Unavailable("AccessDenied", key=keys[0])
 
 
 class Silent(MemoryStore):

@@ -132,9 +132,9 @@ def test_the_probe_never_touches_the_log() -> None:
             assert key.startswith(PREFIX)
             return await super().create(key, data)
 
-        async def delete(self, key: str) -> None:
-            assert key.startswith(PREFIX)
-            await super().delete(key)
+        async def delete(self, *keys: str) -> None:
+            assert all(key.startswith(PREFIX) for key in keys)
+            await super().delete(*keys)
 
     async def whole() -> None:
         store = Watched(objects)

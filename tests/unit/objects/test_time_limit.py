@@ -36,9 +36,9 @@ class BlackHole(MemoryStore):
         await self._answering()
         return await super().list(prefix, after=after, limit=limit)
 
-    async def delete(self, key: str) -> None:
+    async def delete(self, *keys: str) -> None:
         await self._answering()
-        await super().delete(key)
+        await super().delete(*keys)
 
 
 def test_every_request_to_a_black_hole_ends_as_the_port_says() -> None:

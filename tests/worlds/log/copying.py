@@ -118,8 +118,8 @@ class SourceStore:
     async def create(self, key: str, data: bytes) -> CreateAnswer:
         raise AssertionError(f"a copier writes nothing in its source: {key} {len(data)}")
 
-    async def delete(self, key: str) -> None:
-        raise AssertionError(f"a copier deletes nothing in its source: {key}")
+    async def delete(self, *keys: str) -> None:
+        raise AssertionError(f"a copier deletes nothing in its source: {keys}")
 
     async def read(self, key: str, *, start: int = 0, length: int | None = None) -> bytes:
         await self._arrive()
@@ -191,10 +191,11 @@ class CopyStore:
         await self._arrive()
         return self._world.copy.list(prefix, after=after, limit=limit)
 
-    async def delete(self, key: str) -> None:
+    async def delete(self, *keys: str) -> None:
         await self._arrive()
-        self._world.deleted(key)
-        self._world.copy.delete(key)
+        for key in keys:
+            self._world.deleted(key)
+            self._world.copy.delete(key)
 
     async def close(self) -> None:
         pass

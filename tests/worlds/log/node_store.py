@@ -105,8 +105,11 @@ class NodeStore:
             raise Unavailable(rows.detail)
         return [Listed(name, size) for name, size in rows]
 
-    async def delete(self, key: str) -> None:
-        """As the port says."""
+    async def delete(self, *keys: str) -> None:
+        """As the port says; each key by itself, in any order."""
+        await asyncio.gather(*(self._delete(key) for key in keys))
+
+    async def _delete(self, key: str) -> None:
         slot = slot_of(key)
         if slot is None:
             await self.pause(self._world.network.delay_ms())
@@ -166,9 +169,9 @@ class Archive:
         """Never: history is read by name."""
         raise AssertionError(f"history is not listed: {prefix} {after} {limit}")
 
-    async def delete(self, key: str) -> None:
+    async def delete(self, *keys: str) -> None:
         """Never: history is read."""
-        raise AssertionError(f"history is not written: {key}")
+        raise AssertionError(f"history is not written: {keys}")
 
     async def close(self) -> None:
         """Nothing is held."""

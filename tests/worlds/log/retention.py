@@ -197,8 +197,8 @@ class _Plain:
         rows = self._store.page(limit, int(after[-20:]) if after else -1)
         return [Listed(key, size) for key, size in rows]
 
-    async def delete(self, key: str) -> None:
-        raise AssertionError(f"the last reader deletes nothing: {key}")
+    async def delete(self, *keys: str) -> None:
+        raise AssertionError(f"the last reader deletes nothing: {keys}")
 
     async def close(self) -> None:
         pass

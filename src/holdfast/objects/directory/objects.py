@@ -500,20 +500,28 @@ class DirectoryObjects:
                 rows.append((key, size))
         return rows
 
-    def delete(self, key: str) -> None:
-        """Remove an object, durably, so that removal oldest first holds after a crash. Raises: OSError, Poisoned."""
+    def delete(self, *keys: str) -> None:
+        """Remove objects in this order, durably. Raises: OSError, Poisoned; then any of them may be removed.
+
+        Each directory is synced once. A crash before may keep some of them and lose later ones, so keys of one request
+        are near each other: a listing by probing crosses gaps of ``GAP_MAX``.
+        """
         if self._poison is not None:
             raise Poisoned(errno.EIO, self._poison)
-        folder, name = _split(key)
-        directory = self._directory_for_reading(folder)
-        if directory is None:
-            return
-        try:
-            self._files.unlink(directory, name)
-        except FileNotFoundError:
-            return
-        self._synced.pop(key, None)
-        self._sync_directory(directory)
+        changed: dict[int, None] = {}
+        for key in keys:
+            folder, name = _split(key)
+            directory = self._directory_for_reading(folder)
+            if directory is None:
+                continue
+            try:
+                self._files.unlink(directory, name)
+            except FileNotFoundError:
+                continue
+            self._synced.pop(key, None)
+            changed[directory] = None
+        for directory in changed:
+            self._sync_directory(directory)
 
     def _write_hint(self, slot: int) -> None:
         private = self._directory_for_writing(PRIVATE)

@@ -356,9 +356,11 @@ class DirectoryStore:
         rows = (line.rpartition(" ") for line in payload.decode().splitlines())
         return [Listed(key, int(size)) for key, _, size in rows]
 
-    async def delete(self, key: str) -> None:
+    async def delete(self, *keys: str) -> None:
         """As the port says; durable when it returns."""
-        await self._ask_reader(worker.DELETE, require_key(key), b"")
+        for key in keys:
+            require_key(key)
+        await self._ask_reader(worker.DELETE, keys[0], worker.encode_delete(keys))
 
     async def _ask_reader(self, operation: int, key: str, argument: bytes) -> Answer:
         try:

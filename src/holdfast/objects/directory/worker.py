@@ -6,8 +6,8 @@ the log's protocol allows. It ignores terminal and service-manager signals: the 
 
 Frames, little-endian. Request: uint32 bytes that follow, uint8 operation, uint16 bytes of the key, the key, the
 argument: the object's bytes (create); uint64 start, uint64 length or 2^64-1 (read); uint32 limit and the key after
-which to begin (list, whose key is the prefix); nothing (delete). Answer: uint32 bytes that follow, uint8 status, then
-the object, the rows (one line each: key, space, bytes) or the reason.
+which to begin (list, whose key is the prefix); all keys, one a line (delete). Answer: uint32 bytes that follow, uint8
+status, then the object, the rows (one line each: key, space, bytes) or the reason.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import signal
 import socket
 import struct
 import sys
+from collections.abc import Sequence
 
 from holdfast.objects.directory.files import PosixFiles
 from holdfast.objects.directory.objects import DirectoryObjects, Poisoned, Unfit
@@ -66,6 +67,11 @@ def encode_list(after: str, limit: int) -> bytes:
     return _LIST.pack(limit) + after.encode()
 
 
+def encode_delete(keys: Sequence[str]) -> bytes:
+    """The argument of a removal."""
+    return "\n".join(keys).encode()
+
+
 def read_answer_head(data: bytearray) -> tuple[int, int] | None:
     """The size of the whole answer at the start of ``data`` and its status, None while that is not there yet."""
     if len(data) < _ANSWER.size:
@@ -90,7 +96,7 @@ def answer(objects: DirectoryObjects, operation: int, key: str, argument: memory
             (limit,) = _LIST.unpack_from(argument)
             rows = objects.page(key, str(argument[_LIST.size :], "ascii"), limit)
             return DONE, "".join(f"{name} {size}\n" for name, size in rows).encode()
-        objects.delete(key)
+        objects.delete(*str(argument, "ascii").split("\n"))
     except Poisoned as error:
         return POISONED, _reason(error)
     except Unfit as error:

@@ -77,9 +77,9 @@ class _DirectoryHere:
         with _unavailable(prefix):
             return [Listed(key, size) for key, size in self._objects.page(prefix, after, limit)]
 
-    async def delete(self, key: str) -> None:
-        with _unavailable(key):
-            self._objects.delete(require_key(key))
+    async def delete(self, *keys: str) -> None:
+        with _unavailable(keys[0]):
+            self._objects.delete(*map(require_key, keys))
 
     async def close(self) -> None:
         self._objects.close()
