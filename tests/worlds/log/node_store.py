@@ -6,6 +6,7 @@ reader of segments sees it, so that questions about old attempts have answers in
 
 from __future__ import annotations
 
+import asyncio
 import builtins
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
@@ -19,8 +20,6 @@ from holdfast.objects.port import CREATED, CreateAnswer, Listed, Refused, Unknow
 from holdfast.values import Slot
 
 if TYPE_CHECKING:
-    import asyncio
-
     from tests.worlds.log.loop import SimulatedLoop
     from tests.worlds.log.node import Node
 
