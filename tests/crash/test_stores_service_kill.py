@@ -23,7 +23,7 @@ from tests.matrix import matrix
 from tests.rgw import free_port
 
 PROVE = os.environ.get("HOLDFAST_PROVE") == "1"
-ROUNDS = 20 if PROVE else 2 if os.environ.get("HOLDFAST_SMALL") == "1" else 3
+ROUNDS = 20 if PROVE else 1 if os.environ.get("HOLDFAST_SMALL") == "1" else 3
 CONFIRMED_BEFORE_A_KILL = (50, 400)
 PUBLISHERS = 4
 SECONDS_MAX = 3_600 if PROVE else 600

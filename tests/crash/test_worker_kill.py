@@ -17,7 +17,7 @@ from tests.rgw import free_port
 from holdfast.client.stores import Message, StoreClient
 
 PROVE = os.environ.get("HOLDFAST_PROVE") == "1"
-KILLS = 200 if PROVE else 4 if os.environ.get("HOLDFAST_SMALL") == "1" else 8
+KILLS = 200 if PROVE else 2 if os.environ.get("HOLDFAST_SMALL") == "1" else 8
 SEED = 20_261_123
 JOBS_EACH_KILL = 40
 WORKER = """

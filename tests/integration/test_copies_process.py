@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from tests.command import command
 from tests.crash.server_process import ServerEnded, ServerProcess
-from tests.rgw import free_port
+from tests.rgw import Gateway, free_port, missing_programs
 
 from holdfast import Client, Code, Conflict, InvalidRequest, Write
 from holdfast.client import ClientOptions, LogPosition, TransactionEvent
@@ -203,3 +203,39 @@ def test_a_restore_goes_back_to_a_version_and_to_a_time(tmp_path: Path) -> None:
             client.commit([Write(b"key/3", b"better")])
     finally:
         restored.stop()
+
+
+@pytest.mark.matrix
+@pytest.mark.skipif(bool(missing_programs()), reason="no S3 server is installed")
+def test_logs_are_copied_on_an_object_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Gateway(tmp_path / "gateway") as gateway:
+        gateway.create_bucket("copies")
+        for name, value in gateway.environment().items():
+            monkeypatch.setenv(name, value)
+        source, mirror, restored = (gateway.url("copies", prefix=name) for name in ("source", "mirror", "restored"))
+        port = free_port()
+        server = ServerProcess(tmp_path, source, port, flags=("--init", "--take-over"), environment=PLAIN)
+        try:
+            server.wait_until_leading()
+            with client_of(port) as client:
+                versions = [client.commit([Write(b"key/%d" % (n % 9), b"%d" % n)]).version for n in range(30)]
+                copied("snapshot", source)
+                client.commit([Write(b"key/after", b"the snapshot")])
+            whole = transactions(source)
+            assert copied("restore", source, restored, "--at", str(versions[19]))["version"] == versions[19]
+            assert transactions(restored) == whole[:20]
+            assert copied("mirror", source, mirror)["lag_versions"] == 0
+            assert transactions(mirror) == whole
+            promoted = copied("promote", mirror, "--retire-source", source)
+            assert promoted["version"] == json.loads(whole[-1])["version"]
+            assert copied("verify", mirror)["ok"] is True
+        finally:
+            server.stop()
+        leader = ServerProcess(tmp_path, mirror, port, flags=("--take-over",), environment=PLAIN)
+        try:
+            leader.wait_until_leading()
+            with client_of(port) as client:
+                assert client.commit([Write(b"key/0", b"in the mirror")]).version > versions[-1]
+            assert transactions(mirror)[: len(whole)] == whole
+        finally:
+            leader.stop()

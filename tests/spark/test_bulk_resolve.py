@@ -471,6 +471,7 @@ def test_every_range_finds_every_other_that_it_meets(ranks: int) -> None:
             assert newest(begins, inside, covers, begin, end) == (7 if begin < high and low < end else 0)
 
 
+@pytest.mark.matrix
 def test_the_compiled_loops_stay_within_their_arrays(tmp_path: Path) -> None:
     script = """
 import numpy as np

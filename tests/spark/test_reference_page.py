@@ -6,6 +6,7 @@ import re
 import warnings
 from pathlib import Path
 
+import pytest
 from pyspark.sql import SparkSession
 from tests.spark.service_process import ServiceProcess
 from tests.spark.test_pipeline_audit import damageable, on_disk, world
@@ -33,6 +34,7 @@ def test_the_tables_name_every_option_and_no_other() -> None:
     assert set(ROW.findall(of_write)) == set(WRITE_OPTIONS)
 
 
+@pytest.mark.matrix
 def test_the_examples_of_the_page_run(spark: SparkSession, tmp_path: Path) -> None:
     log = on_disk(dict(world(next(damageable()))), tmp_path / "log")
     segments = (tmp_path / "segments").as_uri()

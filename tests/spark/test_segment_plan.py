@@ -116,6 +116,7 @@ def questions(world: World) -> dict[str, tuple[dict[str, str], RowFilter | None,
     }
 
 
+@pytest.mark.matrix
 def test_segments_and_log_together_give_the_rows_of_the_log_alone_whatever_is_asked(world: World) -> None:
     for name, (options, pushed, fits) in questions(world).items():
         given = {"url": world.log, "columns": COLUMNS, **options}

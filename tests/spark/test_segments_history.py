@@ -250,6 +250,7 @@ def truncated(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> 
     return Truncated(builder, root, table, events, until)
 
 
+@pytest.mark.matrix
 def test_what_retention_took_is_served_from_segments_to_subscribers_and_readers_of_a_real_service(
     truncated: Truncated, tmp_path: Path
 ) -> None:

@@ -14,8 +14,9 @@ from tests.worlds.stores.mutants import MUTANTS, SMALL_BLOCK_MUTANTS
 
 SLOW = {"parked_never_expires"}
 """A mutant that takes more than ten seconds until a world notices it."""
+SMALL = os.environ.get("HOLDFAST_SMALL") == "1"
 FIXED_WORLDS = 10
-FRESH_WORLDS = 6
+FRESH_WORLDS = 2 if SMALL else 6
 WORLDS_PROVED = 3_000
 RecordProperty = Callable[[str, object], None]
 
@@ -61,7 +62,7 @@ def test_worlds_with_small_blocks_keep_every_promise(prove: bool, record_propert
     """Every border of a block is crossed. A message that no durable keeps takes its block with it at once."""
     worlds = WORLDS_PROVED if prove else FRESH_WORLDS
     if not prove:
-        run_small_blocks(0, FIXED_WORLDS, 1)
+        run_small_blocks(0, 3 if SMALL else FIXED_WORLDS, 1)
     printed = run_small_blocks(int.from_bytes(os.urandom(5), "little"), worlds, 2 if prove else 1)
     assert f"{worlds} worlds, 0 broken" in printed
     record_property("stores_worlds_small_blocks", worlds)
