@@ -11,7 +11,7 @@ from tests.crash.server_process import ServerProcess
 from tests.integration.test_retention_process import until
 from tests.rgw import free_port
 
-from holdfast import Client, Conflict, PointRead, Write
+from holdfast import Client, Conflict, InvalidRequest, PointRead, Write
 from holdfast.client import RetentionPolicy
 
 PLAIN = {
@@ -62,3 +62,18 @@ def test_a_service_says_what_its_stages_refused_held_waited_and_computed(tmp_pat
         assert server.output.read_bytes().count(b"policy_holds_back") == 1, "once a day"
     finally:
         server.stop()
+
+
+def test_a_process_that_does_not_lead_counts_the_commits_that_it_refuses(tmp_path: Path) -> None:
+    port, other = free_port(), free_port()
+    log = (tmp_path / "log").as_uri()
+    leader = ServerProcess(tmp_path, log, port, flags=("--init",), environment=PLAIN)
+    leader.wait_until_leading()
+    reader = ServerProcess(tmp_path, log, other, flags=("--read-only",), environment=PLAIN)
+    try:
+        with Client(f"http://127.0.0.1:{other}") as client, pytest.raises(InvalidRequest):
+            client.commit([Write(b"key", b"")])
+        assert scraped(other)['holdfast_stage_refusals_total{code="read_only",stage="admission"}'] == 1
+    finally:
+        reader.stop()
+        leader.stop()

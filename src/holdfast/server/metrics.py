@@ -60,6 +60,7 @@ class ServerMetrics(Collector):
         yield from self._http()
         yield from self._streams()
         service = self.service
+        yield self._refusals(service)
         yield gauge("holdfast_leading", 0 if service is None else 1)
         reader = self._gateway.reader
         if reader is not None and service is None:
@@ -122,6 +123,15 @@ class ServerMetrics(Collector):
         yield counter("holdfast_subscription_bytes", subscriptions.bytes_sent)
         yield gauge("holdfast_subscriber_unsent_bytes", subscriptions.unsent_bytes_max())
 
+    def _refusals(self, service: CommitService | None) -> Metric:
+        """Also while this process does not lead: then it refuses every commit."""
+        refusals = labelled("holdfast_stage_refusals")
+        for code, count in sorted(self._gateway.counters.refused_commits.items()):
+            refusals.add_metric(["admission", code], count)
+        for (stage, code), count in [] if service is None else sorted(service.metrics.refused.items()):
+            refusals.add_metric([stage, code], count)
+        return refusals
+
     def _commits(self, service: CommitService) -> Iterator[Metric]:
         metrics = service.metrics
         outcomes = {
@@ -134,12 +144,6 @@ class ServerMetrics(Collector):
         seconds = histogram("holdfast_commit_seconds")
         seconds.add_metric([], *_buckets(metrics.latency))
         yield seconds
-        refusals = labelled("holdfast_stage_refusals")
-        for code, count in sorted(self._gateway.counters.refused_commits.items()):
-            refusals.add_metric(["admission", code], count)
-        for (stage, code), count in sorted(metrics.refused.items()):
-            refusals.add_metric([stage, code], count)
-        yield refusals
         yield by_label("holdfast_ownership_checks", metrics.ownership_checks)
         now_ms = now().boot_ms
         service.admission()  # it notices whether the store answers
