@@ -651,7 +651,6 @@ def test_who_stands_by_names_who_leads_and_the_deposed_says_so(tmp_path: Path, m
                 ("GET", "/v1/subscribe?durable=false", None),
                 ("GET", f"/v1/keys/{url64(b'k')}", None),
                 ("GET", "/v1/range", None),
-                ("GET", "/v1/snapshot", None),
                 ("GET", "/v1/retention", None),
                 ("PUT", "/v1/retention/all", {"keep": "everything"}),
                 ("DELETE", "/v1/retention/all", None),

@@ -38,6 +38,7 @@ def matches(printed: str, said: str) -> bool:
     return re.fullmatch(pattern, printed.strip("\n"), re.DOTALL) is not None
 
 
+@pytest.mark.matrix
 @pytest.mark.timeout(SECONDS_MAX + 20)
 @pytest.mark.parametrize("page", matrix(PAGES))
 def test_every_command_of_the_tutorial_runs_and_prints_what_it_says(page: str, tmp_path: Path) -> None:

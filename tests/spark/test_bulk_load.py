@@ -248,6 +248,7 @@ def test_a_service_that_may_not_be_asked_keeps_the_lead(tmp_path: Path) -> None:
         assert service.process.poll() is None
 
 
+@pytest.mark.matrix
 def test_the_service_stands_by_for_a_load_and_leads_again_after_it_with_the_same_verdicts(
     spark: SparkSession, tmp_path: Path
 ) -> None:

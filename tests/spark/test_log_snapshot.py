@@ -95,6 +95,7 @@ def test_an_empty_state_is_a_snapshot_without_parts_and_a_later_version_is_refus
         snapshot_into_log(spark, url, 2**52)
 
 
+@pytest.mark.matrix
 def test_the_command_makes_it_and_names_options_that_do_not_belong_together(tmp_path: Path) -> None:
     builder = random_log(35, reigns=1, batches=5)
     log = builder.write_to(tmp_path)
