@@ -72,7 +72,7 @@ def test_the_window_reaches_back_to_its_floor() -> None:
     one = pipeline()
     for ms in range(0, 200_000, 1_000):
         one.step(arrived(ms, Write(b"key", b"v")))
-    assert 0.0 < one.resolve.window_ms(200_000.0) <= 200_000.0
+    assert 55_000.0 <= one.resolve.window_ms(200_000.0) <= 61_000.0, "a minute of history by default"
 
 
 def test_a_timer_measures_every_stage_and_changes_no_effect() -> None:
