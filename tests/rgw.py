@@ -219,8 +219,8 @@ ms_mon_client_mode = crc
 # one copy on one disk
 osd_pool_default_size = 1
 osd_pool_default_min_size = 1
-osd_pool_default_pg_num = 1
-osd_pool_default_pgp_num = 1
+osd_pool_default_pg_num = 8
+osd_pool_default_pgp_num = 8
 osd_pool_default_pg_autoscale_mode = off
 osd_crush_chooseleaf_type = 0
 mon_allow_pool_size_one = true
@@ -240,6 +240,15 @@ debug_mon = 0/0
 debug_osd = 0/0
 debug_bluestore = 0/0
 debug_rocksdb = 0/0
+debug_ms = 0/0
+debug_objecter = 0/0
+debug_objclass = 0/0
+debug_memstore = 0/0
+debug_optracker = 0/0
+debug_throttle = 0/0
+# what each request waited for is asked by nobody, and costs a sixth of the daemon's time
+osd_enable_op_tracker = false
+throttler_perf_counter = false
 mon_data = {here}/mon
 osd_data = {here}/osd
 osd_objectstore = {self.backing}

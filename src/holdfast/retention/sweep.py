@@ -18,7 +18,9 @@ from holdfast.objects.port import Listed, ObjectStore
 from holdfast.values import Slot
 
 PAGE: Final = 1_000
-AT_ONCE: Final = 128
+REQUESTS_PER_SECOND: Final = 10
+"""Small requests at a steady pace: the commits wait for a large one, and a store serves the two in turn."""
+AT_ONCE_MAX: Final = 128
 """Objects of one request. Far fewer than the gap that a listing of a directory crosses, so any of them may go first."""
 
 
@@ -36,7 +38,7 @@ async def sweep(
     """Delete every data object in ``newest_freed`` and in older slots. ``swept`` counts while it works.
 
     ``watermark`` is the newest durable slot: nothing within ``SPAN_MAX`` of it is ever deleted.
-    Cost: two LISTs and eight DELETEs for each 1,000 objects. Raises: Unavailable.
+    Cost: two LISTs for each 1,000 objects, and ten DELETEs a second or one for each 128 objects. Raises: Unavailable.
     """
     # Listings go from new to old. First note where each page begins, then delete page by page from the oldest.
     begins: list[str] = []
@@ -48,12 +50,13 @@ async def sweep(
         if len(rows) < PAGE:
             break
         after = rows[-1].key
-    pause = AT_ONCE / per_second
+    at_once = max(1, min(AT_ONCE_MAX, round(per_second / REQUESTS_PER_SECOND)))
+    pause = at_once / per_second
     for begin in reversed(begins):
         rows = await store.list(PREFIX, after=begin, limit=PAGE)
         freed = [row for row in reversed(rows) if _may_go(row, newest_freed, watermark())]
-        for start in range(0, len(freed), AT_ONCE):
-            some = freed[start : start + AT_ONCE]
+        for start in range(0, len(freed), at_once):
+            some = freed[start : start + at_once]
             began = asyncio.get_running_loop().time()
             await store.delete(*(row.key for row in some))
             swept.objects += len(some)
