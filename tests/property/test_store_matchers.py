@@ -97,7 +97,7 @@ def test_the_index_finds_what_asking_each_finds(
     index = MatcherIndex[int]()
     matchers = {name: Matcher.of(document) for name, document in enumerate(documents)}
     for name, matcher in matchers.items():
-        index.add(name, matcher)
+        index.add(name, matcher, name)
     for name in sorted(removed & set(matchers)):
         index.remove(name)
         del matchers[name]

@@ -356,8 +356,8 @@ class MatcherIndex(Generic[Name]):
     the second term is about the number of matches. ``add`` and ``remove`` are O(exact values of the matcher).
 
     >>> index = MatcherIndex[str]()
-    >>> index.add("a", Matcher.of({"kind": "a"}))
-    >>> index.add("all", Matcher.of({}))
+    >>> index.add("a", Matcher.of({"kind": "a"}), 1)
+    >>> index.add("all", Matcher.of({}), 2)
     >>> index.matching({"kind": "b"}), index.matching({"kind": "a"})
     (['all'], ['a', 'all'])
     """
@@ -368,7 +368,6 @@ class MatcherIndex(Generic[Name]):
         self._present: dict[str, dict[int, _Filed[Name]]] = {}
         self._always: dict[int, _Filed[Name]] = {}
         self._exact_names: dict[str, int] = {}
-        self._next_order = 0
 
     def __len__(self) -> int:
         return len(self._filed)
@@ -376,14 +375,13 @@ class MatcherIndex(Generic[Name]):
     def __contains__(self, name: Name) -> bool:
         return name in self._filed
 
-    def add(self, name: Name, matcher: Matcher) -> None:
-        """File ``matcher`` under a new ``name``; names found are in the order in which they were added."""
+    def add(self, name: Name, matcher: Matcher, place: int) -> None:
+        """File ``matcher`` under a new ``name``; names found are in the order of their places, which differ."""
         assert name not in self._filed, f"a name is filed once: {name!r}"
         filed: list[_Filed[Name]] = []
-        for alternative in matcher.alternatives:
+        for order, alternative in enumerate(matcher.alternatives, place * ALTERNATIVES_MAX):
             one = matcher if len(matcher.alternatives) == 1 else Matcher((alternative,))
-            item = _Filed(name, self._next_order, one.matches)
-            self._next_order += 1
+            item = _Filed(name, order, one.matches)
             self._file(item, alternative)
             filed.append(item)
         self._filed[name] = filed
@@ -403,7 +401,7 @@ class MatcherIndex(Generic[Name]):
                     del self._present[key]
 
     def matching(self, fields: Mapping[str, FieldValue]) -> list[Name]:
-        """The names whose matchers accept a message with these fields, each once, in the order of ``add``."""
+        """The names whose matchers accept a message with these fields, each once, in the order of their places."""
         matched: dict[int, Name] = {}
         exact_names, exact, present = self._exact_names, self._exact, self._present
         for name, value in fields.items():

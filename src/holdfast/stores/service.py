@@ -20,7 +20,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
-from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from typing import Final
 
@@ -120,7 +119,7 @@ class StoreService:
         self._storage = storage
         self._clock = clock
         self.state: State = storage.state
-        self._volatile = storage.volatile_names
+        self._volatile = storage.state.volatile_names
         self._last_ms = storage.last_ms
         self._keeper: ClockKeeper | None = None
         self._groups = GroupCommit(storage.log, closing=self._before_group, completed=self._arm, failed=self._fail)
@@ -207,11 +206,11 @@ class StoreService:
             self._convert_times(command)
         # The command is this call's: nobody has seen it, and copying it would copy its batch.
         force_setattr(command, "at_ms", self._last_ms)
-        volatile = bool(self._volatile) and _is_volatile(command, self._volatile)
+        volatile = self.state.is_volatile(command)
         try:
             if not volatile and isinstance(command, _GROWING):
                 self._check_disk(command, now_ms)
-            applied = self._storage.apply(command)
+            applied = self.state.apply(command)
         except BaseException as error:  # noqa: BLE001 - reported to every waiting caller
             if not isinstance(error, HoldfastError) or isinstance(error, CorruptData | ReadUnavailable):
                 self._give_up(error, done)
@@ -538,15 +537,6 @@ class _Reply:
         self._done(self._outcome)
         if self._effects:
             self._service.carry_out(self._effects)
-
-
-def _is_volatile(command: Command, names: AbstractSet[str]) -> bool:
-    """Whether a command is of stores in memory only, which are not in the log."""
-    if isinstance(command, commands.Expire):
-        return command.volatile
-    if isinstance(command, commands.Resend):
-        return (command.store or command.to_store) in names
-    return not isinstance(command, commands.Define | commands.Redefine | commands.Restarted) and command.store in names
 
 
 def _ignore(_outcome: Result | HoldfastError) -> None:

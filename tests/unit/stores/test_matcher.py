@@ -111,7 +111,7 @@ def test_no_bytes_mean_everything_and_bad_bytes_are_refused() -> None:
 def test_ten_thousand_durables_do_not_cost_ten_thousand_tests_a_message() -> None:
     index = MatcherIndex[int]()
     for customer in range(10_000):
-        index.add(customer, Matcher.of({"region": "eu", "customer": f"c{customer}"}))
+        index.add(customer, Matcher.of({"region": "eu", "customer": f"c{customer}"}), customer)
     asked: list[int] = []
     for items in index._filed.values():
         for item in items:
@@ -130,9 +130,9 @@ def _noting(test: Test, asked: list[int], name: int) -> Test:
 
 def test_a_name_taken_out_of_the_index_is_found_no_more() -> None:
     index = MatcherIndex[str]()
-    index.add("exact", Matcher.of([{"a": "x"}, {"a": ["x", "y"], "b": True}]))
-    index.add("range", Matcher.of({"a": {"prefix": "x"}}))
-    index.add("absent", Matcher.of({"z": False}))
+    index.add("exact", Matcher.of([{"a": "x"}, {"a": ["x", "y"], "b": True}]), 1)
+    index.add("range", Matcher.of({"a": {"prefix": "x"}}), 2)
+    index.add("absent", Matcher.of({"z": False}), 3)
     index.check()
     assert index.matching({"a": "x", "b": 1}) == ["exact", "range", "absent"]
     for name in ("exact", "range", "absent"):

@@ -19,6 +19,7 @@ EVENTS: Final = (
     *("effect Ready", "effect Displaced", "effect Changed", "effect Advise"),
     *("effect DeadLettering: max_delivery", "effect DeadLettering: rejected"),
     *("crash", "crash with a loss", "crash without a loss", "checkpoint", "sent again", "sent with a gap"),
+    "in memory",
     *("clock stands still", "clock goes on", "clock jumps"),
 )
 """What a large run has to meet."""

@@ -7,7 +7,9 @@ again; each must give the result that it gave the first time, or ``PromiseBroken
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 import msgspec
 from tests.worlds.harness import PromiseBroken
@@ -18,9 +20,13 @@ from holdfast.errors import HoldfastError
 from holdfast.stores.machine.state import State
 from holdfast.stores.values.commands import RULES, Command, Record
 from holdfast.stores.values.effects import Applied
+from holdfast.stores.values.messages import FieldValue
 from holdfast.stores.values.ports import BLOCK_MESSAGES
 
 __all__ = ["Image", "Machine"]
+
+
+SOME_FIELDS: Final[tuple[Mapping[str, FieldValue], ...]] = ({}, {"kind": "a", "n": 3})
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,17 +50,25 @@ class Machine:
             image = Image(0, b"", blocks, entries, MemoryMessages(blocks))
         self.blocks, self.entries = image.blocks.copy(), image.entries.copy()
         self.messages = image.messages.copy(self.blocks)
-        self.state = State(self.messages, self.blocks, self.entries)
+        forgotten = MemoryBlocks()
+        # What lives in memory only begins empty with every life.
+        volatile = MemoryMessages(forgotten), forgotten, MemoryEntries()
+        self.state = State(self.messages, self.blocks, self.entries, volatile)
         if image.snapshot:
             self.state.restore(image.snapshot)
         for data in self.log[image.position :]:
-            record = msgspec.msgpack.decode(data, type=Record)
-            try:
-                applied = self.state.apply(record.command)
-            except HoldfastError as error:
-                raise PromiseBroken(f"replay is the same: record={record!r} now={error}") from error
-            promise(applied.result == record.result, "replay is the same", record=record, now=applied.result)
+            self.follow(data)
         self.check()
+
+    def follow(self, data: bytes) -> Applied:
+        """Carry out a record of the log again."""
+        record = msgspec.msgpack.decode(data, type=Record)
+        try:
+            applied = self.state.apply(record.command)
+        except HoldfastError as error:
+            raise PromiseBroken(f"replay is the same: record={record!r} now={error}") from error
+        promise(applied.result == record.result, "replay is the same", record=record, now=applied.result)
+        return applied
 
     def check(self) -> None:
         """Every invariant of the state machine. It only looks, so blocks need not be copied for it."""
@@ -63,9 +77,12 @@ class Machine:
         self.blocks.strict = True
 
     def apply(self, command: Command) -> Applied:
-        """Carry out a command and write its record, as the service does. Raises what the state machine does."""
+        """Carry out a command and write its record, as the service does. Raises what the state machine does.
+
+        A command of a store in memory has no record.
+        """
         applied = self.state.apply(command)
-        if applied.changed:
+        if applied.changed and not self.state.is_volatile(command):
             self.log.append(msgspec.msgpack.encode(Record(command, applied.result, RULES)))
         return applied
 
@@ -85,7 +102,8 @@ class Machine:
         }
 
     def fingerprint(self) -> bytes:
-        """Everything that a recovery has to find again, as bytes: the snapshot, the deadlines, what the ports hold."""
+        """Everything that a recovery or a follower has to be, as bytes: the snapshot, the deadlines, what the ports
+        hold, and in which order a publication finds the durables."""
         blocks = [
             (
                 *(*key, block.live, block.live_bytes, block.earliest_ms, block.swept_ms, block.timed),
@@ -94,5 +112,7 @@ class Machine:
             for key, block in sorted(self.blocks.blocks.items())
         ]
         entries = [(*key, list(found.values())) for key, found in sorted(self.entries.entries.items()) if found]
-        deadlines = [sorted(due.items().items()) for due in (self.state.deadlines, self.state.volatile_deadlines)]
-        return msgspec.msgpack.encode((self.state.snapshot(), deadlines, blocks, entries))
+        deadlines = sorted(self.state.deadlines.items().items())
+        logged = [store for name, store in self.state.stores.items() if name not in self.state.volatile_names]
+        order = [(store.name, store.wanting(fields)) for store in logged for fields in SOME_FIELDS]
+        return msgspec.msgpack.encode((self.state.snapshot(), deadlines, blocks, entries, order))

@@ -26,6 +26,7 @@ from holdfast.stores.durables.leases import Holder, Leases, RedeliveryQueue
 from holdfast.stores.durables.map import Lock, Locks, LocksState, Map, Plan
 from holdfast.stores.durables.pending import ConsumptionState, PendingMessages
 from holdfast.stores.machine import map_commands, redefine
+from holdfast.stores.machine.state import State
 from holdfast.stores.machine.store import Publishers, PublisherState, Store
 from holdfast.stores.values.ports import BLOCK_MESSAGES
 from holdfast.stores.values.reference_counts import ReferenceCounts
@@ -33,8 +34,8 @@ from holdfast.stores.values.sequence_set import SequenceSet
 
 if TYPE_CHECKING:
     from holdfast.stores.durables.leases import Lease
-    from holdfast.stores.values.commands import MapChange
-    from holdfast.stores.values.effects import Effect
+    from holdfast.stores.values.commands import Command, MapChange
+    from holdfast.stores.values.effects import Applied, Effect
     from holdfast.stores.values.messages import Batch, Message
     from holdfast.stores.values.ports import Entry, Kept
 
@@ -45,6 +46,9 @@ SMALL_BLOCK_MUTANTS: Final = Mutants(run_world, seeds_max=120)
 
 FORGETFUL: Final = {"crash_rate": 0.1, "fork_rate": 0.3, "sync_rate": 1.0, "crowd": 0, "steps": 80}
 CALM: Final = {"crash_rate": 0.0, "fork_rate": 0.02, "crowd": 0, "steps": 150}
+
+FOLLOWED: Final = {**CALM, "fork_rate": 1e-9}
+"""No crash compares the state with that of a replay: only the follower does."""
 
 KEYED: Final = {
     **FORGETFUL,
@@ -92,6 +96,8 @@ _release = ReferenceCounts.release
 _mark_timed = ReferenceCounts.mark_timed
 _next_deadline_ms = Consumption.next_deadline_ms
 _locks_state = Locks.state
+_unfile = Store.unfile
+_apply = State.apply
 
 
 @MUTANTS.breaks("nothing confirmed is lost", "state", PendingMessages, focus=FORGETFUL)
@@ -403,6 +409,23 @@ def wanted_blocks_only(self: ReferenceCounts, seq: int, deadline_ms: int) -> Non
     """A block that no durable wants has to be there."""
     assert self.block(seq // BLOCK_MESSAGES) is not None, "a message that was accepted has a block"
     _mark_timed(self, seq, deadline_ms)
+
+
+@MUTANTS.breaks("a follower is the same", "unfile", Store, focus=FOLLOWED)
+def changed_comes_last(self: Store, name: str) -> None:
+    """A durable whose definition was changed is found last, until a restart."""
+    _unfile(self, name)
+    self._places[name] = self._next_place
+    self._next_place += 1
+
+
+@MUTANTS.breaks("what is not logged changes nothing", "apply", State, focus=CALM)
+def memory_moves_the_time(self: State, command: Command) -> Applied:
+    """What happens in memory only moves the time of the stores in the log."""
+    applied = _apply(self, command)
+    if applied.changed:
+        self.at_ms = max(self.at_ms, command.at_ms)
+    return applied
 
 
 MUTANTS.add("two_at_a_time", "the newest subscriber wins", (Standard, "exclusive", False), focus=CALM)

@@ -14,6 +14,7 @@
 | maps are linear | conditions hold exactly, a stale fence writes nothing, a session's locks go with it |
 | a command is carried out or refused | the machine raises nothing but ``HoldfastError`` |
 | what is not logged changes nothing | a command without a record leaves every byte of the state as it was |
+| a follower is the same | it has the machine's results, effects and bytes, whatever it was made of |
 | replay is the same | a record gives the same result again, a snapshot and the records after it give the same state |
 """
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Final
 
 from holdfast.stores.values.ports import BLOCK_MESSAGES
 
-__all__ = ["DEAD", "FOLLOWED_KEYS", "KEYS", "KINDS", "STORE", "Shape", "draw_shape"]
+__all__ = ["DEAD", "FOLLOWED_KEYS", "KEYS", "KINDS", "MEMORY", "STORE", "Shape", "draw_shape", "with_memory_store"]
 
 STORE: Final = "s"
 DEAD: Final = "dead"
+MEMORY: Final = "memory"
 KINDS: Final = ("a", "b", "c")
 KEYS: Final = ("k1", "k2", "k3", "k4")
 FOLLOWED_KEYS: Final = KEYS[:3]
@@ -62,6 +63,14 @@ def draw_shape(random: Random) -> Shape:
         crowd=crowd,
         lax=random.random() < 0.5,
     )
+
+
+def with_memory_store(shape: Shape) -> Shape:
+    """The shape with one more store, which lives in memory only: no record has what happens there."""
+    durables = {"work": {"type": "shared", "ack_wait": 2, "message_ttl": 5}, "last": {"type": "last_value"}}
+    stores: Mapping[str, object] = shape.definition["stores"]  # type: ignore[assignment]
+    memory = {"replicated": False, "durables": durables}
+    return replace(shape, definition={**shape.definition, "stores": {MEMORY: memory, **stores}})
 
 
 def _draw_durable(random: Random, kind: str) -> dict[str, object]:

@@ -4,6 +4,9 @@ After every command the state machine checks itself, the model judges the answer
 with what the model knows. After a share of the commands the world is forked: the log is cut at any length from the
 durable one on, a second machine is recovered from it, and it must be what the model is after these records. Some forks
 become the world: then ``CrashedError`` ends what was being done.
+
+A follower carries out every record of the log, as a standby on another machine does. It knows nothing of stores in
+memory, and was perhaps made of a checkpoint. It must have the same results, effects and bytes.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from tests.worlds.harness import SeededWorld
 from tests.worlds.stores.consumed_model import ConsumedModel
 from tests.worlds.stores.machine import Image, Machine
 from tests.worlds.stores.promises import promise
-from tests.worlds.stores.shape import Shape, draw_shape
+from tests.worlds.stores.shape import MEMORY, Shape, draw_shape, with_memory_store
 from tests.worlds.stores.store_model import ClusterModel
 
 from holdfast.errors import HoldfastError
@@ -46,6 +49,10 @@ class Stage(SeededWorld):
     def __init__(self, seed: int, **focus: Any) -> None:
         super().__init__(seed, Random(seed))
         self.shape: Shape = replace(draw_shape(self.random), **focus)
+        self.apart = Random(f"{seed} apart")
+        """For what came later than the rest: a draw of ``random`` would make another world of each seed."""
+        if self.apart.random() < 0.4:
+            self.shape = with_memory_store(self.shape)
         self.now_ms = START_MS
         self.machine = Machine()
         self.model = ClusterModel()
@@ -58,6 +65,7 @@ class Stage(SeededWorld):
         self.check_rate = 0.1 if self.shape.crowd else 1.0
         """A check looks at every message."""
         self._ending = False
+        self.follower = Machine()
         self._fingerprints: dict[int, bytes] = {}
         """By the length of the log the digest of everything that a recovery from it has to find again."""
         self._swept: dict[int, int] = {}
@@ -86,6 +94,8 @@ class Stage(SeededWorld):
             self.model.came_back(back)
             if len(self.machine.log) > before:  # a start that changes nothing has no record
                 self._back[len(self.machine.log)] = back
+        if len(self.machine.log) > before:
+            self._follow(effects)
         name = type(command).__name__
         self.seen[f"{name} refused: {answer.code}" if isinstance(answer, HoldfastError) else name] += 1
         if self.random.random() < self.check_rate:
@@ -103,6 +113,21 @@ class Stage(SeededWorld):
             self._sync()
         if self.random.random() < self.shape.fork_rate:
             self._fork()
+
+    def _follow(self, effects: Sequence[Effect]) -> None:
+        """The follower carries out the newest record."""
+        data = self.machine.log[-1]
+        self.follower.log.append(data)
+        followed = self.follower.follow(data)
+        promise(followed.effects == effects, "a follower is the same", now=followed.effects, expected=effects)
+        if self.apart.random() < self.check_rate / 4:
+            same = self._digest_of(self.follower) == self._digest_of(self.machine)
+            promise(same, "a follower is the same", record=data)
+
+    def _follow_anew(self) -> None:
+        """Another follower comes: it begins with the checkpoint, or with the first record."""
+        image = self.image if self.apart.random() < 0.7 else None
+        self.follower = Machine(list(self.machine.log), image)
 
     def _came_back(self) -> dict[tuple[str, str], set[int]]:
         """What the machine took back before a crash and the model still has as held, by store and durable."""
@@ -150,6 +175,8 @@ class Stage(SeededWorld):
         if self.random.random() < 0.15:
             self.image = self.machine.image()
             self.seen["checkpoint"] += 1
+            if self.apart.random() < 0.5:
+                self._follow_anew()
 
     def _check_deadlines(self) -> None:
         event_ms = self.model.next_event_ms(self.now_ms)
@@ -180,6 +207,8 @@ class Stage(SeededWorld):
             promise(of_keys.unsure or not of_keys.unreported, "watchers see all that a clear removed", map=name)
         self.model.sweep(self.now_ms)
         for store in self.model.stores.values():
+            if store.name == MEMORY:
+                continue
             real = self.machine.state.stores[store.name]
             promise(set(real.durables) == set(store.durables), "durables are the model's", real=list(real.durables))
             for name, durable in store.durables.items():
@@ -248,6 +277,7 @@ class Stage(SeededWorld):
         kept = len(recovered.log)
         self._fingerprints = {length: digest for length, digest in self._fingerprints.items() if length <= kept}
         self.durable = len(recovered.log)
+        self._follow_anew()
         self.model = ClusterModel()
         self._swept = {position: at_ms for position, at_ms in self._swept.items() if position <= self.durable}
         self._back = {position: back for position, back in self._back.items() if position <= self.durable}

@@ -6,6 +6,7 @@ In the end everything that is owed is delivered and acknowledged: nothing may be
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Final
 
 from tests.worlds.harness import WorldReport
@@ -13,9 +14,10 @@ from tests.worlds.stores.consumed_model import ConsumedModel
 from tests.worlds.stores.keyed_model import LastValueModel, MapModel
 from tests.worlds.stores.machine import Machine
 from tests.worlds.stores.promises import promise
-from tests.worlds.stores.shape import DEAD, FOLLOWED_KEYS, KEYS, KINDS, STORE
+from tests.worlds.stores.shape import DEAD, FOLLOWED_KEYS, KEYS, KINDS, MEMORY, STORE
 from tests.worlds.stores.stage import EXPIRES_MAX, CrashedError, Stage
 
+from holdfast.errors import HoldfastError
 from holdfast.stores.values import commands
 from holdfast.stores.values.messages import FieldValue, Message
 
@@ -98,6 +100,29 @@ class World(Stage):
             self._expire()
             self._publish_batch("", [self._message() for _ in range(self.shape.crowd)])
         action()
+        if MEMORY in self.shape.definition["stores"]:  # type: ignore[operator]
+            self._in_memory()
+
+    def _in_memory(self) -> None:
+        """Something happens in the store that lives in memory only. Nobody judges it; nothing of it may reach the log,
+        the state of the other stores, or their time."""
+        apart, subscriber = self.apart, self.apart.choice(SUBSCRIBERS)
+        at_ms = self.now_ms + apart.choice((0, 0, 0, 7))
+        command = apart.choice(
+            (
+                commands.Publish(at_ms, MEMORY, "", [Message(body=b"m", key=apart.choice(KEYS))]),
+                commands.Attach(at_ms, MEMORY, "work", subscriber),
+                commands.Deliver(at_ms, MEMORY, "work", subscriber, 3),
+                commands.Acknowledge(at_ms, MEMORY, "work", subscriber, [(1, 1_000)]),
+                commands.Expire(at_ms, volatile=True),
+                commands.Purge(at_ms, MEMORY, "work"),
+            )
+        )
+        with suppress(HoldfastError):
+            self.machine.apply(command)
+            self.seen["in memory"] += 1
+        self._note_fingerprint(command)
+        self.now_ms = at_ms
 
     def _message(self, number: int = 0) -> Message:
         random = self.random

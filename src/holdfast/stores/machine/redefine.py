@@ -379,6 +379,7 @@ def _delete_store(cluster: Cluster, name: str, effects: list[Effect]) -> None:
     store.entries.forget(name)
     store.shelf.messages.forget_store(name)
     store.blocks.forget_store(name)
+    cluster.volatile_names.discard(name)
 
 
 def _reached(store: Store, wanted: StoreDefinition, touched: _Touched) -> list[tuple[str, DurableDefinition | None]]:

@@ -93,9 +93,7 @@ def snapshot(cluster: Cluster) -> bytes:
     one a publisher, 50 milliseconds for 10,000 durables.
     """
     # A store that lives in memory only is empty after a start.
-    stores = [
-        _store(store) for store in cluster.stores.values() if not cluster.definition.is_volatile(store.definition)
-    ]
+    stores = [_store(store) for name, store in cluster.stores.items() if name not in cluster.volatile_names]
     return _encoder.encode((FORMAT, cluster.at_ms, cluster.revision, whole_history(cluster), stores, cluster.rules))
 
 

@@ -77,10 +77,14 @@ class State(Cluster):
 
     def apply(self, command: Command) -> Applied:
         """Carry out one command. Raises ``HoldfastError`` where it is refused: then nothing has changed."""
-        assert command.at_ms >= self.at_ms, "time never goes back within one log"
+        volatile = self.is_volatile(command)
+        last_ms = self.volatile_at_ms if volatile else self.at_ms
+        assert command.at_ms >= last_ms, "time never goes back within one log"
         effects: list[Effect] = []
         result, changed = self._handlers[type(command)](command, effects)
-        if changed:
+        if changed and volatile:
+            self.volatile_at_ms = command.at_ms
+        elif changed:
             self.at_ms = command.at_ms
         return Applied(result, effects, changed)
 
@@ -345,7 +349,7 @@ class State(Cluster):
         for name, of in again:
             self.arm(self.stores[name], of)
         for store in self.stores.values():
-            if self.definition.is_volatile(store.definition) is command.volatile:
+            if (store.name in self.volatile_names) is command.volatile:
                 total += self._expire_store(store, now_ms, budget, effects)
         next_ms = self.next_deadline_ms(volatile=command.volatile)
         return commands.Expired(total, durables, next_ms is not None and next_ms <= now_ms)

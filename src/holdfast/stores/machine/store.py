@@ -13,6 +13,7 @@ gets ``unknown_publisher``, because duplicates cannot be found any more.
 from __future__ import annotations
 
 from array import array
+from bisect import insort
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -25,7 +26,18 @@ from holdfast.stores.durables.consumption import Consumption, KeyOrdered, Shared
 from holdfast.stores.durables.keyed import KeyedResidue, LastValue
 from holdfast.stores.durables.map import Map
 from holdfast.stores.matching import MatcherIndex
-from holdfast.stores.values.commands import RULES, Part, Publish, Published
+from holdfast.stores.values.commands import (
+    RULES,
+    Command,
+    Define,
+    Expire,
+    Part,
+    Publish,
+    Published,
+    Redefine,
+    Resend,
+    Restarted,
+)
 from holdfast.stores.values.deadlines import Deadlines, earlier
 from holdfast.stores.values.effects import Advise, Effect, Ready
 from holdfast.stores.values.messages import Batch, FieldValue, Message
@@ -227,9 +239,13 @@ class Store:
         self.keyed_residues: list[KeyedResidue] = []  # the same of maps and last values
         self.unmatched = 0  # messages that no durable wanted
         self.room = room
+        # Each of them in the order of ``durables``, so that a definition that changed and a restored one give equal
+        # effects.
         self._plain: list[Consumption] = []
-        self._limited: dict[str, Consumption] = {}
+        self._limited: list[Consumption] = []
         self._matched: MatcherIndex[str] = MatcherIndex()
+        self._places: dict[str, int] = {}
+        self._next_place = 0
 
     def add(self, definition: DurableDefinition, now_ms: int) -> Durable:
         """Make a durable; it wants messages from now on. Raises ``Backpressure`` (too_many_durables)."""
@@ -247,6 +263,8 @@ class Store:
             case DurableType.MAP:
                 durable = Map(definition, self.shelf, self.entries, self._namespace(definition.name))
         self.durables[definition.name] = durable
+        self._places[definition.name] = self._next_place
+        self._next_place += 1
         self.idle_since_ms[definition.name] = now_ms
         self.file(durable)
         return durable
@@ -279,7 +297,7 @@ class Store:
             if residue.of.durable == name:
                 residue.silence()
         self.unfile(name)
-        del self.durables[name]
+        del self.durables[name], self._places[name]
         self.idle_since_ms.pop(name, None)
         return purged
 
@@ -322,25 +340,28 @@ class Store:
         if definition.message_ttl_ms or definition.retention_time_ms or limited:
             self.ageing[name] = None
         if isinstance(durable, LastValue):
-            self._matched.add(name, durable.definition.matcher)
+            self._matched.add(name, durable.definition.matcher, self._places[name])
         elif isinstance(durable, Consumption):
             if durable.takes_all:
-                self._plain.append(durable)
+                insort(self._plain, durable, key=self._place)
             elif durable.backlog.matcher.everything:
-                self._limited[name] = durable
+                insort(self._limited, durable, key=self._place)
             else:
-                self._matched.add(name, durable.backlog.matcher)
+                self._matched.add(name, durable.backlog.matcher, self._places[name])
+
+    def _place(self, durable: Consumption) -> int:
+        return self._places[durable.name]
 
     def unfile(self, name: str) -> None:
         """The reverse of ``file``."""
         self._matched.remove(name)
-        self._limited.pop(name, None)
+        self._limited = [durable for durable in self._limited if durable.name != name]
         self.ageing.pop(name, None)
         self._plain = [durable for durable in self._plain if durable.name != name]
 
     def wanting(self, fields: Mapping[str, FieldValue]) -> list[str]:
         """The durables, except maps, that want a message with these fields. Cost: as ``MatcherIndex.matching``."""
-        return [*(durable.name for durable in self._plain), *self._limited, *self._matched.matching(fields)]
+        return [*(durable.name for durable in (*self._plain, *self._limited)), *self._matched.matching(fields)]
 
     def durable(self, name: str) -> Durable:
         """A durable. Raises ``NotFound``."""
@@ -440,7 +461,7 @@ class Store:
                         continue
                     candidates.setdefault(name, []).append(position)
         everything = range(len(batch.messages))
-        return {**candidates, **dict.fromkeys(self._limited, everything)}
+        return {**candidates, **{durable.name: everything for durable in self._limited}}
 
     def _give(
         self,
@@ -527,7 +548,11 @@ class Cluster:
         """The bytes that the last snapshot needed: making them again takes as long as the rest of a snapshot."""
         self.stores: dict[str, Store] = {}
         self._rules = RULES
-        self.at_ms = 0  # the time of the last command that changed anything
+        self.at_ms = 0
+        """The time of the last command that changed anything, apart from those of ``volatile_names``."""
+        self.volatile_names: set[str] = set()
+        """The stores that live in memory only. They share nothing with the others: no record has their commands."""
+        self.volatile_at_ms = 0
         self.deadlines: Deadlines[tuple[str, str]] = Deadlines()
         """When each durable has something to do next, by store and durable."""
         self.volatile_deadlines: Deadlines[tuple[str, str]] = Deadlines()
@@ -567,7 +592,10 @@ class Cluster:
             if cluster.message_limit or cluster.bytelimit:
                 check_cluster(cluster, (store.counts for store in self.stores.values()), messages, size)
 
-        ports = self._volatile_ports if self.definition.is_volatile(definition) else self._ports
+        ports = self._ports
+        if self.definition.is_volatile(definition):
+            ports = self._volatile_ports
+            self.volatile_names.add(definition.name)
         store = Store(definition, *ports, room)
         store.shelf.rules = self.rules
         self.stores[definition.name] = store
@@ -579,19 +607,30 @@ class Cluster:
         store.remove(name, now_ms)
         self.deadlines_of(store).set((store.name, name), None)
 
+    def is_volatile(self, command: Command) -> bool:
+        """Whether a command is of stores in memory only: then no record has it."""
+        names = self.volatile_names
+        if not names or isinstance(command, Define | Redefine | Restarted):
+            return False
+        if isinstance(command, Expire):
+            return command.volatile
+        if isinstance(command, Resend):
+            return (command.store or command.to_store) in names
+        return command.store in names
+
     def durable_definitions(self, store: str) -> Mapping[str, DurableDefinition]:
         """Every durable of a store by name, including dynamic ones. Raises ``NotFound``."""
         return {name: durable.definition for name, durable in self.store(store).durables.items()}
 
     def deadlines_of(self, store: Store) -> Deadlines[tuple[str, str]]:
         """The deadlines that include this store's durables."""
-        return self.volatile_deadlines if self.definition.is_volatile(store.definition) else self.deadlines
+        return self.volatile_deadlines if store.name in self.volatile_names else self.deadlines
 
     def next_deadline_ms(self, *, volatile: bool = False) -> int | None:
         """When an ``Expire`` has something to do, or None; for stores in memory if ``volatile``. Cost: O(stores)."""
         next_ms = (self.volatile_deadlines if volatile else self.deadlines).next_ms()
         for store in self.stores.values():
-            if self.definition.is_volatile(store.definition) is volatile:
+            if (store.name in self.volatile_names) is volatile:
                 next_ms = earlier(next_ms, self.store_deadline_ms(store))
         return next_ms
 

@@ -117,7 +117,7 @@ def _damage(storage: Storage) -> list[tuple[str, SequenceSet, list[_Cut]]]:
     missing = missing_frames(storage)
     damage: list[tuple[str, SequenceSet, list[_Cut]]] = []
     for store in storage.state.stores:
-        if store in storage.volatile_names:
+        if store in storage.state.volatile_names:
             continue
         lost, cuts = SequenceSet(), list[_Cut]()
         extent = storage.locations.find(store, 1)

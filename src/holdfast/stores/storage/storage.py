@@ -18,8 +18,6 @@ from typing import Final
 
 from holdfast.errors import CorruptData, HoldfastError, InvalidRequest, NotFound
 from holdfast.private_files import make_private_directory
-from holdfast.stores.definitions.cluster import parse_definition
-from holdfast.stores.definitions.parts import with_parts
 from holdfast.stores.durables.consumption import Consumption
 from holdfast.stores.machine.repairs import accept
 from holdfast.stores.machine.state import State
@@ -31,9 +29,9 @@ from holdfast.stores.storage.log import LOG_NAME, MessageLog
 from holdfast.stores.storage.messages import StoredMessages
 from holdfast.stores.storage.volatile import Swap, VolatileBlocks, VolatileEntries, VolatileMessages
 from holdfast.stores.values import commands
-from holdfast.stores.values.commands import FIRST_RULES, RULES, Command, Record, Result
+from holdfast.stores.values.commands import FIRST_RULES, RULES, Record, Result
 from holdfast.stores.values.deadlines import Budget
-from holdfast.stores.values.effects import Applied, Effect
+from holdfast.stores.values.effects import Effect
 from holdfast.stores.values.ports import ReadUnavailable
 
 MANIFEST_NAME: Final = "backup.json"
@@ -43,7 +41,6 @@ UNFINISHED_NAME: Final = "restore.unfinished"
 MEMORY_BYTES: Final = 128 << 20
 TEXT_MAX: Final = 500
 _EVERYTHING: Final = 1 << 62
-PARTS_OF_STORES: Final = 4  # how long the paths of parts are that make no store come, go or live elsewhere
 DEAD_EXTENTS_MAX: Final = 4_096  # extents looked at for one checkpoint; the others are for the next
 
 
@@ -60,7 +57,6 @@ class Storage:
         self.messages = StoredMessages(
             log, self.locations, index.blocks, recent_bytes=memory_bytes // 2, reread_bytes=memory_bytes // 4
         )
-        self.volatile_names: set[str] = set()  # the stores that live in memory only
         blocks = VolatileBlocks()
         self.swap = Swap(log.directory)
         self.volatile = VolatileMessages(blocks, self.swap, self._swaps)
@@ -133,7 +129,6 @@ class Storage:
             self.state.restore(loaded.state)
             # What formed the state came by commands that are not in the log any more, and time goes on after them.
             self.last_ms = max(loaded.at_ms, self.state.at_ms)
-            self.volatile_names |= self.state.definition.volatile_stores
             self.index.check_entries(self._entries_expected())
         if first > self.log.last + 1 or first < self.log.first or not self._is_of_this_log(loaded):
             raise CorruptData(
@@ -157,7 +152,7 @@ class Storage:
     def _entries_expected(self) -> dict[tuple[str, str], int]:
         expected: dict[tuple[str, str], int] = {}
         for store in self.state.stores.values():
-            if store.name in self.volatile_names:
+            if store.name in self.state.volatile_names:
                 continue
             for durable in store.durables.values():
                 if not isinstance(durable, Consumption) and durable.keyed.messages:
@@ -225,28 +220,11 @@ class Storage:
             result = self.state.expire(command, Budget(max(1, count), _EVERYTHING), [])
             self.state.at_ms = command.at_ms
             return commands.Expired(result.messages, result.durables, recorded.more)
-        return self.apply(command).result
-
-    def apply(self, command: Command) -> Applied:
-        """Carry a command out. *Raises*: what the state machine refuses it with."""
-        if type(command) is commands.Define:
-            wanted = parse_definition(command.definitions)
-        elif type(command) is commands.Redefine and any(len(part.path) < PARTS_OF_STORES for part in command.parts):
-            wanted = with_parts(self.state.definition, command.parts)
-        else:
-            return self.state.apply(command)
-        names, before = self.volatile_names, frozenset(self.volatile_names)
-        try:
-            # A store that goes and one that comes are both known while the definition is carried out.
-            names |= wanted.volatile_stores
-            return self.state.apply(command)
-        finally:
-            names |= before
-            names &= self.state.definition.volatile_stores
+        return self.state.apply(command).result
 
     def messages_of(self, store: str) -> StoredMessages | VolatileMessages:
         """Where the messages of a store are."""
-        return self.volatile if store in self.volatile_names else self.messages
+        return self.volatile if store in self.state.volatile_names else self.messages
 
     def _swaps(self, store: str) -> bool:
         """Whether new bodies of a store in memory go to disk: it or one of its durables is above its limit."""
@@ -299,7 +277,7 @@ class Storage:
 
     def kept_bytes(self, overhead: int) -> int:
         """The bytes of all kept messages, with ``overhead`` for each."""
-        names = self.volatile_names
+        names = self.state.volatile_names
         counts = [store.counts for name, store in self.state.stores.items() if name not in names]
         return sum(each.live_bytes + overhead * each.live for each in counts)
 

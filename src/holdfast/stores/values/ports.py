@@ -38,8 +38,8 @@ class Messages(Protocol):
     """Published messages, by store and number."""
 
     def read(self, store: str, first: int, last: int) -> Sequence[Kept]:
-        """The kept messages of ``first..last``, ascending; some that are no longer kept may be among them. Includes
-        those of the current command."""
+        """Those of ``first..last`` that some durable keeps, ascending, and no others: what a command does must not
+        depend on which pages this machine has compacted. Includes those of the current command."""
         ...
 
     def add(
