@@ -58,7 +58,7 @@ class Disk:
 
     def apply(self, command: Command) -> Record:
         """Carry a command out that changes something."""
-        applied = self.storage.apply(command)
+        applied = self.storage.state.apply(command)
         record = Record(command, applied.result, RULES)
         frame = encode_record(record)
         self.storage.note_frame(len(frame))
@@ -69,7 +69,7 @@ class Disk:
     def refuse(self, command: Command) -> None:
         """Carry a command out that the machine in memory refuses."""
         with pytest.raises(HoldfastError):
-            self.storage.apply(command)
+            self.storage.state.apply(command)
 
     def write(self) -> None:
         if self.waiting:

@@ -30,6 +30,7 @@ from holdfast.stores import checkpoints as checkpoints_module
 from holdfast.stores import checkpoints as compaction_module
 from holdfast.stores.durables.consumption import Consumption
 from holdfast.stores.group_commit import SINGLE_GROUPS
+from holdfast.stores.machine.state import State
 from holdfast.stores.repair import backup as backup_module
 from holdfast.stores.repair.backup import MANIFEST_NAME, restore, verify
 from holdfast.stores.service import StoreService
@@ -574,15 +575,15 @@ def test_a_record_that_gives_another_result_is_refused(tmp_path: Path, monkeypat
     run(tmp_path, some_work, document(orders={"durables": WORK}, maps={"durables": {"m": {"type": "map"}}}))
     for name in tmp_path.glob("index.sqlite*"):
         name.unlink()
-    apply = Storage.apply
+    apply = State.apply
 
-    def other(storage: Storage, command: object) -> object:
-        applied = apply(storage, command)  # type: ignore[arg-type]
+    def other(state: State, command: object) -> object:
+        applied = apply(state, command)  # type: ignore[arg-type]
         if isinstance(applied.result, Published):
             return Applied(Published(1, 1, 1, 1), applied.effects, applied.changed)
         return applied
 
-    monkeypatch.setattr(Storage, "apply", other)
+    monkeypatch.setattr(State, "apply", other)
     with pytest.raises(CorruptData, match="another result"):
         Storage.open(str(tmp_path))
 
