@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import random
-from contextlib import suppress
 
 import msgspec
 import pytest
@@ -17,7 +16,6 @@ from tests.worlds.stores.memory_ports import MemoryBlocks, MemoryEntries, Memory
 
 from holdfast.errors import HoldfastError
 from holdfast.stores.durables import backlog
-from holdfast.stores.durables.backlog import ReadAhead
 from holdfast.stores.machine.state import State
 from holdfast.stores.values import commands
 from holdfast.stores.values.commands import RULES, Command, Record
@@ -87,19 +85,15 @@ class World:
         self.next_number = 1
         self.dying: list[DeadLettering] = []
         self.log: list[Record] = []
-        self.ahead: dict[str, ReadAhead] = {}
         self.has_times = self.rng.random() < 0.5
 
     def apply(self, command: Command) -> None:
         before = self.state.snapshot()
-        self.state.read_ahead = self.ahead.get(command.durable) if isinstance(command, commands.Rewind) else None
         try:
             applied = self.state.apply(command)
         except HoldfastError:
             assert self.state.snapshot() == before, f"a refusal changes nothing: {command}"
             return
-        finally:
-            self.state.read_ahead = None
         if not applied.changed:
             assert self.state.snapshot() == before, f"unchanged is unchanged: {command}"
         else:
@@ -131,7 +125,6 @@ class World:
             self.restart()
         if rng.random() < 0.02:
             self.apply(self.redefine())
-        self.read_ahead()
         self.apply(rng.choice(self.choices())())
         due_ms = self.state.next_deadline_ms()
         if due_ms is not None and due_ms <= self.now_ms and rng.random() < 0.7:
@@ -231,15 +224,6 @@ class World:
     def drop(self) -> Command:
         seq = self.rng.randrange(1, self.state.stores["main"].counts.next_seq + 1)
         return commands.Drop(self.now_ms, "main", self.place()[0], seq)
-
-    def read_ahead(self) -> None:
-        """Look ahead of some rewind, or go on; the log is played again without."""
-        command = self.rewind()
-        if self.rng.random() < 0.2:
-            with suppress(HoldfastError):
-                self.ahead[command.durable] = self.state.reading_ahead(command)
-        if command.durable in self.ahead and self.rng.random() < 0.7:
-            self.ahead[command.durable].read_on()
 
     def rewind(self) -> commands.Rewind:
         seq = self.rng.randrange(0, self.state.stores["main"].counts.next_seq + 1)

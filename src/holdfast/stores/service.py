@@ -248,7 +248,7 @@ class StoreService:
         force_setattr(command, "messages", messages)
 
     async def rewind(self, command: commands.Rewind) -> Result:
-        """``submit`` of a rewind that blocks others only shortly: its messages are read before it, a block at a time.
+        """``submit`` of a rewind whose messages were all read before it, a block at a time, so that damage refuses it.
 
         *Raises*: what ``submit`` raises; ``CorruptData`` if a retained message cannot be read, and nothing has changed.
         """
@@ -256,13 +256,12 @@ class StoreService:
             # Perhaps the messages are older than the difference of the clocks: more is delivered again, never less.
             force_setattr(command, "time_ms", max(1, command.time_ms - self.clock_behind_ms))
         with suppress(InvalidRequest, NotFound):  # as the command will be refused
-            ahead = self.state.reading_ahead(command)
-            while not self._closed and ahead.read_on():  # noqa: ASYNC110  # waits for nothing
+            for first, last in self.state.rewind_reads(command):
+                self._storage.messages_of(command.store).read(command.store, first, last)
                 await asyncio.sleep(0)
-            self.state.read_ahead = ahead
-        completed = self.submit(command)
-        self.state.read_ahead = None
-        return await completed
+                if self._closed:
+                    break
+        return await self.submit(command)
 
     def _give_up(self, error: BaseException, done: Callable[[Result | HoldfastError], None]) -> None:
         """The machine may be half changed: nothing that it says from here on may reach the log or a client."""

@@ -34,7 +34,7 @@ from holdfast.stores.values.sequence_set import SequenceSet
 
 if TYPE_CHECKING:
     from holdfast.stores.durables.leases import Lease
-    from holdfast.stores.values.commands import Command, MapChange
+    from holdfast.stores.values.commands import Command, MapChange, Rewind
     from holdfast.stores.values.effects import Applied, Effect
     from holdfast.stores.values.messages import Batch, Message
     from holdfast.stores.values.ports import Entry, Kept
@@ -67,6 +67,24 @@ KEYED: Final = {
 }
 """Keys that expire, among messages of another durable that are acknowledged meanwhile."""
 
+REWOUND: Final = {
+    **FORGETFUL,
+    "steps": 300,
+    "definition": {
+        "stores": {
+            STORE: {
+                "durables": {
+                    "one": {"type": "shared", "retention_time": 1_000, "matcher": {"kind": "a"}},
+                    "two": {"type": "standard", "retention_time": 1_000},
+                },
+                "templates": {"made": {"type": "shared", "retention_time": 1_000}},
+            },
+            DEAD: {"durables": {"grave": {"type": "standard"}}},
+        }
+    },
+}
+"""Durables that retain messages."""
+
 MAPS: Final = {
     **CALM,
     "steps": 300,
@@ -97,6 +115,7 @@ _mark_timed = ReferenceCounts.mark_timed
 _next_deadline_ms = Consumption.next_deadline_ms
 _locks_state = Locks.state
 _unfile = Store.unfile
+_rewind = expiry.rewind
 _apply = State.apply
 
 
@@ -402,6 +421,20 @@ def snapshot_without_oldest_ms(self: KeyedMessages) -> KeyedState:
 def snapshot_without_cursor_ms(self: Consumption) -> ConsumptionState:
     """A restart finds the time of the cursor in what is kept by then."""
     return msgspec.structs.replace(_state(self), cursor_ms=None, floor_ms=None)
+
+
+@SMALL_BLOCK_MUTANTS.breaks("delivery counts are exact", "rewind", expiry, focus=CALM)
+def rewind_forgets_the_rest(durable: Consumption, command: Rewind) -> bool:
+    """A rewind ends with its first step."""
+    changed = _rewind(durable, command)
+    durable.rewind_to = None
+    return changed
+
+
+@SMALL_BLOCK_MUTANTS.breaks("replay is the same", "state", PendingMessages, focus=REWOUND)
+def snapshot_without_rewind(self: Consumption) -> ConsumptionState:
+    """A snapshot forgets how far a rewind goes."""
+    return msgspec.structs.replace(_state(self), rewind_to=None)
 
 
 @SMALL_BLOCK_MUTANTS.breaks("a command is carried out or refused", "mark_timed", ReferenceCounts, focus=CALM)

@@ -18,10 +18,10 @@ USERS = ("holdfast.stores.values.reference_counts", "tests.worlds.stores.shape")
 assert not any(name in sys.modules for name in USERS), "the size of blocks is set before anything uses it"
 setattr(ports, "BLOCK_MESSAGES", BLOCK_MESSAGES)  # noqa: B010  # a constant for every other user
 
-from holdfast.stores.durables import keyed  # noqa: E402
+from holdfast.stores.durables import expiry, keyed  # noqa: E402
 from holdfast.stores.values import deadlines  # noqa: E402
 
-keyed.STEP_ENTRIES = deadlines.DISCARD_LOOKS = BLOCK_MESSAGES // 2
+expiry.EXPIRE_LOOKS = keyed.STEP_ENTRIES = deadlines.DISCARD_LOOKS = BLOCK_MESSAGES // 2
 
 from tests.worlds.stores.kinds import EVENTS  # noqa: E402
 from tests.worlds.stores.mutants import SMALL_BLOCK_MUTANTS  # noqa: E402

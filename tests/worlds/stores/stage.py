@@ -140,14 +140,17 @@ class Stage(SeededWorld):
         return back
 
     def _counts_what_is_left(self) -> bool:
-        """Whether a command left something to ``Expire`` that the model does not keep any more: messages above a
-        durable's limits, or what a clear left where the store has a limit."""
+        """Whether a command left something to ``Expire`` that the model has done: what is above a durable's limits, the
+        rest of a rewind, or what a clear left where the store has a limit."""
         return any(
             (
                 (store.residues or store.keyed_residues)
                 and (store.definition.message_limit or store.definition.bytelimit)
             )
-            or any(isinstance(found, Consumption) and found.discards_ms for found in store.durables.values())
+            or any(
+                isinstance(found, Consumption) and (found.discards_ms or found.rewind_to is not None)
+                for found in store.durables.values()
+            )
             for store in self.machine.state.stores.values()
         )
 

@@ -5,17 +5,15 @@ same facts: the matcher, which never changes; ``excluded``, the messages refused
 ``swept_ms``, up to which own times were carried out. Without a matcher and own times the cursor is arithmetic. Memory:
 a run for each gap in ``excluded``, and an item for each block with delayed messages that the cursor passed.
 
-``ReadAhead`` reads the messages of a rewind before it. It is a hint, not part of the state: a rewind reads what is
-missing. ``Residue`` is what a purged or deleted durable still has to give back.
+``Residue`` is what a purged or deleted durable still has to give back.
 """
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 
@@ -310,105 +308,6 @@ class Backlog:
         assert len(self.passed_delayed()) == self.delayed_total, "delayed messages are counted"
         assert self.cursor <= self.shelf.counts.next_seq, "the cursor is not ahead of the store"
         assert self.floor is None or self.floor <= self.cursor, "retained messages are below the cursor"
-
-
-BYTES_MAX: Final = 64 << 20
-"""Enough for a hundred million messages that all match, or twenty-five million of which each second one does."""
-_BLOCK_BYTES: Final = 600
-_TIMES_BYTES: Final = 200
-
-
-class MessageTimes(NamedTuple):
-    """A message that the matcher takes: its number, when its own time-to-live ends (0 for never) and when it is due."""
-
-    seq: int
-    expires_ms: int
-    deliver_at_ms: int
-
-
-class _Block:
-    """The wanted messages of ``first..end - 1``. ``firsts`` and ``lasts`` are runs, as offsets in the block."""
-
-    __slots__ = ("end", "first", "firsts", "lasts", "times")
-
-    def __init__(self, first: int) -> None:
-        self.first = first
-        self.end = first
-        self.firsts = array("H")
-        self.lasts = array("H")
-        self.times: dict[int, tuple[int, int]] = {}
-
-    def add(self, offset: int) -> None:
-        if self.lasts and self.lasts[-1] == offset - 1:
-            self.lasts[-1] = offset
-        else:
-            self.firsts.append(offset)
-            self.lasts.append(offset)
-
-
-class ReadAhead:
-    """The messages of a backlog from ``seq`` up to its cursor."""
-
-    def __init__(self, backlog: Backlog, seq: int) -> None:
-        self._backlog = backlog
-        self._matcher = backlog.matcher
-        self._next = seq
-        self._blocks: dict[int, _Block] = {}
-        self._bytes = 0
-
-    def read_on(self) -> bool:
-        """Read the next block that needs it; whether there may be more. Cost: up to 1,024 messages are read."""
-        backlog = self._backlog
-        while self._next < backlog.cursor and self._bytes < BYTES_MAX:
-            first, number = self._next, self._next // BLOCK_MESSAGES
-            end = self._next = min(backlog.cursor, (number + 1) * BLOCK_MESSAGES)
-            block = backlog.shelf.counts.block(number)
-            if block is None or not block.live or (backlog.arithmetic and not block.timed):
-                continue
-            looked = self._blocks.get(number)
-            if looked is None or looked.end != first:
-                looked = self._blocks[number] = _Block(first)
-            for kept in backlog.shelf.messages.read(backlog.shelf.store, first, end - 1):
-                if self._matcher.matches(kept.fields):
-                    looked.add(kept.seq % BLOCK_MESSAGES)
-                    if kept.ttl_ms or kept.deliver_at_ms:
-                        looked.times[kept.seq] = expires_ms(kept), kept.deliver_at_ms
-            looked.end = end
-            self._bytes += _BLOCK_BYTES + 4 * len(looked.firsts) + _TIMES_BYTES * len(looked.times)
-            return True
-        return False
-
-    def is_of(self, backlog: Backlog) -> bool:
-        """Whether it was read for this backlog, not for one of an earlier life of the durable."""
-        return backlog is self._backlog and backlog.matcher is self._matcher
-
-    def runs(self, first: int, end: int) -> list[tuple[int, int]] | None:
-        """The runs in ``first..end - 1``, numbers of one block; None if not all were read or some have times."""
-        looked = self._found(first, end)
-        if looked is None or looked.times:
-            return None
-        base = first - first % BLOCK_MESSAGES
-        return [
-            (max(first, base + low), min(end - 1, base + high))
-            for low, high in zip(looked.firsts, looked.lasts, strict=True)
-            if first <= base + high and base + low < end
-        ]
-
-    def messages(self, first: int, end: int) -> Iterator[MessageTimes] | None:
-        """The messages of ``first..end - 1``, numbers of one block; None if not all were read."""
-        looked = self._found(first, end)
-        if looked is None:
-            return None
-        base = first - first % BLOCK_MESSAGES
-        return (
-            MessageTimes(seq, *looked.times.get(seq, (0, 0)))
-            for low, high in zip(looked.firsts, looked.lasts, strict=True)
-            for seq in range(max(first, base + low), min(end, base + high + 1))
-        )
-
-    def _found(self, first: int, end: int) -> _Block | None:
-        looked = self._blocks.get(first // BLOCK_MESSAGES)
-        return looked if looked is not None and looked.first <= first and end <= looked.end else None
 
 
 STEP_MESSAGES: Final = 262_144

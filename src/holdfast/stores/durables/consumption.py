@@ -77,6 +77,8 @@ class Consumption(PendingMessages):
     @property
     def has_work(self) -> bool:
         """Whether messages can be handed out now, or examined for it."""
+        if self.rewind_to is not None:
+            return False
         return bool(self.redelivery.runs) or (self.undelivered > 0 and self.looks_on)
 
     def next_deadline_ms(self) -> int | None:
@@ -92,6 +94,8 @@ class Consumption(PendingMessages):
             next_ms = earlier(next_ms, expiry.retention_next_ms(self))
         if self.discards_ms:
             next_ms = earlier(next_ms, self.discards_ms)
+        if self.rewind_to is not None:
+            next_ms = earlier(next_ms, self.rewind_ms)
         return earlier(next_ms, self.dying_retry_ms) if self.dying and self.definition.dead_letter_store else next_ms
 
     @property
@@ -153,7 +157,11 @@ class Consumption(PendingMessages):
         """Where the durable discards its oldest messages, discard what is over its limits."""
         definition = self.definition
         if definition.discard is Discard.OLD and (definition.message_limit or definition.bytelimit):
-            self.discard_old(now_ms, budget)
+            if self.rewind_to is None:
+                self.discard_old(now_ms, budget)
+            elif self.is_over():
+                # The oldest messages are those that the rewind has not reached.
+                self.discards_ms = now_ms
         else:
             self.discards_ms = 0
 
@@ -254,7 +262,7 @@ class Consumption(PendingMessages):
         """Hand out up to ``count`` messages within the window; redeliveries first."""
         holder = self._attached(subscriber)
         room = min(count, self.definition.window - holder.held)
-        if room <= 0:
+        if room <= 0 or self.rewind_to is not None:
             return []
         budget = Budget(SCAN_MAX, SCAN_MAX)
         self.redelivery.wake(now_ms, SCAN_MAX if self.is_stepwise else _HIGH)
@@ -402,6 +410,10 @@ class Consumption(PendingMessages):
 
     def expire(self, now_ms: int, budget: Budget, effects: list[Effect]) -> int:
         """Carry out every deadline up to ``now_ms``, as far as the budget goes; returns how many messages went."""
+        if self.rewind_to is not None:
+            expiry.rewind_on(self, now_ms, budget)
+            if self.rewind_to is not None:
+                return 0
         before = self.pending
         if self.discards_ms:
             # First, so that an expiry in parts discards the same messages as one in a single part.
@@ -434,6 +446,7 @@ class Consumption(PendingMessages):
         backlog), and three steps.
         """
         messages, size = self.pending, self.pending_bytes
+        self.rewind_to = None
         retained = expiry.leave_retained(self, now_ms)
         delayed = Residue.of_delayed(self.backlog, now_ms)
         if self.is_stepwise:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from holdfast.stores.durables.backlog import Backlog, Found, MessageTimes, ReadAhead, Residue, expires_ms
+from holdfast.stores.durables.backlog import Backlog, Found, Residue, expires_ms
 from holdfast.stores.durables.leases import Arrivals
 from holdfast.stores.durables.pending import PendingMessages
-from holdfast.stores.values.commands import Rewind
+from holdfast.stores.values.commands import EXPIRE_LOOKS, REWIND_RULES, Rewind
 from holdfast.stores.values.deadlines import Budget, Deadlines, earlier
 from holdfast.stores.values.ports import BLOCK_MESSAGES, Block, Kept
 from holdfast.stores.values.sequence_set import SequenceSet
@@ -21,6 +21,8 @@ RETENTION_STEP_MS = 1_000
 """Messages whose retention has ended are released at most this often, so that it is done for many at once."""
 REPLAYED_RUNS_MAX = 1_024
 """Of more rewinds to places apart the oldest is forgotten: its messages do not say that they are replayed."""
+UNREAD_LOOKS = 16
+"""What a block that a rewind need not read costs of its budget."""
 _HIGH = 1 << 62
 
 
@@ -193,39 +195,27 @@ def retain(durable: PendingMessages, first: int, last: int, now_ms: int) -> None
         first = end
 
 
-def retained(durable: PendingMessages, first: int, end: int, ahead: ReadAhead | None = None) -> list[tuple[int, int]]:
+def retained(durable: PendingMessages, first: int, end: int) -> list[tuple[int, int]]:
     """The retained messages of ``first..end - 1``, which is below the cursor.
 
-    Cost: O(blocks); with a matcher or a timed block, reads those that ``ahead`` has not.
+    Cost: O(blocks + unacknowledged outside the backlog); with a matcher or a timed block, reads the block.
     """
     backlog = durable.backlog
-    unacknowledged = SequenceSet(
-        sorted(
-            [
-                *((run[0], run[1]) for run in durable.leases.runs()),
-                *((run[0], run[1]) for run in durable.redelivery.all_runs()),
-                *((seq, seq) for seq in durable.dying),
-            ]
-        )
-    )
+    apart = [(run[0], run[1]) for run in (*durable.leases.runs(), *durable.redelivery.all_runs())]
+    apart += [(seq, seq) for seq in durable.dying]
+    unacknowledged = SequenceSet(sorted((low, high) for low, high in apart if first <= high and low < end))
     result = Found()
     while first < end:
         number = first // BLOCK_MESSAGES
         stop = min(end, (number + 1) * BLOCK_MESSAGES)
         block = durable.shelf.counts.block(number)
         if block is not None and block.live:
-            # A timed block may have a map's values, which a matcher cannot distinguish from messages.
-            runs = ahead.runs(first, stop) if ahead is not None and not block.timed else None
-            if backlog.arithmetic and not block.timed:
-                runs = [(first, stop - 1)]
-            if runs is None:
-                _read(durable, block, unacknowledged, first, stop, result, ahead)
+            if _is_read(backlog, block):
+                _read(durable, block, unacknowledged, first, stop, result)
             elif unacknowledged.next_member(first, stop) == backlog.excluded.next_member(first, stop) == stop:
-                for run in runs:
-                    result.add(*run)
+                result.add(first, stop - 1)
             else:
-                for run in runs:
-                    _without(unacknowledged, backlog.excluded, run[0], run[1] + 1, result)
+                _without(unacknowledged, backlog.excluded, first, stop, result)
         first = stop
     return result.runs
 
@@ -241,28 +231,22 @@ def _without(unacknowledged: SequenceSet, excluded: SequenceSet, first: int, end
         first = max(stop, first)
 
 
+def _is_read(backlog: Backlog, block: Block) -> bool:
+    """Whether the messages of a block must be read to know which of them a durable was given."""
+    # A timed block may have a map's values, which a matcher cannot distinguish from messages.
+    return block.timed or not backlog.arithmetic
+
+
 def _read(
-    durable: PendingMessages,
-    block: Block,
-    unacknowledged: SequenceSet,
-    first: int,
-    end: int,
-    result: Found,
-    ahead: ReadAhead | None,
+    durable: PendingMessages, block: Block, unacknowledged: SequenceSet, first: int, end: int, result: Found
 ) -> None:
     backlog = durable.backlog
-    looked = ahead.messages(first, end) if ahead is not None else None
-    for seq, end_ms, deliver_at_ms in _look(backlog, first, end) if looked is None else looked:
-        if seq in unacknowledged or not backlog.wants_matching(seq, block):
-            continue
-        if not (end_ms and end_ms <= block.swept_ms) and not backlog.is_passed_delayed(seq, deliver_at_ms):
-            result.add(seq, seq)
-
-
-def _look(backlog: Backlog, first: int, end: int) -> Iterator[MessageTimes]:
     for kept in backlog.shelf.messages.read(backlog.shelf.store, first, end - 1):
-        if backlog.matcher.matches(kept.fields):
-            yield MessageTimes(kept.seq, expires_ms(kept), kept.deliver_at_ms)
+        seq, end_ms = kept.seq, expires_ms(kept)
+        if not backlog.matcher.matches(kept.fields) or seq in unacknowledged or not backlog.wants_matching(seq, block):
+            continue
+        if not (end_ms and end_ms <= block.swept_ms) and not backlog.is_passed_delayed(seq, kept.deliver_at_ms):
+            result.add(seq, seq)
 
 
 def retention_next_ms(durable: PendingMessages) -> int | None:
@@ -310,11 +294,6 @@ def release_retained(durable: PendingMessages, end: int) -> int:
     return total
 
 
-def reading_ahead(durable: PendingMessages, command: Rewind) -> ReadAhead:
-    """What reads the messages of this rewind ahead."""
-    return ReadAhead(durable.backlog, _target(durable.backlog, command))
-
-
 def _target(backlog: Backlog, command: Rewind) -> int:
     assert backlog.floor is not None, "only a durable that retains is rewound"
     if command.time_ms:
@@ -322,26 +301,63 @@ def _target(backlog: Backlog, command: Rewind) -> int:
     return max(command.seq, backlog.floor)
 
 
-def rewind(durable: PendingMessages, command: Rewind, ahead: ReadAhead | None = None) -> bool:
-    """Deliver again from a number or a time on, as far back as is retained; delivery counts start again.
+def rewind(durable: PendingMessages, command: Rewind) -> bool:
+    """Begin to deliver again from a number or a time on, as far back as is retained; delivery counts start again.
 
-    Leases from there on end. Returns whether anything changed. ``ahead`` saves reading and changes nothing else.
-    *Cost*: one step that everything waits for: some 10 microseconds a block; without ``ahead`` also up to 10 for each
-    message of a timed block, or of any with a matcher, because it is read.
+    Leases from there on end. Returns whether anything changed. Cost: that of one step of ``rewind_on``; under older
+    rules the whole rewind is one step.
+    """
+    target = _target(durable.backlog, command)
+    if target >= durable.backlog.cursor:
+        return False
+    if durable.rewind_to is not None:
+        target = min(target, durable.rewind_to)
+    durable.rewind_to, durable.rewind_ms = target, command.at_ms
+    looks = EXPIRE_LOOKS if durable.shelf.rules >= REWIND_RULES else _HIGH
+    rewind_on(durable, command.at_ms, Budget(looks, looks))
+    return True
+
+
+def rewind_reads(durable: PendingMessages, command: Rewind) -> Iterator[tuple[int, int]]:
+    """The ranges of numbers whose messages this rewind reads, the newest first."""
+    target, low = _target(durable.backlog, command), durable.backlog.cursor
+    while low > target:
+        end, low = low, max(target, (low - 1) // BLOCK_MESSAGES * BLOCK_MESSAGES)
+        if _reads(durable.backlog, low):
+            yield low, end - 1
+
+
+def _reads(backlog: Backlog, seq: int) -> bool:
+    block = backlog.shelf.counts.block(seq // BLOCK_MESSAGES)
+    return block is not None and bool(block.live) and _is_read(backlog, block)
+
+
+def rewind_on(durable: PendingMessages, now_ms: int, budget: Budget) -> None:
+    """Take one step of a rewind: move the cursor back, as far as the budget goes.
+
+    What it leaves is a whole rewind to a later number. Cost: reads a block at most beyond the budget.
     """
     backlog = durable.backlog
-    target = _target(backlog, command)
-    if target >= backlog.cursor:
-        return False
-    if ahead is not None and not ahead.is_of(backlog):
-        ahead = None
-    for first, last in retained(durable, target, backlog.cursor, ahead):
+    assert durable.rewind_to is not None and backlog.floor is not None, "only a durable that retains is rewound"
+    target, low = max(durable.rewind_to, backlog.floor), backlog.cursor
+    while low > target and not budget.is_spent:
+        end, low = low, max(target, (low - 1) // BLOCK_MESSAGES * BLOCK_MESSAGES)
+        budget.looks -= end - low if _reads(backlog, low) else UNREAD_LOOKS
+    if low < backlog.cursor:
+        _go_back(durable, low, now_ms)
+    if low <= target:
+        durable.rewind_to = None
+
+
+def _go_back(durable: PendingMessages, target: int, now_ms: int) -> None:
+    backlog = durable.backlog
+    for first, last in retained(durable, target, backlog.cursor):
         durable.pending += last - first + 1
         durable.pending_bytes += durable.shelf.counts.size(first, last)
     for holder in durable.leases.of.values():
         for run in durable.leases.take(holder, target, _HIGH):
             # Their own time may have ended while they were held; the cursor would take that for carried out.
-            without_expired(durable, run[0], run[1], command.at_ms)
+            without_expired(durable, run[0], run[1], now_ms)
     durable.redelivery.clear_from(target)
     for dying in [seq for seq in durable.dying if seq >= target]:
         if durable.parks:
@@ -354,7 +370,6 @@ def rewind(durable: PendingMessages, command: Rewind, ahead: ReadAhead | None = 
     if len(replayed) > REPLAYED_RUNS_MAX:
         durable.replayed.forget_below(replayed[1][0])
     backlog.go_back(target)
-    return True
 
 
 def leave_retained(durable: PendingMessages, now_ms: int) -> Residue:
@@ -379,6 +394,7 @@ def set_retention(durable: PendingMessages, retention_ms: int, now_ms: int) -> R
     if retention_ms and backlog.floor is None:
         backlog.move_floor(backlog.cursor)
     elif not retention_ms and backlog.floor is not None:
+        durable.rewind_to = None
         if durable.is_stepwise:
             residue = leave_retained(durable, now_ms)
             backlog.move_floor(None)

@@ -58,6 +58,8 @@ class ConsumptionState(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Of the subscribers whose messages are marked."""
     replayed: list[tuple[int, int]] = []
     discards_ms: int = 0
+    rewind_to: int | None = None
+    rewind_ms: int = 0
 
 
 @dataclass(slots=True)
@@ -86,6 +88,9 @@ class PendingMessages:
         self.dying: dict[int, tuple[str, int]] = {}  # cause and deliveries of each, in the order in which they died
         self.dying_retry_ms = 0
         self.discards_ms = 0  # when a command left more than the limits allow, for Expire to discard; 0 for never
+        self.rewind_to: int | None = None
+        """How far back a rewind goes that a command has left to ``Expire``; None without one."""
+        self.rewind_ms = 0  # when it began
         self.parked_ms: Deadlines[int] | None = None
         """When each of the parked began to live; made when it is asked for."""
         self.retention_done_ms = 0
@@ -301,6 +306,8 @@ class PendingMessages:
             ],
             self.replayed.runs() if self.replayed else [],
             self.discards_ms,
+            self.rewind_to,
+            self.rewind_ms,
         )
 
     def restore(self, state: ConsumptionState) -> None:
@@ -337,6 +344,7 @@ class PendingMessages:
         self.causes = dict(state.causes)
         self.replayed = SequenceSet(state.replayed)
         self.discards_ms = state.discards_ms
+        self.rewind_to, self.rewind_ms = state.rewind_to, state.rewind_ms
 
     def keys_state(self) -> list[tuple[int, str]]:
         """What a key-ordered durable knows of keys."""

@@ -7,7 +7,7 @@ messages that the ports return.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -23,7 +23,7 @@ from holdfast.stores.definitions.cluster import (
 )
 from holdfast.stores.definitions.reader import check_name
 from holdfast.stores.durables import expiry
-from holdfast.stores.durables.backlog import ReadAhead, expires_ms
+from holdfast.stores.durables.backlog import expires_ms
 from holdfast.stores.durables.consumption import Consumption
 from holdfast.stores.durables.keyed import LastValue
 from holdfast.stores.durables.map import Map
@@ -47,7 +47,6 @@ class State(Cluster):
 
     def __init__(self, messages: Messages, blocks: Blocks, entries: Entries, volatile: Ports | None = None) -> None:
         super().__init__(messages, blocks, entries, volatile)
-        self.read_ahead: ReadAhead | None = None  # for the rewind that comes now: a hint, and no part of the state
         self._handlers = self._table()
 
     def _table(self) -> dict[type, Callable[[Command, list[Effect]], _Outcome]]:
@@ -304,15 +303,15 @@ class State(Cluster):
     def _rewind(self, command: commands.Rewind, effects: list[Effect]) -> _Outcome:
         store, found = self.find(command.store, command.durable)
         durable = _retaining(found)
-        changed = expiry.rewind(durable, command, self.read_ahead)
+        changed = expiry.rewind(durable, command)
         if changed and durable.ready():
             effects.append(durable.ready_effect)
         self.arm(store, command.durable)
         return Done(), changed
 
-    def reading_ahead(self, command: commands.Rewind) -> ReadAhead:
-        """What reads the messages of this rewind ahead. Raises what the rewind would be refused with."""
-        return expiry.reading_ahead(_retaining(self.find(command.store, command.durable)[1]), command)
+    def rewind_reads(self, command: commands.Rewind) -> Iterator[tuple[int, int]]:
+        """The ranges that this rewind will read, the newest first. Raises what it would be refused with."""
+        return expiry.rewind_reads(_retaining(self.find(command.store, command.durable)[1]), command)
 
     def _expire(self, command: commands.Expire, effects: list[Effect]) -> _Outcome:
         due_ms = self.next_deadline_ms(volatile=command.volatile)

@@ -185,7 +185,11 @@ class Resend(_OfDurable, frozen=True):
 
 
 class Rewind(_OfDurable, frozen=True):
-    """Deliver retained messages again, from ``seq`` (0: all) or, if given, from ``time_ms`` on."""
+    """Deliver retained messages again, from ``seq`` (0: all) or, if given, from ``time_ms`` on.
+
+    One command reads about ``EXPIRE_LOOKS`` messages, newest first; ``Expire`` does the rest. Until then the durable
+    delivers nothing.
+    """
 
     seq: int = 0
     time_ms: int = 0
@@ -326,10 +330,12 @@ Result = (
 )
 
 
-RULES: Final = 3
+RULES: Final = 4
 """The rules by which this code carries commands out. A change of what a command does is a new number."""
 STEPWISE_RULES: Final = 3
 """From these rules on a map or last value is cleared, and makes room, in steps; to remove all keys takes one number."""
+REWIND_RULES: Final = 4
+"""From these rules on a rewind goes in steps, and nothing is delivered before the last one."""
 FIRST_RULES: Final = 1  # the rules of every record and snapshot without a number (docs/decisions/0028)
 
 

@@ -1,4 +1,4 @@
-"""Looking ahead of a rewind: it spares the rewind its reading, changes nothing else, and lets others go between."""
+"""A rewind goes in steps: each reads a bounded number of messages, and nothing is delivered before the last one."""
 
 from __future__ import annotations
 
@@ -12,26 +12,29 @@ from tests.stores.state_harness import Machine
 from tests.worlds.stores.memory_ports import MemoryMessages
 
 from holdfast.errors import Closed, CorruptData, InvalidRequest, NotFound
-from holdfast.stores.durables import backlog as read_ahead
-from holdfast.stores.durables.backlog import ReadAhead
 from holdfast.stores.durables.consumption import Consumption
 from holdfast.stores.service import StoreService
 from holdfast.stores.storage.messages import StoredMessages
 from holdfast.stores.values.commands import (
+    EXPIRE_LOOKS,
+    REWIND_RULES,
+    RULES,
     Acknowledge,
     Attach,
     Define,
     Deliver,
     Delivered,
-    Drop,
-    MapChange,
+    Expire,
+    Expired,
     Publish,
+    Purge,
     Rewind,
 )
+from holdfast.stores.values.effects import Ready
 from holdfast.stores.values.messages import Message
 from holdfast.stores.values.ports import BLOCK_MESSAGES, Kept
 
-MANY = 3 * BLOCK_MESSAGES + 100
+MANY = 3 * EXPIRE_LOOKS + 100
 MATCHED = {"type": "shared", "matcher": {"kind": "a"}, "retention_time": 36_000, "prefetch": 10_000}
 
 
@@ -70,24 +73,24 @@ def take_all(machine: Machine) -> list[int]:
     return taken
 
 
-def rewind(machine: Machine, command: Rewind, ahead: ReadAhead | None = None) -> list[int]:
-    """What is delivered after it."""
-    machine.state.read_ahead = ahead
-    machine.do(command)
-    machine.state.read_ahead = None
+def rewind(machine: Machine, seq: int = 0) -> None:
+    machine.do(Rewind(machine.now_ms, "s", "a", seq))
+
+
+def expire(machine: Machine) -> bool:
+    """One step; whether more is due."""
+    result = machine.do(Expire(machine.now_ms))
+    assert isinstance(result, Expired)
+    return result.more
+
+
+def finish(machine: Machine) -> int:
+    """How many steps it takes to the end."""
+    steps = 0
+    while expire(machine):
+        steps += 1
     machine.state.check()
-    pending = machine.durable("a").pending
-    taken = take_all(machine)
-    assert len(taken) == pending
-    return taken
-
-
-def look(machine: Machine, command: Rewind) -> ReadAhead:
-    """To the end."""
-    ahead = machine.state.reading_ahead(command)
-    while ahead.read_on():
-        pass
-    return ahead
+    return steps
 
 
 def matching(first: int, end: int = MANY + 1) -> list[int]:
@@ -95,84 +98,116 @@ def matching(first: int, end: int = MANY + 1) -> list[int]:
 
 
 @pytest.mark.parametrize("seq", [0, 1, 700, BLOCK_MESSAGES, 2 * BLOCK_MESSAGES - 1, MANY - 1])
-def test_a_rewind_that_was_looked_ahead_of_reads_nothing_and_does_the_same(seq: int) -> None:
-    with_ahead, without = retaining(), retaining()
-    command = Rewind(with_ahead.now_ms, "s", "a", seq)
-    ahead = look(with_ahead, command)
-    reads, all_reads = Reads(with_ahead.messages), Reads(without.messages)
-    with_ahead.state.read_ahead = ahead
-    with_ahead.do(command)
-    without.do(command)
-    assert (reads.count, all_reads.count) == (0, MANY + 1 - max(seq, 1))
-    assert with_ahead.state.snapshot() == without.state.snapshot()
-    with_ahead.state.read_ahead = None
-    assert take_all(with_ahead) == take_all(without) == matching(seq)
+def test_a_rewind_in_steps_delivers_what_one_in_a_single_step_delivers(seq: int) -> None:
+    in_steps, at_once = retaining(), retaining()
+    at_once.state.rules = REWIND_RULES - 1
+    for machine in (in_steps, at_once):
+        rewind(machine, seq)
+    assert at_once.durable("a").rewind_to is None
+    finish(in_steps)
+    at_once.state.rules = RULES
+    assert in_steps.state.snapshot() == at_once.state.snapshot()
+    assert take_all(in_steps) == take_all(at_once) == matching(seq)
 
 
-def test_a_maps_values_are_not_taken_for_messages() -> None:
-    machine = Machine(a={"type": "shared", "retention_time": 36_000, "matcher": {"kind": True}}, m={"type": "map"})
-    plain = Machine(a={"type": "shared", "retention_time": 36_000}, m={"type": "map"})
-    for each in (machine, plain):
-        each.attach("a", "one")
-        for number in range(3):
-            each.publish(Message(fields={"kind": "a"}))
-            each.do(MapChange(each.now_ms, "s", "m", [(f"k{number}", b"value", None)]))
-        numbers = take_all(each)
-        assert len(numbers) == 3
-        command = Rewind(each.now_ms, "s", "a", 0)
-        assert rewind(each, command, look(each, command)) == numbers
-
-
-def test_what_was_looked_at_takes_no_more_memory_than_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(read_ahead, "BYTES_MAX", 1_000)
+def test_a_step_reads_a_bounded_number_of_messages() -> None:
     machine = retaining()
-    command = Rewind(machine.now_ms, "s", "a", 0)
     reads = Reads(machine.messages)
-    ahead = look(machine, command)
-    assert reads.count == BLOCK_MESSAGES - 1  # the first block is above it
-    assert rewind(machine, command, ahead) == matching(0)
+    rewind(machine)
+    assert reads.count <= EXPIRE_LOOKS + BLOCK_MESSAGES
+    for _ in range(MANY // EXPIRE_LOOKS - 2):
+        reads.count = 0
+        assert expire(machine), "the rewind is not done yet"
+        assert reads.count <= EXPIRE_LOOKS + BLOCK_MESSAGES
+    finish(machine)
+    assert take_all(machine) == matching(0)
 
 
-def test_what_happened_since_it_was_looked_at_counts() -> None:
-    machine = retaining()
-    command = Rewind(machine.now_ms, "s", "a", 0)
-    ahead = look(machine, command)
-    machine.do(Drop(machine.now_ms, "s", "a", 2))
-    machine.publish(*[Message(fields={"kind": "a"})] * 5)
-    held = machine.numbers("a", "one", 3)
-    assert held == [MANY + 1, MANY + 2, MANY + 3]
-    machine.settle("a", "one", reject=[MANY + 2])
-    machine.later(10**7)  # those with times of their own are over
-    over = {1 + number for number in range(0, MANY, 700)}
-    command = Rewind(machine.now_ms, "s", "a", 0)
-    expected = [seq for seq in [*matching(1), *range(MANY + 1, MANY + 6)] if seq not in {2, MANY + 2} | over]
-    assert rewind(machine, command, ahead) == expected
-
-
-def test_a_look_that_goes_on_after_the_cursor_went_on_knows_both_parts_of_a_block() -> None:
-    machine = retaining()
-    command = Rewind(machine.now_ms, "s", "a", 0)
-    ahead = look(machine, command)
-    machine.publish(*[Message(fields={"kind": "a"})] * 5)
-    take_all(machine)
-    assert ahead.read_on()
-    reads = Reads(machine.messages)
-    machine.state.read_ahead = ahead
-    machine.do(command)
-    assert reads.count == 0
-    machine.state.read_ahead = None
-    assert take_all(machine) == [*matching(0), *range(MANY + 1, MANY + 6)]
-
-
-def test_what_was_looked_at_in_another_life_of_the_durable_is_not_believed() -> None:
-    machine = retaining()
-    ahead = look(machine, Rewind(machine.now_ms, "s", "a", 0))
-    machine.define(all={"type": "shared"})
-    machine.define(a={**MATCHED, "matcher": {"kind": "b"}}, all={"type": "shared"})
+def test_blocks_that_need_no_reading_are_many_to_a_step() -> None:
+    machine = Machine(a={"type": "shared", "retention_time": 36_000, "prefetch": 10_000})
+    machine.checked = False
     machine.attach("a", "one")
-    machine.publish(*[Message(fields={"kind": kind}) for kind in "abab"])
-    assert take_all(machine) == [MANY + 2, MANY + 4]
-    assert rewind(machine, Rewind(machine.now_ms, "s", "a", 0), ahead) == [MANY + 2, MANY + 4]
+    for _ in range(10):
+        machine.publish(*[Message()] * 2_000)
+    assert len(take_all(machine)) == 20_000
+    reads = Reads(machine.messages)
+    rewind(machine)
+    assert (reads.count, machine.durable("a").rewind_to) == (0, None)
+    assert len(take_all(machine)) == 20_000
+
+
+def test_nothing_is_delivered_before_the_last_step_and_the_oldest_comes_first() -> None:
+    machine = retaining()
+    rewind(machine)
+    machine.publish(*[Message(fields={"kind": "a"})] * 3)
+    assert not machine.state.ready("s", "a")
+    assert machine.numbers("a", "one", 512) == []
+    finish(machine)
+    assert machine.effects == [Ready("s", "a")]
+    assert take_all(machine) == [*matching(0), *range(MANY + 1, MANY + 4)]
+
+
+def test_a_restart_between_two_steps_goes_on() -> None:
+    machine = retaining()
+    rewind(machine)
+    to = machine.durable("a").rewind_to
+    machine.restart()
+    assert machine.durable("a").rewind_to == to == 1
+    finish(machine)
+    assert take_all(machine) == matching(0)
+
+
+def test_what_is_held_is_acknowledged_until_the_rewind_reaches_it_and_comes_again_all_the_same() -> None:
+    machine = retaining()
+    machine.publish(*[Message(fields={"kind": "b"})] * (2 * EXPIRE_LOOKS))
+    machine.do(Purge(machine.now_ms, "s", "all"))
+    rewind(machine, MANY - 10)
+    finish(machine)
+    held = machine.numbers("a", "one", 4)
+    machine.publish(*[Message(fields={"kind": "b"})] * (2 * EXPIRE_LOOKS))
+    rewind(machine, MANY - 10)
+    machine.do(Acknowledge(machine.now_ms, "s", "a", "one", ack=[(seq, seq) for seq in held]))
+    finish(machine)
+    assert take_all(machine) == matching(MANY - 10)
+
+
+def test_a_second_rewind_goes_as_far_as_the_one_that_goes_further() -> None:
+    for second, expected in ((0, 0), (700, 5)):
+        machine = retaining()
+        rewind(machine, 5 if second else 700)
+        assert machine.durable("a").rewind_to is not None
+        rewind(machine, second)
+        finish(machine)
+        assert take_all(machine) == matching(expected)
+
+
+@pytest.mark.parametrize("ends", ["purge", "no retention", "gone"])
+def test_a_purge_and_a_definition_end_a_rewind(ends: str) -> None:
+    machine = retaining()
+    rewind(machine)
+    match ends:
+        case "purge":
+            machine.do(Purge(machine.now_ms, "s", "a"))
+        case "no retention":
+            machine.define(a={**MATCHED, "retention_time": 0}, all={"type": "shared"})
+        case _:
+            machine.define(all={"type": "shared"})
+    finish(machine)
+    if ends != "gone":
+        assert machine.durable("a").rewind_to is None
+        taken = take_all(machine)
+        # Without retention what the first step put back is still to be delivered.
+        assert taken == ([] if ends == "purge" else matching(taken[0]))
+
+
+def test_a_limit_discards_the_oldest_after_the_last_step() -> None:
+    machine = retaining()
+    machine.define(a={**MATCHED, "message_limit": 10, "discard": "old"}, all={"type": "shared"})
+    rewind(machine)
+    machine.publish(Message(fields={"kind": "a"}))
+    assert machine.durable("a").pending > 10, "the oldest ones are not known yet"
+    finish(machine)
+    assert take_all(machine) == [*matching(0)[-9:], MANY + 1]
 
 
 # ---- in the service -------------------------------------------------------------------------------------------------
@@ -214,9 +249,8 @@ def test_others_have_their_turn_while_a_rewind_reads(tmp_path: Path) -> None:
         await until(lambda: pending(service))
         assert turns >= 6_000 // BLOCK_MESSAGES
         await rewinding
+        await until(lambda: pending(service) == 3_000)
         others.cancel()
-        assert pending(service) == 3_000
-        assert service.state.read_ahead is None
         await service.close()
 
     run(scenario)
@@ -236,9 +270,7 @@ def test_a_rewind_that_is_refused_says_what_the_command_says(tmp_path: Path) -> 
     run(scenario)
 
 
-def test_damage_that_a_look_ahead_meets_refuses_the_rewind_and_changes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_damage_refuses_the_rewind_and_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
         service = await serving(tmp_path / "stores")
         before = service.state.snapshot()
@@ -253,7 +285,7 @@ def test_damage_that_a_look_ahead_meets_refuses_the_rewind_and_changes_nothing(
         assert service.state.snapshot() == before
         assert service.failure is None
         await service.rewind(Rewind(0, "s", "a", 0))
-        assert pending(service) == 3_000
+        await until(lambda: pending(service) == 3_000)
         await service.close()
 
     run(scenario)
