@@ -63,6 +63,16 @@ class MakingOptions:
     give_up_seconds: float = GIVE_UP_SECONDS
 
 
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What a snapshot of ``version`` is made from: the log up to ``head``, and ``base``, the newest earlier one."""
+
+    head: Header
+    log_id: str
+    version: int
+    base: Manifest | None
+
+
 async def make_snapshot(
     store: ObjectStore, options: MakingOptions | None = None, on_progress: Progress | None = None
 ) -> Manifest:
@@ -76,26 +86,35 @@ async def make_snapshot(
     snapshot was removed), CorruptData, Unavailable. After any of them, and after a crash, no manifest names the parts.
     """
     options = options or MakingOptions()
+    start = await start_of(store, options.at)
+    if isinstance(start, Manifest):
+        return start
+    with tempfile.TemporaryDirectory(prefix="holdfast-snapshot-") as folder:
+        making = _Making(store, Path(folder, "state.sqlite"), options)
+        with closing(making):
+            if start.base is not None:
+                await making.load(start.base)
+            slot = await making.follow(start.head, start.version, on_progress)
+            return await making.write(Position(start.version, making.last_transaction, start.log_id), slot)
+
+
+async def start_of(store: ObjectStore, at: int | None) -> Start | Manifest:
+    """What a snapshot at version ``at`` (None: the newest one) is made from, or the snapshot itself where it exists.
+
+    Raises: InvalidRequest (``future_version``), NotFound (``log_empty``), CorruptData, Unavailable.
+    """
     frontier = await find_frontier(store)
     if frontier is None:
         raise NotFound("log is empty", code=Code.LOG_EMPTY)
     head, claim = frontier
-    version = head.last_version if options.at is None else options.at
+    version = head.last_version if at is None else at
     if not 0 <= version <= head.last_version:
         raise InvalidRequest(
             "the log has not reached this version", code=Code.FUTURE_VERSION, at=version, last_version=head.last_version
         )
     lineage = await lineage_of(store, claim)
     base = await newest_snapshot(store, lineage, version)
-    if base is not None and base.version == version:
-        return base
-    with tempfile.TemporaryDirectory(prefix="holdfast-snapshot-") as folder:
-        making = _Making(store, Path(folder, "state.sqlite"), options)
-        with closing(making):
-            if base is not None:
-                await making.load(base)
-            slot = await making.follow(head, version, on_progress)
-            return await making.write(Position(version, making.last_transaction, lineage.log_id), slot)
+    return base if base is not None and base.version == version else Start(head, lineage.log_id, version, base)
 
 
 async def place_of(store: ObjectStore, head: Header, version: int) -> tuple[str, int]:

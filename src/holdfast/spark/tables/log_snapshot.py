@@ -23,15 +23,13 @@ from pyspark import StorageLevel, TaskContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  the name that every Spark program uses
 
-from holdfast.commit.reading.lineage import lineage_of
-from holdfast.commit.reading.reader import find_frontier
-from holdfast.errors import Code, CorruptData, InvalidRequest, NotFound
+from holdfast.errors import CorruptData
 from holdfast.objects.creating import create_exactly
 from holdfast.objects.port import ObjectStore
-from holdfast.snapshots.making import place_of, write_manifest
+from holdfast.snapshots.making import Start, place_of, start_of, write_manifest
 from holdfast.snapshots.manifest import FORMAT, Manifest, Part, part_key, part_name
 from holdfast.snapshots.part import PART_BYTES, SCHEMA, encode_table
-from holdfast.snapshots.reading import newest_snapshot, read_part
+from holdfast.snapshots.reading import read_part
 from holdfast.spark.log.increments import next_increment, read_increment
 from holdfast.spark.runtime.store_thread import with_store
 from holdfast.spark.tables.state import Coverage, newest_values, range_coverage
@@ -45,13 +43,11 @@ _PARTS: Final = "part binary"
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What a snapshot of ``version`` begins with; ``base`` is the newest earlier one."""
+    """What the snapshot begins with, and where in the log its version is."""
 
-    log_id: str
-    version: int
-    last_transaction: int
+    start: Start
     slot: str
-    base: Manifest | None
+    last_transaction: int
 
 
 def snapshot_into_log(
@@ -65,29 +61,30 @@ def snapshot_into_log(
     plan = with_store(log_url, partial(_plan, at=at))
     if isinstance(plan, Manifest):
         return plan
-    after = 0 if plan.base is None else plan.base.version
-    increment = next_increment(log_url, after, until=plan.version, step_bytes=2**62)
-    before = _rows_of(spark, log_url, plan.base)
+    version, base = plan.start.version, plan.start.base
+    after = 0 if base is None else base.version
+    increment = next_increment(log_url, after, until=version, step_bytes=2**62)
+    before = _rows_of(spark, log_url, base)
     changes = before.select("key", "version", F.lit(-1).alias("position"), F.lit("write").alias("kind"), "value")
     coverage = Coverage((), ())
     if not increment.is_empty:
         read = partial(read_increment, spark, log_url, increment)
         coverage = range_coverage(read("key,end,version,position", "range_delete"))
         changes = changes.unionByName(read("key,version,position,kind,value", "write,delete"))
-    held_bytes = increment.log_bytes + (0 if plan.base is None else plan.base.size)
+    held_bytes = increment.log_bytes + (0 if base is None else base.size)
     ranges = max(1, min(RANGES_MAX, -(-held_bytes // RANGE_BYTES)))
     values = newest_values(changes, coverage).repartitionByRange(ranges, "key").sortWithinPartitions("key")
     # Both passes must see the same ranges.
     values.persist(StorageLevel.DISK_ONLY)
     try:
         starts = _starts(values.mapInArrow(_sizes, _SIZES).collect(), part_bytes)
-        parts = _write_parts(values, starts, log_url, plan.version)
+        parts = _write_parts(values, starts, log_url, version)
     finally:
         values.unpersist()
     manifest = Manifest(
         format=FORMAT,
-        log_id=plan.log_id,
-        version=plan.version,
+        log_id=plan.start.log_id,
+        version=version,
         last_transaction=plan.last_transaction,
         slot=plan.slot,
         rows=sum(part.rows for part in parts),
@@ -97,21 +94,10 @@ def snapshot_into_log(
 
 
 async def _plan(store: ObjectStore, at: int | None) -> _Plan | Manifest:
-    frontier = await find_frontier(store)
-    if frontier is None:
-        raise NotFound("log is empty", code=Code.LOG_EMPTY)
-    head, claim = frontier
-    version = head.last_version if at is None else at
-    if not 0 <= version <= head.last_version:
-        raise InvalidRequest(
-            "the log has not reached this version", code=Code.FUTURE_VERSION, at=version, last_version=head.last_version
-        )
-    lineage = await lineage_of(store, claim)
-    base = await newest_snapshot(store, lineage, version)
-    if base is not None and base.version == version:
-        return base
-    slot, last_transaction = await place_of(store, head, version)
-    return _Plan(lineage.log_id, version, last_transaction, slot, base)
+    start = await start_of(store, at)
+    if isinstance(start, Manifest):
+        return start
+    return _Plan(start, *await place_of(store, start.head, start.version))
 
 
 def _rows_of(spark: SparkSession, url: str, base: Manifest | None) -> DataFrame:
