@@ -19,7 +19,8 @@ class HeldBytes:
         self._held: dict[str, tuple[int, int]] = {}
 
     async def look(self, newest: Slot, cuts: Mapping[str, Slot | None]) -> dict[str, int]:
-        """The bytes that each policy keeps; its cut is the slot before the oldest object that it keeps, None for all.
+        """The bytes that each policy keeps; its cut is the slot before the oldest object that it keeps, None where it
+        keeps all that exists.
 
         Cost: at first a LIST for each 1,000 objects that are kept, then one for each 1,000 that came or went. Raises:
         Unavailable; then the next look goes on from the one before.
@@ -29,11 +30,13 @@ class HeldBytes:
         for name, cut in cuts.items():
             end = FIRST_SLOT + 1 if cut is None else int(cut)
             before = self._held.get(name)
-            if self._newest is None or before is None or end > before[0]:
+            if before is None:
                 held[name] = end, await self._between(newest, end)
-            else:
-                old_end, size = before
-                held[name] = end, size + came - await self._between(end, old_end)
+                continue
+            old_end, size = before
+            # After a sweep nothing is left to cut, so the end moves back over the few objects that stay.
+            more, less = await self._between(old_end, end), await self._between(end, old_end)
+            held[name] = end, size + came + more - less
         self._newest, self._held = newest, held
         return {name: size for name, (_, size) in held.items()}
 

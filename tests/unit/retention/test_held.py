@@ -46,3 +46,36 @@ def test_kept_bytes_equal_a_whole_count_as_the_log_grows_and_cuts_move(
             }
 
     asyncio.run(scenario())
+
+
+def test_what_stays_is_not_listed_again_after_a_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PAGE", 3)
+    objects = MemoryObjects()
+    log = RandomLog(Random(1), objects)
+    store = MemoryStore(objects)
+    held = HeldBytes(store)
+    lists = 0
+    whole_list = store.list
+
+    async def counted(prefix: str, **more: object) -> object:
+        nonlocal lists
+        lists += 1
+        return await whole_list(prefix, **more)  # type: ignore[arg-type]
+
+    store.list = counted  # type: ignore[method-assign, assignment]
+
+    async def scenario() -> None:
+        nonlocal lists
+        log.grow(200)
+        rows = await whole_list(PREFIX, limit=1_000)
+        kept, swept = rows[:-20], rows[-20:]
+        cut = slot_of(swept[0].key)
+        assert await held.look(log.head.slot, {"one": cut}) == {"one": sum(row.size for row in kept)}
+        for row in swept:
+            objects.delete(row.key)
+        lists = 0
+        # Nothing that may go exists any more, so there is no cut.
+        assert await held.look(log.head.slot, {"one": None}) == {"one": sum(row.size for row in kept)}
+        assert lists <= 2
+
+    asyncio.run(scenario())
