@@ -107,7 +107,7 @@ class Mutant:
     patches: tuple[Patch, ...]
     play: Callable[[int], WorldReport]
     first_seed: int
-    """Where the search begins: some rules are broken visibly in one of a thousand worlds."""
+    """Where the search begins: at the seed that has noticed it, where the search before that seed takes long."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable
 
 import pytest
-from tests.matrix import matrix
 from tests.worlds.harness import run_seeds
 from tests.worlds.queue.mutants import MUTANTS, UNPROVED
 
@@ -14,14 +13,6 @@ SMALL = os.environ.get("HOLDFAST_SMALL") == "1"
 FIXED_WORLDS = 8
 FRESH_WORLDS = 2 if SMALL else 8
 FOLLOWER_WORLDS = 3 if SMALL else FIXED_WORLDS
-SLOW = {
-    "clean_mark_stays", "consumed_asks_those_that_hold", "cursor_trusts_its_number", "durable_commit_without_the_log",
-    "last_record_at_or_before", "latest_page_at_or_before", "no_check", "no_poison_mark", "no_seal",
-    "no_sequence_number_in_the_check", "nothing_written_again", "page_closed_meanwhile_is_synced",
-    "page_in_use_removed", "pages_removed_at_once", "persist_frees_before_the_cursors", "sync_tried_again",
-    "torn_page_written_on",
-}  # fmt: skip
-"""Mutants that take more than a second until a world notices them."""
 STATES_PROVED = 100_000
 FOLLOWER_WORLDS_PROVED = 200
 PERSIST_WORLDS = 5
@@ -90,7 +81,7 @@ def test_persist_keeps_every_promise(prove: bool, record_property: RecordPropert
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", matrix(MUTANTS, lambda name: name not in SLOW))
+@pytest.mark.parametrize("name", MUTANTS)
 def test_every_mutant_of_the_queue_is_caught(name: str, record_property: RecordProperty) -> None:
     found = MUTANTS.catch(name)
     assert found.seed is not None, f"{MUTANTS[name].rule}: not caught in {MUTANTS.seeds_max} seeds"

@@ -8,12 +8,9 @@ import sys
 from collections.abc import Callable
 
 import pytest
-from tests.matrix import matrix
 from tests.worlds.harness import run_seeds
 from tests.worlds.stores.mutants import MUTANTS, SMALL_BLOCK_MUTANTS
 
-SLOW = {"parked_never_expires"}
-"""A mutant that takes more than ten seconds until a world notices it."""
 SMALL = os.environ.get("HOLDFAST_SMALL") == "1"
 FIXED_WORLDS = 10
 FRESH_WORLDS = 2 if SMALL else 6
@@ -69,7 +66,7 @@ def test_worlds_with_small_blocks_keep_every_promise(prove: bool, record_propert
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", matrix(MUTANTS, lambda name: name not in SLOW))
+@pytest.mark.parametrize("name", MUTANTS)
 def test_every_mutant_of_the_stores_is_caught(name: str, record_property: RecordProperty) -> None:
     found = MUTANTS.catch(name)
     assert found.seed is not None, f"{MUTANTS[name].rule}: not caught in {MUTANTS.seeds_max} seeds"

@@ -35,7 +35,7 @@ def no_window(self: CopyWindow, header: Header) -> bool:
     return oldest is None or not (header.kind == 1 or oldest[0].kind == 1)
 
 
-@MUTANTS.breaks("R2: nothing is sent after a claim before all of it has landed", "may_send", CopyWindow)
+@MUTANTS.breaks("R2: nothing is sent after a claim before all of it has landed", "may_send", CopyWindow, first_seed=2)
 def claims_are_objects_like_others(self: CopyWindow, header: Header) -> bool:
     """A claim is sent with what is around it."""
     oldest = next(iter(self._in_flight.values()), None)
@@ -48,7 +48,7 @@ def role_is_not_read(self: RoleRecords) -> Copied | None:
     return None
 
 
-@MUTANTS.breaks("a copy that may diverge has a new log id", "copied", RoleRecords)
+@MUTANTS.breaks("a copy that may diverge has a new log id", "copied", RoleRecords, first_seed=2)
 def promoted_log_keeps_the_id(self: RoleRecords) -> Copied | None:
     """The claim after a promotion is one like any other."""
     found, promoted = self.decoded()
@@ -81,7 +81,7 @@ _copy_new_snapshots = mirroring.copy_new_snapshots
 
 
 @MUTANTS.breaks(
-    "a manifest comes after the chain has reached its version", "copy_new_snapshots", mirroring, first_seed=48
+    "a manifest comes after the chain has reached its version", "copy_new_snapshots", mirroring, first_seed=55
 )
 async def manifest_comes_early(
     origin: ObjectStore, copy: ObjectStore, lineage: Lineage, lowest: int, through: int
@@ -108,12 +108,12 @@ MUTANTS.add(
     (mirroring, "snapshots_between", _a_snapshot_is_there),
     (mirroring, "KeptSnapshots", _EverySnapshotCounts),
     play=TRUNCATED,
-    first_seed=6,
+    first_seed=52,
 )
 
 
 @MUTANTS.breaks(
-    "all claims are copied, also those below the truncation", "_claims_before", source, play=TRUNCATED, first_seed=10
+    "all claims are copied, also those below the truncation", "_claims_before", source, play=TRUNCATED, first_seed=12
 )
 async def old_claims_are_left_out(origin: ObjectStore, slot: Slot) -> AsyncGenerator[LoggedBatch]:
     """A copy begins where the log does now."""

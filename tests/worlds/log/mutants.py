@@ -79,7 +79,7 @@ def acknowledge_out_of_order(self: persist.Persist) -> list[Batch]:
     return durable
 
 
-@MUTANTS.breaks("R1: the span of slots is bounded, not their number", "_may_send", persist.Persist)
+@MUTANTS.breaks("R1: the span of slots is bounded, not their number", "_may_send", persist.Persist, first_seed=70)
 def count_instead_of_span(self: persist.Persist) -> bool:
     """Open requests are counted; completed ones after an open one are not."""
     return sum(not item.done for item in self.in_flight) < self._rules.window and not self.resigned
@@ -231,7 +231,7 @@ def check_blind_to_the_span(self: pipeline.Pipeline, now: Any, newest: Any, effe
     _ownership_seen(self, now, newest, effects)
 
 
-@MUTANTS.breaks("a proof dates from when its request was sent", "offer", release.Release)
+@MUTANTS.breaks("a proof dates from when its request was sent", "offer", release.Release, first_seed=13)
 def proof_dated_by_the_answer(self: release.Release, batches: list[Batch], now_ms: float) -> list[Batch]:
     """A proof dates from when its answer was read."""
     for item in batches:
@@ -239,7 +239,7 @@ def proof_dated_by_the_answer(self: release.Release, batches: list[Batch], now_m
     return _offer(self, batches, now_ms)
 
 
-@MUTANTS.breaks("a refusal that is recognised as own proves nothing", "offer", release.Release)
+@MUTANTS.breaks("a refusal that is recognised as own proves nothing", "offer", release.Release, first_seed=13)
 def own_refusal_proves(self: release.Release, batches: list[Batch], now_ms: float) -> list[Batch]:
     """A batch that was refused and recognised as own proves ownership from when it was sent last."""
     for item in batches:
@@ -247,13 +247,18 @@ def own_refusal_proves(self: release.Release, batches: list[Batch], now_ms: floa
     return _offer(self, batches, now_ms)
 
 
-@MUTANTS.breaks("nothing is answered from a proof that is too old", "offer", release.Release)
+@MUTANTS.breaks("nothing is answered from a proof that is too old", "offer", release.Release, first_seed=13)
 def held_batches_released_unproved(self: release.Release, batches: list[Batch], now_ms: float) -> list[Batch]:
     """A durable batch is answered, however old the proof of ownership is."""
     return batches
 
 
-@MUTANTS.breaks("a listing proves only when all that was in flight is proved own", "_ownership_seen", pipeline.Pipeline)
+@MUTANTS.breaks(
+    "a listing proves only when all that was in flight is proved own",
+    "_ownership_seen",
+    pipeline.Pipeline,
+    first_seed=84,
+)
 def listing_proves_with_slots_in_flight(
     self: pipeline.Pipeline, now: Instant, newest: Any, effects: list[events.Effect]
 ) -> None:
@@ -284,7 +289,7 @@ def status_reads_no_log(self: pipeline.Pipeline, question: events.StatusQuestion
 # -- ordering and deciding --------------------------------------------------------------------------------------------
 
 
-@MUTANTS.breaks("versions never reach the next leader's base", "room", sequence.Sequence)
+@MUTANTS.breaks("versions never reach the next leader's base", "room", sequence.Sequence, first_seed=122)
 def hold_back_ignored(self: sequence.Sequence, durable_version: int) -> int:
     """Versions run ahead of the durable ones as far as they like."""
     return 1 << 60
@@ -299,7 +304,7 @@ def complete_nothing(self: sequence.Sequence, entry: CommitEntry) -> None:
     """Nothing is known of any attempt."""
 
 
-@MUTANTS.breaks("status bans", "ban", sequence.Sequence)
+@MUTANTS.breaks("status bans", "ban", sequence.Sequence, first_seed=4)
 def ban_not_applied(self: sequence.Sequence, request_id: str) -> None:
     """The ban is forgotten."""
 
@@ -321,7 +326,7 @@ def duplicate_answered_early(
     return _admit(self, entry, txn, request_id, floor, look_up)
 
 
-@MUTANTS.breaks("an attempt below the window is looked up", "_admit_attempt", sequence.Sequence)
+@MUTANTS.breaks("an attempt below the window is looked up", "_admit_attempt", sequence.Sequence, first_seed=14)
 def old_attempt_denied_unread(
     self: sequence.Sequence,
     entry: CommitEntry,
@@ -339,7 +344,7 @@ def old_attempt_denied_unread(
     return goes_on
 
 
-@MUTANTS.breaks("a ban outlives a later attempt that is rejected", "_remember", sequence.Sequence, first_seed=800)
+@MUTANTS.breaks("a ban outlives a later attempt that is rejected", "_remember", sequence.Sequence, first_seed=850)
 def ban_lost_with_a_later_attempt(
     self: sequence.Sequence, entry: CommitEntry, txn: Transaction, request_id: str
 ) -> None:
@@ -377,7 +382,7 @@ def floor_ignored(self: resolve.Resolve, txn: Transaction) -> Rejected | None:
 # -- taking over ------------------------------------------------------------------------------------------------------
 
 
-@MUTANTS.breaks("R3: data start at the jump", "jump", batch, claims, persist, chain)
+@MUTANTS.breaks("R3: data start at the jump", "jump", batch, claims, persist, chain, first_seed=11)
 def no_jump(claim: int) -> Any:
     """The next leader goes on right below its claim."""
     return claim - 1
@@ -446,7 +451,7 @@ def refused_claim_stands(self: TakeoverMachine, now: Instant, answer: Any) -> li
     "_check",
     TakeoverMachine,
     focus={"abrupt": True},
-    first_seed=300,
+    first_seed=388,
 )
 def no_ownership_check(self: TakeoverMachine, now: Instant) -> list[t.Effect]:
     """The new leader does not look whether another is past its claim, and says that it has."""
@@ -491,7 +496,13 @@ def asks_once(self: TakeoverMachine, now: Instant) -> list[t.Effect]:
     return self._ask(now) if self._rules.standby else self._look(now)
 
 
-@MUTANTS.breaks("a start asks its leader right before it claims", "_found_silent", TakeoverMachine, play=run_etiquette)
+@MUTANTS.breaks(
+    "a start asks its leader right before it claims",
+    "_found_silent",
+    TakeoverMachine,
+    play=run_etiquette,
+    first_seed=37,
+)
 def no_last_question(self: TakeoverMachine, now: Instant, newest: Any) -> list[t.Effect]:
     """A question before the silence is enough."""
     return self._stake(now)
@@ -534,7 +545,11 @@ MUTANTS.add(
     (sequence.Sequence, "complete", complete_nothing),
 )
 MUTANTS.add(
-    "base_without_jump", "a version is handed out once", (claims, "VERSION_JUMP", 1), (chain, "_check_claim", any_claim)
+    "base_without_jump",
+    "a version is handed out once",
+    (claims, "VERSION_JUMP", 1),
+    (chain, "_check_claim", any_claim),
+    first_seed=7,
 )
 MUTANTS.add(
     "asks_once",

@@ -50,13 +50,13 @@ def policies_not_compared(content: Content, **_: int) -> object:
     return None
 
 
-@MUTANTS.breaks("a version below truncate_through cannot be kept any more", "_require_kept", policies)
+@MUTANTS.breaks("a version below truncate_through cannot be kept any more", "_require_kept", policies, first_seed=1)
 def keeps_what_may_be_gone(version: int, now: Content) -> None:
     """A policy is accepted whatever the log holds."""
 
 
 @MUTANTS.breaks(
-    "a refused create is another writer's, unless the nonce is one's own", "_create", Generations, first_seed=18
+    "a refused create is another writer's, unless the nonce is one's own", "_create", Generations, first_seed=45
 )
 async def refused_generation_counts(self: Generations, wanted: Generation) -> bool:
     """The answer of a create that was refused is not looked at."""
@@ -103,13 +103,13 @@ def sweeps_claims(row: Listed, newest_freed: Slot, watermark: Slot) -> bool:
     return True
 
 
-@MUTANTS.breaks("holds forbid deletion", "border_of_hold", cut)
+@MUTANTS.breaks("holds forbid deletion", "border_of_hold", cut, first_seed=2)
 def holds_do_not_count(hold: Hold) -> Border:
     """Only policies are asked."""
     return Border()
 
 
-@MUTANTS.breaks("the oldest kept snapshot's log stays", "borders_of", truncator, first_seed=173)
+@MUTANTS.breaks("the oldest kept snapshot's log stays", "borders_of", truncator, first_seed=204)
 def snapshot_is_not_needed(
     content: Content, needs: Needs, *, watermark: Slot, now_ms: int, bytes_border: dict[int, int]
 ) -> list[Border] | None:
@@ -118,7 +118,7 @@ def snapshot_is_not_needed(
     return _borders_of(content, needs, watermark=watermark, now_ms=now_ms, bytes_border=bytes_border)
 
 
-@MUTANTS.breaks("every policy is asked", "border_of", cut)
+@MUTANTS.breaks("every policy is asked", "border_of", cut, first_seed=2)
 def policies_do_not_count(policy: policies.Policy, now_ms: int, bytes_border: dict[int, int]) -> Border:
     """One permission is enough."""
     return Border()

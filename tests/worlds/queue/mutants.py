@@ -111,6 +111,7 @@ def no_salt(checksum: Checksum, salt: int, page_number: int) -> int:
     "_verify",
     PageScan,
     focus={**ALIGNED, "page_bytes": 16_384, "damage_rounds": 200},
+    first_seed=4,
 )
 def no_sequence_number_in_the_check(
     self: PageScan, data: bytes, seq: int, last_time_ns: int
@@ -167,7 +168,7 @@ def acknowledge_unsynced(self: Durability, next_seq: int) -> None:
     self.next_seq = max(self.next_seq, next_seq)
 
 
-@MUTANTS.breaks("a failed sync is never repeated", "sync_data", CrashFiles, focus=FAULTS)
+@MUTANTS.breaks("a failed sync is never repeated", "sync_data", CrashFiles, focus=FAULTS, first_seed=5)
 def sync_tried_again(self: CrashFiles, file: int) -> None:
     """A sync that failed is tried once more, and then it succeeds."""
     try:
@@ -180,7 +181,7 @@ def sync_tried_again(self: CrashFiles, file: int) -> None:
             self.refuse = refuse
 
 
-@MUTANTS.breaks("a closed page says that it is", "_seal", Writer, focus={**ALIGNED, "page_bytes": 4096})
+@MUTANTS.breaks("a closed page says that it is", "_seal", Writer, focus={**ALIGNED, "page_bytes": 4096}, first_seed=4)
 def no_seal(self: Writer, page: OpenPage) -> None:
     """A page is left as it is when it is full."""
     del page
@@ -194,7 +195,7 @@ def end_without_seal(here: Here, following: Following, owed: Owed) -> Step:
     return decide(here, following, owed)
 
 
-@MUTANTS.breaks("reading since T begins in the last page strictly before T", "seek_time", LogReader)
+@MUTANTS.breaks("reading since T begins in the last page strictly before T", "seek_time", LogReader, first_seed=7)
 def latest_page_at_or_before(self: LogReader, time_ns: int) -> None:
     """The latest page whose first time is at most T, instead of strictly below."""
     self._seek_page(lambda header: header.base_time_ns <= time_ns)
@@ -203,7 +204,7 @@ def latest_page_at_or_before(self: LogReader, time_ns: int) -> None:
         self._scan.seek_time(time_ns)
 
 
-@MUTANTS.breaks("reading since T begins at the last record strictly before T", "seek_time", PageScan)
+@MUTANTS.breaks("reading since T begins at the last record strictly before T", "seek_time", PageScan, first_seed=7)
 def last_record_at_or_before(self: PageScan, time_ns: int) -> None:
     """The last record whose time is at most T, instead of strictly below."""
     if self._index is not None:
@@ -228,7 +229,12 @@ def mark_of_any_boot(pages: PageDirectory, mark: WritePosition | None, boot_id: 
 
 
 @MUTANTS.breaks(
-    "after a torn tail a new page is begun", "find_end", queue, reader, focus={**ALIGNED, "lives": 3, "steps": 15}
+    "after a torn tail a new page is begun",
+    "find_end",
+    queue,
+    reader,
+    focus={**ALIGNED, "lives": 3, "steps": 15},
+    first_seed=17,
 )
 def torn_page_written_on(pages: PageDirectory, mark: WritePosition | None, boot_id: bytes) -> LogEnd:
     """After a loss of power writing goes on in the same page, before what may follow the hole."""
@@ -274,6 +280,7 @@ _reached = SyncProgress.reached
     "reached",
     SyncProgress,
     focus={"sync": "os", "max_bytes": None, "page_bytes": 4096, "crowd": 0.8, "steps": 28},
+    first_seed=5,
 )
 def page_closed_meanwhile_is_synced(self: SyncProgress, target: SyncTarget) -> None:
     """What it got while its sync was under way is taken for synced with the rest."""
@@ -287,6 +294,7 @@ def page_closed_meanwhile_is_synced(self: SyncProgress, target: SyncTarget) -> N
     "poison",
     SyncProgress,
     focus={**FAULTS, "lives": 4, "sync": "os", "steps": 20},
+    first_seed=6,
 )
 def no_poison_mark(self: SyncProgress) -> None:
     """The mark does not say that the page cache is in doubt."""
@@ -298,13 +306,20 @@ def no_poison_mark(self: SyncProgress) -> None:
     "_rewrite",
     opening,
     focus={**FAULTS, "fault_rate": 0.12, "lives": 8, "steps": 14, "sync": every(bytes=9000)},
+    first_seed=15,
 )
 def nothing_written_again(pages: PageDirectory, file: int, end: int) -> None:
     """After a failed sync a start syncs once more what the cache counts as clean."""
     del pages, file, end
 
 
-@MUTANTS.breaks("retention removes closed pages only", "remove", Space, focus={"page_bytes": 4096, "max_bytes": 12_288})
+@MUTANTS.breaks(
+    "retention removes closed pages only",
+    "remove",
+    Space,
+    focus={"page_bytes": 4096, "max_bytes": 12_288},
+    first_seed=4,
+)
 def page_in_use_removed(self: Space, numbers: list[int]) -> None:
     """Retention takes one more page than it may: the one after, closed or not."""
     names, port, directory = self._pages.names, self._pages.port, self._pages.directory
@@ -320,6 +335,7 @@ def page_in_use_removed(self: Space, numbers: list[int]) -> None:
     "remove",
     Space,
     focus={"uniform": False, "page_bytes": 4096, "lifetime_ns": LIFETIME_NS, "max_bytes": None, "sync": "os"},
+    first_seed=7,
 )
 def pages_removed_at_once(self: Space, numbers: list[int]) -> None:
     """Pages are removed one after the other without a sync between them."""
@@ -334,6 +350,7 @@ def pages_removed_at_once(self: Space, numbers: list[int]) -> None:
     "first_unconsumed_seq",
     cursor_file,
     play=partial(run_followers, consumed=True),
+    first_seed=1,
 )
 def consumed_forgets_closed_consumers(pages: PageDirectory, last_seq: Callable[[], int]) -> int | None:
     """While a consumer is open, only those that are open count."""
@@ -403,6 +420,7 @@ def growth_without_a_bound(self: PageSupply) -> int:
     "record_position",
     SyncProgress,
     focus={**ALIGNED, "lives": 4, "steps": 10, "page_bytes": 65_536},
+    first_seed=42,
 )
 def clean_mark_stays(self: SyncProgress, *, clean: bool = False) -> None:
     """Opening leaves the mark of the clean close where it is."""
@@ -410,7 +428,9 @@ def clean_mark_stays(self: SyncProgress, *, clean: bool = False) -> None:
         _write_mark(self, clean=clean)
 
 
-@MUTANTS.breaks("a cursor is never ahead of what was committed", "kept_seq", cursor_file, play=run_followers)
+@MUTANTS.breaks(
+    "a cursor is never ahead of what was committed", "kept_seq", cursor_file, play=run_followers, first_seed=2
+)
 def cursor_trusts_its_number(
     committed_seq: int,
     history: Sequence[PageId],
@@ -422,7 +442,9 @@ def cursor_trusts_its_number(
     return min(committed_seq, last_seq)
 
 
-@MUTANTS.breaks("what is committed durably is durable in the log", "_sync_log", Consumer, play=run_followers)
+@MUTANTS.breaks(
+    "what is committed durably is durable in the log", "_sync_log", Consumer, play=run_followers, first_seed=4
+)
 def durable_commit_without_the_log(self: Consumer, seq: int, history: list[PageId]) -> None:
     """A durable commit syncs the cursor and leaves the log to itself."""
     del self, seq, history
@@ -442,7 +464,9 @@ def acknowledged_in_memory(self: WorkLog, command: bytes) -> None:
         _record(self, command)
 
 
-@MUTANTS.breaks("a message is a dead letter before it is given up", "_bury", WorkQueue, play=run_followers)
+@MUTANTS.breaks(
+    "a message is a dead letter before it is given up", "_bury", WorkQueue, play=run_followers, first_seed=1
+)
 def buried_before_its_letter(self: WorkQueue, message: Message, deliveries: int, reason: str) -> int:
     """A message is given up, and then its letter is written."""
     if self._resources.dead is None:
@@ -525,7 +549,9 @@ def persist_forgets_what_is_stored(self: PersistRun) -> Stored[object]:
     return Stored(self.flow.consumed_seq, found.last)
 
 
-@MUTANTS.breaks("space is freed of what every consumer has consumed", "_free", PersistRun, play=run_persist)
+@MUTANTS.breaks(
+    "space is freed of what every consumer has consumed", "_free", PersistRun, play=run_persist, first_seed=1
+)
 def persist_frees_for_one_consumer(self: PersistRun) -> None:
     """Space is freed as soon as this consumer needs it no more, whatever others need."""
     queue = self.queue
@@ -539,6 +565,7 @@ def persist_frees_for_one_consumer(self: PersistRun) -> None:
     "_free",
     PersistRun,
     play=run_persist,
+    first_seed=1,
 )
 def persist_frees_for_consumers_that_hold(self: PersistRun) -> None:
     """Space is freed although a consumer that does not hold has yet to consume it."""
@@ -550,7 +577,11 @@ def persist_frees_for_consumers_that_hold(self: PersistRun) -> None:
 
 
 @MUTANTS.breaks(
-    "the cursors are durable before the pages that they have passed go", "_free", PersistRun, play=run_persist
+    "the cursors are durable before the pages that they have passed go",
+    "_free",
+    PersistRun,
+    play=run_persist,
+    first_seed=3,
 )
 def persist_frees_before_the_cursors(self: PersistRun) -> None:
     """Space is freed while lost power may take the cursors back before it."""
@@ -579,4 +610,5 @@ MUTANTS.add(
     "what is consumed goes when every consumer has committed it, whether it holds or not",
     (cursor_file, "first_unconsumed_seq", cursor_file.first_held_seq),
     play=partial(run_followers, consumed=True),
+    first_seed=3,
 )

@@ -173,7 +173,7 @@ def count_from_one(self: RedeliveryQueue, first: int, last: int, deliveries: int
     _add(self, first, last, deliveries * 0)
 
 
-@MUTANTS.breaks("nothing early, nothing late", "add_later", RedeliveryQueue, focus=CALM)
+@MUTANTS.breaks("nothing early, nothing late", "add_later", RedeliveryQueue, focus=CALM, first_seed=5)
 def no_delay(self: RedeliveryQueue, at_ms: int, seq: int, deliveries: int) -> None:
     """A message put back with a delay can be handed out at once."""
     del at_ms
@@ -199,7 +199,7 @@ def one_cause(self: Consumption, seq: int, deliveries: int, cause: str, now_ms: 
     _die(self, seq, deliveries, "rejected" if cause else cause, now_ms, effects)
 
 
-@MUTANTS.breaks("dead letters keep their cause", "restore", PendingMessages, focus=FORGETFUL)
+@MUTANTS.breaks("dead letters keep their cause", "restore", PendingMessages, focus=FORGETFUL, first_seed=3)
 def restore_without_dying(self: Consumption, state: ConsumptionState) -> None:
     """A restart does not announce the messages that wait for their dead letter."""
     _restore(self, msgspec.structs.replace(state, dying=[], pending=state.pending - len(state.dying)))
@@ -252,7 +252,7 @@ def no_conditions(self: Map, command: MapChange) -> Plan:
     return _plan(self, msgspec.structs.replace(command, changes=changes))
 
 
-@MUTANTS.breaks("maps are linear", "release_owner", Locks, focus=CALM)
+@MUTANTS.breaks("maps are linear", "release_owner", Locks, focus=CALM, first_seed=3)
 def locks_outlive_their_session(self: Locks, owner: str) -> list[Lock]:
     """A session that ended holds its locks until they expire."""
     del self, owner
@@ -271,7 +271,7 @@ def fences_begin_again(self: Locks) -> LocksState:
     return 0, _locks_state(self)[1]
 
 
-@MUTANTS.breaks("nothing early, nothing late", "expire", Locks, focus=CALM)
+@MUTANTS.breaks("nothing early, nothing late", "expire", Locks, focus=CALM, first_seed=1)
 def locks_never_end(self: Locks, now_ms: int, count: int) -> list[Lock]:
     """A holder that never returns keeps its lock permanently."""
     del self, now_ms, count
@@ -285,7 +285,7 @@ def replaced_is_kept(self: KeyedMessages, entry: Entry) -> None:
     self.bytes -= entry.size
 
 
-@MUTANTS.breaks("one key with one subscriber", "_free", KeyOrdered, focus=CALM)
+@MUTANTS.breaks("one key with one subscriber", "_free", KeyOrdered, focus=CALM, first_seed=3)
 def every_key_is_free(self: KeyOrdered, holder: Holder) -> Iterator[tuple[int, int]]:
     """The messages of one key go to several subscribers at a time."""
     del holder
@@ -300,7 +300,7 @@ def ready_not_sent(self: Consumption, effects: list[Effect]) -> None:
     del self, effects
 
 
-@MUTANTS.breaks("nothing acknowledged comes back", "exclude", Backlog, focus=CALM)
+@MUTANTS.breaks("nothing acknowledged comes back", "exclude", Backlog, focus=CALM, first_seed=2)
 def discarded_comes_back(self: Backlog, first: int, last: int) -> None:
     """What was discarded or deleted is found again."""
     del self, first, last
@@ -337,7 +337,7 @@ def parked_is_dropped(
     _die(self, seq, deliveries, cause, now_ms, effects)
 
 
-@MUTANTS.breaks("nothing early, nothing late", "_parked_next_ms", expiry, focus=CALM)
+@MUTANTS.breaks("nothing early, nothing late", "_parked_next_ms", expiry, focus=CALM, first_seed=80)
 def parked_never_expires(durable: Consumption) -> int | None:
     """A parked message outlives its time."""
     del durable
@@ -350,7 +350,7 @@ def put_back_is_lost(durable: Consumption, seq: int) -> None:
     del durable, seq
 
 
-@MUTANTS.breaks("one message, one place", "accept_for", Store, focus=CALM)
+@MUTANTS.breaks("one message, one place", "accept_for", Store, focus=CALM, first_seed=2)
 def letter_for_every_durable(self: Store, durable: Consumption, batch: Batch, effects: list[Effect]) -> int:
     """A dead letter that is sent back goes to every durable that matches."""
     if not durable.admits([0], batch):
@@ -363,7 +363,7 @@ def each_part_decides(*_: object) -> None:
     """Of what lapses in parts the oldest message of each part counts."""
 
 
-@SMALL_BLOCK_MUTANTS.breaks("one message, one place", "next_deadline_ms", Consumption, focus=CALM)
+@SMALL_BLOCK_MUTANTS.breaks("one message, one place", "next_deadline_ms", Consumption, focus=CALM, first_seed=7)
 def rest_is_not_due(self: Consumption) -> int | None:
     """What a command left above the limits stays until the next command."""
     discards_ms, self.discards_ms = self.discards_ms, 0
@@ -373,7 +373,9 @@ def rest_is_not_due(self: Consumption) -> int | None:
         self.discards_ms = discards_ms
 
 
-@SMALL_BLOCK_MUTANTS.breaks("watchers see every change in order", "_notify_first", map_commands, focus=MAPS)
+@SMALL_BLOCK_MUTANTS.breaks(
+    "watchers see every change in order", "_notify_first", map_commands, focus=MAPS, first_seed=9
+)
 def removals_after_changes(*_: object) -> None:
     """The change of a key is reported before its removal by an earlier clear."""
 
@@ -403,7 +405,7 @@ def deadline_from_blocks(self: KeyedMessages, ttl_ms: int) -> int | None:
     return self._shelf.counts.time_from(self.oldest) + ttl_ms
 
 
-@SMALL_BLOCK_MUTANTS.breaks("deadlines do not move", "ttl_next_ms", expiry, focus=FORGETFUL)
+@SMALL_BLOCK_MUTANTS.breaks("deadlines do not move", "ttl_next_ms", expiry, focus=FORGETFUL, first_seed=10)
 def cursor_time_from_blocks(durable: Consumption) -> int | None:
     """The deadline of a backlog follows from the blocks that other durables keep."""
     ttl_ms = durable.definition.message_ttl_ms
@@ -411,19 +413,19 @@ def cursor_time_from_blocks(durable: Consumption) -> int | None:
     return counts.time_from(cursor) + ttl_ms if ttl_ms and durable.undelivered > 0 else None
 
 
-@SMALL_BLOCK_MUTANTS.breaks("replay is the same", "state", KeyedMessages, focus=KEYED)
+@SMALL_BLOCK_MUTANTS.breaks("replay is the same", "state", KeyedMessages, focus=KEYED, first_seed=11)
 def snapshot_without_oldest_ms(self: KeyedMessages) -> KeyedState:
     """A restart finds the time of the oldest key in what is kept by then."""
     return KeyedState(self.messages, self.bytes, self.oldest)
 
 
-@SMALL_BLOCK_MUTANTS.breaks("replay is the same", "state", PendingMessages, focus=FORGETFUL)
+@SMALL_BLOCK_MUTANTS.breaks("replay is the same", "state", PendingMessages, focus=FORGETFUL, first_seed=6)
 def snapshot_without_cursor_ms(self: Consumption) -> ConsumptionState:
     """A restart finds the time of the cursor in what is kept by then."""
     return msgspec.structs.replace(_state(self), cursor_ms=None, floor_ms=None)
 
 
-@SMALL_BLOCK_MUTANTS.breaks("delivery counts are exact", "rewind", expiry, focus=CALM)
+@SMALL_BLOCK_MUTANTS.breaks("delivery counts are exact", "rewind", expiry, focus=CALM, first_seed=15)
 def rewind_forgets_the_rest(durable: Consumption, command: Rewind) -> bool:
     """A rewind ends with its first step."""
     changed = _rewind(durable, command)
@@ -431,20 +433,22 @@ def rewind_forgets_the_rest(durable: Consumption, command: Rewind) -> bool:
     return changed
 
 
-@SMALL_BLOCK_MUTANTS.breaks("replay is the same", "state", PendingMessages, focus=REWOUND)
+@SMALL_BLOCK_MUTANTS.breaks("replay is the same", "state", PendingMessages, focus=REWOUND, first_seed=9)
 def snapshot_without_rewind(self: Consumption) -> ConsumptionState:
     """A snapshot forgets how far a rewind goes."""
     return msgspec.structs.replace(_state(self), rewind_to=None)
 
 
-@SMALL_BLOCK_MUTANTS.breaks("a command is carried out or refused", "mark_timed", ReferenceCounts, focus=CALM)
+@SMALL_BLOCK_MUTANTS.breaks(
+    "a command is carried out or refused", "mark_timed", ReferenceCounts, focus=CALM, first_seed=12
+)
 def wanted_blocks_only(self: ReferenceCounts, seq: int, deadline_ms: int) -> None:
     """A block that no durable wants has to be there."""
     assert self.block(seq // BLOCK_MESSAGES) is not None, "a message that was accepted has a block"
     _mark_timed(self, seq, deadline_ms)
 
 
-@MUTANTS.breaks("a follower is the same", "unfile", Store, focus=FOLLOWED)
+@MUTANTS.breaks("a follower is the same", "unfile", Store, focus=FOLLOWED, first_seed=5)
 def changed_comes_last(self: Store, name: str) -> None:
     """A durable whose definition was changed is found last, until a restart."""
     _unfile(self, name)
@@ -461,4 +465,4 @@ def memory_moves_the_time(self: State, command: Command) -> Applied:
     return applied
 
 
-MUTANTS.add("two_at_a_time", "the newest subscriber wins", (Standard, "exclusive", False), focus=CALM)
+MUTANTS.add("two_at_a_time", "the newest subscriber wins", (Standard, "exclusive", False), focus=CALM, first_seed=2)
