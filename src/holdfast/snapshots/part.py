@@ -11,7 +11,6 @@ from hashlib import sha256
 from typing import Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from holdfast.errors import CorruptData
@@ -78,6 +77,9 @@ def decode_part(data: bytes, part: Part) -> pa.Table:
     if table.schema != SCHEMA or table.num_rows != part.rows:
         raise CorruptData("a part of a snapshot has other columns or rows than its manifest says", part=part.name)
     keys = table["key"].combine_chunks()
+    # Its import makes a function of everything that Arrow can compute: 30 ms, which most processes never need.
+    import pyarrow.compute as pc
+
     rising = pc.call_function("less", [keys.slice(0, len(keys) - 1), keys.slice(1)])
     rises = pc.call_function("all", [rising]).as_py() is not False
     if not rises or keys[0].as_py() != part.first_key or keys[-1].as_py() != part.last_key:

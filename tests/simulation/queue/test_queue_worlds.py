@@ -15,7 +15,7 @@ FRESH_WORLDS = 2 if SMALL else 8
 FOLLOWER_WORLDS = 3 if SMALL else FIXED_WORLDS
 STATES_PROVED = 100_000
 FOLLOWER_WORLDS_PROVED = 200
-PERSIST_WORLDS = 5
+PERSIST_WORLDS = 2 if SMALL else 5
 PERSIST_FOUND = (1042,)
 """Worlds that have found a defect: freeing space removed the last item, after a page was begun and got none."""
 PERSIST_STATES_PROVED = 10_000
