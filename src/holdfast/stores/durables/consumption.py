@@ -410,10 +410,8 @@ class Consumption(PendingMessages):
 
     def expire(self, now_ms: int, budget: Budget, effects: list[Effect]) -> int:
         """Carry out every deadline up to ``now_ms``, as far as the budget goes; returns how many messages went."""
-        if self.rewind_to is not None:
-            expiry.rewind_on(self, now_ms, budget)
-            if self.rewind_to is not None:
-                return 0
+        if self.rewind_to is not None and not expiry.rewind_on(self, now_ms, budget):
+            return 0
         before = self.pending
         if self.discards_ms:
             # First, so that an expiry in parts discards the same messages as one in a single part.

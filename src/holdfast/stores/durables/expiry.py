@@ -332,8 +332,8 @@ def _reads(backlog: Backlog, seq: int) -> bool:
     return block is not None and bool(block.live) and _is_read(backlog, block)
 
 
-def rewind_on(durable: PendingMessages, now_ms: int, budget: Budget) -> None:
-    """Take one step of a rewind: move the cursor back, as far as the budget goes.
+def rewind_on(durable: PendingMessages, now_ms: int, budget: Budget) -> bool:
+    """Take one step of a rewind: move the cursor back, as far as the budget goes. Returns whether it was the last.
 
     What it leaves is a whole rewind to a later number. Cost: reads a block at most beyond the budget.
     """
@@ -345,8 +345,10 @@ def rewind_on(durable: PendingMessages, now_ms: int, budget: Budget) -> None:
         budget.looks -= end - low if _reads(backlog, low) else UNREAD_LOOKS
     if low < backlog.cursor:
         _go_back(durable, low, now_ms)
-    if low <= target:
-        durable.rewind_to = None
+    if low > target:
+        return False
+    durable.rewind_to = None
+    return True
 
 
 def _go_back(durable: PendingMessages, target: int, now_ms: int) -> None:
