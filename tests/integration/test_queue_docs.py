@@ -111,9 +111,12 @@ def test_an_ellipsis_stands_for_anything(said: str) -> None:
 @pytest.mark.parametrize(
     ("example", "last_line"),
     [
-        ("order_desk", r"all \d+ orders are billed; \d+ a second time, and their numbers say which"),
         ("mail_workers", "294 delivered, 42 of them at the second try"),
-        ("csv_to_http", r"all 3000 rows were sent, [0-3] of them twice"),
+        pytest.param(
+            *("order_desk", r"all \d+ orders are billed; \d+ a second time, and their numbers say which"),
+            marks=pytest.mark.matrix,
+        ),
+        pytest.param("csv_to_http", r"all 3000 rows were sent, [0-3] of them twice", marks=pytest.mark.matrix),
     ],
 )
 def test_the_example_runs_and_finds_what_it_claims(example: str, last_line: str, tmp_path: Path) -> None:
