@@ -74,7 +74,7 @@ def test_what_stays_is_not_listed_again_after_a_sweep(monkeypatch: pytest.Monkey
         for row in swept:
             objects.delete(row.key)
         lists = 0
-        # Nothing that may go exists any more, so there is no cut.
+        # Nothing that may go exists any more: no cut is left.
         assert await held.look(log.head.slot, {"one": None}) == {"one": sum(row.size for row in kept)}
         assert lists <= 2
 
