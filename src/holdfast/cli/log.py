@@ -8,7 +8,7 @@ Damage ends a command with exit code 6 and names the slot and the rule.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 import typer
 
@@ -26,6 +26,10 @@ def init(
     force_new: Annotated[
         bool, typer.Option("--force-new", help="Begin even if another log left stores or a view.")
     ] = False,
+    stores: Annotated[
+        Literal["disk", "log"] | None,
+        typer.Option("--stores", help="Where the message stores live: on the leader's disk, or in the log."),
+    ] = None,
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -33,7 +37,8 @@ def init(
     from holdfast.cli import log_views
 
     settings = configuration(config, log=url).settings
-    log_views.init(settings.log.url, settings.stores.hosted, force_new=force_new, as_json=as_json)
+    durability = stores or settings.stores.durability
+    log_views.init(settings.log.url, settings.stores.hosted, durability, force_new=force_new, as_json=as_json)
 
 
 @commands.command()

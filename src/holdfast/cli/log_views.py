@@ -17,6 +17,7 @@ from holdfast.commit.format.batch import (
     HEADER_BYTES,
     Header,
     LoggedTransaction,
+    StoresMode,
     decode_body,
     decode_header,
     object_name,
@@ -60,15 +61,19 @@ def moment(time_ms: int) -> str:
     return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def init(url: str, stores_directory: str | None, *, force_new: bool, as_json: bool) -> None:
-    """Begin a log, or report that one exists. Raises: InvalidRequest (log_mismatch) if another log left files."""
+def init(url: str, stores_directory: str | None, durability: str | None, *, force_new: bool, as_json: bool) -> None:
+    """Begin a log, or report that one exists. ``durability``: of its stores; on disk by default.
+
+    Raises: InvalidRequest (log_mismatch) if another log left files.
+    """
+    stores_mode = StoresMode.LOG if durability == "log" else StoresMode.DISK
 
     async def begin(store: ObjectStore) -> LogId | None:
         if not force_new and await newest_slot(store) is None:
             refuse_remains(await remains_around(store, url, stores_directory))
         log_id = LogId(secrets.token_bytes(16))
         identity = Identity(LeaderId(secrets.token_bytes(16)), secrets.token_bytes(32), address="")
-        return log_id if await init_log(store, identity, log_id) else None
+        return log_id if await init_log(store, identity, log_id, stores_mode=stores_mode) else None
 
     created = with_store(url, begin, create_missing=True)
     if as_json:

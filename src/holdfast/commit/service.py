@@ -27,6 +27,7 @@ from holdfast.commit.format.batch import (
     PREFIX,
     UNKNOWN_SCOPE,
     Header,
+    StoresMode,
     decode_header,
     object_name,
 )
@@ -50,7 +51,7 @@ from holdfast.commit.reading.status import AttemptHistory, Found
 from holdfast.commit.reading.verify import DamageLog
 from holdfast.commit.stages import events
 from holdfast.commit.stages.attempts import judge_from_log
-from holdfast.commit.stages.events import CommitEntry, Put, ReadBack
+from holdfast.commit.stages.events import CommitEntry, Put, ReadBack, Records
 from holdfast.commit.stages.pipeline import Pipeline, PipelineRules
 from holdfast.errors import (
     Backpressure,
@@ -233,6 +234,14 @@ class CommitService:
         if not self._pumping:
             self._pumping = True
             self._loop.call_soon(self._pump)
+
+    def record(self, records: Records) -> None:
+        """Write what the stores did into the log; ``records.reply`` is called once, never before this returns.
+
+        Sets ``records.version``, unless the leadership is over.
+        """
+        assert self.claim.stores_mode is StoresMode.LOG, "only a log with stores has records"
+        self._step(events.RecordsReady(self._clock(), records))
 
     def _pump(self) -> None:
         self._pumping = False
@@ -427,6 +436,9 @@ class CommitService:
 
     def _end(self, effect: events.Ended) -> None:
         for ticket in effect.tickets:
+            if isinstance(ticket, Records):
+                self._loop.call_soon(ticket.reply, Fenced(effect.detail, code=Code.LEADER_CHANGED))
+                continue
             waiter = ticket.ticket if isinstance(ticket, events.StatusQuestion) else ticket
             assert isinstance(waiter, asyncio.Future), "tickets are futures"
             if not waiter.done():
@@ -512,6 +524,9 @@ class CommitService:
             case events.VersionIs(tickets=tickets, version=version):
                 for ticket in tickets:
                     _complete(ticket, version)
+            case events.Recorded(records=recorded):
+                for records in recorded:
+                    records.reply(None)
             case events.Reached(tickets=tickets):
                 for ticket in tickets:
                     _complete(ticket, None)

@@ -36,6 +36,7 @@ import uvloop
 
 from holdfast import __version__
 from holdfast.commit.following import FollowedLog
+from holdfast.commit.format.batch import StoresMode
 from holdfast.commit.leadership.takeover import now
 from holdfast.commit.reading.feed import EventBatch
 from holdfast.commit.reading.verify import Scrub
@@ -64,6 +65,7 @@ from holdfast.server.reloading import Reloading, tls_of, tokens_of
 from holdfast.server.route_table import route_table
 from holdfast.server.stores.hosting import StoreHost
 from holdfast.server.stores.hot_routes import HotStores
+from holdfast.server.stores.in_log import require_durability
 from holdfast.server.stores.opening import Opening, read_definitions
 from holdfast.server.stores.socket import SubscribeSocket
 from holdfast.server.view.embedded_view import EmbeddedView
@@ -280,6 +282,7 @@ class _Process:
             looking = require_places_of_this_log(store, settings, init=self._init, force_new=self._force_new)
             if not await self._ends_before_stop(asyncio.ensure_future(looking)):
                 return 0
+            await require_durability(store, settings.stores)
             while True:
                 service = await self._lead(store)
                 if service is None:
@@ -408,7 +411,12 @@ class _Process:
         if stores is not None:
             log_id = None if self._settings.log.scheme == "memory" else service.log_id
             self._opening = Opening(
-                stores, self._settings.stores, self._definition, log_id=log_id, force_new=self._force_new
+                stores,
+                self._settings.stores,
+                self._definition,
+                log_id=log_id,
+                leader=service if service.claim.stores_mode is StoresMode.LOG else None,
+                force_new=self._force_new,
             )
             await self._opening.begin()
         _say(f"ready listen={','.join(addresses)} leader_id={service.leader_id}")
@@ -483,6 +491,8 @@ class _Process:
         seconds_max = self._stopping.drain_seconds()
         try:
             async with asyncio.timeout(seconds_max):
+                if self._stores is not None and service.claim.stores_mode is StoresMode.LOG:
+                    await self._stores.close()  # what it writes last goes into the log
                 await service.step_down()
         except TimeoutError:
             log.error("drain_given_up", seconds=round(seconds_max, 2), outcomes_unknown=self._gateway.in_flight_commits)
@@ -524,6 +534,7 @@ class _Process:
             address=self._address,
             address_is_bound=self._address_is_bound,
             allow_new=self._init,
+            stores_mode=StoresMode.LOG if settings.stores.durability == "log" else StoresMode.DISK,
             # Once it has stood by, it deposes no leader.
             take_over=self._take_over and not self._gateway.stands_by_next,
             standby=self._standby or self._gateway.stands_by_next,

@@ -19,6 +19,7 @@ from typing import Final
 
 from holdfast.errors import Closed, CorruptData, HoldfastError
 from holdfast.stores.group_commit import GroupCommit
+from holdfast.stores.log_commit import LogCommit
 from holdfast.stores.storage.frames import MessageRun, Relocated, encode_relocated
 from holdfast.stores.storage.index import Checkpoint
 from holdfast.stores.storage.locations import Extent
@@ -38,7 +39,7 @@ _logger = logging.getLogger(__name__)
 class Checkpoints:
     """The checkpoints of one storage, on the event loop. ``after`` is called after each one."""
 
-    def __init__(self, storage: Storage, groups: GroupCommit) -> None:
+    def __init__(self, storage: Storage, groups: GroupCommit | LogCommit) -> None:
         self._storage = storage
         self._groups = groups
         self._loop = asyncio.get_running_loop()
@@ -78,20 +79,21 @@ class Checkpoints:
             self._timer.cancel()
             self._timer = None
         checkpoint = self._storage.begin_checkpoint()
-        appended: asyncio.Future[None] = self._loop.create_future()
+        appended: asyncio.Future[int | None] = self._loop.create_future()
 
         def safe(error: BaseException | None) -> None:
             if error is None and not appended.done():
-                appended.set_result(None)
+                appended.set_result(self._storage.version)
             else:
                 appended.cancel()
 
         # The frames it rests on may not be written yet: it takes its turn after them.
         self._groups.add(None, safe)
+        self._groups.end_group()
         self._running = self._loop.create_task(self._write(checkpoint, appended))
 
-    async def _write(self, checkpoint: Checkpoint, appended: asyncio.Future[None]) -> None:
-        await appended
+    async def _write(self, checkpoint: Checkpoint, appended: asyncio.Future[int | None]) -> None:
+        checkpoint = checkpoint._replace(version=await appended)
         self._writing = self._groups.disk_is_busy = True
         try:
             written = await self._write_until_done(checkpoint)
@@ -211,7 +213,7 @@ class SpaceUse:
 class Compaction:
     """Moves kept messages from the front of the log to its end. Every method belongs on the event loop."""
 
-    def __init__(self, storage: Storage, groups: GroupCommit, checkpoints: Checkpoints) -> None:
+    def __init__(self, storage: Storage, groups: GroupCommit | LogCommit, checkpoints: Checkpoints) -> None:
         self._storage = storage
         self._groups = groups
         self._checkpoints = checkpoints

@@ -185,9 +185,12 @@ _logger = logging.getLogger(__name__)
 
 
 class ClockKeeper:
-    """Keeps the clock and the anchor of one directory. ``start`` and ``close`` do file I/O: call them on a thread."""
+    """Keeps the clock and the anchor of one directory. ``start`` and ``close`` do file I/O: call them on a thread.
 
-    def __init__(self, clock: StoreClock, directory: str) -> None:
+    Without a directory there is no anchor: the newest record says from where the time goes on.
+    """
+
+    def __init__(self, clock: StoreClock, directory: str | None) -> None:
         self._clock = clock
         self._directory = directory
         self._timer: asyncio.TimerHandle | None = None
@@ -195,7 +198,7 @@ class ClockKeeper:
 
     def start(self, last_ms: int) -> None:
         """Set the clock, and warn where it is far off."""
-        self._clock.start(last_ms, read_anchor(self._directory))
+        self._clock.start(last_ms, None if self._directory is None else read_anchor(self._directory))
         self._write(self._clock.anchor())
         self._warn()
 
@@ -211,6 +214,8 @@ class ClockKeeper:
         self.keep()
 
     def _write(self, anchor: Anchor) -> None:
+        if self._directory is None:
+            return
         try:
             write_anchor(self._directory, anchor)
         except OSError as error:

@@ -20,10 +20,13 @@ import asyncio
 import threading
 from collections.abc import Callable
 from time import perf_counter
+from typing import Final
 
 from holdfast.stores.storage.log import MessageLog
 
-_Group = tuple[list[bytes], bool, list[Callable[[BaseException | None], None]], float]
+Reply = Callable[[BaseException | None], None]
+"""Called once, with None or the error."""
+_Group = tuple[list[bytes], bool, list[Reply], float]
 """Frames, whether to sync, replies, when it was taken."""
 
 SINGLE_GROUPS = 4  # after this many groups of one reply, the next one is expected to be single, too
@@ -39,6 +42,9 @@ class GroupCommit:
     the final error. ``clock`` returns seconds. With ``syncs`` a group counts when it is on the disk, else when the
     operating system has it.
     """
+
+    frame_overhead: Final = 0
+    """Bytes that a frame is longer in the log than when it is added."""
 
     def __init__(
         self,
@@ -62,7 +68,7 @@ class GroupCommit:
         self.groups = 0
         self.waiting_bytes = 0  # of frames that are not written yet
         self._frames: list[bytes] = []
-        self._replies: list[Callable[[BaseException | None], None]] = []
+        self._replies: list[Reply] = []
         self._busy = False
         self._single_groups = 0
         self._fast_groups = 0
@@ -84,12 +90,13 @@ class GroupCommit:
         self._owes_sync = self._owes_sync or self._syncs
         self._syncs = syncs
 
-    def add(self, frame: bytes | None, reply: Callable[[BaseException | None], None], *, at_once: bool = False) -> None:
+    def add(self, frame: bytes | None, reply: Reply, *, at_once: bool = False, store: str = "") -> None:
         """Write ``frame``, then call ``reply`` with None or the error, never before this returns.
 
         Without a frame the reply only waits its turn. ``at_once``: a group may be taken before this returns, so
-        ``closing`` may be called.
+        ``closing`` may be called. ``store`` is for ``LogCommit``.
         """
+        del store
         if frame is not None:
             self._frames.append(frame)
             self.waiting_bytes += len(frame)
@@ -101,6 +108,9 @@ class GroupCommit:
             self._take(adding=True)
         else:
             self.wake()
+
+    def end_group(self) -> None:
+        """As ``LogCommit.end_group``: here a checkpoint may rest on a part of a group."""
 
     def wake(self) -> None:
         """Take a group soon, in this turn of the loop if nothing is being written."""
@@ -191,7 +201,7 @@ class GroupCommit:
         self.waiting_bytes -= sum(map(len, frames))
         self._finish(replies, error)
 
-    def _finish(self, replies: list[Callable[[BaseException | None], None]], error: BaseException | None) -> None:
+    def _finish(self, replies: list[Reply], error: BaseException | None) -> None:
         if error is not None:
             self._fail(error)
         self.groups += 1

@@ -29,7 +29,8 @@ from holdfast.errors import Closed, CorruptData, HoldfastError, InvalidRequest, 
 from holdfast.stores.checkpoints import Checkpoints, Compaction, SpaceUse
 from holdfast.stores.clock import ClockKeeper, StoreClock
 from holdfast.stores.definitions.cluster import Persistence
-from holdfast.stores.group_commit import GroupCommit
+from holdfast.stores.group_commit import GroupCommit, Reply
+from holdfast.stores.log_commit import Journal, LogCommit
 from holdfast.stores.machine.state import State
 from holdfast.stores.repair.backup import Manifest, copy_stores
 from holdfast.stores.storage.disk_limit import DiskLimit
@@ -113,7 +114,7 @@ class StoreService:
     ``state`` is for reading: definitions, counts, leases. It is ahead of the replies by what is not safe yet.
     """
 
-    def __init__(self, storage: Storage, *, clock: Callable[[], int]) -> None:
+    def __init__(self, storage: Storage, *, clock: Callable[[], int], journal: Journal | None = None) -> None:
         self._loop = asyncio.get_running_loop()
         self.directory = storage.log.directory
         self._storage = storage
@@ -122,7 +123,7 @@ class StoreService:
         self._volatile = storage.state.volatile_names
         self._last_ms = storage.last_ms
         self._keeper: ClockKeeper | None = None
-        self._groups = GroupCommit(storage.log, closing=self._before_group, completed=self._arm, failed=self._fail)
+        self._groups = self._group_commit(storage, journal)
         self._checkpoints = Checkpoints(storage, self._groups)
         self.compaction = Compaction(storage, self._groups, self._checkpoints)
         self._checkpoints.after = self.compaction.consider
@@ -134,7 +135,7 @@ class StoreService:
         self._lapse_callbacks: list[Callable[[int], None]] = []
         self._timer = DeadlineTimer(storage.state, now_ms=self._time_ms, on_timer=self._expire)
         self.written_bytes = 0  # bytes of the records written to the log since the service was opened
-        self._replies: list[Callable[[BaseException | None], None]] = []
+        self._replies: list[Reply] = []
         self._closed = False
         self._reported = ""  # the damage that was reported last
         self._configure()
@@ -161,17 +162,35 @@ class StoreService:
         if isinstance(clock, StoreClock):
             keeper = ClockKeeper(clock, directory)
             await asyncio.to_thread(keeper.start, storage.last_ms)
-            service = cls(storage, clock=clock)
-            service._keeper = keeper
+            return cls.begin(storage, clock, keeper=keeper)
+        return cls.begin(storage, clock)
+
+    @classmethod
+    def begin(
+        cls,
+        storage: Storage,
+        clock: Callable[[], int],
+        *,
+        journal: Journal | None = None,
+        keeper: ClockKeeper | None = None,
+    ) -> StoreService:
+        """Serve what is in ``storage``. With a ``journal`` the stores live there, and ``storage`` is its cache."""
+        service = cls(storage, clock=clock, journal=journal)
+        service._keeper = keeper
+        if keeper is not None:
             keeper.keep()
-        else:
-            service = cls(storage, clock=clock)
         if service.state.is_held():
             service.submit_nowait(commands.Restarted(0), _ignore)
         for effect in storage.effects:
             service._carry_out(effect)
         service._arm()
         return service
+
+    def _group_commit(self, storage: Storage, journal: Journal | None) -> GroupCommit | LogCommit:
+        closing, completed, failed = self._before_group, self._arm, self._fail
+        if journal is None:
+            return GroupCommit(storage.log, closing=closing, completed=completed, failed=failed)
+        return LogCommit(storage, journal, closing=closing, completed=completed, failed=failed)
 
     def submit(self, command: Command) -> asyncio.Future[Result]:
         """Apply a command; the future completes when it is safe. Sets ``at_ms`` of the command.
@@ -220,7 +239,7 @@ class StoreService:
         frame = None
         if applied.changed and not volatile:
             frame = encode_record(Record(command, applied.result, RULES))
-            self._storage.note_frame(len(frame))
+            self._storage.note_frame(len(frame) + self._groups.frame_overhead)
             self.written_bytes += len(frame)
             self._storage.messages.next_frame += 1
         self._timer.touch(command)
@@ -229,7 +248,7 @@ class StoreService:
             effects = self._note_ready(effects)
         if type(command) is commands.Define or type(command) is commands.Redefine:
             self._configure()
-        self._reply(frame, _Reply(done, applied.result, effects, self), volatile=volatile)
+        self._reply(frame, _Reply(done, applied.result, effects, self), volatile=volatile, store=_store_of(command))
 
     @property
     def clock_behind_ms(self) -> int:
@@ -277,11 +296,11 @@ class StoreService:
 
         self._reply(None, reply, volatile=store in self._volatile)
 
-    def _reply(self, frame: bytes | None, reply: Callable[[BaseException | None], None], *, volatile: bool) -> None:
+    def _reply(self, frame: bytes | None, reply: Reply, *, volatile: bool, store: str = "") -> None:
         """Reply when the log has the frame and all before it; for a store in memory in the next turn of the loop."""
         if not volatile:
             # At once only if no deliveries are requested first: the caller may be about to give credit.
-            self._groups.add(frame, reply, at_once=not self._ready)
+            self._groups.add(frame, reply, at_once=not self._ready, store=store)
             return
         self._replies.append(reply)
         if len(self._replies) == 1:
@@ -536,6 +555,10 @@ class _Reply:
         self._done(self._outcome)
         if self._effects:
             self._service.carry_out(self._effects)
+
+
+def _store_of(command: Command) -> str:
+    return "" if isinstance(command, _OF_ANY_STORE) else command.store
 
 
 def _ignore(_outcome: Result | HoldfastError) -> None:

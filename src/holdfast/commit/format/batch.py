@@ -7,7 +7,7 @@ Header, little-endian, 512 bytes:
 
     offset  bytes  field
     0       8      magic ``HOLDFAST``
-    8       2      format version: 1, and 2 for a claim that forks the log or retires it
+    8       2      format version: 1; 2 for a claim that forks the log or retires it; 3 in a log that has stores
     10      1      kind: 1 claim, 2 data, 3 resign
     11      1      flags: bit 0, the body's buffers are compressed with lz4; bit 1, a claim retires the log
     12      4      transactions: how many the body holds
@@ -33,16 +33,25 @@ Header, little-endian, 512 bytes:
     438     8      inode of the namespace there: of the network, or of mounts for a ``unix:`` address; 0: unknown
     446     16     parent_log_id: the log that a fork claim leaves; zero in every other object
     462     8      forked_at: the last version that a fork claim takes over from its parent; 0 in every other object
-    470     38     zero
+    470     2      stores_mode: 0, the stores are not in the log; 1, they are
+    472     4      entries: how many versions of the body are the stores' own, and no transactions
+    476     8      last_transaction_version: the last committed transaction's, at or before this object
+    484     24     zero
     508     4      CRC-32 of bytes 0..507
 
 A **fork claim** begins a log of its own after a part of another one: it has a new ``log_id``. Nothing may follow a
 claim that **retires** the log. Versions of Holdfast that do not know them refuse both by their format version.
 
+A **log with stores** has format version 3 and the same ``stores_mode`` in every object. Its bodies also have what the
+message stores have done: rows of kind 5, in which ``key`` is the name of the store (empty: of no single one) and
+``value`` a command of the stores with its result (``docs/formats/stores.md``). A version whose rows are all of kind 5
+with no ``at`` is the stores' own: no transaction, and the transaction after it does not name it as its predecessor.
+The fields from 470 on are zero in every other log.
+
 Body: one Arrow IPC stream with the columns of ``BODY_SCHEMA``, one row per item in commit order; the request id is
-repeated in each row of its transaction. An object without transactions has no body. Its ``first_version`` equals its
-``last_version``, every version at or below that is final, and ``prev_version`` is that of the last committed
-transaction.
+repeated in each row of its transaction. An object without transactions and entries has no body. Its
+``first_version`` equals its ``last_version``, every version at or below that is final, and ``prev_version`` is that of
+the last committed transaction.
 
 Valid when: both CRCs match, the size fits the kind, and the object's name is its slot.
 
@@ -110,12 +119,13 @@ ADDRESS_BYTES_MAX: Final = 256
 MAGIC: Final = b"HOLDFAST"
 FORMAT_VERSION: Final = 1
 FORMAT_VERSION_FORK: Final = 2
+FORMAT_VERSION_STORES: Final = 3
 FLAG_LZ4: Final = 1
 FLAG_RETIRES: Final = 2
 FORK_JUMP_MAX: Final = 10**12
 """A fork claim's base is ``FORK_JUMP_MIN`` to this much above ``forked_at``: two forks almost never share versions."""
 
-_FIELDS: Final = struct.Struct("<8sHBBI16sQQQQ16s16sQQQQQQQQIH256s16sQ16sQ38x")
+_FIELDS: Final = struct.Struct("<8sHBBI16sQQQQ16s16sQQQQQQQQIH256s16sQ16sQHIQ24x")
 _CRC: Final = struct.Struct("<I")
 NO_LOG: Final = bytes(16)
 NO_VERSION: Final = Version(0)
@@ -138,6 +148,14 @@ class ItemKind(IntEnum):
     RANGE_DELETE = 2
     POINT_READ = 3
     RANGE_READ = 4
+    RECORD = 5
+
+
+class StoresMode(IntEnum):
+    """Where the message stores of a log keep what they do."""
+
+    DISK = 0
+    LOG = 1
 
 
 BODY_SCHEMA: Final = pa.schema(
@@ -198,6 +216,10 @@ class Header:
     scope: AddressScope = UNKNOWN_SCOPE
     parent_log_id: LogId | None = None
     forked_at: Version = NO_VERSION
+    stores_mode: StoresMode = StoresMode.DISK
+    entries: int = 0
+    newest_transaction: Version = NO_VERSION
+    """As ``last_transaction_version``, in a log with stores only."""
 
     @property
     def is_fork(self) -> bool:
@@ -212,7 +234,26 @@ class Header:
     @property
     def last_transaction_version(self) -> Version:
         """The version of the last committed transaction at or before this object."""
+        if self.stores_mode:
+            return self.newest_transaction
         return self.last_version if self.transactions else self.prev_version
+
+    @property
+    def has_body(self) -> bool:
+        """Whether a body follows."""
+        return bool(self.transactions or self.entries)
+
+    @property
+    def format_version(self) -> int:
+        """The lowest format version that can say all this."""
+        if self.stores_mode:
+            return FORMAT_VERSION_STORES
+        return FORMAT_VERSION_FORK if self.is_fork or self.retires else FORMAT_VERSION
+
+    def spans(self, first: int, last: int) -> bool:
+        """Whether its transactions may be those with the versions ``first`` to ``last``."""
+        begins = self.first_version <= first if self.entries else self.first_version == first
+        return begins and last == self.last_transaction_version
 
     def object_bytes(self) -> int:
         """The size of the whole object in bytes, padding included."""
@@ -229,6 +270,16 @@ class LoggedTransaction(Struct, frozen=True, gc=False):
     read_version: int | None
     operations: list[Operation]
     preconditions: list[Precondition]
+
+
+class LoggedEntry(Struct, frozen=True, gc=False):
+    """What the stores did by themselves at one version: their records, each with its store. Treat as immutable."""
+
+    version: int
+    records: list[tuple[str, bytes]]
+
+
+Logged = LoggedTransaction | LoggedEntry
 
 
 def object_name(slot: int) -> str:
@@ -255,9 +306,8 @@ def encode_object(header: Header, body: bytes = b"") -> bytes:
     address = header.address.encode()
     if len(address) > ADDRESS_BYTES_MAX:
         raise ValueError(f"address longer than {ADDRESS_BYTES_MAX} bytes: {header.address}")
-    version = FORMAT_VERSION_FORK if header.is_fork or header.retires else FORMAT_VERSION
     head = _FIELDS.pack(
-        MAGIC, version, header.kind, header.flags, header.transactions,
+        MAGIC, header.format_version, header.kind, header.flags, header.transactions,
         header.log_id, header.slot, header.claim, header.prev, header.epoch,
         header.leader_id, header.nonce,
         header.first_version, header.last_version, header.prev_version,
@@ -265,6 +315,7 @@ def encode_object(header: Header, body: bytes = b"") -> bytes:
         len(body), fastest_crc32()(body, 0),
         len(address), address, header.scope.boot_id, header.scope.namespace,
         header.parent_log_id or NO_LOG, header.forked_at,
+        header.stores_mode, header.entries, header.newest_transaction,
     )  # fmt: skip
     whole = head + _CRC.pack(zlib.crc32(head)) + body
     if header.kind is not Kind.CLAIM and len(whole) < DATA_BYTES_MIN:
@@ -292,8 +343,9 @@ def decode_header(data: bytes, *, slot: int) -> Header:
         body_length, body_crc,
         address_length, address, boot_id, namespace,
         parent_log_id, forked_at,
+        stores_mode, entries, newest_transaction,
     ) = _FIELDS.unpack(head)  # fmt: skip
-    if format_version not in (FORMAT_VERSION, FORMAT_VERSION_FORK):
+    if format_version not in (FORMAT_VERSION, FORMAT_VERSION_FORK, FORMAT_VERSION_STORES):
         raise _corrupt(slot, "object has an unknown format version", format_version=format_version)
     if zlib.crc32(head) != _CRC.unpack_from(data, HEADER_BYTES - _CRC.size)[0]:
         raise _corrupt(slot, "header CRC does not match")
@@ -303,16 +355,18 @@ def decode_header(data: bytes, *, slot: int) -> Header:
         raise _corrupt(slot, "header has an impossible field", kind=kind, address_length=address_length)
     if kind == Kind.CLAIM and (body_length or claim != slot):
         raise _corrupt(slot, "claim has a body or names another claim")
-    is_fork = parent_log_id != NO_LOG
-    if (format_version == FORMAT_VERSION_FORK) != (is_fork or bool(flags & FLAG_RETIRES)) or (
-        format_version == FORMAT_VERSION_FORK and kind != Kind.CLAIM
-    ):
-        raise _corrupt(slot, "format version does not fit what the object is", format_version=format_version)
-    if (transactions == 0) != (body_length == 0):
+    if stores_mode not in (StoresMode.DISK, StoresMode.LOG):
+        raise _corrupt(slot, "header has an unknown mode of the stores", stores_mode=stores_mode)
+    if (transactions == 0 and entries == 0) != (body_length == 0):
         raise _corrupt(
-            slot, "transaction count does not fit the body", transactions=transactions, body_length=body_length
+            slot,
+            "transaction count does not fit the body",
+            transactions=transactions,
+            entries=entries,
+            body_length=body_length,
         )
-    return Header(
+    is_fork = parent_log_id != NO_LOG
+    header = Header(
         kind=Kind(kind),
         log_id=log_id,
         slot=Slot(own_slot),
@@ -336,12 +390,21 @@ def decode_header(data: bytes, *, slot: int) -> Header:
         scope=AddressScope(boot_id, namespace) if namespace else UNKNOWN_SCOPE,
         parent_log_id=LogId(parent_log_id) if is_fork else None,
         forked_at=Version(forked_at),
+        stores_mode=StoresMode(stores_mode),
+        entries=entries,
+        newest_transaction=Version(newest_transaction),
     )
+    claims = is_fork or header.retires
+    if header.format_version != format_version or (claims and kind != Kind.CLAIM):
+        raise _corrupt(slot, "format version does not fit what the object is", format_version=format_version)
+    if not stores_mode and (entries or newest_transaction):
+        raise _corrupt(slot, "header has an impossible field", entries=entries, newest_transaction=newest_transaction)
+    return header
 
 
-def encode_body(transactions: Iterable[LoggedTransaction], *, compress: bool = False) -> bytes:
-    """The Arrow IPC stream of these transactions, empty bytes for none. Cost: O(rows)."""
-    message = encode_record_batch(transactions)
+def encode_body(logged: Iterable[Logged], *, compress: bool = False) -> bytes:
+    """The Arrow IPC stream of these transactions and entries, empty bytes for none. Cost: O(rows)."""
+    message = encode_record_batch(logged)
     if not message:
         return b""
     stream = b"".join((_SCHEMA_MESSAGE, message, END_OF_STREAM))
@@ -365,9 +428,25 @@ def body_bytes(data: bytes, header: Header) -> memoryview:
 
 
 def read_body_table(data: bytes, header: Header) -> pa.Table:
-    """The body of a whole object as an Arrow table of ``BODY_SCHEMA``, without copying. Raises: CorruptData."""
+    """The transactions of a whole object as an Arrow table of ``BODY_SCHEMA``. Raises: CorruptData.
+
+    Without copying, unless the object has entries of the stores, which are left out.
+    """
+    return without_entries(_read_whole_table(data, header), header)
+
+
+def without_entries(table: pa.Table, header: Header) -> pa.Table:
+    """The rows of a whole body that belong to transactions."""
+    if not header.entries:
+        return table
+    kinds, at = table.column("kind").to_pylist(), table.column("at").to_pylist()
+    own = [kind == ItemKind.RECORD and place is None for kind, place in zip(kinds, at, strict=True)]
+    return table.filter(pa.array([not of_entry for of_entry in own]))
+
+
+def _read_whole_table(data: bytes, header: Header) -> pa.Table:
     body = body_bytes(data, header)
-    if not header.transactions:
+    if not header.has_body:
         return BODY_SCHEMA.empty_table()
     try:
         table = pa.ipc.open_stream(pa.py_buffer(body)).read_all()
@@ -383,29 +462,53 @@ def decode_body(data: bytes, header: Header) -> list[LoggedTransaction]:
 
     Raises: CorruptData, also when the rows do not keep the versions that the header promises.
     """
-    table = read_body_table(data, header)
-    transactions = list(_group(table))
-    versions = [txn.version for txn in transactions]
-    fits = not transactions or (versions[0] == header.first_version and versions[-1] == header.last_version)
-    if len(transactions) != header.transactions or not fits or any(a >= b for a, b in pairwise(versions)):
+    return [logged for logged in decode_all(data, header) if type(logged) is LoggedTransaction]
+
+
+def decode_entries(data: bytes, header: Header) -> list[LoggedEntry]:
+    """What the stores did by themselves, in order. Raises: as ``decode_body``."""
+    if not header.entries:
+        return []
+    return [logged for logged in decode_all(data, header) if type(logged) is LoggedEntry]
+
+
+def decode_all(data: bytes, header: Header) -> list[Logged]:
+    """The transactions and entries of a whole object, in order. Raises: as ``decode_body``."""
+    everything = list(_group(_read_whole_table(data, header)))
+    versions = [logged.version for logged in everything]
+    transactions = [logged.version for logged in everything if type(logged) is LoggedTransaction]
+    fits = not versions or (versions[0] == header.first_version and versions[-1] == header.last_version)
+    fits = fits and (not transactions or transactions[-1] == header.last_transaction_version)
+    counts = len(transactions), len(versions) - len(transactions)
+    if counts != (header.transactions, header.entries) or not fits or any(a >= b for a, b in pairwise(versions)):
         raise _corrupt(header.slot, "rows do not keep the versions of the header")
-    return transactions
+    return everything
 
 
-def _group(table: pa.Table) -> Iterator[LoggedTransaction]:
+def _group(table: pa.Table) -> Iterator[Logged]:
     columns = [column.to_pylist() for column in table.columns]
     current: int | None = None
     request_id: str | None = None
     read_version: int | None = None
     operations: list[Operation] = []
     preconditions: list[Precondition] = []
+    records: list[tuple[str, bytes]] = []
+
+    def logged() -> Iterator[Logged]:
+        if operations or preconditions:
+            assert current is not None, "rows have a version"
+            yield LoggedTransaction(current, request_id, read_version, operations, preconditions)
+        elif current is not None:
+            yield LoggedEntry(current, records)
+
     for version, rid, read, kind, key, end, value, at in zip(*columns, strict=True):
         if version != current:
-            if current is not None:
-                yield LoggedTransaction(current, request_id, read_version, operations, preconditions)
+            yield from logged()
             current, request_id, read_version = version, rid, read
-            operations, preconditions = [], []
+            operations, preconditions, records = [], [], []
         match kind:
+            case ItemKind.RECORD if at is None:
+                records.append((key.decode(), value))
             case ItemKind.WRITE:
                 operations.append(Write(key, value))
             case ItemKind.DELETE:
@@ -418,8 +521,7 @@ def _group(table: pa.Table) -> Iterator[LoggedTransaction]:
                 preconditions.append(RangeRead(key, end, at))
             case _:
                 raise CorruptData("row has an unknown kind", code=Code.CORRUPT_BATCH, kind=kind)
-    if current is not None:
-        yield LoggedTransaction(current, request_id, read_version, operations, preconditions)
+    yield from logged()
 
 
 assert sys.byteorder == "little", "columns are written as this processor keeps them, and the format is little-endian"
@@ -438,7 +540,7 @@ _MESSAGE_TABLE: Final = (12, 20, 16, 18, 4, 8)
 _RECORD_BATCH_TABLE: Final = (10, 20, 8, 4, 16)
 _BITS: Final = bytes.maketrans(b"\0\1", b"01")
 
-_WRITE, _DELETE, _RANGE_DELETE, _POINT_READ, _RANGE_READ = map(int, ItemKind)
+_WRITE, _DELETE, _RANGE_DELETE, _POINT_READ, _RANGE_READ, _RECORD = map(int, ItemKind)
 
 
 class _Buffers:
@@ -503,8 +605,11 @@ class _Buffers:
         self.add(b"".join(whole))
 
 
-def encode_record_batch(transactions: Iterable[LoggedTransaction]) -> bytes:
-    """The record batch message of these transactions, empty bytes when they hold no item. Cost: O(rows)."""
+def encode_record_batch(logged: Iterable[Logged]) -> bytes:
+    """The record batch message of these transactions and entries, empty bytes when they hold no item.
+
+    Cost: O(rows).
+    """
     version: list[int] = []
     request_id: list[bytes | None] = []
     read_version: list[int | None] = []
@@ -513,8 +618,20 @@ def encode_record_batch(transactions: Iterable[LoggedTransaction]) -> bytes:
     end: list[bytes | None] = []
     value: list[bytes | None] = []
     at: list[int | None] = []
-    for txn in transactions:
+    for txn in logged:
         rows_before = len(key)
+        if isinstance(txn, LoggedEntry):
+            for store, record in txn.records:
+                kind.append(_RECORD)
+                key.append(store.encode())
+                value.append(record)
+            rows = len(txn.records)
+            version += [txn.version] * rows
+            request_id += [None] * rows
+            read_version += [None] * rows
+            end += [None] * rows
+            at += [None] * rows
+            continue
         for read in txn.preconditions:
             if type(read) is PointRead:
                 kind.append(_POINT_READ)

@@ -57,6 +57,7 @@ def check_link(head: Header, claim: Header, following: Header) -> None:
         (following.durable <= head.durable, "durable falls back along the chain"),
         (following.truncated_through >= head.truncated_through, "truncated_through falls along the chain"),
         (following.window_floor >= head.window_floor, "window_floor falls along the chain"),
+        (following.stores_mode == head.stores_mode, "the mode of the stores changes along the chain"),
     )
     for holds, rule in rules:
         if not holds:
@@ -81,6 +82,8 @@ def _check_claim(head: Header, claim: Header, following: Header) -> None:
         lowest = highest = head.last_version + VERSION_JUMP
     if not (following.first_version == base == following.window_floor and lowest <= base <= highest):
         raise broken("claim's base is not the version jump", following.slot, base=base, expected=lowest)
+    if following.last_transaction_version != head.last_transaction_version:
+        raise broken("claim names another last transaction", following.slot)
     if following.durable != head.slot:
         raise broken("claim's durable is not its prev", following.slot, durable=slot_text(following.durable))
 
@@ -97,11 +100,18 @@ def _check_record(head: Header, claim: Header, following: Header) -> None:
     if following.durable != claim.slot and following.durable > jump(claim.slot):
         raise broken("durable names a dead slot", slot, durable=slot_text(following.durable))
     first, last = following.first_version, following.last_version
-    if following.transactions:
-        if not head.last_version < first <= last or last - first + 1 < following.transactions:
+    if following.has_body:
+        held = following.transactions + following.entries
+        if not head.last_version < first <= last or last - first + 1 < held:
             raise broken("versions do not rise", slot, first=first, last=last, before=head.last_version)
     elif first != last or last < head.last_version:
         raise broken("empty batch has impossible versions", slot, first=first, last=last, before=head.last_version)
+    newest = following.last_transaction_version
+    if following.transactions:
+        if not first <= newest <= last:
+            raise broken("the last transaction is not in its batch", slot, newest_transaction=newest)
+    elif newest != following.prev_version:
+        raise broken("a batch without transactions names one", slot, newest_transaction=newest)
     if last - head.last_version >= VERSION_JUMP:
         raise broken("versions pass the jump", slot, last=last, before=head.last_version)
 

@@ -39,6 +39,7 @@ from holdfast.commit.format.batch import (
     AddressScope,
     Header,
     Kind,
+    StoresMode,
     decode_header,
     encode_object,
     jump,
@@ -258,9 +259,10 @@ def claim_header(
     wall_ms: int,
     fork: Copied | None = None,
     retires: bool = False,
+    stores_mode: StoresMode = StoresMode.DISK,
 ) -> Header:
     """The claim to be written at the frontier. ``log_id`` is used only at genesis; later claims copy it, unless they
-    ``fork`` the log. ``retires``: nobody may lead after this claim."""
+    ``fork`` the log. So is ``stores_mode``. ``retires``: nobody may lead after this claim."""
     before = frontier.predecessor
     truncated_through = before.truncated_through if before else Version(0)
     if before is None:
@@ -291,6 +293,8 @@ def claim_header(
         flags=FLAG_RETIRES if retires else 0,
         parent_log_id=before.log_id if before and fork else None,
         forked_at=before.last_version if before and fork else Version(0),
+        stores_mode=before.stores_mode if before else stores_mode,
+        newest_transaction=before.newest_transaction if before else Version(0),
     )
 
 

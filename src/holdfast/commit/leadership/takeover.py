@@ -17,7 +17,7 @@ from uuid import UUID
 
 import structlog
 
-from holdfast.commit.format.batch import HEADER_BYTES, PREFIX, UNKNOWN_SCOPE, AddressScope, object_name
+from holdfast.commit.format.batch import HEADER_BYTES, PREFIX, UNKNOWN_SCOPE, AddressScope, StoresMode, object_name
 from holdfast.commit.leadership import takeover_machine as t
 from holdfast.commit.leadership.claims import Identity, read_page
 from holdfast.commit.leadership.role_records import read_records
@@ -85,11 +85,18 @@ async def take_the_lead(
     return await Driver(store, TakeoverMachine(identity, log_id, rules), options, clock).run()
 
 
-async def init_log(store: ObjectStore, identity: Identity, log_id: LogId, *, retry_budget_s: float = 60.0) -> bool:
+async def init_log(
+    store: ObjectStore,
+    identity: Identity,
+    log_id: LogId,
+    *,
+    stores_mode: StoresMode = StoresMode.DISK,
+    retry_budget_s: float = 60.0,
+) -> bool:
     """Write the genesis claim if nothing is listed. False when the log exists. Raises: Unavailable, InvalidRequest."""
     if await store.list(PREFIX, limit=1):
         return False
-    options = TakeoverOptions(allow_new=True, retry_budget_ms=retry_budget_s * 1000.0)
+    options = TakeoverOptions(allow_new=True, stores_mode=stores_mode, retry_budget_ms=retry_budget_s * 1000.0)
     rules = options.rules_for(shared_by_machines=True, only_new=True)
     try:
         await Driver(store, TakeoverMachine(identity, log_id, rules), options, now).run()

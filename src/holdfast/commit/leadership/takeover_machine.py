@@ -28,7 +28,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from holdfast.commit.format.batch import FIRST_SLOT, SPAN_MAX, Header, Kind, decode_header, jump
+from holdfast.commit.format.batch import FIRST_SLOT, SPAN_MAX, Header, Kind, StoresMode, decode_header, jump
 from holdfast.commit.format.chain import has_gone, next_slot
 from holdfast.commit.leadership.claims import (
     Frontier,
@@ -243,11 +243,13 @@ QUESTION_MS_MAX: Final = 500.0
 class TakeoverRules:
     """The bounds of a takeover.
 
-    ``only_new``: lead a new log or none. ``retires``: claim so that nobody leads afterwards. ``asks``: there is a way
-    to ask a leader who it is. ``shared_by_machines``: the same address may lead to another process.
+    ``stores_mode``: that of a new log. ``only_new``: lead a new log or none. ``retires``: claim so that nobody leads
+    afterwards. ``asks``: there is a way to ask a leader who it is. ``shared_by_machines``: the same address may lead to
+    another process.
     """
 
     allow_new: bool = False
+    stores_mode: StoresMode = StoresMode.DISK
     only_new: bool = False
     retires: bool = False
     take_over: bool = False
@@ -728,6 +730,7 @@ class TakeoverMachine:
             wall_ms=now.wall_ms,
             fork=self._copied if self._forks else None,
             retires=self._rules.retires,
+            stores_mode=self._rules.stores_mode,
         )
         return self._send(now, SendClaim(claim.slot, encode_claim(claim)), self._claim_answered)
 

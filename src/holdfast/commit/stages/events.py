@@ -58,6 +58,23 @@ class Position:
         self.ticket = ticket
 
 
+class Records(Position):
+    """What the stores did by themselves, on its way into the log: records, each with its store.
+
+    ``reply`` is called exactly once, in the order of the versions: with None when the records are durable, with the
+    error when this leader cannot prove it any more.
+    """
+
+    __slots__ = ("records", "reply", "size", "version")
+
+    def __init__(self, records: list[tuple[str, bytes]], reply: Callable[[HoldfastError | None], None]) -> None:
+        super().__init__(self)
+        self.records = records
+        self.reply = reply
+        self.size = sum([ITEM_BYTES + len(record) for _, record in records])
+        self.version = 0
+
+
 @dataclass(slots=True)
 class Batch:
     """One slot in flight. ``payload`` never changes once it is set.
@@ -103,6 +120,12 @@ class Arrived(_Timed, frozen=True):
     """Commit requests, in the order they are to be sequenced."""
 
     entries: list[CommitEntry]
+
+
+class RecordsReady(_Timed, frozen=True):
+    """The stores applied these records, and wait until they are durable."""
+
+    records: Records
 
 
 class PutAnswered(_Timed, frozen=True):
@@ -175,7 +198,9 @@ class Abandon(_Timed, frozen=True):
 
 
 Asked = VersionAsked | StatusAsked | NoopAsked
-Event = Arrived | PutAnswered | HeaderFound | OwnershipSeen | Asked | Tick | TruncationDue | Drain | Abandon
+Event = (
+    Arrived | RecordsReady | PutAnswered | HeaderFound | OwnershipSeen | Asked | Tick | TruncationDue | Drain | Abandon
+)
 
 
 # -- effects ----------------------------------------------------------------------------------------------------------
@@ -249,6 +274,12 @@ class Reached(Struct, frozen=True):
     tickets: list[object]
 
 
+class Recorded(Struct, frozen=True):
+    """These records are durable, in order."""
+
+    records: list[Records]
+
+
 class Ended(Struct, frozen=True):
     """This leadership is over; ``detail`` says why for people. ``tickets`` are questions that get no answer here."""
 
@@ -257,6 +288,5 @@ class Ended(Struct, frozen=True):
     tickets: list[object]
 
 
-Effect = (
-    Put | ReadBack | CheckOwnership | Resolved | Durable | Answer | LookUp | VersionIs | StatusReady | Reached | Ended
-)
+Asking = LookUp | VersionIs | StatusReady | Reached
+Effect = Put | ReadBack | CheckOwnership | Resolved | Durable | Answer | Recorded | Asking | Ended

@@ -18,8 +18,19 @@ from hashlib import blake2b
 from itertools import pairwise
 from typing import Final
 
-from holdfast.commit.format.batch import SPAN_MAX, Header, Kind, LoggedTransaction, encode_body, encode_object, jump
-from holdfast.commit.stages.events import Batch, CommitEntry, Position, Put, ReadBack
+from holdfast.commit.format.batch import (
+    SPAN_MAX,
+    Header,
+    Kind,
+    Logged,
+    LoggedEntry,
+    LoggedTransaction,
+    StoresMode,
+    encode_body,
+    encode_object,
+    jump,
+)
+from holdfast.commit.stages.events import Batch, CommitEntry, Position, Put, ReadBack, Records
 from holdfast.crc32 import fastest_crc32
 from holdfast.objects.port import CreateAnswer, Created, Refused, Unknown
 from holdfast.values import Instant, Slot, Version
@@ -258,7 +269,7 @@ class Persist:
         self.resigned = kind is Kind.RESIGN
         return [put]
 
-    def _take(self) -> tuple[list[CommitEntry | Position], list[LoggedTransaction]]:
+    def _take(self) -> tuple[list[CommitEntry | Position], list[Logged]]:
         """The entries of one batch: all that wait, or as many as reach the size bound (the last may exceed it)."""
         entries = self._collecting
         if self.collecting_bytes > self._rules.batch_bytes:
@@ -266,7 +277,7 @@ class Persist:
             while count < len(entries) and taken_bytes < self._rules.batch_bytes:
                 entry = entries[count]
                 count += 1
-                if isinstance(entry, CommitEntry) and entry.accepted:
+                if isinstance(entry, Records) or (isinstance(entry, CommitEntry) and entry.accepted):
                     taken_bytes += entry.size
             self._collecting, entries = entries[count:], entries[:count]
             self.collecting_bytes -= taken_bytes
@@ -274,9 +285,9 @@ class Persist:
             self._collecting = []
             self.collecting_bytes = 0
         logged = [
-            LoggedTransaction(e.version, e.txn.request_id, e.txn.read_version, e.txn.operations, e.txn.preconditions)
-            for e in entries
-            if type(e) is CommitEntry and e.accepted
+            _logged(entry)
+            for entry in entries
+            if isinstance(entry, Records) or (isinstance(entry, CommitEntry) and entry.accepted)
         ]
         return entries, logged
 
@@ -290,15 +301,19 @@ class Persist:
         self,
         now: Instant,
         entries: list[CommitEntry | Position],
-        transactions: list[LoggedTransaction],
+        logged: list[Logged],
         assigned: int,
         floor: int,
         kind: Kind = Kind.DATA,
     ) -> Put:
         before = self.head
         slot = self.next_slot
-        body = encode_body(transactions)
-        first = transactions[0].version if transactions else max(assigned, before.last_version)
+        body = encode_body(logged)
+        first = logged[0].version if logged else max(assigned, before.last_version)
+        has_stores = before.stores_mode is StoresMode.LOG
+        transactions = [each for each in logged if type(each) is LoggedTransaction]
+        assert has_stores or len(transactions) == len(logged), "only a log with stores has entries"
+        newest = transactions[-1].version if transactions else before.last_transaction_version
         header = Header(
             kind=kind,
             log_id=before.log_id,
@@ -309,7 +324,7 @@ class Persist:
             leader_id=self._claim.leader_id,
             nonce=self.nonce_of(slot),
             first_version=Version(first),
-            last_version=Version(transactions[-1].version if transactions else first),
+            last_version=Version(logged[-1].version if logged else first),
             prev_version=before.last_transaction_version,
             window_floor=Version(max(floor, before.window_floor)),
             durable=self.durable_slot,
@@ -320,6 +335,9 @@ class Persist:
             transactions=len(transactions),
             body_length=len(body),
             body_crc=fastest_crc32()(body, 0),
+            stores_mode=before.stores_mode,
+            entries=len(logged) - len(transactions),
+            newest_transaction=Version(newest if has_stores else 0),
         )
         self.head = header
         batch = Batch(header, encode_object(header, body), entries, transactions, now.boot_ms)
@@ -484,6 +502,13 @@ class Persist:
         assert len(slots) <= self._rules.window, "the span is within the window"
         assert not slots or slots[0] < self.durable_slot, "the watermark is older than every slot in flight"
         assert all(not batch.done or batch.payload for batch in self.in_flight), "frozen bytes stay"
+
+
+def _logged(entry: CommitEntry | Records) -> Logged:
+    if isinstance(entry, Records):
+        return LoggedEntry(entry.version, entry.records)
+    txn = entry.txn
+    return LoggedTransaction(entry.version, txn.request_id, txn.read_version, txn.operations, txn.preconditions)
 
 
 def _jitter(batch: Batch) -> float:

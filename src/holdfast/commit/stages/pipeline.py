@@ -2,6 +2,7 @@
 
     event             what happens                                                     waits for
     Arrived           order, decide, collect; send if a batch is due                   nothing
+    RecordsReady      order and collect what the stores did by themselves              nothing
     PutAnswered       complete the slot; advance the watermark; answer; send the next    the store
     HeaderFound       found this leader's own earlier PUT, or proof of a later leader  the store
     OwnershipSeen     release the batches that were held; answer version questions     the store
@@ -37,7 +38,7 @@ from holdfast.commit.format.batch import Header, Kind
 from holdfast.commit.leadership.claims import has_successor
 from holdfast.commit.stages import events
 from holdfast.commit.stages.attempts import Attempts, Known
-from holdfast.commit.stages.events import Batch, CommitEntry, Effect, EndKind, Event, Position, Put
+from holdfast.commit.stages.events import Batch, CommitEntry, Effect, EndKind, Event, Position, Put, Records
 from holdfast.commit.stages.persist import Deadline, Persist, PersistRules, Verdict
 from holdfast.commit.stages.release import Release
 from holdfast.commit.stages.resolve import Resolve
@@ -113,7 +114,7 @@ class Pipeline:
         self.proof_trouble = ""
         """Why the last ownership check proved nothing; empty after one that passed."""
         self._unsent: list[Effect] = []
-        self._in_hand: Ordered[CommitEntry | Batch] = ()
+        self._in_hand: Ordered[CommitEntry | Records | Batch] = ()
         self._timer = timer
         self.seconds = {"sequence": 0.0, "resolve": 0.0, "persist": 0.0, "release": 0.0}
         """The time that each stage has computed."""
@@ -126,7 +127,7 @@ class Pipeline:
     def bytes_held(self) -> dict[str, int]:
         """The memory of the requests and batches in each stage. Cost: O(commits that are not decided)."""
         waiting = sum(entry.size for entry in self._waiting)
-        undecided = sum(item.size for item in self._undecided if type(item) is CommitEntry)
+        undecided = sum(item.size for item in self._undecided if isinstance(item, CommitEntry | Records))
         return {
             "sequence": waiting + self.sequence.attempts.bytes_used(),
             "resolve": undecided + self.resolve.recent.bytes_used(),
@@ -155,6 +156,8 @@ class Pipeline:
         match event:
             case events.Arrived(entries=entries):
                 self._arrived(now, entries, effects)
+            case events.RecordsReady(records=records):
+                self._record(now, records, effects)
             case events.PutAnswered(slot=slot, answer=answer, number=number):
                 verdict, read_backs = self.persist.answered(slot, answer, now.boot_ms, number)
                 effects += read_backs
@@ -208,6 +211,16 @@ class Pipeline:
         self._undecided += onward
         self._decide(now, effects)
 
+    def _record(self, now: Instant, records: Records, effects: list[Effect]) -> None:
+        # It needs no room: one turn of the loop makes one, so all in flight are far less than HOLD_BACK leaves.
+        self.sequence.assigned += 1
+        records.version = self.sequence.assigned
+        self._in_hand = [records]
+        if self._undecided:
+            self._undecided.append(records)
+        else:
+            self._collect([records], records.size, True, now.boot_ms, effects)
+
     def _decide(self, now: Instant, effects: list[Effect]) -> None:
         if not self._undecided:
             return
@@ -219,13 +232,15 @@ class Pipeline:
             return
         entries = [item for item in decided if type(item) is CommitEntry]
         effects.append(events.Resolved(entries))
-        added = sum([entry.size for entry in entries if entry.accepted])
-        self._collect(decided, added, any(entry.accepted for entry in entries), now.boot_ms, effects)
+        kept = [
+            item for item in decided if isinstance(item, Records) or (isinstance(item, CommitEntry) and item.accepted)
+        ]
+        self._collect(decided, sum([item.size for item in kept]), bool(kept), now.boot_ms, effects)
 
     def _decided_through(self) -> int:
         """The newest version that no undecided commit is older than: a batch without commits may name it."""
         for item in self._undecided:
-            if type(item) is CommitEntry and item.version:
+            if isinstance(item, CommitEntry | Records) and item.version:
                 return item.version - 1
         return self.sequence.assigned
 
@@ -339,11 +354,16 @@ class Pipeline:
         if answers:
             effects.append(events.Answer(answers))
         noops: list[object] = []
+        recorded: list[Records] = []
         for position in positions:
-            if isinstance(position.ticket, events.StatusQuestion):
+            if type(position) is Records:
+                recorded.append(position)
+            elif isinstance(position.ticket, events.StatusQuestion):
                 effects.append(self._status_ready(position.ticket))
             else:
                 noops.append(position.ticket)
+        if recorded:
+            effects.append(events.Recorded(recorded))
         if noops:
             effects.append(events.Reached(noops))
 
@@ -507,6 +527,8 @@ class Pipeline:
                     lost += entries
                 case events.VersionIs(tickets=asked) | events.Reached(tickets=asked) | events.Ended(tickets=asked):
                     tickets += asked
+                case events.Recorded(records=recorded):
+                    tickets += recorded
                 case events.StatusReady(question=question):
                     tickets.append(question)
                 case _:
@@ -514,6 +536,8 @@ class Pipeline:
         match event:
             case events.Arrived(entries=entries):
                 lost += entries
+            case events.RecordsReady(records=records):
+                tickets.append(records)
             case (
                 events.VersionAsked(ticket=ticket)
                 | events.NoopAsked(ticket=ticket)
@@ -531,6 +555,8 @@ class Pipeline:
         match event:
             case events.Arrived(entries=entries):
                 return [events.Answer(self.release.abandon(entries)[0])]
+            case events.RecordsReady(records=records):
+                return [events.Ended(self.ended.kind, self.ended.detail, [records])]
             case (
                 events.VersionAsked(ticket=ticket)
                 | events.NoopAsked(ticket=ticket)

@@ -13,9 +13,11 @@ from typing import Final
 import structlog
 
 from holdfast.commit.leadership.log_remains import bind_stores, bound_log, require_bound
+from holdfast.commit.service import CommitService
 from holdfast.documents import read_document
 from holdfast.errors import AlreadyOpen, Code, Conflict, InvalidRequest, Unavailable
 from holdfast.server.stores.hosting import StoreHost
+from holdfast.server.stores.in_log import open_in_log
 from holdfast.settings import StoresSettings
 from holdfast.stores.clock import StoreClock
 from holdfast.stores.definitions.cluster import ClusterDefinition, StoreDefinition, definition_of, with_known_prefetch
@@ -59,13 +61,16 @@ class Opening:
         wanted: ClusterDefinition | None,
         *,
         log_id: str | None = None,
+        leader: CommitService | None = None,
         force_new: bool = False,
     ) -> None:
-        """``wanted``: the configured definition. ``log_id``: the log of the stores, None for any."""
+        """``wanted``: the configured definition. ``log_id``: the log of the stores, None for any. ``leader``: the log
+        that they live in, None where they are files here."""
         self._host = host
         self._settings = settings
         self._definition = wanted
         self._log_id = log_id
+        self._leader = leader
         self._force_new = force_new
         self._wanted = True
         self._waiting: asyncio.Task[None] | None = None
@@ -94,12 +99,15 @@ class Opening:
         host, settings, wanted, directory = self._host, self._settings, self._definition, self._settings.hosted
         assert directory is not None, "stores are opened where they are hosted"
         try:
-            service = await StoreService.open(
-                directory,
-                page_bytes=settings.page_size_bytes,
-                memory_bytes=settings.memory_bytes,
-                clock=StoreClock(follows_wall=settings.clock == "wall"),
-            )
+            if self._leader is not None:
+                service = await open_in_log(directory, self._leader, settings)
+            else:
+                service = await StoreService.open(
+                    directory,
+                    page_bytes=settings.page_size_bytes,
+                    memory_bytes=settings.memory_bytes,
+                    clock=StoreClock(follows_wall=settings.clock == "wall"),
+                )
         except OSError as error:
             raise Unavailable(
                 f"the stores cannot be opened: {error.strerror or error}",
@@ -108,7 +116,8 @@ class Opening:
                 path=directory,
             ) from error
         try:
-            await asyncio.to_thread(self._belong, directory)
+            if self._leader is None:
+                await asyncio.to_thread(self._belong, directory)
             if wanted is not None:
                 await _put_in_force(service, wanted, "stores.definitions")
             elif not service.state.revision:
@@ -121,7 +130,8 @@ class Opening:
         state = service.state
         _log.info(
             "stores_open",
-            directory=directory,
+            directory=service.directory,
+            durability="disk" if self._leader is None else "log",
             revision=state.revision,
             stores=len(state.definition.stores),
             persistence=str(state.definition.persistence),

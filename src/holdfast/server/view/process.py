@@ -335,8 +335,7 @@ class ViewBuilder:
             rising = sorted(set(versions))
             if (
                 len(rising) != header.transactions
-                or rising[0] != header.first_version
-                or rising[-1] != header.last_version
+                or not header.spans(rising[0], rising[-1])
                 or versions != sorted(versions)
             ):
                 raise CorruptData(

@@ -320,6 +320,10 @@ class Leadership:
             durable=self._durable,
             time_ms=max(time_ms, before.time_ms),
             transactions=transactions,
+            entries=0,
+            newest_transaction=Version(
+                last_version if before.stores_mode and transactions else before.newest_transaction
+            ),
         )
         return self.head
 

@@ -26,6 +26,7 @@ from holdfast.commit.format.batch import (
     body_bytes,
     encode_record_batch,
     read_body_table,
+    without_entries,
 )
 from holdfast.commit.format.transaction import Write
 from holdfast.errors import Code, CorruptData
@@ -189,7 +190,7 @@ def decode_bodies(objects: Sequence[tuple[Header, bytes]], *, verify: bool = Tru
 
 def _joined(objects: Sequence[tuple[Header, bytes]], *, verify: bool) -> Bodies | None:
     """All bodies by one decoder; None where they cannot be joined, or are not one batch each."""
-    if len(objects) < 2:
+    if len(objects) < 2 or any(header.entries for header, _ in objects):
         return None
     bodies = [_body(data, header, verify=verify) for header, data in objects]
     if any(len(body) > JOINED_BYTES_MAX for body in bodies):
@@ -234,7 +235,7 @@ def _unverified(data: bytes, header: Header) -> pa.Table:
         ) from error
     if table.schema != BODY_SCHEMA:
         raise CorruptData("body has other columns", code=Code.CORRUPT_BATCH, slot=slot_text(header.slot))
-    return table
+    return without_entries(table, header)
 
 
 def _check_versions(bodies: Bodies) -> None:
@@ -248,9 +249,11 @@ def _check_versions(bodies: Bodies) -> None:
     firsts, lasts = versions[ends - counts], versions[ends - 1]
     rises = np.concatenate(([0], np.cumsum(versions[1:] > versions[:-1])))
     falls = np.concatenate(([0], np.cumsum(versions[1:] < versions[:-1])))
+    first_versions = np.array([header.first_version for header in bodies.headers], dtype=np.uint64)
+    has_entries = np.array([header.entries > 0 for header in bodies.headers])
     fits = (
-        (firsts == np.array([header.first_version for header in bodies.headers], dtype=np.uint64))
-        & (lasts == np.array([header.last_version for header in bodies.headers], dtype=np.uint64))
+        ((firsts == first_versions) | (has_entries & (firsts > first_versions)))
+        & (lasts == np.array([header.last_transaction_version for header in bodies.headers], dtype=np.uint64))
         & (rises[ends - 1] - rises[ends - counts] + 1 == [header.transactions for header in bodies.headers])
         & (falls[ends - 1] == falls[ends - counts])
     )

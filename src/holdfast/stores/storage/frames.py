@@ -6,6 +6,7 @@ One frame is one message of the log's queue:
 |---|---|---|
 | 1 | ``Record``: [command, result] | a command that was applied |
 | 2 | ``Relocated``: [store, first, last, runs] | compaction: the messages of ``first..last`` are these now |
+| 3 | after 8 bytes, little-endian: ``Record`` | as 1, in the cache of a commit log: the version of its entry |
 
 Both arrays only ever get items at their ends. A relocation changes no state: what is still kept of these messages is
 here now, so their old pages may be removed. Invalid bytes and unknown kinds raise ``CorruptData``.
@@ -13,6 +14,7 @@ here now, so their old pages may be removed. Invalid bytes and unknown kinds rai
 
 from __future__ import annotations
 
+import struct
 from typing import Final
 
 import msgspec
@@ -23,6 +25,8 @@ from holdfast.stores.values.messages import Message
 
 RECORD: Final = b"\x01"
 RELOCATED: Final = b"\x02"
+VERSIONED: Final = b"\x03"
+_VERSION: Final = struct.Struct("<Q")
 
 
 class MessageRun(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -66,6 +70,22 @@ def encode_relocated(relocated: Relocated) -> bytes:
     return RELOCATED + _encoder.encode(relocated)
 
 
+def with_version(frame: bytes, version: int) -> bytes:
+    """A record's frame for the cache of a commit log; other frames are the same there.
+
+    >>> version_of(with_version(RECORD, 7)), version_of(RECORD)
+    (7, None)
+    """
+    if not frame.startswith(RECORD):
+        return frame
+    return b"".join((VERSIONED, _VERSION.pack(version), memoryview(frame)[1:]))
+
+
+def version_of(frame: bytes) -> int | None:
+    """The version of a record's entry in the commit log, None in other frames."""
+    return _VERSION.unpack_from(frame, 1)[0] if frame.startswith(VERSIONED) else None
+
+
 def decode_frame(data: bytes, number: int) -> Record | Relocated:
     """What a frame says. ``number`` is for the error.
 
@@ -78,6 +98,8 @@ def decode_frame(data: bytes, number: int) -> Record | Relocated:
     try:
         if kind == RECORD:
             return _records.decode(memoryview(data)[1:])
+        if kind == VERSIONED:
+            return _records.decode(memoryview(data)[1 + _VERSION.size :])
         if kind == RELOCATED:
             return _relocations.decode(memoryview(data)[1:])
     except msgspec.DecodeError as error:

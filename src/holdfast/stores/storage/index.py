@@ -22,7 +22,8 @@ SQLite's pages have no checksums, so every row has its own, in ``crc``. Missing 
 ``crc`` is ``row_crc`` of the row's other columns in their order. In ``meta`` are ``format`` (3); ``frame``, the last
 frame of the checkpoint; ``at_ms``; ``state``; ``frame_crc``, the CRC-32 of that frame, if known; ``runs``, which blocks
 exist, a msgpack map of store to [[first, last], ...]; ``rules``, the rules that the state follows (``commands.RULES``);
-and ``crc``, of the six values from ``frame`` to ``rules`` in this order, with nil for a missing one.
+and ``crc``, of the six values from ``frame`` to ``rules`` in this order, with nil for a missing one. In the cache of a
+commit log, ``format`` is 4, and ``version``, that of the last entry in the checkpoint, is the seventh value.
 
 Format 2 has no ``rules``, and ``crc`` is of the other five values. It is read as it is, and the next checkpoint writes
 format 3. Format 1 has no checksums and is refused.
@@ -66,6 +67,7 @@ COLUMNS: Final = {
     "entries": "store, durable, key, revision, size, expires_ms",
     "extents": "store, first_seq, last_seq, first_frame, last_frame, bytes",
 }
+VALUES_MIN: Final = 5  # of a checkpoint: format 2 has no more
 Row = tuple[Any, ...]  # a row as SQLite gives it: its columns have the types of the schema, which crc holds for
 
 
@@ -73,7 +75,7 @@ class Loaded(NamedTuple):
     """The last checkpoint: its last frame, the time of that, and the state.
 
     ``frame_crc`` is that frame's CRC-32 if known; ``runs`` the blocks that exist; ``rules`` the rules that the state
-    follows (``commands.RULES``), 1 before format 3.
+    follows (``commands.RULES``), 1 before format 3; ``version``, in the cache of a commit log, that of the last entry.
     """
 
     frame: int
@@ -82,6 +84,11 @@ class Loaded(NamedTuple):
     frame_crc: int | None
     runs: bytes | None = None
     rules: int = FIRST_RULES
+    version: int | None = None
+
+    def crc(self) -> int:
+        """The checksum of all values."""
+        return row_crc(*(self if self.version is not None else self[:-1]))
 
 
 def read_checkpoint(database: sqlite3.Connection, path: str) -> Loaded | None:
@@ -89,10 +96,12 @@ def read_checkpoint(database: sqlite3.Connection, path: str) -> Loaded | None:
     meta: dict[str, bytes | int] = dict(database.execute("SELECT name, value FROM meta").fetchall())
     if meta.get("format") == WITHOUT_CHECKSUMS and not has_checksums(database):
         raise format_1(path)
-    frame, at_ms, state, frame_crc, runs, rules = (meta.get(name) for name in Loaded._fields)
+    frame, at_ms, state, frame_crc, runs, rules, version = (meta.get(name) for name in Loaded._fields)
     if frame is None and "crc" not in meta:
         return None
-    values = (frame, at_ms, state, frame_crc, runs) if rules is None else (frame, at_ms, state, frame_crc, runs, rules)
+    values = [frame, at_ms, state, frame_crc, runs, rules, version]
+    while len(values) > VALUES_MIN and values[-1] is None:
+        values.pop()
     if row_crc(*values) != meta.get("crc"):
         raise damaged(path, "meta")
     if isinstance(frame, int) and isinstance(at_ms, int) and isinstance(state, bytes):
@@ -103,6 +112,7 @@ def read_checkpoint(database: sqlite3.Connection, path: str) -> Loaded | None:
             frame_crc if isinstance(frame_crc, int) else None,
             runs if isinstance(runs, bytes) else None,
             rules if isinstance(rules, int) else FIRST_RULES,
+            version if isinstance(version, int) else None,
         )
     return None
 
@@ -162,6 +172,7 @@ def unreadable(path: str, error: Exception, otherwise: type[Unavailable] = Unava
 INDEX_NAME: Final = "index.sqlite"
 SCRATCH_NAME: Final = "scratch.sqlite"
 FORMAT: Final = 3
+OF_A_LOG: Final = 4  # the cache of a commit log
 WITHOUT_RULES: Final = 2  # the format before it, whose state follows the first rules
 _SCHEMA: Final = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
@@ -200,6 +211,7 @@ class Checkpoint(NamedTuple):
     locations: LocationChanges
     frame_crc: int | None = None
     rules: int = RULES
+    version: int | None = None
 
 
 class Index:
@@ -271,7 +283,7 @@ class Index:
                 format=row[0],
                 hint=f"in SQLite: UPDATE meta SET value = {actual} WHERE name = 'format'; then holdfast stores verify",
             )
-        elif row[0] not in (WITHOUT_RULES, FORMAT):
+        elif row[0] not in (WITHOUT_RULES, FORMAT, OF_A_LOG):
             raise CorruptData(
                 "the index of the stores was written by a later version of holdfast",
                 path=self._path,
@@ -283,10 +295,13 @@ class Index:
         """The format of the checkpoint's values by their checksum; None without a checkpoint, or if the checksum does
         not hold."""
         try:
-            if not has_checksums(self._writer) or read_checkpoint(self._writer, self._path) is None:
+            if not has_checksums(self._writer):
                 return None
+            loaded = read_checkpoint(self._writer, self._path)
         except CorruptData:
             return None
+        if loaded is None or loaded.version is not None:
+            return None if loaded is None else OF_A_LOG
         has_rules = self._writer.execute("SELECT 1 FROM meta WHERE name = 'rules'").fetchone()
         return FORMAT if has_rules else WITHOUT_RULES
 
@@ -398,7 +413,13 @@ class Index:
             runs = _encode({store: numbers for store, numbers in checkpoint.blocks.runs.items() if numbers})
             self._write_meta(
                 Loaded(
-                    checkpoint.frame, checkpoint.at_ms, checkpoint.state, checkpoint.frame_crc, runs, checkpoint.rules
+                    checkpoint.frame,
+                    checkpoint.at_ms,
+                    checkpoint.state,
+                    checkpoint.frame_crc,
+                    runs,
+                    checkpoint.rules,
+                    checkpoint.version,
                 )
             )
             needed = self._first_needed(checkpoint.frame)
@@ -425,7 +446,7 @@ class Index:
         self._writer.executemany(
             "INSERT OR REPLACE INTO meta VALUES (?, ?)",
             [(name, value) for name, value in values.items() if value is not None]
-            + [("crc", row_crc(*loaded)), ("format", FORMAT)],
+            + [("crc", loaded.crc()), ("format", FORMAT if loaded.version is None else OF_A_LOG)],
         )
 
     def _first_needed(self, frame: int) -> int:

@@ -21,6 +21,7 @@ from holdfast.errors import (
     Closed,
     Code,
     CorruptData,
+    Fenced,
     HoldfastError,
     InternalError,
     NotFound,
@@ -65,6 +66,8 @@ def not_done(failure: BaseException) -> HoldfastError:
     >>> not_done(Unavailable("the disk is full", code=Code.DISK_FULL)).code
     <Code.CLOSED: 'closed'>
     """
+    if isinstance(failure, Fenced):
+        return failure
     return Closed("the stores have failed, and this command was not done", hint=_START_AGAIN, facts=_cause(failure))
 
 
@@ -74,6 +77,12 @@ def perhaps_done(failure: BaseException) -> HoldfastError:
     >>> perhaps_done(Unavailable("the disk is full", code=Code.DISK_FULL)).statement()
     'the stores have failed, and it is unknown whether the command was done cause=the disk is full cause_code=disk_full'
     """
+    if isinstance(failure, Fenced):
+        return OutcomeUnknown(
+            "another leader may have this command or not",
+            hint="ask the leader; a publisher can send numbered messages again with the same numbers",
+            facts=_cause(failure),
+        )
     return OutcomeUnknown(
         "the stores have failed, and it is unknown whether the command was done",
         hint="start the service again and check; a publisher can send numbered messages again with the same numbers",

@@ -22,7 +22,7 @@ from holdfast.stores.durables.consumption import Consumption
 from holdfast.stores.machine.repairs import accept
 from holdfast.stores.machine.state import State
 from holdfast.stores.storage.caches import BLOCK_BYTES
-from holdfast.stores.storage.frames import Relocated, decode_frame
+from holdfast.stores.storage.frames import Relocated, decode_frame, version_of, with_version
 from holdfast.stores.storage.index import INDEX_NAME, UNREADABLE, Checkpoint, Index, Loaded
 from holdfast.stores.storage.locations import Extent, Locations
 from holdfast.stores.storage.log import LOG_NAME, MessageLog
@@ -67,6 +67,9 @@ class Storage:
         self.effects: list[Effect] = []
         self.accepted: list[tuple[int, CorruptData]] | None = None
         """Frames whose recorded results a repair has accepted, each with what differs; None where it may not."""
+        self.version: int | None = None
+        """In the cache of a commit log: the version of the last entry that is in these files, 0 for none."""
+        self._of_version = 0  # how many records of it are
 
     @classmethod
     def open(
@@ -78,13 +81,14 @@ class Storage:
         read_only: bool = False,
         index_directory: str | None = None,
         accept_recorded: bool = False,
+        in_log: bool = False,
     ) -> Storage:
         """Open and recover; with ``read_only`` only in memory, and nothing may be appended or written.
 
-        ``accept_recorded``: if the replay of a record gives another result, take the recorded one and list the record
-        in ``accepted``. ``index_directory``: where to make an index of the log alone. ``memory_bytes`` bounds what is
-        held of messages and counts, whatever the backlog: half new messages, a quarter messages read again, a quarter
-        blocks. The state itself comes on top.
+        ``in_log``: it is the cache of a commit log. ``accept_recorded``: if the replay of a record gives another
+        result, take the recorded one and list the record in ``accepted``. ``index_directory``: where to make an index
+        of the log alone. ``memory_bytes`` bounds what is held of messages and counts, whatever the backlog: half new
+        messages, a quarter messages read again, a quarter blocks. The state itself comes on top.
 
         *Raises*: ``AlreadyOpen``; ``CorruptData``; ``NotFound`` when ``read_only`` and there are none;
         ``InvalidRequest`` for a backup, which is opened with ``read_only`` only; ``OSError``. *Cost*: the state, the
@@ -109,6 +113,7 @@ class Storage:
             try:
                 storage = cls(log, index, memory_bytes=memory_bytes)
                 storage.accepted = [] if accept_recorded else None
+                storage.version = 0 if in_log else None
                 storage._recover(read_only=read_only)
             except UNREADABLE as error:
                 index.close()
@@ -130,6 +135,8 @@ class Storage:
             # What formed the state came by commands that are not in the log any more, and time goes on after them.
             self.last_ms = max(loaded.at_ms, self.state.at_ms)
             self.index.check_entries(self._entries_expected())
+            if self.version is not None:
+                self.version = loaded.version or 0
         if first > self.log.last + 1 or first < self.log.first or not self._is_of_this_log(loaded):
             raise CorruptData(
                 "the index of the stores is missing, and their log no longer begins with frame 1"
@@ -174,6 +181,7 @@ class Storage:
             frame = decode_frame(data, number)
             self.messages.next_frame = number
             self.note_frame(len(data))
+            self._note_version(data)
             if isinstance(frame, Relocated):
                 self.messages.relocate(frame, number)
             else:
@@ -181,6 +189,44 @@ class Storage:
                 self._apply_again(frame, number)
         self.messages.next_frame = self.log.last + 1
         return has_older_rules
+
+    def _note_version(self, frame: bytes) -> None:
+        version = version_of(frame)
+        if version is not None:
+            self._of_version = 1 + (self._of_version if version == self.version else 0)
+            self.version = version
+
+    def follow(self, version: int, records: list[bytes]) -> None:
+        """Apply an entry of the commit log, or what is missing of it here, and append it.
+
+        *Raises*: ``CorruptData`` when a record gives another result here; what ``MessageLog.append`` raises. Then
+        memory and files do not belong together any more.
+        """
+        assert self.version is not None, "only the cache of a commit log follows it"
+        if version < self.version:
+            return
+        # Of the last entry that is here, a crash may have left the first records only.
+        for record in records[self._of_version :] if version == self.version else records:
+            number = self.log.last + 1
+            frame = with_version(record, version)
+            self.messages.next_frame = number
+            self.note_frame(len(frame))
+            found = decode_frame(frame, number)
+            assert isinstance(found, Record), "the log has records only"
+            self._apply_again(found, number)
+            self.append([frame], version)
+        self.messages.next_frame = self.log.last + 1
+        self.state.rules = RULES
+        self.effects = self.state.pending_effects()
+
+    def append(self, frames: list[bytes], version: int) -> None:
+        """Append the frames of an entry that is durable. Not synced. *Raises*: as ``MessageLog.append``."""
+        if not frames:
+            return
+        versioned = [with_version(frame, version) for frame in frames]
+        self.log.append(versioned)
+        for frame in versioned:
+            self._note_version(frame)
 
     def _apply_again(self, record: Record, number: int) -> None:
         if record.rules > RULES:
@@ -258,6 +304,7 @@ class Storage:
             self.index.entries.freeze(),
             self.locations.freeze(),
             rules=self.state.rules,
+            version=self.version,
         )
 
     def write_checkpoint(self, checkpoint: Checkpoint) -> int:
