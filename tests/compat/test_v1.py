@@ -48,6 +48,7 @@ def as_then(header: Header) -> dict[str, Any]:
     assert header.scope == UNKNOWN_SCOPE
     del told["scope"]
     assert (told.pop("parent_log_id"), told.pop("forked_at")) == (None, 0)
+    assert (told.pop("stores_mode"), told.pop("entries"), told.pop("newest_transaction")) == (0, 0, 0)
     return told
 
 

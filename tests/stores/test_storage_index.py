@@ -225,7 +225,7 @@ def test_an_index_that_is_none_is_refused(tmp_path: Path) -> None:
 
 def test_an_index_of_a_later_format_is_refused(tmp_path: Path) -> None:
     index = Index(str(tmp_path))
-    index._writer.execute("UPDATE meta SET value = 4 WHERE name = 'format'")
+    index._writer.execute("UPDATE meta SET value = 5 WHERE name = 'format'")
     index.close()
     with pytest.raises(CorruptData, match="later version"):
         Index(str(tmp_path))
