@@ -11,6 +11,7 @@ import pytest
 from tests.worlds.harness import KINDS, run_seeds
 from tests.worlds.log.copying_mutants import MUTANTS as COPY_MUTANTS
 from tests.worlds.log.etiquette import SCENES
+from tests.worlds.log.journal_mutants import MUTANTS as JOURNAL_MUTANTS
 from tests.worlds.log.mutants import MUTANTS
 from tests.worlds.log.retention_mutants import MUTANTS as RETENTION_MUTANTS
 from tests.worlds.log.world import EVENTS_MIN, run_world
@@ -69,6 +70,25 @@ def test_every_mutant_of_retention_is_caught(name: str, record_property: RecordP
     found = RETENTION_MUTANTS.catch(name)
     assert found.seed is not None, f"{RETENTION_MUTANTS[name].rule}: not caught in {RETENTION_MUTANTS.seeds_max} seeds"
     RETENTION_MUTANTS[name].play(found.seed)
+    record_property("mutants", 1)
+
+
+@pytest.mark.timeout(3_600)
+def test_what_stores_in_the_log_confirm_every_later_leader_knows(prove: bool, record_property: RecordProperty) -> None:
+    first = int.from_bytes(os.urandom(5), "little")
+    summary = run_seeds("journal", range(6))
+    fresh = run_seeds("journal", range(first, first + (5_000 if prove else 4)), jobs=2 if prove else 1)
+    record_property("seeds", summary.worlds + fresh.worlds)
+    assert not summary.failures, summary.failed()
+    assert summary.missing() == []
+    assert not fresh.failures, fresh.failed()
+
+
+@pytest.mark.parametrize("name", JOURNAL_MUTANTS)
+def test_every_mutant_of_stores_in_the_log_is_caught(name: str, record_property: RecordProperty) -> None:
+    found = JOURNAL_MUTANTS.catch(name)
+    assert found.seed is not None, f"{JOURNAL_MUTANTS[name].rule}: not caught in {JOURNAL_MUTANTS.seeds_max} seeds"
+    JOURNAL_MUTANTS[name].play(found.seed)
     record_property("mutants", 1)
 
 

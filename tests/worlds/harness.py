@@ -37,6 +37,7 @@ __all__ = [
 KINDS: Final = {
     "log": "tests.worlds.log.kinds",
     "retention": "tests.worlds.log.kinds",
+    "journal": "tests.worlds.log.kinds",
     "copies": "tests.worlds.log.kinds",
     "etiquette": "tests.worlds.log.kinds",
     "queue": "tests.worlds.queue.kinds",

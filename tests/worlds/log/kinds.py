@@ -8,6 +8,8 @@ from tests.worlds.harness import Kind
 from tests.worlds.log.copying import run_copies
 from tests.worlds.log.copying_mutants import MUTANTS as COPY_MUTANTS
 from tests.worlds.log.etiquette import SCENES, run_etiquette
+from tests.worlds.log.journal import run_journal
+from tests.worlds.log.journal_mutants import MUTANTS as JOURNAL_MUTANTS
 from tests.worlds.log.mutants import MUTANTS
 from tests.worlds.log.retention_mutants import MUTANTS as RETENTION_MUTANTS
 from tests.worlds.log.retention_mutants import run_retention
@@ -21,6 +23,8 @@ ADMISSION: Final = ("refused_while_stalled", "admitted_while_in_flight")
 
 RETENTION_EVENTS: Final = ("delete_lost", "delete_late", "retention_removed", "retention_removed_dead")
 
+JOURNAL_EVENTS: Final = ("stores_from_nothing", "stores_from_a_cache", "stores_confirmed", "stores_unknown")
+
 COPY_EVENTS: Final = (
     *("copied", "copied_snapshots", "copier_log_truncated", "copy_deleted", "copy_create_lost", "copy_create_late"),
     *("copy_start_not_promoted", "promoted", "promoted_read_afresh", "copier_learns_of_promotion", "copy_committed"),
@@ -29,6 +33,7 @@ COPY_EVENTS: Final = (
 KINDS: Final = {
     "log": Kind(run_world, "events", (*FAULTS, *ADMISSION), 20, MUTANTS),
     "retention": Kind(run_retention, "events", RETENTION_EVENTS, 20, RETENTION_MUTANTS),
+    "journal": Kind(run_journal, "events", JOURNAL_EVENTS, 20, JOURNAL_MUTANTS),
     "copies": Kind(run_copies, "events", COPY_EVENTS, 20, COPY_MUTANTS),
     "etiquette": Kind(run_etiquette, "events", tuple(scene.__name__ for scene in SCENES), 20, MUTANTS),
 }

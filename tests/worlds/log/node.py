@@ -12,11 +12,12 @@ from collections.abc import Callable, Coroutine, Sequence
 from math import inf
 from typing import TYPE_CHECKING, Any
 
+from tests.worlds.log.journal import NodeStores
 from tests.worlds.log.loop import SimulatedLoop
 from tests.worlds.log.node_store import Archive, NodeStore
 from tests.worlds.log.promises import Attempt
 
-from holdfast.commit.format.batch import Header, LoggedTransaction
+from holdfast.commit.format.batch import Header, LoggedTransaction, StoresMode
 from holdfast.commit.format.transaction import Committed, Rejected, Transaction, Write
 from holdfast.commit.leadership.claims import Identity
 from holdfast.commit.leadership.takeover import TakeoverOptions, take_the_lead
@@ -55,6 +56,7 @@ class Node:
         self._plain = False
         self.service: CommitService | None = None
         self.truncator: Truncator | None = None
+        self.stores = None if world.journal is None else NodeStores(self, world.journal)
         self._loop = self._new_loop()
         self._shown: Header | None = None
         self._resolved: list[int] = []
@@ -94,6 +96,8 @@ class Node:
 
     def _gone(self) -> None:
         self._loop.kill()
+        if self.stores is not None:
+            self.stores.crashed()
         self.service = self.truncator = None
         self.recovering = False
         self.up = False
@@ -159,6 +163,7 @@ class Node:
         live = NodeStore(self, self._loop, unfit=unfit)
         options = TakeoverOptions(
             allow_new=True,
+            stores_mode=StoresMode.DISK if self.stores is None else StoresMode.LOG,
             take_over=rude,
             standby=not rude and not plain,
             silence_ms=shape.silence_ms,
@@ -203,6 +208,8 @@ class Node:
             self.truncator = Truncator(service, live, options, self.now)
             self._loop.create_task(self.truncator.run()).add_done_callback(self._look_at)
         world.began_to_lead(self)
+        if self.stores is not None:
+            self._loop.create_task(self.stores.lead(service)).add_done_callback(self._look_at)
         return service
 
     def _watched(self, pipeline: Pipeline) -> Callable[[p.Event], list[p.Effect]]:
@@ -326,6 +333,11 @@ class Node:
         if self.service is not None and self.leading:
             key = b"x/alone-%d" % self.world.agenda.happened
             self._loop.turn(self.service.submit, [CommitEntry(Transaction([Write(key, b"")]), _no_reply)])
+
+    def publish(self) -> None:
+        """The stores of this leader write something."""
+        if self.stores is not None and self.leading:
+            self._loop.turn(self.stores.publish)
 
     def asked_to_step_down(self) -> None:
         """The operator wants this leader to drain and resign."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from typing import Final, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from tests.worlds.harness import PromiseBroken
 from tests.worlds.log.network import StrictStore
@@ -19,6 +19,9 @@ from holdfast.commit.format.batch import Header, Kind, LoggedTransaction
 from holdfast.commit.format.transaction import Delete, PointRead, RangeDelete, Rejected, Write
 from holdfast.commit.stages.events import CommitEntry
 from holdfast.errors import HoldfastError
+
+if TYPE_CHECKING:
+    from tests.worlds.log.journal import Journal
 
 __all__ = ["OPENING_BALANCE", "Attempt", "Promises"]
 
@@ -70,6 +73,7 @@ class Promises:
         self._committed: dict[tuple[str, int], int] = {}
         self._handed_out: dict[int, int] = {}
         self.frontier = 0
+        self.journal: Journal | None = None
         self.increments = 0
         self.broken: BaseException | None = None
 
@@ -98,6 +102,7 @@ class Promises:
                 header = batch_format.decode_header(data, slot=here)
                 walker.accept(header)
                 transactions = batch_format.decode_body(data, header) if header.transactions else []
+                entries = batch_format.decode_entries(data, header)
             except HoldfastError as error:
                 self.break_("the chain holds no damage", f"slot {here}: {error}")
             self.headers[here] = header
@@ -105,6 +110,8 @@ class Promises:
                 self._seen["claims"] += 1
             for txn in transactions:
                 self._append(txn)
+            if self.journal is not None:
+                self.journal.landed(entries)
 
     def _append(self, txn: LoggedTransaction) -> None:
         if self.versions and txn.version <= self.versions[-1]:

@@ -13,6 +13,7 @@ from tests.worlds.harness import PromiseBroken, SeededWorld, WorldReport
 from tests.worlds.log.agenda import Agenda
 from tests.worlds.log.clients import Client
 from tests.worlds.log.followers import Follower
+from tests.worlds.log.journal import Journal
 from tests.worlds.log.network import Network, StrictStore
 from tests.worlds.log.node import Node
 from tests.worlds.log.promises import Attempt, Promises
@@ -47,6 +48,7 @@ class World(SeededWorld):
     """One seed's world. ``check_every``: how many steps of a pipeline pass between two checks of all its invariants.
 
     ``abrupt``: old data are not truncated by the leaders; the world removes them, at once and up to the bound itself.
+    ``stores``: the log has stores.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class World(SeededWorld):
         events: int = EVENTS_MIN,
         shape: WorldShape | None = None,
         abrupt: bool = False,
+        stores: bool = False,
     ) -> None:
         super().__init__(seed, Random(seed))
         self.shape: WorldShape = draw_shape(self.random) if shape is None else shape
@@ -69,6 +72,8 @@ class World(SeededWorld):
         self.promises = Promises(self.store, self.shape.hot_keys, self.seen)
         self.network = Network(self.agenda, self.random, self.store, self.shape.rates, latency_ms, self.seen)
         self.strikes = self.network.strikes
+        self.journal = Journal(self) if stores else None
+        self.promises.journal = self.journal
         self.nodes = [Node(self, number) for number in range(self.shape.nodes)]
         self.clients = [Client(self, f"c{number}") for number in range(self.shape.clients)]
         self._by_name = {client.name: client for client in self.clients}
@@ -325,6 +330,9 @@ class World(SeededWorld):
         commits = self.seen["answered_committed"]
         while self.seen["answered_committed"] < commits + 3:
             self._live(until, "a leader commits once faults have stopped")
+        confirmed = self.seen["stores_confirmed"]
+        while self.journal is not None and self.seen["stores_confirmed"] < confirmed + 3:
+            self._live(until, "stores confirm once faults have stopped")
         self.closing = True
         while any(client.attempt is not None for client in self.clients):
             self._live(until, "every outcome is found once faults have stopped")

@@ -96,7 +96,7 @@ class Pipeline:
         self._give_up_held = Deadline()
         self.ended: events.Ended | None = None
         self.draining = False
-        self._waiting: deque[CommitEntry] = deque()
+        self._waiting: deque[CommitEntry | Records] = deque()
         self._undecided: deque[CommitEntry | Position] = deque()
         self._resolve_work_max = rules.resolve_work_max
         self._banned_through = -1
@@ -155,9 +155,13 @@ class Pipeline:
         now = event.now
         match event:
             case events.Arrived(entries=entries):
-                self._arrived(now, entries, effects)
+                for entry in entries:
+                    entry.arrived_ms = now.boot_ms
+                    if not entry.size:
+                        entry.size = events.request_bytes(entry.txn)
+                self._order(now, entries, effects)
             case events.RecordsReady(records=records):
-                self._record(now, records, effects)
+                self._order(now, [records], effects)
             case events.PutAnswered(slot=slot, answer=answer, number=number):
                 verdict, read_backs = self.persist.answered(slot, answer, now.boot_ms, number)
                 effects += read_backs
@@ -194,11 +198,7 @@ class Pipeline:
 
     # -- the four stages in order -------------------------------------------------------------------------------------
 
-    def _arrived(self, now: Instant, entries: list[CommitEntry], effects: list[Effect]) -> None:
-        for entry in entries:
-            entry.arrived_ms = now.boot_ms
-            if not entry.size:
-                entry.size = events.request_bytes(entry.txn)
+    def _order(self, now: Instant, entries: Ordered[CommitEntry | Records], effects: list[Effect]) -> None:
         if self._waiting or len(entries) > self.sequence.room(self.release.durable_version):
             self._waiting.extend(entries)
             entries = self._take_waiting()
@@ -211,20 +211,10 @@ class Pipeline:
         self._undecided += onward
         self._decide(now, effects)
 
-    def _record(self, now: Instant, records: Records, effects: list[Effect]) -> None:
-        # It needs no room: one turn of the loop makes one, so all in flight are far less than HOLD_BACK leaves.
-        self.sequence.assigned += 1
-        records.version = self.sequence.assigned
-        self._in_hand = [records]
-        if self._undecided:
-            self._undecided.append(records)
-        else:
-            self._collect([records], records.size, True, now.boot_ms, effects)
-
     def _decide(self, now: Instant, effects: list[Effect]) -> None:
         if not self._undecided:
             return
-        self._in_hand = [item for item in self._undecided if type(item) is CommitEntry]
+        self._in_hand = [item for item in self._undecided if isinstance(item, CommitEntry | Records)]
         began = self._timer()
         decided = self.resolve.decide_some(self._undecided, self._resolve_work_max)
         self.seconds["resolve"] += self._timer() - began
@@ -244,7 +234,7 @@ class Pipeline:
                 return item.version - 1
         return self.sequence.assigned
 
-    def _take_waiting(self) -> list[CommitEntry]:
+    def _take_waiting(self) -> list[CommitEntry | Records]:
         room = self.sequence.room(self.release.durable_version)
         taken = [self._waiting.popleft() for _ in range(min(max(room, 0), len(self._waiting)))]
         self._in_hand = taken
@@ -287,7 +277,7 @@ class Pipeline:
         # Nothing is sent while batches are held: a listing proves ownership only when nothing was in flight.
         self.persist.paused = self.release.holding
         if self._waiting:
-            self._arrived(now, [], effects)
+            self._order(now, [], effects)
         began = self._timer()
         puts = self.persist.form(now, self._decided_through(), self.resolve.floor)
         self.seconds["persist"] += self._timer() - began

@@ -8,17 +8,18 @@ next leader.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, TypeVar
 
 from holdfast.commit.format.batch import VERSION_JUMP
 from holdfast.commit.format.transaction import Committed, Rejected, Reused, Transaction
 from holdfast.commit.stages.attempts import Attempts, Ban, Known, fingerprint
-from holdfast.commit.stages.events import CommitEntry
+from holdfast.commit.stages.events import CommitEntry, Records
 from holdfast.errors import Code, InvalidRequest
 
 HOLD_BACK: Final = 90_000_000
 assert HOLD_BACK < VERSION_JUMP, "assigned versions stay below the next base"
 
+Item = TypeVar("Item", bound=CommitEntry | Records)
 _BANNED: Final = Rejected("banned")
 
 
@@ -35,16 +36,21 @@ class Sequence:
         """How many more versions may be assigned before something must become durable."""
         return HOLD_BACK - (self.assigned - durable_version)
 
-    def order(self, entries: Iterable[CommitEntry], floor: int) -> tuple[list[CommitEntry], list[CommitEntry]]:
-        """Give versions to entries, in the order they came.
+    def order(self, entries: Iterable[Item], floor: int) -> tuple[list[Item], list[CommitEntry]]:
+        """Give versions to entries and records, in the order they came.
 
         Returns the entries that continue, with a version or an outcome, and those that must be looked up in the log
         because their read version is below the window. A repeat of an entry in flight is in neither: it follows the
         original.
         """
-        onward: list[CommitEntry] = []
+        onward: list[Item] = []
         look_up: list[CommitEntry] = []
         for entry in entries:
+            if isinstance(entry, Records):
+                self.assigned += 1
+                entry.version = self.assigned
+                onward.append(entry)
+                continue
             txn = entry.txn
             read_version = txn.read_version
             if read_version is not None and read_version > self.assigned:

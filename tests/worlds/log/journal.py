@@ -1,0 +1,180 @@
+"""Stores that live in the log, in the worlds of the log: what a leader confirmed, every later leader knows.
+
+Each node has the real ``LogCommit`` over a cache that outlives its process, in whole, in part or not at all. A leader
+reads with the real ``entries_before`` what its cache lacks, and goes on from there: record n of the log says that it is
+number n. So a record that was lost, repeated, or written by a leader that did not know all before it, is seen when it
+lands.
+"""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from dataclasses import replace
+from random import Random
+from typing import TYPE_CHECKING
+
+from tests.worlds.harness import WorldReport
+from tests.worlds.log.shape import draw_shape
+
+from holdfast.commit.format.batch import LoggedEntry
+from holdfast.commit.reading import entries as reading
+from holdfast.commit.service import CommitService
+from holdfast.errors import Fenced, HoldfastError
+from holdfast.server.stores.in_log import LogJournal
+from holdfast.stores.log_commit import LogCommit
+from holdfast.stores.storage.frames import RECORD
+
+if TYPE_CHECKING:
+    from tests.worlds.log.node import Node
+    from tests.worlds.log.world import World
+
+__all__ = ["Journal", "NodeStores", "run_journal"]
+
+STORE = "s"
+
+
+class Journal:
+    """What the stores have written into the true log, and the judge of what they confirm."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.records: list[tuple[int, bytes]] = []
+        """Versions and records of the true log."""
+
+    def landed(self, entries: list[LoggedEntry]) -> None:
+        """These entries are in the true log now."""
+        for entry in entries:
+            for store, record in entry.records:
+                if store != STORE or number_of(record) != len(self.records):
+                    place = f"{record!r} at {entry.version} is number {len(self.records)}"
+                    self._world.promises.break_("a leader goes on from all that the log has", place)
+                self.records.append((entry.version, record))
+
+    def require(self, number: int, record: bytes, promise: str) -> None:
+        """The true log has this record at this place."""
+        if number >= len(self.records) or self.records[number][1] != record:
+            self._world.promises.break_(promise, f"{record!r} is not number {number} of {len(self.records)}")
+
+
+def number_of(record: bytes) -> int:
+    """The place in the log that a record claims for itself."""
+    return int(record.removeprefix(RECORD).split(b" ")[0])
+
+
+class _Cache:
+    """The files of one node: what ``Storage`` keeps of the log, without the stores."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self.frames: list[tuple[int, bytes]] = []
+
+    @property
+    def version(self) -> int:
+        """Of the last entry that is here, perhaps only in part."""
+        return self.frames[-1][0] if self.frames else 0
+
+    def append(self, frames: list[bytes], version: int) -> None:
+        """As ``Storage.append``."""
+        for frame in frames:
+            self._journal.require(len(self.frames), frame, "a cache holds what the log has")
+            self.frames.append((version, frame))
+
+    def follow(self, version: int, records: list[bytes]) -> None:
+        """As ``Storage.follow``."""
+        if version >= self.version:
+            known = sum(each == version for each, _ in self.frames)
+            self.append(records[known:], version)
+
+
+class NodeStores:
+    """The stores of one node: its cache, and while it leads what it publishes."""
+
+    def __init__(self, node: Node, journal: Journal) -> None:
+        self._node = node
+        self._world = node.world
+        self._journal = journal
+        self._random = Random(f"{node.world.seed} stores of {node.number}")
+        self._cache = _Cache(journal)
+        self._groups: LogCommit | None = None
+        self._next = 0
+        self._confirmed = 0
+
+    def crashed(self) -> None:
+        """The process is gone, and perhaps some of the files, which are not synced."""
+        self._groups = None
+        frames, drawn = self._cache.frames, self._random.random()
+        if drawn < 0.1:
+            frames.clear()
+        elif drawn < 0.5:
+            del frames[len(frames) - self._random.randrange(min(len(frames), 8) + 1) :]
+
+    async def lead(self, service: CommitService) -> None:
+        """Come up to date, then publish until the leadership ends."""
+        cache = self._cache
+        self._world.seen["stores_from_nothing" if not cache.frames else "stores_from_a_cache"] += 1
+        try:
+            async with aclosing(reading.entries_before(service.store, service.claim, after=cache.version)) as batches:
+                async for _, entries in batches:
+                    for entry in entries:
+                        cache.follow(entry.version, [record for _, record in entry.records])
+        except HoldfastError as error:
+            if service.ended.done():
+                return
+            self._world.promises.break_("a leader can read what the stores did", str(error))
+        self._next = self._confirmed = len(cache.frames)
+        self._groups = LogCommit(
+            cache,  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+            LogJournal(service),
+            closing=_nothing,
+            completed=_nothing,
+            failed=self._world.promises.trouble,
+        )
+        self._publish_later()
+
+    def _publish_later(self) -> None:
+        self._world.agenda.after(5.0 + 40.0 * self._random.random(), self._node, self._node.publish)
+
+    def publish(self) -> None:
+        """Some records, in one turn of the loop."""
+        groups = self._groups
+        if groups is None or groups.failure is not None:
+            return
+        for _ in range(self._random.choice((1, 1, 2, 5))):
+            number, self._next = self._next, self._next + 1
+            record = RECORD + b"%d by %d at %d" % (number, self._node.number, self._world.agenda.happened)
+            self._submit(groups, number, record)
+            if self._random.random() < 0.1:
+                groups.end_group()
+        self._publish_later()
+
+    def _submit(self, groups: LogCommit, number: int, record: bytes) -> None:
+        def reply(error: BaseException | None) -> None:
+            if self._groups is not groups:
+                return  # the process that asked is gone
+            if error is None:
+                self._journal.require(number, record, "what is confirmed is in the log")
+                if number != self._confirmed:
+                    self._world.promises.break_("replies come in order", f"{number} after {self._confirmed}")
+                self._confirmed += 1
+                self._world.seen["stores_confirmed"] += 1
+            elif isinstance(error, Fenced):
+                self._world.seen["stores_unknown"] += 1
+            else:
+                self._world.promises.trouble(error)
+
+        groups.add(record, reply, store=STORE)
+
+
+def _nothing() -> None:
+    """No deliveries and no deadlines here."""
+
+
+def run_journal(seed: int, *, check_every: int = 1) -> WorldReport:
+    """Run the world of one seed with stores in its log. Raises: PromiseBroken."""
+    from tests.worlds.log.world import World
+
+    drawn = draw_shape(Random(seed))
+    apart = Random(f"{seed} journal")
+    rules = replace(drawn.rules, resolve_work_max=apart.choice((1, 20, drawn.rules.resolve_work_max)))
+    shape = replace(drawn, rules=rules, retention=False)
+    return World(seed, shape=shape, check_every=check_every, stores=True).run()

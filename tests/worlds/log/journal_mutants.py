@@ -1,0 +1,135 @@
+"""Mutants of stores that live in the log: each has one rule taken out."""
+# pyright: reportPrivateUsage=false
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, Final
+
+from tests.worlds.harness import Mutants
+from tests.worlds.log.journal import run_journal
+
+from holdfast.commit.format.batch import Header, LoggedEntry
+from holdfast.commit.leadership import claims, takeover_machine
+from holdfast.commit.reading import entries
+from holdfast.commit.service import CommitService
+from holdfast.commit.stages import events, pipeline, sequence
+from holdfast.commit.stages.events import CommitEntry, Effect, Position, Records
+from holdfast.errors import HoldfastError
+from holdfast.objects.port import ObjectStore
+from holdfast.server.stores.in_log import LogJournal
+from holdfast.stores.log_commit import Durable, LogCommit
+from holdfast.values import Instant, Version
+
+__all__ = ["MUTANTS"]
+
+NEVER: Final = 1 << 60
+MUTANTS: Final = Mutants(partial(run_journal, check_every=NEVER), seeds_max=200)
+
+_entries_before = entries.entries_before
+_claim_header = claims.claim_header
+_write = LogCommit._write
+_end = CommitService._end
+_order = pipeline.Pipeline._order
+_collect = pipeline.Pipeline._collect
+
+
+@MUTANTS.breaks("a reply comes after the entry is durable", "write", LogJournal)
+def confirm_at_once(self: LogJournal, records: list[tuple[str, bytes]], durable: Durable) -> None:
+    """What was handed to the log is taken for durable."""
+    entry = Records(records, _ignored)
+    self._service.record(entry)
+    durable(entry.version)
+
+
+@MUTANTS.breaks("a cache never holds what is not durable", "_write", LogCommit)
+def cache_first(self: LogCommit) -> None:
+    """Frames are appended to the files when they are written to the log."""
+    frames = self._frames
+    _write(self)
+    if frames:
+        self._storage.append(frames, 1)
+
+
+@MUTANTS.breaks("an entry may be in a cache in part", "entries_before", entries)
+def last_entry_is_whole(
+    store: ObjectStore, claim: Header, *, after: int
+) -> AsyncGenerator[tuple[Header, list[LoggedEntry]], None]:
+    """The entry that the cache ends with is not read again."""
+    return _entries_before(store, claim, after=after + 1 if after else 0)
+
+
+@MUTANTS.breaks("a cache may be behind the log", "entries_before", entries)
+async def cache_is_up_to_date(
+    store: ObjectStore, claim: Header, *, after: int
+) -> AsyncGenerator[tuple[Header, list[LoggedEntry]], None]:
+    """Only a machine without files reads the log."""
+    if not after:
+        async for found in _entries_before(store, claim, after=0):
+            yield found
+
+
+@MUTANTS.breaks("a claim carries the last transaction on", "claim_header", claims, takeover_machine)
+def claim_forgets_the_transactions(*arguments: Any, **options: Any) -> Header:
+    """After a claim the chain of transactions begins anew."""
+    return replace(_claim_header(*arguments, **options), newest_transaction=Version(0))
+
+
+@MUTANTS.breaks("an entry is no transaction", "last_transaction_version", Header)
+@property
+def entry_counts_as_transaction(self: Header) -> int:
+    """The transaction after an entry names the entry as its predecessor."""
+    return self.last_version if self.has_body else self.prev_version
+
+
+@MUTANTS.breaks("records come after the commits that were ordered before them", "_order", pipeline.Pipeline)
+def records_overtake(
+    self: pipeline.Pipeline, now: Instant, entries: Sequence[CommitEntry | Records], effects: list[Effect]
+) -> None:
+    """Records are collected at once, though commits with lower versions are not decided."""
+    if len(entries) == 1 and isinstance(records := entries[0], Records):
+        self.sequence.assigned += 1
+        records.version = self.sequence.assigned
+        self._collect([records], records.size, True, now.boot_ms, effects)
+    else:
+        _order(self, now, entries, effects)
+
+
+@MUTANTS.breaks("records wait for room below the next base", "room", sequence.Sequence)
+def room_for_ever(self: sequence.Sequence, durable_version: int) -> int:
+    """Versions are handed out however far durable ones are behind."""
+    return NEVER
+
+
+@MUTANTS.breaks("records wait for their own batch", "_collect", pipeline.Pipeline)
+def records_ride_along(
+    self: pipeline.Pipeline,
+    entries: list[CommitEntry | Position],
+    added: int,
+    writes: bool,
+    now_ms: float,
+    effects: list[Effect],
+) -> None:
+    """Records are answered with the newest batch in flight, which does not have them."""
+    writes = any(isinstance(entry, CommitEntry) and entry.accepted for entry in entries)
+    _collect(self, entries, added, writes, now_ms, effects)
+
+
+@MUTANTS.breaks("the end of a leadership proves nothing", "_end", CommitService)
+def end_confirms(self: CommitService, effect: events.Ended) -> None:
+    """Records that wait at the end are taken for durable."""
+    for ticket in effect.tickets:
+        if isinstance(ticket, Records):
+            self._loop.call_soon(ticket.reply, None)
+    _end(self, replace_tickets(effect))
+
+
+def replace_tickets(effect: events.Ended) -> events.Ended:
+    """The same end, without records."""
+    return events.Ended(effect.kind, effect.detail, [each for each in effect.tickets if not isinstance(each, Records)])
+
+
+def _ignored(_: HoldfastError | None) -> None:
+    """The true answer comes too late."""
