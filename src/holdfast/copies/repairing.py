@@ -27,7 +27,7 @@ from holdfast.commit.format.batch import (
     Kind,
     LoggedTransaction,
     body_bytes,
-    decode_body,
+    decode_all,
     decode_header,
     encode_body,
     encode_object,
@@ -87,13 +87,17 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Repaired:
-    """A log without the damage. ``version``: what was copied unchanged; ``appended`` transactions came after it."""
+    """A log without the damage. ``version``: what was copied unchanged; ``appended`` transactions came after it.
+
+    ``entries_left_out``: what the stores did after the damage. Each rests on all before it, so the stores end there.
+    """
 
     log_id: str
     source_log_id: str
     version: int
     appended: int
     damage: list[Damage]
+    entries_left_out: int = 0
 
 
 class DamagedLog:
@@ -243,7 +247,7 @@ async def _whole(store: ObjectStore, slot: Slot) -> tuple[LoggedBatch | None, st
         header = decode_header(data, slot=slot)
         if header.kind is not Kind.CLAIM:
             body_bytes(data, header)
-            decode_body(data, header)
+            decode_all(data, header)
         elif len(data) != CLAIM_BYTES:
             return None, "claim has another size"
     except CorruptData as error:
@@ -305,17 +309,21 @@ async def repair(
         raise CorruptData("nothing of the log can be read: its first claim is damaged", url=source.url)
     await copy_new_snapshots(source, copy, lineage, through, reached[0].last_version)
     claim = await fork(copy, role.log_id)
-    appended = 0
+    appended = left_out = 0
     if found.cut is not None:
         rest = DamagedLog(source, backup)
-        async with aclosing(rest.batches()) as batches, aclosing(_appended(batches, claim)) as objects:
 
-            def count(header: Header) -> None:
-                nonlocal appended
-                appended += header.transactions
+        def leave_out(entries: int) -> None:
+            nonlocal left_out
+            left_out += entries
 
+        def count(header: Header) -> None:
+            nonlocal appended
+            appended += header.transactions
+
+        async with aclosing(rest.batches()) as batches, aclosing(_appended(batches, claim, leave_out)) as objects:
             await carry(objects, copy, count)
-    return Repaired(role.log_id, found.log_id, claim.forked_at, appended, found.damage)
+    return Repaired(role.log_id, found.log_id, claim.forked_at, appended, found.damage, left_out)
 
 
 async def _before_damage(batches: AsyncGenerator[LoggedBatch], log: DamagedLog) -> AsyncGenerator[LoggedBatch]:
@@ -325,12 +333,17 @@ async def _before_damage(batches: AsyncGenerator[LoggedBatch], log: DamagedLog) 
         yield batch
 
 
-async def _appended(batches: AsyncGenerator[LoggedBatch], claim: Header) -> AsyncGenerator[LoggedBatch]:
+async def _appended(
+    batches: AsyncGenerator[LoggedBatch], claim: Header, leave_out: Callable[[int], None]
+) -> AsyncGenerator[LoggedBatch]:
     """The transactions after the fork as objects of the fork's leadership, one for each object of the source."""
     head = claim
     async for batch in batches:
         header = batch.header
-        if header.kind is Kind.CLAIM or not header.transactions or header.last_version <= claim.forked_at:
+        if header.kind is Kind.CLAIM or header.last_version <= claim.forked_at:
+            continue
+        leave_out(header.entries)
+        if not header.transactions:
             continue
         first = head.last_version + 1
         moved = [
@@ -349,6 +362,7 @@ def _record(
     body = encode_body(transactions)
     slot = next_slot(head)
     last = transactions[-1].version if transactions else head.last_version
+    newest = last if transactions else head.last_transaction_version
     header = Header(
         kind=kind,
         log_id=claim.log_id,
@@ -361,6 +375,8 @@ def _record(
         first_version=Version(transactions[0].version if transactions else head.last_version),
         last_version=Version(last),
         prev_version=head.last_transaction_version,
+        stores_mode=claim.stores_mode,
+        newest_transaction=Version(newest if claim.stores_mode else 0),
         window_floor=claim.window_floor,
         durable=claim.slot,
         truncated_through=claim.truncated_through,

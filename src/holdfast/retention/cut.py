@@ -49,11 +49,13 @@ class Needs:
 
     ``snapshot``: the version of the oldest snapshot that is kept, verified; None when there is none, and then nothing
     may go. ``segments``: the version through which the configured table of segments has the history, if there is one.
+    ``stores``: from which version on stores that live in the log need it, ``NOTHING`` for all of it; None without them.
     """
 
     snapshot: int | None
     min_age_ms: float
     segments: int | None = None
+    stores: int | None = None
 
 
 def borders_of(
@@ -74,6 +76,8 @@ def borders_of(
     ]
     if needs.segments is not None:
         borders.append(Border(below=needs.segments + 1))
+    if needs.stores is not None:
+        borders.append(Border(below=needs.stores))
     return borders
 
 

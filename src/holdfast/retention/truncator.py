@@ -22,13 +22,13 @@ from typing import Final
 
 import structlog
 
-from holdfast.commit.format.batch import FIRST_SLOT, Header
+from holdfast.commit.format.batch import FIRST_SLOT, Header, StoresMode
 from holdfast.commit.leadership.takeover import Clock
 from holdfast.commit.reading.reader import read_header
 from holdfast.commit.service import CommitService
 from holdfast.errors import Fenced, HoldfastError
 from holdfast.objects.port import ObjectStore
-from holdfast.retention.cut import Needs, border_of, borders_of, find_cut, slot_of_bytes, slot_through
+from holdfast.retention.cut import NOTHING, Needs, border_of, borders_of, find_cut, slot_of_bytes, slot_through
 from holdfast.retention.generations import Generations
 from holdfast.retention.held import HeldBytes
 from holdfast.retention.policies import (
@@ -53,6 +53,7 @@ STRAY_MS: Final = 86_400_000.0
 WARN_AGAIN_MS: Final = 3_600_000.0
 HELD_BACK_AGAIN_MS: Final = 86_400_000.0
 NO_SNAPSHOT: Final = "nothing is truncated: the log has no verified snapshot; `holdfast log snapshot` makes one"
+STORES_NEED_IT: Final = "nothing is truncated: the stores live in the log, and a new leader reads it from its beginning"
 KEEPS_EVERYTHING: Final = "nothing is truncated: a policy keeps everything"
 
 
@@ -181,7 +182,12 @@ class Truncator:
         bytes_border = {size: await slot_of_bytes(self._store, size) for size in sizes if size is not None}
         options = self._options
         segments = None if options.segments_through is None else await options.segments_through()
-        needs = Needs(snapshot=oldest_snapshot, min_age_ms=options.min_age_seconds * 1000.0, segments=segments)
+        needs = Needs(
+            snapshot=oldest_snapshot,
+            min_age_ms=options.min_age_seconds * 1000.0,
+            segments=segments,
+            stores=NOTHING if claim.stores_mode is StoresMode.LOG else None,
+        )
         cuts = {
             name: await find_cut(self._store, claim, newest, [border_of(policy, now_ms, bytes_border)])
             for name, policy in content.policies.items()
@@ -257,7 +263,10 @@ class Truncator:
 
     def _warn(self, content: Content, oldest_snapshot: int | None) -> None:
         keeps = any(policy.keep is not None for policy in content.policies.values())
-        self.state.warning = KEEPS_EVERYTHING if keeps else NO_SNAPSHOT if oldest_snapshot is None else None
+        if self._service.claim.stores_mode is StoresMode.LOG:
+            self.state.warning = STORES_NEED_IT
+        else:
+            self.state.warning = KEEPS_EVERYTHING if keeps else NO_SNAPSHOT if oldest_snapshot is None else None
         boot_ms = self._clock().boot_ms
         if self.state.warning == NO_SNAPSHOT and boot_ms - self._warned_ms >= WARN_AGAIN_MS:
             self._warned_ms = boot_ms

@@ -123,6 +123,7 @@ class StoreService:
         self._volatile = storage.state.volatile_names
         self._last_ms = storage.last_ms
         self._keeper: ClockKeeper | None = None
+        self.lives_in_log = journal is not None
         self._groups = self._group_commit(storage, journal)
         self._checkpoints = Checkpoints(storage, self._groups)
         self.compaction = Compaction(storage, self._groups, self._checkpoints)

@@ -15,7 +15,16 @@ from typing import Final, Protocol
 
 import structlog
 
-from holdfast.errors import Backpressure, Code, Conflict, HoldfastError, InternalError, NotFound, Unavailable
+from holdfast.errors import (
+    Backpressure,
+    Code,
+    Conflict,
+    HoldfastError,
+    InternalError,
+    InvalidRequest,
+    NotFound,
+    Unavailable,
+)
 from holdfast.private_files import make_private_directory
 from holdfast.server.gateway import OVERLOADED_RETRY_AFTER_MS, Gateway
 from holdfast.server.http.responses import not_leading
@@ -172,9 +181,14 @@ class StoreHost:
     async def back_up(self, name: str) -> str:
         """Copy everything into the folder ``name`` next to the stores' directory. Returns its path.
 
-        Raises: as the service's ``backup``, Conflict when the folder exists.
+        Raises: as the service's ``backup``, Conflict when the folder exists, InvalidRequest where the log has them.
         """
         service = self.opened(cluster=True).service
+        if service.lives_in_log:
+            raise InvalidRequest(
+                "these stores live in the log, so a copy of the log has them",
+                hint="`holdfast log mirror` or `holdfast log restore` copies the log",
+            )
         target = await asyncio.to_thread(_place_for_backup, self.directory, name)
         await service.backup(target)
         return target

@@ -70,6 +70,7 @@ class Storage:
         self.version: int | None = None
         """In the cache of a commit log: the version of the last entry that is in these files, 0 for none."""
         self._of_version = 0  # how many records of it are
+        self._read_only = False
 
     @classmethod
     def open(
@@ -127,6 +128,7 @@ class Storage:
         return storage
 
     def _recover(self, *, read_only: bool = False) -> None:
+        self._read_only = read_only
         loaded = self.index.load()
         first = 1
         if loaded is not None:
@@ -135,6 +137,7 @@ class Storage:
             # What formed the state came by commands that are not in the log any more, and time goes on after them.
             self.last_ms = max(loaded.at_ms, self.state.at_ms)
             self.index.check_entries(self._entries_expected())
+            self._require_kind(loaded.version is not None)
             if self.version is not None:
                 self.version = loaded.version or 0
         if first > self.log.last + 1 or first < self.log.first or not self._is_of_this_log(loaded):
@@ -179,6 +182,8 @@ class Storage:
         has_older_rules = False
         for number, data in self.log.frames(first):
             frame = decode_frame(data, number)
+            if not isinstance(frame, Relocated):
+                self._require_kind(version_of(data) is not None)
             self.messages.next_frame = number
             self.note_frame(len(data))
             self._note_version(data)
@@ -189,6 +194,17 @@ class Storage:
                 self._apply_again(frame, number)
         self.messages.next_frame = self.log.last + 1
         return has_older_rules
+
+    def _require_kind(self, is_cache: bool) -> None:
+        """Refuse the cache of a commit log where stores of their own are expected, and the reverse."""
+        if is_cache and self.version is None and not self._read_only:
+            raise InvalidRequest(
+                "these files are a copy of stores that live in a commit log",
+                hint="serve that log; `holdfast log restore` makes a log with its stores at another place",
+                directory=self.log.directory,
+            )
+        if not is_cache and self.version is not None:
+            raise CorruptData("these files are no copy of a commit log", directory=self.log.directory)
 
     def _note_version(self, frame: bytes) -> None:
         version = version_of(frame)

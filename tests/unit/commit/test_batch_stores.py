@@ -1,0 +1,124 @@
+"""Objects of a log that has stores: format 3, entries beside transactions, and what older readers see of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tests.unit.commit.builders import LOG_ID, genesis, identity, logged, record
+
+from holdfast.commit.format.batch import (
+    FIRST_SLOT,
+    FORMAT_VERSION,
+    FORMAT_VERSION_STORES,
+    Header,
+    LoggedEntry,
+    StoresMode,
+    decode_all,
+    decode_body,
+    decode_entries,
+    decode_header,
+    encode_body,
+    encode_object,
+    read_body_table,
+)
+from holdfast.commit.format.chain import ChainWalker, check_link
+from holdfast.commit.leadership.claims import Frontier, claim_header
+from holdfast.errors import CorruptData
+from holdfast.values import Version
+
+RECORDS = [("orders", b"\x01one"), ("", b"\x01two")]
+
+
+def first_claim() -> Header:
+    who = identity()
+    frontier = Frontier(FIRST_SLOT, None, 1)
+    return claim_header(
+        frontier, who, nonce=who.nonce_seed[:16], log_id=LOG_ID, wall_ms=1_000, stores_mode=StoresMode.LOG
+    )
+
+
+def mixed(head: Header) -> tuple[Header, bytes]:
+    """A transaction between two entries, after ``head``."""
+    first = head.last_version + 1
+    (txn,) = logged(first + 1)
+    everything = [LoggedEntry(first, RECORDS), txn, LoggedEntry(first + 2, RECORDS[:1])]
+    body = encode_body(everything)
+    header = replace(
+        record(head, head),
+        first_version=Version(first),
+        last_version=Version(first + 2),
+        prev_version=head.last_transaction_version,
+        stores_mode=StoresMode.LOG,
+        entries=2,
+        transactions=1,
+        newest_transaction=Version(first + 1),
+    )
+    data = encode_object(header, body)
+    return decode_header(data, slot=header.slot), data
+
+
+def test_entries_and_transactions_come_back_in_order() -> None:
+    header, data = mixed(first_claim())
+    first = header.first_version
+    assert (header.format_version, header.entries, header.transactions) == (FORMAT_VERSION_STORES, 2, 1)
+    assert header.last_transaction_version == first + 1
+    everything = decode_all(data, header)
+    assert [each.version for each in everything] == [first, first + 1, first + 2]
+    assert decode_entries(data, header) == [LoggedEntry(first, RECORDS), LoggedEntry(first + 2, RECORDS[:1])]
+
+
+def test_readers_of_transactions_do_not_see_entries() -> None:
+    header, data = mixed(first_claim())
+    assert [txn.version for txn in decode_body(data, header)] == [header.first_version + 1]
+    table = read_body_table(data, header)
+    assert set(table.column("version").to_pylist()) == {header.first_version + 1}
+    assert header.spans(header.first_version + 1, header.first_version + 1)
+    assert not header.spans(header.first_version + 1, header.last_version)
+
+
+def test_the_transaction_after_an_entry_names_the_transaction_before_it() -> None:
+    claim = first_claim()
+    walker = ChainWalker()
+    walker.accept(claim)
+    header, _ = mixed(claim)
+    walker.accept(header)
+    second, _ = mixed(header)
+    assert second.prev_version == header.first_version + 1
+    walker.accept(second)
+
+
+def test_a_log_without_stores_has_the_bytes_that_it_always_had() -> None:
+    claim = genesis()
+    assert claim.format_version == FORMAT_VERSION
+    assert encode_object(claim)[470:508] == bytes(38)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"newest_transaction": Version(0)},
+        {"newest_transaction": Version(1 << 40)},
+        {"stores_mode": StoresMode.DISK},
+        {"entries": 1 << 20},
+    ],
+    ids=str,
+)
+def test_a_header_that_does_not_fit_its_chain_is_damage(changes: dict[str, object]) -> None:
+    claim = first_claim()
+    header, _ = mixed(claim)
+    with pytest.raises(CorruptData, match="damaged"):
+        check_link(claim, claim, replace(header, **changes))  # type: ignore[arg-type]
+
+
+def test_a_count_that_the_rows_do_not_keep_is_damage() -> None:
+    header, data = mixed(first_claim())
+    with pytest.raises(CorruptData, match="rows do not keep"):
+        decode_body(data, replace(header, entries=1, transactions=2))
+
+
+def test_fields_of_stores_are_refused_in_a_log_without() -> None:
+    data = bytearray(encode_object(replace(genesis(), entries=0)))
+    data[472] = 1
+    with pytest.raises(CorruptData):
+        decode_header(bytes(data), slot=FIRST_SLOT)
