@@ -67,7 +67,7 @@ def test_a_cache_is_what_the_leader_was(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("checkpoint", [False, True])
-@pytest.mark.parametrize("kept", range(0, 17))
+@pytest.mark.parametrize("kept", range(17))
 def test_a_crash_leaves_any_first_part_and_the_rest_is_followed(tmp_path: Path, kept: int, checkpoint: bool) -> None:
     """Frames are appended one by one: an entry may be there in part, and none of its records is applied twice."""
     made = entries(tmp_path, 5)
