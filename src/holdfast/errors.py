@@ -104,6 +104,10 @@ class Code(StrEnum):
     LOCK_HELD = "lock_held"
     NOT_HOLDER = "not_holder"
     NO_SUCH_KEY = "no_such_key"
+    STORES_NOT_IN_LOG = "stores_not_in_log"
+    STORE_REFUSED = "store_refused"
+    DUPLICATE_PART = "duplicate_part"
+    DUPLICATE = "duplicate"
     # positions
     LOG_MISMATCH = "log_mismatch"
     # copies of a log

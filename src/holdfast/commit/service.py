@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Coroutine
 from dataclasses import dataclass, field, replace
 from hmac import compare_digest
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import structlog
 from msgspec import Struct
@@ -32,7 +32,7 @@ from holdfast.commit.format.batch import (
     object_name,
 )
 from holdfast.commit.format.chain import broken
-from holdfast.commit.format.transaction import Unanswered
+from holdfast.commit.format.transaction import Committed, Unanswered
 from holdfast.commit.leadership.claims import Heartbeat, Identity, parse_proof
 from holdfast.commit.leadership.takeover import (
     Clock,
@@ -53,6 +53,7 @@ from holdfast.commit.stages import events
 from holdfast.commit.stages.attempts import judge_from_log
 from holdfast.commit.stages.events import CommitEntry, Put, ReadBack, Records
 from holdfast.commit.stages.pipeline import Pipeline, PipelineRules
+from holdfast.commit.stages.resolve import Stores
 from holdfast.errors import (
     Backpressure,
     Code,
@@ -89,6 +90,18 @@ class ServiceOptions(TakeoverOptions):
     queue_entries_max: int = 100_000
     stalled_ms_max: float = 3_000.0
     feed_bytes_max: int = 32 << 20
+
+
+class StoresOfLog(Stores, Protocol):
+    """The message stores that this leader serves."""
+
+    def flush(self) -> None:
+        """Hand over what they have done so far: it comes before the event that is taken next."""
+        ...
+
+    def results_of(self, record: bytes) -> bytes:
+        """The results in a record of the log, as ``CommitEntry.results``."""
+        ...
 
 
 class ServiceEnd(Struct, frozen=True):
@@ -137,7 +150,8 @@ class CommitService:
         self._inbox: list[CommitEntry] = []
         self._pumping = False
         self._events: deque[events.Event] = deque()
-        self._stepping = False
+        self._stepping = self._flushing = False
+        self._stores: StoresOfLog | None = None
         self._queued = 0
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ms = 0.0
@@ -241,7 +255,18 @@ class CommitService:
         Sets ``records.version``, unless the leadership is over.
         """
         assert self.claim.stores_mode is StoresMode.LOG, "only a log with stores has records"
-        self._step(events.RecordsReady(self._clock(), records))
+        event = events.RecordsReady(self._clock(), records)
+        if self._flushing:
+            self._take(event)
+        else:
+            self._step(event)
+
+    def serve_stores(self, stores: StoresOfLog | None) -> None:
+        """From now on the parts of commits are for ``stores``; None: there are none, and parts are refused."""
+        self._stores = self.pipeline.resolve.stores = stores
+
+    def _results_of(self, record: bytes) -> bytes | None:
+        return None if self._stores is None else self._stores.results_of(record)
 
     def _pump(self) -> None:
         self._pumping = False
@@ -338,12 +363,14 @@ class CommitService:
         self._step(events.StatusAsked(self._clock(), question))
         ready = await waiter
         if ready.version is not None:
-            return StatusAnswer("committed", ready.version)
+            return StatusAnswer("committed", ready.version, ready.results)
         truncated = False
         if min_version < ready.complete_above:
             result = await self._find(request_id, min_version, self.durable_header())
             if result.txn is not None:
-                return StatusAnswer("committed", result.txn.version)
+                record = result.txn.record
+                results = None if record is None else self._results_of(record)
+                return StatusAnswer("committed", result.txn.version, results)
             truncated = result.truncated
         known = self._history.committed_version(request_id)
         if known is not None:
@@ -370,7 +397,10 @@ class CommitService:
             log.warning("look_up_failed", error=str(error))
             entry.outcome = Unanswered()
         else:
-            entry.outcome = judge_from_log(entry.txn, result.txn, truncated=result.truncated)
+            outcome = judge_from_log(entry, result.txn, truncated=result.truncated)
+            if isinstance(outcome, Committed) and result.txn is not None and result.txn.record is not None:
+                outcome = Committed(outcome.version, self._results_of(result.txn.record))
+            entry.outcome = outcome
         self._reply_late(entry)
 
     def _reply_late(self, entry: CommitEntry) -> None:
@@ -476,9 +506,13 @@ class CommitService:
         self._stepping = True
         try:
             while self._events:
+                if self._stores is not None:
+                    self._flushing = True
+                    self._stores.flush()
+                    self._flushing = False
                 self._take(self._events.popleft())
         finally:
-            self._stepping = False
+            self._stepping = self._flushing = False
         backpressure = self.metrics.backpressure
         if self.pipeline.is_pressed != backpressure.lasts:
             backpressure.note(not backpressure.lasts, self._clock().boot_ms)
@@ -525,8 +559,11 @@ class CommitService:
                 for ticket in tickets:
                     _complete(ticket, version)
             case events.Recorded(records=recorded):
-                for records in recorded:
-                    records.reply(None)
+                for each in recorded:
+                    if isinstance(each, Records):
+                        each.reply(None)
+                    elif each.recorded is not None:
+                        each.recorded(None)
             case events.Reached(tickets=tickets):
                 for ticket in tickets:
                     _complete(ticket, None)
@@ -545,6 +582,8 @@ class CommitService:
         broken: Exception | None = None
         ahead: list[CommitEntry] = []
         for entry in entries:
+            if entry.recorded is not None and type(entry.outcome) is Unanswered:
+                entry.recorded(Fenced("another leader may have it or not", code=Code.LEADER_CHANGED))
             if type(entry.outcome) is InvalidRequest:
                 self._queued += 1
                 self._owed[entry] = None

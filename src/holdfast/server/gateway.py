@@ -12,19 +12,20 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
-from holdfast.commit.format.transaction import Unanswered
+from holdfast.commit.format.transaction import Transaction, Unanswered
 from holdfast.commit.reading.lineage import Lineage
 from holdfast.commit.service import CommitService
 from holdfast.commit.stages.events import CommitEntry
 from holdfast.commit.subscription import LogReader
-from holdfast.errors import Backpressure, Code, HoldfastError, InvalidRequest, Unavailable
+from holdfast.errors import Backpressure, Code, HoldfastError, InvalidRequest, PermissionDenied, Unavailable
 from holdfast.server.http.auth import Authenticator
 from holdfast.server.http.requests import ITEMS_MAX, LINEAGE_AGAIN_MS
 from holdfast.server.http.responses import CommitResponses, LeaderHint, not_leading, without_traceback
 from holdfast.server.http.state import HttpLimits, HttpState
 from holdfast.values import LogPosition
+from holdfast.wire.formats import WireFormat
 from holdfast.wire.log import StatusAnswer
 
 VersionWaiter = Callable[[int | HoldfastError], None]
@@ -48,6 +49,14 @@ class GatewayLimits(HttpLimits):
     status_seconds_max: float = 10.0
 
 
+class PartsReader(Protocol):
+    """The stores, as far as the requests of commits need them."""
+
+    def read(self, txn: Transaction, authorization: bytes | None, wire_format: WireFormat) -> tuple[object, bytes]:
+        """What the stores are to do for a commit, and a digest of how it was sent. Raises: HoldfastError."""
+        ...
+
+
 class Gateway(HttpState):
     """The service behind the connections, and the bounds in front of it."""
 
@@ -65,6 +74,8 @@ class Gateway(HttpState):
         self.answers = CommitResponses(self.own)
         rate = limits.client_commits_per_second_max
         self.client_rates = ClientRates(rate) if rate else None
+        self.parts: PartsReader | None = None
+        """None where the service hosts no stores."""
         self.draining = False
         self.stands_by_next = False
         """Whether the leadership that ends was asked to stand by: the process waits for its next turn, and runs on."""
@@ -177,6 +188,24 @@ class Gateway(HttpState):
         )
 
     # Commits
+
+    def read_parts(
+        self, entry: CommitEntry, authorization: bytes | None, wire_format: WireFormat
+    ) -> HoldfastError | None:
+        """Let the stores read what a commit has for them; the error to answer where they cannot."""
+        if self.authenticator.required and self.authenticator.scope_of(authorization) is not None:
+            return PermissionDenied("a token with key prefixes may not name stores in a commit")
+        if self.parts is None:
+            return InvalidRequest(
+                "this service hosts no stores",
+                code=Code.STORES_NOT_IN_LOG,
+                hint="begin a log with stores.durability set to log",
+            )
+        try:
+            entry.parts, entry.parts_digest = self.parts.read(entry.txn, authorization, wire_format)
+        except HoldfastError as error:
+            return without_traceback(error)
+        return None
 
     def submit(self, entry: CommitEntry, size: int) -> None:
         """Hand one commit to the service at the end of this turn of the loop, with all others of the turn.

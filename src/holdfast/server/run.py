@@ -63,6 +63,7 @@ from holdfast.server.logs import configure_logs, keep_pandas_out
 from holdfast.server.metrics import ServerMetrics
 from holdfast.server.reloading import Reloading, tls_of, tokens_of
 from holdfast.server.route_table import route_table
+from holdfast.server.stores.commit_parts import PartsOfCommits
 from holdfast.server.stores.hosting import StoreHost
 from holdfast.server.stores.hot_routes import HotStores
 from holdfast.server.stores.in_log import require_durability
@@ -223,6 +224,7 @@ class _Process:
             )
         )
         self._metrics.stores = self._stores
+        self._gateway.parts = None if self._stores is None else PartsOfCommits(self._stores)
         self._retention = self._metrics.retention = RetentionHost(self._gateway)
         server = self._server = self._http_server()
         self._metrics.server = server

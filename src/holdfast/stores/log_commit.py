@@ -108,6 +108,20 @@ class LogCommit:
         self._due = False
         self._write()
 
+    def flush(self) -> None:
+        """Write an entry of what was added, if anything: what the log takes next comes after it."""
+        if self._frames and self.failure is None:
+            self._write()
+
+    def add_part(self, frame: bytes, reply: Reply) -> Callable[[int | HoldfastError], None]:
+        """As ``add``, for a frame that the log has with a commit. Returns what is called once: with the version of the
+        commit when it is durable, or with the error."""
+        assert not self._frames, "what was added before was flushed"
+        group = _Group([frame], [reply])
+        self.waiting_bytes += group.size
+        self._in_flight.append(group)
+        return partial(self._durable, group)
+
     def end_group(self) -> None:
         """What was added until now ends with its own entry. A checkpoint rests on this."""
         if not self._is_closing and self.failure is None:

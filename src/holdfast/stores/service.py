@@ -31,6 +31,7 @@ from holdfast.stores.clock import ClockKeeper, StoreClock
 from holdfast.stores.definitions.cluster import Persistence
 from holdfast.stores.group_commit import GroupCommit, Reply
 from holdfast.stores.log_commit import Journal, LogCommit
+from holdfast.stores.machine import commit_parts
 from holdfast.stores.machine.state import State
 from holdfast.stores.repair.backup import Manifest, copy_stores
 from holdfast.stores.storage.disk_limit import DiskLimit
@@ -45,7 +46,7 @@ from holdfast.stores.values.messages import Delivery
 from holdfast.stores.values.ports import ReadUnavailable
 
 WAIT_MS_MAX: Final = 60_000  # a suspended machine stops the timer, not the clock: look again after this
-_OF_ANY_STORE: Final = commands.Expire, commands.Define, commands.Redefine, commands.Restarted
+_OF_ANY_STORE: Final = commands.Expire, commands.Define, commands.Redefine, commands.Restarted, commands.CommitParts
 
 
 class DeadlineTimer:
@@ -250,6 +251,57 @@ class StoreService:
         if type(command) is commands.Define or type(command) is commands.Redefine:
             self._configure()
         self._reply(frame, _Reply(done, applied.result, effects, self), volatile=volatile, store=_store_of(command))
+
+    def carry_out_parts(
+        self, command: commands.CommitParts
+    ) -> tuple[bytes, commands.PartsCommitted, Callable[[int | HoldfastError], None]] | tuple[int, HoldfastError]:
+        """Apply the parts of a commit at once, all of them or none: the commit log decides now.
+
+        Returns the record, its result and what is called when the record is durable, with the commit's version, or
+        with the error. Or the position of the part that was refused, and why. Only where the stores live in the log,
+        after ``flush``.
+        """
+        groups = self._groups
+        assert isinstance(groups, LogCommit), "the stores live in the log"
+        if self._closed or groups.failure is not None:
+            return 0, self._refusal()
+        now_ms = self._clock()
+        self._last_ms = max(self._last_ms, now_ms)
+        for each in (command, *command.parts):
+            force_setattr(each, "at_ms", self._last_ms)
+        for position, part in enumerate(command.parts):
+            if isinstance(part, commands.Publish) and self.clock_behind_ms:
+                self._convert_times(part)
+            if isinstance(part, _GROWING):
+                try:
+                    self._check_disk(part, now_ms)
+                except HoldfastError as error:
+                    return position, error
+        try:
+            refused = commit_parts.refusal(self.state, command)
+            if refused is not None:
+                return refused
+            applied = self.state.apply(command)
+        except BaseException as error:
+            groups.poison(error)
+            raise
+        result = applied.result
+        assert isinstance(result, commands.PartsCommitted), "each command has its result"
+        frame = encode_record(Record(command, result, RULES))
+        self._storage.note_frame(len(frame) + groups.frame_overhead)
+        self.written_bytes += len(frame)
+        self._storage.messages.next_frame += 1
+        self._timer.touch(command)
+        effects = self._note_ready(applied.effects)
+        if self._ready:
+            groups.wake()
+        return frame, result, groups.add_part(frame, _Reply(_ignore, result, effects, self))
+
+    def flush(self) -> None:
+        """Hand over to the commit log what was applied before: what it takes next comes after it."""
+        groups = self._groups
+        assert isinstance(groups, LogCommit), "the stores live in the log"
+        groups.flush()
 
     @property
     def clock_behind_ms(self) -> int:

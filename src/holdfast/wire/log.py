@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
-from holdfast.commit.format.transaction import FailedPrecondition, Operation, RejectedBecause
-from holdfast.errors import Code, Conflict
+from holdfast.commit.format.transaction import FailedPrecondition, Operation, RejectedBecause, StoreRefusal
+from holdfast.errors import Closed, Code, Conflict
 from holdfast.values import LogPosition
+from holdfast.wire.parts import StoresReceipt
 
 
 class CommitReceipt(msgspec.Struct, frozen=True, tag_field="status", tag="committed"):
@@ -18,12 +20,19 @@ class CommitReceipt(msgspec.Struct, frozen=True, tag_field="status", tag="commit
     version: int
     leader_id: str
     request_id: str | None = None
+    stores_receipt: StoresReceipt | UnsetType = msgspec.field(default=UNSET, name="stores")
+
+    @property
+    def stores(self) -> StoresReceipt | None:
+        """What the message stores did for the parts of the commit; None where it had none."""
+        return None if self.stores_receipt is UNSET else self.stores_receipt
 
 
 class NotCommitted(msgspec.Struct, frozen=True, tag_field="status", tag="not_committed"):
     """This attempt is not committed and never will be. ``version`` is durable and worth retrying from.
 
-    ``reason`` is ``banned`` when its outcome was asked for before it could commit: asking closes an attempt for good.
+    ``reason`` is ``banned`` when its outcome was asked for before it could commit: asking closes an attempt for good;
+    ``store_refused`` when the stores refused one of its parts, which ``refused`` names.
     """
 
     reason: RejectedBecause = "banned"
@@ -31,9 +40,12 @@ class NotCommitted(msgspec.Struct, frozen=True, tag_field="status", tag="not_com
     version: int = 0
     leader_id: str = ""
     request_id: str | None = None
+    refused: StoreRefusal | UnsetType = UNSET
 
-    def error(self) -> Conflict:
+    def error(self) -> Conflict | Closed:
         """The same as an exception; ``fields`` carry ``version``, ``conflicts`` and ``request_id``."""
+        if self.refused is not UNSET:
+            return self._refused(self.refused)
         return Conflict(
             "the transaction was not committed",
             code=Code(self.reason),
@@ -43,12 +55,25 @@ class NotCommitted(msgspec.Struct, frozen=True, tag_field="status", tag="not_com
             request_id=self.request_id,
         )
 
+    def _refused(self, refused: StoreRefusal) -> Conflict | Closed:
+        facts = {"part": refused.part, "index": refused.index, "store_code": refused.code}
+        if refused.code == Code.LEASE_LOST:
+            return Closed(
+                "a message is not held any more: it was, or will be, delivered again",
+                code=Code.LEASE_LOST,
+                hint="nothing is to be done for it here",
+                facts=facts,
+            )
+        return Conflict(f"the stores refused: {refused.message}", code=Code.STORE_REFUSED, facts=facts)
+
 
 class StatusAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
     """The final outcome of an attempt; ``version`` is set when it committed."""
 
     status: Literal["committed", "not_committed", "log_truncated"]
     version: int | None = None
+    stores: Any = None
+    """What the stores did for its parts, as a ``StoresReceipt``; inside the service in the stores' own bytes."""
 
 
 class VersionAnswer(msgspec.Struct, frozen=True):

@@ -9,8 +9,10 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import Meta
 
+from holdfast.stores.values.commands import Acknowledged, MapChanged, Published
 from holdfast.stores.values.messages import FIELD_BYTES_MAX, FIELDS_MAX, KEY_BYTES_MAX, Delivery, Message
 from holdfast.wire.formats import WireFormat
+from holdfast.wire.parts import AckedResponse, ChangedResponse, Receipt, StoresReceipt
 
 NUMBER_MAX: Final = 2**53 - 1
 """The largest whole number that every JSON reader keeps exactly."""
@@ -38,6 +40,7 @@ FieldNumber = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Fields = Annotated[dict[FieldText, FieldText | FieldNumber | bool], Meta(max_length=FIELDS_MAX)]
 Numbers = Annotated[list[Sequence], Meta(max_length=MESSAGES_MAX)]
 Ranges = Annotated[list[tuple[Sequence, Sequence]], Meta(max_length=MESSAGES_MAX)]
+_results: Final = msgspec.msgpack.Decoder(list[Acknowledged | MapChanged | Published])
 FolderName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
 
 
@@ -66,18 +69,6 @@ class PublishRequest(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, 
     publisher_id: Annotated[str, Meta(max_length=256)] = ""
 
 
-class Receipt(msgspec.Struct, frozen=True, gc=False):
-    """What the store reports of a batch: its numbers, how many it had already, how many matched no durable.
-
-    ``first_seq`` to ``last_seq`` include duplicates, which have the numbers that they got the first time.
-    """
-
-    first_seq: int
-    last_seq: int
-    duplicates: int = 0
-    unmatched: int = 0
-
-
 class DelayedNack(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
     """Give one message back, to be delivered again after ``delay_ms``."""
 
@@ -96,13 +87,6 @@ class AckRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     extend: Numbers = []
     started: Numbers | None = None
     """The messages that the application was handed. From the first report on only their deliveries count."""
-
-
-class AckedResponse(msgspec.Struct, frozen=True):
-    """How many messages were acknowledged, and the numbers that this subscriber did not hold."""
-
-    acknowledged: int
-    stale: list[int]
 
 
 class DeliveredResponse(msgspec.Struct, frozen=True):
@@ -190,19 +174,52 @@ class OneChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     if_revision: Number | None = None
 
 
+class AcknowledgePart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Of a commit: acknowledge these messages, all of which ``subscriber`` must hold."""
+
+    store: Name
+    durable: Name
+    subscriber: Name
+    ack: Annotated[list[Sequence], Meta(min_length=1, max_length=MESSAGES_MAX)]
+
+
+class MapPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Of a commit: change keys of a map. ``fence``: the token of a lock that must be held still."""
+
+    store: Name
+    map: Name
+    changes: Annotated[list[OneChange], Meta(min_length=1, max_length=CHANGES_MAX)]
+    fence: Number = 0
+
+
+class PublishPart(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbid_unknown_fields=True):
+    """Of a commit: publish these messages. With a ``publisher_id`` any duplicate refuses the commit."""
+
+    store: Name
+    messages: Annotated[list[PublishedMessage], Meta(min_length=1, max_length=MESSAGES_MAX)]
+    publisher_id: Annotated[str, Meta(max_length=256)] = ""
+
+
+def stores_receipt(results: bytes) -> StoresReceipt:
+    """The results of the stores as a client reads them."""
+    receipt = StoresReceipt([], [], [])
+    for result in _results.decode(results):
+        match result:
+            case Acknowledged(acknowledged=count):
+                receipt.acknowledge.append(AckedResponse(count, []))
+            case MapChanged(revision=revision, changed=changed):
+                receipt.maps.append(ChangedResponse(revision, changed))
+            case Published(first_seq=first, last_seq=last, duplicates=duplicates, unmatched=unmatched):
+                receipt.publish.append(Receipt(first, last, duplicates, unmatched))
+    return receipt
+
+
 class ChangesRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Several keys, all or nothing; or every key removed. ``fence``: the token of a lock that must be held still."""
 
     changes: Annotated[list[OneChange], Meta(max_length=CHANGES_MAX)] = []
     fence: Number = 0
     remove_all: bool = False
-
-
-class ChangedResponse(msgspec.Struct, frozen=True):
-    """The revision of the last change, and how many keys changed."""
-
-    revision: int
-    changed: int = 1
 
 
 class LockRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

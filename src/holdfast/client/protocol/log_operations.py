@@ -21,6 +21,10 @@ unknown raises ``OutcomeUnknown`` with the request id and ``min_version``, with 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import msgspec
+from msgspec import UNSET
 
 from holdfast.client.protocol.effects import Failed, Procedure, Request, Response, Send
 from holdfast.client.protocol.endpoint import Endpoint
@@ -40,7 +44,7 @@ from holdfast.client.protocol.messages import (
 )
 from holdfast.client.protocol.options import ClientOptions
 from holdfast.client.protocol.retry_budget import COORDINATION_CODES, RetryBudget, Session, pause
-from holdfast.commit.format.transaction import Operation, Precondition, RangeDelete, Transaction, prefix_end
+from holdfast.commit.format.transaction import NO_PARTS, Operation, Precondition, RangeDelete, Transaction, prefix_end
 from holdfast.errors import (
     Code,
     CorruptData,
@@ -62,6 +66,29 @@ from holdfast.wire.log import (
     StatusAnswer,
     VersionAnswer,
 )
+from holdfast.wire.parts import StoresReceipt
+from holdfast.wire.stores import AcknowledgePart, MapPart, PublishPart
+
+
+class Parts(NamedTuple):
+    """What a commit has for the message stores, encoded."""
+
+    acknowledge: msgspec.Raw = NO_PARTS
+    maps: msgspec.Raw = NO_PARTS
+    publish: msgspec.Raw = NO_PARTS
+
+    def __bool__(self) -> bool:
+        return any(part is not NO_PARTS for part in self)
+
+
+NOTHING_ELSE: Final = Parts()
+
+
+def parts_of(acknowledge: Sequence[AcknowledgePart], maps: Sequence[MapPart], publish: Sequence[PublishPart]) -> Parts:
+    """The parts of a commit, encoded."""
+    encode = msgspec.json.Encoder().encode
+    return Parts(*(msgspec.Raw(encode(part)) if part else NO_PARTS for part in (acknowledge, maps, publish)))
+
 
 COMMIT_ATTEMPTS_MAX = 8
 """How many attempts one ``commit`` makes on its own when asking closed the ones before."""
@@ -236,7 +263,8 @@ def _resolve(session: Session, txn: Transaction, budget: RetryBudget) -> Procedu
     except HoldfastError as error:
         raise _unknown(txn.request_id, txn.read_version, Code.OUTCOME_UNKNOWN) from error
     if reply.status == "committed" and reply.version is not None:
-        return CommitReceipt(reply.version, "", txn.request_id)
+        stores = UNSET if reply.stores is None else msgspec.convert(reply.stores, StoresReceipt)
+        return CommitReceipt(reply.version, "", txn.request_id, stores)
     if reply.status == "not_committed":
         return NotCommitted("banned", (), txn.read_version, "", txn.request_id)
     raise _unknown(txn.request_id, txn.read_version, Code.LOG_TRUNCATED)
@@ -282,6 +310,7 @@ def commit(
     log_id: str | None,
     entropy: str,
     now_ms: float,
+    parts: Parts = NOTHING_ELSE,
 ) -> Procedure[CommitReceipt | NotCommitted]:
     """A commit until its outcome is final.
 
@@ -289,7 +318,7 @@ def commit(
     one for every attempt. An attempt with defaults that ended without a verdict on its content (closed by asking, or
     too old from the start) is repeated; one with the caller's id is not. The default log is that of ``newest``.
     """
-    check_transaction(operations, preconditions, read_version)
+    check_transaction(operations, preconditions, read_version, parts)
     chosen = read_version is None
     number = 0
     while True:
@@ -307,6 +336,9 @@ def commit(
             leader_id=leader_id,
             read_version=read_version,
             log_id=of_log,
+            acknowledge=parts.acknowledge,
+            maps=parts.maps,
+            publish=parts.publish,
         )
         try:
             verdict = yield from attempt(session, txn, now_ms)
@@ -330,10 +362,13 @@ def commit(
 
 
 def check_transaction(
-    operations: Sequence[Operation], preconditions: Sequence[Precondition], read_version: int | None
+    operations: Sequence[Operation],
+    preconditions: Sequence[Precondition],
+    read_version: int | None,
+    parts: Parts = NOTHING_ELSE,
 ) -> None:
     """Refuse here what the service would refuse. Raises: InvalidRequest."""
-    if not operations:
+    if not operations and not parts:
         raise InvalidRequest("a commit needs at least one operation", code=Code.NO_OPERATIONS)
     for operation in operations:
         if isinstance(operation, RangeDelete) and operation.end is not None and operation.begin >= operation.end:

@@ -184,11 +184,11 @@ _CODES_OF: Final[Mapping[type[HoldfastError], str]] = {
     InvalidRequest: (
         "malformed no_operations future_version bad_base64 bad_range bad_request_id read_version_required "
         "bad_configuration request_id_reused method_not_allowed rolled_back log_mismatch view_disabled read_only "
-        "matcher_mismatch type_mismatch"
+        "matcher_mismatch type_mismatch stores_not_in_log duplicate_part"
     ),
     errors.LimitExceeded: "too_large message_too_large too_many_durables",
     errors.Conflict: (
-        "conflict too_old banned sequence_gap unknown_publisher revision_mismatch deletes_messages lock_held "
+        "conflict too_old banned store_refused duplicate sequence_gap unknown_publisher revision_mismatch deletes_messages lock_held "
         "not_holder already_open"
     ),
     errors.OutcomeUnknown: "outcome_unknown",

@@ -12,7 +12,7 @@ One exception is noticed only at the commit: a key deleted after the read versio
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
@@ -30,8 +30,11 @@ from holdfast.commit.format.transaction import (
     Write,
 )
 from holdfast.errors import Conflict, InvalidRequest, Unavailable
+from holdfast.stores.values.messages import FieldValue
 from holdfast.values import LogPosition
 from holdfast.wire.log import CommitReceipt, Found, FoundRange
+from holdfast.wire.parts import StoresReceipt
+from holdfast.wire.stores import AcknowledgePart, MapPart, OneChange, PublishedMessage, PublishPart
 
 if TYPE_CHECKING:
     from holdfast.view import View
@@ -131,6 +134,9 @@ class TransactionBuilder:
         self._points: dict[bytes, int] = {}
         self._ranges: list[RangeRead] = []
         self._own: dict[bytes, bytes | None] = {}
+        self._acknowledged: dict[tuple[str, str, str], list[int]] = {}
+        self._changed: dict[tuple[str, str], dict[str, OneChange]] = {}
+        self._published: dict[str, list[PublishedMessage]] = {}
         self._cleared: list[tuple[bytes, bytes | None]] = []
 
     @property
@@ -157,6 +163,39 @@ class TransactionBuilder:
         self._cleared.append((begin, end))
         for key in [key for key in self._own if _inside(key, begin, end)]:
             self._own[key] = None
+
+    @property
+    def parts(self) -> log_operations.Parts:
+        """What the message stores are to do."""
+        return log_operations.parts_of(
+            [AcknowledgePart(*where, numbers) for where, numbers in self._acknowledged.items()],
+            [MapPart(*where, list(changes.values())) for where, changes in self._changed.items()],
+            [PublishPart(store, messages) for store, messages in self._published.items()],
+        )
+
+    def publish(
+        self,
+        store: str,
+        body: bytes,
+        *,
+        fields: Mapping[str, FieldValue] | None = None,
+        key: str | None = None,
+        ttl_ms: int = 0,
+        deliver_at_ms: int = 0,
+    ) -> None:
+        """Publish a message when the transaction commits."""
+        message = PublishedMessage(body, dict(fields or {}), key, ttl_ms=ttl_ms, deliver_at_ms=deliver_at_ms)
+        self._published.setdefault(store, []).append(message)
+
+    def acknowledge(self, store: str, durable: str, subscriber: str, *seqs: int) -> None:
+        """Acknowledge messages when the transaction commits. It commits only if ``subscriber`` holds all of them."""
+        self._acknowledged.setdefault((store, durable, subscriber), []).extend(seqs)
+
+    def change_map(
+        self, store: str, name: str, key: str, value: bytes | None, *, if_revision: int | None = None
+    ) -> None:
+        """Set a key of a map, or remove it (None), when the transaction commits. The last change of a key counts."""
+        self._changed.setdefault((store, name), {})[key] = OneChange(key, value, if_revision)
 
     def require_unchanged(self, key: bytes, version: int | None = None) -> None:
         """Require that ``key`` is unchanged after ``version`` (default: the read version), without reading it."""
@@ -238,8 +277,8 @@ class TransactionAttempts:
     def run(self, now_ms: float) -> Procedure[CommitReceipt | None]:
         """The receipt of the attempt that committed; None when the function wrote nothing.
 
-        Raises: Conflict (the last one) after ``attempts_max`` attempts or ``give_up_after_ms``; what reads and commits
-        raise.
+        Raises: Conflict (the last one) after ``attempts_max`` attempts or ``give_up_after_ms``, or (``store_refused``) at
+        once; Closed (``lease_lost``) when a message is not held any more; what reads and commits raise.
         """
         options = self._session.options
         budget = RetryBudget(self._session, now_ms, options.give_up_after_ms)
@@ -256,7 +295,8 @@ class TransactionAttempts:
                 if number >= options.attempts_max or budget.exhausted(now_ms):
                     raise Conflict("the data changes faster than it is read", version=newer_than)
                 continue
-            if not builder.operations:
+            parts = builder.parts
+            if not builder.operations and not parts:
                 return None
             txn = Transaction(
                 operations=builder.operations,
@@ -264,12 +304,15 @@ class TransactionAttempts:
                 request_id=f"{self._entropy}-{number}",
                 read_version=builder.read_version,
                 log_id=self._source.log_id,
+                acknowledge=parts.acknowledge,
+                maps=parts.maps,
+                publish=parts.publish,
             )
             verdict = yield from log_operations.attempt(self._session, txn, decided.now_ms)
             if isinstance(verdict, CommitReceipt):
                 return verdict
             number += 1
-            if number >= options.attempts_max:
+            if number >= options.attempts_max or verdict.reason == "store_refused":
                 raise verdict.error()
             woken = yield budget.next_wait(decided.now_ms)
             assert isinstance(woken, Woken), "the reply to Wait is Woken"
@@ -281,7 +324,11 @@ class TransactionAttempts:
 
 @dataclass(frozen=True, slots=True)
 class Transacted(Generic[Result]):
-    """What the function returned, and where its transaction committed (None when it wrote nothing)."""
+    """What the function returned, and where its transaction committed (None when it wrote nothing).
+
+    ``stores``: what the message stores did in it.
+    """
 
     value: Result
     version: int | None
+    stores: StoresReceipt | None = None

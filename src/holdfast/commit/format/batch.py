@@ -44,9 +44,10 @@ claim that **retires** the log. Versions of Holdfast that do not know them refus
 
 A **log with stores** has format version 3 and the same ``stores_mode`` in every object. Its bodies also have what the
 message stores have done: rows of kind 5, in which ``key`` is the name of the store (empty: of no single one) and
-``value`` a command of the stores with its result (``docs/formats/stores.md``). A version whose rows are all of kind 5
-with no ``at`` is the stores' own: no transaction, and the transaction after it does not name it as its predecessor.
-The fields from 470 on are zero in every other log.
+``value`` a command of the stores with its result (``docs/formats/message-stores.md``). A version whose rows are all of
+kind 5 with no ``at`` is the stores' own: no transaction, and the transaction after it does not name it as its
+predecessor. A transaction has at most one such row, for its parts: with ``at`` 0, and in ``end`` the digest of the
+parts as they were sent. The fields from 470 on are zero in every other log.
 
 Body: one Arrow IPC stream with the columns of ``BODY_SCHEMA``, one row per item in commit order; the request id is
 repeated in each row of its transaction. An object without transactions and entries has no body. Its
@@ -270,6 +271,10 @@ class LoggedTransaction(Struct, frozen=True, gc=False):
     read_version: int | None
     operations: list[Operation]
     preconditions: list[Precondition]
+    record: bytes | None = None
+    """What the stores did for its parts."""
+    parts_digest: bytes = b""
+    """Of the parts as they were sent; empty where there were none."""
 
 
 class LoggedEntry(Struct, frozen=True, gc=False):
@@ -493,11 +498,13 @@ def _group(table: pa.Table) -> Iterator[Logged]:
     operations: list[Operation] = []
     preconditions: list[Precondition] = []
     records: list[tuple[str, bytes]] = []
+    record: bytes | None = None
+    digest = b""
 
     def logged() -> Iterator[Logged]:
-        if operations or preconditions:
+        if operations or preconditions or record is not None:
             assert current is not None, "rows have a version"
-            yield LoggedTransaction(current, request_id, read_version, operations, preconditions)
+            yield LoggedTransaction(current, request_id, read_version, operations, preconditions, record, digest)
         elif current is not None:
             yield LoggedEntry(current, records)
 
@@ -506,9 +513,12 @@ def _group(table: pa.Table) -> Iterator[Logged]:
             yield from logged()
             current, request_id, read_version = version, rid, read
             operations, preconditions, records = [], [], []
+            record, digest = None, b""
         match kind:
             case ItemKind.RECORD if at is None:
                 records.append((key.decode(), value))
+            case ItemKind.RECORD:
+                record, digest = value, end or b""
             case ItemKind.WRITE:
                 operations.append(Write(key, value))
             case ItemKind.DELETE:
@@ -662,6 +672,12 @@ def encode_record_batch(logged: Iterable[Logged]) -> bytes:
                 key.append(operation.begin)
                 end.append(operation.end)
                 value.append(None)
+        if txn.record is not None:
+            kind.append(_RECORD)
+            key.append(b"")
+            end.append(txn.parts_digest)
+            value.append(txn.record)
+            at.append(0)
         rows = len(key) - rows_before
         version += [txn.version] * rows
         request_id += [None if txn.request_id is None else txn.request_id.encode()] * rows
@@ -686,7 +702,7 @@ def repeated_bytes(txn: Transaction) -> int:
     """The bytes of the request id in all rows of a transaction: a batch repeats it in each row."""
     if txn.request_id is None:
         return 0
-    return len(txn.request_id.encode()) * (len(txn.operations) + len(txn.preconditions))
+    return len(txn.request_id.encode()) * (len(txn.operations) + len(txn.preconditions) + txn.has_parts)
 
 
 def _metadata(rows: int, buffers: _Buffers) -> bytes:

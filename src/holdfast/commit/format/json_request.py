@@ -14,9 +14,10 @@ import re
 from typing import Annotated, Final, TypeAlias
 
 import msgspec
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from holdfast.commit.format.transaction import (
+    NO_PARTS,
     Delete,
     Operation,
     PointRead,
@@ -95,6 +96,9 @@ class JsonTransaction(Struct, frozen=True, forbid_unknown_fields=True):
     leader_id: str | None = None
     read_version: RequestVersion | None = None
     log_id: str | None = None
+    acknowledge: Raw = NO_PARTS
+    maps: Raw = NO_PARTS
+    publish: Raw = NO_PARTS
 
 
 _DECODER: Final = msgspec.json.Decoder(Transaction)
@@ -169,6 +173,9 @@ def _decode_exactly(data: bytes) -> Transaction:
         given.leader_id,
         given.read_version,
         given.log_id,
+        given.acknowledge,
+        given.maps,
+        given.publish,
     )
 
 

@@ -6,9 +6,9 @@ Shape: keys and values are raw bytes, in JSON standard base64 with padding. Keys
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Raw, Struct
 
 from holdfast.values import VERSION_MAX
 
@@ -52,6 +52,7 @@ class RangeDelete(Struct, tag_field="type", tag="range_delete", frozen=True, gc=
 
 Precondition = PointRead | RangeRead
 Operation = Write | Delete | RangeDelete
+NO_PARTS: Final = Raw()
 
 
 class Transaction(Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
@@ -60,6 +61,9 @@ class Transaction(Struct, frozen=True, gc=False, forbid_unknown_fields=True, omi
     Later operations win over earlier ones on the same key. ``leader_id`` refuses any other leader, and ``log_id`` any
     other log than the one that the versions of the request belong to. ``request_id``
     (with ``read_version``) names the attempt, so that its outcome can be asked for and repeating it is harmless.
+
+    ``acknowledge``, ``maps`` and ``publish`` are what the message stores do in the same step. They are kept as they
+    came: only the stores know what is in them.
     """
 
     operations: list[Operation]
@@ -68,9 +72,17 @@ class Transaction(Struct, frozen=True, gc=False, forbid_unknown_fields=True, omi
     leader_id: str | None = None
     read_version: RequestVersion | None = None
     log_id: str | None = None
+    acknowledge: Raw = NO_PARTS
+    maps: Raw = NO_PARTS
+    publish: Raw = NO_PARTS
+
+    @property
+    def has_parts(self) -> bool:
+        """Whether the stores take part."""
+        return not (self.acknowledge is self.maps is self.publish is NO_PARTS)
 
 
-RejectedBecause = Literal["conflict", "too_old", "banned"]
+RejectedBecause = Literal["conflict", "too_old", "banned", "store_refused"]
 
 
 class FailedPrecondition(Struct, frozen=True, gc=False):
@@ -80,10 +92,20 @@ class FailedPrecondition(Struct, frozen=True, gc=False):
     version: int
 
 
+class StoreRefusal(Struct, frozen=True, gc=False):
+    """Why the stores refused: item ``index`` of ``part`` (acknowledge, maps or publish), with their code."""
+
+    part: str
+    index: int
+    code: str
+    message: str
+
+
 class Committed(Struct, frozen=True, gc=False):
-    """The transaction is durable at ``version``."""
+    """The transaction is durable at ``version``. ``results``: what the stores did for its parts, in their bytes."""
 
     version: int
+    results: bytes | None = None
 
 
 class Rejected(Struct, frozen=True, gc=False):
@@ -91,6 +113,7 @@ class Rejected(Struct, frozen=True, gc=False):
 
     reason: RejectedBecause
     conflicts: tuple[FailedPrecondition, ...] = ()
+    refused: StoreRefusal | None = None
 
 
 class Reused(Struct, frozen=True, gc=False):

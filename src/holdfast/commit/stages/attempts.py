@@ -21,19 +21,21 @@ ATTEMPT_BYTES = 320
 _encode = msgspec.msgpack.Encoder().encode
 
 
-def fingerprint(txn: Transaction | LoggedTransaction) -> bytes:
+def fingerprint(txn: Transaction | LoggedTransaction, parts_digest: bytes) -> bytes:
     """16 bytes that are equal when two attempts under one id are the same attempt."""
-    return blake2b(_encode((txn.read_version, txn.preconditions, txn.operations)), digest_size=16).digest()
+    whole = _encode((txn.read_version, txn.preconditions, txn.operations))
+    return blake2b(whole + parts_digest, digest_size=16).digest()
 
 
-def judge_from_log(txn: Transaction, logged: LoggedTransaction | None, *, truncated: bool) -> Outcome:
-    """The outcome of an attempt below the conflict window.
+def judge_from_log(entry: CommitEntry, logged: LoggedTransaction | None, *, truncated: bool) -> Outcome:
+    """The outcome of an attempt below the conflict window; without the results of its parts.
 
     ``logged`` is the first commit of its request id after the read version. ``truncated``: part of that range was
     removed, so its absence proves nothing.
     """
     if logged is not None:
-        return Committed(logged.version) if fingerprint(logged) == fingerprint(txn) else Reused()
+        same = fingerprint(logged, logged.parts_digest) == fingerprint(entry.txn, entry.parts_digest)
+        return Committed(logged.version) if same else Reused()
     return Unanswered() if truncated else Rejected("too_old")
 
 
@@ -41,13 +43,15 @@ def judge_from_log(txn: Transaction, logged: LoggedTransaction | None, *, trunca
 class Known:
     """An attempt that is in flight (``entry`` is set) or committed at ``version``.
 
-    ``banned_through`` becomes a ban if the attempt in flight is rejected after all; until then knowing it is one.
+    ``results`` are those of its parts. ``banned_through`` becomes a ban if the attempt in flight is rejected after all;
+    until then knowing it is one.
     """
 
     version: int
     fingerprint: bytes
     entry: CommitEntry | None
     banned_through: int = 0
+    results: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)

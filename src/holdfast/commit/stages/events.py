@@ -27,15 +27,25 @@ class CommitEntry:
     ``reply`` is called exactly once, with this entry, when ``outcome`` is final; ``durable_version`` is then a durable
     version at least as new as every version the outcome names. ``ticket`` is the caller's own. ``size``: the bytes of
     the request, and with them what its id takes in a batch, where it stands in every row; 0 leaves it to the pipeline.
+
+    ``parts``: what the stores are to do in the same step, in their own form, with a digest of how it was sent. When
+    they have done it, ``record`` and ``results`` are theirs; ``recorded`` is then called once, before ``reply``, with
+    None when the record is durable, else with the error.
     """
 
     __slots__ = (
-        "accepted", "arrived_ms", "durable_version", "followers", "outcome", "reply", "size", "ticket", "txn",
-        "version",
+        "accepted", "arrived_ms", "durable_version", "followers", "outcome", "parts", "parts_digest", "record",
+        "recorded", "reply", "results", "size", "ticket", "txn", "version",
     )  # fmt: skip
 
     def __init__(
-        self, txn: Transaction, reply: Callable[[CommitEntry], None], ticket: object = None, size: int = 0
+        self,
+        txn: Transaction,
+        reply: Callable[[CommitEntry], None],
+        ticket: object = None,
+        size: int = 0,
+        parts: object = None,
+        parts_digest: bytes = b"",
     ) -> None:
         self.txn = txn
         self.reply = reply
@@ -47,6 +57,11 @@ class CommitEntry:
         self.outcome: Outcome | HoldfastError | None = None
         self.durable_version = 0
         self.followers: list[CommitEntry] | None = None
+        self.parts = parts
+        self.parts_digest = parts_digest
+        self.record: bytes | None = None
+        self.results: bytes | None = None
+        self.recorded: Callable[[HoldfastError | None], None] | None = None
 
 
 class Position:
@@ -103,7 +118,8 @@ def request_bytes(txn: Transaction) -> int:
     """Roughly the bytes a transaction takes in a batch; at least 1."""
     items = len(txn.operations) + len(txn.preconditions)
     values = sum([len(op.value) for op in txn.operations if type(op) is Write])
-    return items * ITEM_BYTES + values + repeated_bytes(txn)
+    parts = sum([len(bytes(part)) for part in (txn.acknowledge, txn.maps, txn.publish)]) if txn.has_parts else 0
+    return items * ITEM_BYTES + values + parts + repeated_bytes(txn)
 
 
 EndKind = Literal["resigned", "deposed", "gave_up", "damaged", "abandoned"]
@@ -257,7 +273,8 @@ class VersionIs(Struct, frozen=True):
 
 
 class StatusReady(Struct, frozen=True):
-    """Everything sequenced before the ban is final. ``version`` is the attempt's, when the window knows it.
+    """Everything sequenced before the ban is final. ``version`` is the attempt's, when the window knows it, and
+    ``results`` those of its parts.
 
     Otherwise the attempt did not commit above ``complete_above``; the log between ``min_version`` and there must be
     read, and a negative answer needs a proof of ownership begun after this effect.
@@ -266,6 +283,7 @@ class StatusReady(Struct, frozen=True):
     question: StatusQuestion
     version: int | None
     complete_above: int
+    results: bytes | None = None
 
 
 class Reached(Struct, frozen=True):
@@ -275,9 +293,9 @@ class Reached(Struct, frozen=True):
 
 
 class Recorded(Struct, frozen=True):
-    """These records are durable, in order."""
+    """What the stores did, by themselves or for a commit, is durable, in order."""
 
-    records: list[Records]
+    records: list[Records | CommitEntry]
 
 
 class Ended(Struct, frozen=True):

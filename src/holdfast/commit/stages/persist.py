@@ -508,7 +508,15 @@ def _logged(entry: CommitEntry | Records) -> Logged:
     if isinstance(entry, Records):
         return LoggedEntry(entry.version, entry.records)
     txn = entry.txn
-    return LoggedTransaction(entry.version, txn.request_id, txn.read_version, txn.operations, txn.preconditions)
+    return LoggedTransaction(
+        entry.version,
+        txn.request_id,
+        txn.read_version,
+        txn.operations,
+        txn.preconditions,
+        entry.record,
+        entry.parts_digest,
+    )
 
 
 def _jitter(batch: Batch) -> float:

@@ -41,7 +41,7 @@ from holdfast.commit.stages.attempts import Attempts, Known
 from holdfast.commit.stages.events import Batch, CommitEntry, Effect, EndKind, Event, Position, Put, Records
 from holdfast.commit.stages.persist import Deadline, Persist, PersistRules, Verdict
 from holdfast.commit.stages.release import Release
-from holdfast.commit.stages.resolve import Resolve
+from holdfast.commit.stages.resolve import UNBOUNDED, Resolve
 from holdfast.commit.stages.sequence import Sequence
 from holdfast.objects.port import Unknown
 from holdfast.values import Instant, Slot
@@ -99,6 +99,7 @@ class Pipeline:
         self._waiting: deque[CommitEntry | Records] = deque()
         self._undecided: deque[CommitEntry | Position] = deque()
         self._resolve_work_max = rules.resolve_work_max
+        self._parts_undecided = False
         self._banned_through = -1
         self._floor_ms = now.boot_ms
         self._truncations: list[tuple[int, object]] = []
@@ -209,6 +210,8 @@ class Pipeline:
         if look_up:
             effects.append(events.LookUp(look_up))
         self._undecided += onward
+        if self.resolve.stores is not None:
+            self._parts_undecided = any(isinstance(item, CommitEntry) and item.parts is not None for item in onward)
         self._decide(now, effects)
 
     def _decide(self, now: Instant, effects: list[Effect]) -> None:
@@ -216,7 +219,10 @@ class Pipeline:
             return
         self._in_hand = [item for item in self._undecided if isinstance(item, CommitEntry | Records)]
         began = self._timer()
-        decided = self.resolve.decide_some(self._undecided, self._resolve_work_max)
+        # The stores are asked in the order of the versions, and do nothing between an order and its decision.
+        work_max = UNBOUNDED if self._parts_undecided else self._resolve_work_max
+        self._parts_undecided = False
+        decided = self.resolve.decide_some(self._undecided, work_max)
         self.seconds["resolve"] += self._timer() - began
         if not decided:
             return
@@ -341,29 +347,42 @@ class Pipeline:
         for entry in answers:
             if entry.txn.request_id is not None:
                 self.sequence.complete(entry)
+        if self.persist.head.stores_mode:
+            recorded = [
+                item
+                for item in entries
+                if isinstance(item, Records) or (isinstance(item, CommitEntry) and item.record is not None)
+            ]
+            if recorded:
+                effects.append(events.Recorded(recorded))
         if answers:
             effects.append(events.Answer(answers))
         noops: list[object] = []
-        recorded: list[Records] = []
         for position in positions:
-            if type(position) is Records:
-                recorded.append(position)
-            elif isinstance(position.ticket, events.StatusQuestion):
+            if isinstance(position, Records):
+                continue
+            if isinstance(position.ticket, events.StatusQuestion):
                 effects.append(self._status_ready(position.ticket))
             else:
                 noops.append(position.ticket)
-        if recorded:
-            effects.append(events.Recorded(recorded))
         if noops:
             effects.append(events.Reached(noops))
 
     def _status_ready(self, question: events.StatusQuestion) -> events.StatusReady:
-        return events.StatusReady(question, self.committed_version(question.request_id), self.resolve.floor)
+        known = self._committed(question.request_id)
+        floor = self.resolve.floor
+        if known is None:
+            return events.StatusReady(question, None, floor)
+        return events.StatusReady(question, known.version, floor, known.results)
 
     def committed_version(self, request_id: str) -> int | None:
         """The version at which ``request_id`` is known to be committed and released, None when that is not known."""
+        known = self._committed(request_id)
+        return None if known is None else known.version
+
+    def _committed(self, request_id: str) -> Known | None:
         known = self.sequence.attempts.find(request_id)
-        return known.version if isinstance(known, Known) and known.entry is None else None
+        return known if isinstance(known, Known) and known.entry is None else None
 
     # -- proof of ownership -------------------------------------------------------------------------------------------
 
@@ -518,7 +537,7 @@ class Pipeline:
                 case events.VersionIs(tickets=asked) | events.Reached(tickets=asked) | events.Ended(tickets=asked):
                     tickets += asked
                 case events.Recorded(records=recorded):
-                    tickets += recorded
+                    tickets += [each for each in recorded if isinstance(each, Records)]
                 case events.StatusReady(question=question):
                     tickets.append(question)
                 case _:

@@ -71,7 +71,7 @@ class Release:
                 continue
             if entry.accepted:
                 assert entry.version <= durable_version, "a reply waits for its durable batch"
-                entry.outcome = Committed(entry.version)
+                entry.outcome = Committed(entry.version, entry.results)
             entry.durable_version = durable_version
             answers.append(entry)
             if entry.followers:

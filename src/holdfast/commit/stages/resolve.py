@@ -9,9 +9,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, Protocol
 
-from holdfast.commit.format.transaction import FailedPrecondition, PointRead, RangeDelete, Rejected, Transaction
+from holdfast.commit.format.transaction import (
+    FailedPrecondition,
+    PointRead,
+    RangeDelete,
+    Rejected,
+    StoreRefusal,
+    Transaction,
+)
 from holdfast.commit.stages.attempts import Attempts
 from holdfast.commit.stages.events import CommitEntry, Position
 from holdfast.commit.window import RecentWrites
@@ -27,6 +34,17 @@ PART_OPERATIONS: Final = 256
 WHOLE_ITEMS_MAX: Final = 16
 """Larger transactions are decided in parts."""
 UNBOUNDED: Final = 1 << 62
+
+
+class Stores(Protocol):
+    """The message stores of the log, as far as commits need them."""
+
+    def carry_out(self, entry: CommitEntry) -> StoreRefusal | None:
+        """Do what ``entry.parts`` say, all of it or nothing, and set ``record``, ``results`` and ``recorded``."""
+        ...
+
+
+_NO_STORES: Final = StoreRefusal("", 0, "overloaded", "the stores are not open")
 
 
 class _Partial:
@@ -46,7 +64,7 @@ class Resolve:
     Bounds: the window keeps ``window_ms`` of history or ``bytes_max`` bytes, whichever is reached first.
     """
 
-    __slots__ = ("_attempts", "_samples", "_partial", "_window_ms", "accepted", "recent", "rejected")
+    __slots__ = ("_attempts", "_samples", "_partial", "_window_ms", "accepted", "recent", "rejected", "stores")
 
     def __init__(self, base: int, attempts: Attempts, *, window_ms: float, bytes_max: int) -> None:
         self.recent = RecentWrites(base, bytes_max=bytes_max)
@@ -56,6 +74,7 @@ class Resolve:
         self._partial: _Partial | None = None
         self.accepted = 0
         self.rejected = 0
+        self.stores: Stores | None = None
 
     @property
     def floor(self) -> int:
@@ -96,6 +115,8 @@ class Resolve:
                         outcome = self._judge(txn)
                         for read in reads:
                             work -= point_work if type(read) is PointRead else RANGE_READ_WORK * self.recent.stretches
+                    if outcome is None and entry.parts is not None:
+                        outcome = self._carry_out(entry)
                     if outcome is not None:
                         self._reject(entry, outcome)
                     else:
@@ -124,6 +145,12 @@ class Resolve:
             self._partial = None
             self._reject(entry, Rejected("conflict", tuple(partial.failed)))
             return work
+        if entry.parts is not None and entry.record is None:
+            refused = self._carry_out(entry)
+            if refused is not None:
+                self._partial = None
+                self._reject(entry, refused)
+                return work
         while partial.operations < len(txn.operations):
             if work <= 0:
                 return work
@@ -135,6 +162,11 @@ class Resolve:
         entry.accepted = True
         self.accepted += 1
         return work
+
+    def _carry_out(self, entry: CommitEntry) -> Rejected | None:
+        """Let the stores do their parts: the preconditions hold, and the writes are not in the window yet."""
+        refused = _NO_STORES if self.stores is None else self.stores.carry_out(entry)
+        return None if refused is None else Rejected("store_refused", refused=refused)
 
     def _reject(self, entry: CommitEntry, outcome: Rejected) -> None:
         entry.outcome = outcome

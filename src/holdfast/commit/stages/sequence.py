@@ -73,7 +73,7 @@ class Sequence:
     def _remember(self, entry: CommitEntry, txn: Transaction, request_id: str) -> None:
         known = self.attempts.find(request_id)
         banned_through = known.version if isinstance(known, Ban) else 0
-        self.attempts.put(request_id, Known(entry.version, fingerprint(txn), entry, banned_through))
+        self.attempts.put(request_id, Known(entry.version, fingerprint(txn, entry.parts_digest), entry, banned_through))
 
     def _future(self, version: int) -> InvalidRequest:
         return InvalidRequest(
@@ -88,10 +88,10 @@ class Sequence:
         read_version = txn.read_version
         assert read_version is not None, "a request id comes with a read version"
         if isinstance(known, Known):
-            if known.fingerprint != fingerprint(txn):
+            if known.fingerprint != fingerprint(txn, entry.parts_digest):
                 entry.outcome = Reused()
             elif known.entry is None:
-                entry.outcome = Committed(known.version)
+                entry.outcome = Committed(known.version, known.results)
             else:
                 original = known.entry
                 if original.followers is None:
@@ -130,11 +130,15 @@ class Sequence:
         assert isinstance(known, Known), "an attempt in flight is known"
         assert known.entry is entry, "an attempt in flight is known by its entry"
         if entry.accepted:
-            known.entry = None
+            known.entry, known.results = None, entry.results
             return
         self.attempts.drop(request_id)
-        if known.banned_through:
-            self.attempts.put(request_id, Ban(known.banned_through))
+        banned_through = known.banned_through
+        if isinstance(entry.outcome, Rejected) and entry.outcome.reason == "store_refused":
+            # The stores may take later what they refuse now, and a late copy of this attempt must not find that out.
+            banned_through = max(banned_through, entry.txn.read_version or 0)
+        if banned_through:
+            self.attempts.put(request_id, Ban(banned_through))
 
     def check(self) -> None:
         """Assert the invariants."""

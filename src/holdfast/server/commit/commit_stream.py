@@ -209,6 +209,7 @@ class _CommitStream:
     def __init__(self, gateway: Gateway, call: Call, reader: ItemReader, wire_format: WireFormat) -> None:
         self._call = call
         self._scope = call.scope
+        self._authorization = call.authorization
         self._gateway = gateway
         self._reader = reader
         self._wire_format: WireFormat = wire_format
@@ -280,6 +281,8 @@ class _CommitStream:
             )
             if problem is None and self._scope is not None:
                 problem = self._scope.problem_with(txn)
+            if problem is None and txn.has_parts:
+                problem = gateway.read_parts(entry, self._authorization, self._wire_format)
             if problem is None:
                 accepted.append(entry)
                 accepted_bytes += entry.size
@@ -387,7 +390,7 @@ class _CommitStream:
             self._due_bytes -= entry.size
             index += 1
             request_id = entry.txn.request_id
-            if json and request_id is None and type(outcome) is Committed:
+            if json and request_id is None and type(outcome) is Committed and outcome.results is None:
                 plain.append(outcome.version)
                 continue
             if plain:

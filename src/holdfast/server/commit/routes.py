@@ -8,6 +8,7 @@ from __future__ import annotations
 from functools import partial
 
 import structlog
+from msgspec.structs import replace
 
 from holdfast.commit.format.json_request import JsonTransaction, decode_json
 from holdfast.commit.format.transaction import Committed
@@ -21,6 +22,7 @@ from holdfast.server.http.routes import POSITION_SCHEMA, Call, Parameter, Respon
 from holdfast.server.http.state import JSON, FastRequest, PendingResponse, RequestFields
 from holdfast.wire.formats import encode
 from holdfast.wire.log import CommitReceipt, Liveness, NotCommitted, StatusAnswer, SteppedDown, VersionAnswer
+from holdfast.wire.stores import AcknowledgePart, MapPart, PublishPart, stores_receipt
 
 log = structlog.get_logger("holdfast.server.commit.routes")
 
@@ -35,6 +37,7 @@ COMMIT_CODES = (
         Code.TOO_LARGE,
     ),
     *(Code.RATE_LIMITED, Code.OVERLOADED, Code.NOT_LEADER, Code.OUTCOME_UNKNOWN),
+    *(Code.STORES_NOT_IN_LOG, Code.DUPLICATE_PART),
 )
 STATUS_CODES = (
     *(
@@ -47,6 +50,14 @@ STATUS_CODES = (
     ),
     *(Code.OVERLOADED, Code.STORE_UNAVAILABLE, Code.OUTCOME_UNKNOWN),
 )
+
+
+class CommitDocument(JsonTransaction, frozen=True, forbid_unknown_fields=True):
+    """A commit request with the types of its parts, for the API's description: the stores decode them."""
+
+    acknowledge: list[AcknowledgePart] = []  # type: ignore[assignment]  # pyright: ignore[reportIncompatibleVariableOverride]
+    maps: list[MapPart] = []  # type: ignore[assignment]  # pyright: ignore[reportIncompatibleVariableOverride]
+    publish: list[PublishPart] = []  # type: ignore[assignment]  # pyright: ignore[reportIncompatibleVariableOverride]
 
 
 class _LogRequest(FastRequest):
@@ -102,8 +113,11 @@ class CommitRequest(_LogRequest):
                     problem = None if scope is None else scope.problem_with(txn)
                 if problem is None:
                     entry = CommitEntry(txn, self._reply, response, len(body))
-                    gateway.submit(entry, entry.size)
-                    return
+                    if txn.has_parts:
+                        problem = gateway.read_parts(entry, fields.authorization, "json")
+                    if problem is None:
+                        gateway.submit(entry, entry.size)
+                        return
         response.respond(*error_response(problem, gateway.leader))
 
     def _respond(self, entry: CommitEntry) -> None:
@@ -111,7 +125,7 @@ class CommitRequest(_LogRequest):
         gateway.settled(1, entry.size)
         response: PendingResponse = entry.ticket  # type: ignore[assignment]  # a checked cast would cost a call
         outcome = entry.outcome
-        if type(outcome) is Committed:
+        if type(outcome) is Committed and outcome.results is None:
             response.respond(200, None, gateway.answers.committed_json(outcome.version, entry.txn.request_id))
             return
         assert outcome is not None, "an entry is replied with its outcome"
@@ -187,7 +201,10 @@ async def _status(gateway: Gateway, call: Call) -> Response:
     if problem is not None:
         raise problem
     min_version = gateway.version_of(call.required_position("min_version"))
-    return json_response(await gateway.status(request_id, min_version))
+    answer = await gateway.status(request_id, min_version)
+    if answer.stores is not None:
+        answer = replace(answer, stores=stores_receipt(answer.stores))
+    return json_response(answer)
 
 
 async def _step_down(gateway: Gateway, call: Call) -> Response:
@@ -217,7 +234,7 @@ def log_routes(gateway: Gateway) -> tuple[Route, ...]:
             method="POST", path="/v1/commit", role=Role.WRITE, checks_scope=True,
             summary="Commit one transaction, or learn why not",
             handler=partial(_commit, gateway, commit), fast=commit, codes=COMMIT_CODES,
-            body={JSON: JsonTransaction}, answers={JSON: CommitReceipt | NotCommitted},
+            body={JSON: CommitDocument}, answers={JSON: CommitReceipt | NotCommitted},
         ),
         Route(
             method="GET", path="/v1/version", role=Role.READ, checks_scope=True,

@@ -73,7 +73,7 @@ def problem_with(
 
     Returned and not raised, because a block of a stream holds many transactions with one result each.
     """
-    if not txn.operations:
+    if not txn.operations and not txn.has_parts:
         return InvalidRequest("a commit needs at least one operation", code=Code.NO_OPERATIONS)
     if len(txn.operations) > operations_max or len(txn.preconditions) > preconditions_max:
         return LimitExceeded(

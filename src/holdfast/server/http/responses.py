@@ -7,15 +7,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
+from msgspec import UNSET
+
 from holdfast.commit.format.transaction import Committed, Outcome, Rejected, Reused, Unanswered
 from holdfast.errors import Code, Fenced, HoldfastError, InvalidRequest, OutcomeUnknown
 from holdfast.wire.formats import WireFormat, encode
 from holdfast.wire.log import CommitReceipt, ErrorBody, ErrorResponse, ItemError, NotCommitted
+from holdfast.wire.stores import stores_receipt
 
 _CODES_OF: Final[Mapping[int, tuple[Code, ...]]] = {
     400: (
         Code.MALFORMED, Code.NO_OPERATIONS, Code.FUTURE_VERSION, Code.BAD_BASE64, Code.BAD_RANGE, Code.BAD_REQUEST_ID,
-        Code.READ_VERSION_REQUIRED, Code.BAD_CONFIGURATION,
+        Code.READ_VERSION_REQUIRED, Code.BAD_CONFIGURATION, Code.DUPLICATE_PART, Code.STORES_NOT_IN_LOG,
     ),
     401: (Code.UNAUTHENTICATED,),
     403: (Code.PERMISSION_DENIED,),
@@ -27,7 +30,7 @@ _CODES_OF: Final[Mapping[int, tuple[Code, ...]]] = {
         Code.READ_ONLY,
         Code.STORE_FULL, Code.CLUSTER_FULL, Code.DURABLE_COLLISION, Code.MATCHER_MISMATCH, Code.TYPE_MISMATCH,
         Code.TOO_MANY_DURABLES, Code.SEQUENCE_GAP, Code.UNKNOWN_PUBLISHER, Code.LOCK_HELD, Code.NOT_HOLDER,
-        Code.DELETES_MESSAGES, Code.ALREADY_OPEN, Code.LEASE_LOST,
+        Code.DELETES_MESSAGES, Code.ALREADY_OPEN, Code.LEASE_LOST, Code.STORE_REFUSED, Code.DUPLICATE,
     ),
     410: (Code.LOG_TRUNCATED, Code.QUEUE_TRIMMED),
     412: (Code.NO_QUORUM, Code.REVISION_MISMATCH),
@@ -145,10 +148,12 @@ class CommitResponses:
     ) -> CommitReceipt | NotCommitted | HoldfastError:
         """The answer to one commit, or the error that it is answered with."""
         match outcome:
-            case Committed(version=version):
+            case Committed(version=version, results=None):
                 return CommitReceipt(version, self._leader_id, request_id)
-            case Rejected(reason=reason, conflicts=conflicts):
-                return NotCommitted(reason, conflicts, durable_version, self._leader_id, request_id)
+            case Committed(version=version, results=results):
+                return CommitReceipt(version, self._leader_id, request_id, stores_receipt(results))
+            case Rejected(reason=reason, conflicts=conflicts, refused=refused):
+                return NotCommitted(reason, conflicts, durable_version, self._leader_id, request_id, refused or UNSET)
             case Reused():
                 return InvalidRequest("the request id belongs to another attempt", code=Code.REQUEST_ID_REUSED)
             case Unanswered():
@@ -175,7 +180,7 @@ class CommitResponses:
         wire_format: WireFormat,
     ) -> bytes:
         """The result of one item of a stream: a line of JSON, or a msgpack map."""
-        if wire_format == "json" and type(outcome) is Committed:
+        if wire_format == "json" and type(outcome) is Committed and outcome.results is None:
             return self.committed_json(outcome.version, request_id) + b"\n"
         answer = self.answer(outcome, durable_version=durable_version, request_id=request_id)
         body = ItemError(error_body(answer, self._leader), index) if isinstance(answer, HoldfastError) else answer

@@ -16,6 +16,7 @@ from holdfast.commit.leadership.log_remains import bind_stores, bound_log, requi
 from holdfast.commit.service import CommitService
 from holdfast.documents import read_document
 from holdfast.errors import AlreadyOpen, Code, Conflict, InvalidRequest, Unavailable
+from holdfast.server.stores.commit_parts import StoresOfCommits
 from holdfast.server.stores.hosting import StoreHost
 from holdfast.server.stores.in_log import open_in_log
 from holdfast.settings import StoresSettings
@@ -126,6 +127,8 @@ class Opening:
             await service.close()
             raise
         host.open(service)
+        if self._leader is not None:
+            self._leader.serve_stores(StoresOfCommits(service))
         host.tell_statistics(settings.statistics_seconds)
         state = service.state
         _log.info(

@@ -323,7 +323,7 @@ class _Stages:
                 self._history = AttemptHistory(store, self._claim)
             record = await self._history.find(request_id, read_version, self._durable)
             if record.txn is not None:
-                same = fingerprint(record.txn) == fingerprint(entry.txn)
+                same = fingerprint(record.txn, b"") == fingerprint(entry.txn, b"")
                 entry.outcome = Committed(record.txn.version) if same else Reused()
             elif record.truncated:
                 raise Unavailable("retention removed the record of an attempt", code=Code.LOG_TRUNCATED)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from holdfast.errors import Code, InvalidRequest, LimitExceeded, NotFound
 from holdfast.stores.durables.keyed import KeyedResidue
-from holdfast.stores.durables.map import Change, Lock, Map
+from holdfast.stores.durables.map import Change, Lock, Map, Plan
 from holdfast.stores.machine.store import Cluster, Store, check_store
 from holdfast.stores.values.commands import Done, MapChange, MapChanged, MapLock, MapLocked, MapUnlock, Result
 from holdfast.stores.values.deadlines import Budget
@@ -16,7 +16,8 @@ from holdfast.stores.values.messages import Message
 from holdfast.stores.values.ports import Entry
 
 
-def _map(store: Store, name: str) -> Map:
+def map_of(store: Store, name: str) -> Map:
+    """A map of a store. Raises ``NotFound``, ``InvalidRequest`` (type_mismatch)."""
     durable = store.durable(name)
     if not isinstance(durable, Map):
         raise InvalidRequest(
@@ -28,17 +29,10 @@ def _map(store: Store, name: str) -> Map:
 def change(cluster: Cluster, command: MapChange, effects: list[Effect]) -> tuple[Result, bool]:
     """Set or remove keys. Raises what ``Map.plan`` does, and the limits of message, store and cluster."""
     store = cluster.store(command.store)
-    durable = _map(store, command.map)
+    durable = map_of(store, command.map)
     if command.remove_all and durable.keyed.is_stepwise:
         return _remove_all(cluster, store, durable, command, effects)
-    plan = durable.plan(command)
-    size_max = store.definition.max_message_size
-    if any(size > size_max for size in plan.sizes):
-        raise LimitExceeded(
-            "value is too large for the store",
-            code=Code.MESSAGE_TOO_LARGE,
-            facts={"bytes": max(plan.sizes), "max": size_max},
-        )
+    plan = checked_plan(store, durable, command)
     if not plan.keys:
         return MapChanged(0, 0), False
     store.room(plan.added_messages, plan.added_bytes)
@@ -56,6 +50,19 @@ def change(cluster: Cluster, command: MapChange, effects: list[Effect]) -> tuple
         changed = set(plan.keys)
         absent = [position for position, (key, _, _) in enumerate(command.changes) if key not in changed]
     return MapChanged(first + len(plan.keys) - 1, len(plan.keys), absent), True
+
+
+def checked_plan(store: Store, durable: Map, command: MapChange) -> Plan:
+    """What a change does. Changes nothing. Raises what ``Map.plan`` does, ``LimitExceeded`` (message_too_large)."""
+    plan = durable.plan(command)
+    size_max = store.definition.max_message_size
+    if any(size > size_max for size in plan.sizes):
+        raise LimitExceeded(
+            "value is too large for the store",
+            code=Code.MESSAGE_TOO_LARGE,
+            facts={"bytes": max(plan.sizes), "max": size_max},
+        )
+    return plan
 
 
 def _remove_all(
@@ -110,7 +117,7 @@ def _notify_given_back(store: Store, residue: KeyedResidue, entries: Iterable[En
 def lock(cluster: Cluster, command: MapLock, effects: list[Effect]) -> tuple[Result, bool]:
     """Take, extend or steal a lock. Raises what ``Locks.take`` does."""
     store = cluster.store(command.store)
-    durable = _map(store, command.map)
+    durable = map_of(store, command.map)
     taken, lost = durable.locks.take(command.key, command.owner, command.ttl_ms, command.at_ms, steal=command.steal)
     _notify_lost(store, command.map, lost, "stolen", effects)
     cluster.arm(store, command.map)
@@ -121,7 +128,7 @@ def unlock(cluster: Cluster, command: MapUnlock, effects: list[Effect]) -> tuple
     """Give a lock back. Raises ``Conflict`` (not_holder)."""
     del effects
     store = cluster.store(command.store)
-    _map(store, command.map).locks.release(command.key, command.owner, command.fence, command.at_ms)
+    map_of(store, command.map).locks.release(command.key, command.owner, command.fence, command.at_ms)
     cluster.arm(store, command.map)
     return Done(), True
 

@@ -27,7 +27,7 @@ from holdfast.stores.durables.backlog import expires_ms
 from holdfast.stores.durables.consumption import Consumption
 from holdfast.stores.durables.keyed import LastValue
 from holdfast.stores.durables.map import Map
-from holdfast.stores.machine import map_commands, redefine, snapshots
+from holdfast.stores.machine import commit_parts, map_commands, redefine, snapshots
 from holdfast.stores.machine.store import Cluster, Durable, Ports, Store
 from holdfast.stores.matching import Matcher
 from holdfast.stores.values import commands
@@ -70,6 +70,7 @@ class State(Cluster):
             commands.Restarted: self._restarted,
             commands.Redeliver: self._redeliver,
             commands.Resend: self._resend,
+            commands.CommitParts: self._commit_parts,
         }
         # Each handler takes the command that it is filed under.
         return cast("dict[type, Callable[[Command, list[Effect]], _Outcome]]", handlers)
@@ -86,6 +87,13 @@ class State(Cluster):
         elif changed:
             self.at_ms = command.at_ms
         return Applied(result, effects, changed)
+
+    def handle(self, part: commands.CommitPart, effects: list[Effect]) -> commands.Result:
+        """Carry out one part of a ``CommitParts``, within its ``apply``. Raises as ``apply``."""
+        return self._handlers[type(part)](part, effects)[0]
+
+    def _commit_parts(self, command: commands.CommitParts, effects: list[Effect]) -> _Outcome:
+        return commit_parts.carry_out(self, command, effects), True
 
     def _publish(self, command: commands.Publish, effects: list[Effect]) -> _Outcome:
         store = self.store(command.store)

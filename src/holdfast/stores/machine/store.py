@@ -15,7 +15,7 @@ from __future__ import annotations
 from array import array
 from bisect import insort
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -29,6 +29,7 @@ from holdfast.stores.matching import MatcherIndex
 from holdfast.stores.values.commands import (
     RULES,
     Command,
+    CommitParts,
     Define,
     Expire,
     Part,
@@ -177,11 +178,17 @@ class Publishers:
 _HINT = "consume or purge messages, or raise the limit; a publisher with a retry duration waits until there is room"
 
 
-def check_store(definition: StoreDefinition, counts: ReferenceCounts, messages: int, size: int) -> None:
+Pending = tuple[int, int]
+"""Messages and bytes that are to be added before."""
+
+
+def check_store(
+    definition: StoreDefinition, counts: ReferenceCounts, messages: int, size: int, *, pending: Pending = (0, 0)
+) -> None:
     """Raises ``Backpressure`` (store_full) if the store has no room for this many messages and bytes."""
-    if 0 < definition.message_limit < counts.live + messages and messages > 0:
+    if 0 < definition.message_limit < counts.live + pending[0] + messages and messages > 0:
         exceeded = {"messages": counts.live, "message_limit": definition.message_limit}
-    elif 0 < definition.bytelimit < counts.live_bytes + size and size > 0:
+    elif 0 < definition.bytelimit < counts.live_bytes + pending[1] + size and size > 0:
         exceeded = {"bytes": counts.live_bytes, "bytelimit": definition.bytelimit}
     else:
         return
@@ -193,11 +200,18 @@ def check_store(definition: StoreDefinition, counts: ReferenceCounts, messages: 
     )
 
 
-def check_cluster(cluster: ClusterDefinition, stores: Iterable[ReferenceCounts], messages: int, size: int) -> None:
+def check_cluster(
+    cluster: ClusterDefinition,
+    stores: Iterable[ReferenceCounts],
+    messages: int,
+    size: int,
+    *,
+    pending: Pending = (0, 0),
+) -> None:
     """Raises ``Backpressure`` (cluster_full) if all stores together have no room. Cost: O(stores)."""
     if not cluster.message_limit and not cluster.bytelimit:
         return
-    live = live_bytes = 0
+    live, live_bytes = pending
     for counts in stores:
         live += counts.live
         live_bytes += counts.live_bytes
@@ -449,7 +463,13 @@ class Store:
 
     def wants(self, batch: Batch) -> bool:
         """Whether any durable would be given a message of the batch, were there room."""
-        return bool(self._plain) or bool(self._candidates(batch))
+        return bool(self.wanted(batch))
+
+    def wanted(self, batch: Batch) -> Collection[int]:
+        """The positions of the messages that a durable would be given, were there room."""
+        if self._plain:
+            return range(len(batch.messages))
+        return {position for positions in self._candidates(batch).values() for position in positions}
 
     def _candidates(self, batch: Batch) -> dict[str, Sequence[int]]:
         candidates: dict[str, list[int]] = {}
@@ -610,7 +630,7 @@ class Cluster:
     def is_volatile(self, command: Command) -> bool:
         """Whether a command is of stores in memory only: then no record has it."""
         names = self.volatile_names
-        if not names or isinstance(command, Define | Redefine | Restarted):
+        if not names or isinstance(command, Define | Redefine | Restarted | CommitParts):
             return False
         if isinstance(command, Expire):
             return command.volatile

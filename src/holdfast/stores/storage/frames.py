@@ -20,7 +20,19 @@ from typing import Final
 import msgspec
 
 from holdfast.errors import CorruptData
-from holdfast.stores.values.commands import DeadLetter, MapChange, MapChanged, Publish, Published, Record, Resend
+from holdfast.stores.values.commands import (
+    Command,
+    CommitParts,
+    DeadLetter,
+    MapChange,
+    MapChanged,
+    PartsCommitted,
+    Publish,
+    Published,
+    Record,
+    Resend,
+    Result,
+)
 from holdfast.stores.values.messages import Message
 
 RECORD: Final = b"\x01"
@@ -121,6 +133,12 @@ def runs_of(frame: Record | Relocated) -> list[MessageRun]:
     if isinstance(frame, Relocated):
         return frame.runs
     command, result = frame.command, frame.result
+    if isinstance(command, CommitParts) and isinstance(result, PartsCommitted):
+        return [run for part, done in zip(command.parts, result.results, strict=True) for run in _runs(part, done)]
+    return _runs(command, result)
+
+
+def _runs(command: Command, result: Result) -> list[MessageRun]:
     if type(command) is Publish and type(result) is Published:
         new = command.messages[result.duplicates :] if result.duplicates else command.messages
         if new:

@@ -224,6 +224,19 @@ class MapUnlock(_OfMap, frozen=True):
     fence: int
 
 
+CommitPart = Acknowledge | MapChange | Publish
+
+
+class CommitParts(_Command, frozen=True):
+    """What a commit has for the stores: all of it or nothing. Each part has the time of the whole.
+
+    In this order: acknowledgements, of which every message must be held; changes of maps; publications without
+    duplicates. No two parts are of one durable, map, or publisher of a store.
+    """
+
+    parts: list[CommitPart]
+
+
 Command = (
     Define
     | Publish
@@ -244,6 +257,7 @@ Command = (
     | Redeliver
     | Resend
     | Redefine
+    | CommitParts
 )
 
 
@@ -325,8 +339,24 @@ class MapLocked(_Result, frozen=True):
     until_ms: int
 
 
+class PartsCommitted(_Result, frozen=True):
+    """The result of each part, in their order."""
+
+    results: list[Acknowledged | MapChanged | Published]
+
+
 Result = (
-    Done | Published | Attached | Delivered | Acknowledged | Expired | Purged | MapChanged | MapLocked | Redelivered
+    PartsCommitted
+    | Done
+    | Published
+    | Attached
+    | Delivered
+    | Acknowledged
+    | Expired
+    | Purged
+    | MapChanged
+    | MapLocked
+    | Redelivered
 )
 
 

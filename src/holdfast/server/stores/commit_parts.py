@@ -1,0 +1,202 @@
+"""The parts of commits, between their requests and the stores of the log.
+
+``read_parts`` turns what a commit says into one command and checks all that needs no state. ``StoresOfCommits`` is what
+the commit service asks when it decides: the stores carry the command out in that moment, or refuse it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from hashlib import blake2b
+from typing import Any, Final
+
+import msgspec
+
+from holdfast.commit.format.json_request import undecodable
+from holdfast.commit.format.transaction import NO_PARTS, StoreRefusal, Transaction
+from holdfast.commit.stages.events import CommitEntry
+from holdfast.errors import Code, HoldfastError, InvalidRequest, LimitExceeded
+from holdfast.server.stores.hosting import OpenStores, StoreHost
+from holdfast.server.stores.operations import ranges_of
+from holdfast.stores.definitions.permissions import Right
+from holdfast.stores.service import StoreService
+from holdfast.stores.storage.frames import decode_frame
+from holdfast.stores.values.commands import (
+    Acknowledge,
+    CommitPart,
+    CommitParts,
+    MapChange,
+    PartsCommitted,
+    Publish,
+    Record,
+)
+from holdfast.wire.formats import UNDECODABLE, WireFormat
+from holdfast.wire.stores import AcknowledgePart, MapPart, PublishPart
+
+MESSAGES_MAX: Final = 10_000
+BYTES_MAX: Final = 16 << 20
+NAMES: Final = ("acknowledge", "maps", "publish")
+_TYPES: Final = (AcknowledgePart, MapPart, PublishPart)
+_DECODERS: Final[dict[WireFormat, tuple[Any, ...]]] = {
+    "json": tuple(msgspec.json.Decoder(list[each]) for each in _TYPES),  # type: ignore[valid-type]
+    "msgpack": tuple(msgspec.msgpack.Decoder(list[each]) for each in _TYPES),  # type: ignore[valid-type]
+}
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class PartsOfCommits:
+    """Reads the parts of commits for the gateway."""
+
+    def __init__(self, host: StoreHost) -> None:
+        self._host = host
+
+    def read(self, txn: Transaction, authorization: bytes | None, wire_format: WireFormat) -> tuple[CommitParts, bytes]:
+        """The command for the stores, and a digest of what was sent.
+
+        Raises: InvalidRequest (``stores_not_in_log``, ``duplicate_part``, ``malformed``, ``bad_request_id``),
+        LimitExceeded, PermissionDenied, NotFound, Fenced, Unavailable.
+        """
+        opened = self._host.opened()
+        if not opened.service.lives_in_log:
+            raise not_in_log()
+        sent = _decode(txn, wire_format)
+        if sent[0] and txn.request_id is None:
+            raise InvalidRequest(
+                "a commit that acknowledges needs a request_id, or its outcome could not be asked for",
+                code=Code.BAD_REQUEST_ID,
+            )
+        _require_rights(opened, authorization, sent)
+        parts = [*_commands(opened, sent)]
+        _require_distinct(parts)
+        _require_limits(parts)
+        return CommitParts(0, parts), blake2b(_encode(sent), digest_size=16).digest()
+
+
+def not_in_log() -> InvalidRequest:
+    """The error for parts where the stores are files of one machine, or where there are none."""
+    return InvalidRequest(
+        "the stores of this log take no part in commits: they do not live in the log",
+        code=Code.STORES_NOT_IN_LOG,
+        hint="begin a log with stores.durability set to log",
+    )
+
+
+_Sent = tuple[list[AcknowledgePart], list[MapPart], list[PublishPart]]
+
+
+def _decode(txn: Transaction, wire_format: WireFormat) -> _Sent:
+    decoded: list[Any] = []
+    given = (txn.acknowledge, txn.maps, txn.publish)
+    for name, raw, decoder in zip(NAMES, given, _DECODERS[wire_format], strict=True):
+        try:
+            decoded.append([] if raw is NO_PARTS else decoder.decode(raw))
+        except UNDECODABLE as error:
+            wrong = undecodable(error)
+            raise InvalidRequest(f"{name}: {wrong.message}", code=wrong.code, hint=wrong.hint) from error
+    if not any(decoded):
+        raise InvalidRequest("a commit has operations, or parts for the stores", code=Code.NO_OPERATIONS)
+    return decoded[0], decoded[1], decoded[2]
+
+
+def _require_rights(opened: OpenStores, authorization: bytes | None, sent: _Sent) -> None:
+    acknowledge, maps, publish = sent
+    for store in {part.store for part in acknowledge}:
+        opened.access.require(authorization, Right.SUBSCRIBE, store)
+    for store in {part.store for part in (*maps, *publish)}:
+        opened.access.require(authorization, Right.PUBLISH, store)
+
+
+def _commands(opened: OpenStores, sent: _Sent) -> Iterator[CommitPart]:
+    acknowledge, maps, publish = sent
+    for ack in acknowledge:
+        durable = opened.definitions.named(ack.store, ack.durable, ack.subscriber)
+        yield Acknowledge(0, ack.store, durable, ack.subscriber, ranges_of(ack.ack))
+    for change in maps:
+        changes = [(one.key, one.value, one.if_revision) for one in change.changes]
+        yield MapChange(0, change.store, change.map, changes, change.fence)
+    for batch in publish:
+        yield Publish(0, batch.store, batch.publisher_id, batch.messages)  # type: ignore[arg-type]  # only ever read
+
+
+def _require_distinct(parts: list[CommitPart]) -> None:
+    seen: set[tuple[str, str, str]] = set()
+    for part in parts:
+        match part:
+            case Acknowledge():
+                what = "durable", part.store, part.durable
+            case MapChange():
+                what = "map", part.store, part.map
+            case Publish():
+                what = "publisher", part.store, part.publisher
+        if what in seen:
+            raise InvalidRequest(
+                "two parts of a commit are of the same durable, map or publisher: make one of them",
+                code=Code.DUPLICATE_PART,
+                store=what[1],
+                facts={what[0]: what[2]},
+            )
+        seen.add(what)
+
+
+def _require_limits(parts: list[CommitPart]) -> None:
+    messages = size = 0
+    for part in parts:
+        match part:
+            case Acknowledge():
+                messages += sum(last - first + 1 for first, last in part.ack)
+            case MapChange():
+                messages += len(part.changes)
+                size += sum(len(body) for _, body, _ in part.changes if body is not None)
+            case Publish():
+                messages += len(part.messages)
+                size += sum(len(message.body) for message in part.messages)
+    if messages > MESSAGES_MAX or size > BYTES_MAX:
+        raise LimitExceeded(
+            "the parts of a commit have too many messages or bytes",
+            code=Code.TOO_LARGE,
+            messages=messages,
+            messages_max=MESSAGES_MAX,
+            bytes=size,
+            bytes_max=BYTES_MAX,
+        )
+
+
+class StoresOfCommits:
+    """The stores of the log, as ``commit.service.StoresOfLog``."""
+
+    def __init__(self, service: StoreService) -> None:
+        self._service = service
+
+    def flush(self) -> None:
+        """See ``StoresOfLog``."""
+        self._service.flush()
+
+    def carry_out(self, entry: CommitEntry) -> StoreRefusal | None:
+        """See ``resolve.Stores``."""
+        command = entry.parts
+        assert isinstance(command, CommitParts), "the gateway has read the parts"
+        done = self._service.carry_out_parts(command)
+        if len(done) == 2:
+            position, error = done
+            return _refusal(command, position, error)
+        record, result, recorded = done
+        entry.record, entry.results = record, _encode(result.results)
+
+        def told(error: HoldfastError | None) -> None:
+            recorded(entry.version if error is None else error)
+
+        entry.recorded = told
+        return None
+
+    def results_of(self, record: bytes) -> bytes:
+        """See ``StoresOfLog``."""
+        found = decode_frame(record, 0)
+        assert isinstance(found, Record) and isinstance(found.result, PartsCommitted), "it is the record of parts"
+        return _encode(found.result.results)
+
+
+def _refusal(command: CommitParts, position: int, error: HoldfastError) -> StoreRefusal:
+    kind = type(command.parts[position])
+    index = sum(type(part) is kind for part in command.parts[:position])
+    name = {Acknowledge: "acknowledge", MapChange: "maps", Publish: "publish"}[kind]
+    return StoreRefusal(name, index, str(error.code), error.statement())

@@ -1,0 +1,146 @@
+"""The parts of one commit: acknowledgements, changes of maps, publications. All of them are carried out, or none.
+
+``refusal`` looks at every part in turn, with what the parts before it add and free, and changes nothing. When it finds
+none, carrying the parts out cannot fail. Two estimates make this simple, and both only ever refuse too much, near a
+limit: a publication counts every message that any durable wants, also one that a full durable with ``discard`` new
+would leave out; an acknowledgement frees what no other durable keeps.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from holdfast.errors import Code, Conflict, HoldfastError, InvalidRequest
+from holdfast.stores.durables.consumption import Consumption
+from holdfast.stores.machine import map_commands
+from holdfast.stores.machine.store import Store, check_cluster, check_store
+from holdfast.stores.values.commands import Acknowledge, CommitParts, MapChange, PartsCommitted, Publish
+from holdfast.stores.values.effects import Effect
+from holdfast.stores.values.messages import Batch
+
+if TYPE_CHECKING:
+    from holdfast.stores.machine.state import State
+
+
+class _Room:
+    """What the parts looked at so far add to each store, in messages and bytes; below 0 where they free more."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._added: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
+
+    def take(self, store: Store, messages: int, size: int) -> None:
+        """Raises ``Backpressure`` (store_full, cluster_full) where there is no room."""
+        added = self._added[store.name]
+        totals = [sum(each) for each in zip(*self._added.values(), strict=True)]
+        counts = (each.counts for each in self._state.stores.values())
+        check_cluster(self._state.definition, counts, messages, size, pending=(totals[0], totals[1]))
+        check_store(store.definition, store.counts, messages, size, pending=(added[0], added[1]))
+        self.give_back(store, -messages, -size)
+
+    def give_back(self, store: Store, messages: int, size: int) -> None:
+        """So much becomes free."""
+        added = self._added[store.name]
+        added[0] -= messages
+        added[1] -= size
+
+
+def refusal(state: State, command: CommitParts) -> tuple[int, HoldfastError] | None:
+    """The first part that would be refused, by its position, and why; None when all of them can be carried out."""
+    room = _Room(state)
+    for position, part in enumerate(command.parts):
+        try:
+            if part.store in state.volatile_names:
+                raise Conflict(
+                    "the store is in memory only, and takes no part in commits",
+                    code=Code.STORES_NOT_IN_LOG,
+                    store=part.store,
+                )
+            match part:
+                case Acknowledge():
+                    _look_at_acknowledgement(state, part, room)
+                case MapChange():
+                    _look_at_change(state, part, room)
+                case Publish():
+                    _look_at_publication(state, part, room)
+        except HoldfastError as error:
+            return position, error
+    return None
+
+
+def carry_out(state: State, command: CommitParts, effects: list[Effect]) -> PartsCommitted:
+    """Carry out every part. Raises the refusal of the first one that is refused, and then nothing has changed."""
+    found = refusal(state, command)
+    if found is not None:
+        raise found[1]
+    results = []
+    for part in command.parts:
+        try:
+            results.append(state.handle(part, effects))
+        except HoldfastError as error:
+            raise AssertionError(f"a part that passed its check was refused: {error}") from error
+    return PartsCommitted(results)
+
+
+def _look_at_acknowledgement(state: State, part: Acknowledge, room: _Room) -> None:
+    store, durable = state.find(part.store, part.durable)
+    if not isinstance(durable, Consumption):
+        raise InvalidRequest(
+            "only messages of a standard or shared durable are acknowledged",
+            code=Code.TYPE_MISMATCH,
+            durable=part.durable,
+            type=str(durable.definition.type),
+        )
+    holder = durable.leases.of.get(part.subscriber)
+    before = 0
+    for first, last in sorted(part.ack):
+        if first <= before or last < first:
+            raise InvalidRequest("ranges of numbers ascend, each number once", first=first, last=last)
+        before = last
+        held = [] if holder is None else holder.held_of(first, last)
+        if sum(high - low + 1 for low, high in held) != last - first + 1:
+            missing = first if not held or held[0][0] > first else held[0][1] + 1
+            raise Conflict(
+                "this subscriber does not hold the message any more",
+                code=Code.LEASE_LOST,
+                hint="it was delivered again, or will be: nothing is to be done",
+                store=part.store,
+                durable=part.durable,
+                seq=missing,
+            )
+        if _is_limited(state, store):
+            floor = durable.backlog.floor
+            end = last if floor is None else min(last, floor - 1)
+            freed = [seq for seq in range(first, end + 1) if store.counts.references(seq) == 1]
+            room.give_back(store, len(freed), sum(store.counts.size(seq, seq) for seq in freed))
+
+
+def _is_limited(state: State, store: Store) -> bool:
+    of_cluster, of_store = state.definition, store.definition
+    return any((of_cluster.message_limit, of_cluster.bytelimit, of_store.message_limit, of_store.bytelimit))
+
+
+def _look_at_change(state: State, part: MapChange, room: _Room) -> None:
+    store = state.store(part.store)
+    plan = map_commands.checked_plan(store, map_commands.map_of(store, part.map), part)
+    if plan.keys:
+        room.take(store, plan.added_messages, plan.added_bytes)
+
+
+def _look_at_publication(state: State, part: Publish, room: _Room) -> None:
+    store = state.store(part.store)
+    if not part.messages:
+        raise InvalidRequest("a batch has at least one message", code=Code.NO_OPERATIONS)
+    if store.publishers.duplicates(part.publisher, part.messages):
+        raise Conflict(
+            "the store has a message with this number of this publisher",
+            code=Code.DUPLICATE,
+            hint="the request id makes a commit safe to repeat: leave the publisher_id out",
+            store=part.store,
+            publisher=part.publisher,
+            publisher_seq=part.messages[0].publisher_seq,
+        )
+    batch = Batch(part.messages, store.definition.max_message_size, part.at_ms)
+    positions = store.wanted(batch)
+    room.take(store, len(positions), sum(batch.sizes[position] for position in positions))

@@ -1,0 +1,39 @@
+"""What the message stores respond with: for a request of their own, and for the part of a commit."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Receipt(msgspec.Struct, frozen=True, gc=False):
+    """What the store reports of a batch: its numbers, how many it had already, how many matched no durable.
+
+    ``first_seq`` to ``last_seq`` include duplicates, which have the numbers that they got the first time.
+    """
+
+    first_seq: int
+    last_seq: int
+    duplicates: int = 0
+    unmatched: int = 0
+
+
+class AckedResponse(msgspec.Struct, frozen=True):
+    """How many messages were acknowledged, and the numbers that this subscriber did not hold."""
+
+    acknowledged: int
+    stale: list[int]
+
+
+class ChangedResponse(msgspec.Struct, frozen=True):
+    """The revision of the last change, and how many keys changed."""
+
+    revision: int
+    changed: int = 1
+
+
+class StoresReceipt(msgspec.Struct, frozen=True):
+    """What the stores did for the parts of a commit, each list in the order of the request."""
+
+    acknowledge: list[AckedResponse] = []
+    maps: list[ChangedResponse] = []
+    publish: list[Receipt] = []
