@@ -233,9 +233,10 @@ def test_a_service_that_cannot_serve_the_stores_does_not_claim(
 ) -> None:
     url = begin(tmp_path)
     before = holdfast("log", "ls", url, "--json").stdout
-    with machines(tmp_path, url, 1) as (machine,), pytest.raises(ServerEnded) as caught:
+    with machines(tmp_path, url, 1) as (machine,):
         machine.start(**environment)
-        machine.server.wait_until_leading()
+        with pytest.raises(ServerEnded) as caught:
+            machine.server.wait_until_leading()
     assert "exit code 2" in str(caught.value)
     assert said in str(caught.value)
     assert holdfast("log", "ls", url, "--json").stdout == before

@@ -17,7 +17,8 @@ with needs("client"):
     from holdfast.client.sync.subscriber import Subscriber
     from holdfast.client.sync.watch import Watch
     from holdfast.stores.values.messages import Delivery, Message
-    from holdfast.wire.stores import Entry, KeyChange, Receipt
+    from holdfast.wire.parts import Receipt
+from holdfast.wire.stores import Entry, KeyChange
 
 __all__ = [
     "Advisory", "Browser", "Delivery", "Entry", "Failure", "KeyChange", "Lock", "Map", "Message", "Publisher",

@@ -188,8 +188,8 @@ _CODES_OF: Final[Mapping[type[HoldfastError], str]] = {
     ),
     errors.LimitExceeded: "too_large message_too_large too_many_durables",
     errors.Conflict: (
-        "conflict too_old banned store_refused duplicate sequence_gap unknown_publisher revision_mismatch deletes_messages lock_held "
-        "not_holder already_open"
+        "conflict too_old banned sequence_gap unknown_publisher revision_mismatch deletes_messages lock_held "
+        "not_holder already_open store_refused duplicate"
     ),
     errors.OutcomeUnknown: "outcome_unknown",
     errors.Unavailable: "not_leader store_unavailable lagging view_behind no_quorum",

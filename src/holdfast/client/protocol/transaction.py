@@ -277,8 +277,8 @@ class TransactionAttempts:
     def run(self, now_ms: float) -> Procedure[CommitReceipt | None]:
         """The receipt of the attempt that committed; None when the function wrote nothing.
 
-        Raises: Conflict (the last one) after ``attempts_max`` attempts or ``give_up_after_ms``, or (``store_refused``) at
-        once; Closed (``lease_lost``) when a message is not held any more; what reads and commits raise.
+        Raises: Conflict (the last one) after ``attempts_max`` attempts or ``give_up_after_ms``, or at once
+        (``store_refused``); Closed (``lease_lost``) when a message is not held any more; what reads and commits raise.
         """
         options = self._session.options
         budget = RetryBudget(self._session, now_ms, options.give_up_after_ms)

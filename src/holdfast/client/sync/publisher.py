@@ -14,7 +14,7 @@ from holdfast.client.transport.clock import now_ms
 from holdfast.client.transport.sync_stores import Pool, PublisherDriver
 from holdfast.errors import Closed, HoldfastError
 from holdfast.stores.values.messages import FieldValue, Message
-from holdfast.wire.stores import Receipt
+from holdfast.wire.parts import Receipt
 
 _NO_FIELDS: Mapping[str, FieldValue] = {}
 

@@ -24,7 +24,7 @@ from holdfast.client.protocol.stores.web_socket import Disconnected, Payload, Re
 from holdfast.client.transport.aio import ClosingConnections, Event, Incoming, Lock, Pool, connected
 from holdfast.client.transport.clock import draw_wait_ms, now_ms
 from holdfast.errors import Closed, HoldfastError, InternalError
-from holdfast.wire.stores import Receipt
+from holdfast.wire.parts import Receipt
 
 __all__ = ["Event", "Lock", "Pool", "PublisherDriver", "SubscriberDriver", "run_each"]
 

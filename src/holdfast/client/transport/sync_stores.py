@@ -29,7 +29,7 @@ from holdfast.client.transport.clock import draw_wait_ms, now_ms
 from holdfast.client.transport.sync import RECEIVE_BYTES, Connection, Event, Pool
 from holdfast.errors import Closed, HoldfastError, InternalError
 from holdfast.stores.values.messages import Message
-from holdfast.wire.stores import Receipt
+from holdfast.wire.parts import Receipt
 
 __all__ = ["Event", "Pool", "PublisherDriver", "SubscriberDriver", "run_each"]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from functools import partial
 
 import structlog
+from msgspec import field
 from msgspec.structs import replace
 
 from holdfast.commit.format.json_request import JsonTransaction, decode_json
@@ -55,9 +56,9 @@ STATUS_CODES = (
 class CommitDocument(JsonTransaction, frozen=True, forbid_unknown_fields=True):
     """A commit request with the types of its parts, for the API's description: the stores decode them."""
 
-    acknowledge: list[AcknowledgePart] = []  # type: ignore[assignment]  # pyright: ignore[reportIncompatibleVariableOverride]
-    maps: list[MapPart] = []  # type: ignore[assignment]  # pyright: ignore[reportIncompatibleVariableOverride]
-    publish: list[PublishPart] = []  # type: ignore[assignment]  # pyright: ignore[reportIncompatibleVariableOverride]
+    acknowledge: list[AcknowledgePart] = field(default_factory=list)  # type: ignore[assignment]
+    maps: list[MapPart] = field(default_factory=list)  # type: ignore[assignment]
+    publish: list[PublishPart] = field(default_factory=list)  # type: ignore[assignment]
 
 
 class _LogRequest(FastRequest):

@@ -148,10 +148,9 @@ class CommitResponses:
     ) -> CommitReceipt | NotCommitted | HoldfastError:
         """The answer to one commit, or the error that it is answered with."""
         match outcome:
-            case Committed(version=version, results=None):
-                return CommitReceipt(version, self._leader_id, request_id)
             case Committed(version=version, results=results):
-                return CommitReceipt(version, self._leader_id, request_id, stores_receipt(results))
+                stores = UNSET if results is None else stores_receipt(results)
+                return CommitReceipt(version, self._leader_id, request_id, stores)
             case Rejected(reason=reason, conflicts=conflicts, refused=refused):
                 return NotCommitted(reason, conflicts, durable_version, self._leader_id, request_id, refused or UNSET)
             case Reused():

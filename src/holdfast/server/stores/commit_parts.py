@@ -102,7 +102,7 @@ def _require_rights(opened: OpenStores, authorization: bytes | None, sent: _Sent
     acknowledge, maps, publish = sent
     for store in {part.store for part in acknowledge}:
         opened.access.require(authorization, Right.SUBSCRIBE, store)
-    for store in {part.store for part in (*maps, *publish)}:
+    for store in {part.store for part in maps} | {part.store for part in publish}:
         opened.access.require(authorization, Right.PUBLISH, store)
 
 
@@ -121,13 +121,12 @@ def _commands(opened: OpenStores, sent: _Sent) -> Iterator[CommitPart]:
 def _require_distinct(parts: list[CommitPart]) -> None:
     seen: set[tuple[str, str, str]] = set()
     for part in parts:
-        match part:
-            case Acknowledge():
-                what = "durable", part.store, part.durable
-            case MapChange():
-                what = "map", part.store, part.map
-            case Publish():
-                what = "publisher", part.store, part.publisher
+        if isinstance(part, Acknowledge):
+            what = "durable", part.store, part.durable
+        elif isinstance(part, MapChange):
+            what = "map", part.store, part.map
+        else:
+            what = "publisher", part.store, part.publisher
         if what in seen:
             raise InvalidRequest(
                 "two parts of a commit are of the same durable, map or publisher: make one of them",

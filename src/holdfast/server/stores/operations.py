@@ -35,7 +35,8 @@ from holdfast.stores.service import StoreService
 from holdfast.stores.values.commands import Acknowledge, Acknowledged, Attach, Attached, Publish, Published, Result
 from holdfast.stores.values.messages import Delivery
 from holdfast.wire.formats import UNDECODABLE, WireFormat, encode
-from holdfast.wire.stores import AckedResponse, AckRequest, DeliveredResponse, PublishRequest, Receipt
+from holdfast.wire.parts import AckedResponse, Receipt
+from holdfast.wire.stores import AckRequest, DeliveredResponse, PublishRequest
 
 POLL_MESSAGES_DEFAULT: Final = 100
 POLL_MESSAGES_MAX: Final = 512

@@ -25,6 +25,7 @@ from holdfast.stores.values.effects import origin_of
 from holdfast.stores.values.messages import KEY_BYTES_MAX, Delivery
 from holdfast.stores.values.sequence_set import SequenceSet
 from holdfast.wire import stores as wire
+from holdfast.wire.parts import AckedResponse, ChangedResponse, Receipt
 
 BROWSE_MESSAGES_DEFAULT: Final = 100
 BROWSE_MESSAGES_MAX: Final = 1_000
@@ -118,7 +119,7 @@ def message_routes(host: StoreHost) -> tuple[Route, ...]:
     return (
         store_route(
             host, "POST", f"{store}/messages", Right.PUBLISH, "Publish a batch: all of it or nothing", _publish,
-            body=wire.PublishRequest, answer=wire.Receipt, codes=PUBLISH_CODES,
+            body=wire.PublishRequest, answer=Receipt, codes=PUBLISH_CODES,
         ),
         store_route(
             host, "GET", f"{durable}/messages", Right.SUBSCRIBE, "The next messages for a subscriber (long poll)",
@@ -135,7 +136,7 @@ def message_routes(host: StoreHost) -> tuple[Route, ...]:
         ),
         store_route(
             host, "POST", f"{durable}/acks", Right.SUBSCRIBE, "Acknowledge, give back, reject or extend", _acknowledge,
-            body=wire.AckRequest, answer=wire.AckedResponse, codes=(Code.TYPE_MISMATCH,),
+            body=wire.AckRequest, answer=AckedResponse, codes=(Code.TYPE_MISMATCH,),
         ),
         store_route(
             host, "GET", f"{durable}/browse", Right.BROWSE, "Look at messages without consuming them", _browse,
@@ -312,7 +313,7 @@ async def _change_entries(call: StoreCall) -> Response:
 
 async def _change(call: StoreCall, command: commands.MapChange) -> Response:
     result = await call.submit(call.opened.service.submit(command), commands.MapChanged)
-    return call.answer(wire.ChangedResponse(result.revision, result.changed), headers={"ETag": f'"{result.revision}"'})
+    return call.answer(ChangedResponse(result.revision, result.changed), headers={"ETag": f'"{result.revision}"'})
 
 
 def _condition(call: StoreCall) -> int | None:
@@ -375,7 +376,7 @@ def map_routes(host: StoreHost) -> tuple[Route, ...]:
         ),
         store_route(
             host, "POST", whole, Right.PUBLISH, "Change several keys: all or nothing", _change_entries,
-            body=wire.ChangesRequest, answer=wire.ChangedResponse, codes=change_codes,
+            body=wire.ChangesRequest, answer=ChangedResponse, codes=change_codes,
         ),
         store_route(
             host, "GET", one, Right.SUBSCRIBE, "A key's value and revision", _get_entry,
@@ -383,11 +384,11 @@ def map_routes(host: StoreHost) -> tuple[Route, ...]:
         ),
         store_route(
             host, "PUT", one, Right.PUBLISH, "Set a key", _put_entry,
-            body=wire.SetRequest, answer=wire.ChangedResponse, codes=change_codes, parameters=_CONDITIONS,
+            body=wire.SetRequest, answer=ChangedResponse, codes=change_codes, parameters=_CONDITIONS,
         ),
         store_route(
             host, "DELETE", one, Right.PUBLISH, "Remove a key", _delete_entry,
-            answer=wire.ChangedResponse, codes=change_codes, parameters=_CONDITIONS,
+            answer=ChangedResponse, codes=change_codes, parameters=_CONDITIONS,
         ),
     )  # fmt: skip
 

@@ -15,7 +15,16 @@ from holdfast.errors import Code, Conflict, HoldfastError, InvalidRequest
 from holdfast.stores.durables.consumption import Consumption
 from holdfast.stores.machine import map_commands
 from holdfast.stores.machine.store import Store, check_cluster, check_store
-from holdfast.stores.values.commands import Acknowledge, CommitParts, MapChange, PartsCommitted, Publish
+from holdfast.stores.values.commands import (
+    Acknowledge,
+    Acknowledged,
+    CommitParts,
+    MapChange,
+    MapChanged,
+    PartsCommitted,
+    Publish,
+    Published,
+)
 from holdfast.stores.values.effects import Effect
 from holdfast.stores.values.messages import Batch
 
@@ -74,12 +83,14 @@ def carry_out(state: State, command: CommitParts, effects: list[Effect]) -> Part
     found = refusal(state, command)
     if found is not None:
         raise found[1]
-    results = []
+    results: list[Acknowledged | MapChanged | Published] = []
     for part in command.parts:
         try:
-            results.append(state.handle(part, effects))
+            result = state.handle(part, effects)
         except HoldfastError as error:
             raise AssertionError(f"a part that passed its check was refused: {error}") from error
+        assert isinstance(result, Acknowledged | MapChanged | Published), "each part has its result"
+        results.append(result)
     return PartsCommitted(results)
 
 

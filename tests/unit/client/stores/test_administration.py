@@ -10,7 +10,7 @@ from holdfast.client.protocol.endpoint import Route, parse_endpoint
 from holdfast.client.protocol.retry_budget import Session
 from holdfast.client.protocol.stores.administration import MapOperations, ask
 from holdfast.errors import CorruptData, OutcomeUnknown
-from holdfast.wire.stores import ChangedResponse
+from holdfast.wire.parts import ChangedResponse
 
 HEADERS = {"content-type": "application/msgpack"}
 SET = Response(0, 200, HEADERS, msgspec.msgpack.encode({"revision": 7, "changed": 1}))

@@ -28,14 +28,8 @@ from holdfast.client.protocol.stores.messages import (
     request_of,
 )
 from holdfast.errors import Code, HoldfastError, InvalidRequest, NotFound, OutcomeUnknown, Unavailable
-from holdfast.wire.stores import (
-    REDELIVER_MAX,
-    ChangedResponse,
-    EntriesResponse,
-    Entry,
-    LockedResponse,
-    RedeliveredResponse,
-)
+from holdfast.wire.parts import ChangedResponse
+from holdfast.wire.stores import REDELIVER_MAX, EntriesResponse, Entry, LockedResponse, RedeliveredResponse
 
 Definition = dict[str, object]
 """The parameters of a store, durable or template, with the values in force and its counts."""

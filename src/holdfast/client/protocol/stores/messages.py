@@ -23,7 +23,8 @@ from holdfast.errors import Code, CorruptData, HoldfastError, InvalidRequest, Li
 from holdfast.stores.values.messages import Message
 from holdfast.wire.formats import MSGPACK, UNDECODABLE
 from holdfast.wire.log import ErrorBody, ErrorResponse
-from holdfast.wire.stores import AdvisoryFrame, PublishedMessage, PublishRequest, Receipt, ServerFrame
+from holdfast.wire.parts import Receipt
+from holdfast.wire.stores import AdvisoryFrame, PublishedMessage, PublishRequest, ServerFrame
 
 SUBPROTOCOL: Final = "holdfast.stores.v1+msgpack"
 _HEADERS: Final = (("content-type", MSGPACK), ("accept", MSGPACK))

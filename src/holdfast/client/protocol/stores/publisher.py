@@ -53,7 +53,7 @@ from holdfast.client.protocol.stores.messages import (
 )
 from holdfast.errors import Closed, Code, CorruptData, HoldfastError, InvalidRequest, OutcomeUnknown, Unavailable
 from holdfast.stores.values.messages import Message
-from holdfast.wire.stores import Receipt
+from holdfast.wire.parts import Receipt
 
 
 class Sent:
