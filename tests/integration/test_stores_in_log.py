@@ -18,6 +18,10 @@ import pytest
 from tests.crash.server_process import ServerEnded, ServerProcess
 from tests.rgw import free_port
 
+from holdfast import Client
+from holdfast.client import BlockingTransaction
+from holdfast.errors import Closed, Code
+
 SETTINGS = {"HOLDFAST_VIEW__ENABLED": "false", "HOLDFAST_STORES__PAGE_SIZE_BYTES": "1 MiB"}
 
 
@@ -29,7 +33,7 @@ class Machine:
         self.cache = directory / name
         self._log_url = log_url
         self._server: ServerProcess | None = None
-        self._port = free_port()
+        self.port = free_port()
 
     @property
     def server(self) -> ServerProcess:
@@ -40,7 +44,7 @@ class Machine:
         self._server = ServerProcess(
             self.directory,
             self._log_url,
-            self._port,
+            self.port,
             flags=flags,
             environment={**SETTINGS, "HOLDFAST_STORES__DIRECTORY": str(self.cache), **environment},
         )
@@ -59,7 +63,7 @@ class Machine:
             time.sleep(0.02)
 
     def ask(self, method: str, target: str, body: object = None) -> tuple[int, Any]:
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=30)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
         try:
             connection.request(method, target, None if body is None else json.dumps(body))
             answer = connection.getresponse()
@@ -258,3 +262,198 @@ def test_a_backup_of_the_copy_is_refused_and_names_what_to_do(tmp_path: Path) ->
         machine.serve()
         status, answer = machine.ask("POST", "/v1/cluster/backup", {"name": "b"})
         assert (status, "log mirror" in json.dumps(answer)) == (400, True)
+
+
+# -- one step for keys and messages -----------------------------------------------------------------------------------
+
+
+def commit(machine: Machine, **request: Any) -> tuple[int, Any]:
+    return machine.ask("POST", "/v1/commit", {"operations": [], **request})
+
+
+def write(key: str, value: str) -> dict[str, str]:
+    return {"type": "write", "key_text": key, "value_text": value}
+
+
+def message(body: str) -> dict[str, str]:
+    return {"body": b64encode(body.encode()).decode()}
+
+
+def test_keys_messages_and_acknowledgements_are_one_step(tmp_path: Path) -> None:
+    url = begin(tmp_path)
+    with machines(tmp_path, url) as (first, second):
+        first.serve()
+        define(first)
+        assert first.ask("PUT", "/v1/stores/invoices", {"durables": {"all": {"type": "shared"}}})[0] == 200
+        first.publish("2 x coffee", "1 x tea")
+        (order, body, _), _ = first.take(2)
+        version = first.ask("GET", "/v1/version")[1]["version"]
+        step = {
+            "operations": [write("stock/coffee", "5")],
+            "acknowledge": [{"store": "orders", "durable": "work", "subscriber": "s", "ack": [order]}],
+            "publish": [{"store": "invoices", "messages": [message(body)]}],
+            "request_id": "one-step-of-the-work-1",
+            "read_version": version,
+        }
+        status, answer = commit(first, **step)
+        assert (status, answer["status"]) == (200, "committed"), answer
+        stores = answer["stores"]
+        assert stores["acknowledge"] == [{"acknowledged": 1, "stale": []}]
+        assert stores["publish"] == [{"first_seq": 1, "last_seq": 1, "duplicates": 0, "unmatched": 0}]
+        # The same attempt again, and a question about it, have the same answer, also from the next leader.
+        assert commit(first, **step)[1]["stores"] == stores
+        about = f"/v1/status/{step['request_id']}?min_version={version}"
+        assert first.ask("GET", about)[1]["stores"] == stores
+        first.server.kill()
+        second.serve("--take-over")
+        assert second.ask("GET", about)[1]["stores"] == stores
+        status, again = commit(second, **step)
+        assert (again["status"], again["version"], again["stores"]) == ("committed", answer["version"], stores)
+        assert [one for _, one, _ in second.take(5)] == ["1 x tea"]
+        assert second.ask("GET", "/v1/stores/invoices/durables/all/browse")[1]["messages"][0]["seq"] == 1
+        assert second.server.stop() == 0
+    assert "the log is intact" in holdfast("log", "verify", url).stdout
+    (line,) = holdfast("log", "cat", url, "--json").stdout.splitlines()
+    assert json.loads(line)["version"] == answer["version"]
+
+
+def test_a_part_that_is_refused_leaves_the_keys_alone(tmp_path: Path) -> None:
+    url = begin(tmp_path)
+    with machines(tmp_path, url, 1) as (machine,):
+        machine.serve()
+        define(machine)
+        machine.publish("a")
+        version = machine.ask("GET", "/v1/version")[1]["version"]
+        step = {
+            "operations": [write("k", "v")],
+            "publish": [{"store": "orders", "messages": [message("b")]}],
+            "acknowledge": [{"store": "orders", "durable": "work", "subscriber": "s", "ack": [1]}],
+            "request_id": "a-step-that-is-refused",
+            "read_version": version,
+        }
+        status, answer = commit(machine, **step)
+        assert (status, answer["status"], answer["reason"]) == (200, "not_committed", "store_refused")
+        assert answer["refused"] == {
+            "part": "acknowledge",
+            "index": 0,
+            "code": "lease_lost",
+            "message": answer["refused"]["message"],
+        }
+        # The message is held now, and a late copy of the refused attempt must not find that out.
+        assert machine.take(1)[0][0] == 1
+        assert commit(machine, **step)[1]["reason"] == "banned"
+        assert machine.publish("c")["first_seq"] == 2
+    assert holdfast("log", "cat", url, "--json").stdout == ""
+
+
+def test_a_conflict_of_keys_leaves_the_stores_alone(tmp_path: Path) -> None:
+    url = begin(tmp_path)
+    with machines(tmp_path, url, 1) as (machine,):
+        machine.serve()
+        define(machine)
+        version = machine.ask("GET", "/v1/version")[1]["version"]
+        commit(machine, operations=[write("k", "1")])
+        key = b64encode(b"k").decode()
+        status, answer = commit(
+            machine,
+            preconditions=[{"type": "point_read", "key": key, "version": version}],
+            publish=[{"store": "orders", "messages": [message("b")]}],
+        )
+        assert (status, answer["reason"]) == (200, "conflict")
+        assert machine.publish("c")["first_seq"] == 1
+
+
+PART = {"store": "orders", "messages": [message("b")]}
+ACK = {"store": "orders", "durable": "work", "subscriber": "s", "ack": [1]}
+
+
+def test_wrong_parts_are_named_and_change_nothing(tmp_path: Path) -> None:
+    url = begin(tmp_path)
+    with machines(tmp_path, url, 1) as (machine,):
+        machine.serve()
+        define(machine)
+        wrong: list[tuple[dict[str, Any], int, str]] = [
+            ({"publish": [PART, PART]}, 400, "duplicate_part"),
+            ({"publish": [{**PART, "mesages": []}]}, 400, "malformed"),
+            ({"publish": [{**PART, "messages": []}]}, 400, "malformed"),
+            ({"publish": []}, 400, "no_operations"),
+            ({"acknowledge": [ACK]}, 400, "bad_request_id"),
+            ({"publish": [{**PART, "messages": [message("b")] * 10_001}]}, 400, "malformed"),
+            ({"publish": [PART, {"store": "default", "messages": [message("b")] * 10_000}]}, 413, "too_large"),
+            ({}, 400, "no_operations"),
+        ]
+        for request, status, code in wrong:
+            found, answer = commit(machine, **request)
+            assert (found, answer["error"]["code"]) == (status, code), answer
+        assert machine.publish("c")["first_seq"] == 1
+
+
+def test_a_log_whose_stores_are_files_refuses_parts_and_names_the_setting(tmp_path: Path) -> None:
+    url = (tmp_path / "log").as_uri()
+    with machines(tmp_path, url, 1) as (machine,):
+        machine.serve("--init")
+        status, answer = commit(machine, publish=[{"store": "default", "messages": [message("b")]}])
+        assert (status, answer["error"]["code"]) == (400, "stores_not_in_log")
+        assert "stores.durability" in answer["error"]["hint"]
+
+
+def test_a_stream_of_commits_takes_parts(tmp_path: Path) -> None:
+    url = begin(tmp_path)
+    with machines(tmp_path, url, 1) as (machine,):
+        machine.serve()
+        define(machine)
+        lines = [{"operations": [write(f"k{number}", "v")], "publish": [PART]} for number in range(50)]
+        lines += [{"operations": [write("last", "v")]}]
+        connection = http.client.HTTPConnection("127.0.0.1", machine.port, timeout=30)
+        connection.request(
+            "POST",
+            "/v1/commits",
+            "".join(json.dumps(line) + "\n" for line in lines),
+            {"content-type": "application/x-ndjson"},
+        )
+        answers = [json.loads(line) for line in connection.getresponse().read().splitlines()]
+        assert [each["status"] for each in answers] == ["committed"] * 51
+        assert [each["stores"]["publish"][0]["first_seq"] for each in answers[:50]] == list(range(1, 51))
+        assert "stores" not in answers[50]
+
+
+def test_a_worker_consumes_changes_and_publishes_exactly_once(tmp_path: Path) -> None:
+    """Each order is acknowledged, counted in a key, and answered by an invoice, in one step; leaders are killed."""
+    url = begin(tmp_path)
+    with machines(tmp_path, url) as two:
+        two[0].serve()
+        define(two[0])
+        assert two[0].ask("PUT", "/v1/stores/invoices", {"durables": {"all": {"type": "shared"}}})[0] == 200
+        two[0].publish(*(str(number) for number in range(40)))
+        urls = [f"http://127.0.0.1:{machine.port}" for machine in two]
+        leader, done = 0, 0
+        with Client(urls) as client:
+            while done < 40:
+                try:
+                    taken = two[leader].take(5)
+                except AssertionError:
+                    continue
+                for seq, body, _ in taken:
+                    if done in (7, 23):
+                        two[leader].server.kill()
+                        leader = 1 - leader
+                        two[leader].serve("--take-over")
+
+                    def handle(txn: BlockingTransaction, seq: int = seq, body: str = body) -> None:
+                        before = int(txn.get(b"count") or b"0")
+                        txn.write(b"count", str(before + 1).encode())
+                        txn.publish("invoices", body.encode())
+                        txn.acknowledge("orders", "work", "s", seq)
+
+                    try:
+                        client.transact(handle)
+                    except Closed as error:
+                        assert error.code is Code.LEASE_LOST
+                        continue
+                    done += 1
+        _, page = two[leader].ask("GET", "/v1/stores/invoices/durables/all/browse?max=100")
+        bodies = [b64decode(each["body"]).decode() for each in page["messages"]]
+        assert sorted(bodies, key=int) == [str(number) for number in range(40)]
+        assert two[leader].server.stop() == 0
+    lines = holdfast("log", "cat", url, "--json").stdout.splitlines()
+    assert len(lines) == 40

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace as replace_struct
 from tests.unit.commit.builders import LOG_ID, genesis, identity, logged, record
 
 from holdfast.commit.format.batch import (
@@ -13,11 +14,12 @@ from holdfast.commit.format.batch import (
     FORMAT_VERSION_STORES,
     Header,
     LoggedEntry,
+    LoggedTransaction,
     StoresMode,
     decode_all,
     decode_body,
-    decode_entries,
     decode_header,
+    decode_records,
     encode_body,
     encode_object,
     read_body_table,
@@ -65,7 +67,25 @@ def test_entries_and_transactions_come_back_in_order() -> None:
     assert header.last_transaction_version == first + 1
     everything = decode_all(data, header)
     assert [each.version for each in everything] == [first, first + 1, first + 2]
-    assert decode_entries(data, header) == [LoggedEntry(first, RECORDS), LoggedEntry(first + 2, RECORDS[:1])]
+    assert decode_records(data, header) == [LoggedEntry(first, RECORDS), LoggedEntry(first + 2, RECORDS[:1])]
+
+
+def test_a_transaction_has_the_record_of_its_parts() -> None:
+    claim = first_claim()
+    first = Version(claim.last_version + 1)
+    (txn,) = logged(first)
+    with_parts = replace_struct(txn, record=b"\x01parts", parts_digest=b"digest")
+    alone = LoggedTransaction(first + 1, None, None, [], [], b"\x01alone", b"other")
+    body = encode_body([with_parts, alone])
+    changes = {"first_version": first, "last_version": Version(first + 1), "newest_transaction": Version(first + 1)}
+    header = replace(record(claim, claim), stores_mode=StoresMode.LOG, transactions=2, **changes)  # type: ignore[arg-type]
+    data = encode_object(header, body)
+    header = decode_header(data, slot=header.slot)
+    assert decode_body(data, header) == [with_parts, alone]
+    assert decode_records(data, header) == [
+        LoggedEntry(first, [("", b"\x01parts")]),
+        LoggedEntry(first + 1, [("", b"\x01alone")]),
+    ]
 
 
 def test_readers_of_transactions_do_not_see_entries() -> None:

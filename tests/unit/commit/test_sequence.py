@@ -95,7 +95,7 @@ def test_the_same_id_with_other_content_is_reused(stage: Stage, other: Transacti
 
 def test_the_same_id_at_another_read_version_is_another_attempt(stage: Stage) -> None:
     stage.order(txn())
-    assert fingerprint(txn(request_id="x", at=BASE)) != fingerprint(txn(request_id="x", at=BASE + 1))
+    assert fingerprint(txn(request_id="x", at=BASE), b"") != fingerprint(txn(request_id="x", at=BASE + 1), b"")
 
 
 def test_an_attempt_below_the_window_is_looked_up_and_gets_no_version(stage: Stage) -> None:
@@ -112,6 +112,32 @@ def test_a_ban_refuses_every_attempt_that_could_have_begun_by_then(stage: Stage)
     stage.order(txn())
     (later,) = stage.order(txn(request_id="x", at=BASE + 3))
     assert later.outcome is None
+
+
+def test_a_refusal_by_the_stores_is_final_for_its_attempt_and_no_other(stage: Stage) -> None:
+    (refused,) = stage.order(txn(request_id="x", at=BASE))
+    refused.outcome = Rejected("store_refused")
+    stage.sequence.complete(refused)
+    again, later = stage.order(txn(request_id="x", at=BASE), txn(request_id="x", at=BASE + 1))
+    assert again.outcome == Rejected("banned")
+    assert later.outcome is None
+
+
+def test_a_repeat_has_the_results_of_the_stores(stage: Stage) -> None:
+    (first,) = stage.order(txn(request_id="x", at=BASE))
+    first.results = b"done"
+    stage.finish(first, accepted=True)
+    (again,) = stage.order(txn(request_id="x", at=BASE))
+    assert again.outcome == Committed(first.version, b"done")
+
+
+def test_other_parts_under_one_id_are_another_attempt(stage: Stage) -> None:
+    (first,) = stage.order(txn(request_id="x", at=BASE))
+    stage.finish(first, accepted=True)
+    other = entry(txn(request_id="x", at=BASE))
+    other.parts_digest = b"other"
+    stage.sequence.order([other], stage.floor)
+    assert other.outcome == Reused()
 
 
 def test_a_ban_of_one_id_touches_no_other(stage: Stage) -> None:

@@ -8,6 +8,7 @@ lands.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import replace
 from random import Random
@@ -16,9 +17,11 @@ from typing import TYPE_CHECKING
 from tests.worlds.harness import WorldReport
 from tests.worlds.log.shape import draw_shape
 
-from holdfast.commit.format.batch import LoggedEntry
+from holdfast.commit.format.batch import Logged, LoggedEntry
+from holdfast.commit.format.transaction import Committed, Rejected, StoreRefusal, Transaction, Write
 from holdfast.commit.reading import entries as reading
 from holdfast.commit.service import CommitService
+from holdfast.commit.stages.events import CommitEntry
 from holdfast.errors import Fenced, HoldfastError
 from holdfast.server.stores.in_log import LogJournal
 from holdfast.stores.log_commit import LogCommit
@@ -41,14 +44,18 @@ class Journal:
         self.records: list[tuple[int, bytes]] = []
         """Versions and records of the true log."""
 
-    def landed(self, entries: list[LoggedEntry]) -> None:
-        """These entries are in the true log now."""
-        for entry in entries:
-            for store, record in entry.records:
-                if store != STORE or number_of(record) != len(self.records):
-                    place = f"{record!r} at {entry.version} is number {len(self.records)}"
-                    self._world.promises.break_("a leader goes on from all that the log has", place)
-                self.records.append((entry.version, record))
+    def landed(self, logged: Logged) -> None:
+        """This entry, or transaction, is in the true log now."""
+        if isinstance(logged, LoggedEntry):
+            records = [record for _, record in logged.records]
+        else:
+            records = [] if logged.record is None else [logged.record]
+            self._world.seen["stores_took_part"] += len(records)
+        for record in records:
+            if number_of(record) != len(self.records):
+                place = f"{record!r} at {logged.version} is number {len(self.records)}"
+                self._world.promises.break_("a leader goes on from all that the log has", place)
+            self.records.append((logged.version, record))
 
     def require(self, number: int, record: bytes, promise: str) -> None:
         """The true log has this record at this place."""
@@ -96,6 +103,7 @@ class NodeStores:
         self._random = Random(f"{node.world.seed} stores of {node.number}")
         self._cache = _Cache(journal)
         self._groups: LogCommit | None = None
+        self._service: CommitService | None = None
         self._next = 0
         self._confirmed = 0
 
@@ -129,6 +137,8 @@ class NodeStores:
             completed=_nothing,
             failed=self._world.promises.trouble,
         )
+        service.serve_stores(self)
+        self._service = service
         self._publish_later()
 
     def _publish_later(self) -> None:
@@ -140,14 +150,59 @@ class NodeStores:
         if groups is None or groups.failure is not None:
             return
         for _ in range(self._random.choice((1, 1, 2, 5))):
-            number, self._next = self._next, self._next + 1
-            record = RECORD + b"%d by %d at %d" % (number, self._node.number, self._world.agenda.happened)
-            self._submit(groups, number, record)
+            if self._random.random() < 0.3:
+                self._commit_with_parts()
+                continue
+            number, record = self._number()
+            groups.add(record, self._reply(groups, number, record), store=STORE)
             if self._random.random() < 0.1:
                 groups.end_group()
         self._publish_later()
 
-    def _submit(self, groups: LogCommit, number: int, record: bytes) -> None:
+    def _number(self) -> tuple[int, bytes]:
+        number, self._next = self._next, self._next + 1
+        return number, RECORD + b"%d by %d at %d" % (number, self._node.number, self._world.agenda.happened)
+
+    # -- parts of commits ---------------------------------------------------------------------------------------------
+
+    def flush(self) -> None:
+        """As ``StoresOfLog``."""
+        if self._groups is not None:
+            self._groups.flush()
+
+    def carry_out(self, entry: CommitEntry) -> StoreRefusal | None:
+        """As ``StoresOfLog``: some are refused."""
+        groups = self._groups
+        assert groups is not None, "this leader serves its stores"
+        if groups.failure is not None or self._random.random() < 0.2:
+            self._world.seen["stores_refused"] += 1
+            return StoreRefusal("publish", 0, "store_full", "")
+        number, record = self._number()
+        entry.record, entry.results = record, b"%d" % number
+        recorded = groups.add_part(record, self._reply(groups, number, record))
+        entry.recorded = lambda error: recorded(entry.version if error is None else error)
+        return None
+
+    def results_of(self, record: bytes) -> bytes:
+        """As ``StoresOfLog``."""
+        return b"%d" % number_of(record)
+
+    def _commit_with_parts(self) -> None:
+        service = self._service
+        assert service is not None, "this leader serves its stores"
+        key = b"x/parts-%d" % self._world.agenda.happened
+        entry = CommitEntry(Transaction([Write(key, b"")]), self._committed, parts="something")
+        service.submit([entry])
+
+    def _committed(self, entry: CommitEntry) -> None:
+        outcome = entry.outcome
+        if isinstance(outcome, Committed):
+            assert entry.record is not None and outcome.results is not None, "the stores took part"
+            self._journal.require(int(outcome.results), entry.record, "a commit and its parts are one step")
+        elif isinstance(outcome, Rejected) and entry.record is not None:
+            self._world.promises.break_("what the stores did is committed", f"{outcome}")
+
+    def _reply(self, groups: LogCommit, number: int, record: bytes) -> Callable[[BaseException | None], None]:
         def reply(error: BaseException | None) -> None:
             if self._groups is not groups:
                 return  # the process that asked is gone
@@ -162,7 +217,7 @@ class NodeStores:
             else:
                 self._world.promises.trouble(error)
 
-        groups.add(record, reply, store=STORE)
+        return reply
 
 
 def _nothing() -> None:

@@ -12,14 +12,16 @@ from tests.worlds.harness import Mutants
 from tests.worlds.log.journal import run_journal
 
 from holdfast.commit.format.batch import Header, LoggedEntry
+from holdfast.commit.format.transaction import Rejected
 from holdfast.commit.leadership import claims, takeover_machine
 from holdfast.commit.reading import entries
 from holdfast.commit.service import CommitService
-from holdfast.commit.stages import events, pipeline, sequence
+from holdfast.commit.stages import events, pipeline, resolve, sequence
 from holdfast.commit.stages.events import CommitEntry, Effect, Position, Records
 from holdfast.errors import HoldfastError
 from holdfast.objects.port import ObjectStore
 from holdfast.server.stores.in_log import LogJournal
+from holdfast.stores.group_commit import Reply
 from holdfast.stores.log_commit import Durable, LogCommit
 from holdfast.values import Instant, Version
 
@@ -31,6 +33,7 @@ MUTANTS: Final = Mutants(partial(run_journal, check_every=NEVER), seeds_max=200)
 _entries_before = entries.entries_before
 _claim_header = claims.claim_header
 _write = LogCommit._write
+_add_part = LogCommit.add_part
 _end = CommitService._end
 _order = pipeline.Pipeline._order
 _collect = pipeline.Pipeline._collect
@@ -115,6 +118,34 @@ def records_ride_along(
     """Records are answered with the newest batch in flight, which does not have them."""
     writes = any(isinstance(entry, CommitEntry) and entry.accepted for entry in entries)
     _collect(self, entries, added, writes, now_ms, effects)
+
+
+@MUTANTS.breaks("what was done before a commit comes before its parts", "flush", LogCommit)
+def parts_overtake(self: LogCommit) -> None:
+    """A commit takes its place before what the stores did until then."""
+
+
+MUTANTS.add(
+    "parts_are_decided_in_pieces",
+    "the stores do nothing between the order of a commit and its parts",
+    (pipeline, "UNBOUNDED", 1),
+)
+
+
+@MUTANTS.breaks("a refused commit leaves nothing behind", "_carry_out", resolve.Resolve)
+def refusal_is_overlooked(self: resolve.Resolve, entry: CommitEntry) -> Rejected | None:
+    """A commit whose parts were refused is committed without them."""
+    assert self.stores is not None, "the log has stores"
+    self.stores.carry_out(entry)
+    return None
+
+
+@MUTANTS.breaks("a part is durable with its commit", "add_part", LogCommit)
+def part_is_durable_at_once(self: LogCommit, frame: bytes, reply: Reply) -> Durable:
+    """What the stores did for a commit is taken for durable."""
+    durable = _add_part(self, frame, reply)
+    self._loop.call_soon(durable, 1)
+    return lambda _: None
 
 
 @MUTANTS.breaks("the end of a leadership proves nothing", "_end", CommitService)

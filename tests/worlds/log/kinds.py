@@ -23,7 +23,10 @@ ADMISSION: Final = ("refused_while_stalled", "admitted_while_in_flight")
 
 RETENTION_EVENTS: Final = ("delete_lost", "delete_late", "retention_removed", "retention_removed_dead")
 
-JOURNAL_EVENTS: Final = ("stores_from_nothing", "stores_from_a_cache", "stores_confirmed", "stores_unknown")
+JOURNAL_EVENTS: Final = (
+    *("stores_from_nothing", "stores_from_a_cache", "stores_confirmed", "stores_unknown"),
+    *("stores_took_part", "stores_refused"),
+)
 
 COPY_EVENTS: Final = (
     *("copied", "copied_snapshots", "copier_log_truncated", "copy_deleted", "copy_create_lost", "copy_create_late"),

@@ -320,7 +320,7 @@ def duplicate_answered_early(
 ) -> bool:
     """A duplicate is answered committed while its original is in flight."""
     known = self.attempts.find(request_id)
-    if isinstance(known, attempts.Known) and known.fingerprint == attempts.fingerprint(txn):
+    if isinstance(known, attempts.Known) and known.fingerprint == attempts.fingerprint(txn, b""):
         entry.outcome = Committed(known.version)
         return True
     return _admit(self, entry, txn, request_id, floor, look_up)
@@ -349,7 +349,7 @@ def ban_lost_with_a_later_attempt(
     self: sequence.Sequence, entry: CommitEntry, txn: Transaction, request_id: str
 ) -> None:
     """A later attempt under a banned id takes the ban's place."""
-    known = attempts.Known(entry.version, attempts.fingerprint(txn), entry)
+    known = attempts.Known(entry.version, attempts.fingerprint(txn, b""), entry)
     self.attempts.put(request_id, known)
 
 

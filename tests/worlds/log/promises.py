@@ -101,17 +101,17 @@ class Promises:
             try:
                 header = batch_format.decode_header(data, slot=here)
                 walker.accept(header)
-                transactions = batch_format.decode_body(data, header) if header.transactions else []
-                entries = batch_format.decode_entries(data, header)
+                everything = batch_format.decode_all(data, header)
             except HoldfastError as error:
                 self.break_("the chain holds no damage", f"slot {here}: {error}")
             self.headers[here] = header
             if header.kind is Kind.CLAIM:
                 self._seen["claims"] += 1
-            for txn in transactions:
-                self._append(txn)
-            if self.journal is not None:
-                self.journal.landed(entries)
+            for logged in everything:
+                if isinstance(logged, LoggedTransaction):
+                    self._append(logged)
+                if self.journal is not None:
+                    self.journal.landed(logged)
 
     def _append(self, txn: LoggedTransaction) -> None:
         if self.versions and txn.version <= self.versions[-1]:

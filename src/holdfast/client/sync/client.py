@@ -66,6 +66,7 @@ from holdfast.wire.log import (
     StatusAnswer,
     VersionAnswer,
 )
+from holdfast.wire.stores import AcknowledgePart, MapPart, PublishPart
 
 if TYPE_CHECKING:
     from holdfast.view import View
@@ -84,6 +85,9 @@ class BlockingTransaction:
         self.delete = builder.delete
         self.delete_range = builder.delete_range
         self.require_unchanged = builder.require_unchanged
+        self.publish = builder.publish
+        self.acknowledge = builder.acknowledge
+        self.change_map = builder.change_map
 
     @property
     def read_version(self) -> int:
@@ -144,9 +148,14 @@ class Client:
         request_id: str | None = None,
         leader_id: str | None = None,
         log_id: str | None = None,
+        acknowledge: Sequence[AcknowledgePart] = (),
+        maps: Sequence[MapPart] = (),
+        publish: Sequence[PublishPart] = (),
     ) -> CommitReceipt:
         """Commit; returns when the transaction is durable.
 
+        ``acknowledge``, ``maps`` and ``publish`` are done by the message stores in the same step, all or nothing, where
+        the stores live in the log; ``stores`` of the receipt has their results.
         ``log_id`` is the log that the versions belong to, by default the one that this client last received a response
         from; another log refuses them (InvalidRequest, log_mismatch).
         Raises: Conflict (``fields["version"]`` is worth retrying from), OutcomeUnknown (its fields say how to ask),
@@ -165,6 +174,7 @@ class Client:
                 log_id=log_id,
                 entropy=secrets.token_hex(16),
                 now_ms=now_ms(),
+                parts=log_operations.parts_of(acknowledge, maps, publish),
             )
         )
         if isinstance(verdict, NotCommitted):
@@ -211,7 +221,9 @@ class Client:
                     raise
 
         receipt = self.run(attempts.run(now_ms()), decide, view)
-        return Transacted(values[0], None if receipt is None else receipt.version)
+        if receipt is None:
+            return Transacted(values[0], None)
+        return Transacted(values[0], receipt.version, receipt.stores)
 
     def version(self, *, local: bool = False) -> VersionAnswer:
         """A version at least as new as every commit known when this was called; ``local``: without asking for proof."""

@@ -470,11 +470,19 @@ def decode_body(data: bytes, header: Header) -> list[LoggedTransaction]:
     return [logged for logged in decode_all(data, header) if type(logged) is LoggedTransaction]
 
 
-def decode_entries(data: bytes, header: Header) -> list[LoggedEntry]:
-    """What the stores did by themselves, in order. Raises: as ``decode_body``."""
-    if not header.entries:
+def decode_records(data: bytes, header: Header) -> list[LoggedEntry]:
+    """All that the stores did, by themselves and for transactions, in order. Raises: as ``decode_body``."""
+    if header.stores_mode is not StoresMode.LOG or not header.has_body:
         return []
-    return [logged for logged in decode_all(data, header) if type(logged) is LoggedEntry]
+    if not header.entries and ItemKind.RECORD not in _read_whole_table(data, header).column("kind").to_pylist():
+        return []
+    records: list[LoggedEntry] = []
+    for logged in decode_all(data, header):
+        if isinstance(logged, LoggedEntry):
+            records.append(logged)
+        elif logged.record is not None:
+            records.append(LoggedEntry(logged.version, [("", logged.record)]))
+    return records
 
 
 def decode_all(data: bytes, header: Header) -> list[Logged]:

@@ -203,7 +203,9 @@ def _operation_lists(table: pa.Table, firsts: npt.NDArray[np.int64]) -> pa.Array
 
 def _precondition_lists(table: pa.Table, firsts: npt.NDArray[np.int64]) -> pa.Array:
     """What each transaction read; ``version`` is the newest one that it allows, its read version by default."""
-    offsets, reads = _items(table, firsts, _numbers(table["kind"]) > ItemKind.RANGE_DELETE)
+    kinds = _numbers(table["kind"])
+    is_read = (kinds > ItemKind.RANGE_DELETE) & (kinds <= ItemKind.RANGE_READ)
+    offsets, reads = _items(table, firsts, is_read)
     versions = pc.call_function("coalesce", [_one(reads["at"]), _one(reads["read_version"])])
     values = pa.StructArray.from_arrays(
         [_kind_names().take(_one(reads["kind"])), _one(reads["key"]), _one(reads["end"]), versions.cast(pa.int64())],
@@ -280,7 +282,7 @@ def _selection(bodies: Bodies, wanted: RowFilter) -> pa.Array | None:
     if len(kinds) == 0:
         return None
     highest = int(kinds.max())
-    if highest > ItemKind.RANGE_READ:
+    if highest > ItemKind.RECORD:
         raise CorruptData("row has an unknown kind", code=Code.CORRUPT_BATCH, kind=highest)
     if highest <= ItemKind.RANGE_DELETE and wanted == _EVERY_OPERATION:
         return None
