@@ -204,6 +204,8 @@ def _some_parts(random: Random, made: Machine) -> list[CommitPart]:
         keys = random.sample("abcd", random.randint(1, 3))
         changes = [(key, random.choice((None, b"1", b"22")), random.choice((None, None, None, 0))) for key in keys]
         parts.append(MapChange(0, "s", "stock", changes))
-    for store in random.sample(("s", "dead"), random.randint(0, 2)):
-        parts.append(publish(*random.choices(("x", "yy", "zzz"), k=random.randint(1, 3)), store=store))
+    parts.extend(
+        publish(*random.choices(("x", "yy", "zzz"), k=random.randint(1, 3)), store=store)
+        for store in random.sample(("s", "dead"), random.randint(0, 2))
+    )
     return parts or [publish("x")]

@@ -10,9 +10,9 @@ import secrets
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, assert_never
+from typing import TYPE_CHECKING, Annotated, Final, TypedDict, TypeVar, assert_never
 
 import msgspec
 import typer
@@ -41,6 +41,7 @@ from holdfast.cli.output import (
 from holdfast.cli.service import LOCAL, STREAM_SECONDS, Service
 from holdfast.commit.format.json_request import decode_json
 from holdfast.commit.format.transaction import (
+    NO_PARTS,
     Delete,
     Operation,
     PointRead,
@@ -57,6 +58,7 @@ from holdfast.values import parse_position as read_position
 
 if TYPE_CHECKING:
     from holdfast.client.protocol.effects import Event
+    from holdfast.wire.stores import AcknowledgePart, MapPart, PublishPart
 CHARACTERS_MAX: Final = 60
 
 
@@ -86,6 +88,14 @@ def commit(
     request_id: Annotated[
         str | None, typer.Option("--request-id", help="Identifies the attempt; 20 to 255 characters.")
     ] = None,
+    publish: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--publish",
+            metavar="STORE=BODY",
+            help="Publish a message in the same step; the stores must live in the log.",
+        ),
+    ] = None,
     file: Annotated[Path | None, typer.Option("--file", help="A request as JSON, as POST /v1/commit takes it.")] = None,
     encoding: EncodingOption = Encoding.TEXT,
 ) -> None:
@@ -95,8 +105,10 @@ def commit(
 
     With VERSION@LOGID, as holdfast version --position prints it, a different log refuses the commit.
     """
-    if file is not None and (operations or if_unchanged):
-        raise InvalidRequest("--file holds the complete transaction; it excludes operations and --if-unchanged")
+    if file is not None and (operations or if_unchanged or publish):
+        raise InvalidRequest(
+            "--file holds the complete transaction; it excludes operations, --if-unchanged and --publish"
+        )
     request = _read_request(file) if file is not None else None
     wanted = request.operations if request else [_operation(text, encoding) for text in operations or ()]
     placed = [_precondition(text, encoding) for text in if_unchanged or ()]
@@ -120,6 +132,7 @@ def commit(
                 request_id=request_id,
                 leader_id=leader_id,
                 log_id=log_id,
+                **_parts(request, publish or ()),
             )
         except Conflict as conflict:
             reason, fields = conflict.code.value, conflict.fields
@@ -132,7 +145,13 @@ def commit(
                 unknown.hint = "ask: holdfast status REQUEST_ID --min-version READ_VERSION"
             raise
     try:
-        facts = {"status": "committed", "version": receipt.version, "leader_id": receipt.leader_id}
+        facts: dict[str, object] = {
+            "status": "committed",
+            "version": receipt.version,
+            "leader_id": receipt.leader_id,
+        }
+        if receipt.stores is not None:
+            facts["stores"] = msgspec.to_builtins(receipt.stores)
         service.show(facts, f"committed {receipt.version}")
         flush_output()
     except Unavailable as error:
@@ -246,6 +265,41 @@ def _report_more(last: bytes, end: bytes | None, *, as_json: bool) -> None:
         sys.stderr.write(
             f"holdfast: there are more keys\n  hint: use a larger --limit, or continue at --encoding hex {position}\n"
         )
+
+
+class _Parts(TypedDict):
+    acknowledge: list[AcknowledgePart]
+    maps: list[MapPart]
+    publish: list[PublishPart]
+
+
+Part = TypeVar("Part")
+
+
+def _parts(request: Transaction | None, publish: Sequence[str]) -> _Parts:
+    """What the commit has for the message stores. Raises: InvalidRequest."""
+    from holdfast.wire.stores import AcknowledgePart, MapPart, PublishedMessage, PublishPart
+
+    if request is not None:
+        try:
+            return _Parts(
+                acknowledge=_decoded(request.acknowledge, AcknowledgePart),
+                maps=_decoded(request.maps, MapPart),
+                publish=_decoded(request.publish, PublishPart),
+            )
+        except msgspec.DecodeError as error:
+            raise InvalidRequest(f"the parts for the stores cannot be decoded: {error}") from error
+    messages: dict[str, list[PublishedMessage]] = {}
+    for text in publish:
+        store, equals, body = text.partition("=")
+        if not equals or not store:
+            raise InvalidRequest("--publish takes STORE=BODY", given=text)
+        messages.setdefault(store, []).append(PublishedMessage(body.encode()))
+    return _Parts(acknowledge=[], maps=[], publish=[PublishPart(store, batch) for store, batch in messages.items()])
+
+
+def _decoded(raw: msgspec.Raw, kind: type[Part]) -> list[Part]:
+    return [] if raw is NO_PARTS else msgspec.json.decode(raw, type=list[kind])  # type: ignore[valid-type]
 
 
 def _read_request(file: Path) -> Transaction:

@@ -17,8 +17,8 @@ async def entries_before(
 ) -> AsyncGenerator[tuple[Header, list[LoggedEntry]], None]:
     """What the stores did at or above version ``after`` under the leaders before ``claim``, an object at a time.
 
-    Objects in which they did nothing are passed over. Cost: one GET for each object after ``after``. Raises: Unavailable;
-    CorruptData; NotFound (``log_truncated``) where retention has removed what comes after ``after``.
+    Objects in which they did nothing are passed over. Cost: one GET for each object after ``after``. Raises:
+    Unavailable; CorruptData; NotFound (``log_truncated``) where retention has removed what comes after ``after``.
     """
     try:
         walker = await walker_after(store, claim, claim, max(0, after - 1))
