@@ -93,7 +93,7 @@ def commit(
         typer.Option(
             "--publish",
             metavar="STORE=BODY",
-            help="Publish a message in the same step; the stores must live in the log.",
+            help="Publish a message in the same step, if the stores live in the log.",
         ),
     ] = None,
     file: Annotated[Path | None, typer.Option("--file", help="A request as JSON, as POST /v1/commit takes it.")] = None,
