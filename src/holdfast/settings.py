@@ -442,6 +442,10 @@ class StoresSettings:
         "at least 1 MiB; disk space is taken and given back in pages of this size")]
     memory_bytes: Annotated[int, Key(_size(8 * MEBI), 128 * MEBI,
         "at least 8 MiB; memory for messages and counts, however long the backlog is; requests in progress need more")]
+    checkpoint_bytes: Annotated[int, Key(_size(MEBI), 1024 * MEBI,
+        "at least 1 MiB; of stores that live in the log: so much is written between two checkpoints")]
+    checkpoint_seconds: Annotated[float, Key(_POSITIVE, 900.0,
+        "above 0; of stores that live in the log: the time between two checkpoints while something changes")]
     statistics_seconds: Annotated[float, Key(_number(0), 60.0,
         "at least 0 between two log lines with statistics; 0 means off")]
     clock: Annotated[Literal["steady", "wall"], Key(_choice("steady", "wall"), "steady",

@@ -456,3 +456,35 @@ def test_a_worker_consumes_changes_and_publishes_exactly_once(tmp_path: Path) ->
         assert two[leader].server.stop() == 0
     lines = holdfast("log", "cat", url, "--json").stdout.splitlines()
     assert len(lines) == 40
+
+
+# -- checkpoints ------------------------------------------------------------------------------------------------------
+
+QUICK = {
+    "HOLDFAST_STORES__CHECKPOINT_SECONDS": "0.2",
+    "HOLDFAST_RETENTION__MAX_AGE_SECONDS": "1",
+    "HOLDFAST_RETENTION__MIN_AGE_SECONDS": "0",
+    "HOLDFAST_RETENTION__CHECK_SECONDS": "0.2",
+    "HOLDFAST_SNAPSHOTS__CHECK_SECONDS": "0.2",
+}
+
+
+def test_a_machine_without_files_serves_the_stores_of_a_truncated_log(tmp_path: Path) -> None:
+    url = begin(tmp_path)
+    with machines(tmp_path, url) as (first, second):
+        first.serve(**QUICK)
+        define(first)
+        first.publish("kept")
+        key = b64encode(b"k").decode()
+        until = time.monotonic() + 60
+        while not first.ask("GET", "/v1/retention")[1].get("truncated_through"):
+            for _ in range(120):  # a truncation lets go of 100 objects at least
+                first.publish("gone")
+            first.ask("POST", "/v1/commit", {"operations": [{"type": "delete", "key": key}]})
+            seqs = [seq for seq, body, _ in first.take(500) if body == "gone"]
+            first.acknowledge(*seqs)
+            assert time.monotonic() < until, first.ask("GET", "/v1/retention")
+        first.server.kill()
+        second.serve("--take-over")
+        assert "kept" in {body for _, body, _ in second.take(500)}
+        assert "stores_begin_with_checkpoint" in second.server.output.read_text()

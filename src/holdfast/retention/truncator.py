@@ -53,13 +53,14 @@ STRAY_MS: Final = 86_400_000.0
 WARN_AGAIN_MS: Final = 3_600_000.0
 HELD_BACK_AGAIN_MS: Final = 86_400_000.0
 NO_SNAPSHOT: Final = "nothing is truncated: the log has no verified snapshot; `holdfast log snapshot` makes one"
-STORES_NEED_IT: Final = "nothing is truncated: the stores live in the log, and a new leader reads it from its beginning"
+STORES_NEED_IT: Final = "nothing is truncated: the stores live in the log, and have no verified checkpoint yet"
 KEEPS_EVERYTHING: Final = "nothing is truncated: a policy keeps everything"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TruncatorOptions:
-    """``policy`` comes from the configuration. ``segments_through`` reads the version that the segments table has.
+    """``policy`` comes from the configuration. ``segments_through`` reads the version that the segments table has,
+    ``stores_from`` the one from which on stores that live in the log need it; 0: all of it.
 
     ``slots_min``: a truncation moves by at least this many slots. The batch that carries one lets another object go, so
     without it an idle leader would write and truncate without end.
@@ -73,6 +74,7 @@ class TruncatorOptions:
     warn_after_seconds: float = 2_592_000.0
     slots_min: int = 100
     segments_through: Callable[[], Awaitable[int]] | None = None
+    stores_from: Callable[[], Awaitable[int]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +188,7 @@ class Truncator:
             snapshot=oldest_snapshot,
             min_age_ms=options.min_age_seconds * 1000.0,
             segments=segments,
-            stores=NOTHING if claim.stores_mode is StoresMode.LOG else None,
+            stores=await self._stores_from(),
         )
         cuts = {
             name: await find_cut(self._store, claim, newest, [border_of(policy, now_ms, bytes_border)])
@@ -205,7 +207,7 @@ class Truncator:
         }
         self._warn_of_held_back(content)
         borders = borders_of(content, needs, watermark=newest.slot, now_ms=now_ms, bytes_border=bytes_border)
-        self._warn(content, oldest_snapshot)
+        self._warn(content, oldest_snapshot, needs.stores)
         if borders is None:
             return
         cut = await find_cut(self._store, claim, newest, borders)
@@ -261,12 +263,20 @@ class Truncator:
             return False
         return True
 
-    def _warn(self, content: Content, oldest_snapshot: int | None) -> None:
+    async def _stores_from(self) -> int | None:
+        if self._service.claim.stores_mode is not StoresMode.LOG:
+            return None
+        stores_from = self._options.stores_from
+        return NOTHING if stores_from is None else await stores_from()
+
+    def _warn(self, content: Content, oldest_snapshot: int | None, stores_from: int | None) -> None:
         keeps = any(policy.keep is not None for policy in content.policies.values())
-        if self._service.claim.stores_mode is StoresMode.LOG:
-            self.state.warning = STORES_NEED_IT
+        if keeps:
+            self.state.warning = KEEPS_EVERYTHING
+        elif oldest_snapshot is None:
+            self.state.warning = NO_SNAPSHOT
         else:
-            self.state.warning = KEEPS_EVERYTHING if keeps else NO_SNAPSHOT if oldest_snapshot is None else None
+            self.state.warning = STORES_NEED_IT if stores_from == NOTHING else None
         boot_ms = self._clock().boot_ms
         if self.state.warning == NO_SNAPSHOT and boot_ms - self._warned_ms >= WARN_AGAIN_MS:
             self._warned_ms = boot_ms

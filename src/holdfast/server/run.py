@@ -50,7 +50,7 @@ from holdfast.objects.credentials import require_credentials
 from holdfast.objects.directory.time_slice import COMPUTING_NS, ask_for_time_slice
 from holdfast.objects.open import open_store
 from holdfast.objects.port import ObjectStore
-from holdfast.retention.truncator import NO_SNAPSHOT, Truncator, TruncatorOptions
+from holdfast.retention.truncator import NO_SNAPSHOT, STORES_NEED_IT, Truncator, TruncatorOptions
 from holdfast.server.commit.replaced_log import require_places_of_this_log, segment_history
 from holdfast.server.commit.retention_routes import RetentionHost
 from holdfast.server.commit.sse import Subscriptions
@@ -411,6 +411,7 @@ class _Process:
         self._begin_snapshots(service)
         stores = self._stores
         if stores is not None:
+            retention = self._retention.leading()
             log_id = None if self._settings.log.scheme == "memory" else service.log_id
             self._opening = Opening(
                 stores,
@@ -418,6 +419,7 @@ class _Process:
                 self._definition,
                 log_id=log_id,
                 leader=service if service.claim.stores_mode is StoresMode.LOG else None,
+                checkpoint_wanted=lambda: retention.state.warning == STORES_NEED_IT,
                 force_new=self._force_new,
             )
             await self._opening.begin()
@@ -473,6 +475,10 @@ class _Process:
         settings = self._settings
         older = self._older
 
+        async def stores_from() -> int:
+            checkpoints = None if self._opening is None else self._opening.checkpoints
+            return 0 if checkpoints is None else await checkpoints.oldest()
+
         async def segments_through() -> int:
             assert older is not None, "only asked where a table is configured"
             return await older.through(service.log_id)
@@ -485,6 +491,7 @@ class _Process:
             deletes_per_second=settings.retention.deletes_per_second,
             warn_after_seconds=settings.retention.warn_after_seconds,
             segments_through=None if older is None else segments_through,
+            stores_from=stores_from,
         )
 
     async def _drain(self, service: CommitService) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from typing import Final
 from urllib.parse import quote
@@ -18,13 +18,15 @@ import structlog
 
 from holdfast.commit.format.batch import LoggedEntry, StoresMode
 from holdfast.commit.reading.entries import entries_before
+from holdfast.commit.reading.lineage import lineage_of
 from holdfast.commit.reading.reader import find_frontier
 from holdfast.commit.service import CommitService
 from holdfast.commit.stages.events import Records
-from holdfast.errors import Code, CorruptData, HoldfastError, InvalidRequest
+from holdfast.errors import Code, CorruptData, HoldfastError, InvalidRequest, NotFound
 from holdfast.objects.port import ObjectStore
 from holdfast.private_files import make_private_directory
 from holdfast.settings import StoresSettings
+from holdfast.stores.checkpoint_objects import KeptCheckpoints, fetch_newest, make_checkpoint
 from holdfast.stores.clock import StoreClock
 from holdfast.stores.followed import FollowedStores
 from holdfast.stores.log_commit import Durable
@@ -86,14 +88,27 @@ async def open_in_log(directory: str, leader: CommitService, settings: StoresSet
     assert leader.claim.stores_mode is StoresMode.LOG, "the log has stores"
     cache = os.path.join(directory, leader.log_id, quote(leader.address, safe=":[]"))
     make_private_directory(os.path.dirname(cache))
+    if not await asyncio.to_thread(os.path.isdir, cache):
+        await _begin_with_checkpoint(cache, leader)
     try:
         stores = await _up_to_date(cache, leader, settings)
-    except CorruptData as error:
-        # Damaged files, or records that give another result with this code: the log decides which.
+    except (CorruptData, NotFound) as error:
+        # Damaged files, records that give another result with this code, or a log that was truncated meanwhile.
         _log.warning("stores_made_again", directory=cache, error=error.statement())
         await asyncio.to_thread(FollowedStores.remove, cache)
+        await _begin_with_checkpoint(cache, leader)
         stores = await _up_to_date(cache, leader, settings)
     return stores.lead(LogJournal(leader), StoreClock(follows_wall=settings.clock == "wall"))
+
+
+async def _begin_with_checkpoint(cache: str, leader: CommitService) -> None:
+    """Make the cache of the newest checkpoint, if there is one."""
+    began = time.monotonic()
+    lineage = await lineage_of(leader.store, leader.claim)
+    made = await fetch_newest(leader.store, lineage, leader.claim.last_version, cache)
+    if made is not None:
+        seconds = round(time.monotonic() - began, 2)
+        _log.info("stores_begin_with_checkpoint", version=made.version, bytes=made.size, seconds=seconds)
 
 
 async def _up_to_date(cache: str, leader: CommitService, settings: StoresSettings) -> FollowedStores:
@@ -137,3 +152,76 @@ class _Progress:
         if time.monotonic() - self._told >= PROGRESS_SECONDS:
             self._told = time.monotonic()
             _log.info("stores_follow_the_log", version=version, last_version=self._last)
+
+
+LOOK_SECONDS: Final = 5.0
+AGAIN_SECONDS: Final = 60.0
+"""After a failure, before the next try."""
+KEEP: Final = 2
+STRAY_MS: Final = 86_400_000.0
+
+
+class CheckpointSchedule:
+    """When a leader makes a checkpoint of its stores: after so many bytes, after so much time, or for retention.
+
+    ``run`` it until the leadership ends.
+    """
+
+    def __init__(
+        self, service: StoreService, leader: CommitService, settings: StoresSettings, *, wanted: Callable[[], bool]
+    ) -> None:
+        """``wanted``: retention waits for one."""
+        self._service = service
+        self._leader = leader
+        self._settings = settings
+        self._wanted = wanted
+        self._kept: KeptCheckpoints | None = None
+        self._bytes = service.written_bytes
+        self._made = time.monotonic()
+        self._is_known = False
+        self.count = 0
+
+    async def run(self) -> None:
+        """Look from time to time. A failure is logged, and tried again."""
+        while True:
+            pause = LOOK_SECONDS
+            try:
+                if self._is_due():
+                    await self._make()
+            except (HoldfastError, OSError) as error:
+                if self._leader.ended.done():
+                    return
+                _log.warning("stores_checkpoint_failed", error=str(error))
+                pause = AGAIN_SECONDS
+            await asyncio.sleep(pause)
+
+    def _is_due(self) -> bool:
+        written = self._service.written_bytes - self._bytes
+        if not written and self.count:
+            return False
+        passed = time.monotonic() - self._made
+        settings = self._settings
+        return (
+            written >= settings.checkpoint_bytes
+            or (written > 0 and passed >= settings.checkpoint_seconds)
+            or self._wanted()
+        )
+
+    async def _make(self) -> None:
+        began = time.monotonic()
+        self._bytes = self._service.written_bytes
+        made = await make_checkpoint(self._service, self._leader.store, self._leader.log_id)
+        self._made = time.monotonic()
+        self.count += 1
+        seconds = round(self._made - began, 2)
+        _log.info("stores_checkpoint_made", version=made.version, bytes=made.size, seconds=seconds)
+
+    async def oldest(self) -> int:
+        """From which version on the stores need the log: that of the oldest checkpoint that is kept, 0 without one.
+
+        Raises: Unavailable, CorruptData.
+        """
+        if self._kept is None:
+            lineage = await lineage_of(self._leader.store, self._leader.claim)
+            self._kept = KeptCheckpoints(self._leader.store, lineage, keep=KEEP, stray_ms=STRAY_MS)
+        return await self._kept.oldest(time.monotonic() * 1000.0) or 0

@@ -7,6 +7,7 @@ Every problem is named, and nothing was changed.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -18,7 +19,7 @@ from holdfast.documents import read_document
 from holdfast.errors import AlreadyOpen, Code, Conflict, InvalidRequest, Unavailable
 from holdfast.server.stores.commit_parts import StoresOfCommits
 from holdfast.server.stores.hosting import StoreHost
-from holdfast.server.stores.in_log import open_in_log
+from holdfast.server.stores.in_log import CheckpointSchedule, open_in_log
 from holdfast.settings import StoresSettings
 from holdfast.stores.clock import StoreClock
 from holdfast.stores.definitions.cluster import ClusterDefinition, StoreDefinition, definition_of, with_known_prefetch
@@ -63,16 +64,21 @@ class Opening:
         *,
         log_id: str | None = None,
         leader: CommitService | None = None,
+        checkpoint_wanted: Callable[[], bool] = bool,
         force_new: bool = False,
     ) -> None:
         """``wanted``: the configured definition. ``log_id``: the log of the stores, None for any. ``leader``: the log
-        that they live in, None where they are files here."""
+        that they live in, None where they are files here; ``checkpoint_wanted``: its retention waits for one."""
         self._host = host
         self._settings = settings
         self._definition = wanted
         self._log_id = log_id
         self._leader = leader
         self._force_new = force_new
+        self._checkpoint_wanted = checkpoint_wanted
+        self.checkpoints: CheckpointSchedule | None = None
+        """Of stores that live in the log, once they are open."""
+        self._checkpointing: asyncio.Task[None] | None = None
         self._wanted = True
         self._waiting: asyncio.Task[None] | None = None
 
@@ -129,6 +135,8 @@ class Opening:
         host.open(service)
         if self._leader is not None:
             self._leader.serve_stores(StoresOfCommits(service))
+            self.checkpoints = CheckpointSchedule(service, self._leader, settings, wanted=self._checkpoint_wanted)
+            self._checkpointing = asyncio.create_task(self.checkpoints.run())
         host.tell_statistics(settings.statistics_seconds)
         state = service.state
         _log.info(
@@ -159,6 +167,10 @@ class Opening:
     async def end(self) -> None:
         """Wait for nobody any more. What is open then is the host's to close."""
         self._wanted = False
+        self.checkpoints = None
+        if self._checkpointing is not None:
+            self._checkpointing.cancel()
+            await asyncio.wait({self._checkpointing})
         if self._waiting is not None:
             await asyncio.wait({self._waiting})
 

@@ -1,0 +1,285 @@
+"""Checkpoints of stores that live in the log, as objects: what a machine without files begins with, and what lets
+retention remove the log before it.
+
+| object | content |
+|---|---|
+| ``stores/files/{sha256}`` | one file of a copy, under the hash of its content: what did not change is there already |
+| ``stores/checkpoints/{version:020d}.json`` | ``Manifest`` as JSON, created last, if absent; the first one counts |
+
+Every cache holds durable entries only, so a checkpoint is right whoever made it, also a leader that was deposed. A copy
+has the stores at ``version`` and perhaps entries after it: the log goes on from ``version`` in any case. Only a leader
+removes checkpoints: those older than the newest ``keep`` that it has read in full, and files that no manifest has named
+for a day.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shutil
+from hashlib import sha256
+from tempfile import TemporaryDirectory
+from typing import Final
+
+import msgspec
+
+from holdfast.commit.reading.lineage import Lineage
+from holdfast.errors import CorruptData, InternalError, NotFound
+from holdfast.objects.creating import create_exactly
+from holdfast.objects.port import ObjectStore
+from holdfast.private_files import make_private_directory, private
+from holdfast.stores.service import StoreService
+from holdfast.stores.storage.index import INDEX_NAME, version_of_index
+
+PREFIX: Final = "stores/checkpoints/"
+FILES_PREFIX: Final = "stores/files/"
+FORMAT: Final = 1
+KEEP_MIN: Final = 2
+PAGE: Final = 1_000
+UNFINISHED: Final = ".unfinished"
+_MANIFEST: Final = re.compile(rf"{PREFIX}(\d{{20}})\.json")
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+class File(msgspec.Struct, frozen=True):
+    """One file: its name in the cache, its bytes, and the SHA-256 of its content in hex."""
+
+    name: str
+    size: int
+    sha256: str
+
+    @property
+    def key(self) -> str:
+        """The object that has it."""
+        return FILES_PREFIX + self.sha256
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """The stores of the log ``log_id`` after the entry ``version``."""
+
+    format: int
+    log_id: str
+    version: int
+    files: list[File]
+
+    @property
+    def size(self) -> int:
+        """The bytes of all files."""
+        return sum(file.size for file in self.files)
+
+
+def manifest_key(version: int) -> str:
+    """The name of a manifest.
+
+    >>> manifest_key(7)
+    'stores/checkpoints/00000000000000000007.json'
+    """
+    return f"{PREFIX}{version:020d}.json"
+
+
+def decode_manifest(data: bytes, version: int) -> Manifest:
+    """The manifest of the checkpoint at ``version``. Raises: CorruptData."""
+    try:
+        manifest = msgspec.json.decode(data, type=Manifest)
+    except msgspec.DecodeError as error:
+        raise CorruptData("the manifest of a checkpoint is not JSON of this form", version=version) from error
+    names = [file.name for file in manifest.files]
+    if manifest.format != FORMAT or manifest.version != version or INDEX_NAME not in names:
+        raise CorruptData(
+            "the manifest of a checkpoint is not one of this version", version=version, format=manifest.format
+        )
+    if len(set(names)) < len(names) or not all(_NAME.fullmatch(name) for name in names):
+        raise CorruptData("the manifest of a checkpoint names a file that no cache has", version=version)
+    return manifest
+
+
+async def list_versions(store: ObjectStore) -> list[int]:
+    """The versions of all checkpoints, oldest first. Raises: Unavailable."""
+    rows = await _list_all(store, PREFIX)
+    return [int(found[1]) for key in rows if (found := _MANIFEST.fullmatch(key)) is not None]
+
+
+async def _list_all(store: ObjectStore, prefix: str) -> list[str]:
+    keys: list[str] = []
+    after = ""
+    while True:
+        rows = await store.list(prefix, after=after, limit=PAGE)
+        keys += [row.key for row in rows]
+        if len(rows) < PAGE:
+            return keys
+        after = rows[-1].key
+
+
+async def read_manifest(store: ObjectStore, version: int) -> Manifest | None:
+    """The manifest of a checkpoint, None where there is none. Raises: CorruptData, Unavailable."""
+    try:
+        data = await store.read(manifest_key(version))
+    except NotFound:
+        return None
+    return decode_manifest(data, version)
+
+
+# -- making -----------------------------------------------------------------------------------------------------------
+
+
+async def make_checkpoint(service: StoreService, store: ObjectStore, log_id: str) -> Manifest:
+    """Make a checkpoint of what the stores are now. After a crash: files that no manifest names.
+
+    Cost: a copy of the cache on the local disk, in a temporary directory next to it; one object for each file whose
+    content is new. Raises: Unavailable; what ``StoreService.backup`` raises.
+    """
+    known = {key.removeprefix(FILES_PREFIX) for key in await _list_all(store, FILES_PREFIX)}
+    parent = os.path.dirname(service.directory)
+    with TemporaryDirectory(prefix=".checkpoint-", dir=parent) as made:
+        copy = os.path.join(made, "copy")
+        copying = asyncio.ensure_future(service.backup(copy))
+        try:
+            copied = await asyncio.shield(copying)
+        finally:
+            await asyncio.wait({copying})  # its thread cannot be stopped, and the directory is removed after it
+        version = await asyncio.to_thread(version_of_index, os.path.join(copy, INDEX_NAME))
+        files: list[File] = []
+        for name in copied.files:
+            data = await asyncio.to_thread(_read, os.path.join(copy, name))
+            file = File(name, len(data), await asyncio.to_thread(_hash, data))
+            if file.sha256 not in known and not await create_exactly(store, file.key, data):
+                raise InternalError("two contents have one SHA-256", key=file.key)
+            known.add(file.sha256)
+            files.append(file)
+    manifest = Manifest(format=FORMAT, log_id=log_id, version=version, files=files)
+    encoded = msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n"
+    # Another maker of the same version is as good: its manifest stays.
+    await create_exactly(store, manifest_key(version), encoded)
+    return manifest
+
+
+def _hash(data: bytes) -> str:
+    return sha256(data).hexdigest()
+
+
+def _read(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()
+
+
+# -- beginning with one -----------------------------------------------------------------------------------------------
+
+
+async def fetch_newest(store: ObjectStore, lineage: Lineage, through: int, directory: str) -> Manifest | None:
+    """Make ``directory``, which is not there, of the newest whole checkpoint at or below version ``through``.
+
+    None where there is none: the stores are made from the beginning of the log. One that is damaged, or of a state that
+    the log never had, is passed over. After a crash: a directory next to it that the next call removes.
+    Raises: Unavailable, OSError.
+    """
+    for version in reversed(await list_versions(store)):
+        if version > through:
+            continue
+        try:
+            manifest = await read_manifest(store, version)
+            if manifest is None or not lineage.holds(manifest.log_id, manifest.version):
+                continue
+            await _fetch(store, manifest, directory)
+        except (CorruptData, NotFound):
+            continue
+        return manifest
+    return None
+
+
+async def _fetch(store: ObjectStore, manifest: Manifest, directory: str) -> None:
+    unfinished = directory + UNFINISHED
+    await asyncio.to_thread(shutil.rmtree, unfinished, True)
+    await asyncio.to_thread(make_private_directory, unfinished)
+    for file in manifest.files:
+        data = await read_file(store, file)
+        await asyncio.to_thread(_write, os.path.join(unfinished, file.name), data)
+    await asyncio.to_thread(os.rename, unfinished, directory)
+
+
+async def read_file(store: ObjectStore, file: File) -> bytes:
+    """The content of one file. Raises: CorruptData, NotFound, Unavailable."""
+    data = await store.read(file.key)
+    if len(data) != file.size or await asyncio.to_thread(_hash, data) != file.sha256:
+        raise CorruptData("a file of a checkpoint is damaged", key=file.key, bytes=len(data), expected=file.size)
+    return data
+
+
+def _write(path: str, data: bytes) -> None:
+    with open(path, "xb", opener=private) as file:
+        file.write(data)
+
+
+# -- keeping ----------------------------------------------------------------------------------------------------------
+
+
+class KeptCheckpoints:
+    """The checkpoints of one log that stay: the newest ``keep``. Only the leader of the log has one."""
+
+    def __init__(self, store: ObjectStore, lineage: Lineage, *, keep: int, stray_ms: float) -> None:
+        """``stray_ms``: how long a file may be without a manifest, as this process has seen it."""
+        assert keep >= KEEP_MIN, "one checkpoint alone may be damaged"
+        self._store = store
+        self._lineage = lineage
+        self._keep = keep
+        self._stray_ms = stray_ms
+        self._verified: dict[int, Manifest] = {}
+        self._damaged: set[int] = set()
+        self._files: set[str] = set()
+        """Hashes of files that were read and are right."""
+        self._stray_since_ms: dict[str, float] = {}
+
+    async def oldest(self, now_ms: float) -> int | None:
+        """Remove what may go; the version of the oldest checkpoint that stays, None without a verified one.
+
+        Cost: two LISTs, and each file is read once in the life of this object. Raises: Unavailable.
+        """
+        versions = await list_versions(self._store)
+        for version in versions:
+            await self._verify(version)
+        self._verified = {version: self._verified[version] for version in versions if version in self._verified}
+        for version in sorted(self._verified)[: -self._keep]:
+            await self._store.delete(manifest_key(version))
+            del self._verified[version]
+        await self._sweep(now_ms)
+        return min(self._verified, default=None)
+
+    @property
+    def newest(self) -> int | None:
+        """The version of the newest verified checkpoint, as of the last look."""
+        return max(self._verified, default=None)
+
+    async def _verify(self, version: int) -> None:
+        if version in self._verified or version in self._damaged:
+            return
+        try:
+            manifest = await read_manifest(self._store, version)
+            if manifest is None or not self._lineage.holds(manifest.log_id, manifest.version):
+                return
+            for file in manifest.files:
+                if file.sha256 not in self._files:
+                    await read_file(self._store, file)
+                    self._files.add(file.sha256)
+        except (CorruptData, NotFound):
+            self._damaged.add(version)
+        else:
+            self._verified[version] = manifest
+
+    async def _sweep(self, now_ms: float) -> None:
+        """Remove files that no manifest has named for ``stray_ms``."""
+        listed = await _list_all(self._store, FILES_PREFIX)
+        named: set[str] = set()
+        # The manifests are listed after the files: one that was created since names files that were listed.
+        for version in await list_versions(self._store):
+            try:
+                manifest = self._verified.get(version) or await read_manifest(self._store, version)
+            except CorruptData:
+                return  # its files may be what a repair needs
+            if manifest is not None:
+                named |= {file.key for file in manifest.files}
+        strays = [key for key in listed if key not in named]
+        self._stray_since_ms = {key: self._stray_since_ms.get(key, now_ms) for key in strays}
+        old = [key for key, since_ms in self._stray_since_ms.items() if now_ms - since_ms >= self._stray_ms]
+        if old:
+            await self._store.delete(*old)
+            self._files -= {key.removeprefix(FILES_PREFIX) for key in old}
