@@ -246,16 +246,6 @@ def test_a_service_that_cannot_serve_the_stores_does_not_claim(
     assert holdfast("log", "ls", url, "--json").stdout == before
 
 
-def test_nothing_is_truncated_while_a_new_leader_needs_all_of_the_log(tmp_path: Path) -> None:
-    url = begin(tmp_path)
-    with machines(tmp_path, url, 1) as (machine,):
-        machine.serve(HOLDFAST_RETENTION__MAX_AGE_SECONDS="1", HOLDFAST_RETENTION__CHECK_SECONDS="0.1")
-        until = time.monotonic() + 20
-        while "the stores live in the log" not in str(machine.ask("GET", "/v1/retention")[1]):
-            assert time.monotonic() < until
-            time.sleep(0.05)
-
-
 def test_a_backup_of_the_copy_is_refused_and_names_what_to_do(tmp_path: Path) -> None:
     url = begin(tmp_path)
     with machines(tmp_path, url, 1) as (machine,):

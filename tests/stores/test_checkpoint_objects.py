@@ -128,7 +128,7 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, how: str) -> None:
             await publish(service, "b")
             second = await make_checkpoint(service, site.store, LOG_ID)
         mine = {file.key for file in second.files} - {file.key for file in first.files}
-        key = manifest_key(second.version) if how == "manifest" else sorted(mine)[0]
+        key = manifest_key(second.version) if how == "manifest" else min(mine)
         data = site.objects.read(key)
         site.objects.delete(key)
         if how != "missing":
@@ -180,7 +180,7 @@ def test_a_damaged_checkpoint_keeps_the_log_that_an_older_one_needs(tmp_path: Pa
                 await publish(service, str(number))
                 made.append(await make_checkpoint(service, site.store, LOG_ID))
         mine = {file.key for file in made[2].files} - {file.key for file in made[1].files}
-        site.objects.delete(sorted(mine)[0])
+        site.objects.delete(min(mine))
         kept = KeptCheckpoints(site.store, Lineage(LOG_ID), keep=2, stray_ms=0.0)
         assert await kept.oldest(0.0) == made[0].version
         assert kept.newest == made[1].version
@@ -219,8 +219,10 @@ def test_a_fetch_that_was_killed_is_begun_again(tmp_path: Path, monkeypatch: pyt
         b'{"format": 9, "log_id": "", "version": 7, "files": []}',
         b'{"format": 1, "log_id": "", "version": 8, "files": []}',
         b'{"format": 1, "log_id": "", "version": 7, "files": []}',
-        b'{"format": 1, "log_id": "", "version": 7, "files": [{"name": "../x", "size": 1, "sha256": ""},'
-        b' {"name": "index.sqlite", "size": 1, "sha256": ""}]}',
+        (
+            b'{"format": 1, "log_id": "", "version": 7, "files": [{"name": "../x", "size": 1, "sha256": ""},'
+            b' {"name": "index.sqlite", "size": 1, "sha256": ""}]}'
+        ),
     ],
 )
 def test_a_manifest_that_is_none_is_refused(data: bytes) -> None:

@@ -29,6 +29,7 @@ from holdfast.commit.leadership.role_records import read_records
 from holdfast.commit.reading.lineage import Lineage, lineage_of
 from holdfast.commit.reading.reader import LoggedBatch, find_frontier, read_header
 from holdfast.copies.chain import carry
+from holdfast.copies.checkpoints import copy_new_checkpoints
 from holdfast.copies.restoring import begin_copy, require_role
 from holdfast.copies.snapshots import copy_new_snapshots, snapshots_between
 from holdfast.copies.source import first_slot_of, objects_from, standing_of
@@ -147,6 +148,7 @@ class Mirror:
         self._snapshots += await copy_new_snapshots(
             self._source, self._copy, lineage, role.truncated_through, head.last_version
         )
+        await copy_new_checkpoints(self._source, self._copy, lineage, role.truncated_through, head.last_version)
         await self._hold(head)
         await self._truncate(role, head, own_claim)
         return Mirrored(

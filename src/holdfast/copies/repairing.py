@@ -41,6 +41,7 @@ from holdfast.commit.leadership.role_records import read_records
 from holdfast.commit.reading.lineage import Lineage
 from holdfast.commit.reading.reader import LoggedBatch, find_frontier
 from holdfast.copies.chain import carry
+from holdfast.copies.checkpoints import copy_new_checkpoints
 from holdfast.copies.promoting import fork
 from holdfast.copies.restoring import begin_copy, require_role
 from holdfast.copies.snapshots import copy_new_snapshots, snapshots_between
@@ -308,6 +309,7 @@ async def repair(
     if reached is None:
         raise CorruptData("nothing of the log can be read: its first claim is damaged", url=source.url)
     await copy_new_snapshots(source, copy, lineage, through, reached[0].last_version)
+    await copy_new_checkpoints(source, copy, lineage, through, reached[0].last_version)
     claim = await fork(copy, role.log_id)
     appended = left_out = 0
     if found.cut is not None:

@@ -20,13 +20,14 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Literal
 
-from holdfast.commit.format.batch import Header
+from holdfast.commit.format.batch import Header, StoresMode
 from holdfast.commit.leadership.role import ROLE_KEY, Role, encode_record
 from holdfast.commit.leadership.role_records import read_records
 from holdfast.commit.reading.lineage import Lineage, lineage_of
 from holdfast.commit.reading.reader import find_frontier
 from holdfast.commit.reading.survey import verify_log
 from holdfast.copies.chain import carry
+from holdfast.copies.checkpoints import checkpoints_between, copy_new_checkpoints
 from holdfast.copies.promoting import fork
 from holdfast.copies.snapshots import copy_new_snapshots, snapshots_between
 from holdfast.copies.source import cut_at, first_slot_of, objects_from, standing_of, version_at
@@ -35,7 +36,7 @@ from holdfast.objects.creating import create_exactly
 from holdfast.objects.port import ObjectStore
 from holdfast.retention.generations import Generations
 from holdfast.retention.policies import Content, set_content
-from holdfast.values import slot_text
+from holdfast.values import VERSION_MAX, slot_text
 
 Progress = Callable[[str, int, int | None], None]
 """Called with the step, how much of it is done and how much there is, in versions or objects."""
@@ -91,6 +92,7 @@ async def restore(
         async with aclosing(objects), aclosing(cut_at(objects, cut)) as wanted:
             await carry(wanted, copy, copied)
         await copy_new_snapshots(source, copy, lineage, truncated_through, cut)
+        await copy_new_checkpoints(source, copy, lineage, truncated_through, cut)
         await _copy_policies(source, copy)
         check = await verify_log(
             copy, lambda read, total: report("verifying", read, total), truncated_through=truncated_through
@@ -113,6 +115,23 @@ async def restore(
 
 def _no_report(step: str, done: int, total: int | None) -> None:
     del step, done, total
+
+
+async def _require_stores(source: ObjectStore, newest: Header, lineage: Lineage, cut: int) -> None:
+    """Return unless the log lost what its stores at ``cut`` are made of. Raises: NotFound (``log_truncated``)."""
+    through = newest.truncated_through
+    if newest.stores_mode is not StoresMode.LOG or not through:
+        return
+    there = await checkpoints_between(source, lineage, through, VERSION_MAX)
+    if any(manifest.version <= cut for manifest in there):
+        return
+    raise NotFound(
+        "the log was truncated, and no checkpoint of its stores is left at or below this point",
+        code=Code.LOG_TRUNCATED,
+        hint="restore at a later version",
+        version=cut,
+        oldest=min((manifest.version for manifest in there), default=None),
+    )
 
 
 async def _role(
@@ -165,6 +184,7 @@ async def _cut(source: ObjectStore, frontier: tuple[Header, Header], lineage: Li
             oldest=later[0].version if later else None,
             truncated_through=truncated_through,
         )
+    await _require_stores(source, head, lineage, cut)
     return cut
 
 
@@ -173,7 +193,7 @@ async def begin_copy(copy: ObjectStore, role: Role) -> Role:
 
     Raises: InvalidRequest (the prefix holds something else), Unavailable.
     """
-    for prefix in ("batches/", "meta/", "snapshots/"):
+    for prefix in ("batches/", "meta/", "snapshots/", "stores/"):
         rows = await copy.list(prefix, limit=1)
         if rows and (await read_records(copy)).role is None:
             raise InvalidRequest(

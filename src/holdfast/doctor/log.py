@@ -89,7 +89,8 @@ async def _deletes(store: ObjectStore) -> Finding:
     except Unavailable as error:
         return Finding(
             Level.WARNING, "right to delete", error.statement(),
-            "allow the service to delete under probe/ and snapshots/, and under batches/ if retention is to free space",
+            "allow the service to delete under probe/, snapshots/ and stores/, and under batches/ if retention is to free "
+            "space",
         )  # fmt: skip
     return Finding(Level.OK, "right to delete", "objects can be deleted")
 

@@ -500,8 +500,8 @@ class _Process:
         seconds_max = self._stopping.drain_seconds()
         try:
             async with asyncio.timeout(seconds_max):
-                if self._stores is not None and service.claim.stores_mode is StoresMode.LOG:
-                    await self._stores.close()  # what it writes last goes into the log
+                if service.claim.stores_mode is StoresMode.LOG:
+                    await self._close_stores()  # what they write last goes into the log
                 await service.step_down()
         except TimeoutError:
             log.error("drain_given_up", seconds=round(seconds_max, 2), outcomes_unknown=self._gateway.in_flight_commits)
@@ -522,12 +522,15 @@ class _Process:
             self._scrubbing.cancel()
             await asyncio.wait({self._scrubbing})
             self._scrubbing = self._metrics.scrub = None
+        await self._close_stores()
+        await self._view.stop()
+
+    async def _close_stores(self) -> None:
         if self._opening is not None:
             await self._opening.end()
             self._opening = None
         if self._stores is not None:
             await self._stores.close()
-        await self._view.stop()
 
     def _options(self) -> ServiceOptions:
         settings = self._settings

@@ -6,10 +6,9 @@ retention remove the log before it.
 | ``stores/files/{sha256}`` | one file of a copy, under the hash of its content: what did not change is there already |
 | ``stores/checkpoints/{version:020d}.json`` | ``Manifest`` as JSON, created last, if absent; the first one counts |
 
-Every cache holds durable entries only, so a checkpoint is right whoever made it, also a leader that was deposed. A copy
-has the stores at ``version`` and perhaps entries after it: the log goes on from ``version`` in any case. Only a leader
-removes checkpoints: those older than the newest ``keep`` that it has read in full, and files that no manifest has named
-for a day.
+Every cache holds durable entries only, so a checkpoint is right whoever made it, also a leader that was deposed. It has
+the stores after the entry ``version``, and nothing later. Only a leader removes checkpoints: those older than the
+newest ``keep`` that it has read in full, and files that no manifest has named for a day.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from holdfast.objects.creating import create_exactly
 from holdfast.objects.port import ObjectStore
 from holdfast.private_files import make_private_directory, private
 from holdfast.stores.service import StoreService
-from holdfast.stores.storage.index import INDEX_NAME, version_of_index
+from holdfast.stores.storage.index import INDEX_NAME
 
 PREFIX: Final = "stores/checkpoints/"
 FILES_PREFIX: Final = "stores/files/"
@@ -127,18 +126,17 @@ async def make_checkpoint(service: StoreService, store: ObjectStore, log_id: str
     """Make a checkpoint of what the stores are now. After a crash: files that no manifest names.
 
     Cost: a copy of the cache on the local disk, in a temporary directory next to it; one object for each file whose
-    content is new. Raises: Unavailable; what ``StoreService.backup`` raises.
+    content is new. Raises: Unavailable; what ``StoreService.copy_files`` raises.
     """
     known = {key.removeprefix(FILES_PREFIX) for key in await _list_all(store, FILES_PREFIX)}
     parent = os.path.dirname(service.directory)
     with TemporaryDirectory(prefix=".checkpoint-", dir=parent) as made:
         copy = os.path.join(made, "copy")
-        copying = asyncio.ensure_future(service.backup(copy))
+        copying = asyncio.ensure_future(service.copy_files(copy))
         try:
-            copied = await asyncio.shield(copying)
+            copied, version = await asyncio.shield(copying)
         finally:
             await asyncio.wait({copying})  # its thread cannot be stopped, and the directory is removed after it
-        version = await asyncio.to_thread(version_of_index, os.path.join(copy, INDEX_NAME))
         files: list[File] = []
         for name in copied.files:
             data = await asyncio.to_thread(_read, os.path.join(copy, name))

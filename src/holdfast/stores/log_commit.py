@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from functools import partial
 from typing import Final, Protocol
 
@@ -76,6 +77,8 @@ class LogCommit:
         self._replies: list[Reply] = []
         self._in_flight: deque[_Group] = deque()
         self._due = self._is_closing = self._paused = False
+        self._kept_back: list[tuple[list[bytes], int]] | None = None
+        """Frames that are durable and wait while the files are copied, with their versions."""
         self._idle: list[asyncio.Future[None]] = []
 
     def add(self, frame: bytes | None, reply: Reply, *, at_once: bool = False, store: str = "") -> None:
@@ -154,7 +157,7 @@ class LogCommit:
         while self._in_flight and self.failure is None and (version := self._in_flight[0].version) is not None:
             group = self._in_flight.popleft()
             try:
-                self._storage.append(group.frames, version)
+                self._append(group.frames, version)
             except BaseException as error:  # noqa: BLE001 - reported to the waiting callers
                 self._fail(error)
                 self._in_flight.appendleft(group)
@@ -166,6 +169,27 @@ class LogCommit:
                 if not waiting.done():
                     waiting.set_result(None)
             self._idle.clear()
+
+    def _append(self, frames: list[bytes], version: int) -> None:
+        if self._kept_back is None:
+            self._storage.append(frames, version)
+        else:
+            self._kept_back.append((frames, version))
+
+    @contextmanager
+    def files_held(self) -> Generator[None]:
+        """Append nothing to the files until exit: they end with a whole entry. Replies go on, and memory grows."""
+        assert self._kept_back is None, "the files are held once"
+        self._kept_back = []
+        try:
+            yield
+        finally:
+            kept_back, self._kept_back = self._kept_back, None
+            try:
+                for frames, version in kept_back:
+                    self._storage.append(frames, version)
+            except BaseException as error:  # noqa: BLE001 - reported to every waiting caller
+                self.poison(error)
 
     def _give_up(self) -> None:
         """After a failure: give every reply that waits."""

@@ -564,6 +564,23 @@ class StoreService:
 
         return await asyncio.shield(self._loop.create_task(copy()))
 
+    async def copy_files(self, target: str) -> tuple[Manifest, int]:
+        """As ``backup``, of stores that live in the log: the copy has all up to the version returned, and no more.
+
+        *Raises*: as ``backup``.
+        """
+        groups = self._groups
+        assert isinstance(groups, LogCommit), "the stores live in the log"
+
+        async def copy() -> tuple[Manifest, int]:
+            async with self._checkpoints.held():
+                with groups.files_held():
+                    version = self._storage.version
+                    assert version is not None, "it is the cache of a commit log"
+                    return await asyncio.to_thread(copy_stores, self._storage, target), version
+
+        return await asyncio.shield(self._loop.create_task(copy()))
+
     def space(self) -> SpaceUse:
         """How much the log takes on disk, and how much of it is kept. *Cost*: the size of each page."""
         return self.compaction.space()

@@ -117,20 +117,6 @@ def read_checkpoint(database: sqlite3.Connection, path: str) -> Loaded | None:
     return None
 
 
-def version_of_index(path: str) -> int:
-    """The version of the last entry in the checkpoint of a cache's index. Raises: CorruptData."""
-    database = sqlite3.connect(f"file:{quote(os.path.abspath(path))}?mode=ro", uri=True)
-    try:
-        loaded = read_checkpoint(database, path)
-    except UNREADABLE as error:
-        raise unreadable(path, error) from error
-    finally:
-        database.close()
-    if loaded is None or loaded.version is None:
-        raise CorruptData("the index is of no cache of a commit log", path=path)
-    return loaded.version
-
-
 def has_checksums(database: sqlite3.Connection) -> bool:
     """Whether the rows have checksums: the number of the format alone may be damaged."""
     columns = database.execute("SELECT count(*) FROM pragma_table_info('extents') WHERE name = 'crc'")
