@@ -89,8 +89,7 @@ async def _deletes(store: ObjectStore) -> Finding:
     except Unavailable as error:
         return Finding(
             Level.WARNING, "right to delete", error.statement(),
-            "allow the service to delete under probe/, snapshots/ and stores/, and under batches/ if retention is to free "
-            "space",
+            "allow the service to delete under probe/, snapshots/ and stores/, and under batches/ for retention",
         )  # fmt: skip
     return Finding(Level.OK, "right to delete", "objects can be deleted")
 

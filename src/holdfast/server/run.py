@@ -66,7 +66,7 @@ from holdfast.server.route_table import route_table
 from holdfast.server.stores.commit_parts import PartsOfCommits
 from holdfast.server.stores.hosting import StoreHost
 from holdfast.server.stores.hot_routes import HotStores
-from holdfast.server.stores.in_log import require_durability
+from holdfast.server.stores.in_log import LocalCopy, require_durability
 from holdfast.server.stores.opening import Opening, read_definitions
 from holdfast.server.stores.socket import SubscribeSocket
 from holdfast.server.view.embedded_view import EmbeddedView
@@ -179,6 +179,8 @@ class _Process:
         self._address = ""
         self._address_is_bound = False
         self._opening: Opening | None = None
+        self._local_copy: LocalCopy | None = None
+        """What this process has of stores that live in the log, while it stands by."""
         self._scrubbing: asyncio.Task[None] | None = None
         self._truncating: asyncio.Task[None] | None = None
         self._snapshotting: asyncio.Task[None] | None = None
@@ -304,6 +306,8 @@ class _Process:
                 if await self._stopped_within(random.uniform(*pause)):
                     return 0
         finally:
+            if self._local_copy is not None:
+                await self._local_copy.close()
             await store.close()
 
     def _stands_by(self) -> bool:
@@ -333,8 +337,21 @@ class _Process:
                 await asyncio.sleep(AFTER_FOLLOWING_SECONDS)
                 continue
             self._gateway.read(followed)
-            await followed.run()
+            keeping = asyncio.ensure_future(self._keep_stores_up(followed, store))
+            try:
+                await followed.run()
+            finally:
+                keeping.cancel()
+                await asyncio.wait({keeping})
             log.info("followed_leader_ended", leader_id=followed.leader_id, reason=followed.ended.result())
+
+    async def _keep_stores_up(self, followed: FollowedLog, store: BudgetedStore) -> None:
+        """A standby follows the stores that live in the log, so that it can serve them at once."""
+        if followed.durable_header().stores_mode is not StoresMode.LOG or self._settings.stores.hosted is None:
+            return
+        if self._local_copy is None:
+            self._local_copy = LocalCopy(store, self._settings.stores, followed.log_id, self._address)
+        await self._local_copy.keep_up(followed)
 
     async def _serve_readers(self, store: BudgetedStore, addresses: list[str]) -> int:
         """Follow the log until a signal, also when its leader changes. Nothing is written."""
@@ -419,9 +436,11 @@ class _Process:
                 self._definition,
                 log_id=log_id,
                 leader=service if service.claim.stores_mode is StoresMode.LOG else None,
+                local_copy=self._local_copy,
                 checkpoint_wanted=lambda: retention.state.warning == STORES_NEED_IT,
                 force_new=self._force_new,
             )
+            self._local_copy = None
             await self._opening.begin()
         _say(f"ready listen={','.join(addresses)} leader_id={service.leader_id}")
         await _first_of(service.ended, self._stop, *(() if stores is None else (stores.failed,)))

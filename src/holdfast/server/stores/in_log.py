@@ -16,8 +16,9 @@ from urllib.parse import quote
 
 import structlog
 
-from holdfast.commit.format.batch import LoggedEntry, StoresMode
-from holdfast.commit.reading.entries import entries_before
+from holdfast.commit.following import FollowedLog
+from holdfast.commit.format.batch import Header, LoggedEntry, StoresMode
+from holdfast.commit.reading.entries import Entries
 from holdfast.commit.reading.lineage import lineage_of
 from holdfast.commit.reading.reader import find_frontier
 from holdfast.commit.service import CommitService
@@ -79,64 +80,122 @@ class LogJournal:
         self._service.record(entry)
 
 
-async def open_in_log(directory: str, leader: CommitService, settings: StoresSettings) -> StoreService:
+async def open_in_log(copy: LocalCopy, leader: CommitService, settings: StoresSettings) -> StoreService:
     """The stores as of the claim of ``leader``, which they belong to from now on.
 
     Raises: AlreadyOpen when another process has the directory; NotFound (``log_truncated``); what reading the log and
     opening the directory raise.
     """
     assert leader.claim.stores_mode is StoresMode.LOG, "the log has stores"
-    cache = os.path.join(directory, leader.log_id, quote(leader.address, safe=":[]"))
-    make_private_directory(os.path.dirname(cache))
-    if not await asyncio.to_thread(os.path.isdir, cache):
-        await _begin_with_checkpoint(cache, leader)
-    try:
-        stores = await _up_to_date(cache, leader, settings)
-    except (CorruptData, NotFound) as error:
-        # Damaged files, records that give another result with this code, or a log that was truncated meanwhile.
-        _log.warning("stores_made_again", directory=cache, error=error.statement())
-        await asyncio.to_thread(FollowedStores.remove, cache)
-        await _begin_with_checkpoint(cache, leader)
-        stores = await _up_to_date(cache, leader, settings)
+    stores = await copy.bring_up_to(leader.claim, leader.claim)
+    copy.give_away()
     return stores.lead(LogJournal(leader), StoreClock(follows_wall=settings.clock == "wall"))
 
 
-async def _begin_with_checkpoint(cache: str, leader: CommitService) -> None:
-    """Make the cache of the newest checkpoint, if there is one."""
-    began = time.monotonic()
-    lineage = await lineage_of(leader.store, leader.claim)
-    made = await fetch_newest(leader.store, lineage, leader.claim.last_version, cache)
-    if made is not None:
-        seconds = round(time.monotonic() - began, 2)
-        _log.info("stores_begin_with_checkpoint", version=made.version, bytes=made.size, seconds=seconds)
+class LocalCopy:
+    """This machine's copy of the stores of a log: kept up to date while another process leads, and served afterwards.
 
+    Its directory is ``DIRECTORY/LOG ID/ADDRESS``. A copy that cannot be used is removed and made again: of the newest
+    checkpoint, or from the beginning of the log.
+    """
 
-async def _up_to_date(cache: str, leader: CommitService, settings: StoresSettings) -> FollowedStores:
-    stores = await asyncio.to_thread(
-        FollowedStores.open, cache, page_bytes=settings.page_size_bytes, memory_bytes=settings.memory_bytes
-    )
-    progress = _Progress(stores.version, leader.claim.last_version)
-    waiting: list[LoggedEntry] = []
-    waiting_bytes = 0
-    try:
-        async with aclosing(entries_before(leader.store, leader.claim, after=stores.version)) as batches:
+    def __init__(self, store: ObjectStore, settings: StoresSettings, log_id: str, address: str) -> None:
+        assert settings.hosted is not None, "the service hosts stores"
+        self.directory = os.path.join(settings.hosted, log_id, quote(address, safe=":[]"))
+        self._store = store
+        self._settings = settings
+        self._stores: FollowedStores | None = None
+        self._entries = Entries(store)
+        self._applying: asyncio.Future[None] | None = None
+
+    async def keep_up(self, followed: FollowedLog) -> None:
+        """Follow the log with ``followed`` until that ends. An error is logged and ends it; the next call goes on."""
+        newest: Header | None = None
+        try:
+            while not followed.ended.done():
+                position = followed.feed.durable.end
+                if newest is not (newest := followed.durable_header()):
+                    await self.bring_up_to(followed.claim, newest)
+                await followed.feed.durable.wait(position)
+        except (HoldfastError, OSError) as error:
+            _log.warning("stores_do_not_follow", directory=self.directory, error=str(error))
+
+    async def bring_up_to(self, claim: Header, newest: Header) -> FollowedStores:
+        """Apply all that the stores did up to ``newest``. Raises: as ``open_in_log``."""
+        try:
+            return await self._bring_up_to(claim, newest)
+        except (CorruptData, NotFound) as error:
+            # Damaged files, records that give another result with this code, or a log that was truncated meanwhile.
+            _log.warning("stores_made_again", directory=self.directory, error=error.statement())
+            await self.close()
+            await asyncio.to_thread(FollowedStores.remove, self.directory)
+            return await self._bring_up_to(claim, newest)
+
+    async def _bring_up_to(self, claim: Header, newest: Header) -> FollowedStores:
+        await self._applied()
+        stores = self._stores
+        if stores is None:
+            stores = self._stores = await self._open(claim, newest)
+            self._entries = Entries(self._store)
+        progress = _Progress(stores.version, newest.last_version)
+        waiting: list[LoggedEntry] = []
+        waiting_bytes = 0
+        async with aclosing(self._entries.through(claim, newest, after=stores.version)) as batches:
             async for header, entries in batches:
                 waiting += entries
                 waiting_bytes += header.body_length
                 if waiting_bytes >= APPLIED_BYTES:
-                    await asyncio.to_thread(stores.follow, _plain(waiting))
+                    await self._apply(stores, waiting)
                     progress.tell(stores.version)
                     waiting, waiting_bytes = [], 0
-        await asyncio.to_thread(stores.follow, _plain(waiting))
-    except BaseException:
-        await asyncio.to_thread(stores.close)
-        raise
-    _log.info("stores_up_to_date", version=stores.version, seconds=round(progress.seconds(), 2))
-    return stores
+        await self._apply(stores, waiting)
+        progress.end(stores.version)
+        return stores
 
+    async def _open(self, claim: Header, newest: Header) -> FollowedStores:
+        await asyncio.to_thread(make_private_directory, os.path.dirname(self.directory))
+        if not await asyncio.to_thread(os.path.isdir, self.directory):
+            began = time.monotonic()
+            lineage = await lineage_of(self._store, claim)
+            made = await fetch_newest(self._store, lineage, newest.last_version, self.directory)
+            if made is not None:
+                seconds = round(time.monotonic() - began, 2)
+                _log.info("stores_begin_with_checkpoint", version=made.version, bytes=made.size, seconds=seconds)
+        settings = self._settings
+        return await asyncio.to_thread(
+            FollowedStores.open,
+            self.directory,
+            page_bytes=settings.page_size_bytes,
+            memory_bytes=settings.memory_bytes,
+        )
 
-def _plain(entries: Sequence[LoggedEntry]) -> list[tuple[int, list[bytes]]]:
-    return [(entry.version, [record for _, record in entry.records]) for entry in entries]
+    async def _apply(self, stores: FollowedStores, entries: Sequence[LoggedEntry]) -> None:
+        """On a thread, which cannot be stopped: a caller that is cancelled leaves it, and the next one waits for it."""
+        if entries:
+            plain = [(entry.version, [record for _, record in entry.records]) for entry in entries]
+            applying = self._applying = asyncio.ensure_future(asyncio.to_thread(stores.follow, plain))
+            await asyncio.shield(asyncio.wait({applying}))
+            await self._applied()
+            applying.result()
+
+    async def _applied(self) -> None:
+        """Wait for what was left. Stores that could not apply it are half changed: they are opened anew."""
+        applying, self._applying = self._applying, None
+        if applying is not None:
+            await asyncio.wait({applying})
+            if applying.exception() is not None:
+                await self.close()
+
+    def give_away(self) -> None:
+        """The stores are served: they are not this object's any more."""
+        self._stores = None
+
+    async def close(self) -> None:
+        """Close the files."""
+        await self._applied()
+        stores, self._stores = self._stores, None
+        if stores is not None:
+            await asyncio.to_thread(stores.close)
 
 
 class _Progress:
@@ -145,13 +204,15 @@ class _Progress:
         self._last = last
         self._began = self._told = time.monotonic()
 
-    def seconds(self) -> float:
-        return time.monotonic() - self._began
-
     def tell(self, version: int) -> None:
         if time.monotonic() - self._told >= PROGRESS_SECONDS:
             self._told = time.monotonic()
             _log.info("stores_follow_the_log", version=version, last_version=self._last)
+
+    def end(self, version: int) -> None:
+        seconds = time.monotonic() - self._began
+        if seconds >= PROGRESS_SECONDS:
+            _log.info("stores_up_to_date", version=version, seconds=round(seconds, 2))
 
 
 LOOK_SECONDS: Final = 5.0

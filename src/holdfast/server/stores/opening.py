@@ -19,7 +19,7 @@ from holdfast.documents import read_document
 from holdfast.errors import AlreadyOpen, Code, Conflict, InvalidRequest, Unavailable
 from holdfast.server.stores.commit_parts import StoresOfCommits
 from holdfast.server.stores.hosting import StoreHost
-from holdfast.server.stores.in_log import CheckpointSchedule, open_in_log
+from holdfast.server.stores.in_log import CheckpointSchedule, LocalCopy, open_in_log
 from holdfast.settings import StoresSettings
 from holdfast.stores.clock import StoreClock
 from holdfast.stores.definitions.cluster import ClusterDefinition, StoreDefinition, definition_of, with_known_prefetch
@@ -64,17 +64,20 @@ class Opening:
         *,
         log_id: str | None = None,
         leader: CommitService | None = None,
+        local_copy: LocalCopy | None = None,
         checkpoint_wanted: Callable[[], bool] = bool,
         force_new: bool = False,
     ) -> None:
         """``wanted``: the configured definition. ``log_id``: the log of the stores, None for any. ``leader``: the log
-        that they live in, None where they are files here; ``checkpoint_wanted``: its retention waits for one."""
+        that they live in, None where they are files here; ``local_copy``: what this process has of them as a standby;
+        ``checkpoint_wanted``: the log's retention waits for one."""
         self._host = host
         self._settings = settings
         self._definition = wanted
         self._log_id = log_id
         self._leader = leader
         self._force_new = force_new
+        self._copy = local_copy
         self._checkpoint_wanted = checkpoint_wanted
         self.checkpoints: CheckpointSchedule | None = None
         """Of stores that live in the log, once they are open."""
@@ -107,7 +110,7 @@ class Opening:
         assert directory is not None, "stores are opened where they are hosted"
         try:
             if self._leader is not None:
-                service = await open_in_log(directory, self._leader, settings)
+                service = await open_in_log(self._local_copy(self._leader), self._leader, settings)
             else:
                 service = await StoreService.open(
                     directory,
@@ -147,6 +150,11 @@ class Opening:
             stores=len(state.definition.stores),
             persistence=str(state.definition.persistence),
         )
+
+    def _local_copy(self, leader: CommitService) -> LocalCopy:
+        if self._copy is None:
+            self._copy = LocalCopy(leader.store, self._settings, leader.log_id, leader.address)
+        return self._copy
 
     def _belong(self, directory: str) -> None:
         """Check or note that the stores in ``directory`` belong to this log. Raises: InvalidRequest, Unavailable."""
