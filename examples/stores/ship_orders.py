@@ -1,0 +1,112 @@
+"""Consume, change, publish: each order takes from the stock and makes an invoice, exactly once.
+
+    holdfast log init file:$PWD/log --stores log
+    holdfast serve --log file:$PWD/log &
+    python -m examples.stores.ship_orders [--url URL] [--orders 100] [--workers 3]
+
+An order is a message, the stock is a key, an invoice is a message. One commit acknowledges the order, writes the stock
+and publishes the invoice. Kill workers and the leader as you like: the books balance.
+"""
+
+from __future__ import annotations
+
+import argparse
+import threading
+from collections.abc import Sequence
+
+from holdfast import Client, StoreClient, Write
+from holdfast.client import BlockingTransaction
+from holdfast.client.stores import Delivery, SubscriberOptions
+from holdfast.errors import Closed
+
+STOCK = b"stock/coffee"
+
+
+def prepare(urls: Sequence[str], orders: int) -> None:
+    """A stock for all orders, and the orders, each of 1 to 3 pieces."""
+    with Client(urls) as client, StoreClient(urls) as stores:
+        client.commit([Write(STOCK, str(sum(pieces_of(number) for number in range(orders))).encode())])
+        for store, durable in (("orders", "work"), ("invoices", "all")):
+            stores.define_store(store)
+            stores.define_durable(store, durable, {"type": "shared"})
+        with stores.publisher("orders") as publisher:
+            for number in range(orders):
+                publisher.send(b"%d x coffee" % pieces_of(number))
+            publisher.flush()
+
+
+def pieces_of(number: int) -> int:
+    return number % 3 + 1
+
+
+def ship(client: Client, worker: str, order: Delivery) -> bool:
+    """One order. False: another worker has it."""
+
+    def step(txn: BlockingTransaction) -> None:
+        pieces = int(order.body.split()[0])
+        stock = int(txn.get(STOCK) or b"0")
+        txn.write(STOCK, str(stock - pieces).encode())
+        txn.publish("invoices", order.body, fields={"order": order.seq})
+        txn.acknowledge("orders", "work", worker, order.seq)
+
+    try:
+        client.transact(step)
+    except Closed:
+        return False
+    return True
+
+
+def work(urls: Sequence[str], worker: str, done: threading.Event) -> int:
+    """Ship orders until ``done``; how many."""
+    shipped = 0
+    options = SubscriberOptions(explicit_ack=True)
+    with (
+        Client(urls) as client,
+        StoreClient(urls) as stores,
+        stores.subscriber("orders", "work", subscriber=worker, options=options) as orders,
+    ):
+        while not done.is_set():
+            order = orders.receive(timeout=0.2)
+            if order is not None:
+                shipped += ship(client, worker, order)
+    return shipped
+
+
+def invoices(urls: Sequence[str]) -> list[Delivery]:
+    with StoreClient(urls) as stores:
+        return list(stores.browser("invoices", "all"))
+
+
+def balance(urls: Sequence[str], orders: int) -> str:
+    """What the books say: each order has one invoice, and the stock is what they left of it."""
+    found = invoices(urls)
+    with Client(urls) as client:
+        left = client.get(STOCK)
+    numbers = [invoice.fields["order"] for invoice in found]
+    once = len(numbers) == len(set(numbers)) == orders
+    stock = 0 if left is None else int(left.value)
+    return f"{orders} orders, {len(numbers)} invoices, stock {stock}: {'balanced' if once and not stock else 'WRONG'}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--url", action="append", help="the service's address; again for each standby")
+    parser.add_argument("--orders", type=int, default=100)
+    parser.add_argument("--workers", type=int, default=3)
+    asked = parser.parse_args()
+    urls = asked.url or ["http://127.0.0.1:8080"]
+    prepare(urls, asked.orders)
+    done = threading.Event()
+    workers = [threading.Thread(target=work, args=(urls, f"worker-{n}", done)) for n in range(asked.workers)]
+    for worker in workers:
+        worker.start()
+    while len(invoices(urls)) < asked.orders:
+        done.wait(0.2)
+    done.set()
+    for worker in workers:
+        worker.join()
+    print(balance(urls, asked.orders))
+
+
+if __name__ == "__main__":
+    main()
