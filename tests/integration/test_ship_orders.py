@@ -1,4 +1,4 @@
-"""The example that consumes, changes and publishes in one step: workers and leaders are killed, and the books balance."""
+"""The example of one step for keys and messages: workers and leaders are killed, and the books balance."""
 
 from __future__ import annotations
 

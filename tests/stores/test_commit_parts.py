@@ -209,3 +209,10 @@ def _some_parts(random: Random, made: Machine) -> list[CommitPart]:
         for store in random.sample(("s", "dead"), random.randint(0, 2))
     )
     return parts or [publish("x")]
+
+
+def test_a_store_in_memory_takes_no_part() -> None:
+    made = Machine(store={"replicated": False}, work=SHARED)
+    found = commit_parts.refusal(made.state, CommitParts(made.now_ms, at_now(made, publish("a"))))
+    assert found is not None
+    assert found[1].code is Code.STORES_NOT_IN_LOG

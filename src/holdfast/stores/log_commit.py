@@ -139,7 +139,7 @@ class LogCommit:
         self._in_flight.append(group)
         records = [(store, frame) for store, frame in zip(stores, frames, strict=True) if frame.startswith(RECORD)]
         if self.failure is not None:
-            self._give_up()
+            self._advance()
         elif records:
             self._journal.write(records, partial(self._durable, group))
         else:

@@ -87,6 +87,7 @@ class StoreHost:
         self._in_flight_bytes = 0
         self._timer: asyncio.TimerHandle | None = None
         self._telling: asyncio.TimerHandle | None = None
+        self._closing: asyncio.Task[None] | None = None
         self.suspended = False
 
     def opened(self, *, cluster: bool = False) -> OpenStores:
@@ -170,13 +171,15 @@ class StoreHost:
             if timer is not None:
                 timer.cancel()
         self._timer = self._telling = None
-        if opened is None:
-            return
-        for socket in list(self.sockets):
-            socket.shut_down()
-        stopping = Unavailable("the service is stopping", code=Code.OVERLOADED, retry_after_ms=1_000)
-        opened.deliveries.close(stopping)
-        await opened.service.close()
+        if opened is not None:
+            for socket in list(self.sockets):
+                socket.shut_down()
+            stopping = Unavailable("the service is stopping", code=Code.OVERLOADED, retry_after_ms=1_000)
+            opened.deliveries.close(stopping)
+            self._closing = self.gateway.loop.create_task(opened.service.close())
+        if self._closing is not None:
+            # Stores that live in the log may wait for it: a caller that gives up leaves the rest to the next call.
+            await asyncio.shield(self._closing)
 
     async def back_up(self, name: str) -> str:
         """Copy everything into the folder ``name`` next to the stores' directory. Returns its path.
