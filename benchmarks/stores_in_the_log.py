@@ -50,7 +50,7 @@ BATCH = 100
 DISK, LOG = "file, disk", "file, log"
 FAR = "S3, 40 ms"
 IN_LOG = ("--set", "stores.durability=log")
-COUNTERS = {"bytes": r"holdfast_batch_bytes_total (\S+)", "puts": r"holdfast_puts_total (\S+)"}
+COUNTERS = {"bytes": "holdfast_batch_bytes_total", "puts": "holdfast_puts_total"}
 
 
 @dataclass(slots=True)
@@ -142,8 +142,10 @@ async def run_lane(server: Served, lane: str, store: str, seconds: float) -> tup
 
 def counters(server: Served) -> dict[str, float]:
     text = server.get("/metrics")
-    found = {name: re.search(rf"^{pattern}$", text, re.MULTILINE) for name, pattern in COUNTERS.items()}
-    return {name: 0.0 if match is None else float(match[1]) for name, match in found.items()}
+    found = {
+        name: re.findall(rf"^{metric}(?:\{{[^}}]*\}})? (\S+)$", text, re.MULTILINE) for name, metric in COUNTERS.items()
+    }
+    return {name: sum(map(float, values)) for name, values in found.items()}
 
 
 @dataclass(slots=True)
