@@ -46,8 +46,7 @@ def opened(directory: Path) -> Storage:
 
 
 def follow(storage: Storage, made: Sequence[tuple[int, list[bytes]]]) -> None:
-    for version, records in made:
-        storage.follow(version, records)
+    storage.follow(made)
 
 
 def published(storage: Storage) -> int:
@@ -78,7 +77,7 @@ def test_a_crash_leaves_any_first_part_and_the_rest_is_followed(tmp_path: Path, 
         left -= len(part)
         if not part:
             break
-        storage.follow(version, part)
+        storage.follow([(version, part)])
         if checkpoint and len(part) == len(records):
             storage.write_checkpoint(storage.begin_checkpoint())
             storage.end_checkpoint()
@@ -105,7 +104,7 @@ def test_a_record_that_gives_another_result_is_refused(tmp_path: Path) -> None:
     follow(storage, made)
     wrong = encode_record(Record(Publish(2_000, "s", "", [Message(b"x")]), Published(99, 99, 0, 0), RULES))
     with pytest.raises(CorruptData, match="another result"):
-        storage.follow(2_000, [wrong])
+        storage.follow([(2_000, [wrong])])
     storage.close()
 
 
@@ -115,7 +114,8 @@ def test_a_long_catch_up_writes_checkpoints(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(followed, "CHECKPOINT_BYTES", 200)
     made = entries(tmp_path, 5)
     stores = FollowedStores.open(str(tmp_path / "cache"), page_bytes=65_536, memory_bytes=storage_module.MEMORY_BYTES)
-    stores.follow(made)
+    for entry in made:
+        stores.follow([entry])
     assert stores.version == 1_035
     stores.close()
     again = opened(tmp_path)

@@ -49,11 +49,10 @@ class FollowedStores:
         After any of them these stores are of no use.
         """
         storage = self._storage
-        for version, records in entries:
-            storage.follow(version, records)
-            if storage.log_bytes >= CHECKPOINT_BYTES:
-                storage.write_checkpoint(storage.begin_checkpoint())
-                storage.end_checkpoint()
+        storage.follow(entries)
+        if storage.log_bytes >= CHECKPOINT_BYTES:
+            storage.write_checkpoint(storage.begin_checkpoint())
+            storage.end_checkpoint()
 
     def close(self) -> None:
         """Close the files."""
@@ -61,6 +60,7 @@ class FollowedStores:
 
     def lead(self, journal: Journal, clock: StoreClock) -> StoreService:
         """Serve the stores: what they do from now on goes into ``journal``."""
+        self._storage.effects = self._storage.state.pending_effects()
         keeper = ClockKeeper(clock, None)
         keeper.start(self._storage.last_ms)
         return StoreService.begin(self._storage, clock, journal=journal, keeper=keeper)

@@ -14,6 +14,7 @@ Step 1 decides whether a message is kept: a start applies the later commands aga
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from typing import Final
 
 from holdfast.errors import CorruptData, HoldfastError, InvalidRequest, NotFound
@@ -212,28 +213,34 @@ class Storage:
             self._of_version = 1 + (self._of_version if version == self.version else 0)
             self.version = version
 
-    def follow(self, version: int, records: list[bytes]) -> None:
-        """Apply an entry of the commit log, or what is missing of it here, and append it.
+    def follow(self, entries: Iterable[tuple[int, list[bytes]]]) -> None:
+        """Apply entries of the commit log, each a version with its records, and append them. What is here is passed
+        over.
 
         *Raises*: ``CorruptData`` when a record gives another result here; what ``MessageLog.append`` raises. Then
         memory and files do not belong together any more.
         """
         assert self.version is not None, "only the cache of a commit log follows it"
-        if version < self.version:
-            return
-        # Of the last entry that is here, a crash may have left the first records only.
-        for record in records[self._of_version :] if version == self.version else records:
-            number = self.log.last + 1
-            frame = with_version(record, version)
-            self.messages.next_frame = number
-            self.note_frame(len(frame))
-            found = decode_frame(frame, number)
-            assert isinstance(found, Record), "the log has records only"
-            self._apply_again(found, number)
-            self.append([frame], version)
-        self.messages.next_frame = self.log.last + 1
+        frames: list[bytes] = []
+        number = self.log.last + 1
+        for version, records in entries:
+            if version < self.version:
+                continue
+            # Of the last entry that is here, a crash may have left the first records only.
+            for record in records[self._of_version :] if version == self.version else records:
+                frame = with_version(record, version)
+                self.messages.next_frame = number
+                self.note_frame(len(frame))
+                found = decode_frame(frame, number)
+                assert isinstance(found, Record), "the log has records only"
+                self._apply_again(found, number)
+                self._note_version(frame)
+                frames.append(frame)
+                number += 1
+        if frames:
+            self.log.append(frames)
+        self.messages.next_frame = number
         self.state.rules = RULES
-        self.effects = self.state.pending_effects()
 
     def append(self, frames: list[bytes], version: int) -> None:
         """Append the frames of an entry that is durable. Not synced. *Raises*: as ``MessageLog.append``."""
