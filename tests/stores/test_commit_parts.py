@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -216,3 +218,113 @@ def test_a_store_in_memory_takes_no_part() -> None:
     found = commit_parts.refusal(made.state, CommitParts(made.now_ms, at_now(made, publish("a"))))
     assert found is not None
     assert found[1].code is Code.STORES_NOT_IN_LOG
+
+
+# -- mutants: the check with one rule taken out, which one of the tests above must notice -----------------------------
+
+
+def _no_room_taken(self: Any, store: Any, messages: int, size: int) -> None:
+    """No limit is looked at before a part is carried out."""
+
+
+def _only_itself(self: Any, store: Any, messages: int, size: int) -> None:
+    """Each part is looked at as if it were alone."""
+    counts = (each.counts for each in self._state.stores.values())
+    commit_parts.check_cluster(self._state.definition, counts, messages, size)
+    commit_parts.check_store(store.definition, store.counts, messages, size)
+
+
+def _one_store_only(self: Any, store: Any, messages: int, size: int) -> None:
+    """The limit of the cluster is forgotten."""
+    added = self._added[store.name]
+    commit_parts.check_store(store.definition, store.counts, messages, size, pending=(added[0], added[1]))
+    self.give_back(store, -messages, -size)
+
+
+def _nothing_freed(self: Any, store: Any, messages: int, size: int) -> None:
+    """What acknowledgements free is not counted."""
+    if messages < 0:
+        self._added[store.name][0] -= messages
+        self._added[store.name][1] -= size
+
+
+def _anything_is_held(state: Any, part: Acknowledge, room: Any) -> None:
+    """A subscriber may acknowledge what it does not hold."""
+    state.find(part.store, part.durable)
+
+
+def _any_revision(state: Any, part: MapChange, room: Any) -> None:
+    """A change of a map is not planned before it is carried out."""
+    commit_parts.map_commands.map_of(state.store(part.store), part.map)
+
+
+def _any_message(state: Any, part: Publish, room: Any) -> None:
+    """A publication is not looked at before it is carried out."""
+    state.store(part.store)
+
+
+def _in_any_order(state: Any, command: CommitParts, effects: list[Any]) -> PartsCommitted:
+    """Publications come first."""
+    found = commit_parts.refusal(state, command)
+    if found is not None:
+        raise found[1]
+    done = {id(part): state.handle(part, effects) for part in reversed(command.parts)}
+    return PartsCommitted([done[id(part)] for part in command.parts])
+
+
+def _as_far_as_it_goes(state: Any, command: CommitParts, effects: list[Any]) -> PartsCommitted:
+    """Parts are carried out one by one until one is refused."""
+    return PartsCommitted([state.handle(part, effects) for part in command.parts])
+
+
+def _memory_takes_part(state: Any, command: CommitParts) -> tuple[int, HoldfastError] | None:
+    """Stores in memory are like others."""
+    names, state.volatile_names = state.volatile_names, set()
+    try:
+        return _refusal(state, command)
+    finally:
+        state.volatile_names = names
+
+
+_refusal = commit_parts.refusal
+MUTANTS: dict[str, tuple[object, str, object]] = {
+    "no_room_taken": (commit_parts._Room, "take", _no_room_taken),
+    "only_itself": (commit_parts._Room, "take", _only_itself),
+    "one_store_only": (commit_parts._Room, "take", _one_store_only),
+    "nothing_freed": (commit_parts._Room, "give_back", _nothing_freed),
+    "anything_is_held": (commit_parts, "_look_at_acknowledgement", _anything_is_held),
+    "any_revision": (commit_parts, "_look_at_change", _any_revision),
+    "any_message": (commit_parts, "_look_at_publication", _any_message),
+    "in_any_order": (commit_parts, "carry_out", _in_any_order),
+    "as_far_as_it_goes": (commit_parts, "carry_out", _as_far_as_it_goes),
+    "memory_takes_part": (commit_parts, "refusal", _memory_takes_part),
+}
+
+
+def _judges() -> list[Callable[[], None]]:
+    judges: list[Callable[[], None]] = [
+        test_every_part_has_its_result_in_order,
+        test_room_counts_what_earlier_parts_take,
+        test_an_acknowledgement_makes_room_for_a_publication,
+        test_a_message_that_another_durable_keeps_makes_no_room,
+        test_the_limit_of_the_cluster_counts_all_stores,
+        test_a_store_in_memory_takes_no_part,
+    ]
+    judges += [
+        partial(test_a_part_that_is_refused_refuses_all_and_changes_nothing, *row.values, 2)  # type: ignore[arg-type]
+        for row in REFUSED
+    ]
+    judges += [partial(test_parts_give_what_their_commands_give_one_after_another, seed) for seed in range(12)]
+    return judges
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_every_mutant_of_the_check_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(*MUTANTS[name])
+    caught = 0
+    for judge in _judges():
+        try:
+            judge()
+        except (AssertionError, HoldfastError, pytest.fail.Exception):
+            caught += 1
+    assert caught
