@@ -63,6 +63,9 @@ class Site:
         finally:
             await service.close()
 
+    def files(self) -> set[str]:
+        return {each.key for each in self.objects.list(FILES_PREFIX)}
+
     async def fetch(self, name: str, through: int = 1 << 40) -> int | None:
         made = await fetch_newest(self.store, Lineage(LOG_ID), through, str(self.directory / name))
         return None if made is None else made.version
@@ -161,12 +164,12 @@ def test_the_newest_two_stay_with_their_files_and_others_go(tmp_path: Path) -> N
         assert await kept.oldest(0.0) == made[2].version
         assert await list_versions(site.store) == [made[2].version, made[3].version]
         named = {file.key for manifest in made[2:] for file in manifest.files}
-        assert {key for key in site.objects.keys() if key.startswith(FILES_PREFIX)} > named  # noqa: SIM118
+        assert site.files() > named
         # What no manifest names goes after its time, and nothing else.
         await kept.oldest(999.0)
-        assert {key for key in site.objects.keys() if key.startswith(FILES_PREFIX)} > named  # noqa: SIM118
+        assert site.files() > named
         await kept.oldest(1_000.0)
-        assert {key for key in site.objects.keys() if key.startswith(FILES_PREFIX)} == named  # noqa: SIM118
+        assert site.files() == named
         assert await site.fetch("other") == made[3].version
 
     run(tmp_path, work)

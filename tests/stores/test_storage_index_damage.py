@@ -258,7 +258,7 @@ def test_a_format_that_changed_alone_is_damage_and_can_be_put_back(broken: Path,
     ],
 )
 def test_an_index_of_a_later_version_is_told_so(broken: Path, another: str) -> None:
-    changed(broken, another, "UPDATE meta SET value = 4 WHERE name = 'format'")
+    changed(broken, another, "UPDATE meta SET value = 5 WHERE name = 'format'")
     with pytest.raises(CorruptData, match="later version") as raised:
         verify(str(broken))
     assert raised.value.hint == "nothing is damaged: use that version"

@@ -41,7 +41,6 @@ from holdfast.cli.output import (
 from holdfast.cli.service import LOCAL, STREAM_SECONDS, Service
 from holdfast.commit.format.json_request import decode_json
 from holdfast.commit.format.transaction import (
-    NO_PARTS,
     Delete,
     Operation,
     PointRead,
@@ -298,8 +297,8 @@ def _parts(request: Transaction | None, publish: Sequence[str]) -> _Parts:
     return _Parts(acknowledge=[], maps=[], publish=[PublishPart(store, batch) for store, batch in messages.items()])
 
 
-def _decoded(raw: msgspec.Raw, kind: type[Part]) -> list[Part]:
-    return [] if raw is NO_PARTS else msgspec.json.decode(raw, type=list[kind])  # type: ignore[valid-type]
+def _decoded(raw: msgspec.Raw | msgspec.UnsetType, kind: type[Part]) -> list[Part]:
+    return [] if raw is msgspec.UNSET else msgspec.json.decode(raw, type=list[kind])  # type: ignore[valid-type]
 
 
 def _read_request(file: Path) -> Transaction:

@@ -40,14 +40,14 @@ def first_claim() -> Header:
     )
 
 
-def mixed(head: Header) -> tuple[Header, bytes]:
-    """A transaction between two entries, after ``head``."""
+def mixed(head: Header, claim: Header | None = None) -> tuple[Header, bytes]:
+    """A transaction between two entries, after ``head``, in the reign of ``claim``."""
     first = head.last_version + 1
     (txn,) = logged(first + 1)
     everything = [LoggedEntry(first, RECORDS), txn, LoggedEntry(first + 2, RECORDS[:1])]
     body = encode_body(everything)
     header = replace(
-        record(head, head),
+        record(head, claim or head),
         first_version=Version(first),
         last_version=Version(first + 2),
         prev_version=head.last_transaction_version,
@@ -103,7 +103,7 @@ def test_the_transaction_after_an_entry_names_the_transaction_before_it() -> Non
     walker.accept(claim)
     header, _ = mixed(claim)
     walker.accept(header)
-    second, _ = mixed(header)
+    second, _ = mixed(header, claim)
     assert second.prev_version == header.first_version + 1
     walker.accept(second)
 

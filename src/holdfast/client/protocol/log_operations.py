@@ -44,7 +44,7 @@ from holdfast.client.protocol.messages import (
 )
 from holdfast.client.protocol.options import ClientOptions
 from holdfast.client.protocol.retry_budget import COORDINATION_CODES, RetryBudget, Session, pause
-from holdfast.commit.format.transaction import NO_PARTS, Operation, Precondition, RangeDelete, Transaction, prefix_end
+from holdfast.commit.format.transaction import Operation, Part, Precondition, RangeDelete, Transaction, prefix_end
 from holdfast.errors import (
     Code,
     CorruptData,
@@ -73,12 +73,12 @@ from holdfast.wire.stores import AcknowledgePart, MapPart, PublishPart
 class Parts(NamedTuple):
     """What a commit has for the message stores, encoded."""
 
-    acknowledge: msgspec.Raw = NO_PARTS
-    maps: msgspec.Raw = NO_PARTS
-    publish: msgspec.Raw = NO_PARTS
+    acknowledge: Part = UNSET
+    maps: Part = UNSET
+    publish: Part = UNSET
 
     def __bool__(self) -> bool:
-        return any(part is not NO_PARTS for part in self)
+        return any(part is not UNSET for part in self)
 
 
 NOTHING_ELSE: Final = Parts()
@@ -87,7 +87,7 @@ NOTHING_ELSE: Final = Parts()
 def parts_of(acknowledge: Sequence[AcknowledgePart], maps: Sequence[MapPart], publish: Sequence[PublishPart]) -> Parts:
     """The parts of a commit, encoded."""
     encode = msgspec.json.Encoder().encode
-    return Parts(*(msgspec.Raw(encode(part)) if part else NO_PARTS for part in (acknowledge, maps, publish)))
+    return Parts(*(msgspec.Raw(encode(part)) if part else UNSET for part in (acknowledge, maps, publish)))
 
 
 COMMIT_ATTEMPTS_MAX = 8

@@ -86,7 +86,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from itertools import accumulate, chain, pairwise
-from typing import Final
+from typing import Final, NamedTuple
 
 import pyarrow as pa
 from msgspec import Struct
@@ -623,19 +623,23 @@ class _Buffers:
         self.add(b"".join(whole))
 
 
-def encode_record_batch(logged: Iterable[Logged]) -> bytes:
-    """The record batch message of these transactions and entries, empty bytes when they hold no item.
+class _Columns(NamedTuple):
+    """The columns of the rows, in the order of the schema."""
 
-    Cost: O(rows).
-    """
-    version: list[int] = []
-    request_id: list[bytes | None] = []
-    read_version: list[int | None] = []
-    kind = bytearray()
-    key: list[bytes] = []
-    end: list[bytes | None] = []
-    value: list[bytes | None] = []
-    at: list[int | None] = []
+    version: list[int]
+    request_id: list[bytes | None]
+    read_version: list[int | None]
+    kind: bytearray
+    key: list[bytes]
+    end: list[bytes | None]
+    value: list[bytes | None]
+    at: list[int | None]
+
+
+def _columns_of(logged: Iterable[Logged]) -> _Columns:
+    columns = version, request_id, read_version, kind, key, end, value, at = _Columns(
+        [], [], [], bytearray(), [], [], [], []
+    )
     for txn in logged:
         rows_before = len(key)
         if isinstance(txn, LoggedEntry):
@@ -690,19 +694,28 @@ def encode_record_batch(logged: Iterable[Logged]) -> bytes:
         version += [txn.version] * rows
         request_id += [None if txn.request_id is None else txn.request_id.encode()] * rows
         read_version += [txn.read_version] * rows
-    rows = len(version)
+    return columns
+
+
+def encode_record_batch(logged: Iterable[Logged]) -> bytes:
+    """The record batch message of these transactions and entries, empty bytes when they hold no item.
+
+    Cost: O(rows).
+    """
+    columns = _columns_of(logged)
+    rows = len(columns.version)
     if not rows:
         return b""
     buffers = _Buffers()
-    buffers.numbers(version)
-    buffers.optional_texts(request_id)
-    buffers.optional_numbers(read_version)
+    buffers.numbers(columns.version)
+    buffers.optional_texts(columns.request_id)
+    buffers.optional_numbers(columns.read_version)
     buffers.node(rows, None)
-    buffers.add(bytes(kind))
-    buffers.texts(key)
-    buffers.optional_texts(end)
-    buffers.optional_texts(value, "q")
-    buffers.optional_numbers(at)
+    buffers.add(bytes(columns.kind))
+    buffers.texts(columns.key)
+    buffers.optional_texts(columns.end)
+    buffers.optional_texts(columns.value, "q")
+    buffers.optional_numbers(columns.at)
     return b"".join((_metadata(rows, buffers), *buffers.parts))
 
 

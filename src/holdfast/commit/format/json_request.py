@@ -14,12 +14,12 @@ import re
 from typing import Annotated, Final, TypeAlias
 
 import msgspec
-from msgspec import UNSET, Meta, Raw, Struct, UnsetType
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from holdfast.commit.format.transaction import (
-    NO_PARTS,
     Delete,
     Operation,
+    Part,
     PointRead,
     Precondition,
     RangeDelete,
@@ -96,9 +96,9 @@ class JsonTransaction(Struct, frozen=True, forbid_unknown_fields=True):
     leader_id: str | None = None
     read_version: RequestVersion | None = None
     log_id: str | None = None
-    acknowledge: Raw = NO_PARTS
-    maps: Raw = NO_PARTS
-    publish: Raw = NO_PARTS
+    acknowledge: Part = UNSET
+    maps: Part = UNSET
+    publish: Part = UNSET
 
 
 _DECODER: Final = msgspec.json.Decoder(Transaction)

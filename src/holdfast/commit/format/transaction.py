@@ -6,9 +6,9 @@ Shape: keys and values are raw bytes, in JSON standard base64 with padding. Keys
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal
+from typing import Annotated, Literal
 
-from msgspec import Meta, Raw, Struct
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from holdfast.values import VERSION_MAX
 
@@ -52,7 +52,8 @@ class RangeDelete(Struct, tag_field="type", tag="range_delete", frozen=True, gc=
 
 Precondition = PointRead | RangeRead
 Operation = Write | Delete | RangeDelete
-NO_PARTS: Final = Raw()
+Part = Raw | UnsetType
+"""One part of a commit for the stores, as it came, or nothing."""
 
 
 class Transaction(Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
@@ -72,14 +73,19 @@ class Transaction(Struct, frozen=True, gc=False, forbid_unknown_fields=True, omi
     leader_id: str | None = None
     read_version: RequestVersion | None = None
     log_id: str | None = None
-    acknowledge: Raw = NO_PARTS
-    maps: Raw = NO_PARTS
-    publish: Raw = NO_PARTS
+    acknowledge: Part = UNSET
+    maps: Part = UNSET
+    publish: Part = UNSET
+
+    @property
+    def parts(self) -> tuple[Part, Part, Part]:
+        """What it has for the stores."""
+        return self.acknowledge, self.maps, self.publish
 
     @property
     def has_parts(self) -> bool:
         """Whether the stores take part."""
-        return not (self.acknowledge is self.maps is self.publish is NO_PARTS)
+        return not (self.acknowledge is self.maps is self.publish is UNSET)
 
 
 RejectedBecause = Literal["conflict", "too_old", "banned", "store_refused"]

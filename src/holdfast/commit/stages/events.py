@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from msgspec import Struct
+from msgspec import UNSET, Struct
 
 from holdfast.commit.format.batch import Header, LoggedTransaction, repeated_bytes
 from holdfast.commit.format.transaction import Outcome, Transaction, Write
@@ -118,7 +118,7 @@ def request_bytes(txn: Transaction) -> int:
     """Roughly the bytes a transaction takes in a batch; at least 1."""
     items = len(txn.operations) + len(txn.preconditions)
     values = sum([len(op.value) for op in txn.operations if type(op) is Write])
-    parts = sum([len(bytes(part)) for part in (txn.acknowledge, txn.maps, txn.publish)]) if txn.has_parts else 0
+    parts = sum([len(bytes(part)) for part in txn.parts if part is not UNSET]) if txn.has_parts else 0
     return items * ITEM_BYTES + values + parts + repeated_bytes(txn)
 
 

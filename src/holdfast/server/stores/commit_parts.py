@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from holdfast.commit.format.json_request import undecodable
-from holdfast.commit.format.transaction import NO_PARTS, StoreRefusal, Transaction
+from holdfast.commit.format.transaction import StoreRefusal, Transaction
 from holdfast.commit.stages.events import CommitEntry
 from holdfast.errors import Code, HoldfastError, InvalidRequest, LimitExceeded
 from holdfast.server.stores.hosting import OpenStores, StoreHost
@@ -86,10 +86,9 @@ _Sent = tuple[list[AcknowledgePart], list[MapPart], list[PublishPart]]
 
 def _decode(txn: Transaction, wire_format: WireFormat) -> _Sent:
     decoded: list[Any] = []
-    given = (txn.acknowledge, txn.maps, txn.publish)
-    for name, raw, decoder in zip(NAMES, given, _DECODERS[wire_format], strict=True):
+    for name, raw, decoder in zip(NAMES, txn.parts, _DECODERS[wire_format], strict=True):
         try:
-            decoded.append([] if raw is NO_PARTS else decoder.decode(raw))
+            decoded.append([] if raw is msgspec.UNSET else decoder.decode(raw))
         except UNDECODABLE as error:
             wrong = undecodable(error)
             raise InvalidRequest(f"{name}: {wrong.message}", code=wrong.code, hint=wrong.hint) from error

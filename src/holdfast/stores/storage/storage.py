@@ -70,7 +70,7 @@ class Storage:
         """Frames whose recorded results a repair has accepted, each with what differs; None where it may not."""
         self.version: int | None = None
         """In the cache of a commit log: the version of the last entry that is in these files, 0 for none."""
-        self._of_version = 0  # how many records of it are
+        self._of_version = 0  # how many records of it are; a checkpoint has all
         self._read_only = False
 
     @classmethod
@@ -140,7 +140,7 @@ class Storage:
             self.index.check_entries(self._entries_expected())
             self._require_kind(loaded.version is not None)
             if self.version is not None:
-                self.version = loaded.version or 0
+                self.version, self._of_version = loaded.version or 0, _EVERYTHING
         if first > self.log.last + 1 or first < self.log.first or not self._is_of_this_log(loaded):
             raise CorruptData(
                 "the index of the stores is missing, and their log no longer begins with frame 1"
