@@ -750,9 +750,9 @@ def test_retention_policies_are_set_shown_and_removed(main: Service) -> None:
 
 # ---- nothing is left out -----------------------------------------------------------------------------------------
 
-NOT_ASKED_FOR = {"internal", "log_truncated", "read_only"}
-"""A bug of ours, by definition; a truncated log, which ``test_retention_process`` has; and a service that only reads,
-which ``test_read_only`` has."""
+NOT_ASKED_FOR = {"internal", "log_truncated", "read_only", "duplicate_part", "stores_not_in_log"}
+"""A bug of ours, by definition; a truncated log, which ``test_retention_process`` has; a service that only reads, which
+``test_read_only`` has; and the parts of commits, which ``test_stores_in_log`` has."""
 
 
 def test_every_route_was_asked_and_every_code_of_the_reference_was_answered(main: Service) -> None:

@@ -106,6 +106,7 @@ class NodeStores:
         self._service: CommitService | None = None
         self._next = 0
         self._confirmed = 0
+        self._commits = 0
 
     def crashed(self) -> None:
         """The process is gone, and perhaps some of the files, which are not synced."""
@@ -142,7 +143,8 @@ class NodeStores:
         self._publish_later()
 
     def _publish_later(self) -> None:
-        self._world.agenda.after(5.0 + 40.0 * self._random.random(), self._node, self._node.publish)
+        wait = 0.0 if self._random.random() < 0.2 else 5.0 + 40.0 * self._random.random()
+        self._world.agenda.after(wait, self._node, self._node.publish)
 
     def publish(self) -> None:
         """Some records, in one turn of the loop."""
@@ -190,9 +192,12 @@ class NodeStores:
     def _commit_with_parts(self) -> None:
         service = self._service
         assert service is not None, "this leader serves its stores"
-        key = b"x/parts-%d" % self._world.agenda.happened
-        entry = CommitEntry(Transaction([Write(key, b"")]), self._committed, parts="something")
-        service.submit([entry])
+        entries: list[CommitEntry] = []
+        for _ in range(self._random.choice((1, 1, 3))):
+            self._commits += 1
+            key = b"x/parts-%d-%d" % (self._node.number, self._commits)
+            entries.append(CommitEntry(Transaction([Write(key, b"")]), self._committed, parts="something"))
+        service.submit(entries)
 
     def _committed(self, entry: CommitEntry) -> None:
         outcome = entry.outcome

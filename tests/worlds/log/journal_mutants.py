@@ -92,12 +92,20 @@ def records_overtake(
     self: pipeline.Pipeline, now: Instant, entries: Sequence[CommitEntry | Records], effects: list[Effect]
 ) -> None:
     """Records are collected at once, though commits with lower versions are not decided."""
-    if len(entries) == 1 and isinstance(records := entries[0], Records):
+    while self._records_waiting:
+        records = self._waiting.popleft()
+        assert isinstance(records, Records), "they are the first"
+        self._records_waiting -= 1
         self.sequence.assigned += 1
         records.version = self.sequence.assigned
         self._collect([records], records.size, True, now.boot_ms, effects)
-    else:
-        _order(self, now, entries, effects)
+    _order(self, now, entries, effects)
+
+
+@MUTANTS.breaks("records come before the commits whose parts wait", "_wait_first", pipeline.Pipeline)
+def records_wait_their_turn(self: pipeline.Pipeline, records: Records) -> None:
+    """Records wait for room after the commits that came before them."""
+    self._waiting.append(records)
 
 
 @MUTANTS.breaks("records wait for room below the next base", "room", sequence.Sequence)

@@ -97,6 +97,8 @@ class Pipeline:
         self.ended: events.Ended | None = None
         self.draining = False
         self._waiting: deque[CommitEntry | Records] = deque()
+        self._records_waiting = 0
+        """How many of the first in ``_waiting`` are records."""
         self._undecided: deque[CommitEntry | Position] = deque()
         self._resolve_work_max = rules.resolve_work_max
         self._parts_undecided = False
@@ -162,7 +164,8 @@ class Pipeline:
                         entry.size = events.request_bytes(entry.txn)
                 self._order(now, entries, effects)
             case events.RecordsReady(records=records):
-                self._order(now, [records], effects)
+                self._wait_first(records)
+                self._order(now, [], effects)
             case events.PutAnswered(slot=slot, answer=answer, number=number):
                 verdict, read_backs = self.persist.answered(slot, answer, now.boot_ms, number)
                 effects += read_backs
@@ -240,10 +243,16 @@ class Pipeline:
                 return item.version - 1
         return self.sequence.assigned
 
+    def _wait_first(self, records: Records) -> None:
+        """Take these records next. The stores know them, so a commit whose parts the stores do not know comes later."""
+        self._waiting.insert(self._records_waiting, records)
+        self._records_waiting += 1
+
     def _take_waiting(self) -> list[CommitEntry | Records]:
         room = self.sequence.room(self.release.durable_version)
         taken = [self._waiting.popleft() for _ in range(min(max(room, 0), len(self._waiting)))]
         self._in_hand = taken
+        self._records_waiting = max(0, self._records_waiting - len(taken))
         return taken
 
     def _collect(
