@@ -232,8 +232,8 @@ def _no_room_taken(self: Any, store: Any, messages: int, size: int) -> None:
 
 def _only_itself(self: Any, store: Any, messages: int, size: int) -> None:
     """Each part is looked at as if it were alone."""
-    counts = (each.counts for each in self._state.stores.values())
-    commit_parts.check_cluster(self._state.definition, counts, messages, size)
+    counts = (each.counts for each in self._cluster.stores.values())
+    commit_parts.check_cluster(self._cluster.definition, counts, messages, size)
     commit_parts.check_store(store.definition, store.counts, messages, size)
 
 
@@ -266,18 +266,18 @@ def _any_message(state: Any, part: Publish, room: Any) -> None:
     state.store(part.store)
 
 
-def _in_any_order(state: Any, command: CommitParts, effects: list[Any]) -> PartsCommitted:
+def _in_any_order(state: Any, command: CommitParts, handle: Callable[[CommitPart], Any]) -> PartsCommitted:
     """Publications come first."""
     found = commit_parts.refusal(state, command)
     if found is not None:
         raise found[1]
-    done = {id(part): state.handle(part, effects) for part in reversed(command.parts)}
+    done = {id(part): handle(part) for part in reversed(command.parts)}
     return PartsCommitted([done[id(part)] for part in command.parts])
 
 
-def _as_far_as_it_goes(state: Any, command: CommitParts, effects: list[Any]) -> PartsCommitted:
+def _as_far_as_it_goes(state: Any, command: CommitParts, handle: Callable[[CommitPart], Any]) -> PartsCommitted:
     """Parts are carried out one by one until one is refused."""
-    return PartsCommitted([state.handle(part, effects) for part in command.parts])
+    return PartsCommitted([handle(part) for part in command.parts])
 
 
 def _memory_takes_part(state: Any, command: CommitParts) -> tuple[int, HoldfastError] | None:

@@ -9,42 +9,40 @@ would leave out; an acknowledgement frees what no other durable keeps.
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from holdfast.errors import Code, Conflict, HoldfastError, InvalidRequest
 from holdfast.stores.durables.consumption import Consumption
 from holdfast.stores.machine import map_commands
-from holdfast.stores.machine.store import Store, check_cluster, check_store
+from holdfast.stores.machine.store import Cluster, Store, check_cluster, check_store
 from holdfast.stores.values.commands import (
     Acknowledge,
     Acknowledged,
+    CommitPart,
     CommitParts,
     MapChange,
     MapChanged,
     PartsCommitted,
     Publish,
     Published,
+    Result,
 )
-from holdfast.stores.values.effects import Effect
 from holdfast.stores.values.messages import Batch
-
-if TYPE_CHECKING:
-    from holdfast.stores.machine.state import State
 
 
 class _Room:
     """What the parts looked at so far add to each store, in messages and bytes; below 0 where they free more."""
 
-    def __init__(self, state: State) -> None:
-        self._state = state
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
         self._added: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
 
     def take(self, store: Store, messages: int, size: int) -> None:
         """Raises ``Backpressure`` (store_full, cluster_full) where there is no room."""
         added = self._added[store.name]
         totals = [sum(each) for each in zip(*self._added.values(), strict=True)]
-        counts = (each.counts for each in self._state.stores.values())
-        check_cluster(self._state.definition, counts, messages, size, pending=(totals[0], totals[1]))
+        counts = (each.counts for each in self._cluster.stores.values())
+        check_cluster(self._cluster.definition, counts, messages, size, pending=(totals[0], totals[1]))
         check_store(store.definition, store.counts, messages, size, pending=(added[0], added[1]))
         self.give_back(store, -messages, -size)
 
@@ -55,12 +53,12 @@ class _Room:
         added[1] -= size
 
 
-def refusal(state: State, command: CommitParts) -> tuple[int, HoldfastError] | None:
+def refusal(cluster: Cluster, command: CommitParts) -> tuple[int, HoldfastError] | None:
     """The first part that would be refused, by its position, and why; None when all of them can be carried out."""
-    room = _Room(state)
+    room = _Room(cluster)
     for position, part in enumerate(command.parts):
         try:
-            if part.store in state.volatile_names:
+            if part.store in cluster.volatile_names:
                 raise Conflict(
                     "the store is in memory only, and takes no part in commits",
                     code=Code.STORES_NOT_IN_LOG,
@@ -68,25 +66,25 @@ def refusal(state: State, command: CommitParts) -> tuple[int, HoldfastError] | N
                 )
             match part:
                 case Acknowledge():
-                    _look_at_acknowledgement(state, part, room)
+                    _look_at_acknowledgement(cluster, part, room)
                 case MapChange():
-                    _look_at_change(state, part, room)
+                    _look_at_change(cluster, part, room)
                 case Publish():
-                    _look_at_publication(state, part, room)
+                    _look_at_publication(cluster, part, room)
         except HoldfastError as error:
             return position, error
     return None
 
 
-def carry_out(state: State, command: CommitParts, effects: list[Effect]) -> PartsCommitted:
-    """Carry out every part. Raises the refusal of the first one that is refused, and then nothing has changed."""
-    found = refusal(state, command)
+def carry_out(cluster: Cluster, command: CommitParts, handle: Callable[[CommitPart], Result]) -> PartsCommitted:
+    """Carry out every part with ``handle``. Raises the refusal of the first one that is refused: nothing has changed."""
+    found = refusal(cluster, command)
     if found is not None:
         raise found[1]
     results: list[Acknowledged | MapChanged | Published] = []
     for part in command.parts:
         try:
-            result = state.handle(part, effects)
+            result = handle(part)
         except HoldfastError as error:
             raise AssertionError(f"a part that passed its check was refused: {error}") from error
         assert isinstance(result, Acknowledged | MapChanged | Published), "each part has its result"
@@ -94,8 +92,8 @@ def carry_out(state: State, command: CommitParts, effects: list[Effect]) -> Part
     return PartsCommitted(results)
 
 
-def _look_at_acknowledgement(state: State, part: Acknowledge, room: _Room) -> None:
-    store, durable = state.find(part.store, part.durable)
+def _look_at_acknowledgement(cluster: Cluster, part: Acknowledge, room: _Room) -> None:
+    store, durable = cluster.find(part.store, part.durable)
     if not isinstance(durable, Consumption):
         raise InvalidRequest(
             "only messages of a standard or shared durable are acknowledged",
@@ -120,27 +118,27 @@ def _look_at_acknowledgement(state: State, part: Acknowledge, room: _Room) -> No
                 durable=part.durable,
                 seq=missing,
             )
-        if _is_limited(state, store):
+        if _is_limited(cluster, store):
             floor = durable.backlog.floor
             end = last if floor is None else min(last, floor - 1)
             freed = [seq for seq in range(first, end + 1) if store.counts.references(seq) == 1]
             room.give_back(store, len(freed), sum(store.counts.size(seq, seq) for seq in freed))
 
 
-def _is_limited(state: State, store: Store) -> bool:
-    of_cluster, of_store = state.definition, store.definition
+def _is_limited(cluster: Cluster, store: Store) -> bool:
+    of_cluster, of_store = cluster.definition, store.definition
     return any((of_cluster.message_limit, of_cluster.bytelimit, of_store.message_limit, of_store.bytelimit))
 
 
-def _look_at_change(state: State, part: MapChange, room: _Room) -> None:
-    store = state.store(part.store)
+def _look_at_change(cluster: Cluster, part: MapChange, room: _Room) -> None:
+    store = cluster.store(part.store)
     plan = map_commands.checked_plan(store, map_commands.map_of(store, part.map), part)
     if plan.keys:
         room.take(store, plan.added_messages, plan.added_bytes)
 
 
-def _look_at_publication(state: State, part: Publish, room: _Room) -> None:
-    store = state.store(part.store)
+def _look_at_publication(cluster: Cluster, part: Publish, room: _Room) -> None:
+    store = cluster.store(part.store)
     if not part.messages:
         raise InvalidRequest("a batch has at least one message", code=Code.NO_OPERATIONS)
     if store.publishers.duplicates(part.publisher, part.messages):

@@ -88,12 +88,8 @@ class State(Cluster):
             self.at_ms = command.at_ms
         return Applied(result, effects, changed)
 
-    def handle(self, part: commands.CommitPart, effects: list[Effect]) -> commands.Result:
-        """Carry out one part of a ``CommitParts``, within its ``apply``. Raises as ``apply``."""
-        return self._handlers[type(part)](part, effects)[0]
-
     def _commit_parts(self, command: commands.CommitParts, effects: list[Effect]) -> _Outcome:
-        return commit_parts.carry_out(self, command, effects), True
+        return commit_parts.carry_out(self, command, lambda part: self._handlers[type(part)](part, effects)[0]), True
 
     def _publish(self, command: commands.Publish, effects: list[Effect]) -> _Outcome:
         store = self.store(command.store)
