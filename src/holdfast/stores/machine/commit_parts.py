@@ -77,7 +77,7 @@ def refusal(cluster: Cluster, command: CommitParts) -> tuple[int, HoldfastError]
 
 
 def carry_out(cluster: Cluster, command: CommitParts, handle: Callable[[CommitPart], Result]) -> PartsCommitted:
-    """Carry out every part with ``handle``. Raises the refusal of the first one that is refused: nothing has changed."""
+    """Carry out every part with ``handle``. Raises the refusal of the first that is refused: nothing has changed."""
     found = refusal(cluster, command)
     if found is not None:
         raise found[1]
