@@ -9,7 +9,7 @@ from pathlib import Path
 from random import Random
 
 from examples.stores import ship_orders
-from tests.integration.test_stores_in_log import Machine, begin, machines
+from tests.integration.test_stores_in_log import begin, machines
 
 WORKER = """
 import sys, threading
@@ -28,10 +28,6 @@ def worker(number: int, urls: list[str]) -> subprocess.Popen[bytes]:
     )
 
 
-def stand_by(machine: Machine) -> None:
-    machine.start("--standby", HOLDFAST_VIEW__ENABLED="true")
-
-
 def test_the_books_balance_when_workers_and_leaders_are_killed(tmp_path: Path, prove: bool) -> None:
     orders, kills = (2_000, 6) if prove else (120, 2)
     random = Random(orders)
@@ -39,7 +35,7 @@ def test_the_books_balance_when_workers_and_leaders_are_killed(tmp_path: Path, p
     with machines(tmp_path, url) as two:
         leader, standby = two
         leader.serve(HOLDFAST_VIEW__ENABLED="true")
-        stand_by(standby)
+        standby.stand_by(HOLDFAST_VIEW__ENABLED="true")
         urls = [f"http://127.0.0.1:{machine.port}" for machine in two]
         ship_orders.prepare(urls, orders)
         workers = [worker(number, urls) for number in range(3)]
@@ -55,7 +51,7 @@ def test_the_books_balance_when_workers_and_leaders_are_killed(tmp_path: Path, p
                 leader.server.kill()
                 leader, standby = standby, leader
                 leader.wait()
-                stand_by(standby)
+                standby.stand_by(HOLDFAST_VIEW__ENABLED="true")
             while len(ship_orders.invoices(urls)) < orders:
                 assert time.monotonic() < until, leader.server.tail()
                 time.sleep(0.1)

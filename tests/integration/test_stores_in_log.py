@@ -58,6 +58,14 @@ class Machine:
         self.start(*flags, **environment)
         self.wait()
 
+    def stand_by(self, **environment: str) -> None:
+        """Start, and return when it has heard of the leader: only then it takes over soon after the leader's end."""
+        self.start("--standby", **environment)
+        until = time.monotonic() + 30
+        while "standby leader_id=" not in self.server.output.read_text():
+            assert self.server.running and time.monotonic() < until, self.server.tail()
+            time.sleep(0.02)
+
     def wait(self) -> None:
         self.server.wait_until_leading()
         until = time.monotonic() + 30
@@ -159,8 +167,7 @@ def test_a_standby_takes_the_stores_over_by_itself(tmp_path: Path) -> None:
         first.serve()
         define(first)
         first.publish("kept")
-        second.start("--standby")
-        time.sleep(1.0)
+        second.stand_by()
         first.server.kill()
         second.wait()
         assert [body for _, body, _ in second.take(5)] == ["kept"]

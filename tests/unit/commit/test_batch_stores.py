@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from msgspec.structs import replace as replace_struct
@@ -27,6 +28,7 @@ from holdfast.commit.format.batch import (
 from holdfast.commit.format.chain import ChainWalker, check_link
 from holdfast.commit.leadership.claims import Frontier, claim_header
 from holdfast.errors import CorruptData
+from holdfast.server.view.process import ViewBuilder
 from holdfast.values import Version
 
 RECORDS = [("orders", b"\x01one"), ("", b"\x01two")]
@@ -142,3 +144,13 @@ def test_fields_of_stores_are_refused_in_a_log_without() -> None:
     data[472] = 1
     with pytest.raises(CorruptData):
         decode_header(bytes(data), slot=FIRST_SLOT)
+
+
+def test_a_view_follows_transactions_between_entries(tmp_path: Path) -> None:
+    claim = first_claim()
+    first, first_data = mixed(claim)
+    second, second_data = mixed(first, claim)
+    builder = ViewBuilder(tmp_path / "view.sqlite", LOG_ID.hex())
+    builder.add(first, first_data)
+    builder.add(second, second_data)
+    assert (builder.seen.version, builder.seen.last_transaction) == (second.last_version, second.newest_transaction)

@@ -343,7 +343,7 @@ class ViewBuilder:
                 )
             for batch in table.to_batches():
                 self._lay(batch)
-            last = header.last_version
+            last = header.last_transaction_version
         self.seen = Position(max(version, header.last_version), last, self._log_id)
 
     def add_events(self, events: Sequence[Event]) -> None:
