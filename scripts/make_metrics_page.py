@@ -79,7 +79,7 @@ EVENTS = {
     "stores_checkpoint_failed": "a checkpoint of the message stores could not be made; it is tried again",
     "stores_checkpoint_made": "a checkpoint of the message stores is in the log's store",
     "stores_do_not_follow": "a standby cannot keep its copy of the message stores up to date; it tries again",
-    "stores_follow_the_log": "a new leader reads what its copy of the message stores lacks; told every five seconds",
+    "stores_follow_the_log": "a new leader reads what its copy of the message stores lacks; again every five seconds",
     "stores_made_again": "the copy of the message stores cannot be used; it is removed and made again from the log",
     "stores_up_to_date": "the copy of the message stores has everything that the log has",
     "subscribers_timed_out": "subscribers did not send a heartbeat and were detached",

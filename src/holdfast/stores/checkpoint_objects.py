@@ -6,7 +6,7 @@ retention remove the log before it.
 | ``stores/files/{sha256}`` | one file of a copy, under the hash of its content: what did not change is there already |
 | ``stores/checkpoints/{version:020d}.json`` | ``Manifest`` as JSON, created last, if absent; the first one counts |
 
-Every cache holds durable entries only, so a checkpoint is right whoever made it, also a leader that was deposed. It has
+Every cache holds durable entries only, so a checkpoint of every leader is right, also of a deposed one. It has
 the stores after the entry ``version``, and nothing later. Only a leader removes checkpoints: those older than the
 newest ``keep`` that it has read in full, and files that no manifest has named for a day.
 """

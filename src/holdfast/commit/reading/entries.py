@@ -14,7 +14,7 @@ from holdfast.objects.port import ObjectStore
 
 
 class Entries:
-    """Reads on from where it stopped. A read that failed begins anew."""
+    """Reads on from where it stopped. A read that failed is begun again."""
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store

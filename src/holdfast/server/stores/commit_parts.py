@@ -180,10 +180,10 @@ class StoresOfCommits:
         record, result, recorded = done
         entry.record, entry.results = record, _encode(result.results)
 
-        def told(error: HoldfastError | None) -> None:
+        def answered(error: HoldfastError | None) -> None:
             recorded(entry.version if error is None else error)
 
-        entry.recorded = told
+        entry.recorded = answered
         return None
 
     def results_of(self, record: bytes) -> bytes:

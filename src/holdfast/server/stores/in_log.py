@@ -179,7 +179,7 @@ class LocalCopy:
             applying.result()
 
     async def _applied(self) -> None:
-        """Wait for what was left. Stores that could not apply it are half changed: they are opened anew."""
+        """Wait for what was left. Stores that could not apply it are half changed: they are opened again."""
         applying, self._applying = self._applying, None
         if applying is not None:
             await asyncio.wait({applying})
