@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dis
+import gc
 import os
 import random
 import signal
@@ -191,6 +192,59 @@ def test_timers_lose_no_message_of_threads_that_share_a_consumer(tmp_path: Path)
     assert interrupts > 0
     numbers = {message.seq for message in [*seen, *theirs]}
     assert not set(range(1, committed + 1)) - numbers, "committed, and the program did not get it"
+
+
+def test_a_second_thread_shares_what_the_first_has_read_also_where_a_finalizer_lets_the_first_run() -> None:
+    """The garbage collector may run a finalizer at any allocation, and a finalizer may let another thread run."""
+    with Queue("d/q", files=CrashFiles(random.Random(0)), background=False) as queue:
+        queue.append_many([b"x"] * 2000)
+        with queue.consumer("c") as shared:
+            admitting: list[int] = []
+            collected, took, ended = threading.Event(), threading.Event(), threading.Event()
+            first: list[Message] = []
+            second: list[Message] = []
+
+            def take_first() -> None:
+                mine = iter(shared)
+                first.append(next(mine))
+                took.set()
+                while not ended.is_set():
+                    assert collected.wait(60)
+                    collected.clear()
+                    if not ended.is_set():
+                        first.append(next(mine))
+                        took.set()
+                shared.commit(first[-1])
+
+            def let_the_first_take(phase: str, info: dict[str, int]) -> None:
+                del info
+                if phase == "stop" and admitting == [threading.get_ident()] and len(first) < 10:
+                    took.clear()
+                    collected.set()
+                    took.wait(0.05)  # it waits for a lock, or it takes a message
+
+            thread = threading.Thread(target=take_first, daemon=True)
+            thread.start()
+            assert took.wait(60)
+            thresholds = gc.get_threshold()
+            gc.callbacks.append(let_the_first_take)
+            try:
+                gc.set_threshold(10, 10, 10)
+                admitting.append(threading.get_ident())
+                second += shared.poll(max_messages=1)
+            finally:
+                admitting.clear()
+                gc.set_threshold(*thresholds)
+                gc.callbacks.remove(let_the_first_take)
+            ended.set()
+            collected.set()
+            thread.join(60)
+            assert not thread.is_alive()
+            while more := shared.poll():
+                second += more
+            shared.commit(second)
+            assert shared.committed_seq == 2000
+    assert sorted(message.seq for message in [*first, *second]) == list(range(1, 2001))
 
 
 @given(st.integers(0, 4), st.lists(st.integers(1, 3), min_size=1, max_size=5), st.booleans())

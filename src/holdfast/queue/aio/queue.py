@@ -615,4 +615,4 @@ def _on_loop(callback: Callable[[Gap | Trimmed], None]) -> Callable[[Gap | Trimm
 
 def _read_messages(reader: LogReader) -> list[list[Message]] | None:
     parts = reader.read_message_parts()
-    return None if parts is None else [list(part) for part in parts]
+    return None if parts is None else list(parts)

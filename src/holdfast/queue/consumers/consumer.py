@@ -70,11 +70,13 @@ RANGES_MAX = 1_000_000
 
 
 class Chunk:
-    """Messages in memory, up to ``last_seq``, and the last one taken. Taking one or all is one atomic step."""
+    """Messages in memory, up to ``last_seq``, and the last one taken. Taking one or all is one atomic step: an iterator
+    over a list makes no objects, so no finalizer runs in the middle of it and lets another thread in.
+    """
 
     __slots__ = ("last_seq", "messages", "taken_seq")
 
-    def __init__(self, messages: Iterable[Message], taken_seq: int, last_seq: int) -> None:
+    def __init__(self, messages: list[Message] | tuple[()], taken_seq: int, last_seq: int) -> None:
         self.messages = iter(messages)
         self.taken_seq = taken_seq
         self.last_seq = last_seq
@@ -275,7 +277,7 @@ class Consumer(WithBlock):
         self._pages = pages
         self._damage = damage
         self._hold = hold
-        self._parts: Iterator[tuple[int, Iterable[Message]]] = iter(())  # read, and not in a chunk yet
+        self._parts: Iterator[tuple[int, list[Message]]] = iter(())  # read, and not in a chunk yet
         self._waiters: list[Waiter] = []
         self._closed: Closed | None = None  # why nothing is accepted any more
         self._look_at_ranges = GAPS_WARNED
@@ -514,11 +516,9 @@ class Consumer(WithBlock):
                 if part is None:
                     return False
                 last_seq, messages = part
-                if count > 1:
-                    messages = list(messages)
-                    while len(messages) < count and (part := next(self._parts, None)) is not None:
-                        last_seq = part[0]
-                        messages += part[1]
+                while len(messages) < count and (part := next(self._parts, None)) is not None:
+                    last_seq = part[0]
+                    messages += part[1]
                 self._read_seq = last_seq
                 with self._lock:
                     # Otherwise a callback has moved the consumer, or ``take`` was interrupted.
@@ -568,7 +568,7 @@ class Consumer(WithBlock):
             self._parts = parts
         return True
 
-    def _read_on(self) -> Iterator[tuple[int, Iterable[Message]]] | None:
+    def _read_on(self) -> Iterator[tuple[int, list[Message]]] | None:
         reader = self._resources.reader
         if reader is None:
             reader = self._resources.reader = self._queue.reader(seq=self._read_seq + 1, damage=self._damage)

@@ -14,7 +14,7 @@ from holdfast.queue.serializers import chosen_serializer
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
     from datetime import datetime
     from typing import TypeVar
 
@@ -107,9 +107,9 @@ def _restored(base: type[Message], name: str, fields: tuple[int, int, bytes]) ->
     return kind(fields)
 
 
-def messages_of(seq: int, time_ns: int, bodies: Sequence[bytes], message: type[Message] = Message) -> Iterable[Message]:
-    """The messages of one frame, made as they are taken. Cost: about 0.16 microseconds each."""
-    return map(message, zip(range(seq, seq + len(bodies)), repeat(time_ns), bodies))
+def messages_of(seq: int, time_ns: int, bodies: Sequence[bytes], message: type[Message] = Message) -> list[Message]:
+    """The messages of one frame, or of a part of it. Cost: about 0.16 microseconds each."""
+    return list(map(message, zip(range(seq, seq + len(bodies)), repeat(time_ns), bodies)))
 
 
 class Gap(CorruptData):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from operator import itemgetter
 from typing import Protocol
 
@@ -85,7 +85,10 @@ class Waiter:
 
 MUCH_MESSAGES = 4096
 SINGLES_MIN = 8
-_messages_of_part: Callable[[tuple[int, Iterable[Message]]], Iterable[Message]] = itemgetter(1)
+PART_MESSAGES = 256
+"""Messages of one frame that are made at a time: they are used while they are in the processor's cache."""
+_messages_of_part: Callable[[tuple[int, list[Message]]], list[Message]] = itemgetter(1)
+
 NEAR_BYTES = 8 << 10
 SINGLES_WINDOW_BYTES = 128 << 10
 """Windows of single messages are smaller: thousands of small objects cost more than a system call."""
@@ -442,12 +445,12 @@ class LogReader:
         self._window_bytes = NEAR_BYTES
         return self.read_messages()
 
-    def read_message_parts(self) -> Iterator[Iterable[Message]] | None:
+    def read_message_parts(self) -> Iterator[list[Message]] | None:
         """As ``read_messages``, made as they are taken. Use up the result before the next read."""
         parts = self.read_bounded_parts()
         return None if parts is None else map(_messages_of_part, parts)
 
-    def read_bounded_parts(self) -> Iterator[tuple[int, Iterable[Message]]] | None:
+    def read_bounded_parts(self) -> Iterator[tuple[int, list[Message]]] | None:
         """As ``read_message_parts``, with the number of the last message of each part."""
         while (window := self.read_window()) is not None:
             frames = self._wanted(window)
@@ -455,7 +458,7 @@ class LogReader:
                 return self._parts(window.data, frames)
         return None
 
-    def _parts(self, data: bytes, frames: list[FrameView]) -> Iterator[tuple[int, Iterable[Message]]]:
+    def _parts(self, data: bytes, frames: list[FrameView]) -> Iterator[tuple[int, list[Message]]]:
         message = self._message
         if len(frames) > SINGLES_MIN and all(frame[2] == 1 and not frame[3] for frame in frames):
             yield (
@@ -472,7 +475,9 @@ class LogReader:
                 bodies = payloads(data, start, end, count)
             if seq < from_seq:
                 bodies, seq = bodies[from_seq - seq :], from_seq
-            yield seq + len(bodies) - 1, messages_of(seq, time_ns, bodies, message)
+            for begin in range(0, len(bodies), PART_MESSAGES):
+                part = messages_of(seq + begin, time_ns, bodies[begin : begin + PART_MESSAGES], message)
+                yield part[-1][0], part
 
     def read_blocks(self) -> list[Block] | None:
         """The next blocks, at least one, or None if there is nothing more now."""
