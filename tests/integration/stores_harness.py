@@ -21,15 +21,22 @@ from typing import Any
 import msgspec
 from tests.integration.http_harness import Answered, Client
 
+from holdfast.commit.format.batch import StoresMode
+from holdfast.commit.service import CommitService, ServiceOptions
+from holdfast.objects.open import open_store
 from holdfast.server.gateway import Gateway, GatewayLimits
 from holdfast.server.http.auth import Authenticator, Role
 from holdfast.server.http.http_server import HttpServer
 from holdfast.server.stores.hosting import OpenStores, StoreHost
 from holdfast.server.stores.hot_routes import HotStores
+from holdfast.server.stores.in_log import LocalCopy, open_in_log
 from holdfast.server.stores.routes_administration import store_routes
 from holdfast.server.stores.socket import SubscribeSocket
+from holdfast.settings import load_configuration
 from holdfast.stores.service import StoreService
 
+DURABILITY = "HOLDFAST_STORES__DURABILITY"
+"""The setting that a new log takes for its stores. The fixture ``durability`` runs the lane with both values."""
 JSON = "holdfast.stores.v1+json"
 MSGPACK = "holdfast.stores.v1+msgpack"
 
@@ -187,7 +194,11 @@ async def stores_serving(
     host = StoreHost(front, str(directory), request_bytes_max=16 << 20)
     socket = partial(SubscribeSocket, front, host)
     server = HttpServer(front, store_routes(host), matcher=HotStores(host), socket=socket)
-    service = await StoreService.open(str(directory), page_bytes=1 << 20)
+    leader = None
+    if os.environ.get(DURABILITY) == "log":
+        service, leader = await open_with_log(directory)
+    else:
+        service = await StoreService.open(str(directory), page_bytes=1 << 20)
     opened = host.open(service)
     (address,) = await server.listen(["127.0.0.1:0"])
     name, _, port = address.rpartition(":")
@@ -201,4 +212,18 @@ async def stores_serving(
         for client in serving.clients:
             client.close()
         await host.close()
+        if leader is not None:
+            await leader.step_down()
+            await leader.close()
+            await leader.store.close()
         await server.finish(1.0)
+
+
+async def open_with_log(directory: Path) -> tuple[StoreService, CommitService]:
+    """Stores that live in a log, both in ``directory``, and the log's leader."""
+    store = open_store((directory / "log").as_uri(), create_missing=True)
+    options = ServiceOptions(allow_new=True, take_over=True, probe=False, stores_mode=StoresMode.LOG)
+    leader = await CommitService.lead(store, options)
+    flags = {"log.url": "memory:", "stores.directory": str(directory / "copy"), "stores.page_size_bytes": "1 MiB"}
+    settings = load_configuration(flags=flags).settings.stores
+    return await open_in_log(LocalCopy(store, settings, leader.log_id, "test"), leader, settings), leader

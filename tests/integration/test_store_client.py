@@ -36,6 +36,8 @@ from holdfast.errors import (
     Unavailable,
 )
 
+pytestmark = pytest.mark.usefixtures("durability")
+
 NAMES = itertools.count(1)
 EXPLICIT = SubscriberOptions(explicit_ack=True)
 ONCE = PublisherOptions(retry_duration=0)
@@ -62,7 +64,7 @@ class Service:
 
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+def service(durability: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     service = Service(tmp_path_factory.mktemp("service"))
     yield service
     service.process.kill()

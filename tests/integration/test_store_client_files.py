@@ -13,6 +13,8 @@ from tests.rgw import free_port
 
 from holdfast.client.stores import StoreClient
 
+pytestmark = pytest.mark.usefixtures("durability")
+
 FILES = 1_100
 """More than ``select`` can name."""
 

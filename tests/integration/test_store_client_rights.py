@@ -13,13 +13,15 @@ from holdfast.aio import StoreClient as AsyncStoreClient
 from holdfast.client.stores import StoreClient
 from holdfast.errors import Code, PermissionDenied
 
+pytestmark = pytest.mark.usefixtures("durability")
+
 ADMIN, SENDER, READER = "admin-token-0123456789", "sender-token-0123456789", "reader-token-0123456789"
 SECONDS_MAX = 60.0
 """Far below any retry, and far above what one request takes."""
 
 
 @pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def url(durability: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("service")
     process = ServerProcess(folder, (folder / "log").as_uri(), free_port(), flags=["--init"])
     process.wait_until_leading()

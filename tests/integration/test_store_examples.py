@@ -16,12 +16,14 @@ from tests.rgw import free_port
 
 from holdfast import Client, StoreClient, Write
 
+pytestmark = pytest.mark.usefixtures("durability")
+
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 @pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def url(durability: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("service")
     process = ServerProcess(folder, (folder / "log").as_uri(), free_port(), flags=["--init"])
     process.wait_until_leading()

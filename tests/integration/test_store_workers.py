@@ -20,6 +20,8 @@ from holdfast.aio import StoreClient as AsyncStoreClient
 from holdfast.client.protocol.stores.publisher import Blockage
 from holdfast.client.stores import Advisory, Delivery, Message, PublisherOptions, StoreClient, SubscriberOptions
 
+pytestmark = pytest.mark.usefixtures("durability")
+
 WORK = {"type": "shared", "max_delivery": 5}
 """The definition of the README."""
 KILLS = 2 if os.environ.get("HOLDFAST_SMALL") == "1" else 5
@@ -33,7 +35,7 @@ with StoreClient(sys.argv[1]) as client, client.subscriber(sys.argv[2], "work", 
 
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+def service(durability: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     service = Service(tmp_path_factory.mktemp("service"))
     yield service
     service.process.kill()

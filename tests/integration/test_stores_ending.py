@@ -26,6 +26,8 @@ from holdfast.client.stores import Message, StoreClient
 from holdfast.client.transport.aio import ClosingConnections, Connection
 from holdfast.errors import Code, HoldfastError, InvalidRequest
 
+pytestmark = pytest.mark.usefixtures("durability")
+
 PAGE_BYTES = 1 << 20
 SHARED = {"type": "shared"}
 

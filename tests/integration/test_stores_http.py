@@ -25,6 +25,8 @@ from holdfast.server.stores.hosting import StoreHost
 from holdfast.stores.storage.index import Checkpoint, Index
 from holdfast.stores.storage.log import MessageLog
 
+pytestmark = pytest.mark.usefixtures("durability")
+
 SHARED: dict[str, object] = {"type": "shared"}
 STANDARD: dict[str, object] = {"type": "standard"}
 MAP: dict[str, object] = {"type": "map"}
@@ -614,7 +616,7 @@ def test_a_cluster_of_one_has_its_quorum_until_it_is_suspended(tmp_path: Path) -
 
 
 def test_a_full_disk_refuses_what_writes_to_it_by_name_and_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    durability: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write, full = Index.write, [True]
 
@@ -639,19 +641,24 @@ def test_a_full_disk_refuses_what_writes_to_it_by_name_and_nothing_else(
             assert (await stores.ask("POST", "/v1/cluster/save")).status == 200
             monkeypatch.setattr(Index, "copy_to", no_copy)
             refused = await stores.ask("POST", "/v1/cluster/backup", {"name": "first"})
-            assert (refused.status, refused.code) == (503, "store_unavailable")
-            assert "No space left" in refused.json["error"]["message"]
+            if durability == "disk":
+                assert (refused.status, refused.code) == (503, "store_unavailable")
+                assert "No space left" in refused.json["error"]["message"]
             assert bodies(await stores.poll("orders", "work")) == ["a"]
 
     run(scenario)
 
 
-def test_a_backup_opens_as_stores_with_everything_in_it(tmp_path: Path) -> None:
+def test_a_backup_opens_as_stores_with_everything_in_it(durability: str, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with stores_serving(tmp_path / "live") as stores:
             await stores.define("orders", durables={"work": SHARED})
             await stores.publish("orders", "a", "b")
             made = await stores.ask("POST", "/v1/cluster/backup", {"name": "first"})
+            if durability == "log":
+                assert (made.status, made.code) == (400, "malformed")
+                assert "log mirror" in made.json["error"]["hint"], "a copy of the log is the backup"
+                return
             assert made.json == {"path": str(tmp_path / "live-backups" / "first")}
             again = await stores.ask("POST", "/v1/cluster/backup", {"name": "first"})
             assert (again.status, again.code) == (409, "already_open")

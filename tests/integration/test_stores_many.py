@@ -13,6 +13,8 @@ import pytest
 from tests.integration.http_harness import run, until
 from tests.integration.stores_harness import Subscriber, bodies, stores_serving
 
+pytestmark = pytest.mark.usefixtures("durability")
+
 PROVE = os.environ.get("HOLDFAST_PROVE") == "1"
 CONNECTIONS = 1_000 if PROVE else 100
 DURABLES = 10_000 if PROVE else 1_000

@@ -14,6 +14,8 @@ from holdfast.server.stores import routes_messages as redelivery
 from holdfast.stores.values.commands import Publish
 from holdfast.stores.values.messages import Message
 
+pytestmark = pytest.mark.usefixtures("durability")
+
 TARGET = "/v1/stores/dead/durables/grave/redeliver"
 
 

@@ -23,6 +23,8 @@ from tests.rgw import free_port
 from holdfast.cli.main import main
 from holdfast.cli.output import Exit
 
+pytestmark = pytest.mark.usefixtures("durability")
+
 JSON, MSGPACK = "application/json", "application/msgpack"
 SOCKET = "holdfast.stores.v1"
 ORDERS = "/v1/stores/orders"
@@ -133,7 +135,9 @@ OPERATIONS = (
 
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[ServerProcess]:
+def service(
+    durability: str, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[ServerProcess]:
     folder = tmp_path_factory.mktemp("rights")
     environment = {"HOLDFAST_STORES__PAGE_SIZE_BYTES": "1 MiB", "HOLDFAST_VIEW__ENABLED": "false"}
     flags = ("--init",)

@@ -19,6 +19,8 @@ from holdfast.server.stores import socket as socket_module
 from holdfast.stores.values.commands import Command, Define, Deliver, Detach, Publish, Result
 from holdfast.stores.values.messages import Delivery, Message
 
+pytestmark = pytest.mark.usefixtures("durability")
+
 SHARED = {"type": "shared", "prefetch": 1_024}
 STANDARD = {"type": "standard", "prefetch": 1_024}
 

@@ -16,6 +16,8 @@ from holdfast.server.stores.socket import UNSENT_BYTES_MAX
 from holdfast.stores.values.commands import Attach, Publish
 from holdfast.stores.values.messages import Delivery, Message
 
+pytestmark = pytest.mark.usefixtures("durability")
+
 SHARED = {"type": "shared"}
 STANDARD = {"type": "standard"}
 

@@ -18,6 +18,8 @@ from holdfast.client.stores import SubscriberOptions
 from holdfast.errors import Code, Conflict, HoldfastError, InvalidRequest, NotFound, Unavailable
 from holdfast.server.stores.deliveries import Poller
 
+pytestmark = pytest.mark.usefixtures("durability")
+
 PLAIN: dict[str, object] = {}
 MAP = {"type": "map"}
 QUICK = ClientOptions(retry_base_ms=1, retry_max_ms=5)
