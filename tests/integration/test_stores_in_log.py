@@ -240,7 +240,7 @@ def test_a_mirror_and_a_restored_log_have_the_stores(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("environment", "said"),
     [
-        ({"HOLDFAST_STORES__DURABILITY": "disk"}, "durability log, which was decided when the log began"),
+        ({"HOLDFAST_STORES__DURABILITY": "disk"}, "the stores of this log are of durability log"),
         ({"HOLDFAST_STORES__ENABLED": "false"}, "the log has stores, and this service would serve none"),
     ],
 )

@@ -1,4 +1,4 @@
-"""``holdfast stores backup``, ``compact``, ``repair``, ``restore``, ``verify``: the files of message stores.
+"""``holdfast stores backup``, ``compact``, ``move``, ``repair``, ``restore``, ``verify``: the files of message stores.
 
 ``backup`` and ``compact`` ask a running service. The others work on directories without a service and need
 ``holdfastdb[server]``. Damage ends them with exit code 6 and is named, except where ``repair --lose`` drops it.
@@ -9,11 +9,11 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 import typer
 
-from holdfast.cli.options import JsonOption
+from holdfast.cli.options import ConfigOption, JsonOption, LogArgument, SetOption, configuration
 from holdfast.cli.output import Exit, print_json, print_line
 from holdfast.cli.service import Service, on_service
 from holdfast.cli.stores import commands
@@ -58,6 +58,36 @@ def restore(
         print_json({"files": len(manifest.files), "at_ms": manifest.at_ms})
     else:
         print_line(f"restored {len(manifest.files)} files into {directory}")
+
+
+@commands.command()
+def move(
+    to: Annotated[
+        Literal["disk", "log"],
+        typer.Option("--to", help="Where the stores live from now on: on the leader's disk, or in the log."),
+    ],
+    url: LogArgument = None,
+    config: ConfigOption = None,
+    settings: SetOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Move all stores of a log whose services are stopped. Files that are not used any more are set aside."""
+    from holdfast.cli.log_views import with_store
+    from holdfast.server.moving import run_move
+
+    chosen = configuration(config, settings, log=url).settings
+    with system_errors(str(chosen.stores.directory)):
+        moved = with_store(chosen.log.url, lambda store: run_move(store, chosen, to))
+    if as_json:
+        print_json(asdict(moved))
+        return
+    place = "in the log" if to == "log" else f"on the disk, in {moved.directory}"
+    if not moved.changed:
+        print_line(f"the stores lived {place} before; nothing was moved")
+    else:
+        print_line(f"{moved.stores} stores with {moved.messages} messages live {place} from now on")
+    if moved.set_aside is not None:
+        print_line(f"what was in {moved.directory} is in {moved.set_aside}; no service reads it")
 
 
 @commands.command()

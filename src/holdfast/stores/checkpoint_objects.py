@@ -17,6 +17,7 @@ import asyncio
 import os
 import re
 import shutil
+from collections.abc import Iterable
 from hashlib import sha256
 from tempfile import TemporaryDirectory
 from typing import Final
@@ -128,7 +129,6 @@ async def make_checkpoint(service: StoreService, store: ObjectStore, log_id: str
     Cost: a copy of the cache on the local disk, in a temporary directory next to it; one object for each file whose
     content is new. Raises: Unavailable; what ``StoreService.copy_files`` raises.
     """
-    known = {key.removeprefix(FILES_PREFIX) for key in await _list_all(store, FILES_PREFIX)}
     parent = os.path.dirname(service.directory)
     with TemporaryDirectory(prefix=".checkpoint-", dir=parent) as made:
         copy = os.path.join(made, "copy")
@@ -137,19 +137,30 @@ async def make_checkpoint(service: StoreService, store: ObjectStore, log_id: str
             copied, version = await asyncio.shield(copying)
         finally:
             await asyncio.wait({copying})  # its thread cannot be stopped, and the directory is removed after it
-        files: list[File] = []
-        for name in copied.files:
-            data = await asyncio.to_thread(_read, os.path.join(copy, name))
-            file = File(name, len(data), await asyncio.to_thread(_hash, data))
-            if file.sha256 not in known and not await create_exactly(store, file.key, data):
-                raise InternalError("two contents have one SHA-256", key=file.key)
-            known.add(file.sha256)
-            files.append(file)
+        files = await upload_files(store, copy, copied.files)
     manifest = Manifest(format=FORMAT, log_id=log_id, version=version, files=files)
-    encoded = msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n"
     # Another maker of the same version is as good: its manifest stays.
-    await create_exactly(store, manifest_key(version), encoded)
+    await create_exactly(store, manifest_key(version), encode_manifest(manifest))
     return manifest
+
+
+async def upload_files(store: ObjectStore, directory: str, names: Iterable[str]) -> list[File]:
+    """Create an object for each file in ``directory`` whose content is new. Raises: Unavailable, OSError."""
+    known = {key.removeprefix(FILES_PREFIX) for key in await _list_all(store, FILES_PREFIX)}
+    files: list[File] = []
+    for name in names:
+        data = await asyncio.to_thread(_read, os.path.join(directory, name))
+        file = File(name, len(data), await asyncio.to_thread(_hash, data))
+        if file.sha256 not in known and not await create_exactly(store, file.key, data):
+            raise InternalError("two contents have one SHA-256", key=file.key)
+        known.add(file.sha256)
+        files.append(file)
+    return files
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    """The bytes of the object."""
+    return msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n"
 
 
 def _hash(data: bytes) -> str:

@@ -23,7 +23,7 @@ class FollowedStores:
     """The stores of one log, on a thread of the caller's choice; ``lead`` belongs on the event loop."""
 
     def __init__(self, storage: Storage, directory: str) -> None:
-        self._storage = storage
+        self.storage = storage
         self.directory = directory
 
     @classmethod
@@ -40,7 +40,7 @@ class FollowedStores:
     @property
     def version(self) -> int:
         """The version of the last entry that is here, perhaps only in part; 0 for none."""
-        return self._storage.version or 0
+        return self.storage.version or 0
 
     def follow(self, entries: Sequence[tuple[int, list[bytes]]]) -> None:
         """Apply durable entries, each a version with its records. What is here already is passed over.
@@ -48,7 +48,7 @@ class FollowedStores:
         *Raises*: ``CorruptData`` when a record gives another result here; ``OSError``; ``Unavailable`` on a full disk.
         After any of them these stores are of no use.
         """
-        storage = self._storage
+        storage = self.storage
         storage.follow(entries)
         if storage.log_bytes >= CHECKPOINT_BYTES:
             storage.write_checkpoint(storage.begin_checkpoint())
@@ -56,11 +56,11 @@ class FollowedStores:
 
     def close(self) -> None:
         """Close the files."""
-        self._storage.close()
+        self.storage.close()
 
     def lead(self, journal: Journal, clock: StoreClock) -> StoreService:
         """Serve the stores: what they do from now on goes into ``journal``."""
-        self._storage.effects = self._storage.state.pending_effects()
+        self.storage.effects = self.storage.state.pending_effects()
         keeper = ClockKeeper(clock, None)
-        keeper.start(self._storage.last_ms)
-        return StoreService.begin(self._storage, clock, journal=journal, keeper=keeper)
+        keeper.start(self.storage.last_ms)
+        return StoreService.begin(self.storage, clock, journal=journal, keeper=keeper)

@@ -1,4 +1,4 @@
-"""Objects of a log that has stores: format 3, entries beside transactions, and what older readers see of them."""
+"""Objects of a log that has stores: format 3, entries between transactions, and what older readers see of them."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from holdfast.commit.format.batch import (
     encode_object,
     read_body_table,
 )
-from holdfast.commit.format.chain import ChainWalker, check_link
-from holdfast.commit.leadership.claims import Frontier, claim_header
+from holdfast.commit.format.chain import ChainWalker, check_link, next_slot
+from holdfast.commit.leadership.claims import Frontier, claim_header, encode_claim
 from holdfast.errors import CorruptData
 from holdfast.server.view.process import ViewBuilder
 from holdfast.values import Version
@@ -88,6 +88,35 @@ def test_a_transaction_has_the_record_of_its_parts() -> None:
         LoggedEntry(first, [("", b"\x01parts")]),
         LoggedEntry(first + 1, [("", b"\x01alone")]),
     ]
+
+
+def moved(head: Header, claim: Header, mode: StoresMode) -> Header:
+    """A claim after ``head`` that moves the stores."""
+    who = identity()
+    frontier = Frontier(next_slot(head), head, claim.epoch + 1)
+    made = claim_header(
+        frontier, who, nonce=who.nonce_seed[:16], log_id=LOG_ID, wall_ms=1_000, stores_mode=mode, moves=True
+    )
+    return decode_header(encode_claim(made), slot=made.slot)
+
+
+def test_only_a_claim_moves_the_stores_and_the_last_transaction_is_known_after_it() -> None:
+    head, body = mixed(first_claim())
+    claim = first_claim()
+    back = moved(head, claim, StoresMode.RETURNED)
+    assert (back.format_version, back.stores_mode.durability) == (FORMAT_VERSION_STORES, "disk")
+    assert back.prev_version == back.newest_transaction == head.newest_transaction
+    again = moved(back, back, StoresMode.LOG)
+    check_link(head, claim, back)
+    check_link(back, back, again)
+    assert again.newest_transaction == head.newest_transaction
+    for mode in (StoresMode.DISK, StoresMode.RETURNED):
+        with pytest.raises(CorruptData, match="mode of the stores changes"):
+            check_link(claim, claim, replace(head, stores_mode=mode))
+    with pytest.raises(CorruptData, match="mode of the stores changes"):
+        check_link(head, claim, replace(back, stores_mode=StoresMode.DISK))
+    with pytest.raises(CorruptData, match="impossible field"):
+        decode_header(encode_object(replace(head, stores_mode=StoresMode.RETURNED), body[512:]), slot=head.slot)
 
 
 def test_readers_of_transactions_do_not_see_entries() -> None:

@@ -33,7 +33,7 @@ Header, little-endian, 512 bytes:
     438     8      inode of the namespace there: of the network, or of mounts for a ``unix:`` address; 0: unknown
     446     16     parent_log_id: the log that a fork claim leaves; zero in every other object
     462     8      forked_at: the last version that a fork claim takes over from its parent; 0 in every other object
-    470     2      stores_mode: 0, the stores are not in the log; 1, they are
+    470     2      stores_mode: 0, the stores are not in the log; 1, they are; 2, they were
     472     4      entries: how many versions of the body are the stores' own, and no transactions
     476     8      last_transaction_version: the last committed transaction's, at or before this object
     484     24     zero
@@ -42,12 +42,13 @@ Header, little-endian, 512 bytes:
 A **fork claim** begins a log of its own after a part of another one: it has a new ``log_id``. Nothing may follow a
 claim that **retires** the log. Versions of Holdfast that do not know them refuse both by their format version.
 
-A **log with stores** has format version 3 and the same ``stores_mode`` in every object. Its bodies also have what the
+A **log with stores** has format version 3 from the claim on that moved its stores, which for most logs is the first.
+Only such a claim changes ``stores_mode``: from 0 or 2 to 1, or from 1 to 2. Bodies of mode 1 also have what the
 message stores have done: rows of kind 5, in which ``key`` is the name of the store (empty: of no single one) and
 ``value`` a command of the stores with its result (``docs/formats/message-stores.md``). A version whose rows are all of
 kind 5 with no ``at`` is the stores' own: no transaction, and the transaction after it does not name it as its
 predecessor. A transaction has at most one such row, for its parts: with ``at`` 0, and in ``end`` the digest of the
-parts as they were sent. The fields from 470 on are zero in every other log.
+parts as they were sent. The fields from 470 on are zero where ``stores_mode`` is.
 
 Body: one Arrow IPC stream with the columns of ``BODY_SCHEMA``, one row per item in commit order; the request id is
 repeated in each row of its transaction. An object without transactions and entries has no body. Its
@@ -153,10 +154,16 @@ class ItemKind(IntEnum):
 
 
 class StoresMode(IntEnum):
-    """Where the message stores of a log keep what they do."""
+    """Where the message stores of a log keep what they do. ``RETURNED``: on a disk again, as ``DISK``."""
 
     DISK = 0
     LOG = 1
+    RETURNED = 2
+
+    @property
+    def durability(self) -> str:
+        """What the setting ``stores.durability`` calls it."""
+        return "log" if self is StoresMode.LOG else "disk"
 
 
 BODY_SCHEMA: Final = pa.schema(
@@ -360,7 +367,7 @@ def decode_header(data: bytes, *, slot: int) -> Header:
         raise _corrupt(slot, "header has an impossible field", kind=kind, address_length=address_length)
     if kind == Kind.CLAIM and (body_length or claim != slot):
         raise _corrupt(slot, "claim has a body or names another claim")
-    if stores_mode not in (StoresMode.DISK, StoresMode.LOG):
+    if stores_mode not in (StoresMode.DISK, StoresMode.LOG, StoresMode.RETURNED):
         raise _corrupt(slot, "header has an unknown mode of the stores", stores_mode=stores_mode)
     if (transactions == 0 and entries == 0) != (body_length == 0):
         raise _corrupt(
@@ -402,7 +409,7 @@ def decode_header(data: bytes, *, slot: int) -> Header:
     claims = is_fork or header.retires
     if header.format_version != format_version or (claims and kind != Kind.CLAIM):
         raise _corrupt(slot, "format version does not fit what the object is", format_version=format_version)
-    if not stores_mode and (entries or newest_transaction):
+    if (stores_mode != StoresMode.LOG and entries) or (not stores_mode and newest_transaction):
         raise _corrupt(slot, "header has an impossible field", entries=entries, newest_transaction=newest_transaction)
     return header
 

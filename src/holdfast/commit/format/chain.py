@@ -16,6 +16,7 @@ from holdfast.commit.format.batch import (
     VERSION_JUMP,
     Header,
     Kind,
+    StoresMode,
     jump,
 )
 from holdfast.errors import Code, CorruptData, NotFound
@@ -57,7 +58,7 @@ def check_link(head: Header, claim: Header, following: Header) -> None:
         (following.durable <= head.durable, "durable falls back along the chain"),
         (following.truncated_through >= head.truncated_through, "truncated_through falls along the chain"),
         (following.window_floor >= head.window_floor, "window_floor falls along the chain"),
-        (following.stores_mode == head.stores_mode, "the mode of the stores changes along the chain"),
+        (_keeps_stores(head, following), "the mode of the stores changes along the chain"),
     )
     for holds, rule in rules:
         if not holds:
@@ -66,6 +67,15 @@ def check_link(head: Header, claim: Header, following: Header) -> None:
         _check_claim(head, claim, following)
     else:
         _check_record(head, claim, following)
+
+
+def _keeps_stores(head: Header, following: Header) -> bool:
+    """Whether the stores stay where they are, or a claim moves them."""
+    if following.stores_mode is head.stores_mode:
+        return True
+    into_log, out_of_log = following.stores_mode is StoresMode.LOG, head.stores_mode is StoresMode.LOG
+    moves = into_log or (out_of_log and following.stores_mode is StoresMode.RETURNED)
+    return following.kind is Kind.CLAIM and moves
 
 
 def _check_claim(head: Header, claim: Header, following: Header) -> None:

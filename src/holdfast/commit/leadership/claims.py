@@ -260,10 +260,14 @@ def claim_header(
     fork: Copied | None = None,
     retires: bool = False,
     stores_mode: StoresMode = StoresMode.DISK,
+    moves: bool = False,
 ) -> Header:
     """The claim to be written at the frontier. ``log_id`` is used only at genesis; later claims copy it, unless they
-    ``fork`` the log. So is ``stores_mode``. ``retires``: nobody may lead after this claim."""
+    ``fork`` the log. So is ``stores_mode``, unless the claim ``moves`` the stores. ``retires``: nobody may lead after
+    this claim."""
     before = frontier.predecessor
+    if before is not None and not moves:
+        stores_mode = before.stores_mode
     truncated_through = before.truncated_through if before else Version(0)
     if before is None:
         base = first_base(log_id)
@@ -293,8 +297,8 @@ def claim_header(
         flags=FLAG_RETIRES if retires else 0,
         parent_log_id=before.log_id if before and fork else None,
         forked_at=before.last_version if before and fork else Version(0),
-        stores_mode=before.stores_mode if before else stores_mode,
-        newest_transaction=before.newest_transaction if before else Version(0),
+        stores_mode=stores_mode,
+        newest_transaction=before.last_transaction_version if before and stores_mode else Version(0),
     )
 
 

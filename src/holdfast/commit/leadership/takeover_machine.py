@@ -239,17 +239,27 @@ QUESTION_MS_MAX: Final = 500.0
 """A standby repeats a question that is older than this before it claims."""
 
 
+@dataclass(frozen=True, slots=True)
+class StoresMove:
+    """The claim says that the stores live in ``mode`` from now on: what was copied is their state after the object
+    ``after``, so nothing may come between."""
+
+    mode: StoresMode
+    after: Header
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TakeoverRules:
     """The bounds of a takeover.
 
-    ``stores_mode``: that of a new log. ``only_new``: lead a new log or none. ``retires``: claim so that nobody leads
-    afterwards. ``asks``: there is a way to ask a leader who it is. ``shared_by_machines``: the same address may lead to
-    another process.
+    ``stores_mode``: that of a new log. ``moves_stores``: the claim moves the stores of a log. ``only_new``: lead a new
+    log or none. ``retires``: claim so that nobody leads afterwards. ``asks``: there is a way to ask a leader who it is.
+    ``shared_by_machines``: the same address may lead to another process.
     """
 
     allow_new: bool = False
     stores_mode: StoresMode = StoresMode.DISK
+    moves_stores: StoresMove | None = None
     only_new: bool = False
     retires: bool = False
     take_over: bool = False
@@ -719,7 +729,13 @@ class TakeoverMachine:
 
     def _stake(self, now: Instant) -> list[Effect]:
         """R2: send the claim alone until it is created or refused."""
-        identity = self._identity
+        identity, move = self._identity, self._rules.moves_stores
+        if move is not None and self._frontier.predecessor != move.after:
+            raise Closed(
+                "the log went on while its stores were copied",
+                code=Code.LEADER_ALIVE,
+                hint="stop every service of the log, standbys too, and move the stores again",
+            )
         counted = self._restarts.to_bytes(4, "little") + b"claim"
         self._waited_ms = now.boot_ms - self._found_ms
         self._claim = claim = claim_header(
@@ -730,7 +746,8 @@ class TakeoverMachine:
             wall_ms=now.wall_ms,
             fork=self._copied if self._forks else None,
             retires=self._rules.retires,
-            stores_mode=self._rules.stores_mode,
+            stores_mode=self._rules.stores_mode if move is None else move.mode,
+            moves=move is not None,
         )
         return self._send(now, SendClaim(claim.slot, encode_claim(claim)), self._claim_answered)
 

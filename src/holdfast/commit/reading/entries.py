@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from holdfast.commit.format.batch import Header, LoggedEntry, decode_records
+from holdfast.commit.format.batch import Header, LoggedEntry, StoresMode, decode_records
 from holdfast.commit.format.chain import ChainWalker
 from holdfast.commit.reading.reader import damage_unless_truncated, follow
 from holdfast.commit.reading.status import walker_after
-from holdfast.errors import NotFound
+from holdfast.errors import Code, CorruptData, NotFound
 from holdfast.objects.port import ObjectStore
 
 
@@ -26,21 +26,38 @@ class Entries:
         """What the stores did from version ``after`` on, up to the live object ``newest``, an object at a time.
 
         ``claim`` is the newest claim. Objects in which they did nothing are passed over. ``after`` counts the first
-        time only. Cost: one GET for each object. Raises: Unavailable; CorruptData; NotFound (``log_truncated``) where
-        retention has removed what comes after ``after``.
+        time only. Cost: one GET for each object. Raises: Unavailable; CorruptData, also where the stores were on a disk
+        after ``after``; NotFound (``log_truncated``) where retention has removed what comes after ``after``.
         """
         walker, self._walker = self._walker, None
         try:
             if walker is None:
                 walker = await walker_after(self._store, claim, newest, max(0, after - 1))
             async with aclosing(follow(self._store, walker, until=newest.slot)) as batches:
+                before = walker.head
                 async for batch in batches:
+                    _require_in_log(before, batch.header, after)
+                    before = batch.header
                     found = [entry for entry in decode_records(batch.data, batch.header) if entry.version >= after]
                     if found:
                         yield batch.header, found
         except NotFound as error:
             raise damage_unless_truncated(error, newest) from error
         self._walker = walker
+
+
+def _require_in_log(before: Header | None, header: Header, after: int) -> None:
+    """Return unless this claim moved stores into the log that were on a disk after version ``after``."""
+    if before is None or header.stores_mode is before.stores_mode or header.stores_mode is not StoresMode.LOG:
+        return
+    if before.last_version > after:
+        raise CorruptData(
+            "the stores were moved into the log, and the checkpoint that was made then is missing or damaged",
+            code=Code.CORRUPT_LOG,
+            hint="copy the objects under stores/ from a mirror or a backup; or make stores of the files that "
+            "`holdfast stores move` set aside, and begin a new log with them",
+            version=before.last_version,
+        )
 
 
 def entries_before(

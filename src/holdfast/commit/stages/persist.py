@@ -337,7 +337,7 @@ class Persist:
             body_crc=fastest_crc32()(body, 0),
             stores_mode=before.stores_mode,
             entries=len(logged) - len(transactions),
-            newest_transaction=Version(newest if has_stores else 0),
+            newest_transaction=Version(newest if before.stores_mode else 0),
         )
         self.head = header
         batch = Batch(header, encode_object(header, body), entries, transactions, now.boot_ms)

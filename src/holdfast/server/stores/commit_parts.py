@@ -77,7 +77,7 @@ def not_in_log() -> InvalidRequest:
     return InvalidRequest(
         "the stores of this log take no part in commits: they do not live in the log",
         code=Code.STORES_NOT_IN_LOG,
-        hint="begin a log with stores.durability set to log",
+        hint="stores.durability is disk here; `holdfast stores move --to log`, with the service stopped, changes it",
     )
 
 

@@ -45,12 +45,13 @@ async def require_durability(store: ObjectStore, settings: StoresSettings) -> No
     frontier = await find_frontier(store)
     if frontier is None:
         return
-    mode = frontier[0].stores_mode.name.lower()
+    mode = frontier[0].stores_mode.durability
     if settings.durability not in (None, mode):
         raise InvalidRequest(
-            f"the stores of this log are of durability {mode}, which was decided when the log began",
+            f"the stores of this log are of durability {mode}",
             code=Code.BAD_CONFIGURATION,
-            hint=f"leave stores.durability out, or set it to {mode}",
+            hint=f"leave stores.durability out, or set it to {mode}; `holdfast stores move --to "
+            f"{settings.durability}` moves the stores of a log that no service leads",
             key="stores.durability",
             value=settings.durability,
         )

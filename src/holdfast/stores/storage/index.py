@@ -442,7 +442,7 @@ class Index:
 
     def _write_meta(self, loaded: Loaded) -> None:
         values = loaded._asdict()
-        self._writer.execute("DELETE FROM meta WHERE name = 'frame_crc'")
+        self._writer.execute("DELETE FROM meta WHERE name IN ('frame_crc', 'version')")
         self._writer.executemany(
             "INSERT OR REPLACE INTO meta VALUES (?, ?)",
             [(name, value) for name, value in values.items() if value is not None]
