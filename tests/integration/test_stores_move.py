@@ -5,58 +5,45 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.crash.server_process import ServerEnded
-from tests.integration.test_stores_in_log import SETTINGS, Machine, define, holdfast, machines
+from tests.integration.stores_harness import DURABILITY, StoresServing, bodies, stores_serving
+from tests.integration.test_stores_in_log import Machine, define, holdfast, machines
 
-from holdfast.commit.service import CommitService
-from holdfast.errors import AlreadyOpen, Closed
+from holdfast.commit.leadership import takeover_machine
+from holdfast.commit.reading import entries
+from holdfast.commit.service import CommitService, ServiceOptions
+from holdfast.errors import AlreadyOpen, Closed, CorruptData, HoldfastError, Unavailable
+from holdfast.objects.creating import create_exactly
 from holdfast.objects.open import open_store
 from holdfast.server import moving
-from holdfast.server.moving import Moved, move_stores
+from holdfast.server.moving import Moved, _Mover, move_stores  # pyright: ignore[reportPrivateUsage]
 from holdfast.settings import load_configuration
-from holdfast.stores.checkpoint_objects import PREFIX
+from holdfast.stores.checkpoint_objects import PREFIX, encode_manifest, manifest_key
 
 KEY = {"operations": [{"type": "write", "key": "aw==", "value": "dg=="}]}
-
-
-def move(machine: Machine, url: str, to: str) -> Moved:
-    """As the command does, in this process."""
-
-    async def run() -> Moved:
-        store = open_store(url)
-        try:
-            environ = {**SETTINGS, "HOLDFAST_STORES__DIRECTORY": str(machine.cache)}
-            settings = load_configuration(flags={"log.url": url}, environ=environ).settings
-            return await move_stores(store, settings, to)
-        finally:
-            await store.close()
-
-    return asyncio.run(run())
+WORK = {"work": {"type": "shared", "ack_wait": "1h"}}
 
 
 def take_all(machine: Machine) -> set[str]:
     return {body for _, body, _ in machine.take(100)}
 
 
-def begin(machine: Machine) -> None:
-    """A service on a new log with stores on the disk: five messages, of which two are done and one is held."""
-    machine.serve("--init")
-    define(machine)
-    machine.publish("a", "b", "c", "d", "e")
-    taken = machine.take(3)
-    machine.acknowledge(*(seq for seq, _, _ in taken[:2]))
-    assert machine.ask("POST", "/v1/commit", KEY)[0] == 200
-
-
-def test_stores_move_into_the_log_and_back(tmp_path: Path) -> None:
+@pytest.mark.matrix
+def test_the_command_moves_stores_into_the_log_and_back(tmp_path: Path) -> None:
     url = (tmp_path / "log").as_uri()
     with machines(tmp_path, url) as (first, second):
-        begin(first)
+        first.serve("--init")
+        define(first)
+        first.publish("a", "b", "c", "d", "e")
+        taken = first.take(3)
+        first.acknowledge(*(seq for seq, _, _ in taken[:2]))
+        assert first.ask("POST", "/v1/commit", KEY)[0] == 200
+        served = holdfast("stores", "move", url, "--set", f"stores.directory={first.cache}", "--to", "log")
+        assert "already open" in served.stderr
         assert first.server.stop() == 0
         words = ("stores", "move", url, "--set", f"stores.directory={first.cache}")
         moved = json.loads(holdfast(*words, "--to", "log", "--json").stdout)
@@ -67,118 +54,205 @@ def test_stores_move_into_the_log_and_back(tmp_path: Path) -> None:
         second.acknowledge(3)  # which the subscriber held
         assert second.publish("f")["first_seq"] == 6
         assert second.ask("POST", "/v1/commit", KEY)[0] == 200
-        assert second.server.stop() == 0
         words = ("stores", "move", url, "--set", f"stores.directory={second.cache}")
+        assert "another leader is alive" in holdfast(*words, "--to", "disk").stderr
+        assert second.server.stop() == 0
         told = holdfast(*words, "--to", "disk").stdout
         assert "2 stores with 3 messages live on the disk" in told
         assert "nothing was moved" in holdfast(*words, "--to", "disk").stdout
         second.serve()
         assert take_all(second) == {"f"}
-        second.acknowledge(4, 5)
         assert second.publish("g")["first_seq"] == 7
         assert second.ask("POST", "/v1/commit", KEY)[0] == 200
         assert second.server.stop() == 0
-        # And into the log again: nothing of the first time may count.
-        assert move(second, url, "log").messages == 2
-        shutil.rmtree(second.cache)
-        first.serve()
-        assert take_all(first) == {"g"}
-        first.acknowledge(6)
-        assert first.server.stop() == 0
     assert "the log is intact" in holdfast("log", "verify", url).stdout
     assert len(holdfast("log", "cat", url, "--json").stdout.splitlines()) == 3
 
 
-@pytest.mark.matrix
-def test_stores_that_are_served_do_not_move(tmp_path: Path) -> None:
-    url = (tmp_path / "log").as_uri()
-    with machines(tmp_path, url) as (first, second):
-        begin(first)
-        with pytest.raises(AlreadyOpen):
-            move(first, url, "log")
-        assert first.server.stop() == 0
-        move(first, url, "log")
-        first.serve()
-        with pytest.raises(Closed, match="another leader is alive"):
-            move(second, url, "disk")
-        assert first.publish("f")["first_seq"] == 6
-        assert take_all(first) == {"d", "e", "f"}
+# -- in one process ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.matrix
-@pytest.mark.parametrize("step", ["upload_files", "_name_checkpoint", "lead"])
-def test_a_move_that_ends_early_leaves_the_stores_where_they_were(
-    step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    url = (tmp_path / "log").as_uri()
+class Place:
+    """A log and the directory of its stores, in the folder ``root``."""
 
+    def __init__(self, root: Path, patch: pytest.MonkeyPatch) -> None:
+        self.root = root
+        self.url = (root / "log").as_uri()
+        self.disk = root / "copy"
+        self._patch = patch
+
+    async def begin(self) -> None:
+        await (await self.lead(allow_new=True)).step_down()
+        await self.on_disk(publish="a")
+
+    async def lead(self, **options: Any) -> CommitService:
+        store = open_store(self.url, create_missing=True)
+        return await CommitService.lead(store, ServiceOptions(probe=False, take_over=True, **options))
+
+    async def on_disk(self, publish: str) -> None:
+        """Serve the stores on the disk, and publish a message."""
+        self._patch.setenv(DURABILITY, "disk")
+        async with stores_serving(self.disk) as stores:
+            await stores.define("orders", durables=WORK)
+            await stores.publish("orders", publish)
+
+    async def in_log(self, publish: str) -> None:
+        """Serve the stores in the log, and publish a message."""
+        self._patch.setenv(DURABILITY, "log")
+        async with stores_serving(self.root) as stores:
+            await stores.publish("orders", publish)
+
+    async def messages(self, durability: str) -> list[str]:
+        """All messages, served from where they live."""
+        self._patch.setenv(DURABILITY, durability)
+        async with stores_serving(self.root if durability == "log" else self.disk) as stores:
+            return await kept(stores)
+
+    async def move(self, to: str) -> Moved:
+        store = open_store(self.url)
+        try:
+            flags = {"log.url": self.url, "stores.directory": str(self.disk), "stores.page_size_bytes": "1 MiB"}
+            return await move_stores(store, load_configuration(flags=flags, environ={}).settings, to)
+        finally:
+            await store.close()
+
+
+async def kept(stores: StoresServing) -> list[str]:
+    return bodies(await stores.poll("orders", "work", subscriber="all", max=100))
+
+
+Scenario = Callable[[Place, pytest.MonkeyPatch], Awaitable[None]]
+
+
+async def goes_and_comes_back(place: Place, _: pytest.MonkeyPatch) -> None:
+    await place.begin()
+    assert (await place.move("log")).messages == 1
+    await place.in_log("b")
+    assert (await place.move("disk")).messages == 2
+    await place.on_disk("c")
+    # Nothing of the first time in the log may count.
+    assert (await place.move("log")).messages == 3
+    for path in place.disk.iterdir():
+        shutil.rmtree(path)
+    assert await place.messages("log") == ["a", "b", "c"]
+
+
+async def ends_before_each_step(place: Place, patch: pytest.MonkeyPatch) -> None:
     async def stop(*_: object, **__: object) -> None:
-        raise OSError("the machine is gone")
+        raise Unavailable("the machine is gone")
 
-    owner: object = {"upload_files": moving, "_name_checkpoint": moving._Mover, "lead": CommitService}[step]  # pyright: ignore[reportPrivateUsage]
-    with machines(tmp_path, url, 1) as (machine,):
-        begin(machine)
-        assert machine.server.stop() == 0
-        with monkeypatch.context() as patch:
-            patch.setattr(owner, step, stop)
-            with pytest.raises(OSError, match="is gone"):
-                move(machine, url, "log")
-        machine.serve()
-        assert machine.publish("f")["first_seq"] == 6
-        assert machine.server.stop() == 0
-        assert move(machine, url, "log").messages == 4
-        if step == "lead":
-            with monkeypatch.context() as patch:
-                patch.setattr(owner, step, stop)
-                with pytest.raises(OSError, match="is gone"):
-                    move(machine, url, "disk")
-        machine.serve()
-        assert machine.publish("g")["first_seq"] == 7
-        assert machine.server.stop() == 0
-        assert move(machine, url, "disk").messages == 5
-        machine.serve()
-        assert take_all(machine) == {"d", "e", "f", "g"}
+    steps: list[tuple[object, str]] = [(moving, "upload_files"), (_Mover, "_name_checkpoint"), (CommitService, "lead")]
+    await place.begin()
+    for number, (owner, name) in enumerate(steps):
+        with patch.context() as patched:
+            patched.setattr(owner, name, stop)
+            with pytest.raises(Unavailable, match="is gone"):
+                await place.move("log")
+        await place.on_disk(f"disk {number}")
+    await place.move("log")
+    with patch.context() as patched:
+        patched.setattr(CommitService, "lead", stop)
+        with pytest.raises(Unavailable, match="is gone"):
+            await place.move("disk")
+    await place.in_log("log")
+    await place.move("disk")
+    assert await place.messages("disk") == ["a", "disk 0", "disk 1", "disk 2", "log"]
 
 
-def _went_on(url: str) -> Callable[..., Any]:
-    """``CommitService.lead`` of a mover that is late: another leader was faster."""
+def before_the_claim(act: Callable[[], Awaitable[None]]) -> Callable[..., Any]:
+    """``CommitService.lead`` that acts before a claim that moves stores."""
     lead = CommitService.lead
 
     async def late(*arguments: Any, **named: Any) -> CommitService:
-        moves = arguments[1].moves_stores
-        if moves is not None:
-            other = await lead(open_store(url), type(arguments[1])(take_over=True))
-            await other.step_down()
-            await other.close()
+        if arguments[1].moves_stores is not None:
+            CommitService.lead = lead  # type: ignore[method-assign]
+            await act()
         return await lead(*arguments, **named)
 
     return late
 
 
-@pytest.mark.matrix
-def test_a_log_that_went_on_meanwhile_keeps_its_stores_where_they_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    url = (tmp_path / "log").as_uri()
-    with machines(tmp_path, url, 1) as (machine,):
-        begin(machine)
-        assert machine.server.stop() == 0
-        with monkeypatch.context() as patch:
-            patch.setattr(CommitService, "lead", _went_on(url))
-            with pytest.raises(Closed, match="went on while its stores were copied"):
-                move(machine, url, "log")
-        machine.serve()
-        assert take_all(machine) == {"d", "e"}
+async def goes_on_meanwhile(place: Place, patch: pytest.MonkeyPatch) -> None:
+    await place.begin()
+    await place.move("log")
+    with patch.context() as patched:
+        patched.setattr(CommitService, "lead", before_the_claim(lambda: place.in_log("late")))
+        with pytest.raises(Closed, match="went on while its stores were copied"):
+            await place.move("disk")
+    assert await place.messages("log") == ["a", "late"]
+
+
+async def is_opened_meanwhile(place: Place, patch: pytest.MonkeyPatch) -> None:
+    async def open_again() -> None:
+        with pytest.raises(AlreadyOpen):
+            await place.on_disk("late")
+
+    await place.begin()
+    with patch.context() as patched:
+        patched.setattr(CommitService, "lead", before_the_claim(open_again))
+        await place.move("log")
+    assert await place.messages("log") == ["a"]
+
+
+async def has_lost_its_checkpoint(place: Place, _: pytest.MonkeyPatch) -> None:
+    await place.begin()
+    await place.move("log")
+    for path in (place.root / "log" / PREFIX).iterdir():
+        path.unlink()
+    with pytest.raises(CorruptData, match="the checkpoint that was made then is missing"):
+        await place.messages("log")
+
+
+SCENARIOS: tuple[Scenario, ...] = (
+    goes_and_comes_back,
+    ends_before_each_step,
+    goes_on_meanwhile,
+    is_opened_meanwhile,
+    has_lost_its_checkpoint,
+)
+
+
+def play(scenario: Scenario, root: Path, patch: pytest.MonkeyPatch) -> None:
+    root.mkdir()
+    asyncio.run(asyncio.wait_for(scenario(Place(root, patch), patch), 60))
+
+
+@pytest.mark.parametrize(
+    "scenario",
+    [SCENARIOS[0], *(pytest.param(each, marks=pytest.mark.matrix) for each in SCENARIOS[1:])],
+    ids=lambda scenario: scenario.__name__,
+)
+def test_no_message_is_lost_when_a_move(scenario: Scenario, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    play(scenario, tmp_path / "place", monkeypatch)
+
+
+# -- mutants: a move with one rule taken out, which a scenario above must notice -----------------------------------------
+
+
+async def _keep_the_first(self: Any, manifest: Any) -> None:
+    await create_exactly(self._store, manifest_key(manifest.version), encode_manifest(manifest))
+
+
+MUTANTS: dict[str, tuple[object, str, object]] = {
+    "claims_whatever_came_between": (takeover_machine, "_require_nothing_between", lambda *_: None),
+    "begins_with_empty_stores": (entries, "_require_in_log", lambda *_: None),
+    "keeps_the_first_checkpoint_of_a_version": (_Mover, "_name_checkpoint", _keep_the_first),
+    "copies_without_the_version": (
+        _Mover,
+        "_copy",
+        lambda self, storage, target, _, copy=_Mover._copy: copy(self, storage, target, None),
+    ),
+    "leaves_the_old_files_where_they_were": (_Mover, "set_files_aside", lambda _: None),
+}
 
 
 @pytest.mark.matrix
-def test_without_the_checkpoint_of_the_move_no_leader_serves_empty_stores(tmp_path: Path) -> None:
-    url = (tmp_path / "log").as_uri()
-    with machines(tmp_path, url, 1) as (machine,):
-        begin(machine)
-        assert machine.server.stop() == 0
-        move(machine, url, "log")
-        for path in (tmp_path / "log" / PREFIX).iterdir():
-            path.unlink()
-        with pytest.raises(ServerEnded, match="the checkpoint that was made then is missing"):
-            machine.serve()
+@pytest.mark.parametrize("name", MUTANTS)
+def test_every_mutant_of_the_move_is_caught(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(*MUTANTS[name])
+    for number, scenario in enumerate(SCENARIOS):
+        try:
+            play(scenario, tmp_path / f"place-{number}", monkeypatch)
+        except (AssertionError, HoldfastError, OSError, pytest.fail.Exception):
+            return
+    pytest.fail(f"no scenario notices {name}")

@@ -67,7 +67,7 @@ class PublisherOptions:
     mode: PublisherMode = "store_confirm_send"
     window_messages: int = 1_024
     window_bytes: int = 16 << 20
-    batch_messages: int = 1_000
+    batch_messages: int = 4_096
     batch_bytes: int = 1 << 20
     linger_ms: float = 0
     retry_duration: float = FOR_EVER

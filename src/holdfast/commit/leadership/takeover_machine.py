@@ -730,12 +730,8 @@ class TakeoverMachine:
     def _stake(self, now: Instant) -> list[Effect]:
         """R2: send the claim alone until it is created or refused."""
         identity, move = self._identity, self._rules.moves_stores
-        if move is not None and self._frontier.predecessor != move.after:
-            raise Closed(
-                "the log went on while its stores were copied",
-                code=Code.LEADER_ALIVE,
-                hint="stop every service of the log, standbys too, and move the stores again",
-            )
+        if move is not None:
+            _require_nothing_between(self._frontier, move)
         counted = self._restarts.to_bytes(4, "little") + b"claim"
         self._waited_ms = now.boot_ms - self._found_ms
         self._claim = claim = claim_header(
@@ -859,6 +855,15 @@ def _may_be_followed_at_once(newest: Header) -> bool:
     """Whether the last record says that no process leads."""
     initialised = (newest.epoch == 1 or newest.is_fork) and newest.kind is Kind.CLAIM and not newest.address
     return newest.kind is Kind.RESIGN or initialised
+
+
+def _require_nothing_between(frontier: Frontier, move: StoresMove) -> None:
+    if frontier.predecessor != move.after:
+        raise Closed(
+            "the log went on while its stores were copied",
+            code=Code.LEADER_ALIVE,
+            hint="stop every service of the log, standbys too, and move the stores again",
+        )
 
 
 def _alive(trouble: str, newest: Header) -> Closed:
