@@ -226,7 +226,7 @@ def test_no_message_is_lost_when_a_move(scenario: Scenario, tmp_path: Path, monk
     play(scenario, tmp_path / "place", monkeypatch)
 
 
-# -- mutants: a move with one rule taken out, which a scenario above must notice -----------------------------------------
+# -- mutants: a move with one rule taken out, which a scenario above must notice ---------------------------------------
 
 
 async def _keep_the_first(self: Any, manifest: Any) -> None:
