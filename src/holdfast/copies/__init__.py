@@ -4,7 +4,7 @@
     window        which objects of a copy may be under way at once: the rules of a leader. Pure
     source        the objects of a log in the order of its chain, from where a copy stands, and a cut in them
     chain         carries objects from one store to another within the window
-    snapshots     copies snapshots that a copy has reached
+    manifests     copies snapshots, and checkpoints of stores, that a copy has reached
     restoring     a new log at an empty prefix that equals another one, cut at a version or a time
     mirroring     a copy that grows with its source
     promoting     makes a mirror a log of its own

@@ -29,9 +29,8 @@ from holdfast.commit.leadership.role_records import read_records
 from holdfast.commit.reading.lineage import Lineage, lineage_of
 from holdfast.commit.reading.reader import LoggedBatch, find_frontier, read_header
 from holdfast.copies.chain import carry
-from holdfast.copies.checkpoints import copy_new_checkpoints
+from holdfast.copies.manifests import copy_new_checkpoints, copy_new_snapshots, snapshots_between
 from holdfast.copies.restoring import begin_copy, require_role
-from holdfast.copies.snapshots import copy_new_snapshots, snapshots_between
 from holdfast.copies.source import first_slot_of, objects_from, standing_of
 from holdfast.errors import Closed, Code, CorruptData, HoldfastError, NotFound, Unavailable
 from holdfast.objects.port import ObjectStore

@@ -20,7 +20,7 @@ from holdfast.commit.leadership.role_records import read_records
 from holdfast.commit.leadership.takeover import TakeoverOptions, take_the_lead
 from holdfast.commit.reading.lineage import lineage_of
 from holdfast.commit.reading.reader import find_frontier, leaderships_back
-from holdfast.copies.snapshots import snapshots_between
+from holdfast.copies.manifests import snapshots_between
 from holdfast.errors import Code, CorruptData, InvalidRequest, NotFound
 from holdfast.objects.creating import create_exactly
 from holdfast.objects.port import ObjectStore

@@ -41,10 +41,9 @@ from holdfast.commit.leadership.role_records import read_records
 from holdfast.commit.reading.lineage import Lineage
 from holdfast.commit.reading.reader import LoggedBatch, find_frontier
 from holdfast.copies.chain import carry
-from holdfast.copies.checkpoints import copy_new_checkpoints
+from holdfast.copies.manifests import copy_new_checkpoints, copy_new_snapshots, snapshots_between
 from holdfast.copies.promoting import fork
 from holdfast.copies.restoring import begin_copy, require_role
-from holdfast.copies.snapshots import copy_new_snapshots, snapshots_between
 from holdfast.errors import Code, CorruptData, InvalidRequest, NotFound
 from holdfast.objects.port import ObjectStore
 from holdfast.values import VERSION_MAX, Slot, Version, slot_text

@@ -27,9 +27,8 @@ from holdfast.commit.reading.lineage import Lineage, lineage_of
 from holdfast.commit.reading.reader import find_frontier
 from holdfast.commit.reading.survey import verify_log
 from holdfast.copies.chain import carry
-from holdfast.copies.checkpoints import checkpoints_between, copy_new_checkpoints
+from holdfast.copies.manifests import checkpoints_between, copy_new_checkpoints, copy_new_snapshots, snapshots_between
 from holdfast.copies.promoting import fork
-from holdfast.copies.snapshots import copy_new_snapshots, snapshots_between
 from holdfast.copies.source import cut_at, first_slot_of, objects_from, standing_of, version_at
 from holdfast.errors import Code, CorruptData, InvalidRequest, NotFound
 from holdfast.objects.creating import create_exactly

@@ -40,6 +40,7 @@ from holdfast.stores.checkpoint_objects import FORMAT, Manifest, encode_manifest
 from holdfast.stores.clock import Anchor, write_anchor
 from holdfast.stores.machine.state import State
 from holdfast.stores.repair.backup import copy_stores
+from holdfast.stores.storage.index import INDEX_NAME
 from holdfast.stores.storage.storage import MANIFEST_NAME, UNFINISHED_NAME, Storage, require_stores
 
 COPIER: Final = "move"
@@ -156,7 +157,9 @@ class _Mover:
             again.end_checkpoint()
         finally:
             again.close()
-        return [name for name in copied.files if os.path.exists(os.path.join(target, name))]
+        there = set(os.listdir(target))
+        assert f"{INDEX_NAME}-wal" not in there, "an index that is closed is one file"
+        return [name for name in copied.files if name in there]
 
     async def _name_checkpoint(self, manifest: Manifest) -> None:
         """Create the manifest. What an earlier call made of other files counts for nothing, and is replaced."""
