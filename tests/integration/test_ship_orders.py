@@ -29,7 +29,7 @@ def worker(number: int, urls: list[str]) -> subprocess.Popen[bytes]:
 
 
 def test_the_books_balance_when_workers_and_leaders_are_killed(tmp_path: Path, prove: bool) -> None:
-    orders, kills = (2_000, 6) if prove else (120, 2)
+    orders, kills = (2_000, 6) if prove else (60, 1)
     random = Random(orders)
     url = begin(tmp_path)
     with machines(tmp_path, url) as two:

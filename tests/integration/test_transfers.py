@@ -92,7 +92,7 @@ def prepare(urls: Sequence[str], transfers: Sequence[dict[str, int]]) -> None:
 
 def receipts(machine: Machine) -> int:
     status, answer = machine.ask("GET", "/v1/stores/receipts")
-    return int(answer["messages"]) if status == 200 else 0
+    return int(answer["counts"]["messages"]) if status == 200 else 0
 
 
 def check_books(urls: Sequence[str], transfers: Sequence[dict[str, int]]) -> None:
