@@ -97,6 +97,12 @@ def _this_boot() -> Boot | None:
     return Boot(name, (_steady_ms(), uptime_ms))
 
 
+def anchor_now(store_ms: int) -> Anchor | None:
+    """The stores' time is ``store_ms`` at this moment. None where the kernel does not say how long it has run."""
+    boot = _this_boot()
+    return None if boot is None else Anchor(store_ms, boot.name, boot.counts_ms)
+
+
 class StoreClock:
     """Milliseconds since 1970. ``wall`` is looked at in ``start`` and ``look`` only; ``steady`` never falls.
 
@@ -187,18 +193,19 @@ _logger = logging.getLogger(__name__)
 class ClockKeeper:
     """Keeps the clock and the anchor of one directory. ``start`` and ``close`` do file I/O: call them on a thread.
 
-    Without a directory there is no anchor: the newest record says from where the time goes on.
+    Without a directory there is no file: the ``anchor`` given, or the newest record, says from where the time goes on.
     """
 
-    def __init__(self, clock: StoreClock, directory: str | None) -> None:
+    def __init__(self, clock: StoreClock, directory: str | None, anchor: Anchor | None = None) -> None:
         self._clock = clock
         self._directory = directory
+        self._anchor = anchor
         self._timer: asyncio.TimerHandle | None = None
         self._writing: asyncio.Task[None] | None = None
 
     def start(self, last_ms: int) -> None:
         """Set the clock, and warn where it is far off."""
-        self._clock.start(last_ms, None if self._directory is None else read_anchor(self._directory))
+        self._clock.start(last_ms, self._anchor if self._directory is None else read_anchor(self._directory))
         self._write(self._clock.anchor())
         self._warn()
 

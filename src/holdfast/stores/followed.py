@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Sequence
 from typing import Final
 
-from holdfast.stores.clock import ClockKeeper, StoreClock
+from holdfast.stores.clock import Anchor, ClockKeeper, StoreClock
 from holdfast.stores.log_commit import Journal
 from holdfast.stores.service import StoreService
 from holdfast.stores.storage.storage import Storage
@@ -58,9 +58,15 @@ class FollowedStores:
         """Close the files."""
         self.storage.close()
 
-    def lead(self, journal: Journal, clock: StoreClock) -> StoreService:
-        """Serve the stores: what they do from now on goes into ``journal``."""
+    @property
+    def last_ms(self) -> int:
+        """The stores' time of the last record."""
+        return self.storage.last_ms
+
+    def lead(self, journal: Journal, clock: StoreClock, anchor: Anchor | None = None) -> StoreService:
+        """Serve the stores: what they do from now on goes into ``journal``. ``anchor``: what was known of their time,
+        None: the last record and the machine's clock say it."""
         self.storage.effects = self.storage.state.pending_effects()
-        keeper = ClockKeeper(clock, None)
+        keeper = ClockKeeper(clock, None, anchor)
         keeper.start(self.storage.last_ms)
         return StoreService.begin(self.storage, clock, journal=journal, keeper=keeper)

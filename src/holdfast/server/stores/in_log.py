@@ -28,7 +28,7 @@ from holdfast.objects.port import ObjectStore
 from holdfast.private_files import make_private_directory
 from holdfast.settings import StoresSettings
 from holdfast.stores.checkpoint_objects import KeptCheckpoints, fetch_newest, make_checkpoint
-from holdfast.stores.clock import StoreClock
+from holdfast.stores.clock import Anchor, StoreClock, anchor_now
 from holdfast.stores.followed import FollowedStores
 from holdfast.stores.log_commit import Durable
 from holdfast.stores.service import StoreService
@@ -90,7 +90,7 @@ async def open_in_log(copy: LocalCopy, leader: CommitService, settings: StoresSe
     assert leader.claim.stores_mode is StoresMode.LOG, "the log has stores"
     stores = await copy.bring_up_to(leader.claim, leader.claim)
     copy.give_away()
-    return stores.lead(LogJournal(leader), StoreClock(follows_wall=settings.clock == "wall"))
+    return stores.lead(LogJournal(leader), StoreClock(follows_wall=settings.clock == "wall"), copy.heard)
 
 
 class LocalCopy:
@@ -108,15 +108,22 @@ class LocalCopy:
         self._stores: FollowedStores | None = None
         self._entries = Entries(store)
         self._applying: asyncio.Future[None] | None = None
+        self.heard: Anchor | None = None
+        """The stores' time when this process heard of it last, as a standby; None: it has not. So a take-over neither
+        moves their time to this machine's clock nor lets it stand still."""
 
     async def keep_up(self, followed: FollowedLog) -> None:
         """Follow the log with ``followed`` until that ends. An error is logged and ends it; the next call goes on."""
         newest: Header | None = None
+        last_ms: int | None = None
         try:
             while not followed.ended.done():
                 position = followed.feed.durable.end
                 if newest is not (newest := followed.durable_header()):
-                    await self.bring_up_to(followed.claim, newest)
+                    stores = await self.bring_up_to(followed.claim, newest)
+                    if last_ms is not None and stores.last_ms > last_ms:  # what was there before may be of any time
+                        self.heard = await asyncio.to_thread(anchor_now, stores.last_ms)
+                    last_ms = stores.last_ms
                 await followed.feed.durable.wait(position)
         except (HoldfastError, OSError) as error:
             _log.warning("stores_do_not_follow", directory=self.directory, error=str(error))
