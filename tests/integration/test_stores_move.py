@@ -13,9 +13,12 @@ import pytest
 from tests.integration.stores_harness import DURABILITY, StoresServing, bodies, stores_serving
 from tests.integration.test_stores_in_log import Machine, define, holdfast, machines
 
+from holdfast.commit.format.batch import Header, StoresMode
 from holdfast.commit.leadership import takeover_machine
 from holdfast.commit.reading import entries
+from holdfast.commit.reading.reader import find_frontier
 from holdfast.commit.service import CommitService, ServiceOptions
+from holdfast.copies.restoring import Point, restore
 from holdfast.errors import AlreadyOpen, Closed, CorruptData, HoldfastError, Unavailable
 from holdfast.objects.creating import create_exactly
 from holdfast.objects.open import open_store
@@ -107,6 +110,20 @@ class Place:
         self._patch.setenv(DURABILITY, durability)
         async with stores_serving(self.root if durability == "log" else self.disk) as stores:
             return await kept(stores)
+
+    async def version(self) -> int:
+        return (await self._newest()).last_version
+
+    async def mode(self) -> StoresMode:
+        return (await self._newest()).stores_mode
+
+    async def _newest(self) -> Header:
+        frontier = await find_frontier(open_store(self.url))
+        assert frontier is not None, "there is a log"
+        return frontier[0]
+
+    async def restored_from(self, other: Place, version: int) -> None:
+        await restore(open_store(other.url), open_store(self.url, create_missing=True), Point(version=version))
 
     async def move(self, to: str) -> Moved:
         store = open_store(self.url)
@@ -203,12 +220,31 @@ async def has_lost_its_checkpoint(place: Place, _: pytest.MonkeyPatch) -> None:
         await place.messages("log")
 
 
+async def is_restored_at_each_stay(place: Place, patch: pytest.MonkeyPatch) -> None:
+    await place.begin()
+    versions = [await place.version()]
+    await place.move("log")
+    await place.in_log("b")
+    versions.append(await place.version())
+    await place.move("disk")
+    versions.append(await place.version())
+    for number, version in enumerate(versions):
+        other = Place(place.root / f"restored-{number}", patch)
+        other.root.mkdir()
+        await other.restored_from(place, version)
+        if number == 1:
+            assert await other.messages("log") == ["a", "b"]
+        else:
+            assert await other.mode() is not StoresMode.LOG
+
+
 SCENARIOS: tuple[Scenario, ...] = (
     goes_and_comes_back,
     ends_before_each_step,
     goes_on_meanwhile,
     is_opened_meanwhile,
     has_lost_its_checkpoint,
+    is_restored_at_each_stay,
 )
 
 

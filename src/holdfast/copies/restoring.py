@@ -24,7 +24,7 @@ from holdfast.commit.format.batch import Header, StoresMode
 from holdfast.commit.leadership.role import ROLE_KEY, Role, encode_record
 from holdfast.commit.leadership.role_records import read_records
 from holdfast.commit.reading.lineage import Lineage, lineage_of
-from holdfast.commit.reading.reader import find_frontier
+from holdfast.commit.reading.reader import find_frontier, leaderships_back
 from holdfast.commit.reading.survey import verify_log
 from holdfast.copies.chain import carry
 from holdfast.copies.manifests import checkpoints_between, copy_new_checkpoints, copy_new_snapshots, snapshots_between
@@ -116,10 +116,10 @@ def _no_report(step: str, done: int, total: int | None) -> None:
     del step, done, total
 
 
-async def _require_stores(source: ObjectStore, newest: Header, lineage: Lineage, cut: int) -> None:
+async def _require_stores(source: ObjectStore, newest: Header, claim: Header, lineage: Lineage, cut: int) -> None:
     """Return unless the log lost what its stores at ``cut`` are made of. Raises: NotFound (``log_truncated``)."""
     through = newest.truncated_through
-    if newest.stores_mode is not StoresMode.LOG or not through:
+    if not through or await _mode_at(source, claim, cut) is not StoresMode.LOG:
         return
     there = await checkpoints_between(source, lineage, through, VERSION_MAX)
     if any(manifest.version <= cut for manifest in there):
@@ -131,6 +131,15 @@ async def _require_stores(source: ObjectStore, newest: Header, lineage: Lineage,
         version=cut,
         oldest=min((manifest.version for manifest in there), default=None),
     )
+
+
+async def _mode_at(source: ObjectStore, claim: Header, version: int) -> StoresMode:
+    """Where the stores lived at this version; only a claim moves them."""
+    async with aclosing(leaderships_back(source, claim)) as leaderships:
+        async for leadership in leaderships:
+            if leadership.base <= version or leadership.before is None:
+                return leadership.claim.stores_mode
+    return claim.stores_mode
 
 
 async def _role(
@@ -163,7 +172,7 @@ async def _role(
 
 
 async def _cut(source: ObjectStore, frontier: tuple[Header, Header], lineage: Lineage, point: Point) -> int:
-    head, _ = frontier
+    head, claim = frontier
     if point.time_ms is not None:
         cut = await version_at(source, frontier, point.time_ms)
     else:
@@ -183,7 +192,7 @@ async def _cut(source: ObjectStore, frontier: tuple[Header, Header], lineage: Li
             oldest=later[0].version if later else None,
             truncated_through=truncated_through,
         )
-    await _require_stores(source, head, lineage, cut)
+    await _require_stores(source, head, claim, lineage, cut)
     return cut
 
 
