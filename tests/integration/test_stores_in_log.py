@@ -18,8 +18,9 @@ import pytest
 from tests.crash.server_process import ServerEnded, ServerProcess
 from tests.rgw import free_port
 
-from holdfast import Client
+from holdfast import Client, StoreClient
 from holdfast.client import BlockingTransaction
+from holdfast.client.stores import SubscriberOptions
 from holdfast.errors import Closed
 
 SETTINGS = {
@@ -459,6 +460,28 @@ def test_a_worker_consumes_changes_and_publishes_exactly_once(tmp_path: Path) ->
         assert two[leader].server.stop() == 0
     lines = holdfast("log", "cat", url, "--json").stdout.splitlines()
     assert len(lines) == 40
+
+
+def test_a_commit_makes_room_in_the_window_of_its_subscriber(tmp_path: Path) -> None:
+    url = begin(tmp_path)
+    with machines(tmp_path, url, 1) as (machine,):
+        machine.serve()
+        define(machine)
+        machine.publish(*"abcdefg")
+        service = f"http://127.0.0.1:{machine.port}"
+        options = SubscriberOptions(explicit_ack=True, prefetch=2)
+        seen: list[bytes] = []
+        with (
+            Client(service) as client,
+            StoreClient(service) as stores,
+            stores.subscriber("orders", "work", subscriber="s", options=options) as orders,
+        ):
+            while len(seen) < 7:
+                order = orders.receive(timeout=10)
+                assert order is not None, seen
+                seen.append(order.body)
+                client.transact(lambda txn, seq=order.seq: txn.acknowledge("orders", "work", "s", seq))
+        assert seen == [b"a", b"b", b"c", b"d", b"e", b"f", b"g"]
 
 
 # -- checkpoints ------------------------------------------------------------------------------------------------------

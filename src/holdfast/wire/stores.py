@@ -390,5 +390,20 @@ class AdvisoryFrame(msgspec.Struct, frozen=True, tag_field="type", tag="advisory
     facts: Mapping[str, object] = {}
 
 
+class AcknowledgedFrame(msgspec.Struct, frozen=True, tag_field="type", tag="acknowledged"):
+    """A commit acknowledged messages that this subscriber held."""
+
+    ranges: Ranges
+
+
 ClientFrame = CreditFrame | AckFrame | NackFrame | RejectFrame | ExtendFrame | StartedFrame | CloseFrame
-ServerFrame = AttachedFrame | MessagesFrame | AdvisoryFrame | ReplyFrame | ErrorFrame | ChangesFrame | CurrentFrame
+ServerFrame = (
+    AttachedFrame
+    | MessagesFrame
+    | AcknowledgedFrame
+    | AdvisoryFrame
+    | ReplyFrame
+    | ErrorFrame
+    | ChangesFrame
+    | CurrentFrame
+)

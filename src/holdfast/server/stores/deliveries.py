@@ -278,6 +278,13 @@ class Deliveries:
             if not name or subscriber.name == name:
                 subscriber.advise(kind, facts)
 
+    def acknowledged(self, store: str, durable: str, name: str, ranges: Sequence[tuple[int, int]]) -> None:
+        """Tell a subscriber that a commit acknowledged what it held."""
+        group = self._groups.get((store, durable))
+        subscriber = None if group is None else group.by_name.get(name)
+        if subscriber is not None:
+            subscriber.acknowledged(ranges)
+
     def changed(self, store: str, name: str, changes: Sequence[tuple[str, int, str]]) -> None:
         """Tell everybody who watches a map."""
         for subscriber in self.connected(store, name):
@@ -567,6 +574,10 @@ class Subscriber(ABC):
     def advise(self, kind: str, facts: Mapping[str, object]) -> None:
         """Send an advisory."""
         del kind, facts
+
+    def acknowledged(self, ranges: Sequence[tuple[int, int]]) -> None:
+        """A commit acknowledged what it held."""
+        del ranges
 
     def changed(self, changes: Sequence[tuple[str, int, str]]) -> None:
         """Keys of its map changed: triples of key, revision and cause."""

@@ -308,6 +308,10 @@ class SubscribeSocket(asyncio.Protocol):
         """Write an advisory."""
         self._send(wire.AdvisoryFrame(kind, facts))
 
+    def acknowledged(self, ranges: collections.abc.Sequence[tuple[int, int]]) -> None:
+        """Write that a commit acknowledged messages."""
+        self._send(wire.AcknowledgedFrame(list(ranges)))
+
     def _send(self, frame: msgspec.Struct) -> None:
         if self._talks():
             self._write(encode(frame, self._format), counted=not isinstance(frame, wire.ChangesFrame))
@@ -439,6 +443,10 @@ class _SocketSubscriber(Subscriber):
     def advise(self, kind: str, facts: Mapping[str, object]) -> None:
         """See ``Subscriber``."""
         self._socket.advise(kind, facts)
+
+    def acknowledged(self, ranges: collections.abc.Sequence[tuple[int, int]]) -> None:
+        """See ``Subscriber``."""
+        self._socket.acknowledged(ranges)
 
     def changed(self, changes: collections.abc.Sequence[tuple[str, int, str]]) -> None:
         """See ``Subscriber``."""

@@ -33,7 +33,7 @@ from holdfast.stores.matching import Matcher
 from holdfast.stores.values import commands
 from holdfast.stores.values.commands import FIRST_RULES, Command, Done, Result
 from holdfast.stores.values.deadlines import Budget
-from holdfast.stores.values.effects import Applied, Displaced, Effect, Ready
+from holdfast.stores.values.effects import AcknowledgedByCommit, Applied, Displaced, Effect, Ready
 from holdfast.stores.values.messages import Batch
 from holdfast.stores.values.ports import BLOCK_MESSAGES, Blocks, Entries, Kept, Messages
 
@@ -89,7 +89,13 @@ class State(Cluster):
         return Applied(result, effects, changed)
 
     def _commit_parts(self, command: commands.CommitParts, effects: list[Effect]) -> _Outcome:
-        return commit_parts.carry_out(self, command, lambda part: self._handlers[type(part)](part, effects)[0]), True
+        done = commit_parts.carry_out(self, command, lambda part: self._handlers[type(part)](part, effects)[0])
+        effects += [
+            AcknowledgedByCommit(part.store, part.durable, part.subscriber, part.ack)
+            for part in command.parts
+            if isinstance(part, commands.Acknowledge)
+        ]
+        return done, True
 
     def _publish(self, command: commands.Publish, effects: list[Effect]) -> _Outcome:
         store = self.store(command.store)

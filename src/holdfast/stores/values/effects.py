@@ -33,6 +33,15 @@ class Advise(msgspec.Struct, frozen=True):
     facts: tuple[tuple[str, Fact], ...] = ()
 
 
+class AcknowledgedByCommit(msgspec.Struct, frozen=True):
+    """A commit acknowledged messages that the subscriber held: it has room for others."""
+
+    store: str
+    durable: str
+    subscriber: str
+    ranges: list[tuple[int, int]]
+
+
 class Displaced(msgspec.Struct, frozen=True):
     """A newer session took this subscriber's place: close the older one with ``durable_collision``."""
 
@@ -67,7 +76,7 @@ class Changed(msgspec.Struct, frozen=True):
     changes: tuple[tuple[str, int, str], ...]
 
 
-Effect = Ready | Advise | Displaced | DeadLettering | Changed
+Effect = Ready | Advise | AcknowledgedByCommit | Displaced | DeadLettering | Changed
 
 
 class Applied(msgspec.Struct, frozen=True):

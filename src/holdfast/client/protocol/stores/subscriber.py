@@ -53,6 +53,7 @@ from holdfast.errors import Closed, Code, CorruptData, HoldfastError, InvalidReq
 from holdfast.stores.values.messages import Delivery
 from holdfast.wire.log import ErrorBody
 from holdfast.wire.stores import (
+    AcknowledgedFrame,
     AdvisoryFrame,
     AttachedFrame,
     ChangesFrame,
@@ -435,6 +436,11 @@ class SubscriberMachine:
                 self._on_response(frame)
             case AttachedFrame():
                 self._attached(frame, now_ms)
+            case AcknowledgedFrame(ranges=ranges):
+                for first, last in ranges:
+                    self._window.released(first, last)
+                if self._window.is_own:
+                    self._give_credit()
             case AdvisoryFrame(kind=kind, facts=facts):
                 self._last_said = frame
                 self.advisories.add(kind, facts)
