@@ -4,12 +4,12 @@
 
 Places: a log in a directory with its stores on the disk, and in the log; a log on the S3 server on this machine, and on
 the same one with 40 ms injected (median; p99 126 ms). In each place, with bodies of 100 B, by one asyncio client:
-publishes that wait one by one, in windows of 256 and 4,096, in batches of 100, and consumed messages. The two places in
-the directory take turns, round by round; figures are medians of the rounds. Bytes and PUTs a message are those of the
-window of 4,096, from the service's metrics.
+publishes that wait one by one, in windows of 256 and 4,096, in batches of 100, and messages consumed with a prefetch of
+4,096. The two places in the directory take turns, round by round; figures are medians of the rounds. Bytes and PUTs a
+message are those of the window of 4,096, from the service's metrics.
 
-Take-over: a standby with the backlog; the leader is killed; until the first message of the backlog arrives at a client
-that tries again after 50 ms at most. Without files: the same by a process that did not stand by and has an empty
+Take-over: a standby with the backlog; the leader is killed; until the stores are open, asked every 10 ms, and the first
+message of the backlog has arrived. Without files: the same by a process that did not stand by and has an empty
 directory, from a checkpoint.
 
 Targets are printed, and a missed one does not fail: on ``file:`` at least half of ``disk`` for windows and batches; at
@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import http.client
 import json
 import os
 import re
@@ -33,6 +34,7 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from pathlib import Path
 
 from _processes import Served, free_port, holdfast, machine
@@ -40,7 +42,6 @@ from rich.console import Console
 from rich.table import Table
 from tests.rgw import Gateway
 
-from holdfast import ClientOptions
 from holdfast.aio import StoreClient
 from holdfast.client.stores import Message, PublisherOptions
 from holdfast.testing.fault_proxy import Latency
@@ -49,6 +50,7 @@ from holdfast.testing.fault_proxy_process import FaultProxyProcess
 LATENCY = Latency(median_ms=40.0, p99_ms=126.0)
 BODY = b"x" * 100
 BATCH = 100
+PREFETCH = 4_096
 DISK, LOG = "file, disk", "file, log"
 FAR = "S3, 40 ms"
 IN_LOG = ("--set", "stores.durability=log")
@@ -136,7 +138,7 @@ LANES: dict[str, Callable[[StoreClient, str, float], Awaitable[tuple[int, list[f
 async def run_lane(server: Served, lane: str, store: str, seconds: float) -> tuple[float, list[float]]:
     async with StoreClient(server.url) as client:
         await client.define_store(store)
-        await client.define_durable(store, "kept", {"type": "shared"})
+        await client.define_durable(store, "kept", {"type": "shared", "prefetch": PREFETCH})
         began = time.perf_counter()
         count, waits = await LANES[lane](client, store, seconds)
         return count / (time.perf_counter() - began), waits
@@ -186,13 +188,22 @@ def serve(folder: Path, url: str, port: int, *flags: str) -> subprocess.Popen[by
         )
 
 
+def answers(port: int) -> bool:
+    """Whether the stores are open. A client is told to come back in a second while they are not."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+    try:
+        connection.request("GET", "/v1/stores")
+        return connection.getresponse().status == HTTPStatus.OK
+    except OSError:
+        return False
+    finally:
+        connection.close()
+
+
 async def first_delivery(port: int, store: str) -> None:
-    # With the default pauses a client would come back up to two seconds later.
-    options = ClientOptions(retry_max_ms=50)
-    async with (
-        StoreClient(f"http://127.0.0.1:{port}", options=options) as client,
-        client.subscriber(store, "kept") as subscriber,
-    ):
+    while not await asyncio.to_thread(answers, port):
+        await asyncio.sleep(0.01)
+    async with StoreClient(f"http://127.0.0.1:{port}") as client, client.subscriber(store, "kept") as subscriber:
         assert await subscriber.receive(timeout=120) is not None, "the backlog is there"
 
 
