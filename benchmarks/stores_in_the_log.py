@@ -200,9 +200,13 @@ def answers(port: int) -> bool:
         connection.close()
 
 
+def wait_until_open(port: int) -> None:
+    while not answers(port):
+        time.sleep(0.01)
+
+
 async def first_delivery(port: int, store: str) -> None:
-    while not await asyncio.to_thread(answers, port):
-        await asyncio.sleep(0.01)
+    await asyncio.to_thread(wait_until_open, port)
     async with StoreClient(f"http://127.0.0.1:{port}") as client, client.subscriber(store, "kept") as subscriber:
         assert await subscriber.receive(timeout=120) is not None, "the backlog is there"
 
