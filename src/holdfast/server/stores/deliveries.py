@@ -519,6 +519,8 @@ def _count(runs: Iterable[Run]) -> int:
 
 
 SHARE_MAX: Final = 512
+ON_THEIR_WAY_MAX: Final = 4_096
+"""Deliveries to one subscriber that are not durable yet: in a distant log, as many as this take one round trip."""
 Polled = Callable[[list[Delivery] | HoldfastError], None]
 Problem = Callable[[], HoldfastError | None]
 """Why the caller may not get messages any more."""
@@ -565,7 +567,7 @@ class Subscriber(ABC):
 
     def takes_more(self) -> bool:
         """Whether it may be asked for now: it has room, takes what it is given, and little is on its way."""
-        return bool(self.room) and self.takes and not self.unread and self.on_its_way < SHARE_MAX
+        return bool(self.room) and self.takes and not self.unread and self.on_its_way < ON_THEIR_WAY_MAX
 
     @abstractmethod
     def give(self, messages: list[Delivery]) -> None:
