@@ -430,7 +430,7 @@ class StoresSettings:
     enabled: Annotated[bool, Key(_switch, True, "true or false; needs stores.directory")]
     durability: Annotated[Literal["disk", "log"] | None, Key(_choice("disk", "log"), None,
         "disk: the stores are files on the leader's machine; log: they live in the log, and any leader serves them; "
-        "counts when the log begins", depends="what the log has; disk for a new log")]
+        "sets the mode of a new log, and has to be that of another", depends="what the log has; disk for a new log")]
     directory: Annotated[str | None, Key(_optional_text, None,
         "directory on a local disk; created if it is missing",
         depends="the log's directory followed by -stores for file:, otherwise none")]

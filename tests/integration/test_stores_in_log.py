@@ -119,9 +119,9 @@ def machines(directory: Path, log_url: str, count: int = 2) -> Iterator[list[Mac
             machine.end()
 
 
-def holdfast(*arguments: str) -> subprocess.CompletedProcess[str]:
+def holdfast(*arguments: str, seconds: float = 60) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "holdfast.cli.main", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
 
 
 def begin(directory: Path) -> str:
@@ -493,6 +493,33 @@ QUICK = {
     "HOLDFAST_RETENTION__CHECK_SECONDS": "0.2",
     "HOLDFAST_SNAPSHOTS__CHECK_SECONDS": "0.2",
 }
+
+
+@pytest.mark.matrix
+def test_a_copy_from_before_a_truncation_is_made_again(tmp_path: Path) -> None:
+    """What retention removed were entries, which no transaction after them names."""
+    url = begin(tmp_path)
+    with machines(tmp_path, url) as (first, second):
+        first.serve(**QUICK)
+        define(first)
+        first.publish("seen")
+        second.stand_by()
+        time.sleep(1)
+        second.server.kill()
+        first.publish("late")
+        for _ in range(1_300):  # the newest 1,000 slots stay
+            first.publish("gone")
+        key = {"operations": [{"type": "delete", "key": b64encode(b"k").decode()}]}
+        assert first.ask("POST", "/v1/commit", key)[0] == 200  # without a transaction there is no snapshot
+        until = time.monotonic() + 60
+        while not first.ask("GET", "/v1/retention")[1].get("truncated_through"):
+            assert time.monotonic() < until, first.ask("GET", "/v1/retention")
+            time.sleep(0.1)
+        first.server.kill()
+        second.serve("--take-over")
+        status, kept = second.ask("GET", "/v1/stores/orders/durables/work/browse?max=10")
+        assert status == 200, kept
+        assert [b64decode(each["body"]).decode() for each in kept["messages"]][:3] == ["seen", "late", "gone"]
 
 
 def test_a_machine_without_files_serves_the_stores_of_a_truncated_log(tmp_path: Path) -> None:

@@ -15,17 +15,19 @@ from tests.integration.test_stores_in_log import Machine, define, holdfast, mach
 
 from holdfast.commit.format.batch import Header, StoresMode
 from holdfast.commit.leadership import takeover_machine
+from holdfast.commit.leadership.log_remains import bind_stores
 from holdfast.commit.reading import entries
 from holdfast.commit.reading.reader import find_frontier
 from holdfast.commit.service import CommitService, ServiceOptions
+from holdfast.copies.mirroring import Mirror, MirrorOptions
+from holdfast.copies.promoting import promote
 from holdfast.copies.restoring import Point, restore
-from holdfast.errors import AlreadyOpen, Closed, CorruptData, HoldfastError, Unavailable
-from holdfast.objects.creating import create_exactly
+from holdfast.errors import AlreadyOpen, Closed, CorruptData, HoldfastError, InvalidRequest, NotFound, Unavailable
 from holdfast.objects.open import open_store
 from holdfast.server import moving
 from holdfast.server.moving import Moved, _Mover, move_stores  # pyright: ignore[reportPrivateUsage]
 from holdfast.settings import load_configuration
-from holdfast.stores.checkpoint_objects import PREFIX, encode_manifest, manifest_key
+from holdfast.stores.checkpoint_objects import PREFIX
 
 KEY = {"operations": [{"type": "write", "key": "aw==", "value": "dg=="}]}
 WORK = {"work": {"type": "shared", "ack_wait": "1h"}}
@@ -158,7 +160,7 @@ async def ends_before_each_step(place: Place, patch: pytest.MonkeyPatch) -> None
     async def stop(*_: object, **__: object) -> None:
         raise Unavailable("the machine is gone")
 
-    steps: list[tuple[object, str]] = [(moving, "upload_files"), (_Mover, "_name_checkpoint"), (CommitService, "lead")]
+    steps: list[tuple[object, str]] = [(moving, "upload_files"), (_Mover, "_make_checkpoint"), (CommitService, "lead")]
     await place.begin()
     for number, (owner, name) in enumerate(steps):
         with patch.context() as patched:
@@ -171,8 +173,15 @@ async def ends_before_each_step(place: Place, patch: pytest.MonkeyPatch) -> None
         patched.setattr(CommitService, "lead", stop)
         with pytest.raises(Unavailable, match="is gone"):
             await place.move("disk")
+    with pytest.raises(CorruptData, match="did not finish"):
+        await place.on_disk("what is there is of a move that was not claimed")
     await place.in_log("log")
-    await place.move("disk")
+    with patch.context() as patched:
+        patched.setattr(_Mover, "finish", stop)
+        with pytest.raises(Unavailable, match="is gone"):
+            await place.move("disk")
+    assert (await place.move("disk")).changed, "what is claimed is finished"
+    assert not (await place.move("disk")).changed
     assert await place.messages("disk") == ["a", "disk 0", "disk 1", "disk 2", "log"]
 
 
@@ -211,6 +220,28 @@ async def is_opened_meanwhile(place: Place, patch: pytest.MonkeyPatch) -> None:
     assert await place.messages("log") == ["a"]
 
 
+async def is_promoted_without_its_checkpoint(place: Place, _: pytest.MonkeyPatch) -> None:
+    await place.begin()
+    await place.move("log")
+    mirror = open_store((place.root / "mirror").as_uri(), create_missing=True)
+    await Mirror(open_store(place.url), mirror, MirrorOptions()).run()
+    for path in (place.root / "mirror" / PREFIX).iterdir():
+        path.unlink()
+    with pytest.raises(NotFound, match="no checkpoint of them is left"):
+        await promote(mirror)
+    await Mirror(open_store(place.url), mirror, MirrorOptions()).run()
+    await promote(mirror)
+
+
+async def meets_files_of_another_log(place: Place, _: pytest.MonkeyPatch) -> None:
+    await place.begin()
+    await place.move("log")
+    bind_stores(str(place.disk), "another log")
+    with pytest.raises(InvalidRequest, match="not the stores of this log"):
+        await place.move("disk")
+    assert await place.messages("log") == ["a"]
+
+
 async def has_lost_its_checkpoint(place: Place, _: pytest.MonkeyPatch) -> None:
     await place.begin()
     await place.move("log")
@@ -244,6 +275,8 @@ SCENARIOS: tuple[Scenario, ...] = (
     goes_on_meanwhile,
     is_opened_meanwhile,
     has_lost_its_checkpoint,
+    is_promoted_without_its_checkpoint,
+    meets_files_of_another_log,
     is_restored_at_each_stay,
 )
 
@@ -265,14 +298,15 @@ def test_no_message_is_lost_when_a_move(scenario: Scenario, tmp_path: Path, monk
 # -- mutants: a move with one rule taken out, which a scenario above must notice ---------------------------------------
 
 
-async def _keep_the_first(self: Any, manifest: Any) -> None:
-    await create_exactly(self._store, manifest_key(manifest.version), encode_manifest(manifest))
+async def _count_any(self: _Mover, storage: Any, *, make: Any = _Mover._make_checkpoint) -> bool:
+    await make(self, storage)
+    return True
 
 
 MUTANTS: dict[str, tuple[object, str, object]] = {
     "claims_whatever_came_between": (takeover_machine, "_require_nothing_between", lambda *_: None),
     "begins_with_empty_stores": (entries, "_require_in_log", lambda *_: None),
-    "keeps_the_first_checkpoint_of_a_version": (_Mover, "_name_checkpoint", _keep_the_first),
+    "counts_any_checkpoint_of_the_version": (_Mover, "_make_checkpoint", _count_any),
     "copies_without_the_version": (
         _Mover,
         "_copy",

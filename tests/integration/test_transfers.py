@@ -164,4 +164,4 @@ def test_each_transfer_happens_once_whatever_stops_workers_and_leaders(
         record_property(f"{place} seconds", round(time.monotonic() - began))
         check_books(urls, transfers)
         assert leader.server.stop() == 0
-    assert "the log is intact" in holdfast("log", "verify", url).stdout
+    assert "the log is intact" in holdfast("log", "verify", url, seconds=1_200).stdout

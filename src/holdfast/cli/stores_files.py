@@ -83,7 +83,7 @@ def move(
         return
     place = "in the log" if to == "log" else f"on the disk, in {moved.directory}"
     if not moved.changed:
-        print_line(f"the stores lived {place} before; nothing was moved")
+        print_line(f"the stores of this log live {'in the log' if to == 'log' else 'on a disk'}; nothing was moved")
     else:
         print_line(f"{moved.stores} stores with {moved.messages} messages live {place} from now on")
     if moved.set_aside is not None:

@@ -6,17 +6,21 @@ Every object is verified on the way, and the manifest comes last.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import aclosing
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Final, Generic, Protocol, TypeVar
 
+from holdfast.commit.format.batch import Header, StoresMode
 from holdfast.commit.reading.lineage import Lineage
+from holdfast.commit.reading.reader import leaderships_back
 from holdfast.errors import Code, CorruptData, InvalidRequest, NotFound
 from holdfast.objects.creating import create_exactly
 from holdfast.objects.port import ObjectStore
 from holdfast.snapshots import manifest as snapshot
 from holdfast.snapshots import reading
 from holdfast.stores import checkpoint_objects as checkpoint
+from holdfast.values import VERSION_MAX
 
 
 class OfALog(Protocol):
@@ -110,5 +114,44 @@ _SNAPSHOTS: Final = Family(reading.list_versions, reading.read_manifest, snapsho
 _CHECKPOINTS: Final = Family(
     checkpoint.list_versions, checkpoint.read_manifest, checkpoint.manifest_key, _parts_of_checkpoint
 )
+
+
+async def require_checkpoint(
+    store: ObjectStore, claim: Header, lineage: Lineage, version: int, truncated_through: int
+) -> None:
+    """Return unless the stores at ``version`` need a checkpoint that is not there. ``claim``: the newest one.
+
+    Cost: two header reads for each leadership in which the stores were in the log. Raises: NotFound
+    (``log_truncated``), CorruptData, Unavailable.
+    """
+    needed = await _stores_begin(store, claim, version, truncated_through)
+    if not needed:
+        return
+    there = await checkpoints_between(store, lineage, needed, VERSION_MAX)
+    if any(manifest.version <= version for manifest in there):
+        return
+    raise NotFound(
+        "the stores cannot be made of the log alone, and no checkpoint of them is left at or below this point",
+        code=Code.LOG_TRUNCATED,
+        hint="take a later version; a mirror may lack its checkpoints yet: let `holdfast log mirror` go on",
+        version=version,
+        oldest=min((manifest.version for manifest in there), default=None),
+    )
+
+
+async def _stores_begin(store: ObjectStore, claim: Header, version: int, truncated_through: int) -> int:
+    """The lowest version of a checkpoint that the log after it completes; 0 where the log alone has all."""
+    async with aclosing(leaderships_back(store, claim)) as leaderships:
+        async for leadership in leaderships:
+            if leadership.base > version and leadership.before is not None:
+                continue
+            if leadership.claim.stores_mode is not StoresMode.LOG:
+                return 0
+            before = leadership.before
+            if before is not None and before.stores_mode is not StoresMode.LOG:
+                return max(before.last_version, truncated_through)
+    return truncated_through
+
+
 snapshots_between, copy_new_snapshots = _SNAPSHOTS.between, _SNAPSHOTS.copy_new
 checkpoints_between, copy_new_checkpoints = _CHECKPOINTS.between, _CHECKPOINTS.copy_new

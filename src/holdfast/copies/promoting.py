@@ -20,7 +20,7 @@ from holdfast.commit.leadership.role_records import read_records
 from holdfast.commit.leadership.takeover import TakeoverOptions, take_the_lead
 from holdfast.commit.reading.lineage import lineage_of
 from holdfast.commit.reading.reader import find_frontier, leaderships_back
-from holdfast.copies.manifests import snapshots_between
+from holdfast.copies.manifests import require_checkpoint, snapshots_between
 from holdfast.errors import Code, CorruptData, InvalidRequest, NotFound
 from holdfast.objects.creating import create_exactly
 from holdfast.objects.port import ObjectStore
@@ -65,6 +65,7 @@ async def promote(copy: ObjectStore) -> PromotedLog:
                 truncated_through=truncated_through,
                 mirrored_through=head.last_version,
             )
+        await require_checkpoint(copy, claim, lineage, head.last_version, truncated_through)
         promoted = Promoted(log_id=secrets.token_hex(16))
     claimed = await fork(copy, promoted.log_id)
     return PromotedLog(claimed.log_id.hex(), role.source_log_id, claimed.forked_at, claimed.last_version)

@@ -20,14 +20,14 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Literal
 
-from holdfast.commit.format.batch import Header, StoresMode
+from holdfast.commit.format.batch import Header
 from holdfast.commit.leadership.role import ROLE_KEY, Role, encode_record
 from holdfast.commit.leadership.role_records import read_records
 from holdfast.commit.reading.lineage import Lineage, lineage_of
-from holdfast.commit.reading.reader import find_frontier, leaderships_back
+from holdfast.commit.reading.reader import find_frontier
 from holdfast.commit.reading.survey import verify_log
 from holdfast.copies.chain import carry
-from holdfast.copies.manifests import checkpoints_between, copy_new_checkpoints, copy_new_snapshots, snapshots_between
+from holdfast.copies.manifests import copy_new_checkpoints, copy_new_snapshots, require_checkpoint, snapshots_between
 from holdfast.copies.promoting import fork
 from holdfast.copies.source import cut_at, first_slot_of, objects_from, standing_of, version_at
 from holdfast.errors import Code, CorruptData, InvalidRequest, NotFound
@@ -35,7 +35,7 @@ from holdfast.objects.creating import create_exactly
 from holdfast.objects.port import ObjectStore
 from holdfast.retention.generations import Generations
 from holdfast.retention.policies import Content, set_content
-from holdfast.values import VERSION_MAX, slot_text
+from holdfast.values import slot_text
 
 Progress = Callable[[str, int, int | None], None]
 """Called with the step, how much of it is done and how much there is, in versions or objects."""
@@ -116,32 +116,6 @@ def _no_report(step: str, done: int, total: int | None) -> None:
     del step, done, total
 
 
-async def _require_stores(source: ObjectStore, newest: Header, claim: Header, lineage: Lineage, cut: int) -> None:
-    """Return unless the log lost what its stores at ``cut`` are made of. Raises: NotFound (``log_truncated``)."""
-    through = newest.truncated_through
-    if not through or await _mode_at(source, claim, cut) is not StoresMode.LOG:
-        return
-    there = await checkpoints_between(source, lineage, through, VERSION_MAX)
-    if any(manifest.version <= cut for manifest in there):
-        return
-    raise NotFound(
-        "the log was truncated, and no checkpoint of its stores is left at or below this point",
-        code=Code.LOG_TRUNCATED,
-        hint="restore at a later version",
-        version=cut,
-        oldest=min((manifest.version for manifest in there), default=None),
-    )
-
-
-async def _mode_at(source: ObjectStore, claim: Header, version: int) -> StoresMode:
-    """Where the stores lived at this version; only a claim moves them."""
-    async with aclosing(leaderships_back(source, claim)) as leaderships:
-        async for leadership in leaderships:
-            if leadership.base <= version or leadership.before is None:
-                return leadership.claim.stores_mode
-    return claim.stores_mode
-
-
 async def _role(
     source: ObjectStore, copy: ObjectStore, frontier: tuple[Header, Header], lineage: Lineage, point: Point
 ) -> Role:
@@ -192,7 +166,7 @@ async def _cut(source: ObjectStore, frontier: tuple[Header, Header], lineage: Li
             oldest=later[0].version if later else None,
             truncated_through=truncated_through,
         )
-    await _require_stores(source, head, claim, lineage, cut)
+    await require_checkpoint(source, claim, lineage, cut, truncated_through)
     return cut
 
 

@@ -18,6 +18,9 @@ from holdfast.commit.format.batch import (
     PREFIX,
     Header,
     Kind,
+    Logged,
+    LoggedTransaction,
+    decode_all,
     decode_header,
     encode_body,
     encode_object,
@@ -144,12 +147,24 @@ async def cut_at(objects: AsyncIterator[LoggedBatch], version: int) -> AsyncGene
         if header.last_version <= version:
             yield batch
             continue
-        kept = [txn for txn in batch.transactions() if txn.version <= version] if header.transactions else []
+        kept = [logged for logged in _all_of(batch) if logged.version <= version]
         if kept:
-            part = replace(header, last_version=Version(kept[-1].version), transactions=len(kept))
+            transactions = [logged.version for logged in kept if isinstance(logged, LoggedTransaction)]
+            newest = transactions[-1] if transactions else header.prev_version
+            part = replace(
+                header,
+                last_version=Version(kept[-1].version),
+                transactions=len(transactions),
+                entries=len(kept) - len(transactions),
+                newest_transaction=Version(newest if header.stores_mode else 0),
+            )
             data = encode_object(part, encode_body(kept, compress=bool(header.flags & FLAG_LZ4)))
             yield LoggedBatch(decode_header(data, slot=header.slot), data)
         return
+
+
+def _all_of(batch: LoggedBatch) -> list[Logged]:
+    return decode_all(batch.data, batch.header) if batch.header.has_body else []
 
 
 async def version_at(source: ObjectStore, frontier: tuple[Header, Header], time_ms: int) -> int:

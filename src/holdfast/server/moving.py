@@ -2,13 +2,14 @@
 
 | step | into the log | to a disk |
 |---|---|---|
-| copy | a checkpoint of the files, as objects | the files, into the directory |
+| copy | a checkpoint of the files, as objects | the files |
+| place | | older files in the directory are set aside, and the copy takes their place |
 | claim | the stores live in the log from now on | the stores live on a disk from now on |
 | set aside | the files, which nobody reads any more | |
 
-Until the claim stands, services go on where the stores were, and the copy may be made again. The claim comes right
-after the object up to which the stores were copied, or there is none. Nothing is removed: files of stores that lie in
-the directory are moved into a folder of it.
+Until the claim stands, services go on where the stores were, and the copy may be made again. The claim directly follows
+the object up to which the stores were copied; otherwise there is no claim. What is set aside is moved into a folder of
+the directory: the files of stores are not removed.
 """
 
 from __future__ import annotations
@@ -16,19 +17,18 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-from collections.abc import Generator
-from contextlib import contextmanager, suppress
+from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 from tempfile import TemporaryDirectory
 from typing import Final
 
 from holdfast.commit.format.batch import Header, StoresMode
-from holdfast.commit.leadership.log_remains import bind_stores, require_bound
+from holdfast.commit.leadership.log_remains import bind_stores, bound_log, require_bound
 from holdfast.commit.leadership.takeover_machine import StoresMove
-from holdfast.commit.reading.reader import find_frontier
+from holdfast.commit.reading.reader import find_frontier, leaderships_back
 from holdfast.commit.service import CommitService, ServiceOptions
-from holdfast.errors import Code, InvalidRequest, NotFound
+from holdfast.errors import Closed, Code, InvalidRequest, NotFound
 from holdfast.objects.creating import create_exactly
 from holdfast.objects.port import ObjectStore
 from holdfast.private_files import make_private_directory
@@ -36,13 +36,15 @@ from holdfast.server.logs import configure_logs
 from holdfast.server.run import ask_leader
 from holdfast.server.stores.in_log import LocalCopy
 from holdfast.settings import Settings, StoresSettings
-from holdfast.stores.checkpoint_objects import FORMAT, Manifest, encode_manifest, manifest_key, upload_files
+from holdfast.stores.checkpoint_objects import FORMAT, Manifest, encode_manifest, manifest_key, read_file, upload_files
 from holdfast.stores.clock import Anchor, write_anchor
 from holdfast.stores.machine.state import State
 from holdfast.stores.repair.backup import copy_stores
 from holdfast.stores.storage.index import INDEX_NAME
 from holdfast.stores.storage.storage import MANIFEST_NAME, UNFINISHED_NAME, Storage, require_stores
+from holdfast.values import slot_text
 
+TRIES: Final = 3
 COPIER: Final = "move"
 """Stands for the address of a leader in the name of the copy from which files are made."""
 
@@ -89,9 +91,13 @@ async def move_stores(store: ObjectStore, settings: Settings, durability: str) -
     mover = _Mover(store, settings, directory, head)
     into_log = durability == StoresMode.LOG.durability
     if head.stores_mode.durability == durability:
-        # A crash may have kept an earlier call from this.
-        set_aside = await asyncio.to_thread(mover.set_files_aside) if into_log else None
-        return Moved(durability, directory, head.last_version, 0, 0, set_aside, changed=False)
+        # A crash may have kept an earlier call from its last step.
+        set_aside, finished = None, False
+        if not into_log:
+            finished = await mover.finish(claim)
+        elif bound_log(directory) == mover.log_id:
+            set_aside = await asyncio.to_thread(mover.set_files_aside)
+        return Moved(durability, directory, head.last_version, 0, 0, set_aside, changed=finished)
     return await (mover.into_log() if into_log else mover.to_disk(claim))
 
 
@@ -103,21 +109,21 @@ class _Mover:
         self._settings = settings
         self._directory = directory
         self._head = head
-        self._log_id = head.log_id.hex()
+        self.log_id = head.log_id.hex()
 
     async def into_log(self) -> Moved:
         await asyncio.to_thread(require_stores, self._directory)
-        require_bound(self._directory, self._log_id)
+        require_bound(self._directory, self.log_id)
         # Open to the end: no service can change them meanwhile.
         storage = await asyncio.to_thread(_open, self._directory, self._settings.stores)
         try:
-            with TemporaryDirectory(prefix=".moving-", dir=self._directory) as made:
-                copy = os.path.join(made, "copy")
-                names = await asyncio.to_thread(self._copy, storage, copy, self._head.last_version)
-                files = await upload_files(self._store, copy, names)
-            await self._name_checkpoint(
-                Manifest(format=FORMAT, log_id=self._log_id, version=self._head.last_version, files=files)
-            )
+            bind_stores(self._directory, self.log_id)
+            for _ in range(TRIES):
+                if await self._make_checkpoint(storage):
+                    break
+                await self._raise_version()
+            else:
+                raise Closed("other processes move the stores, too", code=Code.LEADER_ALIVE)
             stores, messages = _counts(storage.state)
             await self._claim(StoresMode.LOG)
         finally:
@@ -127,7 +133,7 @@ class _Mover:
 
     async def to_disk(self, claim: Header) -> Moved:
         settings = self._settings.stores
-        local = LocalCopy(self._store, settings, self._log_id, COPIER)
+        local = LocalCopy(self._store, settings, self.log_id, COPIER)
         try:
             followed = await local.bring_up_to(claim, self._head)
             with TemporaryDirectory(prefix=".moving-", dir=self._directory) as made:
@@ -137,7 +143,7 @@ class _Mover:
             stores, messages = _counts(followed.storage.state)
         finally:
             await local.close()
-        await self._claim(StoresMode.RETURNED)
+        await self.finish(await self._claim(StoresMode.RETURNED))
         await asyncio.to_thread(shutil.rmtree, local.directory, True)
         return Moved("disk", self._directory, self._head.last_version, stores, messages, set_aside)
 
@@ -161,44 +167,100 @@ class _Mover:
         assert f"{INDEX_NAME}-wal" not in there, "an index that is closed is one file"
         return [name for name in copied.files if name in there]
 
-    async def _name_checkpoint(self, manifest: Manifest) -> None:
-        """Create the manifest. What an earlier call made of other files counts for nothing, and is replaced."""
-        key, data = manifest_key(manifest.version), encode_manifest(manifest)
-        while not await create_exactly(self._store, key, data):
-            await self._store.delete(key)
+    async def _make_checkpoint(self, storage: Storage) -> bool:
+        """False if the version has a checkpoint of other files, which an earlier call or another machine made."""
+        version = self._head.last_version
+        with TemporaryDirectory(prefix=".moving-", dir=self._directory) as made:
+            copy = os.path.join(made, "copy")
+            names = await asyncio.to_thread(self._copy, storage, copy, version)
+            files = await upload_files(self._store, copy, names)
+        for file in files:  # also those that were there: the claim rests on them
+            await read_file(self._store, file)
+        manifest = Manifest(format=FORMAT, log_id=self.log_id, version=version, files=files)
+        return await create_exactly(self._store, manifest_key(version), encode_manifest(manifest))
+
+    async def _raise_version(self) -> None:
+        """Claim as a service does that starts: checkpoints of the version before do not count for the next move."""
+        await self._claim(None)
+        frontier = await find_frontier(self._store)
+        assert frontier is not None, "a log that was claimed is not empty"
+        self._head = frontier[0]
+        if self._head.stores_mode is StoresMode.LOG:
+            raise Closed("another process has moved the stores into the log", code=Code.LEADER_ALIVE)
 
     def _place(self, copy: str, names: list[str], storage: Storage) -> str | None:
+        """Put the copy into the directory, where nobody opens it before ``finish``."""
         set_aside = self.set_files_aside()
-        with _unfinished(self._directory):
-            for name in names:
-                os.rename(os.path.join(copy, name), os.path.join(self._directory, name))
-            # What time passes until the next start is unknown: deadlines go on from the time of the stores.
-            write_anchor(self._directory, Anchor(max(storage.last_ms, storage.state.at_ms), "", (0, 0)))
-            bind_stores(self._directory, self._log_id)
+        directory = self._directory
+        with open(os.path.join(directory, UNFINISHED_NAME), "x") as file:
+            file.write(slot_text(self._head.slot))
+            file.flush()
+            os.fsync(file.fileno())
+        _sync(directory)
+        for name in names:
+            os.rename(os.path.join(copy, name), os.path.join(directory, name))
+        # What time passes until the next start is unknown: deadlines go on from the time of the stores.
+        write_anchor(directory, Anchor(max(storage.last_ms, storage.state.at_ms), "", (0, 0)))
+        bind_stores(directory, self.log_id)
+        _sync(directory)
         return set_aside
 
-    async def _claim(self, mode: StoresMode) -> None:
+    async def finish(self, claim: Header) -> bool:
+        """The stores are on a disk. If it is this directory, let services open it. Returns whether it is."""
+        marker = os.path.join(self._directory, UNFINISHED_NAME)
+        try:
+            with open(marker) as file:  # noqa: ASYNC230 - a few bytes
+                wanted = file.read()
+        except FileNotFoundError:
+            return False
+        async with aclosing(leaderships_back(self._store, claim)) as leaderships:
+            async for leadership in leaderships:
+                before = leadership.before
+                if before is not None and before.stores_mode is StoresMode.LOG:
+                    if wanted != slot_text(before.slot):
+                        return False  # these files were to be of another move, which did not come to its end
+                    os.unlink(marker)
+                    _sync(self._directory)
+                    return True
+        return False
+
+    async def _claim(self, mode: StoresMode | None) -> Header:
+        """Lead for a moment, and let the stores live in ``mode`` from then on; None: where they are."""
         tls = self._settings.server.tls_certificate is not None
         options = ServiceOptions(
-            moves_stores=StoresMove(mode, self._head),
+            moves_stores=None if mode is None else StoresMove(mode, self._head),
             silence_ms=self._settings.leader.silence_ms,
             ask_leader=partial(ask_leader, tls=tls, standby=None),
         )
         service = await CommitService.lead(self._store, options)
         await service.step_down()
         await service.close()
+        return service.claim
 
     def set_files_aside(self) -> str | None:
-        """Move the files of stores that lie in the directory into a folder of it. Returns the folder, None for none."""
-        with suppress(FileNotFoundError):
-            names = [entry.name for entry in os.scandir(self._directory) if entry.is_file(follow_symlinks=False)]
-            if names:
-                folder = _free_name(os.path.join(self._directory, f"before-{self._head.last_version}"))
-                make_private_directory(folder)
-                for name in names:
-                    os.rename(os.path.join(self._directory, name), os.path.join(folder, name))
-                return folder
-        return None
+        """Move the files of stores that lie in the directory into a folder of it. Returns the folder, None for none.
+
+        Raises: InvalidRequest if they are not the stores of this log; AlreadyOpen; what opening them raises.
+        """
+        directory = self._directory
+        names = [entry.name for entry in os.scandir(directory) if entry.is_file(follow_symlinks=False)]
+        if not names:
+            return None
+        if UNFINISHED_NAME not in names:  # else nobody can open them
+            if bound_log(directory) != self.log_id:
+                raise InvalidRequest(
+                    "the directory has files that are not the stores of this log",
+                    hint="set stores.directory to another directory, or move the files away",
+                    directory=directory,
+                )
+            _open(directory, self._settings.stores).close()
+        folder = _free_name(os.path.join(directory, f"before-{self._head.last_version}"))
+        make_private_directory(folder)
+        for name in names:
+            os.rename(os.path.join(directory, name), os.path.join(folder, name))
+        _sync(folder)
+        _sync(directory)
+        return folder
 
 
 def _open(directory: str, settings: StoresSettings, *, in_log: bool = False) -> Storage:
@@ -218,19 +280,6 @@ def _free_name(path: str) -> str:
         number += 1
         name = f"{path}-{number}"
     return name
-
-
-@contextmanager
-def _unfinished(directory: str) -> Generator[None]:
-    """Nobody opens the stores in ``directory`` until the block has ended well."""
-    marker = os.path.join(directory, UNFINISHED_NAME)
-    with open(marker, "xb") as file:
-        os.fsync(file.fileno())
-    _sync(directory)
-    yield
-    _sync(directory)
-    os.unlink(marker)
-    _sync(directory)
 
 
 def _sync(directory: str) -> None:

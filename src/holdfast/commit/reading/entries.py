@@ -32,6 +32,11 @@ class Entries:
         walker, self._walker = self._walker, None
         try:
             if walker is None:
+                if after < newest.truncated_through:
+                    # Entries are no transactions: no header after them says that they were there.
+                    raise NotFound(
+                        "retention has removed what the stores did next", code=Code.LOG_TRUNCATED, after=after
+                    )
                 walker = await walker_after(self._store, claim, newest, max(0, after - 1))
             async with aclosing(follow(self._store, walker, until=newest.slot)) as batches:
                 before = walker.head

@@ -373,9 +373,9 @@ class Storage:
 def _require_whole(directory: str) -> None:
     if os.path.exists(os.path.join(directory, UNFINISHED_NAME)):
         raise CorruptData(
-            "the restore of a backup into this directory did not finish",
+            "the restore of a backup into this directory did not finish, or the move of stores to it",
             path=directory,
-            hint="holdfast stores restore BACKUP NEW again, into an empty directory",
+            hint="holdfast stores restore BACKUP NEW again, into an empty directory; or holdfast stores move again",
         )
 
 
