@@ -162,6 +162,7 @@ def test_another_machine_serves_what_a_killed_leader_confirmed(tmp_path: Path) -
     assert "the log is intact" in holdfast("log", "verify", url).stdout
 
 
+@pytest.mark.matrix
 def test_a_standby_takes_the_stores_over_by_itself(tmp_path: Path) -> None:
     url = begin(tmp_path)
     with machines(tmp_path, url) as (first, second):
@@ -421,6 +422,7 @@ def test_a_stream_of_commits_takes_parts(tmp_path: Path) -> None:
         assert "stores" not in answers[50]
 
 
+@pytest.mark.matrix
 def test_a_worker_consumes_changes_and_publishes_exactly_once(tmp_path: Path) -> None:
     """Each order is acknowledged, counted in a key, and answered by an invoice, in one step; leaders are killed."""
     url = begin(tmp_path)

@@ -17,7 +17,7 @@ from tests.integration.test_stores_in_log import Machine, holdfast, machines
 
 from holdfast import Client, StoreClient, Write
 
-ACCOUNTS = 200
+ACCOUNTS = 2_000
 FIRST = 1_000_000
 WORKERS = 2
 WORKER = """
