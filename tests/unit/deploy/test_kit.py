@@ -166,7 +166,7 @@ def test_every_alert_asks_for_metrics_of_the_service_and_has_a_runbook() -> None
         assert rule["labels"]["severity"] in ("critical", "warning", "info")
 
 
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+@pytest.mark.program("promtool")
 def test_prometheus_accepts_the_rules() -> None:
     rules = str(DEPLOY / "prometheus" / "alerts.yaml")
     done = subprocess.run(["promtool", "check", "rules", rules], capture_output=True, text=True)
