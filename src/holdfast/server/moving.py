@@ -8,8 +8,8 @@
 | set aside | the files, which nobody reads any more | |
 
 Until the claim stands, services go on where the stores were, and the copy may be made again. The claim directly follows
-the object up to which the stores were copied; otherwise there is no claim. What is set aside is moved into a folder of
-the directory: the files of stores are not removed.
+the object up to which the stores were copied; otherwise the move fails. What is set aside is moved into a folder of the
+directory: the files of stores are not removed.
 """
 
 from __future__ import annotations
