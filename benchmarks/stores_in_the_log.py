@@ -189,7 +189,7 @@ def serve(folder: Path, url: str, port: int, *flags: str) -> subprocess.Popen[by
 
 
 def answers(port: int) -> bool:
-    """Whether the stores are open. A client is told to come back in a second while they are not."""
+    """Whether the stores are open. While they are not, a client waits a second before it asks again."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
     try:
         connection.request("GET", "/v1/stores")

@@ -298,11 +298,12 @@ def test_publishers_that_do_not_wait_hear_neither_success_nor_failure(tmp_path: 
     run(scenario)
 
 
+@pytest.mark.parametrize("durability", ["disk"], indirect=True)
+@pytest.mark.usefixtures("durability")
 def test_publishers_that_do_not_wait_wait_when_the_disk_falls_too_far_behind(
-    durability: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if durability == "log":
-        return  # no sync of a file holds replies there
+    """In the log no sync of a file holds replies."""
     monkeypatch.setattr(operations_module, "UNHEARD_BYTES_MAX", 1_000)
     sync, go_on = MessageLog.sync, threading.Event()
 

@@ -499,7 +499,7 @@ QUICK = {
 
 @pytest.mark.matrix
 def test_a_copy_from_before_a_truncation_is_made_again(tmp_path: Path) -> None:
-    """What retention removed were entries, which no transaction after them names."""
+    """Retention removed entries, and later transactions do not name those."""
     url = begin(tmp_path)
     with machines(tmp_path, url) as (first, second):
         first.serve(**QUICK)

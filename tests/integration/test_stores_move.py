@@ -62,8 +62,8 @@ def test_the_command_moves_stores_into_the_log_and_back(tmp_path: Path) -> None:
         words = ("stores", "move", url, "--set", f"stores.directory={second.cache}")
         assert "another leader is alive" in holdfast(*words, "--to", "disk").stderr
         assert second.server.stop() == 0
-        told = holdfast(*words, "--to", "disk").stdout
-        assert "2 stores with 3 messages live on the disk" in told
+        printed = holdfast(*words, "--to", "disk").stdout
+        assert "2 stores with 3 messages live on the disk" in printed
         assert "nothing was moved" in holdfast(*words, "--to", "disk").stdout
         second.serve()
         assert take_all(second) == {"f"}

@@ -140,9 +140,10 @@ def test_what_was_confirmed_survives_a_kill(tmp_path: Path) -> None:
         assert [message["body"] for message in answer["messages"]] == ["YQ=="]
 
 
-def test_stores_that_another_process_has_open_are_served_when_it_closes_them(durability: str, tmp_path: Path) -> None:
-    if durability == "log":
-        return  # each log and address has a directory of its own
+@pytest.mark.parametrize("durability", ["disk"], indirect=True)
+@pytest.mark.usefixtures("durability")
+def test_stores_that_another_process_has_open_are_served_when_it_closes_them(tmp_path: Path) -> None:
+    """In the log each log and address has a directory of its own."""
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     shared = {"HOLDFAST_STORES__DIRECTORY": str(tmp_path / "stores")}

@@ -39,7 +39,7 @@ from holdfast.settings import Settings, StoresSettings
 from holdfast.stores.checkpoint_objects import FORMAT, Manifest, encode_manifest, manifest_key, read_file, upload_files
 from holdfast.stores.clock import Anchor, write_anchor
 from holdfast.stores.machine.state import State
-from holdfast.stores.repair.backup import copy_stores
+from holdfast.stores.repair.backup import copy_stores, sync_directory
 from holdfast.stores.storage.index import INDEX_NAME
 from holdfast.stores.storage.storage import MANIFEST_NAME, UNFINISHED_NAME, Storage, require_stores
 from holdfast.values import slot_text
@@ -196,13 +196,13 @@ class _Mover:
             file.write(slot_text(self._head.slot))
             file.flush()
             os.fsync(file.fileno())
-        _sync(directory)
+        sync_directory(directory)
         for name in names:
             os.rename(os.path.join(copy, name), os.path.join(directory, name))
         # What time passes until the next start is unknown: deadlines go on from the time of the stores.
         write_anchor(directory, Anchor(max(storage.last_ms, storage.state.at_ms), "", (0, 0)))
         bind_stores(directory, self.log_id)
-        _sync(directory)
+        sync_directory(directory)
         return set_aside
 
     async def finish(self, claim: Header) -> bool:
@@ -220,7 +220,7 @@ class _Mover:
                     if wanted != slot_text(before.slot):
                         return False  # these files were to be of another move, which did not come to its end
                     os.unlink(marker)
-                    _sync(self._directory)
+                    sync_directory(self._directory)
                     return True
         return False
 
@@ -258,8 +258,8 @@ class _Mover:
         make_private_directory(folder)
         for name in names:
             os.rename(os.path.join(directory, name), os.path.join(folder, name))
-        _sync(folder)
-        _sync(directory)
+        sync_directory(folder)
+        sync_directory(directory)
         return folder
 
 
@@ -280,11 +280,3 @@ def _free_name(path: str) -> str:
         number += 1
         name = f"{path}-{number}"
     return name
-
-
-def _sync(directory: str) -> None:
-    file = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,7 +28,9 @@ from holdfast.commit.format.batch import (
 )
 from holdfast.commit.format.chain import ChainWalker, check_link, next_slot
 from holdfast.commit.leadership.claims import Frontier, claim_header, encode_claim
-from holdfast.errors import CorruptData
+from holdfast.commit.reading.entries import Entries
+from holdfast.errors import CorruptData, NotFound
+from holdfast.objects.memory import MemoryStore
 from holdfast.server.view.process import ViewBuilder
 from holdfast.values import Version
 
@@ -173,6 +176,19 @@ def test_fields_of_stores_are_refused_in_a_log_without() -> None:
     data[472] = 1
     with pytest.raises(CorruptData):
         decode_header(bytes(data), slot=FIRST_SLOT)
+
+
+def test_entries_that_retention_has_removed_are_not_passed_over() -> None:
+    claim = first_claim()
+    newest, _ = mixed(claim)
+    newest = replace(newest, truncated_through=newest.first_version)
+
+    async def read() -> None:
+        async for _ in Entries(MemoryStore()).through(claim, newest, after=claim.last_version):
+            pass
+
+    with pytest.raises(NotFound, match="retention has removed what the stores did next"):
+        asyncio.run(read())
 
 
 def test_a_view_follows_transactions_between_entries(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ class Entries:
         try:
             if walker is None:
                 if after < newest.truncated_through:
-                    # Entries are no transactions: no header after them says that they were there.
+                    # Headers name transactions, and entries are none: a later header does not show that one is missing.
                     raise NotFound(
                         "retention has removed what the stores did next", code=Code.LOG_TRUNCATED, after=after
                     )

@@ -80,8 +80,8 @@ def copy_stores(storage: Storage, target: str) -> Manifest:
                 raise  # a missing index of a page is made again, a page is not
     manifest = Manifest(FORMAT, loaded.frame, loaded.at_ms, files)
     _write_synced(os.path.join(target, MANIFEST_NAME), msgspec.json.encode(manifest))
-    _sync_directory(target)
-    _sync_directory(os.path.dirname(os.path.abspath(target)))
+    sync_directory(target)
+    sync_directory(os.path.dirname(os.path.abspath(target)))
     return manifest
 
 
@@ -103,15 +103,15 @@ def restore(source: str, directory: str) -> Manifest:
     _make_empty(directory)
     unfinished = os.path.join(directory, UNFINISHED_NAME)
     _write_synced(unfinished, b"")
-    _sync_directory(directory)
+    sync_directory(directory)
     for name in manifest.files:
         _copy(os.path.join(source, name), os.path.join(directory, name))
     # The true age of the copy is unknown: deadlines go on from the copy's time.
     write_anchor(directory, Anchor(manifest.at_ms, "", (0, 0)))
-    _sync_directory(directory)
+    sync_directory(directory)
     os.unlink(unfinished)
-    _sync_directory(directory)
-    _sync_directory(os.path.dirname(os.path.abspath(directory)))
+    sync_directory(directory)
+    sync_directory(os.path.dirname(os.path.abspath(directory)))
     return manifest
 
 
@@ -232,7 +232,8 @@ def _write_synced(path: str, data: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def _sync_directory(path: str) -> None:
+def sync_directory(path: str) -> None:
+    """Make the names in a directory durable. *Raises*: ``OSError``."""
     file = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(file)
