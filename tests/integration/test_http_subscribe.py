@@ -203,9 +203,9 @@ def test_live_events_are_encoded_once_for_all_subscribers(monkeypatch: pytest.Mo
     encoded: list[str] = []
     encode_event = sse.encode_event
 
-    def counted(event: sse.Event, log_id: str, *, durable_stream: bool) -> bytes:
+    def counted(event: sse.Event, log_id: str, *, durable_stream: bool, **more: Any) -> bytes:
         encoded.append(type(event).__name__)
-        return encode_event(event, log_id, durable_stream=durable_stream)
+        return encode_event(event, log_id, durable_stream=durable_stream, **more)
 
     async def scenario() -> None:
         async with serving() as here:
@@ -302,7 +302,7 @@ def test_a_reader_that_leaves_before_the_first_event_is_no_fault(method: str, mo
     async def scenario() -> None:
         open_readers: list[int] = []
 
-        async def silent(after: int, durable: bool) -> AsyncIterator[EventBatch]:
+        async def silent(after: int, durable: bool, with_segments: bool) -> AsyncIterator[EventBatch]:
             open_readers.append(after)
             try:
                 await asyncio.Event().wait()
@@ -329,7 +329,7 @@ def test_a_reader_that_leaves_before_the_first_event_is_no_fault(method: str, mo
 
 def test_a_reader_without_whom_the_live_events_moved_on_is_told_that_it_lags(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
-        async def moved_on(after: int, durable: bool) -> AsyncIterator[EventBatch]:
+        async def moved_on(after: int, durable: bool, with_segments: bool) -> AsyncIterator[EventBatch]:
             yield EventBatch(after, 64, "0" * 32, (Checkpoint(after, "l" * 32),))
             raise Backpressure("subscriber is too far behind", code=Code.LAGGING)
 

@@ -57,6 +57,7 @@ from holdfast.values import parse_position as read_position
 
 if TYPE_CHECKING:
     from holdfast.client.protocol.effects import Event
+    from holdfast.wire.log import StreamMessage
     from holdfast.wire.stores import AcknowledgePart, MapPart, PublishPart
 CHARACTERS_MAX: Final = 60
 
@@ -388,6 +389,29 @@ def operation_text(operation: Operation) -> str:
             return f"range_delete {short(begin)} .. {'' if end is None else short(end)}".rstrip()
 
 
+def message_fields(message: StreamMessage) -> dict[str, object]:
+    """A published message as the HTTP API writes it."""
+    fields: dict[str, object] = msgspec.to_builtins(message)
+    return fields
+
+
+def message_text(message: StreamMessage) -> str:
+    """A published message on one line.
+
+    >>> from holdfast.wire.log import StreamMessage
+    >>> message_text(StreamMessage("orders", 7, 0, b"2 x coffee", {"kind": "drink"}))
+    "published orders 7 {'kind': 'drink'} = 2 x coffee"
+    >>> message_text(StreamMessage("prices", 8, 0, None, key="tea"))
+    'published prices 8 tea removed'
+    """
+    parts = ["published", message.store, str(message.seq)]
+    if message.key is not None:
+        parts.append(short(message.key.encode()))
+    if message.fields:
+        parts.append(str(message.fields))
+    return " ".join([*parts, "removed" if message.body is None else f"= {short(message.body)}"])
+
+
 # ---- the change stream ----------------------------------------------------------------------------------------------
 
 
@@ -400,6 +424,10 @@ def subscribe(
         ),
     ] = None,
     prefix: Annotated[str | None, typer.Option("--prefix", help="Only keys with this prefix.")] = None,
+    stores: Annotated[
+        list[str] | None,
+        typer.Option("--store", metavar="NAME", help="Also what is published in this store; again for each."),
+    ] = None,
     speculative: Annotated[
         bool, typer.Option("--speculative", help="Show transactions before they are durable.")
     ] = False,
@@ -407,12 +435,12 @@ def subscribe(
         bool, typer.Option("--checkpoints", help="Show up to which version everything is durable.")
     ] = False,
     limit: Annotated[
-        int, typer.Option("--limit", "-n", min=0, help="Stop after this many transactions; 0 means no limit.")
+        int, typer.Option("--limit", "-n", min=0, help="Stop after this many of them; 0 means no limit.")
     ] = 0,
     encoding: EncodingOption = Encoding.TEXT,
 ) -> None:
     """Follow the log: every committed transaction in order, without a gap, across reconnects and changes of leader."""
-    from holdfast.client import TransactionEvent
+    from holdfast.client import PublishedEvent, TransactionEvent
 
     printed = 0
     begin = parse_position("--after", after)
@@ -420,23 +448,25 @@ def subscribe(
     keys = None if prefix is None else parse_bytes(prefix, encoding)
     with service.stream_client(notice) as client:
         start = client.version().position if begin is None else begin
-        with client.subscribe(start, durable=not speculative, prefix=keys, checkpoints=checkpoints) as events:
+        with client.subscribe(
+            start, durable=not speculative, prefix=keys, stores=stores or (), checkpoints=checkpoints
+        ) as events:
             for event in events:
                 notice.got_through()
                 print_json(event_fields(event)) if service.as_json else print_line(event_text(event))
                 flush_output()
-                printed += isinstance(event, TransactionEvent)
+                printed += isinstance(event, TransactionEvent | PublishedEvent)
                 if limit and printed == limit:
                     return
 
 
 def event_fields(event: Event) -> dict[str, object]:
     """An event as the HTTP API writes it, with its kind."""
-    from holdfast.client.protocol.effects import Checkpoint, RolledBack, TransactionEvent
+    from holdfast.client.protocol.effects import Checkpoint, PublishedEvent, RolledBack, TransactionEvent
 
     match event:
         case TransactionEvent():
-            return {
+            fields: dict[str, object] = {
                 "event": "transaction",
                 "version": event.version,
                 "prev_version": event.prev_version,
@@ -447,8 +477,16 @@ def event_fields(event: Event) -> dict[str, object]:
                 "log_id": event.log_id,
                 "operations": [operation_fields(operation) for operation in event.operations],
             }
+            return fields | ({"published": [*map(message_fields, event.published)]} if event.published else {})
+        case PublishedEvent():
+            fields = {
+                "event": "published",
+                "version": event.version,
+                "time_ms": event.time_ms,
+                "published": [*map(message_fields, event.published)],
+            }
         case Checkpoint():
-            fields: dict[str, object] = {"event": "checkpoint", "committed_version": event.committed_version}
+            fields = {"event": "checkpoint", "committed_version": event.committed_version}
         case RolledBack():
             fields = {"event": "leader_change", "roll_back_to": event.to}
         case _:
@@ -458,12 +496,15 @@ def event_fields(event: Event) -> dict[str, object]:
 
 def event_text(event: Event) -> str:
     """An event on one line, or a line for each operation."""
-    from holdfast.client.protocol.effects import Checkpoint, RolledBack, TransactionEvent
+    from holdfast.client.protocol.effects import Checkpoint, PublishedEvent, RolledBack, TransactionEvent
 
     match event:
         case TransactionEvent():
             sign = "" if event.durable else " (not durable yet)"
-            return "\n".join([f"{event.version}{sign}", *(f"    {operation_text(item)}" for item in event.operations)])
+            lines = [*map(operation_text, event.operations), *map(message_text, event.published)]
+            return "\n".join([f"{event.version}{sign}", *(f"    {line}" for line in lines)])
+        case PublishedEvent():
+            return "\n".join([f"{event.version}", *(f"    {message_text(one)}" for one in event.published)])
         case Checkpoint():
             return f"checkpoint {event.committed_version}"
         case RolledBack():

@@ -24,7 +24,7 @@ from __future__ import annotations
 from holdfast.extras import needs
 
 with needs("client"):
-    from holdfast.client.protocol.effects import Checkpoint, Event, RolledBack, TransactionEvent
+    from holdfast.client.protocol.effects import Checkpoint, Event, PublishedEvent, RolledBack, TransactionEvent
     from holdfast.client.protocol.options import ClientOptions
     from holdfast.client.protocol.transaction import Transacted
     from holdfast.client.sync.client import BlockingTransaction, Client, Subscription
@@ -37,11 +37,12 @@ with needs("client"):
         RetentionAnswer,
         RetentionPolicy,
         StatusAnswer,
+        StreamMessage,
         VersionAnswer,
     )
 
 __all__ = [
     "BlockingTransaction", "Checkpoint", "Client", "ClientOptions", "CommitReceipt", "Event", "Found", "FoundRange",
-    "LogPosition", "NotCommitted", "RetentionAnswer", "RetentionPolicy", "RolledBack", "StatusAnswer", "Subscription",
-    "Transacted", "TransactionEvent", "VersionAnswer",
+    "LogPosition", "NotCommitted", "PublishedEvent", "RetentionAnswer", "RetentionPolicy", "RolledBack", "StatusAnswer",
+    "StreamMessage", "Subscription", "Transacted", "TransactionEvent", "VersionAnswer",
 ]  # fmt: skip

@@ -93,7 +93,7 @@ class FollowedLog:
                     self._end("another leader")
                     return moved
                 self._head = batch.header
-                self.feed.publish_durable(batch.header, batch.transactions(), len(batch.data))
+                self.feed.publish_durable(batch.header, batch.everything(), len(batch.data))
         return moved
 
     async def _look(self) -> None:

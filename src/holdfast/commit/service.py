@@ -548,7 +548,7 @@ class CommitService:
                 now_ms = self._clock().boot_ms
                 for batch in batches:
                     self.metrics.waited["persist"].note(now_ms - batch.formed_ms)
-                    self.feed.publish_durable(batch.header, batch.transactions, len(batch.payload))
+                    self.feed.publish_durable(batch.header, batch.logged, len(batch.payload))
             case events.Resolved(entries=entries):
                 self._resolved(entries)
             case ReadBack():

@@ -14,7 +14,16 @@ from typing import Any, Protocol
 
 from holdfast.commit.format.batch import Header
 from holdfast.commit.format.chain import ChainWalker
-from holdfast.commit.reading.feed import Channel, Checkpoint, Event, EventBatch, Feed, LeaderChange, TransactionEvent
+from holdfast.commit.reading.feed import (
+    Channel,
+    Checkpoint,
+    Event,
+    EventBatch,
+    Feed,
+    LeaderChange,
+    StoresEvent,
+    TransactionEvent,
+)
 from holdfast.commit.reading.lineage import Lineage
 from holdfast.commit.reading.reader import Leadership, damage_unless_truncated, follow, leaderships_back, start_after
 from holdfast.commit.reading.verify import DamageLog
@@ -190,9 +199,13 @@ async def _live(
 
 def _tail(batch: EventBatch, after: int) -> EventBatch:
     first = batch.events[0] if batch.events else None
-    if not isinstance(first, TransactionEvent) or first.version > after:
+    if not isinstance(first, TransactionEvent | StoresEvent) or first.version > after:
         return batch
-    rest = [event for event in batch.events if not isinstance(event, TransactionEvent) or event.version > after]
+    rest = [
+        event
+        for event in batch.events
+        if not isinstance(event, TransactionEvent | StoresEvent) or event.version > after
+    ]
     return EventBatch(batch.last_version, batch.size, batch.log_id, rest)
 
 
@@ -309,7 +322,7 @@ async def _read(
     """Walk the chain and make events; each batch's last event is a checkpoint."""
     last_prev = after
     async for logged in follow(service.store, walker, until=until.slot):
-        batch = EventBatch.of(logged.header, logged.transactions(), len(logged.data))
+        batch = EventBatch.of(logged.header, logged.everything(), len(logged.data))
         batch = _tail(batch, after)
         _prove(batch.events, last_prev, after)
         last_prev = after = max(after, batch.last_version)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -26,7 +26,7 @@ from holdfast.server.http.responses import CommitResponses, LeaderHint, not_lead
 from holdfast.server.http.state import HttpLimits, HttpState
 from holdfast.values import LogPosition
 from holdfast.wire.formats import WireFormat
-from holdfast.wire.log import StatusAnswer
+from holdfast.wire.log import StatusAnswer, StreamMessage
 
 VersionWaiter = Callable[[int | HoldfastError], None]
 
@@ -57,6 +57,34 @@ class PartsReader(Protocol):
         ...
 
 
+class ShownStores(Protocol):
+    """The stores that one change stream shows."""
+
+    def problem(self) -> HoldfastError | None:
+        """Why its reader may not see them any more, or None."""
+        ...
+
+    def messages(self, records: Iterable[bytes]) -> list[StreamMessage]:
+        """What these records published in the stores, in order. Raises: CorruptData."""
+        ...
+
+
+class PublishedReader(Protocol):
+    """The stores, as far as change streams need them."""
+
+    def watch(self, authorization: bytes | None, stores: Sequence[str]) -> ShownStores:
+        """These stores, for a reader that may see each. Raises: HoldfastError."""
+        ...
+
+
+def _no_stores() -> InvalidRequest:
+    return InvalidRequest(
+        "this service hosts no stores",
+        code=Code.STORES_NOT_IN_LOG,
+        hint="begin a log with stores.durability set to log",
+    )
+
+
 class Gateway(HttpState):
     """The service behind the connections, and the bounds in front of it."""
 
@@ -75,7 +103,8 @@ class Gateway(HttpState):
         rate = limits.client_commits_per_second_max
         self.client_rates = ClientRates(rate) if rate else None
         self.parts: PartsReader | None = None
-        """None where the service hosts no stores."""
+        self.published: PublishedReader | None = None
+        """Both None where the service hosts no stores."""
         self.draining = False
         self.stands_by_next = False
         """Whether the leadership that ends was asked to stand by: the process waits for its next turn, and runs on."""
@@ -196,16 +225,20 @@ class Gateway(HttpState):
         if self.authenticator.required and self.authenticator.scope_of(authorization) is not None:
             return PermissionDenied("a token with key prefixes may not name stores in a commit")
         if self.parts is None:
-            return InvalidRequest(
-                "this service hosts no stores",
-                code=Code.STORES_NOT_IN_LOG,
-                hint="begin a log with stores.durability set to log",
-            )
+            return _no_stores()
         try:
             entry.parts, entry.parts_digest = self.parts.read(entry.txn, authorization, wire_format)
         except HoldfastError as error:
             return without_traceback(error)
         return None
+
+    def shown_stores(self, authorization: bytes | None, stores: Sequence[str]) -> ShownStores:
+        """The stores that a change stream shows to this caller. Raises: HoldfastError."""
+        if self.authenticator.required and self.authenticator.scope_of(authorization) is not None:
+            raise PermissionDenied("a token with key prefixes may not name stores")
+        if self.published is None:
+            raise _no_stores()
+        return self.published.watch(authorization, stores)
 
     def submit(self, entry: CommitEntry, size: int) -> None:
         """Hand one commit to the service at the end of this turn of the loop, with all others of the turn.

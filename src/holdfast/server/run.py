@@ -68,6 +68,7 @@ from holdfast.server.stores.hosting import StoreHost
 from holdfast.server.stores.hot_routes import HotStores
 from holdfast.server.stores.in_log import LocalCopy, require_durability
 from holdfast.server.stores.opening import Opening, read_definitions
+from holdfast.server.stores.published import PublishedStores
 from holdfast.server.stores.socket import SubscribeSocket
 from holdfast.server.view.embedded_view import EmbeddedView
 from holdfast.server.view.messages import ViewStart
@@ -226,7 +227,9 @@ class _Process:
             )
         )
         self._metrics.stores = self._stores
-        self._gateway.parts = None if self._stores is None else PartsOfCommits(self._stores)
+        if self._stores is not None:
+            self._gateway.parts = PartsOfCommits(self._stores)
+            self._gateway.published = PublishedStores(self._stores)
         self._retention = self._metrics.retention = RetentionHost(self._gateway)
         server = self._server = self._http_server()
         self._metrics.server = server
@@ -596,7 +599,7 @@ class _Process:
             stalled_ms_max=settings.commit.stalled_after_seconds * 1000.0,
         )
 
-    def _subscribe(self, after: int, durable: bool) -> AsyncIterator[EventBatch]:
+    def _subscribe(self, after: int, durable: bool, with_segments: bool = True) -> AsyncIterator[EventBatch]:
         reader = self._gateway.reading()
         if not durable and self._gateway.service is None:
             raise self._gateway.not_leading()  # only the leader has events that are not durable yet
@@ -605,7 +608,7 @@ class _Process:
             after=after,
             durable=durable,
             bytes_behind_max=self._settings.subscription.max_buffer_size_bytes,
-            older=self._older,
+            older=self._older if with_segments else None,
         )
 
     # Signals

@@ -251,8 +251,25 @@ class ItemError(msgspec.Struct, frozen=True):
     index: int = -1
 
 
+class StreamMessage(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """A message that was published in a store of the log, or the change of a map's key (``body`` None: removed)."""
+
+    store: str
+    seq: int
+    published_ms: int
+    body: bytes | None = b""
+    fields: dict[str, str | int | bool] = {}  # msgspec copies it for each message
+    key: str | None = None
+    publisher_seq: int = 0
+    ttl_ms: int = 0
+    deliver_at_ms: int = 0
+
+
 class TransactionData(msgspec.Struct, frozen=True, gc=False):
-    """The data of ``event: transaction``. ``timestamp`` is ISO 8601 in UTC."""
+    """The data of ``event: transaction``. ``timestamp`` is ISO 8601 in UTC.
+
+    ``published``: what it published in the stores that the stream shows.
+    """
 
     version: int
     prev_version: int
@@ -260,6 +277,16 @@ class TransactionData(msgspec.Struct, frozen=True, gc=False):
     leader_id: str
     timestamp: str
     operations: Sequence[Operation]
+    published: Sequence[StreamMessage] | UnsetType = UNSET
+
+
+class PublishedData(msgspec.Struct, frozen=True, gc=False):
+    """The data of ``event: published``: what was published without a transaction, together and at one version."""
+
+    version: int
+    leader_id: str
+    timestamp: str
+    published: Sequence[StreamMessage]
 
 
 class CheckpointData(msgspec.Struct, frozen=True, gc=False):

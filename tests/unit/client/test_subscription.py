@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.unit.client.conftest import QUICK
 from tests.unit.client.scripted_server import Drop, Reply, ScriptedServer, Stream, coded
 
-from holdfast.client import Checkpoint, Client, RolledBack
+from holdfast.client import Checkpoint, Client, PublishedEvent, RolledBack, TransactionEvent
 from holdfast.client.protocol.stream import Continuity, ServerSentEvents
 from holdfast.client.transport.sync import Connection
 from holdfast.commit.format.transaction import Delete, RangeDelete, Write
@@ -46,6 +46,17 @@ def transaction(version: int, prev: int, *, durable: bool = True, key: bytes = b
 
 def checkpoint(version: int, *, durable: bool = True) -> bytes:
     return event("checkpoint", str(version) if durable else None, committed_version=version, leader_id=LEADER)
+
+
+def published(version: int, *seqs: int) -> bytes:
+    return event(
+        "published",
+        str(version),
+        version=version,
+        leader_id=LEADER,
+        timestamp="2024-02-03T04:05:06.789Z",
+        published=[{"store": "orders", "seq": seq, "published_ms": 7, "body": "Ym9keQ=="} for seq in seqs],
+    )
 
 
 def leader_change(to: int) -> bytes:
@@ -140,6 +151,24 @@ def test_a_filtered_stream_goes_on_behind_its_last_checkpoint(connect):
 def test_checkpoints_are_progress_and_are_yielded_when_asked_for(connect):
     with ScriptedServer(Stream((transaction(5, 0), checkpoint(20)), hold=True)) as server:
         assert connect(server.url).take(2, checkpoints=True)[1] == Checkpoint(20, LEADER)
+
+
+def test_messages_come_between_transactions_and_a_resumed_stream_repeats_none(connect):
+    first = (transaction(5, 0), published(7, 1, 2))
+    again = (published(7, 1, 2), transaction(9, 5), published(12, 3))
+    with ScriptedServer(Stream(first), Stream(again, hold=True)) as server:
+        got = connect(server.url).take(4, stores=["orders", "invoices"])
+        assert [type(one) for one in got] == [TransactionEvent, PublishedEvent, TransactionEvent, PublishedEvent]
+        assert [one.seq for each in got for one in each.published] == [1, 2, 3]
+        assert [each.version for each in got] == [5, 7, 9, 12]
+        assert query_of(server, 0)["stores"] == "orders,invoices"
+        assert server.asked[1].headers["last-event-id"] == "7"
+
+
+def test_messages_that_come_after_the_stream_was_past_them_are_refused(connect):
+    parts = (published(5, 1), checkpoint(20), published(15, 2))
+    with ScriptedServer(Stream(parts, hold=True)) as server, pytest.raises(CorruptData):
+        connect(server.url).take(2, stores=["orders"])
 
 
 def test_a_transaction_behind_its_checkpoint_is_refused(connect):
@@ -275,7 +304,7 @@ def test_an_event_beyond_the_bound_is_refused():
 @given(st.binary(max_size=60))
 def test_no_bytes_escape_as_anything_but_corrupt_data(noise):
     continuity = Continuity(0, durable=True, filtered=False)
-    for kind in (b"transaction", b"checkpoint", b"leader_change", noise):
+    for kind in (b"transaction", b"published", b"checkpoint", b"leader_change", noise):
         try:
             continuity.accept(kind, b"1", noise)
         except CorruptData:

@@ -17,7 +17,7 @@ from tests.worlds.log.loop import SimulatedLoop
 from tests.worlds.log.node_store import Archive, NodeStore
 from tests.worlds.log.promises import Attempt
 
-from holdfast.commit.format.batch import Header, LoggedTransaction, StoresMode
+from holdfast.commit.format.batch import Header, Logged, LoggedTransaction, StoresMode
 from holdfast.commit.format.transaction import Committed, Rejected, Transaction, Write
 from holdfast.commit.leadership.claims import Identity
 from holdfast.commit.leadership.takeover import TakeoverOptions, take_the_lead
@@ -424,10 +424,10 @@ class _WatchedFeed(Feed):
         self._node = node
         self.resolved_subscribers = 1
 
-    def publish_durable(self, header: Header, transactions: Sequence[LoggedTransaction], size: int) -> None:
+    def publish_durable(self, header: Header, logged: Sequence[Logged], size: int) -> None:
         """As the feed does."""
-        super().publish_durable(header, transactions, size)
-        self._node.shown_durable(header, transactions)
+        super().publish_durable(header, logged, size)
+        self._node.shown_durable(header, [each for each in logged if isinstance(each, LoggedTransaction)])
 
     def publish_resolved(self, events: Sequence[TransactionEvent], size: int) -> None:
         """As the feed does."""

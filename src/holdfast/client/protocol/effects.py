@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from holdfast.commit.format.transaction import Operation
-from holdfast.wire.log import Found
+from holdfast.wire.log import Found, StreamMessage
 
 if TYPE_CHECKING:
     from holdfast.client.protocol.endpoint import Endpoint
@@ -29,6 +29,7 @@ class TransactionEvent:
     ``prev_version`` is the version of the committed transaction before it in the log, filtered or not. ``log_id`` names
     the log, here and in the other events; None from a service before log ids.
     ``operations`` are in order: later ones win. A filtered stream carries the operations that the filter lets through.
+    ``published``: what it published in the stores that the stream shows, in order.
     """
 
     version: int
@@ -39,6 +40,23 @@ class TransactionEvent:
     operations: tuple[Operation, ...]
     durable: bool = True
     log_id: str | None = None
+    published: tuple[StreamMessage, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedEvent:
+    """What was published without a transaction, together and durably, in the stores that the stream shows."""
+
+    version: int
+    leader_id: str
+    time_ms: int
+    published: tuple[StreamMessage, ...]
+    log_id: str | None = None
+
+    @property
+    def committed_version(self) -> int:
+        """As that of a checkpoint: everything at or below is durable and was delivered."""
+        return self.version
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +77,7 @@ class RolledBack:
     log_id: str | None = None
 
 
-Event = TransactionEvent | Checkpoint | RolledBack
+Event = TransactionEvent | PublishedEvent | Checkpoint | RolledBack
 
 
 class Request(msgspec.Struct, frozen=True):

@@ -21,6 +21,7 @@ from typing import Final
 from urllib.parse import urlencode
 
 import msgspec
+from msgspec import UNSET
 
 from holdfast.client.protocol.effects import (
     Checkpoint,
@@ -31,6 +32,7 @@ from holdfast.client.protocol.effects import (
     Open,
     Opened,
     Procedure,
+    PublishedEvent,
     Receive,
     Request,
     Response,
@@ -43,12 +45,13 @@ from holdfast.client.protocol.messages import base64url, service_error
 from holdfast.client.protocol.retry_budget import RetryBudget, Session, pause
 from holdfast.errors import CorruptData, InvalidRequest
 from holdfast.values import LogPosition
-from holdfast.wire.log import CheckpointData, LeaderChangeData, LogData, TransactionData
+from holdfast.wire.log import CheckpointData, LeaderChangeData, LogData, PublishedData, TransactionData
 
 REMEMBERED_VERSIONS_MAX: Final = 1 << 20
 REPEATABLE_STATUSES: Final = frozenset({408, 429, 500, 502, 503, 504})
 
 _TRANSACTION: Final = msgspec.json.Decoder(TransactionData)
+_PUBLISHED: Final = msgspec.json.Decoder(PublishedData)
 _CHECKPOINT: Final = msgspec.json.Decoder(CheckpointData)
 _LOG: Final = msgspec.json.Decoder(LogData)
 _LEADER_CHANGE: Final = msgspec.json.Decoder(LeaderChangeData)
@@ -56,11 +59,15 @@ _LEADER_CHANGE: Final = msgspec.json.Decoder(LeaderChangeData)
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Which keys a stream carries; all of them unless a bound is given. ``prefix`` excludes the other two."""
+    """What a stream carries: every key unless a bound is given, and what is published in ``stores``.
+
+    ``prefix`` excludes the other two bounds.
+    """
 
     begin: bytes | None = None
     end: bytes | None = None
     prefix: bytes | None = None
+    stores: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.prefix is not None and (self.begin is not None or self.end is not None):
@@ -68,13 +75,14 @@ class Filter:
 
     @property
     def everything(self) -> bool:
-        """Nothing is left out."""
+        """No transaction is left out."""
         return not self.begin and self.end is None and not self.prefix
 
     def query(self) -> dict[str, str]:
         """As query parameters."""
         bounds = (("begin", self.begin), ("end", self.end), ("prefix", self.prefix))
-        return {name: base64url(value) for name, value in bounds if value}
+        query = {name: base64url(value) for name, value in bounds if value}
+        return query | ({"stores": ",".join(self.stores)} if self.stores else {})
 
 
 class ServerSentEvents:
@@ -141,6 +149,7 @@ class Continuity:
         self.log_id = log_id
         self._start = after
         self.last_transaction: int | None = None
+        self._last_published = 0
         self.committed_version = 0
         self.last_id = ""
         self._durable = durable
@@ -165,6 +174,8 @@ class Continuity:
                     return None
                 case b"transaction":
                     event = self._transaction(_TRANSACTION.decode(data), b"~" not in event_id, log_id)
+                case b"published":
+                    event = self._published(_PUBLISHED.decode(data), log_id)
                 case b"checkpoint":
                     event = self._checkpoint(_CHECKPOINT.decode(data), log_id)
                 case b"leader_change":
@@ -175,7 +186,7 @@ class Continuity:
             raise CorruptData("an event is unreadable", event=kind.decode("latin-1"), after=self.position) from error
         if event is not None:
             self.log_id = log_id
-        if isinstance(event, TransactionEvent):
+        if isinstance(event, TransactionEvent | PublishedEvent):
             self.last_id = event_id.decode("latin-1")
         elif event is not None:
             # After a checkpoint or a rollback the position is newer than the last transaction's id.
@@ -183,7 +194,7 @@ class Continuity:
         return event
 
     def _transaction(self, data: TransactionData, is_durable: bool, log_id: str | None) -> TransactionEvent | None:
-        time_ms = round(datetime.fromisoformat(data.timestamp).timestamp() * 1000)
+        time_ms = _milliseconds(data.timestamp)
         if not data.prev_version < data.version:
             raise CorruptData("an event does not follow itself", version=data.version, prev_version=data.prev_version)
         if data.version <= self.position:
@@ -217,6 +228,7 @@ class Continuity:
             tuple(data.operations),
             is_durable,
             log_id,
+            () if data.published is UNSET else tuple(data.published),
         )
 
     def _gap(self, data: TransactionData, expected: int) -> CorruptData:
@@ -227,6 +239,18 @@ class Continuity:
             last_delivered=expected,
             hint="do not apply what follows; read the log from the last delivered version",
         )
+
+    def _published(self, data: PublishedData, log_id: str | None) -> PublishedEvent | None:
+        if data.version <= self.position:
+            if data.version <= max(self._start, self._last_published):
+                return None  # delivered before a reconnect
+            raise CorruptData(
+                "messages arrived after the stream said it was past them", version=data.version, past=self.position
+            )
+        self._last_published = self.position = data.version
+        self.committed_version = max(self.committed_version, data.version)
+        time_ms = _milliseconds(data.timestamp)
+        return PublishedEvent(data.version, data.leader_id, time_ms, tuple(data.published), log_id)
 
     def _checkpoint(self, data: CheckpointData, log_id: str | None) -> Checkpoint | None:
         if data.committed_version < self.committed_version:
@@ -254,6 +278,10 @@ class Continuity:
         return RolledBack(data.roll_back_to, data.leader_id, log_id)
 
 
+def _milliseconds(timestamp: str) -> int:
+    return round(datetime.fromisoformat(timestamp).timestamp() * 1000)
+
+
 class Delivery:
     """Events that wait for the caller, so that no event is lost when the caller stops in the middle of a batch."""
 
@@ -276,7 +304,7 @@ class Delivery:
         """The next event, or None when there is none yet."""
         while self._waiting:
             event = self._waiting.popleft()
-            if isinstance(event, TransactionEvent):
+            if isinstance(event, TransactionEvent | PublishedEvent):
                 self._position = LogPosition(event.version, event.log_id)
             elif isinstance(event, RolledBack):
                 self._position = LogPosition(min(self._position.version, event.to), event.log_id)

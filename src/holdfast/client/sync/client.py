@@ -333,11 +333,20 @@ class Client:
         begin: bytes | None = None,
         end: bytes | None = None,
         prefix: bytes | None = None,
+        stores: Sequence[str] = (),
         checkpoints: bool = False,
     ) -> Subscription:
-        """Every transaction after ``after``, without an end; see ``Subscription``. Raises: InvalidRequest."""
+        """Every transaction after ``after``, without an end; see ``Subscription``. Raises: InvalidRequest.
+
+        With ``stores``, which must live in the log, also what is published in these: ``published`` of a transaction,
+        and a ``PublishedEvent`` for messages without one.
+        """
         return Subscription(
-            self, position_of(after), Filter(begin, end, prefix), durable=durable, checkpoints=checkpoints
+            self,
+            position_of(after),
+            Filter(begin, end, prefix, tuple(stores)),
+            durable=durable,
+            checkpoints=checkpoints,
         )
 
     def run(

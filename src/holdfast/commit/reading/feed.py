@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from holdfast.commit.format.batch import Header, LoggedTransaction
+from holdfast.commit.format.batch import Header, Logged, LoggedEntry
 from holdfast.commit.format.transaction import Operation
 
 
@@ -27,6 +27,17 @@ class TransactionEvent(Struct, frozen=True, gc=False):
     time_ms: int
     operations: list[Operation]
     durable: bool
+    record: bytes | None = None
+    """What the stores did for its parts; not known before it is durable."""
+
+
+class StoresEvent(Struct, frozen=True, gc=False):
+    """What the stores that live in the log did by themselves at one version. It is no transaction."""
+
+    version: int
+    leader_id: str
+    time_ms: int
+    records: list[tuple[str, bytes]]
 
 
 class Checkpoint(Struct, frozen=True, gc=False):
@@ -43,7 +54,7 @@ class LeaderChange(Struct, frozen=True, gc=False):
     leader_id: str
 
 
-Event = TransactionEvent | Checkpoint | LeaderChange
+Event = TransactionEvent | StoresEvent | Checkpoint | LeaderChange
 
 
 class EventBatch:
@@ -53,7 +64,7 @@ class EventBatch:
     cache of their texts, for durable streams (True) and others.
     """
 
-    __slots__ = ("_events", "_header", "_transactions", "encoded", "last_version", "log_id", "size")
+    __slots__ = ("_events", "_header", "_logged", "encoded", "last_version", "log_id", "size")
 
     def __init__(
         self,
@@ -62,7 +73,7 @@ class EventBatch:
         log_id: str,
         events: Sequence[Event] | None = None,
         header: Header | None = None,
-        transactions: Sequence[LoggedTransaction] = (),
+        logged: Sequence[Logged] = (),
     ) -> None:
         self.last_version = last_version
         self.log_id = log_id
@@ -70,35 +81,38 @@ class EventBatch:
         self.encoded: dict[bool, bytes] | None = None
         self._events = events
         self._header = header
-        self._transactions = transactions
+        self._logged = logged
 
     @property
     def events(self) -> Sequence[Event]:
         """The events, the checkpoint last."""
         if self._events is None:
             assert self._header is not None, "a batch has events or what makes them"
-            self._events = events_of(self._header, self._transactions)
-            self._header, self._transactions = None, ()
+            self._events = events_of(self._header, self._logged)
+            self._header, self._logged = None, ()
         return self._events
 
     @classmethod
-    def of(cls, header: Header, transactions: Sequence[LoggedTransaction], size: int) -> EventBatch:
+    def of(cls, header: Header, logged: Sequence[Logged], size: int) -> EventBatch:
         """The events of one live object."""
-        return cls(header.last_version, size, header.log_id.hex(), None, header, transactions)
+        return cls(header.last_version, size, header.log_id.hex(), None, header, logged)
 
 
-def events_of(header: Header, transactions: Sequence[LoggedTransaction], *, checkpoint: bool = True) -> list[Event]:
+def events_of(header: Header, logged: Sequence[Logged]) -> list[Event]:
     """The durable events of one live object, and the checkpoint after them."""
     leader_id = header.leader_id.hex()
     prev = header.prev_version
     events: list[Event] = []
-    for txn in transactions:
+    for each in logged:
+        if isinstance(each, LoggedEntry):
+            events.append(StoresEvent(each.version, leader_id, header.time_ms, each.records))
+            continue
+        txn, time_ms = each, header.time_ms
         events.append(
-            TransactionEvent(txn.version, prev, txn.request_id, leader_id, header.time_ms, txn.operations, True)
+            TransactionEvent(txn.version, prev, txn.request_id, leader_id, time_ms, txn.operations, True, txn.record)
         )
         prev = txn.version  # type: ignore[assignment]
-    if checkpoint:
-        events.append(Checkpoint(header.last_version, leader_id))
+    events.append(Checkpoint(header.last_version, leader_id))
     return events
 
 
@@ -206,9 +220,9 @@ class Feed:
         checkpoint = Checkpoint(claim.last_version, self.leader_id)
         self.durable.publish(EventBatch(claim.last_version, 64, self.log_id, (checkpoint,)))
 
-    def publish_durable(self, header: Header, transactions: Sequence[LoggedTransaction], size: int) -> None:
+    def publish_durable(self, header: Header, logged: Sequence[Logged], size: int) -> None:
         """A batch became durable."""
-        self.durable.publish(EventBatch.of(header, transactions, size))
+        self.durable.publish(EventBatch.of(header, logged, size))
         if self.resolved_subscribers:
             # A checkpoint is about older versions, but comes after all transactions published before it.
             checkpoint = Checkpoint(header.last_version, self.leader_id)

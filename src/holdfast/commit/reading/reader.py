@@ -20,7 +20,9 @@ from holdfast.commit.format.batch import (
     VERSION_JUMP,
     Header,
     Kind,
+    Logged,
     LoggedTransaction,
+    decode_all,
     decode_body,
     decode_header,
     jump,
@@ -48,6 +50,10 @@ class LoggedBatch:
     def transactions(self) -> list[LoggedTransaction]:
         """The transactions in commit order. Raises: CorruptData."""
         return decode_body(self.data, self.header)
+
+    def everything(self) -> list[Logged]:
+        """The transactions, and what the stores did by themselves, in order. Raises: CorruptData."""
+        return decode_all(self.data, self.header)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from typing import Literal
 
 from msgspec import UNSET, Struct
 
-from holdfast.commit.format.batch import Header, LoggedTransaction, repeated_bytes
+from holdfast.commit.format.batch import Header, Logged, repeated_bytes
 from holdfast.commit.format.transaction import Outcome, Transaction, Write
 from holdfast.errors import HoldfastError
 from holdfast.objects.port import CreateAnswer, Unknown
@@ -101,7 +101,7 @@ class Batch:
     header: Header
     payload: bytes
     entries: list[CommitEntry | Position]
-    transactions: list[LoggedTransaction]
+    logged: list[Logged]
     formed_ms: float
     sent_ms: float = 0.0
     requests: int = 0

@@ -340,7 +340,7 @@ class Persist:
             newest_transaction=Version(newest if before.stores_mode else 0),
         )
         self.head = header
-        batch = Batch(header, encode_object(header, body), entries, transactions, now.boot_ms)
+        batch = Batch(header, encode_object(header, body), entries, logged, now.boot_ms)
         self.in_flight.append(batch)
         self._last_put_ms = now.boot_ms
         self.counters.batches += 1

@@ -4,13 +4,14 @@
     event: transaction    id: VERSION@LOG        data: version, prev_version, request_id, leader_id, timestamp,
                                                  operations
                           id: VERSION~LEADER@LOG when it is not durable yet
+    event: published      id: VERSION@LOG        data: version, leader_id, timestamp, published; only with stores
     event: checkpoint     id: VERSION@LOG        data: committed_version, leader_id; without id where durable=false
     event: leader_change  id: VERSION~LEADER@LOG data: roll_back_to, leader_id
     event: lagging        no id                  data: unsent_bytes; the stream ends after it
 
 ``after`` and ``Last-Event-ID`` take ids with and without the log's id; an id of another log is ``log_mismatch``. A
 reader that has caught up may fall ``subscriber_unsent_bytes_max`` behind on its connection; then it gets ``lagging``,
-is closed, and resumes by ``Last-Event-ID``. All subscribers share one encoded text of each batch.
+is closed, and resumes by ``Last-Event-ID``. Subscribers without a filter share one encoded text of each batch.
 """
 
 from __future__ import annotations
@@ -23,11 +24,12 @@ from functools import lru_cache
 from typing import Final
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from holdfast.commit.format.transaction import Operation, RangeDelete
-from holdfast.commit.reading.feed import Checkpoint, Event, EventBatch, LeaderChange, TransactionEvent
-from holdfast.errors import Backpressure, Code
-from holdfast.server.gateway import Gateway
+from holdfast.commit.reading.feed import Checkpoint, Event, EventBatch, LeaderChange, StoresEvent, TransactionEvent
+from holdfast.errors import Backpressure, Code, InvalidRequest
+from holdfast.server.gateway import Gateway, ShownStores
 from holdfast.server.http.auth import Role
 from holdfast.server.http.routes import (
     POSITION_SCHEMA,
@@ -39,7 +41,15 @@ from holdfast.server.http.routes import (
     position_of,
 )
 from holdfast.values import LogPosition
-from holdfast.wire.log import CheckpointData, LaggingData, LeaderChangeData, LogData, TransactionData
+from holdfast.wire.log import (
+    CheckpointData,
+    LaggingData,
+    LeaderChangeData,
+    LogData,
+    PublishedData,
+    StreamMessage,
+    TransactionData,
+)
 
 MEDIA_TYPE: Final = "text/event-stream"
 KEEPALIVE: Final = b": keepalive\n\n"
@@ -48,7 +58,7 @@ FIRST_BATCH_SECONDS: Final = 0.25
 """How long the status waits for the first batch, or for an error of the start point."""
 LINGER_SECONDS: Final = 30.0
 
-Subscribe = Callable[[int, bool], AsyncIterator[EventBatch]]
+Subscribe = Callable[[int, bool, bool], AsyncIterator[EventBatch]]
 
 _encode = msgspec.json.Encoder().encode
 
@@ -77,7 +87,9 @@ class KeyFilter:
         return begin <= operation.key and (end is None or operation.key < end)
 
 
-def encode_event(event: Event, log_id: str, *, durable_stream: bool) -> bytes:
+def encode_event(
+    event: Event, log_id: str, *, durable_stream: bool, published: Sequence[StreamMessage] | UnsetType = UNSET
+) -> bytes:
     """The text of one event; ``log_id`` is that of the object that holds it."""
     log = log_id.encode()
     match event:
@@ -90,12 +102,18 @@ def encode_event(event: Event, log_id: str, *, durable_stream: bool) -> bytes:
                     event.leader_id,
                     _timestamp(event.time_ms),
                     event.operations,
+                    published,
                 )
             )
             if event.durable:
                 return b"id: %d@%b\nevent: transaction\ndata: %b\n\n" % (event.version, log, data)
             leader = event.leader_id.encode()
             return b"id: %d~%b@%b\nevent: transaction\ndata: %b\n\n" % (event.version, leader, log, data)
+        case StoresEvent():
+            if not published:
+                return b""
+            data = _encode(PublishedData(event.version, event.leader_id, _timestamp(event.time_ms), published))
+            return b"id: %d@%b\nevent: published\ndata: %b\n\n" % (event.version, log, data)
         case Checkpoint(committed_version=version, leader_id=leader_id):
             data = _encode(CheckpointData(version, leader_id))
             # A stream that is ahead of durability cannot resume from a checkpoint.
@@ -117,23 +135,41 @@ def encode_batch(batch: EventBatch, *, durable_stream: bool) -> bytes:
     return text
 
 
-def encode_filtered(batch: EventBatch, key_filter: KeyFilter, *, durable_stream: bool) -> bytes:
-    """The text of what a filter lets through. Checkpoints always pass, so progress is visible."""
-    parts: list[bytes] = []
-    skipped: TransactionEvent | None = None
-    for event in batch.events:
-        if isinstance(event, TransactionEvent):
-            kept = key_filter.operations(event.operations)
-            if not kept:
-                skipped = event
-                continue
-            event = msgspec.structs.replace(event, operations=kept)
-        skipped = None
-        parts.append(encode_event(event, batch.log_id, durable_stream=durable_stream))
-    if skipped is not None and skipped.durable:
-        checkpoint = Checkpoint(skipped.version, skipped.leader_id)
-        parts.append(encode_event(checkpoint, batch.log_id, durable_stream=durable_stream))
-    return b"".join(parts)
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """What one stream shows: the transactions that touch ``keys``, all for None; what was published in ``stores``."""
+
+    keys: KeyFilter | None
+    stores: ShownStores | None
+
+    def encode(self, batch: EventBatch, *, durable_stream: bool) -> bytes:
+        """The text of what is selected. Checkpoints always pass, so progress is visible. Raises: CorruptData."""
+        if self.keys is None and self.stores is None:
+            return encode_batch(batch, durable_stream=durable_stream)
+        parts: list[bytes] = []
+        skipped: TransactionEvent | None = None
+        for event in batch.events:
+            published: list[StreamMessage] | UnsetType = UNSET
+            if self.stores is not None and isinstance(event, TransactionEvent | StoresEvent):
+                published = self.stores.messages(_records_of(event)) or UNSET
+            if self.keys is not None and isinstance(event, TransactionEvent):
+                kept = self.keys.operations(event.operations)
+                if not kept and not published:
+                    skipped = event
+                    continue
+                event = msgspec.structs.replace(event, operations=kept)
+            skipped = None
+            parts.append(encode_event(event, batch.log_id, durable_stream=durable_stream, published=published))
+        if skipped is not None and skipped.durable:
+            checkpoint = Checkpoint(skipped.version, skipped.leader_id)
+            parts.append(encode_event(checkpoint, batch.log_id, durable_stream=durable_stream))
+        return b"".join(parts)
+
+
+def _records_of(event: TransactionEvent | StoresEvent) -> list[bytes]:
+    if isinstance(event, StoresEvent):
+        return [record for _, record in event.records]
+    return [] if event.record is None else [event.record]
 
 
 class _Subscriber:
@@ -151,7 +187,10 @@ class Subscriptions:
     """All open streams of a server."""
 
     def __init__(self, gateway: Gateway, subscribe: Subscribe) -> None:
-        """``subscribe(after, durable)`` gives the batches after a version, history first."""
+        """``subscribe(after, durable, with_segments)`` gives the batches after a version, history first.
+
+        Without segments history comes from the log alone: they have nothing of the stores.
+        """
         self._gateway = gateway
         self._subscribe = subscribe
         self.open: set[_Subscriber] = set()
@@ -165,14 +204,14 @@ class Subscriptions:
 
     async def stream(self, call: Call) -> None:
         """Answer one subscription until it ends."""
-        start, durable, key_filter = self._parameters(call)
-        batches = self._subscribe(self._gateway.version_of(start), durable)
+        start, durable, selection = self._parameters(call)
+        batches = self._subscribe(self._gateway.version_of(start), durable, selection.stores is None)
         log_id = self._gateway.log_id
         subscriber = _Subscriber(call)
         self._keep_alive()
         try:
             with ended_by_disconnect(call):
-                await self._run(call, subscriber, batches, log_id, durable, key_filter)
+                await self._run(call, subscriber, batches, log_id, durable, selection)
         finally:
             self.open.discard(subscriber)
             close = getattr(batches, "aclose", None)
@@ -186,7 +225,7 @@ class Subscriptions:
         batches: AsyncIterator[EventBatch],
         log_id: str,
         durable: bool,
-        key_filter: KeyFilter | None,
+        selection: Selection,
     ) -> None:
         # An error of the start point comes before the first batch, and belongs into the status.
         first = asyncio.ensure_future(anext(batches, None))
@@ -209,11 +248,9 @@ class Subscriptions:
         connection = call.connection
         caught_up = False
         while batch is not None:
-            text = (
-                encode_batch(batch, durable_stream=durable)
-                if key_filter is None
-                else encode_filtered(batch, key_filter, durable_stream=durable)
-            )
+            if selection.stores is not None and selection.stores.problem() is not None:
+                break  # the next request says why
+            text = selection.encode(batch, durable_stream=durable)
             if text:
                 subscriber.quiet_ticks = 0
                 self.bytes_sent += len(text)
@@ -253,7 +290,7 @@ class Subscriptions:
             linger_seconds = 0.0
         connection.close_within(linger_seconds)
 
-    def _parameters(self, call: Call) -> tuple[LogPosition, bool, KeyFilter | None]:
+    def _parameters(self, call: Call) -> tuple[LogPosition, bool, Selection]:
         after = call.position("after") or LogPosition(0)
         last_event_id = call.request.headers.get("last-event-id")
         if last_event_id:
@@ -262,7 +299,16 @@ class Subscriptions:
         wanted = call.key_range()
         if call.scope is not None:
             call.scope.require_range(*(wanted or (b"", None)))
-        return after, durable, None if wanted is None else KeyFilter(*wanted)
+        stores = self._stores(call, durable=durable)
+        return after, durable, Selection(None if wanted is None else KeyFilter(*wanted), stores)
+
+    def _stores(self, call: Call, *, durable: bool) -> ShownStores | None:
+        names = call.text("stores")
+        if names is None:
+            return None
+        if not durable:
+            raise InvalidRequest("stores is for streams of what is durable, without durable=false")
+        return self._gateway.shown_stores(call.authorization, names.split(","))
 
     # Keepalive: one task for all streams, so that an event costs no timer.
 
@@ -306,10 +352,15 @@ def subscribe_route(subscriptions: Subscriptions) -> Route:
             *key_parameters("begin", "Only keys at or above this one"),
             *key_parameters("end", "Only keys below this one"),
             *key_parameters("prefix", "Only keys that start so; not together with begin and end"),
+            Parameter(
+                "stores", "query", {"type": "string", "examples": ["orders,invoices"]},
+                "Names with commas: also what is published in these stores, which live in the log",
+            ),
             Parameter("Last-Event-ID", "header", POSITION_SCHEMA, "Resume after this event; wins over after"),
         ),
         codes=(
             Code.BAD_BASE64, Code.BAD_RANGE, Code.FUTURE_VERSION, Code.LOG_TRUNCATED, Code.ROLLED_BACK,
-            Code.LOG_MISMATCH, Code.NOT_LEADER, Code.LEADER_CHANGED, Code.STORE_UNAVAILABLE,
+            Code.LOG_MISMATCH, Code.STORES_NOT_IN_LOG, Code.NOT_FOUND, Code.OVERLOADED, Code.NOT_LEADER,
+            Code.LEADER_CHANGED, Code.STORE_UNAVAILABLE,
         ),
     )  # fmt: skip

@@ -24,7 +24,7 @@ from holdfast.errors import CorruptData, InvalidRequest, NotFound, Unavailable, 
 from holdfast.stores.definitions.cluster import ClusterDefinition, parse_definition
 from holdfast.stores.definitions.parts import with_parts
 from holdfast.stores.machine.store import Revision
-from holdfast.stores.storage.frames import Relocated, decode_frame, runs_of
+from holdfast.stores.storage.frames import Relocated, decode_frame, removals_of, runs_of
 from holdfast.stores.storage.index import INDEX_NAME, UNREADABLE, checked_row, read_checkpoint
 from holdfast.stores.storage.locations import EXTENT_BYTES, Extent
 from holdfast.stores.storage.log import MessageLog
@@ -261,7 +261,7 @@ class StoreReader:
         cleared = 0
         for number, data in self._log.read(extent.first_frame, extent.last_frame):
             said = decode_frame(data, number)
-            removals = _removals(said)
+            removals = removals_of(said)
             low, high = _cleared(said, extent.store)
             cleared += max(0, min(high, extent.last_seq) - max(low, extent.first_seq) + 1)
             for run in runs_of(said):
@@ -269,7 +269,7 @@ class StoreReader:
                     continue
                 for seq, message in enumerate(run.messages, run.first_seq):
                     if extent.first_seq <= seq <= extent.last_seq:
-                        by_seq[seq] = StoredMessage(seq, run.published_ms, message, seq in removals)
+                        by_seq[seq] = StoredMessage(seq, run.published_ms, message, (extent.store, seq) in removals)
         return [by_seq[seq] for seq in sorted(by_seq)], cleared
 
     def _look_up_again(self, extent: Extent) -> list[Extent]:
@@ -290,17 +290,6 @@ def _extend(extents: list[Extent], more: Extent) -> None:
         extents[-1] = last._replace(last_seq=more.last_seq, last_frame=more.last_frame, bytes=last.bytes + more.bytes)
     else:
         extents.append(more)
-
-
-def _removals(said: Record | Relocated) -> frozenset[int]:
-    """The numbers of a map's changes that removed a key."""
-    if isinstance(said, Relocated) or not isinstance(said.command, MapChange):
-        return frozenset()
-    if not isinstance(said.result, MapChanged):
-        return frozenset()
-    bodies = [body for position, (_, body, _) in enumerate(said.command.changes) if position not in said.result.absent]
-    first = said.result.revision - len(bodies) + 1
-    return frozenset(seq for seq, body in enumerate(bodies, first) if body is None)
 
 
 def _cleared(said: Record | Relocated, store: str) -> tuple[int, int]:

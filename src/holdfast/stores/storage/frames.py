@@ -15,6 +15,7 @@ here now, so their old pages may be removed. Invalid bytes and unknown kinds rai
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from typing import Final
 
 import msgspec
@@ -136,6 +137,25 @@ def runs_of(frame: Record | Relocated) -> list[MessageRun]:
     if isinstance(command, CommitParts) and isinstance(result, PartsCommitted):
         return [run for part, done in zip(command.parts, result.results, strict=True) for run in _runs(part, done)]
     return _runs(command, result)
+
+
+def removals_of(frame: Record | Relocated) -> frozenset[tuple[str, int]]:
+    """The changes of maps in a frame that removed their key: the store and the number of each."""
+    if isinstance(frame, Relocated):
+        return frozenset()
+    command, result = frame.command, frame.result
+    if isinstance(command, CommitParts) and isinstance(result, PartsCommitted):
+        parts = zip(command.parts, result.results, strict=True)
+        return frozenset(removal for part, done in parts for removal in _removals(part, done))
+    return frozenset(_removals(command, result))
+
+
+def _removals(command: Command, result: Result) -> Iterator[tuple[str, int]]:
+    if type(command) is MapChange and type(result) is MapChanged:
+        changes = [body for position, (_, body, _) in enumerate(command.changes) if position not in result.absent]
+        for seq, body in enumerate(changes, result.revision - len(changes) + 1):
+            if body is None:
+                yield command.store, seq
 
 
 def _runs(command: Command, result: Result) -> list[MessageRun]:

@@ -1,0 +1,73 @@
+"""What was published in stores that live in the log, for the readers of its change stream.
+
+The change stream has the records of the stores with their transactions; this module knows what they say, and who may
+read it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from holdfast.errors import HoldfastError, NotFound
+from holdfast.server.stores.commit_parts import not_in_log
+from holdfast.server.stores.hosting import StoreHost
+from holdfast.stores.definitions.permissions import Right
+from holdfast.stores.storage.frames import decode_frame, removals_of, runs_of
+from holdfast.wire.log import StreamMessage
+
+
+class PublishedStores:
+    """The stores of this process, as far as streams need them."""
+
+    def __init__(self, host: StoreHost) -> None:
+        self._host = host
+
+    def watch(self, authorization: bytes | None, stores: Sequence[str]) -> WatchedStores:
+        """The messages of these stores, for a caller that may subscribe to each.
+
+        Raises: InvalidRequest (``stores_not_in_log``), PermissionDenied, NotFound (no such store), Fenced, Unavailable.
+        """
+        opened = self._host.opened()
+        if not opened.service.lives_in_log:
+            raise not_in_log()
+        lost_rights: list[Callable[[], HoldfastError | None]] = []
+        for store in stores:
+            opened.access.require(authorization, Right.SUBSCRIBE, store)
+            lost_rights.append(opened.access.later(authorization, Right.SUBSCRIBE, store))
+            if store not in opened.state.definition.stores or store in opened.state.definition.volatile_stores:
+                raise NotFound("the log has no such store", store=store)
+        return WatchedStores(frozenset(stores), lost_rights)
+
+
+class WatchedStores:
+    """The stores that one stream shows."""
+
+    def __init__(self, stores: frozenset[str], lost_rights: Sequence[Callable[[], HoldfastError | None]]) -> None:
+        self._stores = stores
+        self._lost_rights = lost_rights
+
+    def problem(self) -> HoldfastError | None:
+        """Why the caller may not see them any more, or None."""
+        for lost in self._lost_rights:
+            error = lost()
+            if error is not None:
+                return error
+        return None
+
+    def messages(self, records: Iterable[bytes]) -> list[StreamMessage]:
+        """What these records published in the stores, in order. Cost: each record is decoded. Raises: CorruptData."""
+        found: list[StreamMessage] = []
+        for record in records:
+            frame = decode_frame(record, 0)
+            removals = removals_of(frame)
+            for run in runs_of(frame):
+                if run.store in self._stores:
+                    found += [
+                        StreamMessage(
+                            run.store, seq, run.published_ms,
+                            None if (run.store, seq) in removals else message.body,
+                            message.fields, message.key, message.publisher_seq, message.ttl_ms, message.deliver_at_ms,
+                        )
+                        for seq, message in enumerate(run.messages, run.first_seq)
+                    ]  # fmt: skip
+        return found
