@@ -6,6 +6,7 @@
     customers   a process of many concurrent clients that book, cancel and swap aircraft
     follower    a process that follows the change stream into a view of its own
     servers     the serving processes: started, killed, stopped
+    shop        orders as messages, stock as keys, invoices as messages: one step each, while processes are killed
     log_count   an independent reading of the log's objects, and a count of everything in them
     comparisons what must agree, and with what
     report      the figures and the picture

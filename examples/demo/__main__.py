@@ -27,6 +27,7 @@ from examples.demo.flights import Flight, read_flights
 from examples.demo.loading import Loaded, load
 from examples.demo.log_count import Counted, count_log
 from examples.demo.servers import Child, Server
+from examples.demo.shop import Shipped, run_shop
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -46,6 +47,7 @@ class Scale:
     processes: int
     clients: int
     passengers: int
+    orders: int
     output: Path
 
 
@@ -62,8 +64,10 @@ def main() -> int:
     with contextlib.ExitStack() as cleaning:
         run = _Run(scale, console, cleaning)
         market = run.market(flights)
+    shipped = run.shop()
     accounts = run.tables(market)
-    comparing = run.compare(flights, market, accounts)
+    comparing = [*run.compare(flights, market, accounts), *comparisons.of_shop(shipped)]
+    market.figures.update(report.shop_figures(shipped, scale.orders))
     report.draw(scale.output / "report.png", market.answered, market.timeline)
     report.write_json(scale.output / "report.json", market.figures, comparing)
     console.print()
@@ -253,6 +257,24 @@ class _Run:
             unexpected.extend(record.unexpected)
         return Record(answered, unexpected)
 
+    # The shop
+
+    def shop(self) -> Shipped:
+        """Orders, stock and invoices in a log of their own, with a worker and a leader killed."""
+        orders = self._scale.orders
+        with self._progress(f"{orders:,} orders are shipped, each in one step") as progress:
+            progress.update(progress.task_ids[0], total=orders)
+
+            def moved(done: int) -> None:
+                progress.update(progress.task_ids[0], completed=done, facts=f"{done:,} invoices")
+
+            shipped = run_shop(self._scale.output / "shop", orders, moved)
+        self._console.print(
+            f"5  {orders:,} orders shipped in {shipped.seconds:.0f} s, stock, invoice and acknowledgement in one step "
+            f"each; a worker and the leader killed, its stores served on elsewhere {shipped.gap_seconds:.1f} s later"
+        )
+        return shipped
+
     # What became of it
 
     def tables(self, market: _Market) -> _Accounts:
@@ -273,7 +295,7 @@ class _Run:
                 spark.save_table(after_load, market.loaded_version)
                 counted = counting.result()
                 self._console.print(
-                    f"5  {counted.transactions:,} transactions in {counted.objects:,} objects "
+                    f"6  {counted.transactions:,} transactions in {counted.objects:,} objects "
                     f"({counted.object_bytes / 1e6:.0f} MB) counted in {time.monotonic() - began:.1f} s; Spark started "
                     f"meanwhile in {spark.start_seconds:.1f} s, and made the table of the moment after the load"
                 )
@@ -282,7 +304,7 @@ class _Run:
                 keys = spark.save_table(table)
                 seconds = time.monotonic() - began
                 bookings = spark.bookings(table)
-        self._console.print(f"6  Spark made the table of newest values, {keys:,} keys, in {seconds:.1f} s")
+        self._console.print(f"7  Spark made the table of newest values, {keys:,} keys, in {seconds:.1f} s")
         return _Accounts(counted, bookings)
 
     def compare(self, flights: list[Flight], market: _Market, accounts: _Accounts) -> list[comparisons.Comparison]:
@@ -309,7 +331,7 @@ class _Run:
                     "; ".join(market.unexpected[:3]) or f"exit code {market.exit_code}",
                 ),
             ]
-        self._console.print(f"7  compared in {time.monotonic() - began:.1f} s")
+        self._console.print(f"8  compared in {time.monotonic() - began:.1f} s")
         return found
 
     def _verified(self, counted: Counted) -> comparisons.Comparison:
@@ -340,6 +362,7 @@ def _where_to_look(console: Console, output: Path, seconds: float) -> None:
         ("report.json", "the figures and comparisons above"),
         ("table/", "Spark's table, Parquet: the newest value of every key"),
         ("server-*.log", "what the two leaders said"),
+        ("shop/", "the log of the shop, with its stores"),
     ):
         console.print(f"    {name:14}{what}")
     console.print("\nKeep it running, on this log, and look inside from another terminal:", highlight=False)
@@ -368,13 +391,17 @@ def _scale() -> Scale:
     parser.add_argument("--processes", type=int, default=int(of("PROCESSES", "2")), help="of clients")
     parser.add_argument("--clients", type=int, default=int(of("CLIENTS", "64")))
     parser.add_argument("--passengers", type=int, default=int(of("PASSENGERS", "20000")))
+    parser.add_argument("--orders", type=int, default=int(of("ORDERS", "2000")), help="of the shop")
     parser.add_argument("--output", type=Path, default=Path(of("OUTPUT", "demo-output")))
     given = parser.parse_args()
-    if min(given.days_on_sale, given.processes, given.clients, given.passengers) < 1 or given.seconds < 4:
+    if (
+        min(given.days_on_sale, given.processes, given.clients, given.passengers, given.orders // 4) < 1
+        or given.seconds < 4
+    ):
         parser.error("too small to show anything")
     return Scale(
         given.flights or None, given.days_on_sale, given.seconds, given.processes,
-        max(given.clients, given.processes), given.passengers, given.output,
+        max(given.clients, given.processes), given.passengers, given.orders, given.output,
     )  # fmt: skip
 
 

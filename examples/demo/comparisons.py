@@ -18,8 +18,9 @@ from examples.demo.airline import BETWEEN_DEPARTURES_MINUTES, PASSENGER_CENTS
 from examples.demo.customers import Answered
 from examples.demo.flights import Flight
 from examples.demo.log_count import Counted
+from examples.demo.shop import Shipped
 
-__all__ = ["Comparison", "Rows", "acknowledged", "equal_rows", "laws", "loaded_flights", "same_bookings"]
+__all__ = ["Comparison", "Rows", "acknowledged", "equal_rows", "laws", "loaded_flights", "of_shop", "same_bookings"]
 
 Rows = dict[bytes, tuple[bytes, int]]
 """Value and version by key."""
@@ -127,4 +128,12 @@ def acknowledged(answered: list[Answered], counted: Counted) -> list[Comparison]
             f"{committed:,} acknowledged, {lost} lost, {moved} moved or repeated",
         ),
         Comparison("nothing refused is in the log", not ghosts, f"{refused:,} not committed, {ghosts} ghosts"),
+    ]
+
+
+def of_shop(shipped: Shipped) -> list[Comparison]:
+    """Each order has one invoice, and the stock is what they left of it."""
+    return [
+        Comparison("the books of the shop balance", shipped.books.endswith("balanced"), shipped.books),
+        Comparison("holdfast log verify, of the shop", shipped.verified, "keys and messages in one log"),
     ]

@@ -10,10 +10,11 @@ from pathlib import Path
 
 from examples.demo.comparisons import Comparison
 from examples.demo.customers import Answered
+from examples.demo.shop import Shipped
 from rich.console import Console
 from rich.table import Table
 
-__all__ = ["Timeline", "draw", "market_figures", "percentile", "show", "write_json"]
+__all__ = ["Timeline", "draw", "market_figures", "percentile", "shop_figures", "show", "write_json"]
 
 PICTURE_STEP_SECONDS = 0.5
 
@@ -60,6 +61,14 @@ def market_figures(answered: list[Answered], timeline: Timeline) -> dict[str, fl
         "first transaction begun and committed after it, s": round(
             min(began_after, default=math.nan) - timeline.killed, 2
         ),
+    }
+
+
+def shop_figures(shipped: Shipped, orders: int) -> dict[str, float]:
+    """Of the shop: a step takes an order, writes a stock and makes an invoice."""
+    return {
+        "shop: steps per second, with the crash": round(orders / shipped.seconds),
+        "shop: stores served elsewhere, s after kill -9": round(shipped.gap_seconds, 2),
     }
 
 

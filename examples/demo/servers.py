@@ -66,6 +66,14 @@ class Server:
                 raise RuntimeError(f"server {self.name} does not lead after {seconds} s: {self.tail()}")
             time.sleep(0.02)
 
+    def wait_until_following(self, seconds: float = 60.0) -> None:
+        """A standby that has heard of the leader takes over soon after the leader's end. Raises: RuntimeError."""
+        began = time.monotonic()
+        while "standby leader_id=" not in self.output.read_text(errors="replace"):
+            if self._process.poll() is not None or time.monotonic() - began > seconds:
+                raise RuntimeError(f"server {self.name} does not stand by: {self.tail()}")
+            time.sleep(0.02)
+
     def figures(self) -> dict[str, float]:
         """Its ``/metrics``: value by name and labels as they are written there."""
         found: dict[str, float] = {}

@@ -4,14 +4,15 @@
     holdfast serve --log file:$PWD/log &
     python -m examples.stores.ship_orders [--url URL] [--orders 100] [--workers 3]
 
-An order is a message, the stock is a key, an invoice is a message. One commit acknowledges the order, writes the stock
-and publishes the invoice. Kill workers and the leader as you like: the books balance.
+An order is a message, the stock of a product is a key, an invoice is a message. One commit acknowledges the order,
+writes the stock and publishes the invoice. Kill workers and the leader as you like: the books balance.
 """
 
 from __future__ import annotations
 
 import argparse
 import threading
+from collections import Counter
 from collections.abc import Sequence
 
 from holdfast import Client, StoreClient, Write
@@ -19,33 +20,41 @@ from holdfast.client import BlockingTransaction
 from holdfast.client.stores import Delivery, SubscriberOptions
 from holdfast.errors import Closed
 
-STOCK = b"stock/coffee"
+PRODUCTS = ("cake", "coffee", "juice", "milk", "rolls", "soup", "tea", "water")
 
 
 def prepare(urls: Sequence[str], orders: int) -> None:
-    """A stock for all orders, and the orders, each of 1 to 3 pieces."""
+    """A stock for all orders, and the orders, each of 1 to 3 pieces of one product."""
+    stock = Counter[bytes]()
+    for number in range(orders):
+        pieces, product = order_of(number)
+        stock[key_of(product)] += pieces
     with Client(urls) as client, StoreClient(urls) as stores:
-        client.commit([Write(STOCK, str(sum(pieces_of(number) for number in range(orders))).encode())])
+        client.commit([Write(key, str(pieces).encode()) for key, pieces in stock.items()])
         for store, durable in (("orders", "work"), ("invoices", "all")):
             stores.define_store(store)
             stores.define_durable(store, durable, {"type": "shared"})
         with stores.publisher("orders") as publisher:
             for number in range(orders):
-                publisher.send(b"%d x coffee" % pieces_of(number))
+                publisher.send("{} x {}".format(*order_of(number)).encode())
             publisher.flush()
 
 
-def pieces_of(number: int) -> int:
-    return number % 3 + 1
+def order_of(number: int) -> tuple[int, str]:
+    return number % 3 + 1, PRODUCTS[number % len(PRODUCTS)]
+
+
+def key_of(product: str) -> bytes:
+    return f"stock/{product}".encode()
 
 
 def ship(client: Client, worker: str, order: Delivery) -> bool:
     """One order. False: another worker has it."""
 
     def step(txn: BlockingTransaction) -> None:
-        pieces = int(order.body.split()[0])
-        stock = int(txn.get(STOCK) or b"0")
-        txn.write(STOCK, str(stock - pieces).encode())
+        pieces, _, product = order.body.decode().split(maxsplit=2)
+        stock = int(txn.get(key_of(product)) or b"0")
+        txn.write(key_of(product), str(stock - int(pieces)).encode())
         txn.publish("invoices", order.body, fields={"order": order.seq})
         txn.acknowledge("orders", "work", worker, order.seq)
 
@@ -78,14 +87,14 @@ def invoices(urls: Sequence[str]) -> list[Delivery]:
 
 
 def balance(urls: Sequence[str], orders: int) -> str:
-    """What the books say: each order has one invoice, and the stock is what they left of it."""
+    """What the books say: each order has one invoice, and of the stock of every product nothing is left."""
     found = invoices(urls)
     with Client(urls) as client:
-        left = client.get(STOCK)
+        left = [int(item.value) for item in client.range(prefix=b"stock/").items]
     numbers = [invoice.fields["order"] for invoice in found]
     once = len(numbers) == len(set(numbers)) == orders
-    stock = 0 if left is None else int(left.value)
-    return f"{orders} orders, {len(numbers)} invoices, stock {stock}: {'balanced' if once and not stock else 'WRONG'}"
+    holds = once and bool(left) and not any(left)
+    return f"{orders} orders, {len(numbers)} invoices, stock {sum(left)}: {'balanced' if holds else 'WRONG'}"
 
 
 def main() -> None:
