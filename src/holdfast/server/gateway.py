@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
+from holdfast.commit.format.request_rules import ITEMS_MAX
 from holdfast.commit.format.transaction import Transaction, Unanswered
 from holdfast.commit.reading.lineage import Lineage
 from holdfast.commit.service import CommitService
@@ -21,7 +22,7 @@ from holdfast.commit.stages.events import CommitEntry
 from holdfast.commit.subscription import LogReader
 from holdfast.errors import Backpressure, Code, HoldfastError, InvalidRequest, PermissionDenied, Unavailable
 from holdfast.server.http.auth import Authenticator
-from holdfast.server.http.requests import ITEMS_MAX, LINEAGE_AGAIN_MS
+from holdfast.server.http.requests import LINEAGE_AGAIN_MS
 from holdfast.server.http.responses import CommitResponses, LeaderHint, not_leading, without_traceback
 from holdfast.server.http.state import HttpLimits, HttpState
 from holdfast.values import LogPosition

@@ -14,10 +14,11 @@ from holdfast.commit.format.batch import (
     encode_body,
     repeated_bytes,
 )
+from holdfast.commit.format.request_rules import REQUEST_ID_LENGTH_MAX
 from holdfast.commit.format.transaction import Delete, PointRead, Transaction
 from holdfast.commit.stages.events import Arrived, request_bytes
 from holdfast.errors import Code, HoldfastError, InvalidRequest, LimitExceeded
-from holdfast.server.http.requests import REQUEST_ID_LENGTH_MAX, problem_with
+from holdfast.server.http.requests import problem_with
 from holdfast.settings import load_configuration
 
 COLUMN_BYTES_MAX = 2**31 - 1

@@ -12,12 +12,13 @@ from msgspec import field
 from msgspec.structs import replace
 
 from holdfast.commit.format.json_request import JsonTransaction, decode_json
+from holdfast.commit.format.request_rules import problem_with_request_id
 from holdfast.commit.format.transaction import Committed
 from holdfast.commit.stages.events import CommitEntry
 from holdfast.errors import Code, Fenced, HoldfastError, InvalidRequest, Unavailable
 from holdfast.server.gateway import Gateway
 from holdfast.server.http.auth import Role
-from holdfast.server.http.requests import problem_with, problem_with_request_id
+from holdfast.server.http.requests import problem_with
 from holdfast.server.http.responses import error_response, without_traceback
 from holdfast.server.http.routes import POSITION_SCHEMA, Call, Parameter, Response, Route, json_response
 from holdfast.server.http.state import JSON, FastRequest, PendingResponse, RequestFields

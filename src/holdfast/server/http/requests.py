@@ -4,12 +4,7 @@ Rules, in the order they are checked:
 
     malformed              not JSON (or msgpack) of the documented shape; unknown fields count as wrong
     bad_base64             a key, value or bound in JSON is not canonical base64 (``commit.format.json_request``)
-    no_operations          the list of operations is empty
-    bad_request_id         not between the configured minimum and 255 printable characters
-    too_large              more operations or preconditions than a commit may have, or a request id whose bytes, times
-                           the operations and preconditions, exceed 16 MiB
-    read_version_required  a request id without a read version, or a precondition with neither version
-    bad_range              ``begin >= end``
+    no_operations to bad_range  the rules of ``commit.format.request_rules``
     log_mismatch           the request names another log than this one
     rolled_back            it names a log that this one was forked from, with a version after the fork
     leader_changed         the request names another leader than this one
@@ -23,14 +18,12 @@ from typing import Final
 
 import msgspec
 
-from holdfast.commit.format.batch import REPEATED_BYTES_MAX, repeated_bytes
 from holdfast.commit.format.json_request import undecodable
-from holdfast.commit.format.transaction import RangeDelete, RangeRead, Transaction
+from holdfast.commit.format.request_rules import ITEMS_MAX, problem_with_request
+from holdfast.commit.format.transaction import Transaction
 from holdfast.commit.reading.lineage import Lineage
-from holdfast.errors import Code, Fenced, HoldfastError, InvalidRequest, LimitExceeded, Unavailable
+from holdfast.errors import Code, Fenced, HoldfastError, InvalidRequest, Unavailable
 
-REQUEST_ID_LENGTH_MAX: Final = 255
-ITEMS_MAX: Final = 10_000
 LINEAGE_AGAIN_MS: Final = 200
 
 _MSGPACK: Final = msgspec.msgpack.Decoder(Transaction)
@@ -70,48 +63,15 @@ def problem_with(
 ) -> HoldfastError | None:
     """The first broken rule of a decoded transaction, or None. ``leader_id`` and ``log_id`` are this leader's,
     and ``lineage`` has the ancestors of the log, None while they are not known.
-
-    Returned and not raised, because a block of a stream holds many transactions with one result each.
     """
-    if not txn.operations and not txn.has_parts:
-        return InvalidRequest("a commit needs at least one operation", code=Code.NO_OPERATIONS)
-    if len(txn.operations) > operations_max or len(txn.preconditions) > preconditions_max:
-        return LimitExceeded(
-            "the commit has too many operations or preconditions",
-            hint="commit in parts, or raise commit.max_operations or commit.max_preconditions",
-            operations=len(txn.operations),
-            operations_max=operations_max,
-            preconditions=len(txn.preconditions),
-            preconditions_max=preconditions_max,
-        )
-    if txn.request_id is not None:
-        wrong = problem_with_request_id(txn.request_id, length_min=request_id_length_min)
-        if wrong is not None:
-            return wrong
-        repeated = repeated_bytes(txn)
-        if repeated > REPEATED_BYTES_MAX:
-            return LimitExceeded(
-                "the request id is too long: it is stored once for each operation and each precondition",
-                hint="commit in parts, or use a shorter request id",
-                bytes=repeated,
-                bytes_max=REPEATED_BYTES_MAX,
-            )
-        if txn.read_version is None:
-            return InvalidRequest(
-                "a request id names an attempt only together with its read version", code=Code.READ_VERSION_REQUIRED
-            )
-    for index, read in enumerate(txn.preconditions):
-        if read.version is None and txn.read_version is None:
-            return InvalidRequest(
-                "a precondition needs its own version or the read version of the commit",
-                code=Code.READ_VERSION_REQUIRED,
-                precondition=index,
-            )
-        if isinstance(read, RangeRead) and _is_empty_range(read.begin, read.end):
-            return InvalidRequest("begin must be below end", code=Code.BAD_RANGE, precondition=index)
-    for index, operation in enumerate(txn.operations):
-        if isinstance(operation, RangeDelete) and _is_empty_range(operation.begin, operation.end):
-            return InvalidRequest("begin must be below end", code=Code.BAD_RANGE, operation=index)
+    problem = problem_with_request(
+        txn,
+        request_id_length_min=request_id_length_min,
+        operations_max=operations_max,
+        preconditions_max=preconditions_max,
+    )
+    if problem is not None:
+        return problem
     if txn.log_id is not None and txn.log_id != log_id:
         stranger = problem_with_stranger(txn, lineage)
         if stranger is not None:
@@ -131,21 +91,6 @@ def problem_with_stranger(txn: Transaction, lineage: Lineage | None) -> Holdfast
     except InvalidRequest as error:
         return error
     return None
-
-
-def problem_with_request_id(request_id: str, *, length_min: int) -> InvalidRequest | None:
-    """What is wrong with a request id, or None. A short id is easily drawn twice, hence the minimum."""
-    if length_min <= len(request_id) <= REQUEST_ID_LENGTH_MAX and request_id.isprintable():
-        return None
-    return InvalidRequest(
-        f"a request id has {length_min} to {REQUEST_ID_LENGTH_MAX} printable characters",
-        code=Code.BAD_REQUEST_ID,
-        length=len(request_id),
-    )
-
-
-def _is_empty_range(begin: bytes, end: bytes | None) -> bool:
-    return end is not None and begin >= end
 
 
 # RFC 3986, section 3.2.2: an address in brackets (with its zone, which careless clients leave there), or a registered

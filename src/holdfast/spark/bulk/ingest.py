@@ -1,9 +1,9 @@
 """``ingest``: the four commit stages on a stream of commit requests, micro-batch by micro-batch.
 
 Exactly once, by crash. (1) Before a group is durable: nothing was reported, and the replay of the micro-batch takes it
-again. (2) After: the record tells the replay the outcomes. (3) Between the log and the table: as 2; the table takes
-each micro-batch once, by its number. A run leads before it reads records, so an older run can add nothing after that.
-A crash costs the conflict window: older read versions are then ``too_old``.
+again. (2) After: the record tells the replay the outcomes. (3) Between the log and the verdicts: as 2; the verdicts are
+taken once (``verdict_output``). A run leads before it reads records, so an older run can add nothing after that. A
+crash costs the conflict window: older read versions are then ``too_old``.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from pyspark.sql import DataFrame, SparkSession
 from holdfast.commit.format.batch import SPAN_MAX, Header, LoggedTransaction, encode_body, encode_object
 from holdfast.commit.format.transaction import Committed, Rejected, Reused, Transaction, Write
 from holdfast.commit.leadership.takeover import now
+from holdfast.commit.reading.lineage import Lineage, lineage_of
 from holdfast.commit.reading.status import AttemptHistory
 from holdfast.commit.stages.attempts import Attempts, Known, fingerprint
 from holdfast.commit.stages.events import CommitEntry, request_bytes
@@ -31,8 +32,8 @@ from holdfast.commit.stages.sequence import Sequence as SequenceStage
 from holdfast.crc32 import fastest_crc32
 from holdfast.errors import Code, HoldfastError, InvalidRequest, Unavailable
 from holdfast.objects.port import ObjectStore
-from holdfast.segments.table_location import table_location
 from holdfast.spark.bulk.leadership import DEFAULT_LEADERSHIP, Leadership, LeadershipOptions, put_batch
+from holdfast.spark.bulk.message_requests import message_requests
 from holdfast.spark.bulk.records import (
     GroupRecord,
     RequestOutcome,
@@ -50,11 +51,10 @@ from holdfast.spark.bulk.requests import (
     pack,
     parsed_requests,
 )
-from holdfast.spark.bulk.verdicts import INVALID_CODES, VERDICTS
-from holdfast.spark.log.delta_output import DeltaOutput
+from holdfast.spark.bulk.verdict_output import Judged, VerdictOutput, VerdictTable
+from holdfast.spark.bulk.verdicts import INVALID_CODES
 from holdfast.spark.runtime.session import task_errors
 from holdfast.spark.runtime.store_thread import StoreThread, is_directory
-from holdfast.spark.runtime.table_files import write_table
 
 GROUP_REQUESTS: Final = 5_000
 assert GROUP_REQUESTS < 1_000_000, "a wave of groups stays far below the bound on versions that are not durable"
@@ -80,17 +80,19 @@ class Ingest:
     """Commits micro-batches to the log at ``log_url``; leads it from the first one until ``close``.
 
     Give ``micro_batch`` to ``foreachBatch``. ``name`` belongs to the stream and its checkpoint permanently: a stream
-    that starts again from 0 under a name whose log is further is refused. Read versions are versions of the log. Use
-    ``load_requests`` for a complete input. Memory: a micro-batch and the conflict window on the driver.
+    that starts again from 0 under a name whose log is further is refused. Read versions are versions of the log.
+    ``verdicts``: a table's URL, or a ``VerdictStore``. ``request_format`` None: the rows are messages, each with one
+    request (``message_requests``). Use ``load_requests`` for a complete input. Memory: a micro-batch and the conflict
+    window on the driver.
     """
 
     def __init__(
         self,
         log_url: str,
-        verdicts_url: str,
+        verdicts: str | VerdictOutput,
         name: str,
         *,
-        request_format: RequestFormat = AS_NAMED,
+        request_format: RequestFormat | None = AS_NAMED,
         leading: LeadershipOptions = DEFAULT_LEADERSHIP,
         rules: PipelineRules | None = None,
         group_requests: int = GROUP_REQUESTS,
@@ -105,11 +107,12 @@ class Ingest:
         self._leading = leading
         self._rules = rules or PipelineRules()
         self._group_requests = group_requests
-        self._output = DeltaOutput(table_location(verdicts_url), "ingest", VERDICTS)
+        self._output = VerdictTable(verdicts) if isinstance(verdicts, str) else verdicts
         self._thread: StoreThread | None = None
         self._stages: _Stages | None = None
         # The newest micro-batch's records when this process began to lead; None after its own first micro-batch.
         self._earlier: list[GroupRecord] | None = None
+        self._before = 0  # requests of the micro-batches before the next one
 
     def micro_batch(self, frame: DataFrame, number: int) -> None:
         """Commit the requests of one micro-batch and add their verdicts to the table. Harmless when repeated.
@@ -118,29 +121,31 @@ class Ingest:
         the replay of the micro-batch commits the rest.
         """
         stages = self._stages or self._begin(frame.sparkSession)
-        state = self._output.open(f"{stages.log_id}/{self._name}", {})
+        written = self._output.begin(stages.log_id, self._name)
         earlier = self._earlier or []
         earlier_batch = earlier[0].batch if earlier else -1
         records = earlier if number == earlier_batch else []
         outcomes = [each for record in records for each in record.outcomes]
-        if number < state.offset:
+        if number < written:
             # Spark repeats the last micro-batch alone, with the same requests: anything else is another checkpoint's.
-            if number < state.offset - 1 or (self._earlier is not None and not self._repeats(frame, records)):
-                raise _older_checkpoint(number, state.offset - 1)
+            if number < written - 1 or (self._earlier is not None and not self._repeats(frame, records)):
+                raise _older_checkpoint(number, written - 1)
             return
         if number < earlier_batch:
             raise _older_checkpoint(number, earlier_batch)
         self.counts.found += len(outcomes)
+        if earlier and number > earlier_batch:
+            self._before += sum(len(record.outcomes) for record in earlier)
         try:
             requests = self._requests(frame)
             if not all(record.covers(requests) for record in records):
                 raise _older_checkpoint(number, earlier_batch)
             self._commit(stages, requests, outcomes, number)
-            rows = [_row(position, request, outcomes[position]) for position, request in enumerate(requests)]
-            table = pa.Table.from_pylist(rows, schema=VERDICTS)
-            files = [write_table(self._output.location.url, table, {})] if rows else []
-            self._output.commit(state, number + 1, files, ())
+            self._output.write(
+                Judged(number, self._before, requests, outcomes, stages.durable_version, stages.leader_id)
+            )
             self._earlier = None
+            self._before += len(requests)
         except BaseException:
             # The requests in flight are unknown now; the next leader finds them in the log.
             stages.leadership.stop()
@@ -176,11 +181,14 @@ class Ingest:
             leadership.stop()
             raise
         self._earlier = sorted(records, key=lambda record: record.first)
+        self._before = records[0].before if records else 0
         self._stages = _Stages(thread, leadership, claim, self._rules)
         return self._stages
 
     def _requests(self, frame: DataFrame) -> list[ParsedRequest]:
         """The requests of the micro-batch in their order. Raises: InvalidRequest."""
+        if self._format is None:
+            return message_requests(frame)
 
         def parse(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for chunk in pack(batches):
@@ -205,7 +213,7 @@ class Ingest:
             first = len(outcomes)
             while first < len(requests) and len(groups) < WAVE:
                 past = _group_end(requests, first, self._group_requests)
-                groups.append(stages.decide(requests[first:past], self._key, number, first))
+                groups.append(stages.decide(requests[first:past], self._key, (number, first, self._before)))
                 first = past
             stages.persist(groups)
             for group in groups:
@@ -241,20 +249,6 @@ def _older_checkpoint(number: int, newest: int) -> InvalidRequest:
     )
 
 
-def _row(position: int, request: ParsedRequest, result: RequestOutcome) -> dict[str, object]:
-    outcome = "committed" if result.code is None else "invalid" if result.code in INVALID_CODES else "not_committed"
-    conflicts = [{"precondition": index, "version": version} for index, version in result.conflicts]
-    return {
-        "position": position + 1,
-        "order": request.order,
-        "request_id": request.request_id,
-        "outcome": outcome,
-        "code": result.code,
-        "version": result.version,
-        "conflicts": conflicts,
-    }
-
-
 @dataclass(slots=True)
 class _Group:
     record: GroupRecord
@@ -269,6 +263,8 @@ class _Stages:
     def __init__(self, thread: StoreThread, leadership: Leadership, claim: Header, rules: PipelineRules) -> None:
         self.leadership = leadership
         self.log_id = claim.log_id.hex()
+        self.leader_id = claim.leader_id.hex()
+        self._lineage: Lineage | None = None
         self._thread = thread
         self._claim = claim
         self._history: AttemptHistory | None = None
@@ -278,11 +274,41 @@ class _Stages:
         self._resolve = Resolve(claim.last_version, attempts, window_ms=rules.window_ms, bytes_max=window_bytes)
         self._durable = claim
 
-    def decide(self, requests: Sequence[ParsedRequest], key: bytes, number: int, first: int) -> _Group:
-        """Stages 1 and 2 for these requests, and for their record after them."""
+    @property
+    def durable_version(self) -> int:
+        """The last version that is durable."""
+        return self._durable.last_version
+
+    def _refusal(self, request: ParsedRequest) -> str | None:
+        """Why a request is not decided: it breaks a rule, or it is for another log or leader."""
+        txn = request.transaction
+        if txn is None:
+            return request.refusal
+        if txn.has_parts:
+            return str(Code.STORES_NOT_IN_LOG)
+        if txn.log_id not in (None, self.log_id):
+            if self._lineage is None:
+                self._lineage = self._thread.start(lambda store: lineage_of(store, self._claim)).result()
+            versions = [read.version for read in txn.preconditions if read.version is not None]
+            try:
+                self._lineage.require(txn.log_id, max([txn.read_version or 0, *versions]))
+            except InvalidRequest as error:
+                return str(error.code)
+        if txn.leader_id not in (None, self.leader_id):
+            return str(Code.LEADER_CHANGED)
+        return None
+
+    def decide(self, requests: Sequence[ParsedRequest], key: bytes, place: tuple[int, int, int]) -> _Group:
+        """Stages 1 and 2 for these requests, and for their record after them.
+
+        ``place``: the micro-batch, how many of its requests came before, and how many of the stream before it.
+        """
         self._resolve.advance_floor(now().boot_ms, self._sequence.assigned, self._durable.last_version)
+        number, first, before = place
+        refusals = [self._refusal(each) for each in requests]
         entries = [
-            None if each.transaction is None else CommitEntry(each.transaction, lambda _: None) for each in requests
+            None if each.transaction is None or refusal is not None else CommitEntry(each.transaction, lambda _: None)
+            for each, refusal in zip(requests, refusals, strict=True)
         ]
         onward, look_up = self._sequence.order([entry for entry in entries if entry is not None], self._resolve.floor)
         self._resolve.decide(onward)
@@ -290,12 +316,12 @@ class _Stages:
             self._look_up(entry)
         own = {id(entry) for entry in (*onward, *look_up)}
         outcomes = tuple(
-            RequestOutcome(request.refusal)
+            RequestOutcome(refusal)
             if entry is None
             else _outcome_of(entry if id(entry) in own else self._original(entry))
-            for request, entry in zip(requests, entries, strict=True)
+            for refusal, entry in zip(refusals, entries, strict=True)
         )
-        record = GroupRecord(number, first, outcomes, requests_digest(requests))
+        record = GroupRecord(number, first, outcomes, requests_digest(requests), before=before)
         last = CommitEntry(Transaction([Write(key, record.encode())]), lambda _: None)
         self._resolve.decide(self._sequence.order([last], self._resolve.floor)[0])
         logged = [

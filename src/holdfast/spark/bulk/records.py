@@ -8,7 +8,8 @@ its base; ``cuts``: after how many requests the conflict window was restarted, b
 Ingest: key ``spark/ingest/{name}``, after each group of requests. Value, JSON: ``format`` 1; ``batch``, the
 micro-batch's number; ``first``, the index in it of the group's first request; ``told``, for each request its code
 (null: committed), its version, and its failed preconditions; ``digest``, which names the requests of the group (null:
-written by an earlier version). A record is its own transaction, the last one of its batch object, so it is durable
+written by an earlier version); ``before``, how many requests the stream had before this micro-batch (0 also where an
+earlier version has written it). A record is its own transaction, the last one of its batch object, so it is durable
 exactly when its group is.
 
 Any other bytes under these keys raise CorruptData.
@@ -120,6 +121,7 @@ class GroupRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     outcomes: tuple[RequestOutcome, ...] = msgspec.field(name="told")
     digest: str | None = None
     format: int = 1
+    before: int = 0
 
     def encode(self) -> bytes:
         """The bytes of the record."""

@@ -47,6 +47,7 @@ from pyspark.sql.types import (
 )
 
 from holdfast.commit.format.batch import REPEATED_BYTES_MAX, ItemKind
+from holdfast.commit.format.request_rules import REQUEST_ID_LENGTH_MAX, REQUEST_ID_LENGTH_MIN
 from holdfast.commit.format.transaction import (
     Delete,
     Operation,
@@ -203,8 +204,6 @@ def _each(kind: DataType, name: str, json: str, request_format: RequestFormat) -
 
 CHUNK_BYTES: Final = 4 * 2**20
 """A chunk ends with the request that reaches this; one batch object is made of a chunk."""
-REQUEST_ID_LENGTH_MIN: Final = 20
-REQUEST_ID_LENGTH_MAX: Final = 255
 
 _KINDS: Final = {kind.name.lower(): int(kind) for kind in ItemKind}
 _NONE: Final = -1

@@ -45,7 +45,10 @@ _INVALID: Final = frozenset(
     {Fate.FUTURE_VERSION, Fate.NO_OPERATIONS, Fate.BAD_REQUEST_ID, Fate.READ_VERSION_REQUIRED, Fate.BAD_RANGE,
      Fate.TOO_LARGE, Fate.REQUEST_ID_REUSED}
 )  # fmt: skip
-INVALID_CODES: Final = frozenset(fate.name.lower() for fate in _INVALID)
+INVALID_CODES: Final = frozenset(fate.name.lower() for fate in _INVALID) | {
+    "malformed", "bad_base64", "log_mismatch", "rolled_back", "leader_changed", "stores_not_in_log",
+}  # fmt: skip
+"""Of requests that break a rule. Those of the second line are for requests that come as messages."""
 
 
 def _names() -> tuple[pa.Array, pa.Array]:

@@ -1,0 +1,91 @@
+"""What a commit request must be, whoever decides it: the rules that need nothing but the request. Pure.
+
+Rules, in the order they are checked:
+
+    no_operations          the list of operations is empty
+    too_large              more operations or preconditions than a commit may have, or a request id whose bytes, times
+                           the operations and preconditions, exceed 16 MiB
+    bad_request_id         not between the configured minimum and 255 printable characters
+    read_version_required  a request id without a read version, or a precondition with neither version
+    bad_range              ``begin >= end``
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from holdfast.commit.format.batch import REPEATED_BYTES_MAX, repeated_bytes
+from holdfast.commit.format.transaction import RangeDelete, RangeRead, Transaction
+from holdfast.errors import Code, HoldfastError, InvalidRequest, LimitExceeded
+
+REQUEST_ID_LENGTH_MIN: Final = 20
+REQUEST_ID_LENGTH_MAX: Final = 255
+ITEMS_MAX: Final = 10_000
+
+
+def problem_with_request(
+    txn: Transaction,
+    *,
+    request_id_length_min: int = REQUEST_ID_LENGTH_MIN,
+    operations_max: int = ITEMS_MAX,
+    preconditions_max: int = ITEMS_MAX,
+) -> HoldfastError | None:
+    """The first broken rule of a decoded transaction, or None.
+
+    Returned and not raised, because a block of requests has a result for each.
+    """
+    if not txn.operations and not txn.has_parts:
+        return InvalidRequest("a commit needs at least one operation", code=Code.NO_OPERATIONS)
+    if len(txn.operations) > operations_max or len(txn.preconditions) > preconditions_max:
+        return LimitExceeded(
+            "the commit has too many operations or preconditions",
+            hint="commit in parts, or raise commit.max_operations or commit.max_preconditions",
+            operations=len(txn.operations),
+            operations_max=operations_max,
+            preconditions=len(txn.preconditions),
+            preconditions_max=preconditions_max,
+        )
+    if txn.request_id is not None:
+        wrong = problem_with_request_id(txn.request_id, length_min=request_id_length_min)
+        if wrong is not None:
+            return wrong
+        repeated = repeated_bytes(txn)
+        if repeated > REPEATED_BYTES_MAX:
+            return LimitExceeded(
+                "the request id is too long: it is stored once for each operation and each precondition",
+                hint="commit in parts, or use a shorter request id",
+                bytes=repeated,
+                bytes_max=REPEATED_BYTES_MAX,
+            )
+        if txn.read_version is None:
+            return InvalidRequest(
+                "a request id names an attempt only together with its read version", code=Code.READ_VERSION_REQUIRED
+            )
+    for index, read in enumerate(txn.preconditions):
+        if read.version is None and txn.read_version is None:
+            return InvalidRequest(
+                "a precondition needs its own version or the read version of the commit",
+                code=Code.READ_VERSION_REQUIRED,
+                precondition=index,
+            )
+        if isinstance(read, RangeRead) and _is_empty_range(read.begin, read.end):
+            return InvalidRequest("begin must be below end", code=Code.BAD_RANGE, precondition=index)
+    for index, operation in enumerate(txn.operations):
+        if isinstance(operation, RangeDelete) and _is_empty_range(operation.begin, operation.end):
+            return InvalidRequest("begin must be below end", code=Code.BAD_RANGE, operation=index)
+    return None
+
+
+def problem_with_request_id(request_id: str, *, length_min: int) -> InvalidRequest | None:
+    """What is wrong with a request id, or None. A short id is easily drawn twice, hence the minimum."""
+    if length_min <= len(request_id) <= REQUEST_ID_LENGTH_MAX and request_id.isprintable():
+        return None
+    return InvalidRequest(
+        f"a request id has {length_min} to {REQUEST_ID_LENGTH_MAX} printable characters",
+        code=Code.BAD_REQUEST_ID,
+        length=len(request_id),
+    )
+
+
+def _is_empty_range(begin: bytes, end: bytes | None) -> bool:
+    return end is not None and begin >= end
