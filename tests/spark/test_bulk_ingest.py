@@ -25,6 +25,7 @@ from holdfast.commit.stages.resolve import Resolve
 from holdfast.commit.stages.sequence import Sequence as SequenceStage
 from holdfast.errors import Closed, InvalidRequest
 from holdfast.spark.bulk import ingest as module
+from holdfast.spark.bulk import verdict_output
 from holdfast.spark.bulk.ingest import Ingest
 from holdfast.spark.bulk.leadership import LeadershipOptions
 from holdfast.spark.bulk.records import GroupRecord, requests_digest
@@ -75,7 +76,7 @@ def test_a_micro_batch_killed_anywhere_is_replayed_and_each_request_counts_once(
     first = an_ingest(tmp_path)
     first.micro_batch(batch(spark, 0, 20), 0)
     if kind == "table":
-        monkeypatch.setattr(module, "write_table", _dies)
+        monkeypatch.setattr(verdict_output, "write_table", _dies)
     else:
         monkeypatch.setattr(module, "put_batch", _Dying(kind, number).put_batch)
     with pytest.raises(Killed):

@@ -1,0 +1,254 @@
+"""Requests that come as messages: the service's verdict for each, once, in a store; whatever a message holds."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from base64 import b64encode
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from tests.matrix import matrix
+from tests.spark.service_process import ServiceProcess
+
+from holdfast import StoreClient
+from holdfast.client.sync.publisher import Publisher
+from holdfast.errors import Code, InvalidRequest
+from holdfast.spark.bulk.ingest import Ingest
+from holdfast.spark.bulk.leadership import LeadershipOptions
+from holdfast.spark.bulk.message_requests import requests_in
+from holdfast.spark.bulk.verdict_output import VerdictStore
+
+POLITE = LeadershipOptions(silence_ms=20.0)
+COLUMNS = "seq long, body binary, fields string"
+
+
+def text64(text: str) -> str:
+    return b64encode(text.encode()).decode()
+
+
+def write(key: str, value: str = "v") -> dict[str, str]:
+    return {"type": "write", "key": text64(key), "value": text64(value)}
+
+
+def read(key: str) -> dict[str, str]:
+    return {"type": "point_read", "key": text64(key)}
+
+
+def messages(spark: SparkSession, bodies: Sequence[bytes], first: int = 1) -> DataFrame:
+    rows = [(seq, body, json.dumps({"client": "ann", "n": seq})) for seq, body in enumerate(bodies, first)]
+    # Spark may give them in any order.
+    return spark.createDataFrame(list(reversed(rows)), COLUMNS)
+
+
+@contextmanager
+def a_store(root: Path) -> Iterator[ServiceProcess]:
+    """A service whose store ``verdicts`` keeps everything."""
+    root.mkdir()
+    with ServiceProcess(root) as service, StoreClient(service.url) as client:
+        client.define_store("verdicts")
+        client.define_durable("verdicts", "all", {"type": "shared"})
+        yield service
+
+
+def an_ingest(root: Path, service: ServiceProcess, *, group_requests: int = 10) -> Ingest:
+    output = VerdictStore(service.url, "verdicts")
+    log = (root / "log").as_uri()
+    return Ingest(log, output, "orders", request_format=None, leading=POLITE, group_requests=group_requests)
+
+
+def verdicts_of(service: ServiceProcess) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """Fields and body of each verdict, in the order of the store."""
+    with StoreClient(service.url) as client:
+        found = list(client.browser("verdicts", "all"))
+    return [(dict(each.fields), json.loads(each.body)) for each in found]
+
+
+def post(service: ServiceProcess, body: bytes) -> dict[str, Any]:
+    """The service's own answer to this request."""
+    request = urllib.request.Request(f"{service.url}/v1/commit", body, {"Content-Type": "application/json"})
+    try:
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return dict(json.loads(answer.read()))
+    except urllib.error.HTTPError as error:
+        return dict(json.loads(error.read()))
+
+
+WRONG: dict[str, bytes] = {
+    "not json": b"order 2 coffees",
+    "empty": b"",
+    "another type": b"[1, 2]",
+    "unknown field": json.dumps({"operations": [write("k")], "extra": 1}).encode(),
+    "bad base64": json.dumps({"operations": [{"type": "write", "key": "a!", "value": ""}]}).encode(),
+    "no operations": json.dumps({"operations": []}).encode(),
+    "bad range": json.dumps({"operations": [{"type": "range_delete", "begin": "Yg==", "end": "YQ=="}]}).encode(),
+    "no read version": json.dumps({"operations": [write("k")], "preconditions": [read("k")]}).encode(),
+    "short id": json.dumps({"operations": [write("k")], "request_id": "short", "read_version": 0}).encode(),
+    "id without version": json.dumps({"operations": [write("k")], "request_id": "r" * 20}).encode(),
+    "future version": json.dumps(
+        {"operations": [write("k")], "preconditions": [read("k")], "read_version": 2**52}
+    ).encode(),
+    "another log": json.dumps({"operations": [write("k")], "log_id": "ab" * 16, "read_version": 1}).encode(),
+    "another leader": json.dumps({"operations": [write("k")], "leader_id": "ab" * 16}).encode(),
+    "parts of stores": json.dumps(
+        {"operations": [write("k")], "publish": [{"store": "verdicts", "messages": [{"body": ""}]}]}
+    ).encode(),
+    "too many operations": json.dumps({"operations": [write("k")] * 10_001}).encode(),
+    "not utf-8": b'{"operations": "\xff"}',
+}
+
+
+def test_a_message_that_is_no_request_gets_the_code_of_the_service_and_blocks_nothing(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    good = json.dumps({"operations": [write("good")]}).encode()
+    bodies = [each for wrong in WRONG.values() for each in (wrong, good)]
+    with a_store(tmp_path / "served") as service:
+        ingest = an_ingest(tmp_path, service)
+        ingest.micro_batch(messages(spark, bodies), 0)
+        ingest.close()
+        found = verdicts_of(service)
+        assert [fields["n"] for fields, _ in found] == list(range(1, len(bodies) + 1))
+        assert all(fields["client"] == "ann" for fields, _ in found)
+        for name, (_, verdict), (_, after) in zip(WRONG, found[::2], found[1::2], strict=True):
+            expected = post(service, WRONG[name])["error"]["code"]
+            assert verdict["error"]["code"] == expected, name
+            assert verdict["error"]["message"], name
+            assert after["status"] == "committed"
+        assert ingest.counts.committed == ingest.counts.invalid == len(WRONG)
+
+
+def test_requests_are_taken_in_the_order_of_their_numbers() -> None:
+    bodies = [json.dumps({"operations": [write(str(seq))]}).encode() for seq in (3, 1, 2)]
+    table = pa.table({"seq": [3, 1, 2], "body": bodies, "fields": pa.nulls(3, pa.string())})
+    assert [each.order for each in requests_in(table)] == ["1", "2", "3"]
+
+
+class Sides:
+    """The same requests for Spark and for a service, whose versions are other numbers for the same places."""
+
+    def __init__(self, service: ServiceProcess) -> None:
+        self.service = service
+        self.spark: dict[int, int] = {}
+        """Version by the number of the request that committed."""
+        self.served: dict[int, int] = {}
+
+    def body(self, number: int, items: dict[str, Any], after: int, versions: dict[int, int]) -> bytes:
+        name = f"request-{number:016}"
+        return json.dumps({**items, "request_id": name, "read_version": versions[after]}).encode()
+
+
+def plainly(verdict: dict[str, Any], versions: dict[int, int]) -> tuple[object, ...]:
+    """A verdict without versions: the outcome, and by which request each precondition is broken."""
+    if verdict["status"] == "committed":
+        return ("committed",)
+    numbers = {version: number for number, version in versions.items()}
+    conflicts = [(each["precondition"], numbers[each["version"]]) for each in verdict["conflicts"]]
+    return (verdict["status"], verdict["reason"], tuple(conflicts))
+
+
+@pytest.mark.parametrize("seed", matrix(list(range(4))))
+def test_every_verdict_is_the_one_of_the_service_for_the_same_order(
+    spark: SparkSession, tmp_path: Path, seed: int
+) -> None:
+    random = Random(seed)
+    with a_store(tmp_path / "served") as service:
+        sides = Sides(service)
+        ingest = an_ingest(tmp_path, service)
+        begin = json.dumps({"operations": [write("begin")]}).encode()
+        ingest.micro_batch(messages(spark, [begin]), 0)
+        sides.spark[0] = verdicts_of(service)[0][1]["version"]
+        sides.served[0] = post(service, begin)["version"]
+        number = 0
+        for micro_batch in range(1, 4):
+            drawn: list[tuple[int, dict[str, Any], int]] = []
+            known = sorted(sides.spark)
+            for _ in range(25):
+                number += 1
+                keys = [f"k{random.randrange(30)}" for _ in range(4)]
+                items = {
+                    "operations": [write(key) for key in keys[:2]],
+                    "preconditions": [read(key) for key in keys[2:]],
+                }
+                drawn.append((number, items, random.choice(known[-12:])))
+            ingest.micro_batch(messages(spark, [sides.body(*one, sides.spark) for one in drawn], number), micro_batch)
+            given = verdicts_of(service)[-len(drawn) :]
+            for (own, items, after), (_, verdict) in zip(drawn, given, strict=True):
+                answer = post(service, sides.body(own, items, after, sides.served))
+                if answer["status"] == "committed":
+                    sides.served[own] = answer["version"]
+                    sides.spark[own] = verdict.get("version", -1)
+                assert plainly(verdict, sides.spark) == plainly(answer, sides.served)
+        ingest.close()
+        assert {verdict["status"] for _, verdict in verdicts_of(service)} == {"committed", "not_committed"}
+
+
+class Killed(Exception):
+    """The driver dies here."""
+
+
+@pytest.mark.parametrize("sent", matrix([7, 0, 15, 30]))
+def test_a_driver_killed_while_it_reports_leaves_one_verdict_for_each_request(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sent: int
+) -> None:
+    """It dies with so many of 30 verdicts published, the log being further; a second run repeats the micro-batch."""
+    bodies = [json.dumps({"operations": [write(f"k{number}")]}).encode() for number in range(70)]
+    with a_store(tmp_path / "served") as service:
+        first = an_ingest(tmp_path, service)
+        first.micro_batch(messages(spark, bodies[:20]), 0)
+        left, real = [sent], Publisher.send
+
+        def dying(self: Publisher, *arguments: Any, **more: Any) -> Any:
+            left[0] -= 1
+            if left[0] < 0:
+                self.flush()
+                raise Killed
+            return real(self, *arguments, **more)
+
+        monkeypatch.setattr(Publisher, "send", dying)
+        if sent < 30:
+            with pytest.raises(Killed):
+                first.micro_batch(messages(spark, bodies[20:50], 21), 1)
+        else:
+            first.micro_batch(messages(spark, bodies[20:50], 21), 1)
+        monkeypatch.undo()
+        assert len(verdicts_of(service)) == 20 + sent
+        second = an_ingest(tmp_path, service)
+        second.micro_batch(messages(spark, bodies[20:50], 21), 1)
+        second.micro_batch(messages(spark, bodies[50:], 51), 2)
+        second.close()
+        assert second.counts.found == 30
+        found = verdicts_of(service)
+        assert [fields["n"] for fields, _ in found] == list(range(1, 71))
+        assert len({verdict["version"] for _, verdict in found}) == 70
+
+
+def test_a_stream_that_begins_again_without_its_checkpoint_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    bodies = [json.dumps({"operations": [write(f"k{number}")]}).encode() for number in range(30)]
+    with a_store(tmp_path / "served") as service:
+        ingest = an_ingest(tmp_path, service)
+        for number in range(3):
+            ingest.micro_batch(messages(spark, bodies[number * 10 : number * 10 + 10], number * 10 + 1), number)
+        ingest.close()
+        again = an_ingest(tmp_path, service)
+        with pytest.raises(InvalidRequest, match="further than its checkpoint"):
+            again.micro_batch(messages(spark, bodies[:10]), 0)
+        again.close()
+        assert len(verdicts_of(service)) == 30
+
+
+def test_rows_that_are_no_messages_are_refused(spark: SparkSession, tmp_path: Path) -> None:
+    with a_store(tmp_path / "served") as service:
+        ingest = an_ingest(tmp_path, service)
+        with pytest.raises(InvalidRequest) as refused:
+            ingest.micro_batch(spark.createDataFrame([(1, "a")], "order int, key string"), 0)
+        assert refused.value.code == Code.BAD_CONFIGURATION
+        assert "order, key" in str(refused.value.fields)
+        ingest.close()
