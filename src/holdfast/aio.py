@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from typing import Final
 
     from holdfast.client.aio.client import AsyncTransaction, Client, Subscription
+    from holdfast.client.aio.committer import SparkCommitter, define_spark_stores
     from holdfast.client.aio.stores import StoreClient
     from holdfast.client.protocol.options import ClientOptions
     from holdfast.client.protocol.transaction import Transacted
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
     from holdfast.queue.aio.queue import Queue
 
 __all__ = [
-    "AsyncTransaction", "Client", "ClientOptions", "Queue", "StoreClient", "Subscription", "Transacted", "persist",
+    "AsyncTransaction", "Client", "ClientOptions", "Queue", "SparkCommitter", "StoreClient", "Subscription",
+    "Transacted", "define_spark_stores", "persist",
 ]  # fmt: skip
 
 _HOME: Final = {
@@ -30,9 +32,11 @@ _HOME: Final = {
     "Client": "holdfast.client.aio.client",
     "ClientOptions": "holdfast.client.protocol.options",
     "Queue": "holdfast.queue.aio.queue",
+    "SparkCommitter": "holdfast.client.aio.committer",
     "StoreClient": "holdfast.client.aio.stores",
     "Subscription": "holdfast.client.aio.client",
     "Transacted": "holdfast.client.protocol.transaction",
+    "define_spark_stores": "holdfast.client.aio.committer",
     "persist": "holdfast.queue.aio.persist",
 }
 

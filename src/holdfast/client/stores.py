@@ -12,6 +12,7 @@ with needs("client"):
     from holdfast.client.protocol.stores.administration import Lock, Redelivered
     from holdfast.client.protocol.stores.messages import Advisory
     from holdfast.client.protocol.stores.publisher import Failure, Sent
+    from holdfast.client.sync.committer import SparkCommitter, define_spark_stores
     from holdfast.client.sync.publisher import Publisher
     from holdfast.client.sync.stores import Browser, Map, StoreClient
     from holdfast.client.sync.subscriber import Subscriber
@@ -22,5 +23,6 @@ from holdfast.wire.stores import Entry, KeyChange
 
 __all__ = [
     "Advisory", "Browser", "Delivery", "Entry", "Failure", "KeyChange", "Lock", "Map", "Message", "Publisher",
-    "PublisherOptions", "Receipt", "Redelivered", "Sent", "StoreClient", "Subscriber", "SubscriberOptions", "Watch",
+    "PublisherOptions", "Receipt", "Redelivered", "Sent", "SparkCommitter", "StoreClient", "Subscriber",
+    "SubscriberOptions", "Watch", "define_spark_stores",
 ]  # fmt: skip

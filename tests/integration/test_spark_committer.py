@@ -1,0 +1,141 @@
+"""A client of ``holdfast spark ingest``: one verdict for each request, in time or later. A program answers here."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from tests.integration.test_stores_in_log import Machine, machines
+
+from holdfast import Conflict, InvalidRequest, NotFound, OutcomeUnknown, StoreClient, Write, aio
+from holdfast.client import CommitReceipt
+from holdfast.client.stores import SparkCommitter, SubscriberOptions, define_spark_stores
+
+
+@contextmanager
+def a_service(root: Path) -> Iterator[str]:
+    with machines(root, (root / "log").as_uri(), 1) as (machine,):
+        machine.serve("--init")
+        yield address(machine)
+
+
+def address(machine: Machine) -> str:
+    return f"http://127.0.0.1:{machine.port}"
+
+
+@contextmanager
+def answering(url: str) -> Iterator[None]:
+    """Commits each request at the next version; the value ``conflict`` conflicts, and ``bad`` breaks a rule."""
+    done = threading.Event()
+
+    def answer() -> None:
+        version = 0
+        options = SubscriberOptions(explicit_ack=True)
+        with (
+            StoreClient(url) as client,
+            client.publisher("verdicts") as publisher,
+            client.subscriber("requests", "spark", options=options) as requests,
+        ):
+            while not done.is_set():
+                message = requests.receive(timeout=0.1)
+                if message is None:
+                    continue
+                value = json.loads(message.body)["operations"][0]["value"]
+                version += 1
+                verdict: dict[str, object] = {"status": "committed", "version": version, "leader_id": "l"}
+                if value == "Y29uZmxpY3Q=":
+                    verdict = {
+                        "status": "not_committed", "reason": "conflict", "version": version,
+                        "conflicts": [{"precondition": 0, "version": 7}],
+                    }  # fmt: skip
+                elif value == "YmFk":
+                    verdict = {"error": {"code": "bad_range", "message": "begin must be below end"}}
+                body = json.dumps(verdict).encode()
+                publisher.publish(body, fields=message.fields, key=str(message.fields["request_id"]))
+                requests.acknowledge(message)
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def test_each_verdict_reaches_who_sent_its_request(tmp_path: Path) -> None:
+    with a_service(tmp_path) as url, StoreClient(url) as client:
+        define_spark_stores(client)
+        define_spark_stores(client)
+        receipts: dict[int, CommitReceipt] = {}
+        with answering(url), SparkCommitter(client) as committer, SparkCommitter(client) as other:
+
+            def commit(number: int) -> None:
+                one = committer if number % 2 else other
+                receipts[number] = one.commit([Write(b"k%d" % number, b"v")], request_id=f"request-{number}")
+
+            threads = [threading.Thread(target=commit, args=(number,)) for number in range(40)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            assert sorted(receipt.version for receipt in receipts.values()) == list(range(1, 41))
+            with pytest.raises(Conflict) as conflict:
+                committer.commit([Write(b"k", b"conflict")], read_version=3)
+            assert conflict.value.fields["conflicts"] == ((0, 7),)
+            with pytest.raises(InvalidRequest, match="begin must be below end"):
+                committer.commit([Write(b"k", b"bad")])
+        # Whoever comes later finds the newest verdict of a request by its id.
+        with client.subscriber("verdicts", "by-request", key="request-7") as verdicts:
+            message = verdicts.receive(timeout=10)
+            assert message is not None
+            assert json.loads(message.body)["version"] == receipts[7].version
+
+
+def test_tasks_share_a_committer(tmp_path: Path) -> None:
+    async def commit_many(url: str) -> list[CommitReceipt]:
+        async with aio.StoreClient(url) as client:
+            await aio.define_spark_stores(client)
+            async with aio.SparkCommitter(client) as committer:
+                with answering(url):
+                    return await asyncio.gather(*(committer.commit([Write(b"k", b"v")]) for _ in range(50)))
+
+    with a_service(tmp_path) as url:
+        receipts = asyncio.run(commit_many(url))
+        assert sorted(receipt.version for receipt in receipts) == list(range(1, 51))
+
+
+def test_a_verdict_that_is_late_comes_when_it_is_asked_for_again(tmp_path: Path) -> None:
+    with a_service(tmp_path) as url, StoreClient(url) as client:
+        define_spark_stores(client)
+        with SparkCommitter(client, name="desk") as committer:
+            with pytest.raises(OutcomeUnknown) as late:
+                committer.commit([Write(b"k", b"v")], request_id="the-first", timeout=0.3)
+            assert late.value.fields["request_id"] == "the-first"
+            with pytest.raises(InvalidRequest, match="in use"):
+                committer.send([Write(b"k", b"v")], request_id="the-first")
+            committer.send([Write(b"k", b"v")], request_id="the-second")
+            with answering(url):
+                assert committer.verdict("the-second").version == 2
+                assert committer.verdict("the-first").version == 1
+        with answering(url):
+            with SparkCommitter(client, name="desk") as before:
+                before.send([Write(b"k", b"v")], request_id="the-third")
+            # This one ended before the verdict came; the next of its name gets it.
+            with SparkCommitter(client, name="desk") as after:
+                assert after.verdict("the-third").version == 1
+
+
+def test_requests_that_nobody_would_keep_are_refused(tmp_path: Path) -> None:
+    with a_service(tmp_path) as url, StoreClient(url) as client:
+        define_spark_stores(client)
+        client.delete_durable("requests", "spark")
+        with SparkCommitter(client) as committer, pytest.raises(NotFound, match="no durable keeps the requests"):
+            committer.commit([Write(b"k", b"v")])
+        with pytest.raises(NotFound), SparkCommitter(client, verdicts="nowhere"):
+            pass
