@@ -333,23 +333,50 @@ def load(
 
 @commands.command()
 def ingest(
-    requests: FromOption,
+    requests: Annotated[
+        str,
+        typer.Option(
+            "--from",
+            help="The requests: store:URL/STORE/DURABLE, queue:PATH, a folder in which files appear, or a table.",
+        ),
+    ],
     log: LogOption,
-    to: VerdictsOption,
     name: Annotated[
         str, typer.Option("--name", help="The permanent name of the stream; it belongs to the checkpoint.")
     ],
     checkpoint: Annotated[str, typer.Option("--checkpoint", help="Where Spark stores the progress of the stream.")],
+    to: Annotated[
+        str | None, typer.Option("--to", help="Where the table of verdicts lives: file:, s3: or az:.")
+    ] = None,
+    verdicts_to: Annotated[
+        str | None,
+        typer.Option(
+            "--verdicts-to",
+            metavar="STORE",
+            help="Instead of a table: store:URL/STORE, or a store of the service that has the requests.",
+        ),
+    ] = None,
     kind: FormatOption = "parquet",
     order_by: OrderOption = "order",
     text: TextOption = "utf8",
     schema: SchemaOption = None,
     every: Annotated[
         float | None,
-        typer.Option("--every", metavar="SECONDS", help="Continue until stopped; by default stop after all files."),
+        typer.Option(
+            "--every",
+            metavar="SECONDS",
+            min=0,
+            help="Continue until stopped, with a micro-batch at this interval; 0: at once. By default stop after all.",
+        ),
     ] = None,
-    files: Annotated[
-        int | None, typer.Option("--files", min=1, help="At most this many files in a micro-batch.")
+    at_once: Annotated[
+        int | None,
+        typer.Option(
+            "--max-requests", "--files", min=1, help="At most this many requests, or files, in a micro-batch."
+        ),
+    ] = None,
+    bytes_at_once: Annotated[
+        int | None, typer.Option("--max-bytes", min=1, help="About this many bytes of messages in a micro-batch.")
     ] = None,
     step_down: StepDownOption = False,
     take_over: TakeOverOption = False,
@@ -358,18 +385,19 @@ def ingest(
     conf: ConfOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Commit requests as files arrive, each exactly once. Refused while a service leads the log: see --step-down."""
+    """Commit requests as they come, each exactly once. Refused while a service leads the log: see --step-down."""
     from holdfast.spark.commands import BulkCommand
 
     command = BulkCommand(
-        _source(requests, kind, order_by, text, schema), to, log, name, take_over=take_over, step_down=step_down,
+        _source(requests, kind, order_by, text, schema), "", log, name, take_over=take_over, step_down=step_down,
         token=token, spark=_target(master, None, conf),
     )  # fmt: skip
+    live = {
+        "verdicts_table": to, "verdicts_store": verdicts_to, "at_once": at_once, "bytes_at_once": bytes_at_once,
+    }  # fmt: skip
     with stopped_by_sigterm() as stop:
         stopping = partial(stopped_by_signals, stop)
-        made = command.ingest(
-            checkpoint, stopping, report_steps(as_json=as_json), every_seconds=every, files_at_once=files
-        )
+        made = command.ingest(live, checkpoint, stopping, report_steps(as_json=as_json), every_seconds=every)
     print_result(made, as_json=as_json)
 
 

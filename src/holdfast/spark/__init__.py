@@ -27,12 +27,14 @@ from typing import TYPE_CHECKING
 from holdfast.extras import MissingExtra, needs
 
 if TYPE_CHECKING:
+    from holdfast.spark.bulk.commit_stream import CommitStream, commit_stream
     from holdfast.spark.bulk.ingest import Ingest
     from holdfast.spark.bulk.leadership import LeadershipOptions
     from holdfast.spark.bulk.load import LoadOptions, load_requests
     from holdfast.spark.bulk.requests import RequestFormat, stage
     from holdfast.spark.bulk.resolve import resolve_requests
     from holdfast.spark.bulk.sequencing import Fate
+    from holdfast.spark.bulk.verdict_output import VerdictStore
     from holdfast.spark.data_source import HoldfastDataSource
     from holdfast.spark.log.audit import Verify, audit
     from holdfast.spark.log.replay import Replay
@@ -53,6 +55,7 @@ if find_spec("pyspark") is None:
 
 __all__ = [
     "Changes",
+    "CommitStream",
     "Fate",
     "History",
     "HoldfastDataSource",
@@ -68,8 +71,10 @@ __all__ = [
     "Segments",
     "Snapshot",
     "StepReport",
+    "VerdictStore",
     "Verify",
     "audit",
+    "commit_stream",
     "diagnose",
     "find_java",
     "last_version",
@@ -86,12 +91,14 @@ __all__ = [
 ]
 
 _NAMES_OF = {
+    "bulk.commit_stream": ("CommitStream", "commit_stream"),
     "bulk.ingest": ("Ingest",),
     "bulk.leadership": ("LeadershipOptions",),
     "bulk.load": ("LoadOptions", "load_requests"),
     "bulk.requests": ("RequestFormat", "stage"),
     "bulk.resolve": ("resolve_requests",),
     "bulk.sequencing": ("Fate",),
+    "bulk.verdict_output": ("VerdictStore",),
     "data_source": ("HoldfastDataSource",),
     "log.audit": ("Verify", "audit"),
     "log.replay": ("Replay",),

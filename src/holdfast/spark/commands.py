@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from threading import Event
-from typing import Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import structlog
 from pyspark.sql import DataFrame, SparkSession
@@ -21,8 +21,9 @@ from pyspark.sql import functions as F  # noqa: N812  the name that every Spark 
 from holdfast.commit.format.batch import VERSION_JUMP
 from holdfast.errors import Code, InvalidRequest, statement_of
 from holdfast.segments.table_location import table_location
-from holdfast.spark.bulk.ingest import Ingest
+from holdfast.spark.bulk.commit_stream import commit_stream
 from holdfast.spark.bulk.leadership import LeadershipOptions
+from holdfast.spark.bulk.live_requests import LiveRequests
 from holdfast.spark.bulk.load import WAVE_DEFAULT, LoadOptions, load_requests
 from holdfast.spark.bulk.requests import RequestFormat, stage
 from holdfast.spark.bulk.resolve import look_up, resolve_requests
@@ -45,7 +46,6 @@ from holdfast.spark.tables.snapshot import Snapshot
 from holdfast.spark.typed.table import RowOptions
 
 FORMATS: Final = ("parquet", "json", "csv", "table")
-POLL_SECONDS: Final = 0.2
 
 Report: TypeAlias = Callable[[Mapping[str, object]], None]
 """Gets the names and numbers of every committed step."""
@@ -366,55 +366,40 @@ class BulkCommand:
 
     def ingest(
         self,
+        live: Mapping[str, Any],
         checkpoint: str,
         stopping: Stopping,
         report: Report,
         *,
         every_seconds: float | None,
-        files_at_once: int | None,
     ) -> JobResult:
-        """Commit the requests that exist now, or new ones without end with ``every_seconds``. Raises: as Ingest."""
+        """Commit the requests that exist now, or new ones without end with ``every_seconds``.
+
+        ``live``: the arguments of ``LiveRequests``, apart from the source. Raises: as Ingest.
+        """
         if self.spark.remote is not None:
             raise InvalidRequest(
                 "an ingest leads the log from its own process, which Spark Connect does not run it in",
                 code=Code.BAD_CONFIGURATION,
                 hint="give --master instead of --remote",
             )
+        leading = LeadershipOptions(self.take_over, token=self.token, step_down=self.step_down)
+        requests = LiveRequests(self.source.path, **live)
+        verdicts = requests.verdicts()
+        requests.prepare(self._log())
         with self.spark.session("ingest") as spark, stopping() as stop:
-            leading = LeadershipOptions(self.take_over, token=self.token, step_down=self.step_down)
-            name = self.name or ""
-            ingest = Ingest(self._log(), self.to, name, request_format=self.source.request_format(), leading=leading)
-
-            def micro_batch(frame: DataFrame, number: int) -> None:
-                try:
-                    ingest.micro_batch(frame, number)
-                except Exception as error:
-                    failures.append(error)
-                    raise
-                report({"step": "micro_batch", "number": number, **asdict(ingest.counts)})
-
-            failures: list[Exception] = []
-            writer = self.source.stream(spark, files_at_once).writeStream.foreachBatch(micro_batch)
-            writer = writer.option("checkpointLocation", checkpoint)
+            messages = requests.stream(spark)
+            stream = commit_stream(
+                self.source.stream(spark, requests.at_once) if messages is None else messages,
+                self._log(), verdicts, self.name or "", checkpoint,
+                request_format=self.source.request_format() if messages is None else None,
+                leading=leading, every_seconds=every_seconds, report=report,
+            )  # fmt: skip
             try:
-                if every_seconds is None:
-                    query = writer.trigger(availableNow=True).start()
-                else:
-                    query = writer.trigger(processingTime=f"{every_seconds} seconds").start()
-                try:
-                    while query.isActive and not stop.wait(POLL_SECONDS):
-                        pass
-                finally:
-                    query.stop()
-                if failures:
-                    raise failures[-1]
-                with task_errors():
-                    failure = query.exception()
-                    if failure is not None:
-                        raise failure
+                stream.wait(stop)
             finally:
-                ingest.close()
-        return JobResult({"pipeline": "ingest", "log": self._log().partition("?")[0], **asdict(ingest.counts)})
+                stream.stop()
+        return JobResult({"pipeline": "ingest", "log": self._log().partition("?")[0], **asdict(stream.counts)})
 
     def _log(self) -> str:
         if self.log is None:

@@ -21,25 +21,27 @@ VERDICTS_MAX: Final = 100_000
 
 
 def define_spark_stores(
-    client: StoreClient, requests: str = "requests", verdicts: str = "verdicts", durable: str = "spark"
+    client: StoreClient, requests: str | None = "requests", verdicts: str | None = "verdicts", durable: str = "spark"
 ) -> None:
-    """Make the stores of requests and verdicts where they are missing. What exists stays as it is.
+    """Make the stores of requests and verdicts where they are missing; None makes none. What exists stays as it is.
 
     ``durable`` keeps the requests until Spark has answered them. Verdicts are kept for seven days, the newest of each
     request. Raises: PermissionDenied, Unavailable.
     """
-    try:
-        client.describe_store(requests)
-    except NotFound:
-        client.define_store(requests, {"durables": {durable: committing.REQUESTS_DURABLE}})
-    try:
-        client.describe_durable(requests, durable)
-    except NotFound:
-        client.define_durable(requests, durable, committing.REQUESTS_DURABLE)
-    try:
-        client.describe_store(verdicts)
-    except NotFound:
-        client.define_store(verdicts, committing.VERDICTS_STORE)
+    if requests is not None:
+        try:
+            client.describe_store(requests)
+        except NotFound:
+            client.define_store(requests, {"durables": {durable: committing.REQUESTS_DURABLE}})
+        try:
+            client.describe_durable(requests, durable)
+        except NotFound:
+            client.define_durable(requests, durable, committing.REQUESTS_DURABLE)
+    if verdicts is not None:
+        try:
+            client.describe_store(verdicts)
+        except NotFound:
+            client.define_store(verdicts, committing.VERDICTS_STORE)
 
 
 class SparkCommitter:

@@ -114,6 +114,11 @@ class Ingest:
         self._earlier: list[GroupRecord] | None = None
         self._before = 0  # requests of the micro-batches before the next one
 
+    @property
+    def verdicts_url(self) -> str | None:
+        """The URL of the table of verdicts; None where they go elsewhere."""
+        return self._output.url if isinstance(self._output, VerdictTable) else None
+
     def micro_batch(self, frame: DataFrame, number: int) -> None:
         """Commit the requests of one micro-batch and add their verdicts to the table. Harmless when repeated.
 

@@ -67,6 +67,7 @@ class VerdictTable:
     """The verdicts as rows of a Delta table; see ``verdicts``."""
 
     def __init__(self, url: str) -> None:
+        self.url = url
         self._output = DeltaOutput(table_location(url), "ingest", VERDICTS)
         self._state: TableState | None = None
 

@@ -1,0 +1,115 @@
+"""Where ``holdfast spark ingest`` finds requests and puts verdicts: messages and stores, besides files and tables."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from pyspark.sql import DataFrame, SparkSession
+
+from holdfast.client import Client
+from holdfast.client.stores import StoreClient, define_spark_stores
+from holdfast.errors import Code, InvalidRequest, NotFound
+from holdfast.spark.bulk.commit_stream import message_source, store_of
+from holdfast.spark.bulk.verdict_output import VerdictStore
+from holdfast.spark.runtime.session import task_errors
+from holdfast.spark.sink.service import TOKEN_VARIABLE
+from holdfast.spark.source.plan import log_head
+
+
+@dataclass(frozen=True, slots=True)
+class LiveRequests:
+    """Texts of the command line: ``source`` as ``message_source`` takes it, or else the path of files.
+
+    ``verdicts_table``: a URL; or ``verdicts_store``: ``store:URL/STORE``, or the name of a store at the service with
+    the requests. ``at_once``: at most so many files, or requests, in a micro-batch; ``bytes_at_once``: about so many
+    bytes of messages.
+    """
+
+    source: str
+    verdicts_table: str | None = None
+    verdicts_store: str | None = None
+    at_once: int | None = None
+    bytes_at_once: int | None = None
+
+    @property
+    def options(self) -> dict[str, str] | None:
+        """The options of the source of messages, None for files. Raises: InvalidRequest."""
+        found = message_source(self.source)
+        if found is None:
+            if self.bytes_at_once is not None:
+                raise InvalidRequest("a bound in bytes is for requests that are messages", code=Code.BAD_CONFIGURATION)
+            return None
+        bounds = {"maxRowsPerTrigger": self.at_once, "maxBytesPerTrigger": self.bytes_at_once}
+        return found | {name: str(bound) for name, bound in bounds.items() if bound is not None}
+
+    def stream(self, spark: SparkSession) -> DataFrame | None:
+        """The messages, None where files have the requests. Raises: InvalidRequest."""
+        options = self.options
+        if options is None:
+            return None
+        with task_errors():
+            return spark.readStream.format("holdfast").options(**options).load()
+
+    def verdicts(self) -> str | VerdictStore:
+        """Where the verdicts go. Raises: InvalidRequest."""
+        if (self.verdicts_table is None) == (self.verdicts_store is None):
+            raise InvalidRequest(
+                "verdicts go to a table or to a store",
+                code=Code.BAD_CONFIGURATION,
+                hint="give either --to, the URL of a table, or --verdicts-to, a store",
+            )
+        if self.verdicts_table is not None:
+            return self.verdicts_table
+        url, store = self._store_of_verdicts()
+        return VerdictStore(url, store, token=_token())
+
+    def prepare(self, log: str) -> None:
+        """Make the stores that are missing. Raises: InvalidRequest (they live in ``log`` itself); as the client."""
+        options = self.options or {}
+        url_of_verdicts, verdicts = self._store_of_verdicts() if self.verdicts_store is not None else ("", None)
+        for url in {options.get("url", ""), url_of_verdicts} - {""}:
+            _require_another_log(url, log)
+            with StoreClient(url, token=_token()) as client:
+                define_spark_stores(
+                    client,
+                    options["store"] if options.get("url") == url else None,
+                    verdicts if url_of_verdicts == url else None,
+                    options.get("durable", ""),
+                )
+
+    def _store_of_verdicts(self) -> tuple[str, str]:
+        text = self.verdicts_store or ""
+        if text.startswith("store:"):
+            url, store = store_of(text.removeprefix("store:"), 1)
+            return url, store
+        options = self.options or {}
+        if "url" not in options:
+            raise InvalidRequest(
+                "which service has the store of verdicts?",
+                code=Code.BAD_CONFIGURATION,
+                hint="give --verdicts-to store:http://127.0.0.1:8080/verdicts",
+                given=text,
+            )
+        return options["url"], text
+
+
+def _token() -> str | None:
+    return os.environ.get(TOKEN_VARIABLE) or None
+
+
+def _require_another_log(url: str, log: str) -> None:
+    """Return unless the service at ``url`` leads ``log`` itself: its stores are closed while Spark leads."""
+    try:
+        own = log_head(log).log_id
+    except NotFound:
+        return  # the job makes it
+    with Client(url, token=_token()) as client:
+        if client.version().log_id == own:
+            raise InvalidRequest(
+                "the requests come from a service that leads this very log: it serves no stores while Spark leads",
+                code=Code.BAD_CONFIGURATION,
+                hint="keep requests and verdicts in the stores of a service with another log",
+                service=url,
+                log=log,
+            )
