@@ -42,11 +42,19 @@ def test_the_examples_of_the_page_run(spark: SparkSession, tmp_path: Path, page:
         "path": str(path),
         "target": (tmp_path / "target").as_uri(),
         "version": versions[len(versions) // 2],
+        "folder": str(tmp_path / "requests"),
+        "checkpoint": str(tmp_path / "checkpoint"),
     }
+    (tmp_path / "requests").mkdir()
+    (tmp_path / "requests" / "first.json").write_text(
+        '{"order": 1, "key": "stock/7", "value": "3"}\n{"order": 2, "key": "stock/8", "value": "2"}\n'
+    )
     blocks = PYTHON.findall((PAGES / f"{page}.md").read_text(encoding="utf-8"))
     assert blocks, "every page has a runnable example"
-    for block in blocks:
+    for number, block in enumerate(blocks):
         with warnings.catch_warnings():
             # What other tools warn about in their own code is not ours to fail on.
             warnings.simplefilter("ignore")
-            exec(compile(block, f"{page}.md", "exec"), dict(names))
+            numbered = {**names, "table": f"{path.as_uri()}-{number}" if number else names["table"]}
+            numbered["target"] = f"{names['target']}-{number}"
+            exec(compile(block, f"{page}.md", "exec"), numbered)
