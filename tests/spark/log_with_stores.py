@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 from tests.spark.log_builder import read_plainly
 
-from holdfast.commit.format.batch import Kind, StoresMode, decode_all, object_name, slot_of
+from holdfast.commit.format.batch import HEADER_BYTES, Kind, StoresMode, decode_all, decode_header, object_name, slot_of
 from holdfast.commit.format.transaction import Committed, Operation, Rejected, Transaction, Write
 from holdfast.commit.service import CommitService, ServiceOptions
 from holdfast.commit.stages.events import CommitEntry
@@ -99,13 +99,16 @@ class Leader:
         return await make_checkpoint(self.service, self.leader.store, self.leader.log_id)
 
     async def truncate(self, through: int) -> int:
-        """Remove data objects up to this version. How many."""
+        """Remove data objects of earlier leaders up to this version, as retention leaves the newest slots. How many."""
         await self.leader.truncate(Version(through))
         root = Path(self.leader.store.url.removeprefix("file://"))
+        headers = [decode_header(data[:HEADER_BYTES], slot=slot) for slot, data in objects_of(root).items()]
         gone = [
-            object_name(batch.header.slot)
-            for batch in read_plainly(objects_of(root))
-            if batch.header.last_version <= through and batch.header.kind is not Kind.CLAIM
+            object_name(header.slot)
+            for header in headers
+            if header.last_version <= through
+            and header.kind is not Kind.CLAIM
+            and header.claim != self.leader.claim.slot
         ]
         if gone:
             await self.leader.store.delete(*gone)

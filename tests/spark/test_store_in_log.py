@@ -4,6 +4,7 @@ wherever the messages are now."""
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
@@ -11,11 +12,13 @@ from pathlib import Path
 
 import pytest
 from tests.matrix import matrix
-from tests.spark.log_with_stores import STORES, Leader, Site, Write, objects_of, published_plainly
+from tests.spark.log_builder import LogBuilder
+from tests.spark.log_with_stores import STORES, Leader, Site, Write, published_plainly
 
-from holdfast.errors import HoldfastError, InvalidRequest, NotFound
+from holdfast.errors import CorruptData, InvalidRequest, NotFound
 from holdfast.spark.data_source import HoldfastDataSource
-from holdfast.spark.messages.store import HoldfastStoreStreamReader, plan_store, store_rows
+from holdfast.spark.messages.store import HoldfastStoreStreamReader, Offset, plan_store, store_rows
+from holdfast.spark.messages.store_in_log import StoreInLog
 from holdfast.spark.options import Mode, parse_store_options
 from holdfast.stores.values.commands import MapChange, Publish
 from holdfast.stores.values.messages import Message
@@ -54,6 +57,7 @@ def plain(site: Site, store: str = "orders") -> list[Row]:
 
 
 COLUMNS = "seq,time,key,body"
+OF_A_LOG = '{"seq": 7, "version": 9, "log_id": "abababababababababababababababab"}'
 
 
 async def work(leader: Leader, draw: random.Random, published: int) -> None:
@@ -105,8 +109,10 @@ def test_rows_are_what_the_log_says_was_published_across_leaders_and_checkpoints
             for _ in range(draw.randrange(6)):
                 await work(leader, draw, 100 * turn + 50)
             for store in ("orders", "others"):
-                # A map keeps its newest values, so older changes are there as long as the log or a page has them.
+                # Of a map the newest values are kept: a checkpoint may lack older ones.
                 rows, expected = read(site, store, columns=COLUMNS), plain(site, store)
+                has_checkpoint = (site.root / "log" / "stores").is_dir()
+                assert has_checkpoint or rows == expected
                 kept = {row["seq"] for row in rows}
                 assert rows == [row for row in expected if row["seq"] in kept]
                 messages = {row["seq"] for row in expected if row["key"] is None}
@@ -124,5 +130,192 @@ def test_rows_are_what_the_log_says_was_published_across_leaders_and_checkpoints
         ]
         later = read(site, columns=COLUMNS, startingOffsets=f'{{"seq": {middle["seq"]}}}', failOnDataLoss="false")
         assert later == [row for row in since if row["seq"] > middle["seq"]]  # type: ignore[operator]
+
+    run(tmp_path, check)
+
+
+def follow(reader: HoldfastStoreStreamReader, start: Offset) -> tuple[list[object], Offset]:
+    """One micro-batch after the other until nothing is left; each is the same when it is planned again elsewhere."""
+    seen: list[object] = []
+    while (end := reader.latestOffset(start, reader.getDefaultReadLimit())) != start:
+        rows = [
+            row for piece in reader.partitions(start, end) for batch in reader.read(piece) for row in batch.to_pylist()
+        ]
+        again = HoldfastStoreStreamReader(reader._options)
+        pieces = again.partitions(start, end)
+        assert [row for piece in pieces for batch in again.read(piece) for row in batch.to_pylist()] == rows
+        again.stop()
+        reader.commit(end)
+        seen += [row["seq"] for row in rows]
+        start = end
+    return seen, start
+
+
+def stream(site: Site, **options: str) -> HoldfastStoreStreamReader:
+    return HoldfastStoreStreamReader(parse_store_options(given(site, pollInterval="1ms", **options), Mode.STREAM))
+
+
+def follow_anew(site: Site, start: Offset, **options: str) -> list[object]:
+    """What a restarted stream returns."""
+    reader = stream(site, **options)
+    try:
+        return follow(reader, start)[0]
+    finally:
+        reader.stop()
+
+
+def test_a_stream_goes_on_across_take_overs_checkpoints_and_truncation(tmp_path: Path) -> None:
+    async def check(site: Site) -> None:
+        leader = await site.lead("m0", STORES)
+        await leader.publish([bytes(500)] * 300)
+        await leader.checkpoint()
+        await leader.consume(100)
+        await leader.service.compaction.now()
+        await leader.checkpoint()
+        await leader.publish([b"after the checkpoint"] * 20)
+        reader = stream(site, maxRowsPerTrigger="70")
+        seen, place = follow(reader, reader.initialOffset())
+        assert seen == list(range(101, 321)), "a hole in the backlog is no loss"
+        for turn in range(3):
+            for _ in range(3):
+                await leader.publish([bytes(500)] * 30)
+            made = await leader.checkpoint()
+            leader = await site.lead(f"m{turn % 2}")
+            await leader.commit(Write(b"k", b"v"), parts=[Publish(0, "orders", "", [Message(b"of a commit")] * 10)])
+            # The stream, which is running, has not read what is removed now. The checkpoint has all of it.
+            assert await leader.truncate(made.version - 1)
+            opened = reader._opened()
+            assert isinstance(opened, StoreInLog)
+            opened._proved_s = 0.0  # as if half a minute had passed
+            more, place = follow(reader, place)
+            seen += more
+        reader.stop()
+        assert seen == list(range(101, 621))
+        await leader.publish([b"one more"])
+        assert follow_anew(site, place) == [621]
+        # What was consumed is lost to a stream only where neither a checkpoint nor the log has it.
+        await leader.consume(10_000)
+        await leader.service.compaction.now()
+        before = await leader.checkpoint()
+        assert follow_anew(site, place) == [621], "the log after the older checkpoint has it"
+        leader = await site.lead("m2")
+        await leader.publish([b"newest"])
+        assert await leader.truncate(before.version - 1)
+        with pytest.raises(NotFound, match="data loss"):
+            follow_anew(site, place)
+        assert follow_anew(site, place, failOnDataLoss="false") == [622]
+
+    run(tmp_path, check)
+
+
+def test_a_deleted_store_ends_a_stream_and_is_not_mixed_with_its_successor(tmp_path: Path) -> None:
+    async def check(site: Site) -> None:
+        leader = await site.lead("m0", STORES)
+        await leader.publish([b"old"] * 40)
+        await leader.checkpoint()
+        await leader.publish([b"old"] * 10)
+        reader = stream(site)
+        seen, place = follow(reader, reader.initialOffset())
+        assert len(seen) == 50
+        others = {"others": STORES["others"]}
+        await leader.define(others)
+        with pytest.raises(NotFound, match=r"no such store.*others"):
+            read(site)
+        await leader.define(STORES)
+        await leader.publish([b"new"] * 30)
+        assert [row["body"] for row in read(site)] == [b"new"] * 30
+        await leader.checkpoint()
+        await leader.publish([b"new"] * 5)
+        assert [row["body"] for row in read(site)] == [b"new"] * 35
+        with pytest.raises(NotFound, match="deleted"):
+            follow(reader, place)
+        with pytest.raises(NotFound, match="made again"):
+            follow_anew(site, place)
+        reader.stop()
+
+    run(tmp_path, check)
+
+
+def test_a_damaged_checkpoint_is_passed_over_and_a_damaged_page_is_never_read(tmp_path: Path) -> None:
+    async def check(site: Site) -> None:
+        leader = await site.lead("m0", STORES)
+        await leader.publish([b"%d" % number * 300 for number in range(200)])
+        made = await leader.checkpoint()
+        expected = read(site)
+        assert len(expected) == 200
+        files = site.root / "log" / "stores" / "files"
+        (page, *_) = (file for file in made.files if file.name.endswith(".page"))
+        planned = parse_store_options(given(site), Mode.BATCH)
+        pieces = plan_store(planned)
+        whole = (files / page.sha256).read_bytes()
+        (files / page.sha256).write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+        with pytest.raises(CorruptData, match="damaged"):
+            [list(store_rows(planned, piece)) for piece in pieces]
+        (index,) = (file for file in made.files if file.name == "index.sqlite")
+        (files / index.sha256).write_bytes(b"damaged")
+        assert read(site) == expected, "the log alone has it"
+
+    run(tmp_path, check)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"url": "file:///l"}, "store is required"),
+        ({"url": "file:///l", "store": "o", "stores": "/s"}, "url and stores both say"),
+        (
+            {"url": "file:///l", "store": "o", "segments": "/t"},
+            "segments is unknown.*valid options: url, stores, store",
+        ),
+        ({"url": "file:///l", "store": "o", "queue": "/q"}, "queue is unknown"),
+        ({"store": "o"}, "stores is required.*in a log: url"),
+        ({"stores": "/s", "store": "o", "startingOffsets": OF_A_LOG}, "names a log, and option stores a directory"),
+    ],
+)
+def test_what_is_no_read_of_a_store_is_refused_with_the_reason(options: dict[str, str], says: str) -> None:
+    with pytest.raises(InvalidRequest, match=says):
+        HoldfastDataSource({"shape": "messages", **options}).schema()
+
+
+def test_a_store_of_a_url_is_the_same_with_load() -> None:
+    given = parse_store_options({"shape": "messages", "path": "s3://b/log", "store": "o"})
+    assert (given.url, given.directory, given.poll_ms) == ("s3://b/log", "", 200)
+
+
+def test_a_log_without_such_stores_names_what_to_do(tmp_path: Path) -> None:
+    async def check(site: Site) -> None:
+        leader = await site.lead("m0", {**STORES, "fleeting": {"replicated": False}})
+        await leader.publish([b"one"])
+        for _ in range(2):
+            with pytest.raises(NotFound, match=r"no such store.*orders, others"):
+                read(site, "order")
+            with pytest.raises(NotFound, match="memory only"):
+                read(site, "fleeting")
+            await leader.checkpoint()
+
+    run(tmp_path, check)
+    builder = LogBuilder()
+    builder.lead()
+    url = builder.write_to(tmp_path / "plain")
+    with pytest.raises(InvalidRequest, match=r"files of its service.*option\(\"stores\""):
+        plan_store(parse_store_options({"shape": "messages", "url": url, "store": "orders"}))
+
+
+def test_an_offset_belongs_to_one_log(tmp_path: Path) -> None:
+    async def check(site: Site) -> None:
+        leader = await site.lead("m0", STORES)
+        await leader.publish([b"one", b"two"])
+        reader = stream(site)
+        offset = reader.latestOffset(reader.initialOffset(), reader.getDefaultReadLimit())
+        reader.stop()
+        text = json.dumps({**offset, "seq": 1})
+        assert [row["seq"] for row in read(site, startingOffsets=text)] == [2]
+        other = {**offset, "log_id": "ab" * 16}
+        with pytest.raises(InvalidRequest, match="another log"):
+            read(site, startingOffsets=json.dumps(other))
+        with pytest.raises(InvalidRequest, match="another log"):
+            follow_anew(site, other)
+        with pytest.raises(InvalidRequest, match="not this source's"):
+            follow_anew(site, {"seq": 1, "backlog": 1})
 
     run(tmp_path, check)

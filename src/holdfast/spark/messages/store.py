@@ -1,8 +1,8 @@
 """``shape=messages`` with ``store``: a message store as a batch source and as a stream.
 
 Stores on a disk are opened read-only, so their service may keep running; every task must see their directory under the
-same path. Stores that live in a log are read from there (``store_in_log``). An offset is ``{"seq": 41, "backlog": 17}``,
-and ``version`` and ``log_id`` of a log: every message up to 41 has been returned, and holes up to 17 are not losses. Any
+same path. A store in a log is read from there (``store_in_log``). An offset is ``{"seq": 41, "backlog": 17}``
+(of a log also ``version`` and ``log_id``): each message up to 41 was returned, and holes up to 17 are not losses. Any
 other message that no longer exists is lost: NotFound, or skipped with ``failOnDataLoss`` off. A deleted store ends the
 stream with an error. Cost: a query of the index and the log after its checkpoint; each page once.
 """

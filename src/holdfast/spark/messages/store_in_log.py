@@ -53,6 +53,8 @@ FETCH_OBJECTS: Final = 32
 ATTEMPTS: Final = 5
 PROVE_END_EVERY_S: Final = 30.0
 """An empty slot is the end of the log, or was emptied by retention: this often a listing says which."""
+NO_CHECKPOINT: Final = -1
+"""The version of one that was not fetched as a whole."""
 _NAMES: Final = FileNames(LOG_NAME)
 
 
@@ -131,12 +133,12 @@ class StoreInLog:
 
     def __exit__(self, *_: object) -> None:
         self._close_pages()
-        for directory in (self._files, self._checkpoint and self._checkpoint[1]):
-            if directory is not None:
-                directory.cleanup()
+        self._remove_checkpoint()
+        if self._files is not None:
+            self._files.cleanup()
         if self._thread is not None:
             self._thread.__exit__(None, None, None)
-        self._checkpoint = self._files = self._thread = None
+        self._files = self._thread = None
 
     # -- where the messages are ---------------------------------------------------------------------------------------
 
@@ -271,7 +273,9 @@ class StoreInLog:
     async def _read_checkpoint(self, store: ObjectStore, manifest: Manifest, after_seq: int) -> _Begun:
         pages = await _pages(store, manifest)
         if self._checkpoint is None or self._checkpoint[0] != manifest.version:
+            self._remove_checkpoint()
             made = TemporaryDirectory(prefix="holdfast-spark-")
+            self._checkpoint = NO_CHECKPOINT, made
             await _fetch(store, [file for file in manifest.files if file.name == INDEX_NAME], made.name)
             frame = await asyncio.to_thread(StoreReader.last_indexed, made.name)
             # The frames that the index does not know: those of the page with the next one, and of later pages.
@@ -280,6 +284,11 @@ class StoreInLog:
             self._checkpoint = manifest.version, made
         so_far, extents = await asyncio.to_thread(self._read_files, self._checkpoint[1].name, after_seq)
         return _Begun(so_far, list(_in_pages(extents, pages)), manifest.version)
+
+    def _remove_checkpoint(self) -> None:
+        checkpoint, self._checkpoint = self._checkpoint, None
+        if checkpoint is not None:
+            checkpoint[1].cleanup()
 
     def _read_files(self, directory: str, after_seq: int) -> tuple[StoreSoFar, list[Extent]]:
         with StoreReader(directory, self._store) as reader:
