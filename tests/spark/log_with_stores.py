@@ -128,15 +128,16 @@ class Leader:
 
 @dataclass
 class Site:
-    """A log in a directory, and the machines that lead it one after the other."""
+    """A log in the directory ``root/log`` or at ``log_url``, and the machines that lead it one after the other."""
 
     root: Path
     page_bytes: int = 65_536
     leaders: list[Leader] = field(default_factory=list)
+    log_url: str = ""
 
     @property
     def url(self) -> str:
-        return (self.root / "log").as_uri()
+        return self.log_url or (self.root / "log").as_uri()
 
     async def lead(self, machine: str, stores: dict[str, Any] | None = None) -> Leader:
         """A new leader; the one before is deposed, and has void messages under way. ``stores``: of a new log."""

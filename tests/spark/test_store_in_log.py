@@ -6,12 +6,18 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import time
+from base64 import b64decode
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from pyspark.sql import SparkSession
+from tests.integration.test_stores_in_log import begin, commit, define, machines, message, write
 from tests.matrix import matrix
+from tests.rgw import Gateway
+from tests.s3_lane import gateway, s3_bucket
 from tests.spark.log_builder import LogBuilder
 from tests.spark.log_with_stores import STORES, Leader, Site, Write, published_plainly
 
@@ -23,13 +29,15 @@ from holdfast.spark.options import Mode, parse_store_options
 from holdfast.stores.values.commands import MapChange, Publish
 from holdfast.stores.values.messages import Message
 
+__all__ = ["gateway", "s3_bucket"]
+
 Row = dict[str, object]
 SMALL_PIECES = {"targetPartitionBytes": "1048576"}
 
 
-def run(path: Path, check: Callable[[Site], Awaitable[None]], page_bytes: int = 65_536) -> None:
+def run(path: Path, check: Callable[[Site], Awaitable[None]], log_url: str = "") -> None:
     async def main() -> None:
-        site = Site(path, page_bytes)
+        site = Site(path, log_url=log_url)
         try:
             await asyncio.wait_for(check(site), 120)
         finally:
@@ -121,12 +129,12 @@ def test_rows_are_what_the_log_says_was_published_across_leaders_and_checkpoints
                 leader = await site.lead(f"m{draw.randrange(3)}")
         since = read(site, columns=COLUMNS)
         middle = since[len(since) // 2]
-        time = middle["time"]
-        assert isinstance(time, datetime)
-        assert read(site, columns=COLUMNS, startingTimestamp=time.isoformat()) == [
+        published = middle["time"]
+        assert isinstance(published, datetime)
+        assert read(site, columns=COLUMNS, startingTimestamp=published.isoformat()) == [
             row
             for row in since
-            if row["time"] >= time  # type: ignore[operator]
+            if row["time"] >= published  # type: ignore[operator]
         ]
         later = read(site, columns=COLUMNS, startingOffsets=f'{{"seq": {middle["seq"]}}}', failOnDataLoss="false")
         assert later == [row for row in since if row["seq"] > middle["seq"]]  # type: ignore[operator]
@@ -319,3 +327,94 @@ def test_an_offset_belongs_to_one_log(tmp_path: Path) -> None:
             follow_anew(site, {"seq": 1, "backlog": 1})
 
     run(tmp_path, check)
+
+
+@pytest.mark.matrix
+def test_a_store_in_a_log_on_a_real_s3_server(tmp_path: Path, s3_bucket: str, gateway: Gateway) -> None:
+    async def check(site: Site) -> None:
+        published = [b"%d" % number * 200 for number in range(400)]
+        leader = await site.lead("m0", STORES)
+        await leader.publish(published[:300])
+        await leader.checkpoint()
+        leader = await site.lead("m1")
+        for number in range(300, 400):
+            await leader.publish(published[number : number + 1])
+
+        def found() -> tuple[list[object], list[object]]:
+            return [row["body"] for row in read(site)], follow_anew(site, {**place, "seq": 0, "backlog": 0})
+
+        reader = stream(site, startingOffsets="latest")
+        place = await asyncio.to_thread(reader.initialOffset)
+        await asyncio.to_thread(reader.stop)
+        bodies, seqs = await asyncio.to_thread(found)
+        assert bodies == published
+        assert seqs == list(range(1, 401))
+
+    run(tmp_path, check, gateway.url(s3_bucket, prefix="stores"))
+
+
+def test_spark_reads_what_killed_leaders_confirmed_as_a_batch_and_as_a_stream(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Real services that share nothing but the log; the rows are what a subscriber of the last one gets."""
+    url = begin(tmp_path)
+    (tmp_path / "made").mkdir()
+
+    def batch() -> list[tuple[object, ...]]:
+        reader = spark.read.format("holdfast").option("shape", "messages").option("store", "orders")
+        frame = reader.option("url", url).load().selectExpr("seq", "string(body)", "time")
+        return [tuple(row) for row in frame.orderBy("seq").collect()]
+
+    def followed() -> list[tuple[object, ...]]:
+        reader = spark.readStream.format("holdfast").option("shape", "messages").option("store", "orders")
+        query = (
+            reader.option("url", url)
+            .option("maxRowsPerTrigger", "15")
+            .load()
+            .selectExpr("seq", "string(body)", "time")
+            .writeStream.format("parquet")
+            .option("checkpointLocation", str(tmp_path / "made" / "checkpoint"))
+            .option("path", str(tmp_path / "made" / "table"))
+            .trigger(availableNow=True)
+            .start()
+        )
+        assert query.awaitTermination(120)
+        table = spark.read.parquet(str(tmp_path / "made" / "table"))
+        return [tuple(row) for row in table.orderBy("seq").collect()]
+
+    with machines(tmp_path, url) as (first, second):
+        first.serve()
+        define(first)
+        first.publish(*(f"m{number}" for number in range(20)))
+        part = {"store": "orders", "messages": [message("of a commit")]}
+        refused = {"store": "orders", "durable": "work", "subscriber": "s", "ack": [1]}
+        assert commit(first, operations=[write("k", "1")], publish=[part])[1]["status"] == "committed"
+        step = {"publish": [part], "acknowledge": [refused], "request_id": "a-step-that-is-refused"}
+        step["read_version"] = first.ask("GET", "/v1/version")[1]["version"]
+        assert commit(first, **step)[1].get("status") == "not_committed"
+        assert [seq for seq, _, _ in followed()] == list(range(1, 22))
+        first.server.kill()
+        second.serve("--take-over", HOLDFAST_STORES__CHECKPOINT_SECONDS="0.2")
+        second.publish(*(f"n{number}" for number in range(20)))
+        until = time.monotonic() + 30
+        while not list((tmp_path / "log" / "stores" / "checkpoints").glob("*")):
+            assert time.monotonic() < until, second.server.tail()
+            time.sleep(0.1)
+        second.server.kill()
+        first.serve("--take-over")
+        first.publish("last")
+        _, page = first.ask("GET", "/v1/stores/orders/durables/work/browse?max=100")
+        browsed = [(each["seq"], b64decode(each["body"]).decode()) for each in page["messages"]]
+        assert len(browsed) == 42
+        rows = batch()
+        assert [row[:2] for row in rows] == browsed
+        assert followed() == rows
+        published = published_plainly(tmp_path / "log", "orders")
+        assert [(seq, body, milliseconds(at)) for seq, body, at in rows] == [
+            (seq, (body or b"").decode(), at_ms) for seq, (_, body, _, at_ms) in sorted(published.items())
+        ]
+
+
+def milliseconds(time: object) -> int:
+    assert isinstance(time, datetime)
+    return round(time.replace(tzinfo=UTC).timestamp() * 1000)
