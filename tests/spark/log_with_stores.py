@@ -71,7 +71,7 @@ class Leader:
         return found.first_seq
 
     async def change(self, *changes: tuple[str, bytes | None], remove_all: bool = False) -> None:
-        items = [(key, body, None) for key, body in changes]
+        items: list[tuple[str, bytes | None, int | None]] = [(key, body, None) for key, body in changes]
         await self.service.submit(MapChange(0, "orders", "prices", items, remove_all=remove_all))
 
     async def consume(self, count: int, store: str = "orders") -> list[int]:

@@ -26,7 +26,7 @@ from holdfast.spark.data_source import HoldfastDataSource
 from holdfast.spark.messages.store import HoldfastStoreStreamReader, Offset, plan_store, store_rows
 from holdfast.spark.messages.store_in_log import StoreInLog
 from holdfast.spark.options import Mode, parse_store_options
-from holdfast.stores.values.commands import MapChange, Publish
+from holdfast.stores.values.commands import CommitPart, MapChange, Publish
 from holdfast.stores.values.messages import Message
 
 __all__ = ["gateway", "s3_bucket"]
@@ -85,7 +85,7 @@ async def work(leader: Leader, draw: random.Random, published: int) -> None:
         case 5:
             await leader.commit(Write(b"k%d" % published, b"v"))
         case 6 | 7:
-            parts = [
+            parts: list[CommitPart] = [
                 MapChange(0, "orders", "prices", [("tea", draw.choice((None, b"7")), None), ("gone", None, None)]),
                 Publish(0, "orders", "", [Message(body) for body in bodies]),
                 Publish(0, "others", "", [Message(b"of a commit")]),
@@ -273,7 +273,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_a_damaged_page_is_never_read(tm
         ({"url": "file:///l", "store": "o", "stores": "/s"}, "url and stores both say"),
         (
             {"url": "file:///l", "store": "o", "segments": "/t"},
-            "segments is unknown.*valid options: url, stores, store",
+            "segments is unknown.*valid options: stores, store, url",
         ),
         ({"url": "file:///l", "store": "o", "queue": "/q"}, "queue is unknown"),
         ({"store": "o"}, "stores is required.*in a log: url"),

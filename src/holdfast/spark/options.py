@@ -113,7 +113,7 @@ _MESSAGE_OPTIONS: Final = (
 )  # fmt: skip
 QUEUE_OPTIONS: Final[Table] = dict.fromkeys(("queue", *_MESSAGE_OPTIONS), (_EVERY_SHAPE, _BATCH))
 STORE_OPTIONS: Final[Table] = {
-    **dict.fromkeys(("url", "stores", "store", *_MESSAGE_OPTIONS), (_EVERY_SHAPE, _BOTH)),
+    **dict.fromkeys(("stores", "store", "url", *_MESSAGE_OPTIONS), (_EVERY_SHAPE, _BOTH)),
     **dict.fromkeys(("maxRowsPerTrigger", "pollInterval"), (_EVERY_SHAPE, _STREAM)),
 }
 TABLE_OPTIONS: Final[Table] = {

@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import msgspec
 import pyarrow as pa
@@ -21,16 +21,18 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 
 from holdfast.errors import Code, InvalidRequest, NotFound
 from holdfast.spark.columns import STORE_COLUMNS
-from holdfast.spark.messages.store_in_log import InObjects, InPages, PlacedInLog, StoreInLog
 from holdfast.spark.options import Position, StoreOptions
 from holdfast.spark.runtime.worker_errors import states_errors
 from holdfast.stores.repair.reader import Placed, StoredMessage, StoreReader
 from holdfast.stores.storage.locations import Extent
 from holdfast.values import is_log_id
 
-AnyExtent: TypeAlias = Extent | InPages | InObjects
-AnyPlaced: TypeAlias = Placed | PlacedInLog
-AnyReader: TypeAlias = StoreReader | StoreInLog
+if TYPE_CHECKING:  # a task that reads files does not need it
+    from holdfast.spark.messages.store_in_log import InObjects, InPages, PlacedInLog, StoreInLog
+
+AnyExtent: TypeAlias = "Extent | InPages | InObjects"
+AnyPlaced: TypeAlias = "Placed | PlacedInLog"
+AnyReader: TypeAlias = "StoreReader | StoreInLog"
 Offset: TypeAlias = dict[str, int | str]
 
 
@@ -45,24 +47,24 @@ class StorePartition(InputPartition):
 def _open(options: StoreOptions) -> AnyReader:
     if not options.url:
         return StoreReader(options.directory, options.store)
-    reader = StoreInLog(options.url, options.store)
-    reader.since = options.starting_at
-    return reader
+    from holdfast.spark.messages.store_in_log import StoreInLog
+
+    return StoreInLog(options.url, options.store, options.starting_at)
 
 
 def _place_on(reader: AnyReader, placed: AnyPlaced) -> AnyPlaced:
-    if isinstance(reader, StoreInLog):
+    if not isinstance(reader, StoreReader):
         return reader.place_on()
     assert isinstance(placed, Placed), "it is of this reader"
     return reader.place_on(placed)
 
 
 def _messages(reader: AnyReader, extent: AnyExtent, until_ms: int) -> tuple[list[StoredMessage], bool]:
-    if isinstance(reader, StoreInLog):
-        assert not isinstance(extent, Extent), "it is of this reader"
-        return reader.messages(extent)
-    assert isinstance(extent, Extent), "it is of this reader"
-    return reader.messages(extent, until_ms)
+    if isinstance(reader, StoreReader):
+        assert isinstance(extent, Extent), "it is of this reader"
+        return reader.messages(extent, until_ms)
+    assert not isinstance(extent, Extent), "it is of this reader"
+    return reader.messages(extent)
 
 
 _VALUES: Final[Mapping[str, Callable[[StoredMessage], object]]] = {
@@ -311,14 +313,14 @@ class HoldfastStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailable
         """The open reader. With an offset, what it reads next must be the log of that offset."""
         if self._reader is None:
             self._reader = _open(self._options)
-        if offset is not None and isinstance(self._reader, StoreInLog):
+        if offset is not None and not isinstance(self._reader, StoreReader):
             self._reader.since = _position(offset)
         return self._reader
 
 
 def _offset(seq: int, backlog: int, placed: AnyPlaced) -> Offset:
     offset: Offset = {"seq": seq, "backlog": backlog}
-    if isinstance(placed, PlacedInLog):
+    if not isinstance(placed, Placed):
         assert placed.at.log_id is not None, "the log was read"
         offset |= {"version": placed.at.version, "log_id": placed.at.log_id}
     return offset

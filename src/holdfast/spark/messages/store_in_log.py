@@ -113,7 +113,7 @@ class StoreInLog:
     ``since``: the position of the offset that reading continues from; a log that does not have it is refused.
     """
 
-    def __init__(self, url: str, store: str) -> None:
+    def __init__(self, url: str, store: str, since: Position | None = None) -> None:
         self._url = url
         self._store = store
         self._thread: StoreThread | None = None
@@ -126,7 +126,7 @@ class StoreInLog:
         self._placed_seq = 0
         self._at: Position | None = None
         self._proved_s = 0.0
-        self.since: Position | None = None
+        self.since = since
 
     def __enter__(self) -> Self:
         return self
