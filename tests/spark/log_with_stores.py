@@ -203,8 +203,9 @@ def _of_command(command: list[Any], result: list[Any], store: str) -> dict[int, 
         _, _, last, duplicates = result[:4]
         new = [(one.get("body", b""), one.get("key")) for one in rest[2][duplicates:]]
     else:
-        _, last, _, absent = (*result, [])[:4]
-        changes = [] if len(rest) > 4 and rest[4] else rest[2]
+        _, last, changed, absent = (*result, [])[:4]
+        # Of a removal of all keys, and of one that found none, nothing is a row.
+        changes = [] if (len(rest) > 4 and rest[4]) or not changed else rest[2]
         new = [(body, key) for position, (key, body, _) in enumerate(changes) if position not in absent]
     first = last - len(new) + 1
     return {first + index: (first + index, body, key, at_ms) for index, (body, key) in enumerate(new)}
