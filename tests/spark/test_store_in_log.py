@@ -24,8 +24,9 @@ from tests.spark.log_with_stores import STORES, Leader, Site, Write, published_p
 from holdfast.errors import CorruptData, InvalidRequest, NotFound
 from holdfast.spark.data_source import HoldfastDataSource
 from holdfast.spark.messages.store import HoldfastStoreStreamReader, Offset, plan_store, store_rows
-from holdfast.spark.messages.store_in_log import StoreInLog
+from holdfast.spark.messages.store_in_log import EXTENT_BYTES, Page, StoreInLog, _in_pages
 from holdfast.spark.options import Mode, parse_store_options
+from holdfast.stores.storage.locations import Extent
 from holdfast.stores.values.commands import CommitPart, MapChange, Publish
 from holdfast.stores.values.messages import Message
 
@@ -214,6 +215,53 @@ def test_a_stream_goes_on_across_take_overs_checkpoints_and_truncation(tmp_path:
         assert follow_anew(site, place, failOnDataLoss="false") == [622]
 
     run(tmp_path, check)
+
+
+def test_a_stream_that_plans_again_misses_nothing_that_came_meanwhile(tmp_path: Path) -> None:
+    """The first messages have gone, so each micro-batch that begins before them is planned by another look."""
+
+    async def check(site: Site) -> None:
+        leader = await site.lead("m0", STORES)
+        for _ in range(5):
+            await leader.publish([bytes(2_000)] * 40)  # each is an extent of its own
+        await leader.consume(80)
+        await leader.service.compaction.now()
+        await leader.checkpoint()
+        reader = stream(site, failOnDataLoss="false")
+        start = reader.initialOffset()
+        end = reader.latestOffset(start, reader.getDefaultReadLimit())
+        assert reader._extents[0].first_seq == 81, "the extents begin after the offset"
+        await leader.publish([b"meanwhile"] * 5)
+        pieces = reader.partitions(start, end)
+        seen = [row["seq"] for piece in pieces for batch in reader.read(piece) for row in batch.to_pylist()]
+        reader.commit(end)
+        assert seen == list(range(81, 201))
+        assert follow(reader, end)[0] == list(range(201, 206))
+        reader.stop()
+
+    run(tmp_path, check)
+
+
+def test_extents_are_joined_only_where_their_frames_follow_in_few_pages() -> None:
+    """Compaction that stopped in the middle leaves later numbers in earlier frames."""
+    first, second, third = pages = [Page(number, ()) for number in (1, 100, 200)]
+    extents = [
+        Extent("s", 1, 10, 150, 160, 100),
+        Extent("s", 11, 20, 5, 9, 100),
+        Extent("s", 21, 30, 9, 120, 100),
+        Extent("s", 31, 40, 190, 205, 100),
+        Extent("s", 42, 50, 206, 207, 100),
+        Extent("s", 51, 60, 207, 208, EXTENT_BYTES),
+    ]
+    assert list(_in_pages(extents, pages)) == [
+        (1, 10, 100, 150, 160, (second,)),
+        (11, 30, 200, 5, 120, (first, second)),
+        (31, 40, 100, 190, 205, (second, third)),
+        (42, 50, 100, 206, 207, (third,)),
+        (51, 60, EXTENT_BYTES, 207, 208, (third,)),
+    ]
+    with pytest.raises(CorruptData, match="names frames that it does not have"):
+        list(_in_pages(extents, pages[1:]))
 
 
 def test_a_deleted_store_ends_a_stream_and_is_not_mixed_with_its_successor(tmp_path: Path) -> None:

@@ -289,8 +289,8 @@ class HoldfastStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailable
         placed, extents = self._placed, self._extents
         if placed is None or placed.newest_seq < through or (extents and extents[0].first_seq > begin + 1):
             # A micro-batch from before a restart; or the remembered extents begin after it.
-            placed = self._opened(end).place(begin)
-            extents = list(placed.extents)
+            placed = self._placed = self._opened(end).place(begin)
+            extents = self._extents = list(placed.extents)
         return pieces_of(self._options, extents, (begin, through), placed.until_ms, backlog)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
