@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import warnings
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
+from tests.spark.log_with_stores import STORES, Site
 from tests.spark.service_process import ServiceProcess
 from tests.spark.test_pipeline_audit import damageable, on_disk, world
 from tests.spark.test_pipeline_docs import PYTHON
@@ -34,6 +36,23 @@ def test_the_tables_name_every_option_and_no_other() -> None:
     assert set(ROW.findall(of_write)) == set(WRITE_OPTIONS)
 
 
+def log_of_orders(root: Path) -> str:
+    """A log with a store that has messages in a checkpoint and after it."""
+    site = Site(root)
+
+    async def make() -> None:
+        try:
+            leader = await site.lead("m", STORES)
+            await leader.publish([b"2 x coffee"])
+            await leader.checkpoint()
+            await leader.publish([b"1 x tea"])
+        finally:
+            await site.end()
+
+    asyncio.run(make())
+    return site.url
+
+
 @pytest.mark.matrix
 def test_the_examples_of_the_page_run(spark: SparkSession, tmp_path: Path) -> None:
     log = on_disk(dict(world(next(damageable()))), tmp_path / "log")
@@ -47,6 +66,7 @@ def test_the_examples_of_the_page_run(spark: SparkSession, tmp_path: Path) -> No
     names: dict[str, object] = {"spark": spark, "log": log, "segments": segments, "queue": str(tmp_path / "orders")}
     names["table"] = table
     names["stores"] = str(tmp_path / "stores")
+    names["log_of_orders"] = log_of_orders(tmp_path / "machine")
     with (
         ServiceProcess(tmp_path / "served", f"stores.directory={names['stores']}") as service,
         warnings.catch_warnings(),

@@ -42,6 +42,7 @@ PARTITION_BYTES_MAX: Final = 2**31
 PARTITIONS_MAX: Final = 100_000
 DELAY_MS_DEFAULT: Final = 15 * 60 * 1000
 STORE_POLL_MS: Final = 50
+STORE_POLL_MS_REMOTE: Final = 200
 TABLE_POLL_MS: Final = 1000
 DURATION_MS_MAX: Final = 24 * 60 * 60 * 1000
 TOKEN_LENGTH_MAX: Final = 512
@@ -112,7 +113,7 @@ _MESSAGE_OPTIONS: Final = (
 )  # fmt: skip
 QUEUE_OPTIONS: Final[Table] = dict.fromkeys(("queue", *_MESSAGE_OPTIONS), (_EVERY_SHAPE, _BATCH))
 STORE_OPTIONS: Final[Table] = {
-    **dict.fromkeys(("stores", "store", *_MESSAGE_OPTIONS), (_EVERY_SHAPE, _BOTH)),
+    **dict.fromkeys(("stores", "store", "url", *_MESSAGE_OPTIONS), (_EVERY_SHAPE, _BOTH)),
     **dict.fromkeys(("maxRowsPerTrigger", "pollInterval"), (_EVERY_SHAPE, _STREAM)),
 }
 TABLE_OPTIONS: Final[Table] = {
@@ -238,10 +239,13 @@ class MessageOptions:
 class StoreOptions:
     """The options of a read of a message store.
 
-    Shape: ``directory`` is the service's ``stores.directory``; at most one of ``after_seq`` (the last message not
-    wanted), ``since`` (an aware time) and ``from_latest`` says where to start; ``rows_max`` bounds a micro-batch.
+    Shape: either ``directory``, the service's ``stores.directory``, or ``url``, the log that the store lives in; the
+    other is empty. At most one of ``after_seq`` (the last message not wanted), ``since`` (an aware time) and
+    ``from_latest`` says where to start; ``starting_at`` is the state of the log that ``after_seq`` belongs to, None for
+    any. ``rows_max`` bounds a micro-batch.
     """
 
+    url: str
     directory: str
     store: str
     columns: tuple[str, ...]
@@ -252,6 +256,7 @@ class StoreOptions:
     target_partition_bytes: int
     rows_max: int | None
     poll_ms: int
+    starting_at: Position | None = None
 
 
 TableFilter: TypeAlias = tuple[str, str, object]
@@ -437,7 +442,9 @@ def is_read_of_store(given: Mapping[str, str]) -> bool:
     >>> is_read_of_store({"shape": "messages", "Store": "orders"})
     True
     """
-    return is_read_of_messages(given) and any(name.lower() in ("store", "stores") for name in given)
+    names = {name.lower() for name in given}
+    named = bool(names & {"store", "stores"}) or ("url" in names and "queue" not in names)
+    return named and is_read_of_messages(given)
 
 
 def is_read_of_table(given: Mapping[str, str]) -> bool:
@@ -513,14 +520,26 @@ def parse_store_options(given: Mapping[str, str], mode: Mode | None = None) -> S
     >>> parse_store_options({"shape": "messages", "stores": "/data/stores", "store": "orders"}).columns
     ('seq', 'time', 'key', 'fields', 'body')
     """
-    options = _Given(given, STORE_OPTIONS, path_means="stores")
-    for name, example in (("stores", "/data/stores"), ("store", "orders")):
-        if not options.stripped(name):
-            raise _invalid(name, f'is required to read a message store, for example .option("{name}", "{example}")')
+    is_url = any(name.lower() == "path" and "://" in value for name, value in given.items())
+    options = _Given(given, STORE_OPTIONS, path_means="url" if is_url else "stores")
+    options.require_one_of("where the store is", "url", "stores")
+    in_log = "url" in options
+    if not in_log and not options.stripped("stores"):
+        raise _invalid(
+            "stores",
+            'is required to read a message store, for example .option("stores", "/data/stores"); of a store that lives '
+            "in a log: url",
+        )
+    if not options.stripped("store"):
+        raise _invalid("store", 'is required to read a message store, for example .option("store", "orders")')
     options.require_effect("read", mode)
     options.require_one_of("where to start", "startingOffsets", "startingTimestamp")
-    after = options.value("startingOffsets", _after_seq_or_latest, 0)
+    after, at = options.value("startingOffsets", _after_seq_or_latest, (0, None))
+    if at is not None and not in_log:
+        raise _invalid("startingOffsets", "names a log, and option stores a directory")
+    url = options.value("url", _url, "")
     return StoreOptions(
+        url,
         options.stripped("stores"),
         options.stripped("store"),
         _columns(options, STORE_COLUMNS, "a message store"),
@@ -530,7 +549,12 @@ def parse_store_options(given: Mapping[str, str], mode: Mode | None = None) -> S
         options.value("failOnDataLoss", _boolean, default=True),
         options.value("targetPartitionBytes", _partition_bytes, PARTITION_BYTES_DEFAULT),
         options.value("maxRowsPerTrigger", _count, None),
-        options.value("pollInterval", parse_duration_ms, STORE_POLL_MS),
+        options.value(
+            "pollInterval",
+            parse_duration_ms,
+            STORE_POLL_MS_REMOTE if in_log and not url.lower().startswith("file:") else STORE_POLL_MS,
+        ),
+        at,
     )
 
 
@@ -796,15 +820,23 @@ def _after_seq(name: str, text: str) -> int:
     return seq
 
 
-def _after_seq_or_latest(name: str, text: str) -> int | None:
-    """The same; None for the newest message. A stream's progress also has a ``backlog``, which other reads ignore."""
+def _after_seq_or_latest(name: str, text: str) -> tuple[int | None, Position | None]:
+    """The same, None for the newest message, and the state of the log that it belongs to, if it names one.
+
+    A stream's progress also has a ``backlog``, which other reads ignore.
+    """
     if text.strip().lower() == LATEST:
-        return None
+        return None, None
     fields = _json(text)
-    if "backlog" in fields:
-        del fields["backlog"]
+    version, log_id = fields.get("version"), fields.get("log_id")
+    at = None
+    if _is_count(version, VERSION_MAX) and isinstance(version, int) and isinstance(log_id, str) and is_log_id(log_id):
+        at = Position(None, version, log_id)
+        del fields["version"], fields["log_id"]
+    if "backlog" in fields or at is not None:
+        fields.pop("backlog", None)
         text = json.dumps(fields)
-    return _after_seq(name, text)
+    return _after_seq(name, text), at
 
 
 def _filters(name: str, text: str) -> tuple[TableFilter, ...]:

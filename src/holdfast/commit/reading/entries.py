@@ -11,6 +11,7 @@ from holdfast.commit.reading.reader import damage_unless_truncated, follow
 from holdfast.commit.reading.status import walker_after
 from holdfast.errors import Code, CorruptData, NotFound
 from holdfast.objects.port import ObjectStore
+from holdfast.values import Slot
 
 
 class Entries:
@@ -19,6 +20,11 @@ class Entries:
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
         self._walker: ChainWalker | None = None
+
+    @property
+    def next_slot(self) -> Slot | None:
+        """Where the next object will be; None before the first read, and after one that failed."""
+        return None if self._walker is None else self._walker.next_slot
 
     async def through(
         self, claim: Header, newest: Header, *, after: int

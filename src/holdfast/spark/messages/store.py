@@ -1,9 +1,10 @@
 """``shape=messages`` with ``store``: a message store as a batch source and as a stream.
 
-The stores are opened read-only, so their service may keep running. Every task must see their directory under the same
-path. An offset is ``{"seq": 41, "backlog": 17}``: every message up to 41 has been returned, and holes up to 17 are not
-losses. Any other message that no longer exists is lost: NotFound, or skipped with ``failOnDataLoss`` off. A deleted
-store ends the stream with an error. Cost: a query of the index and the log after its checkpoint; each page once.
+Stores on a disk are opened read-only, so their service may keep running; every task must see their directory under the
+same path. A store in a log is read from there (``store_in_log``). An offset is ``{"seq": 41, "backlog": 17}``
+(of a log also ``version`` and ``log_id``): each message up to 41 was returned, and holes up to 17 are not losses. Any
+other message that no longer exists is lost: NotFound, or skipped with ``failOnDataLoss`` off. A deleted store ends the
+stream with an error. Cost: a query of the index and the log after its checkpoint; each page once.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import msgspec
 import pyarrow as pa
@@ -20,18 +21,50 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 
 from holdfast.errors import Code, InvalidRequest, NotFound
 from holdfast.spark.columns import STORE_COLUMNS
-from holdfast.spark.options import StoreOptions
+from holdfast.spark.options import Position, StoreOptions
 from holdfast.spark.runtime.worker_errors import states_errors
 from holdfast.stores.repair.reader import Placed, StoredMessage, StoreReader
 from holdfast.stores.storage.locations import Extent
+from holdfast.values import is_log_id
+
+if TYPE_CHECKING:  # a task that reads files does not need it
+    from holdfast.spark.messages.store_in_log import InObjects, InPages, PlacedInLog, StoreInLog
+
+AnyExtent: TypeAlias = "Extent | InPages | InObjects"
+AnyPlaced: TypeAlias = "Placed | PlacedInLog"
+AnyReader: TypeAlias = "StoreReader | StoreInLog"
+Offset: TypeAlias = dict[str, int | str]
 
 
 @dataclass
 class StorePartition(InputPartition):
     """Extents of a store as planned, each with whether missing messages are an error, published up to ``until_ms``."""
 
-    extents: tuple[tuple[Extent, bool], ...]
+    extents: tuple[tuple[AnyExtent, bool], ...]
     until_ms: int
+
+
+def _open(options: StoreOptions) -> AnyReader:
+    if not options.url:
+        return StoreReader(options.directory, options.store)
+    from holdfast.spark.messages.store_in_log import StoreInLog
+
+    return StoreInLog(options.url, options.store, options.starting_at)
+
+
+def _place_on(reader: AnyReader, placed: AnyPlaced) -> AnyPlaced:
+    if not isinstance(reader, StoreReader):
+        return reader.place_on()
+    assert isinstance(placed, Placed), "it is of this reader"
+    return reader.place_on(placed)
+
+
+def _messages(reader: AnyReader, extent: AnyExtent, until_ms: int) -> tuple[list[StoredMessage], bool]:
+    if isinstance(reader, StoreReader):
+        assert isinstance(extent, Extent), "it is of this reader"
+        return reader.messages(extent, until_ms)
+    assert not isinstance(extent, Extent), "it is of this reader"
+    return reader.messages(extent)
 
 
 _VALUES: Final[Mapping[str, Callable[[StoredMessage], object]]] = {
@@ -52,12 +85,12 @@ EVERYTHING: Final = 2**63 - 1
 
 def plan_store(options: StoreOptions) -> list[StorePartition]:
     """The pieces of a store as it is now, in order. Raises: NotFound (no such store; data loss), CorruptData."""
-    with StoreReader(options.directory, options.store) as reader:
+    with _open(options) as reader:
         placed, after, backlog = _start(options, reader)
     return pieces_of(options, placed.extents, (after, placed.newest_seq), placed.until_ms, backlog)
 
 
-def _start(options: StoreOptions, reader: StoreReader) -> tuple[Placed, int, int]:
+def _start(options: StoreOptions, reader: AnyReader) -> tuple[AnyPlaced, int, int]:
     """The store as it is now, the last message not wanted, and the last one whose absence is not a loss."""
     placed = reader.place(options.after_seq)
     after = options.after_seq
@@ -70,7 +103,7 @@ def _start(options: StoreOptions, reader: StoreReader) -> tuple[Placed, int, int
 
 
 def pieces_of(
-    options: StoreOptions, extents: Sequence[Extent], between: tuple[int, int], until_ms: int, backlog: int
+    options: StoreOptions, extents: Sequence[AnyExtent], between: tuple[int, int], until_ms: int, backlog: int
 ) -> list[StorePartition]:
     """The messages after ``between[0]`` up to ``between[1]`` in pieces of about the wanted bytes.
 
@@ -79,7 +112,7 @@ def pieces_of(
     after, through = between
     exact_after = max(after, backlog) if options.fail_on_data_loss else EVERYTHING
     pieces: list[StorePartition] = []
-    waiting: list[tuple[Extent, bool]] = []
+    waiting: list[tuple[AnyExtent, bool]] = []
     size = expected = 0
     for extent in _cut(extents, after, exact_after, through):
         is_exact = extent.first_seq > exact_after
@@ -98,7 +131,7 @@ def pieces_of(
     return pieces
 
 
-def _cut(extents: Sequence[Extent], after: int, border: int, through: int) -> Iterator[Extent]:
+def _cut(extents: Sequence[AnyExtent], after: int, border: int, through: int) -> Iterator[AnyExtent]:
     """The extents between two numbers, those across ``border`` in two."""
     for extent in extents:
         for low, high in ((after + 1, min(border, through)), (max(after, border) + 1, through)):
@@ -118,7 +151,7 @@ def _lost(options: StoreOptions, first_seq: int, last_seq: int) -> NotFound:
     )
 
 
-def seq_before(reader: StoreReader, placed: Placed, since_ms: int) -> int:
+def seq_before(reader: AnyReader, placed: AnyPlaced, since_ms: int) -> int:
     """The last message published before ``since_ms``, or the number before the first one that there is.
 
     Cost: about log2(extents) of them are read.
@@ -134,15 +167,15 @@ def seq_before(reader: StoreReader, placed: Placed, since_ms: int) -> int:
         else:
             low = middle + 1
     for extent in extents[low:]:
-        messages, _ = reader.messages(extent, placed.until_ms)
+        messages, _ = _messages(reader, extent, placed.until_ms)
         for one in messages:
             if one.published_ms >= since_ms:
                 return one.seq - 1
     return placed.newest_seq
 
 
-def _newest_ms(reader: StoreReader, extent: Extent, until_ms: int) -> int | None:
-    messages, _ = reader.messages(extent, until_ms)
+def _newest_ms(reader: AnyReader, extent: AnyExtent, until_ms: int) -> int | None:
+    messages, _ = _messages(reader, extent, until_ms)
     return messages[-1].published_ms if messages else None
 
 
@@ -150,9 +183,9 @@ def store_rows(options: StoreOptions, piece: StorePartition) -> Iterator[pa.Reco
     """The messages of one piece in order, with the options' columns. Raises: NotFound, CorruptData, Unavailable."""
     waiting: list[StoredMessage] = []
     size = 0
-    with StoreReader(options.directory, options.store) as reader:
+    with _open(options) as reader:
         for extent, is_exact in piece.extents:
-            messages, is_all = reader.messages(extent, piece.until_ms)
+            messages, is_all = _messages(reader, extent, piece.until_ms)
             if is_exact and not is_all:
                 raise _lost(options, extent.first_seq, extent.last_seq)
             waiting += messages
@@ -192,9 +225,9 @@ class HoldfastStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailable
 
     def __init__(self, options: StoreOptions) -> None:
         self._options = options
-        self._reader: StoreReader | None = None
-        self._placed: Placed | None = None
-        self._extents: list[Extent] = []
+        self._reader: AnyReader | None = None
+        self._placed: AnyPlaced | None = None
+        self._extents: list[AnyExtent] = []
         self._target: int | None = None
         self._asked_ms = 0.0
 
@@ -202,10 +235,10 @@ class HoldfastStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailable
         """What a task needs: the options. Files stay where they are open."""
         return {"_options": self._options}
 
-    def initialOffset(self) -> dict[str, int]:  # noqa: N802  Spark's name
+    def initialOffset(self) -> Offset:  # noqa: N802  Spark's name
         """Where a query without a checkpoint begins. Raises: NotFound, CorruptData, Unavailable."""
         placed, after, _ = _start(self._options, self._opened())
-        return _offset(after, after if self._options.after_seq else placed.newest_seq)
+        return _offset(after, after if self._options.after_seq else placed.newest_seq, placed)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802  Spark's name
         """Spark hands this back to ``latestOffset``; the bound itself is this source's option."""
@@ -215,10 +248,11 @@ class HoldfastStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailable
         """The store as it is now is all that this query reads."""
         self._target = self._opened().place(2**63 - 2).newest_seq
 
-    def latestOffset(self, start: Mapping[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802  Spark's name
+    def latestOffset(self, start: Mapping[str, int | str], limit: ReadLimit) -> Offset:  # noqa: N802  Spark's name
         """Where the next micro-batch ends; ``start`` itself when there is none yet."""
         begin, backlog = _numbers(start)
-        newest = self._newest(begin)
+        placed = self._place(start, begin)
+        newest = placed.newest_seq
         if newest < begin:
             raise NotFound(
                 "data loss: the store was deleted and made again since this stream's checkpoint",
@@ -231,32 +265,32 @@ class HoldfastStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailable
         end = newest if self._target is None else max(begin, min(newest, self._target))
         if not isinstance(limit, ReadAllAvailable) and self._options.rows_max is not None:
             end = min(end, begin + self._options.rows_max)
-        return dict(start) if end == begin else _offset(end, backlog)
+        return dict(start) if end == begin else _offset(end, backlog, placed)
 
-    def _newest(self, begin: int) -> int:
-        """The newest number, looked for at most every ``poll_ms``; the extents after ``begin`` are remembered."""
+    def _place(self, start: Mapping[str, int | str], begin: int) -> AnyPlaced:
+        """The store, looked at no more often than every ``poll_ms``; the extents after ``begin`` are remembered."""
         now_ms = time.monotonic() * 1000
         placed = self._placed
         if placed is None:
-            placed = self._opened().place(begin)
+            placed = self._opened(start).place(begin)
             self._extents = list(placed.extents)
         elif self._asked_ms + self._options.poll_ms <= now_ms:
-            placed = self._opened().place_on(placed)
+            placed = _place_on(self._opened(), placed)
             self._extents += placed.extents
         else:
-            return placed.newest_seq
+            return placed
         self._placed, self._asked_ms = placed, now_ms
-        return placed.newest_seq
+        return placed
 
-    def partitions(self, start: Mapping[str, int], end: Mapping[str, int]) -> Sequence[StorePartition]:
+    def partitions(self, start: Mapping[str, int | str], end: Mapping[str, int | str]) -> Sequence[StorePartition]:
         """The pieces between two offsets. Raises: NotFound, CorruptData, Unavailable."""
         begin, backlog = _numbers(start)
         through, _ = _numbers(end)
         placed, extents = self._placed, self._extents
         if placed is None or placed.newest_seq < through or (extents and extents[0].first_seq > begin + 1):
             # A micro-batch from before a restart; or the remembered extents begin after it.
-            placed = self._opened().place(begin)
-            extents = list(placed.extents)
+            placed = self._placed = self._opened(end).place(begin)
+            extents = self._extents = list(placed.extents)
         return pieces_of(self._options, extents, (begin, through), placed.until_ms, backlog)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -264,7 +298,7 @@ class HoldfastStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailable
         if isinstance(partition, StorePartition):
             yield from store_rows(self._options, partition)
 
-    def commit(self, end: Mapping[str, int]) -> None:
+    def commit(self, end: Mapping[str, int | str]) -> None:
         """Spark will never ask for what is before ``end`` again."""
         through, _ = _numbers(end)
         self._extents = [extent for extent in self._extents if extent.last_seq > through]
@@ -275,20 +309,39 @@ class HoldfastStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailable
         if reader is not None:
             reader.__exit__()
 
-    def _opened(self) -> StoreReader:
+    def _opened(self, offset: Mapping[str, int | str] | None = None) -> AnyReader:
+        """The open reader. With an offset, what it reads next must be the log of that offset."""
         if self._reader is None:
-            self._reader = StoreReader(self._options.directory, self._options.store)
+            self._reader = _open(self._options)
+        if offset is not None and not isinstance(self._reader, StoreReader):
+            self._reader.since = _position(offset)
         return self._reader
 
 
-def _offset(seq: int, backlog: int) -> dict[str, int]:
-    return {"seq": seq, "backlog": backlog}
+def _offset(seq: int, backlog: int, placed: AnyPlaced) -> Offset:
+    offset: Offset = {"seq": seq, "backlog": backlog}
+    if not isinstance(placed, Placed):
+        assert placed.at.log_id is not None, "the log was read"
+        offset |= {"version": placed.at.version, "log_id": placed.at.log_id}
+    return offset
 
 
-def _numbers(offset: Mapping[str, int]) -> tuple[int, int]:
+def _numbers(offset: Mapping[str, int | str]) -> tuple[int, int]:
     try:
         return int(offset["seq"]), int(offset["backlog"])
     except (KeyError, TypeError, ValueError):
-        raise InvalidRequest(
-            "checkpoint holds an offset that is not this source's", code=Code.BAD_CONFIGURATION, offset=dict(offset)
-        ) from None
+        raise _foreign(offset) from None
+
+
+def _position(offset: Mapping[str, int | str]) -> Position:
+    """The state of the log that an offset rests on."""
+    version, log_id = offset.get("version"), offset.get("log_id")
+    if not (isinstance(version, int) and isinstance(log_id, str) and is_log_id(log_id)):
+        raise _foreign(offset)
+    return Position(None, version, log_id)
+
+
+def _foreign(offset: Mapping[str, int | str]) -> InvalidRequest:
+    return InvalidRequest(
+        "checkpoint holds an offset that is not this source's", code=Code.BAD_CONFIGURATION, offset=dict(offset)
+    )

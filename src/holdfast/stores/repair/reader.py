@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Self
 from urllib.parse import quote
@@ -25,10 +25,20 @@ from holdfast.stores.definitions.cluster import ClusterDefinition, parse_definit
 from holdfast.stores.definitions.parts import with_parts
 from holdfast.stores.machine.store import Revision
 from holdfast.stores.storage.frames import Relocated, decode_frame, removals_of, runs_of
-from holdfast.stores.storage.index import INDEX_NAME, UNREADABLE, checked_row, read_checkpoint
+from holdfast.stores.storage.index import INDEX_NAME, UNREADABLE, Loaded, checked_row, read_checkpoint
 from holdfast.stores.storage.locations import EXTENT_BYTES, Extent
 from holdfast.stores.storage.log import MessageLog
-from holdfast.stores.values.commands import STEPWISE_RULES, Define, MapChange, MapChanged, Part, Record, Redefine
+from holdfast.stores.values.commands import (
+    STEPWISE_RULES,
+    CommitParts,
+    Define,
+    MapChange,
+    MapChanged,
+    Part,
+    PartsCommitted,
+    Record,
+    Redefine,
+)
 from holdfast.stores.values.messages import Message
 
 ATTEMPTS_MAX: Final = 20
@@ -75,13 +85,75 @@ class _Beginning(msgspec.Struct, frozen=True, array_like=True):
 _beginnings = msgspec.msgpack.Decoder(_Beginning)
 
 
+class Brought(NamedTuple):
+    """Consecutive numbers of a store that a record brought, and the bytes of their messages."""
+
+    first_seq: int
+    last_seq: int
+    bytes: int
+
+
+class StoreSoFar:
+    """What the records of a log have said about the store ``store``, one after the other.
+
+    ``at_ms`` is the service's time, ``definition`` the one in force if known, ``newest_seq`` the store's newest number.
+    """
+
+    def __init__(
+        self, store: str, at_ms: int = 0, definition: ClusterDefinition | None = None, newest_seq: int = 0
+    ) -> None:
+        self.store = store
+        self.at_ms = at_ms
+        self.definition = definition
+        self.newest_seq = newest_seq
+
+    @classmethod
+    def at_the_beginning(cls, store: str) -> StoreSoFar:
+        """Before the first record of a log."""
+        return cls(store, definition=parse_definition(b""))
+
+    def note(self, said: Record) -> tuple[bool, list[Brought]]:
+        """Whether the record deleted the store, with all that came before, and the numbers that it brought."""
+        self.at_ms = max(self.at_ms, said.command.at_ms)
+        deleted = False
+        if isinstance(said.command, Define):
+            self.definition = parse_definition(said.command.definitions)
+            deleted = not self._is_in(self.definition)
+        elif isinstance(said.command, Redefine):
+            if self.definition is not None:
+                self.definition = with_parts(self.definition, said.command.parts)
+            deleted = Part(("stores", self.store)) in said.command.parts
+        if deleted:
+            self.newest_seq = 0
+        brought = [
+            Brought(run.first_seq, run.last_seq, sum(len(message.body) for message in run.messages))
+            for run in runs_of(said)
+            if run.store == self.store
+        ]
+        brought += [Brought(first, last, 0) for first, last in _cleared(said, self.store)]
+        brought.sort()
+        for each in brought:
+            self.newest_seq = max(self.newest_seq, each.last_seq)
+        return deleted, brought
+
+    def require_store(self) -> None:
+        """Return if there is such a store, as far as is known. *Raises*: ``NotFound``."""
+        definition = self.definition
+        if definition is None or self._is_in(definition):
+            return
+        if self.store in definition.stores:
+            raise NotFound("the store lives in the service's memory only", store=self.store)
+        raise NotFound("there is no such store", store=self.store, stores=", ".join(definition.stores) or "none")
+
+    def _is_in(self, definition: ClusterDefinition) -> bool:
+        return self.store in definition.stores and self.store not in definition.volatile_stores
+
+
 class _Known(NamedTuple):
-    """Up to ``frame``: the service's time, the definition if known, the store's newest number, and its extents."""
+    """What is known up to ``frame``, with the store's extents."""
 
     frame: int
-    at_ms: int
-    definition: ClusterDefinition | None
-    newest_seq: int
+    so_far: StoreSoFar
     extents: list[Extent]
 
 
@@ -118,6 +190,12 @@ class StoreReader:
                 continue
         raise self._too_busy()
 
+    @staticmethod
+    def last_indexed(directory: str) -> int:
+        """The last frame that the index in ``directory`` knows, 0 for none. *Raises*: ``CorruptData``, ``NotFound``."""
+        loaded, _ = _read_index(os.path.join(directory, INDEX_NAME), "", 0)
+        return 0 if loaded is None else loaded.frame
+
     def place_on(self, placed: Placed) -> Placed:
         """Where the messages after those of ``placed`` are, for a caller that polls.
 
@@ -126,12 +204,25 @@ class StoreReader:
         last = self._log.durable
         if last <= placed.frame:
             return Placed((), placed.newest_seq, placed.until_ms, placed.frame)
-        known = _Known(placed.frame, placed.until_ms, None, placed.newest_seq, [])
+        known = _Known(placed.frame, StoreSoFar(self._store, placed.until_ms, None, placed.newest_seq), [])
         try:
             return self._placed_after(known, last, placed.newest_seq, deletion_matters=True)
         except _Moved:
             # A checkpoint let pages go that were not read yet.
             return self.place(placed.newest_seq)
+
+    def place_all(self, after_seq: int) -> tuple[StoreSoFar, list[Extent]]:
+        """What whole files that do not change say: all their frames count. For a copy, also one without the pages that
+        the index has no need to be read with.
+
+        *Raises*: ``CorruptData``. Whether there is such a store is not checked: a later record may say it.
+        """
+        try:
+            known = self._index(after_seq)
+            last = max(self._log.last, known.frame)
+            return known.so_far, self._extents_after(known, last, after_seq)
+        except _Moved as error:
+            raise CorruptData("the log of the stores does not continue their index", store=self._store) from error
 
     def messages(self, extent: Extent, until_ms: int) -> tuple[list[StoredMessage], bool]:
         """The messages of an extent of a plan with this ``until_ms``, in order, wherever they are now.
@@ -162,7 +253,14 @@ class StoreReader:
         return self._placed_after(known, max(durable, known.frame), after_seq)
 
     def _placed_after(self, known: _Known, last: int, after_seq: int, *, deletion_matters: bool = False) -> Placed:
-        _, at_ms, definition, newest, extents = known
+        extents = self._extents_after(known, last, after_seq, deletion_matters=deletion_matters)
+        known.so_far.require_store()
+        return Placed(tuple(extents), known.so_far.newest_seq, known.so_far.at_ms, last)
+
+    def _extents_after(
+        self, known: _Known, last: int, after_seq: int, *, deletion_matters: bool = False
+    ) -> list[Extent]:
+        extents = known.extents
         expected = known.frame + 1
         for number, said in self._frames(expected, last):
             if number != expected:
@@ -170,37 +268,17 @@ class StoreReader:
             expected += 1
             if isinstance(said, Relocated):
                 continue  # where it was is still there until the next checkpoint
-            at_ms = max(at_ms, said.command.at_ms)
-            gone = False
-            if isinstance(said.command, Define):
-                definition = parse_definition(said.command.definitions)
-                gone = not self._is_in(definition)
-            elif isinstance(said.command, Redefine):
-                if definition is not None:
-                    definition = with_parts(definition, said.command.parts)
-                gone = Part(("stores", self._store)) in said.command.parts
-            if gone:
-                extents, newest = [], 0
+            deleted, brought = known.so_far.note(said)
+            if deleted:
+                extents = []
                 if deletion_matters:
                     raise NotFound("the store was deleted", store=self._store)
-            for first, through, size in self._brought(said):
-                newest = max(newest, through)
+            for first, through, size in brought:
                 if through > after_seq:
                     _extend(extents, Extent(self._store, first, through, number, number, size))
         if expected <= last:
             raise _Moved
-        if definition is not None and not self._is_in(definition):
-            raise self._no_such(definition)
-        return Placed(tuple(extents), newest, at_ms, last)
-
-    def _brought(self, said: Record | Relocated) -> Iterator[tuple[int, int, int]]:
-        """First and last number and bytes of the messages that a record added to this store."""
-        for run in runs_of(said):
-            if run.store == self._store:
-                yield run.first_seq, run.last_seq, sum(len(message.body) for message in run.messages)
-        first, last = _cleared(said, self._store)
-        if first <= last:
-            yield first, last, 0
+        return extents
 
     def _frames(self, first: int, last: int) -> Iterator[tuple[int, Record | Relocated]]:
         if first > last:
@@ -213,37 +291,12 @@ class StoreReader:
         except NotFound as gone:
             raise _Moved from gone
 
-    def _is_in(self, definition: ClusterDefinition) -> bool:
-        return self._store in definition.stores and self._store not in definition.volatile_stores
-
-    def _no_such(self, definition: ClusterDefinition) -> NotFound:
-        if self._store in definition.stores:
-            return NotFound("the store lives in the service's memory only", store=self._store)
-        return NotFound("there is no such store", store=self._store, stores=", ".join(definition.stores) or "none")
-
     def _index(self, after_seq: int) -> _Known:
         """The last checkpoint: its frame and time, the definition, where the messages after ``after_seq`` are."""
         path = os.path.join(self._directory, INDEX_NAME)
-        try:
-            database = sqlite3.connect(f"file:{quote(os.path.abspath(path))}?mode=ro", uri=True, isolation_level=None)
-        except sqlite3.OperationalError as error:
-            raise NotFound("there is no index of stores here", path=path) from error
-        try:
-            database.execute("BEGIN")
-            loaded = read_checkpoint(database, path)
-            rows = [
-                checked_row(row, "extents", path)
-                for row in database.execute(
-                    "SELECT * FROM extents WHERE store = ? AND last_seq > ? ORDER BY first_seq",
-                    (self._store, after_seq),
-                )
-            ]
-        except UNREADABLE as error:
-            raise CorruptData("the index of the stores cannot be read", path=path, cause=statement_of(error)) from error
-        finally:
-            database.close()
+        loaded, extents = _read_index(path, self._store, after_seq)
         if loaded is None:
-            return _Known(0, 0, parse_definition(b""), 0, [])  # before the first checkpoint
+            return _Known(0, StoreSoFar.at_the_beginning(self._store), [])  # before the first checkpoint
         try:
             beginning = _beginnings.decode(loaded.state)
             definition = parse_definition(beginning.history[-1].definitions if beginning.history else b"")
@@ -252,25 +305,13 @@ class StoreReader:
                 "the index holds no snapshot of the stores", path=path, cause=statement_of(error)
             ) from error
         newest = next((store.next_seq - 1 for store in beginning.stores if store.name == self._store), 0)
-        return _Known(loaded.frame, beginning.at_ms, definition, newest, [Extent(*row) for row in rows])
+        so_far = StoreSoFar(self._store, beginning.at_ms, definition, newest)
+        return _Known(loaded.frame, so_far, extents)
 
     def _read(self, extent: Extent) -> tuple[list[StoredMessage], int]:
-        """The messages of an extent in its frames, ascending, and how many of its numbers stand for a key that a clear
-        of the whole map removed. *Raises*: ``NotFound``."""
-        by_seq: dict[int, StoredMessage] = {}
-        cleared = 0
-        for number, data in self._log.read(extent.first_frame, extent.last_frame):
-            said = decode_frame(data, number)
-            removals = removals_of(said)
-            low, high = _cleared(said, extent.store)
-            cleared += max(0, min(high, extent.last_seq) - max(low, extent.first_seq) + 1)
-            for run in runs_of(said):
-                if run.store != extent.store or run.first_seq > extent.last_seq or run.last_seq < extent.first_seq:
-                    continue
-                for seq, message in enumerate(run.messages, run.first_seq):
-                    if extent.first_seq <= seq <= extent.last_seq:
-                        by_seq[seq] = StoredMessage(seq, run.published_ms, message, (extent.store, seq) in removals)
-        return [by_seq[seq] for seq in sorted(by_seq)], cleared
+        frames = self._log.read(extent.first_frame, extent.last_frame)
+        said = (decode_frame(data, number) for number, data in frames)
+        return messages_between(said, extent.store, extent.first_seq, extent.last_seq)
 
     def _look_up_again(self, extent: Extent) -> list[Extent]:
         try:
@@ -284,6 +325,25 @@ class StoreReader:
         ]
 
 
+def _read_index(path: str, store: str, after_seq: int) -> tuple[Loaded | None, list[Extent]]:
+    """The last checkpoint, None without one, and where the messages of a store after ``after_seq`` are."""
+    try:
+        database = sqlite3.connect(f"file:{quote(os.path.abspath(path))}?mode=ro", uri=True, isolation_level=None)
+    except sqlite3.OperationalError as error:
+        raise NotFound("there is no index of stores here", path=path) from error
+    try:
+        database.execute("BEGIN")
+        loaded = read_checkpoint(database, path)
+        rows = database.execute(
+            "SELECT * FROM extents WHERE store = ? AND last_seq > ? ORDER BY first_seq", (store, after_seq)
+        )
+        return loaded, [Extent(*checked_row(row, "extents", path)) for row in rows]
+    except UNREADABLE as error:
+        raise CorruptData("the index of the stores cannot be read", path=path, cause=statement_of(error)) from error
+    finally:
+        database.close()
+
+
 def _extend(extents: list[Extent], more: Extent) -> None:
     last = extents[-1] if extents else None
     if last is not None and last.last_seq + 1 == more.first_seq and last.bytes + more.bytes <= EXTENT_BYTES:
@@ -292,12 +352,44 @@ def _extend(extents: list[Extent], more: Extent) -> None:
         extents.append(more)
 
 
-def _cleared(said: Record | Relocated, store: str) -> tuple[int, int]:
-    """The first and last number of a command that cleared a map of ``store``; 1 and 0 for any other."""
-    if isinstance(said, Record) and isinstance(said.command, MapChange) and isinstance(said.result, MapChanged):
-        command, result = said.command, said.result
+def messages_between(
+    frames: Iterable[Record | Relocated], store: str, first_seq: int, last_seq: int
+) -> tuple[list[StoredMessage], int]:
+    """The messages with these numbers in the frames, ascending, each as the last frame that has it says; and how many
+    of the numbers stand for a key that a clear of the whole map removed."""
+    by_seq: dict[int, StoredMessage] = {}
+    cleared = 0
+    for said in frames:
+        removals = removals_of(said)
+        for low, high in _cleared(said, store):
+            cleared += max(0, min(high, last_seq) - max(low, first_seq) + 1)
+        for run in runs_of(said):
+            if run.store != store or run.first_seq > last_seq or run.last_seq < first_seq:
+                continue
+            for seq, message in enumerate(run.messages, run.first_seq):
+                if first_seq <= seq <= last_seq:
+                    by_seq[seq] = StoredMessage(seq, run.published_ms, message, (store, seq) in removals)
+    return [by_seq[seq] for seq in sorted(by_seq)], cleared
+
+
+def _map_changes(said: Record | Relocated) -> Iterator[tuple[MapChange, MapChanged]]:
+    """The changes of maps in a frame, alone or as parts of a commit, with their results."""
+    if isinstance(said, Relocated):
+        return
+    pairs: Iterable[tuple[object, object]] = [(said.command, said.result)]
+    if isinstance(said.command, CommitParts) and isinstance(said.result, PartsCommitted):
+        pairs = zip(said.command.parts, said.result.results, strict=True)
+    for command, result in pairs:
+        if isinstance(command, MapChange) and isinstance(result, MapChanged):
+            yield command, result
+
+
+def _cleared(said: Record | Relocated, store: str) -> list[tuple[int, int]]:
+    """The first and last numbers of commands that cleared a map of ``store``."""
+    cleared: list[tuple[int, int]] = []
+    for command, result in _map_changes(said):
         if command.remove_all and command.store == store and result.changed:
-            if said.rules >= STEPWISE_RULES:
-                return result.revision, result.revision
-            return result.revision - result.changed + 1, result.revision
-    return 1, 0
+            assert isinstance(said, Record), "only records change maps"
+            several = said.rules < STEPWISE_RULES
+            cleared.append((result.revision - result.changed + 1 if several else result.revision, result.revision))
+    return cleared
