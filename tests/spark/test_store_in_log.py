@@ -282,6 +282,8 @@ def test_a_deleted_store_ends_a_stream_and_is_not_mixed_with_its_successor(tmp_p
         await leader.define(STORES)
         await leader.publish([b"new"] * 30)
         assert [row["body"] for row in read(site)] == [b"new"] * 30
+        with pytest.raises(NotFound, match="the store was deleted store="):
+            follow_anew(site, place)
         await leader.checkpoint()
         await leader.publish([b"new"] * 5)
         assert [row["body"] for row in read(site)] == [b"new"] * 35
