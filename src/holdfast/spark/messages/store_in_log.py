@@ -195,7 +195,7 @@ class StoreInLog:
         self.since = self._at
         head, claim, _ = await self._frontier(store)
         extents: list[InPages | InObjects] = []
-        await self._follow(entries, claim, head, extents, self._placed_seq, deletion_matters=True)
+        await self._follow(entries, claim, head, extents, self._placed_seq)
         return self._placed(extents, head)
 
     def _placed(self, extents: list[InPages | InObjects], head: Header) -> PlacedInLog:
@@ -224,29 +224,24 @@ class StoreInLog:
         return head, claim, lineage
 
     async def _follow(
-        self,
-        entries: Entries,
-        claim: Header,
-        head: Header,
-        extents: list[InPages | InObjects],
-        after_seq: int,
-        *,
-        deletion_matters: bool = False,
+        self, entries: Entries, claim: Header, head: Header, extents: list[InPages | InObjects], after_seq: int
     ) -> None:
-        """Note what the log says after the checkpoint, up to ``head``."""
+        """Note what the log says after the checkpoint, up to ``head``. Raises: NotFound where the store was deleted
+        after ``since``."""
         async with aclosing(entries.through(claim, head, after=self._begun_at)) as batches:
             async for header, found in batches:
-                # A checkpoint has the whole entry that it is named after.
-                later = [record for entry in found if entry.version > self._begun_at for _, record in entry.records]
-                for record in later:
-                    deleted, brought = self._so_far.note(_decoded(record, header))
-                    if deleted:
-                        extents.clear()
-                        if deletion_matters:
-                            raise NotFound("the store was deleted", store=self._store)
-                    for each in brought:
-                        if each.last_seq > after_seq:
-                            _extend(extents, each, header)
+                for entry in found:
+                    if entry.version <= self._begun_at:
+                        continue  # a checkpoint has the whole entry that it is named after
+                    for _, record in entry.records:
+                        deleted, brought = self._so_far.note(_decoded(record, header))
+                        if deleted:
+                            if self.since is not None and entry.version > self.since.version:
+                                raise NotFound("the store was deleted", store=self._store)
+                            extents.clear()
+                        for each in brought:
+                            if each.last_seq > after_seq:
+                                _extend(extents, each, header)
 
     # -- checkpoints --------------------------------------------------------------------------------------------------
 
