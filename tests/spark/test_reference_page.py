@@ -23,7 +23,7 @@ ROW = re.compile(r"^\| `(\w+)` \|", re.MULTILINE)
 
 def test_the_tables_name_every_option_and_no_other() -> None:
     text = PAGE.read_text(encoding="utf-8")
-    of_log, of_queue = text.split("| option | for | meaning |")[1].split("These options read a queue, as a batch:")
+    of_log, of_queue = text.split("| option | for | meaning |")[1].split("| option of a queue | meaning |")
     of_queue, of_store = of_queue.split("| option of a store | meaning |")
     of_store, of_table = of_store.split("| option of a table | meaning |")
     of_table, of_write = of_table.split("| option of a write | meaning |")

@@ -84,8 +84,10 @@ class HoldfastDataSource(DataSource):
                 from holdfast.spark.source.stream import HoldfastStreamReader
 
                 return HoldfastStreamReader(log)
-            case MessageOptions():
-                raise AssertionError("parsing refuses a stream of a queue")
+            case MessageOptions() as queue:
+                from holdfast.spark.messages.queue import HoldfastQueueStreamReader
+
+                return HoldfastQueueStreamReader(queue)
 
     def writer(self, schema: StructType, overwrite: bool) -> HoldfastBatchWriter:
         """A batch writer; creating it commits the intent of the write. Raises: InvalidRequest; the client's errors."""

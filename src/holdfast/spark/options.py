@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from difflib import get_close_matches
 from enum import StrEnum
-from typing import Final, TypeAlias, TypeVar
+from typing import Final, TypeAlias, TypeVar, cast
 from urllib.parse import urlsplit
 
 import pyarrow as pa
@@ -110,7 +110,10 @@ LOG_OPTIONS: Final[Table] = {
 _MESSAGE_OPTIONS: Final = (
     "shape", "columns", "startingOffsets", "startingTimestamp", "failOnDataLoss", "targetPartitionBytes",
 )  # fmt: skip
-QUEUE_OPTIONS: Final[Table] = dict.fromkeys(("queue", *_MESSAGE_OPTIONS), (_EVERY_SHAPE, _BATCH))
+QUEUE_OPTIONS: Final[Table] = {
+    **dict.fromkeys(("queue", *_MESSAGE_OPTIONS), (_EVERY_SHAPE, _BOTH)),
+    **dict.fromkeys(("maxRowsPerTrigger", "pollInterval"), (_EVERY_SHAPE, _STREAM)),
+}
 STORE_OPTIONS: Final[Table] = {
     **dict.fromkeys(("stores", "store", *_MESSAGE_OPTIONS), (_EVERY_SHAPE, _BOTH)),
     **dict.fromkeys(("maxRowsPerTrigger", "pollInterval"), (_EVERY_SHAPE, _STREAM)),
@@ -219,19 +222,34 @@ class ReadOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class QueuePosition:
+    """The last message of a queue that was read, 0 for none: the meaning of an offset.
+
+    Shape: ``queue_id`` is 32 hexadecimal digits, ``time_ns`` when this message arrived. None: not known.
+    """
+
+    seq: int
+    queue_id: str | None = None
+    time_ns: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class MessageOptions:
     """The options of a read of a queue.
 
-    Shape: ``queue`` is the path that a program gives to ``Queue``; ``after_seq`` is the last message not wanted,
-    0 for none; ``since`` is an aware time. At most one of the two says where to start.
+    Shape: ``queue`` is the path that a program gives to ``Queue``; at most one of ``after`` (the last message not
+    wanted), ``since`` (an aware time) and ``from_latest`` says where to start; ``rows_max`` bounds a micro-batch.
     """
 
     queue: str
     columns: tuple[str, ...]
-    after_seq: int
+    after: QueuePosition | None
     since: datetime | None
+    from_latest: bool
     fail_on_data_loss: bool
     target_partition_bytes: int
+    rows_max: int | None
+    poll_ms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -482,12 +500,6 @@ def parse_message_options(given: Mapping[str, str], mode: Mode | None = None) ->
     >>> parse_message_options({"shape": "messages", "queue": "/data/orders"}).columns
     ('seq', 'time', 'payload')
     """
-    if mode is Mode.STREAM:
-        raise InvalidRequest(
-            "a queue is read as a batch source",
-            code=Code.BAD_CONFIGURATION,
-            hint="read it again with startingOffsets at the last seq, or follow it with a consumer of holdfast.queue",
-        )
     options = _Given(given, QUEUE_OPTIONS, path_means="queue")
     queue = options.stripped("queue")
     if not queue:
@@ -496,14 +508,19 @@ def parse_message_options(given: Mapping[str, str], mode: Mode | None = None) ->
             'is required with shape=messages, for example .option("queue", "/data/orders"); of a message store: stores '
             "and store",
         )
+    options.require_effect("read", mode)
     options.require_one_of("where to start", "startingOffsets", "startingTimestamp")
+    after = options.value("startingOffsets", _queue_position, EARLIEST)
     return MessageOptions(
         queue,
         _columns(options, QUEUE_COLUMNS, "shape=messages"),
-        options.value("startingOffsets", _after_seq, 0),
+        after if isinstance(after, QueuePosition) else None,
         options.value("startingTimestamp", _time, None),
+        after == LATEST,
         options.value("failOnDataLoss", _boolean, default=True),
         options.value("targetPartitionBytes", _partition_bytes, PARTITION_BYTES_DEFAULT),
+        options.value("maxRowsPerTrigger", _count, None),
+        options.value("pollInterval", parse_duration_ms, STORE_POLL_MS),
     )
 
 
@@ -794,6 +811,21 @@ def _after_seq(name: str, text: str) -> int:
         raise _invalid(name, f'is {text!r}; valid: {EARLIEST}, {{"seq": 17}}: read what comes after')
     assert isinstance(seq, int), "checked just above"
     return seq
+
+
+def _queue_position(name: str, text: str) -> QueuePosition | str:
+    """A word, or an offset as a stream's progress prints it; ``seq`` alone is enough."""
+    text = text.strip()
+    if text.lower() in (EARLIEST, LATEST):
+        return text.lower()
+    fields = _json(text)
+    seq, queue_id, time_ns = fields.get("seq"), fields.get("queue"), fields.get("time_ns")
+    is_named = queue_id is None or (isinstance(queue_id, str) and is_log_id(queue_id))
+    is_timed = time_ns is None or _is_count(time_ns, 2**63 - 1)
+    if not (_is_count(seq, 2**63 - 1) and is_named and is_timed and fields.keys() <= {"seq", "queue", "time_ns"}):
+        raise _invalid(name, f'is {text!r}; valid: {EARLIEST}, {LATEST}, {{"seq": 17}}: read what comes after')
+    assert isinstance(seq, int), "checked just above"
+    return QueuePosition(seq, cast("str | None", queue_id), cast("int | None", time_ns))
 
 
 def _after_seq_or_latest(name: str, text: str) -> int | None:
