@@ -15,9 +15,17 @@ from tests.spark.test_pipeline_docs import PYTHON
 from holdfast import StoreClient
 from holdfast.queue import Queue
 from holdfast.spark import Latest, Segments, run_pipeline
-from holdfast.spark.options import LOG_OPTIONS, QUEUE_OPTIONS, STORE_OPTIONS, TABLE_OPTIONS, WRITE_OPTIONS
+from holdfast.spark.options import (
+    LOG_OPTIONS,
+    QUEUE_OPTIONS,
+    STORE_OPTIONS,
+    STORE_WRITE_OPTIONS,
+    TABLE_OPTIONS,
+    WRITE_OPTIONS,
+)
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "spark.md"
+MESSAGE_COLUMNS = {"body", "key", "fields", "ttl_ms", "deliver_at"}
 ROW = re.compile(r"^\| `(\w+)` \|", re.MULTILINE)
 
 
@@ -27,11 +35,13 @@ def test_the_tables_name_every_option_and_no_other() -> None:
     of_queue, of_store = of_queue.split("| option of a store | meaning |")
     of_store, of_table = of_store.split("| option of a table | meaning |")
     of_table, of_write = of_table.split("| option of a write | meaning |")
+    of_write, of_store_write = of_write.split("| option of a write into a store | meaning |")
     assert set(ROW.findall(of_log)) == set(LOG_OPTIONS)
     assert set(ROW.findall(of_queue)) == set(QUEUE_OPTIONS)
     assert set(ROW.findall(of_store)) == set(STORE_OPTIONS)
     assert set(ROW.findall(of_table)) == set(TABLE_OPTIONS)
-    assert set(ROW.findall(of_write)) == set(WRITE_OPTIONS)
+    assert set(ROW.findall(of_write)) == set(WRITE_OPTIONS) | MESSAGE_COLUMNS
+    assert set(ROW.findall(of_store_write)) == set(STORE_WRITE_OPTIONS)
 
 
 @pytest.mark.matrix

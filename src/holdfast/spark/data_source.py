@@ -127,7 +127,12 @@ class HoldfastDataSource(DataSource):
                 hint='write with frame.write.format("holdfast"), whose option url is the service',
             )
         options = spark_options.parse_write_options(self.options, mode)
-        check_schema(schema, options.transaction_key)
+        if options.store is not None:
+            from holdfast.spark.sink.message_rows import check_message_schema
+
+            check_message_schema(schema)
+        else:
+            check_schema(schema, options.transaction_key)
         return options
 
 

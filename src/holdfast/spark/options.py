@@ -45,6 +45,7 @@ STORE_POLL_MS: Final = 50
 TABLE_POLL_MS: Final = 1000
 DURATION_MS_MAX: Final = 24 * 60 * 60 * 1000
 TOKEN_LENGTH_MAX: Final = 512
+STORE_NAME_MAX: Final = 256
 _DURATION: Final = re.compile(r"(\d{1,9}(?:\.\d{1,3})?)(ms|s|m|h)")
 _UNITS_MS: Final[Mapping[str, int]] = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000}
 _APPLICATION: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -130,6 +131,11 @@ WRITE_OPTIONS: Final[Table] = {
     "transactionKey": (_EVERY_SHAPE, _BOTH),
     "supersede": (_EVERY_SHAPE, _BOTH),
     **dict.fromkeys(("checkpointLocation", "queryName"), (_EVERY_SHAPE, _STREAM)),
+}
+STORE_WRITE_OPTIONS: Final[Table] = {
+    "url": (_EVERY_SHAPE, _BOTH),
+    "store": (_EVERY_SHAPE, _BOTH),
+    **{name: modes for name, modes in WRITE_OPTIONS.items() if name not in ("url", "transactionKey")},
 }
 
 
@@ -305,7 +311,8 @@ class WriteOptions:
     under the key ``spark/{application}``. ``token`` names what is written; None for a batch that is new each time.
     ``transaction_key`` is the column whose equal values make one transaction; None: one transaction per row.
     ``supersede`` continues although the record shows other progress. ``checkpoint`` is Spark's, where the stream itself
-    names it: read only to continue after a record of an earlier version.
+    names it: read only to continue after a record of an earlier version. ``store`` is the message store that the rows
+    go to; None: the log. The ``application`` then ends with ``@`` and the store, so each store has its own record.
     """
 
     url: str
@@ -314,6 +321,7 @@ class WriteOptions:
     transaction_key: str | None = None
     supersede: bool = False
     checkpoint: str | None = None
+    store: str | None = None
 
 
 class _Given:
@@ -557,7 +565,8 @@ def parse_write_options(given: Mapping[str, str], mode: Mode) -> WriteOptions:
     >>> parse_write_options({"url": "http://127.0.0.1:8080", "application": "orders"}, Mode.BATCH).application
     'orders'
     """
-    options = _Given(given, WRITE_OPTIONS)
+    is_into_store = any(name.lower() == "store" for name in given)
+    options = _Given(given, STORE_WRITE_OPTIONS if is_into_store else WRITE_OPTIONS)
     options.require_effect("write", mode)
     url = options.stripped("url")
     if not url.startswith(("http://", "https://", "unix:")):
@@ -572,7 +581,12 @@ def parse_write_options(given: Mapping[str, str], mode: Mode) -> WriteOptions:
         raise _invalid("token", f"has 1 to {TOKEN_LENGTH_MAX} printable characters and names what is written")
     supersede = options.value("supersede", _boolean, default=False)
     checkpoint = options.text("checkpointLocation")
-    return WriteOptions(url, application, token, options.text("transactionKey"), supersede, checkpoint)
+    if not is_into_store:
+        return WriteOptions(url, application, token, options.text("transactionKey"), supersede, checkpoint)
+    store = options.text("store") or ""
+    if not 0 < len(store) <= STORE_NAME_MAX:
+        raise _invalid("store", f"names the message store that the rows go to, 1 to {STORE_NAME_MAX} characters")
+    return WriteOptions(url, f"{application}@{store}", token, None, supersede, checkpoint, store)
 
 
 # -- rules that need several options ----------------------------------------------------------------------------------
