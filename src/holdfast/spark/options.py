@@ -24,7 +24,15 @@ import pyarrow as pa
 
 from holdfast.commit.format.batch import ItemKind
 from holdfast.errors import Code, InvalidRequest
-from holdfast.spark.columns import COLUMNS, OPERATION_KINDS, QUEUE_COLUMNS, STORE_COLUMNS, Shape, default_columns
+from holdfast.spark.columns import (
+    COLUMNS,
+    OPERATION_KINDS,
+    QUEUE_COLUMNS,
+    SERVED_STORE_COLUMNS,
+    STORE_COLUMNS,
+    Shape,
+    default_columns,
+)
 from holdfast.spark.typed.ddl import parse_schema
 from holdfast.spark.typed.decode import Encoding, Format, Unfit
 from holdfast.spark.typed.infer import SAMPLE_MAX
@@ -42,6 +50,7 @@ PARTITION_BYTES_MAX: Final = 2**31
 PARTITIONS_MAX: Final = 100_000
 DELAY_MS_DEFAULT: Final = 15 * 60 * 1000
 STORE_POLL_MS: Final = 50
+SERVED_STORE_POLL_MS: Final = 100
 TABLE_POLL_MS: Final = 1000
 DURATION_MS_MAX: Final = 24 * 60 * 60 * 1000
 TOKEN_LENGTH_MAX: Final = 512
@@ -118,6 +127,12 @@ QUEUE_OPTIONS: Final[Table] = {
 STORE_OPTIONS: Final[Table] = {
     **dict.fromkeys(("stores", "store", *_MESSAGE_OPTIONS), (_EVERY_SHAPE, _BOTH)),
     **dict.fromkeys(("maxRowsPerTrigger", "pollInterval"), (_EVERY_SHAPE, _STREAM)),
+}
+SERVED_STORE_OPTIONS: Final[Table] = {
+    **dict.fromkeys(("url", "store", "durable", "shape", "columns", "targetPartitionBytes"), (_EVERY_SHAPE, _BOTH)),
+    **dict.fromkeys(
+        ("template", "matcher", "failOnDataLoss", "maxRowsPerTrigger", "pollInterval"), (_EVERY_SHAPE, _STREAM)
+    ),
 }
 TABLE_OPTIONS: Final[Table] = {
     **dict.fromkeys(("table", "columns", "filters", "targetPartitionBytes"), (_EVERY_SHAPE, _BOTH)),
@@ -274,6 +289,26 @@ class StoreOptions:
     from_latest: bool
     fail_on_data_loss: bool
     target_partition_bytes: int
+    rows_max: int | None
+    poll_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class ServedStoreOptions:
+    """The options of a read of a message store over HTTP.
+
+    Shape: ``url`` is the address of the service; ``durable`` keeps the messages that are read, and a stream's place;
+    ``template`` and ``matcher`` are those of a durable that a stream makes; ``rows_max`` bounds a micro-batch.
+    """
+
+    url: str
+    store: str
+    durable: str
+    columns: tuple[str, ...]
+    target_partition_bytes: int
+    template: str
+    matcher: Mapping[str, object] | None
+    fail_on_data_loss: bool
     rows_max: int | None
     poll_ms: int
 
@@ -466,6 +501,16 @@ def is_read_of_store(given: Mapping[str, str]) -> bool:
     return is_read_of_messages(given) and any(name.lower() in ("store", "stores") for name in given)
 
 
+def is_read_of_served_store(given: Mapping[str, str]) -> bool:
+    """Whether these options are of a message store behind a service's address.
+
+    >>> is_read_of_served_store({"shape": "messages", "url": "http://127.0.0.1:8080", "store": "orders"})
+    True
+    """
+    urls = [text for name, text in given.items() if name.lower() in ("url", "path")]
+    return is_read_of_messages(given) and any(is_service(text) for text in urls)
+
+
 def is_read_of_table(given: Mapping[str, str]) -> bool:
     """Whether these options are of a Delta table.
 
@@ -559,6 +604,34 @@ def parse_store_options(given: Mapping[str, str], mode: Mode | None = None) -> S
     )
 
 
+def parse_served_store_options(given: Mapping[str, str], mode: Mode | None = None) -> ServedStoreOptions:
+    """The options of a read over HTTP. Raises: InvalidRequest naming the option, the reason and the valid values.
+
+    >>> given = {"shape": "messages", "url": "http://127.0.0.1:8080", "store": "orders", "durable": "lake"}
+    >>> parse_served_store_options(given).columns
+    ('seq', 'time', 'key', 'fields', 'body')
+    """
+    options = _Given(given, SERVED_STORE_OPTIONS)
+    for name, example in (("store", "orders"), ("durable", "lake")):
+        if not options.stripped(name):
+            raise _invalid(
+                name, f'is required to read a store of a service, for example .option("{name}", "{example}")'
+            )
+    options.require_effect("read", mode)
+    return ServedStoreOptions(
+        options.value("url", _service, ""),
+        options.stripped("store"),
+        options.stripped("durable"),
+        _columns(options, SERVED_STORE_COLUMNS, "a store of a service"),
+        options.value("targetPartitionBytes", _partition_bytes, PARTITION_BYTES_DEFAULT),
+        options.stripped("template") or "standard",
+        options.value("matcher", _object, None),
+        options.value("failOnDataLoss", _boolean, default=True),
+        options.value("maxRowsPerTrigger", _count, None),
+        options.value("pollInterval", parse_duration_ms, SERVED_STORE_POLL_MS),
+    )
+
+
 def parse_write_options(given: Mapping[str, str], mode: Mode) -> WriteOptions:
     """The options of a write. Raises: InvalidRequest naming the option, the reason and the valid values.
 
@@ -568,11 +641,7 @@ def parse_write_options(given: Mapping[str, str], mode: Mode) -> WriteOptions:
     is_into_store = any(name.lower() == "store" for name in given)
     options = _Given(given, STORE_WRITE_OPTIONS if is_into_store else WRITE_OPTIONS)
     options.require_effect("write", mode)
-    url = options.stripped("url")
-    if not url.startswith(("http://", "https://", "unix:")):
-        raise _invalid("url", "is the address of a service, for example http://127.0.0.1:8080 or unix:/run/holdfast")
-    if "@" in url.partition("//")[2].partition("/")[0]:
-        raise _invalid("url", "carries credentials; the token comes from HOLDFAST_TOKEN, because plans print options")
+    url = _service("url", options.text("url") or "")
     application = options.stripped("application")
     if not _APPLICATION.fullmatch(application):
         raise _invalid("application", "is required: 1 to 64 letters, digits, '.', '_' or '-' that name this writer")
@@ -731,6 +800,27 @@ def _url(name: str, text: str) -> str:
     if urlsplit(url).password is not None:
         raise _invalid(name, "carries a password; credentials come from the environment, because plans print options")
     return url
+
+
+def is_service(text: str) -> bool:
+    """Whether a URL is the address of a service; else it is one of a log."""
+    return text.strip().startswith(("http://", "https://", "unix:"))
+
+
+def _service(name: str, text: str) -> str:
+    url = text.strip()
+    if not is_service(url):
+        raise _invalid(name, "is the address of a service, for example http://127.0.0.1:8080 or unix:/run/holdfast")
+    if "@" in url.partition("//")[2].partition("/")[0]:
+        raise _invalid(name, "carries credentials; the token comes from HOLDFAST_TOKEN, because plans print options")
+    return url
+
+
+def _object(name: str, text: str) -> dict[str, object]:
+    fields = _json(text)
+    if not fields:
+        raise _invalid(name, f'is {text!r}; valid: a matcher as a JSON object, such as {{"kind": "drink"}}')
+    return fields
 
 
 def _one_of(choices: type[E], *also: str) -> Callable[[str, str], E]:

@@ -16,7 +16,6 @@ Ids are not drawn for each write, because a store remembers 100,000 publishers a
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -31,6 +30,7 @@ from holdfast.client.protocol.options import PublisherOptions
 from holdfast.client.stores import StoreClient
 from holdfast.errors import Code, Conflict, HoldfastError, InvalidRequest, OutcomeUnknown, PermissionDenied, Unavailable
 from holdfast.spark.options import WriteOptions
+from holdfast.spark.runtime.service_client import service_token
 from holdfast.spark.sink.digest import Publisher, Sent, hash_of_plain
 from holdfast.spark.sink.message_rows import messages_of, plain
 from holdfast.spark.sink.progress import Note, PartitionNotes
@@ -46,7 +46,6 @@ CHUNK_BYTES: Final = 2**20
 MESSAGE_BYTES: Final = 64
 """What a message adds to a chunk besides its body, key and fields."""
 GIVE_UP_SECONDS: Final = 60.0
-TOKEN_VARIABLE: Final = "HOLDFAST_TOKEN"
 
 _encode: Final = msgspec.msgpack.Encoder().encode
 
@@ -63,7 +62,7 @@ class _Chunk:
 
 def open_store_client(options: WriteOptions) -> StoreClient:
     """A client of the stores; its bearer token is this machine's environment's. Raises: InvalidRequest."""
-    return StoreClient(options.url, token=os.environ.get(TOKEN_VARIABLE) or None)
+    return StoreClient(options.url, token=service_token())
 
 
 def check_store(options: WriteOptions) -> None:
