@@ -279,14 +279,20 @@ def test_the_options_of_spark_are_the_recorded_ones() -> None:
         lines.append(f"option of a log {name}: shapes {', '.join(sorted(shapes))}; modes {', '.join(sorted(modes))}")
     lines += [f"option of a queue {name}" for name in options.QUEUE_OPTIONS]
     lines += [f"option of a store {name}" for name in options.STORE_OPTIONS]
+    lines += [f"option of a store of a service {name}" for name in options.SERVED_STORE_OPTIONS]
     lines += [f"option of a table {name}" for name in options.TABLE_OPTIONS]
     for name, (_, modes) in options.WRITE_OPTIONS.items():
         lines += [f"option of a {mode} write {name}" for mode in modes]
+    for name, (_, modes) in options.STORE_WRITE_OPTIONS.items():
+        lines += [f"option of a {mode} write into a store {name}" for mode in modes]
     sink = {"url": "http://127.0.0.1:8080", "application": "app"}
+    served = {"url": "http://127.0.0.1:8080", "store": "orders", "durable": "lake"}
     defaults: list[tuple[str, Any]] = [
         ("a queue", options.parse_message_options({"queue": "/queue"})),
         ("a store", options.parse_store_options({"stores": "/stores", "store": "orders"})),
+        ("a store of a service", options.parse_served_store_options(served)),
         ("a batch write", options.parse_write_options(sink, options.Mode.BATCH)),
+        ("a batch write into a store", options.parse_write_options({**sink, "store": "orders"}, options.Mode.BATCH)),
     ]
     for shape in Shape:
         parsed = options.parse_read_options({"url": "file:///log", "shape": shape.value})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -9,11 +11,11 @@ from pathlib import Path
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from holdfast.errors import HoldfastError, InvalidRequest, NotFound
 from holdfast.queue import Gap, Message, Queue
-from holdfast.spark.data_source import HoldfastDataSource
-from holdfast.spark.messages.queue import message_rows, plan_messages
+from holdfast.spark.messages.queue import HoldfastQueueStreamReader, Offset, message_rows, plan_messages
 from holdfast.spark.options import Mode, parse_message_options, parse_read_options
 
 PAGE = 4096
@@ -141,16 +143,143 @@ def test_what_is_no_read_of_messages_is_refused_with_the_reason(given: dict[str,
         parse_message_options(given)
 
 
-def test_a_stream_and_a_queue_as_a_log_are_refused_with_the_way_out() -> None:
-    with pytest.raises(InvalidRequest, match="batch source"):
-        parse_message_options({"shape": "messages", "queue": "/q"}, Mode.STREAM)
+def test_a_queue_as_a_log_and_options_of_a_stream_in_a_batch_are_refused() -> None:
     with pytest.raises(InvalidRequest, match="without shape=messages"):
         parse_read_options({"queue": "/q"})
     with pytest.raises(InvalidRequest, match="operations, transactions, batches, messages"):
         parse_read_options({"url": "file:///log", "shape": "rows"})
-    source = HoldfastDataSource({"shape": "messages", "queue": "/q"})
-    with pytest.raises(InvalidRequest, match="batch source"):
-        source.streamReader(source.schema())
+    with pytest.raises(InvalidRequest, match="no effect on a batch"):
+        parse_message_options({"shape": "messages", "queue": "/q", "maxRowsPerTrigger": "7"}, Mode.BATCH)
+
+
+def streaming(path: Path, **options: str) -> HoldfastQueueStreamReader:
+    given = {"shape": "messages", "queue": str(path), "pollInterval": "1ms", "columns": "seq,payload", **options}
+    return HoldfastQueueStreamReader(parse_message_options(given, Mode.STREAM))
+
+
+def rows_between(reader: HoldfastQueueStreamReader, start: Offset, end: Offset) -> list[tuple[int, bytes]]:
+    pieces = reader.partitions(start, end)
+    return [tuple(row.values()) for piece in pieces for batch in reader.read(piece) for row in batch.to_pylist()]  # type: ignore[misc]
+
+
+def drained(reader: HoldfastQueueStreamReader, start: Offset) -> tuple[list[tuple[int, bytes]], Offset]:
+    """One micro-batch after the other until nothing is left, each read again by a reader after a restart."""
+    seen: list[tuple[int, bytes]] = []
+    while True:
+        time.sleep(0.002)  # longer than the poll interval
+        end = reader.latestOffset(start, reader.getDefaultReadLimit())
+        if end == start:
+            return seen, start
+        rows = rows_between(reader, start, end)
+        assert rows_between(HoldfastQueueStreamReader(reader._options), start, end) == rows
+        reader.commit(end)
+        seen += rows
+        start = end
+
+
+def test_a_stream_returns_each_message_once_while_the_program_appends(filled: Queue, tmp_path: Path) -> None:
+    path = tmp_path / "orders"
+    reader = streaming(path, maxRowsPerTrigger="50")
+    seen, place = drained(reader, reader.initialOffset())
+    for number in range(3):
+        filled.append_many([b"later %d" % number] * 70)
+        more, place = drained(reader, place)
+        seen += more
+    assert seen == [(m.seq, m.payload) for m in filled.read()]
+    filled.append(b"after a restart")
+    assert drained(streaming(path), json.loads(json.dumps(place)))[0] == [(filled.last_seq, b"after a restart")]
+    begun = {"latest": filled.last_seq, '{"seq": 100}': 100, json.dumps(place): place["seq"]}
+    for given, after in begun.items():
+        assert streaming(path, startingOffsets=given).initialOffset()["seq"] == after
+    assert streaming(path, startingTimestamp="2100-01-01T00:00:00Z").initialOffset()["seq"] == filled.last_seq
+
+
+def test_a_stream_for_what_is_there_now_ends_there(filled: Queue, tmp_path: Path) -> None:
+    reader = streaming(tmp_path / "orders", maxRowsPerTrigger="100")
+    start = reader.initialOffset()
+    reader.prepareForTriggerAvailableNow()
+    filled.append(b"later")
+    seen, place = drained(reader, start)
+    assert len(seen) == place["seq"] == 123
+
+
+def test_what_a_stream_cannot_get_any_more_is_an_error_or_skipped(filled: Queue, tmp_path: Path) -> None:
+    path = tmp_path / "orders"
+    reader = streaming(path)
+    start = reader.initialOffset()
+    assert start["seq"] == 0
+    planned = reader.latestOffset(start, reader.getDefaultReadLimit())
+    early = streaming(path, maxRowsPerTrigger="10").latestOffset(start, ReadMaxRows(10))
+    filled.flush()
+    filled.trim(before_seq=60)
+    left = [(m.seq, m.payload) for m in filled.read()]
+    for strict in (reader, streaming(path)):
+        with pytest.raises(NotFound, match="messages after the starting offset were removed"):
+            drained(strict, early)
+    with pytest.raises(HoldfastError):
+        rows_between(reader, early, planned)
+    lenient = streaming(path, failOnDataLoss="false", maxRowsPerTrigger="10")
+    assert drained(lenient, early)[0] == left
+    assert rows_between(lenient, early, planned) == left
+    assert streaming(path).initialOffset()["seq"] == filled.first_seq - 1, "what had gone before is not lost to it"
+    number = filled.pages.numbers()[2]
+    page = tmp_path / filled.pages.names.page(number)
+    data = bytearray(page.read_bytes())
+    data[1500] ^= 1
+    page.write_bytes(data)
+    with pytest.raises(Gap):
+        drained(streaming(path), streaming(path).initialOffset())
+    assert drained(lenient, early)[0] == [(m.seq, m.payload) for m in filled.read(damage="skip")]
+
+
+@pytest.mark.parametrize("failing", ["true", "false"])
+def test_a_queue_made_again_and_a_number_given_twice_end_a_stream(tmp_path: Path, failing: str) -> None:
+    path = tmp_path / "orders"
+    with Queue(path, page_size=PAGE, clock=Clock()) as queue:
+        queue.append_many([b"durable"] * 5)
+    kept = {each.name: each.read_bytes() for each in tmp_path.iterdir()}
+    with Queue(path, page_size=PAGE, clock=Clock()) as queue:
+        queue.append_many([b"read, and lost"] * 5)
+    reader = streaming(path, failOnDataLoss=failing)
+    begun, place = reader.initialOffset(), drained(reader, reader.initialOffset())[1]
+
+    def restored() -> None:
+        for each in tmp_path.iterdir():
+            each.unlink()
+        for name, data in kept.items():
+            (tmp_path / name).write_bytes(data)
+
+    restored()  # what a power failure leaves
+    with pytest.raises(NotFound, match="lost power"):
+        drained(reader, place)
+    with pytest.raises(NotFound, match="lost power"):
+        reader.partitions(begun, place)
+    with Queue(path, page_size=PAGE) as queue:
+        queue.append_many([b"other"] * 9)
+    with pytest.raises(InvalidRequest, match="to another one"):
+        drained(reader, place)
+    with pytest.raises(InvalidRequest, match="to another one"):
+        reader.partitions(begun, place)
+    assert len(drained(reader, begun)[0]) == 14
+    planned = reader.partitions(begun, streaming(path).latestOffset(begun, ReadAllAvailable()))
+    for each in tmp_path.iterdir():
+        each.unlink()
+    with pytest.raises(NotFound, match="no such queue"):
+        drained(reader, place)
+    with Queue(path, page_size=PAGE, clock=Clock()) as queue:
+        queue.append_many([b"again"] * 20)
+    for attempt in (
+        lambda: drained(reader, begun),
+        lambda: reader.partitions(begun, place),
+        lambda: list(reader.read(planned[0])),
+    ):
+        with pytest.raises(InvalidRequest, match="deleted and made again"):
+            attempt()
+
+
+def test_an_offset_of_another_source_is_refused(filled: Queue, tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match="not this source's"):
+        streaming(tmp_path / "orders").latestOffset({"version": 3}, ReadAllAvailable())
 
 
 def test_spark_reads_a_queue(spark: SparkSession, filled: Queue, tmp_path: Path) -> None:
@@ -160,3 +289,23 @@ def test_spark_reads_a_queue(spark: SparkSession, filled: Queue, tmp_path: Path)
     assert rows == [(seq, payload) for seq, _, payload in plain(filled.read())]
     with pytest.raises(PySparkException, match="no such"):
         spark.read.format("holdfast").option("shape", "messages").load(str(tmp_path / "none")).collect()
+
+
+def test_spark_follows_a_queue_with_restarts(spark: SparkSession, filled: Queue, tmp_path: Path) -> None:
+    def follow() -> list[tuple[int, bytes]]:
+        stream = spark.readStream.format("holdfast").option("shape", "messages").option("maxRowsPerTrigger", "100")
+        query = (
+            stream.load(str(tmp_path / "orders"))
+            .writeStream.format("parquet")
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .option("path", str(tmp_path / "table"))
+            .trigger(availableNow=True)
+            .start()
+        )
+        assert query.awaitTermination(120)
+        rows = spark.read.parquet(str(tmp_path / "table")).orderBy("seq").collect()
+        return [(row.seq, bytes(row.payload)) for row in rows]
+
+    assert follow() == [(m.seq, m.payload) for m in filled.read()]
+    filled.append_many([b"later"] * 30)
+    assert follow() == [(m.seq, m.payload) for m in filled.read()]

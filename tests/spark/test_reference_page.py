@@ -17,23 +17,36 @@ from tests.spark.test_pipeline_docs import PYTHON
 from holdfast import StoreClient
 from holdfast.queue import Queue
 from holdfast.spark import Latest, Segments, run_pipeline
-from holdfast.spark.options import LOG_OPTIONS, QUEUE_OPTIONS, STORE_OPTIONS, TABLE_OPTIONS, WRITE_OPTIONS
+from holdfast.spark.options import (
+    LOG_OPTIONS,
+    QUEUE_OPTIONS,
+    SERVED_STORE_OPTIONS,
+    STORE_OPTIONS,
+    STORE_WRITE_OPTIONS,
+    TABLE_OPTIONS,
+    WRITE_OPTIONS,
+)
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "spark.md"
+MESSAGE_COLUMNS = {"body", "key", "fields", "ttl_ms", "deliver_at"}
 ROW = re.compile(r"^\| `(\w+)` \|", re.MULTILINE)
 
 
 def test_the_tables_name_every_option_and_no_other() -> None:
     text = PAGE.read_text(encoding="utf-8")
-    of_log, of_queue = text.split("| option | for | meaning |")[1].split("These options read a queue, as a batch:")
+    of_log, of_queue = text.split("| option | for | meaning |")[1].split("| option of a queue | meaning |")
     of_queue, of_store = of_queue.split("| option of a store | meaning |")
-    of_store, of_table = of_store.split("| option of a table | meaning |")
+    of_store, of_served = of_store.split("| option of a store of a service | meaning |")
+    of_served, of_table = of_served.split("| option of a table | meaning |")
     of_table, of_write = of_table.split("| option of a write | meaning |")
+    of_write, of_store_write = of_write.split("| option of a write into a store | meaning |")
     assert set(ROW.findall(of_log)) == set(LOG_OPTIONS)
     assert set(ROW.findall(of_queue)) == set(QUEUE_OPTIONS)
     assert set(ROW.findall(of_store)) == set(STORE_OPTIONS)
+    assert set(ROW.findall(of_served)) == set(SERVED_STORE_OPTIONS)
     assert set(ROW.findall(of_table)) == set(TABLE_OPTIONS)
-    assert set(ROW.findall(of_write)) == set(WRITE_OPTIONS)
+    assert set(ROW.findall(of_write)) == set(WRITE_OPTIONS) | MESSAGE_COLUMNS
+    assert set(ROW.findall(of_store_write)) == set(STORE_WRITE_OPTIONS)
 
 
 def log_of_orders(root: Path) -> str:

@@ -21,7 +21,7 @@ from holdfast.client import Client, ClientOptions, NotCommitted
 from holdfast.commit.format.transaction import Operation, Transaction, Write
 from holdfast.errors import Code, Fenced, InvalidRequest, Unavailable
 from holdfast.spark.options import WriteOptions
-from holdfast.spark.sink import service as sink_service
+from holdfast.spark.runtime import service_client
 from holdfast.spark.sink import task as sink_task
 from holdfast.spark.sink.digest import Sent, digest_text
 from holdfast.spark.sink.micro_batch import MicroBatch, StreamRange, stream_range, token_of
@@ -648,13 +648,13 @@ def test_a_service_without_a_view_is_refused_with_what_to_set(tmp_path: Path) ->
 def test_a_service_that_does_not_answer_is_reported_early_and_named_in_the_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(sink_service, "SILENCE_SECONDS", 0.05)
+    monkeypatch.setattr(service_client, "SILENCE_SECONDS", 0.05)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         bounds = ClientOptions(request_timeout_ms=100, give_up_after_ms=400)
         with (
             capture_logs() as logged,
-            sink_service.ServiceClient(WriteOptions(url, "unheard"), bounds) as client,
+            service_client.ServiceClient(url, bounds) as client,
             pytest.raises(Unavailable, match="the service does not answer") as caught,
         ):
             begin(client, WriteOptions(url, "unheard"), wanted("unheard"))

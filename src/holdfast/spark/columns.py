@@ -84,6 +84,9 @@ STORE_COLUMNS: Final[Mapping[str, pa.DataType]] = {
     "ttl_ms": pa.int64(),
     "deliver_at": TIMESTAMP,
 }
+SERVED_STORE_COLUMNS: Final[Mapping[str, pa.DataType]] = {
+    name: STORE_COLUMNS[name] for name in ("seq", "time", "key", "fields", "body")
+}
 _ON_REQUEST: Final = {
     id(COLUMNS[Shape.OPERATIONS]): frozenset({"position", "leader_id"}),
     id(COLUMNS[Shape.TRANSACTIONS]): frozenset({"preconditions"}),

@@ -16,11 +16,19 @@ from pyspark.sql.types import StructType
 from holdfast.errors import Code, InvalidRequest
 from holdfast.spark import catalog
 from holdfast.spark import options as spark_options
-from holdfast.spark.columns import QUEUE_COLUMNS, STORE_COLUMNS, spark_schema
-from holdfast.spark.options import MessageOptions, Mode, ReadOptions, StoreOptions, TableOptions, WriteOptions
+from holdfast.spark.columns import QUEUE_COLUMNS, SERVED_STORE_COLUMNS, STORE_COLUMNS, spark_schema
+from holdfast.spark.options import (
+    MessageOptions,
+    Mode,
+    ReadOptions,
+    ServedStoreOptions,
+    StoreOptions,
+    TableOptions,
+    WriteOptions,
+)
 from holdfast.spark.runtime.worker_errors import states_errors
 
-AnyReadOptions: TypeAlias = ReadOptions | MessageOptions | StoreOptions | TableOptions
+AnyReadOptions: TypeAlias = ReadOptions | MessageOptions | ServedStoreOptions | StoreOptions | TableOptions
 
 if TYPE_CHECKING:  # the client of a service, which a read does not need
     from holdfast.spark.sink.writer import HoldfastBatchWriter, HoldfastStreamWriter
@@ -56,6 +64,10 @@ class HoldfastDataSource(DataSource):
                 from holdfast.spark.source.table import HoldfastTableReader, arrow_columns
 
                 return HoldfastTableReader(table, arrow_columns(schema))
+            case ServedStoreOptions() as served:
+                from holdfast.spark.messages.served_store import HoldfastServedStoreReader
+
+                return HoldfastServedStoreReader(served)
             case StoreOptions() as store:
                 from holdfast.spark.messages.store import HoldfastStoreReader
 
@@ -76,6 +88,10 @@ class HoldfastDataSource(DataSource):
                 from holdfast.spark.source.table import HoldfastTableStreamReader, arrow_columns
 
                 return HoldfastTableStreamReader(table, arrow_columns(schema))
+            case ServedStoreOptions() as served:
+                from holdfast.spark.messages.served_store import HoldfastServedStoreStreamReader
+
+                return HoldfastServedStoreStreamReader(served)
             case StoreOptions() as store:
                 from holdfast.spark.messages.store import HoldfastStoreStreamReader
 
@@ -84,8 +100,10 @@ class HoldfastDataSource(DataSource):
                 from holdfast.spark.source.stream import HoldfastStreamReader
 
                 return HoldfastStreamReader(log)
-            case MessageOptions():
-                raise AssertionError("parsing refuses a stream of a queue")
+            case MessageOptions() as queue:
+                from holdfast.spark.messages.queue import HoldfastQueueStreamReader
+
+                return HoldfastQueueStreamReader(queue)
 
     def writer(self, schema: StructType, overwrite: bool) -> HoldfastBatchWriter:
         """A batch writer; creating it commits the intent of the write. Raises: InvalidRequest; the client's errors."""
@@ -125,7 +143,12 @@ class HoldfastDataSource(DataSource):
                 hint='write with frame.write.format("holdfast"), whose option url is the service',
             )
         options = spark_options.parse_write_options(self.options, mode)
-        check_schema(schema, options.transaction_key)
+        if options.store is not None:
+            from holdfast.spark.sink.message_rows import check_message_schema
+
+            check_message_schema(schema)
+        else:
+            check_schema(schema, options.transaction_key)
         return options
 
 
@@ -142,7 +165,10 @@ def _parsed(
 
         table = spark_options.parse_table_options(given, mode)
         return table, spark_columns(table)
-    if spark_options.is_read_of_store(given):
+    if spark_options.is_read_of_served_store(given):
+        options = spark_options.parse_served_store_options(given, mode)
+        types = SERVED_STORE_COLUMNS
+    elif spark_options.is_read_of_store(given):
         options = spark_options.parse_store_options(given, mode)
         types = STORE_COLUMNS
     elif spark_options.is_read_of_messages(given):

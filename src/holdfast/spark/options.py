@@ -17,14 +17,22 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from difflib import get_close_matches
 from enum import StrEnum
-from typing import Final, TypeAlias, TypeVar
+from typing import Final, TypeAlias, TypeVar, cast
 from urllib.parse import urlsplit
 
 import pyarrow as pa
 
 from holdfast.commit.format.batch import ItemKind
 from holdfast.errors import Code, InvalidRequest
-from holdfast.spark.columns import COLUMNS, OPERATION_KINDS, QUEUE_COLUMNS, STORE_COLUMNS, Shape, default_columns
+from holdfast.spark.columns import (
+    COLUMNS,
+    OPERATION_KINDS,
+    QUEUE_COLUMNS,
+    SERVED_STORE_COLUMNS,
+    STORE_COLUMNS,
+    Shape,
+    default_columns,
+)
 from holdfast.spark.typed.ddl import parse_schema
 from holdfast.spark.typed.decode import Encoding, Format, Unfit
 from holdfast.spark.typed.infer import SAMPLE_MAX
@@ -43,9 +51,11 @@ PARTITIONS_MAX: Final = 100_000
 DELAY_MS_DEFAULT: Final = 15 * 60 * 1000
 STORE_POLL_MS: Final = 50
 STORE_POLL_MS_REMOTE: Final = 200
+SERVED_STORE_POLL_MS: Final = 100
 TABLE_POLL_MS: Final = 1000
 DURATION_MS_MAX: Final = 24 * 60 * 60 * 1000
 TOKEN_LENGTH_MAX: Final = 512
+STORE_NAME_MAX: Final = 256
 _DURATION: Final = re.compile(r"(\d{1,9}(?:\.\d{1,3})?)(ms|s|m|h)")
 _UNITS_MS: Final[Mapping[str, int]] = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000}
 _APPLICATION: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -111,10 +121,19 @@ LOG_OPTIONS: Final[Table] = {
 _MESSAGE_OPTIONS: Final = (
     "shape", "columns", "startingOffsets", "startingTimestamp", "failOnDataLoss", "targetPartitionBytes",
 )  # fmt: skip
-QUEUE_OPTIONS: Final[Table] = dict.fromkeys(("queue", *_MESSAGE_OPTIONS), (_EVERY_SHAPE, _BATCH))
+QUEUE_OPTIONS: Final[Table] = {
+    **dict.fromkeys(("queue", *_MESSAGE_OPTIONS), (_EVERY_SHAPE, _BOTH)),
+    **dict.fromkeys(("maxRowsPerTrigger", "pollInterval"), (_EVERY_SHAPE, _STREAM)),
+}
 STORE_OPTIONS: Final[Table] = {
     **dict.fromkeys(("stores", "store", "url", *_MESSAGE_OPTIONS), (_EVERY_SHAPE, _BOTH)),
     **dict.fromkeys(("maxRowsPerTrigger", "pollInterval"), (_EVERY_SHAPE, _STREAM)),
+}
+SERVED_STORE_OPTIONS: Final[Table] = {
+    **dict.fromkeys(("url", "store", "durable", "shape", "columns", "targetPartitionBytes"), (_EVERY_SHAPE, _BOTH)),
+    **dict.fromkeys(
+        ("template", "matcher", "failOnDataLoss", "maxRowsPerTrigger", "pollInterval"), (_EVERY_SHAPE, _STREAM)
+    ),
 }
 TABLE_OPTIONS: Final[Table] = {
     **dict.fromkeys(("table", "columns", "filters", "targetPartitionBytes"), (_EVERY_SHAPE, _BOTH)),
@@ -128,6 +147,11 @@ WRITE_OPTIONS: Final[Table] = {
     "transactionKey": (_EVERY_SHAPE, _BOTH),
     "supersede": (_EVERY_SHAPE, _BOTH),
     **dict.fromkeys(("checkpointLocation", "queryName"), (_EVERY_SHAPE, _STREAM)),
+}
+STORE_WRITE_OPTIONS: Final[Table] = {
+    "url": (_EVERY_SHAPE, _BOTH),
+    "store": (_EVERY_SHAPE, _BOTH),
+    **{name: modes for name, modes in WRITE_OPTIONS.items() if name not in ("url", "transactionKey")},
 }
 
 
@@ -220,19 +244,34 @@ class ReadOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class QueuePosition:
+    """The last message of a queue that was read, 0 for none: the meaning of an offset.
+
+    Shape: ``queue_id`` is 32 hexadecimal digits, ``time_ns`` when this message arrived. None: not known.
+    """
+
+    seq: int
+    queue_id: str | None = None
+    time_ns: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class MessageOptions:
     """The options of a read of a queue.
 
-    Shape: ``queue`` is the path that a program gives to ``Queue``; ``after_seq`` is the last message not wanted,
-    0 for none; ``since`` is an aware time. At most one of the two says where to start.
+    Shape: ``queue`` is the path that a program gives to ``Queue``; at most one of ``after`` (the last message not
+    wanted), ``since`` (an aware time) and ``from_latest`` says where to start; ``rows_max`` bounds a micro-batch.
     """
 
     queue: str
     columns: tuple[str, ...]
-    after_seq: int
+    after: QueuePosition | None
     since: datetime | None
+    from_latest: bool
     fail_on_data_loss: bool
     target_partition_bytes: int
+    rows_max: int | None
+    poll_ms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,6 +296,26 @@ class StoreOptions:
     rows_max: int | None
     poll_ms: int
     starting_at: Position | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ServedStoreOptions:
+    """The options of a read of a message store over HTTP.
+
+    Shape: ``url`` is the address of the service; ``durable`` keeps the messages that are read, and a stream's place;
+    ``template`` and ``matcher`` are those of a durable that a stream makes; ``rows_max`` bounds a micro-batch.
+    """
+
+    url: str
+    store: str
+    durable: str
+    columns: tuple[str, ...]
+    target_partition_bytes: int
+    template: str
+    matcher: Mapping[str, object] | None
+    fail_on_data_loss: bool
+    rows_max: int | None
+    poll_ms: int
 
 
 TableFilter: TypeAlias = tuple[str, str, object]
@@ -292,7 +351,8 @@ class WriteOptions:
     under the key ``spark/{application}``. ``token`` names what is written; None for a batch that is new each time.
     ``transaction_key`` is the column whose equal values make one transaction; None: one transaction per row.
     ``supersede`` continues although the record shows other progress. ``checkpoint`` is Spark's, where the stream itself
-    names it: read only to continue after a record of an earlier version.
+    names it: read only to continue after a record of an earlier version. ``store`` is the message store that the rows
+    go to; None: the log. The ``application`` then ends with ``@`` and the store, so each store has its own record.
     """
 
     url: str
@@ -301,6 +361,7 @@ class WriteOptions:
     transaction_key: str | None = None
     supersede: bool = False
     checkpoint: str | None = None
+    store: str | None = None
 
 
 class _Given:
@@ -447,6 +508,16 @@ def is_read_of_store(given: Mapping[str, str]) -> bool:
     return named and is_read_of_messages(given)
 
 
+def is_read_of_served_store(given: Mapping[str, str]) -> bool:
+    """Whether these options are of a message store behind a service's address.
+
+    >>> is_read_of_served_store({"shape": "messages", "url": "http://127.0.0.1:8080", "store": "orders"})
+    True
+    """
+    urls = [text for name, text in given.items() if name.lower() in ("url", "path")]
+    return is_read_of_messages(given) and any(is_service(text) for text in urls)
+
+
 def is_read_of_table(given: Mapping[str, str]) -> bool:
     """Whether these options are of a Delta table.
 
@@ -489,12 +560,6 @@ def parse_message_options(given: Mapping[str, str], mode: Mode | None = None) ->
     >>> parse_message_options({"shape": "messages", "queue": "/data/orders"}).columns
     ('seq', 'time', 'payload')
     """
-    if mode is Mode.STREAM:
-        raise InvalidRequest(
-            "a queue is read as a batch source",
-            code=Code.BAD_CONFIGURATION,
-            hint="read it again with startingOffsets at the last seq, or follow it with a consumer of holdfast.queue",
-        )
     options = _Given(given, QUEUE_OPTIONS, path_means="queue")
     queue = options.stripped("queue")
     if not queue:
@@ -503,14 +568,19 @@ def parse_message_options(given: Mapping[str, str], mode: Mode | None = None) ->
             'is required with shape=messages, for example .option("queue", "/data/orders"); of a message store: stores '
             "and store",
         )
+    options.require_effect("read", mode)
     options.require_one_of("where to start", "startingOffsets", "startingTimestamp")
+    after = options.value("startingOffsets", _queue_position, EARLIEST)
     return MessageOptions(
         queue,
         _columns(options, QUEUE_COLUMNS, "shape=messages"),
-        options.value("startingOffsets", _after_seq, 0),
+        after if isinstance(after, QueuePosition) else None,
         options.value("startingTimestamp", _time, None),
+        after == LATEST,
         options.value("failOnDataLoss", _boolean, default=True),
         options.value("targetPartitionBytes", _partition_bytes, PARTITION_BYTES_DEFAULT),
+        options.value("maxRowsPerTrigger", _count, None),
+        options.value("pollInterval", parse_duration_ms, STORE_POLL_MS),
     )
 
 
@@ -558,19 +628,44 @@ def parse_store_options(given: Mapping[str, str], mode: Mode | None = None) -> S
     )
 
 
+def parse_served_store_options(given: Mapping[str, str], mode: Mode | None = None) -> ServedStoreOptions:
+    """The options of a read over HTTP. Raises: InvalidRequest naming the option, the reason and the valid values.
+
+    >>> given = {"shape": "messages", "url": "http://127.0.0.1:8080", "store": "orders", "durable": "lake"}
+    >>> parse_served_store_options(given).columns
+    ('seq', 'time', 'key', 'fields', 'body')
+    """
+    options = _Given(given, SERVED_STORE_OPTIONS)
+    for name, example in (("store", "orders"), ("durable", "lake")):
+        if not options.stripped(name):
+            raise _invalid(
+                name, f'is required to read a store of a service, for example .option("{name}", "{example}")'
+            )
+    options.require_effect("read", mode)
+    return ServedStoreOptions(
+        options.value("url", _service, ""),
+        options.stripped("store"),
+        options.stripped("durable"),
+        _columns(options, SERVED_STORE_COLUMNS, "a store of a service"),
+        options.value("targetPartitionBytes", _partition_bytes, PARTITION_BYTES_DEFAULT),
+        options.stripped("template") or "standard",
+        options.value("matcher", _object, None),
+        options.value("failOnDataLoss", _boolean, default=True),
+        options.value("maxRowsPerTrigger", _count, None),
+        options.value("pollInterval", parse_duration_ms, SERVED_STORE_POLL_MS),
+    )
+
+
 def parse_write_options(given: Mapping[str, str], mode: Mode) -> WriteOptions:
     """The options of a write. Raises: InvalidRequest naming the option, the reason and the valid values.
 
     >>> parse_write_options({"url": "http://127.0.0.1:8080", "application": "orders"}, Mode.BATCH).application
     'orders'
     """
-    options = _Given(given, WRITE_OPTIONS)
+    is_into_store = any(name.lower() == "store" for name in given)
+    options = _Given(given, STORE_WRITE_OPTIONS if is_into_store else WRITE_OPTIONS)
     options.require_effect("write", mode)
-    url = options.stripped("url")
-    if not url.startswith(("http://", "https://", "unix:")):
-        raise _invalid("url", "is the address of a service, for example http://127.0.0.1:8080 or unix:/run/holdfast")
-    if "@" in url.partition("//")[2].partition("/")[0]:
-        raise _invalid("url", "carries credentials; the token comes from HOLDFAST_TOKEN, because plans print options")
+    url = _service("url", options.text("url") or "")
     application = options.stripped("application")
     if not _APPLICATION.fullmatch(application):
         raise _invalid("application", "is required: 1 to 64 letters, digits, '.', '_' or '-' that name this writer")
@@ -579,7 +674,12 @@ def parse_write_options(given: Mapping[str, str], mode: Mode) -> WriteOptions:
         raise _invalid("token", f"has 1 to {TOKEN_LENGTH_MAX} printable characters and names what is written")
     supersede = options.value("supersede", _boolean, default=False)
     checkpoint = options.text("checkpointLocation")
-    return WriteOptions(url, application, token, options.text("transactionKey"), supersede, checkpoint)
+    if not is_into_store:
+        return WriteOptions(url, application, token, options.text("transactionKey"), supersede, checkpoint)
+    store = options.text("store") or ""
+    if not 0 < len(store) <= STORE_NAME_MAX:
+        raise _invalid("store", f"names the message store that the rows go to, 1 to {STORE_NAME_MAX} characters")
+    return WriteOptions(url, f"{application}@{store}", token, None, supersede, checkpoint, store)
 
 
 # -- rules that need several options ----------------------------------------------------------------------------------
@@ -726,6 +826,27 @@ def _url(name: str, text: str) -> str:
     return url
 
 
+def is_service(text: str) -> bool:
+    """Whether a URL is the address of a service; else it is one of a log."""
+    return text.strip().startswith(("http://", "https://", "unix:"))
+
+
+def _service(name: str, text: str) -> str:
+    url = text.strip()
+    if not is_service(url):
+        raise _invalid(name, "is the address of a service, for example http://127.0.0.1:8080 or unix:/run/holdfast")
+    if "@" in url.partition("//")[2].partition("/")[0]:
+        raise _invalid(name, "carries credentials; the token comes from HOLDFAST_TOKEN, because plans print options")
+    return url
+
+
+def _object(name: str, text: str) -> dict[str, object]:
+    fields = _json(text)
+    if not fields:
+        raise _invalid(name, f'is {text!r}; valid: a matcher as a JSON object, such as {{"kind": "drink"}}')
+    return fields
+
+
 def _one_of(choices: type[E], *also: str) -> Callable[[str, str], E]:
     def parse(name: str, text: str) -> E:
         try:
@@ -818,6 +939,21 @@ def _after_seq(name: str, text: str) -> int:
         raise _invalid(name, f'is {text!r}; valid: {EARLIEST}, {{"seq": 17}}: read what comes after')
     assert isinstance(seq, int), "checked just above"
     return seq
+
+
+def _queue_position(name: str, text: str) -> QueuePosition | str:
+    """A word, or an offset as a stream's progress prints it; ``seq`` alone is enough."""
+    text = text.strip()
+    if text.lower() in (EARLIEST, LATEST):
+        return text.lower()
+    fields = _json(text)
+    seq, queue_id, time_ns = fields.get("seq"), fields.get("queue"), fields.get("time_ns")
+    is_named = queue_id is None or (isinstance(queue_id, str) and is_log_id(queue_id))
+    is_timed = time_ns is None or _is_count(time_ns, 2**63 - 1)
+    if not (_is_count(seq, 2**63 - 1) and is_named and is_timed and fields.keys() <= {"seq", "queue", "time_ns"}):
+        raise _invalid(name, f'is {text!r}; valid: {EARLIEST}, {LATEST}, {{"seq": 17}}: read what comes after')
+    assert isinstance(seq, int), "checked just above"
+    return QueuePosition(seq, cast("str | None", queue_id), cast("int | None", time_ns))
 
 
 def _after_seq_or_latest(name: str, text: str) -> tuple[int | None, Position | None]:

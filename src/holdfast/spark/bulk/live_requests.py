@@ -12,8 +12,8 @@ from holdfast.client.stores import StoreClient, define_spark_stores
 from holdfast.errors import Code, InvalidRequest, NotFound
 from holdfast.spark.bulk.commit_stream import message_source, store_of
 from holdfast.spark.bulk.verdict_output import VerdictStore
+from holdfast.spark.runtime.service_client import TOKEN_VARIABLE
 from holdfast.spark.runtime.session import task_errors
-from holdfast.spark.sink.service import TOKEN_VARIABLE
 from holdfast.spark.source.plan import log_head
 
 

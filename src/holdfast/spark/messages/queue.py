@@ -1,31 +1,41 @@
-"""``shape=messages`` with ``queue``: an embedded queue as a batch source, its pages read in parallel.
+"""``shape=messages`` with ``queue``: an embedded queue as a batch source and as a stream, its pages read in parallel.
 
-The queue is opened read-only, so its program may keep running. The plan fixes the last message. Every task must see
-the queue's directory under the same path. Cost: one header per page to plan, then each page is read once.
+The queue is opened read-only and without its lock, so its program may keep running. The plan fixes the last message.
+Every task must see the queue's directory under the same path. An offset is ``{"seq": 17, "queue": ID, "time_ns": T}``:
+every message up to 17 has been returned, in the queue with this id, whose message 17 arrived at T. So a queue that was
+deleted and made again is noticed, and one that lost power and gave a number a second time. Cost: a header for each
+wanted page to plan, then each page is read once; a poll opens the queue and looks for its end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
-from holdfast.errors import Code, NotFound
-from holdfast.queue import Message, Queue
+from holdfast.errors import Code, CorruptData, InvalidRequest, NotFound
+from holdfast.queue import Message, Queue, Trimmed
+from holdfast.queue.files.meta_files import read_identity
+from holdfast.queue.log.reader import LogReader
 from holdfast.spark.columns import QUEUE_COLUMNS
-from holdfast.spark.options import MessageOptions
+from holdfast.spark.options import MessageOptions, QueuePosition
 from holdfast.spark.runtime.worker_errors import states_errors
+
+Offset = dict[str, int | str]
 
 
 @dataclass
 class MessagePartition(InputPartition):
-    """The messages ``first_seq`` to ``last_seq`` of a queue, both included."""
+    """The messages ``first_seq`` to ``last_seq``, both included, of the queue with this id; None: of any."""
 
     first_seq: int
     last_seq: int
+    queue_id: str | None = None
 
 
 BATCH_MESSAGES: Final = 32 * 1024
@@ -36,29 +46,42 @@ BATCH_BYTES: Final = 8 * 2**20
 def plan_messages(options: MessageOptions) -> list[MessagePartition]:
     """The pieces of a queue as it is now, in order, each of pages of about ``target_partition_bytes`` together.
 
-    Raises: NotFound (no queue), Trimmed where messages after the starting offset were removed.
+    Raises: NotFound (no queue; messages after the starting offset were removed), InvalidRequest (another queue).
     """
     with Queue(options.queue, read_only=True) as queue:
         last = queue.last_seq
-        first = _first_wanted(queue, options)
-        headers = [queue.pages.header_of(number) for number in queue.pages.numbers()]
-    # A page that cannot be read is part of the piece of the one before it, whose task reports it.
-    starts = [(each.base_seq, each.page_bytes) for each in headers if each is not None and not each.prepared]
+        first = last + 1 if options.from_latest else _first_wanted(queue, options)
+        return _pieces(queue, options, first, last)
+
+
+def _pieces(queue: Queue, options: MessageOptions, first: int, last: int) -> list[MessagePartition]:
+    """The messages ``first`` to ``last`` in pieces of whole pages. Cost: a header for each page from ``first`` on."""
+    queue_id = _id_of(queue)
+    starts: list[tuple[int, int]] = []
+    for number in reversed(queue.pages.numbers()):
+        header = queue.pages.header_of(number)
+        # A page that cannot be read is part of the piece of the one before it, whose task reports it.
+        if header is not None and not header.prepared:
+            starts.append((header.base_seq, header.page_bytes))
+            if header.base_seq <= first:
+                break
+    starts.reverse()
     pieces: list[MessagePartition] = []
     begin, size = first, 0
     for (base, page_bytes), (following, _) in zip(starts, [*starts[1:], (last + 1, 0)], strict=True):
         if following <= first or base > last:
             continue
         size += page_bytes
-        if size >= options.target_partition_bytes:
-            pieces.append(MessagePartition(begin, following - 1))
+        if size >= options.target_partition_bytes and following <= last:
+            pieces.append(MessagePartition(begin, following - 1, queue_id))
             begin, size = following, 0
     if begin <= last:
-        pieces.append(MessagePartition(begin, last))
+        pieces.append(MessagePartition(begin, last, queue_id))
     return pieces
 
 
 def _first_wanted(queue: Queue, options: MessageOptions) -> int:
+    """The first message of a read by where it starts. Raises: as ``plan_messages``."""
     oldest = queue.first_seq
     if options.since is not None:
         reader = queue.reader(since=options.since)
@@ -67,20 +90,98 @@ def _first_wanted(queue: Queue, options: MessageOptions) -> int:
             return messages[0].seq if messages else queue.last_seq + 1
         finally:
             reader.close()
-    if options.after_seq + 1 < oldest and options.after_seq and options.fail_on_data_loss:
+    if options.after is None:
+        return oldest
+    _require_position(queue, options, options.after)
+    return _first_after(queue, options, options.after.seq)
+
+
+def _first_after(queue: Queue, options: MessageOptions, after_seq: int) -> int:
+    """The first message above ``after_seq`` that there is. Raises: NotFound where others were between the two."""
+    oldest = queue.first_seq
+    if after_seq + 1 < oldest and after_seq and options.fail_on_data_loss:
         raise NotFound(
             "data loss: messages after the starting offset were removed",
             code=Code.LOG_TRUNCATED,
             hint="begin at a newer seq, or set failOnDataLoss=false to begin with what is left",
-            after_seq=options.after_seq,
+            after_seq=after_seq,
             first_seq=oldest,
         )
-    return max(oldest, options.after_seq + 1)
+    return max(oldest, after_seq + 1)
+
+
+def _id_of(queue: Queue) -> str | None:
+    """The queue's id; None where its small file is missing, which no message depends on."""
+    with queue.asking():
+        identity = read_identity(queue.pages)
+    return None if identity is None else identity.queue_id.hex()
+
+
+def _require_id(queue: Queue, options: MessageOptions, expected: str | None) -> None:
+    found = _id_of(queue)
+    if None not in (expected, found) and expected != found:
+        raise InvalidRequest(
+            "another queue is at this path than the one that was read: it was deleted and made again",
+            code=Code.LOG_MISMATCH,
+            hint="begin a new stream, with a new checkpoint; every worker must see the same queue at this path",
+            queue=options.queue,
+            found=found,
+            expected=expected,
+        )
+
+
+def _require_position(queue: Queue, options: MessageOptions, position: QueuePosition) -> None:
+    """Raise unless the queue is the one that was read, and still has what was read, as far as that can be seen.
+
+    Raises: InvalidRequest (another queue; the number has another message now), NotFound (the queue ends before it).
+    """
+    _require_id(queue, options, position.queue_id)
+    if position.time_ns is None:
+        return
+    hint = "begin a new stream with a new checkpoint, and startingTimestamp after the power failure"
+    last = queue.last_seq
+    if last < position.seq:
+        raise NotFound(
+            "data loss: the queue ends before messages that were read: it lost power before they were on disk",
+            code=Code.LOG_TRUNCATED,
+            hint=hint,
+            queue=options.queue,
+            last_seq=last,
+            read_through=position.seq,
+        )
+    found = _time_of(queue, position.seq)
+    if found is not None and found != position.time_ns:
+        raise InvalidRequest(
+            "the queue gave the number of a message that was read to another one: it lost power before the first was "
+            "on disk",
+            code=Code.LOG_MISMATCH,
+            hint=hint,
+            queue=options.queue,
+            seq=position.seq,
+        )
+
+
+def _time_of(queue: Queue, seq: int) -> int | None:
+    """When a message arrived; None where it cannot be read any more."""
+    if seq < 1:
+        return None
+    reader: LogReader | None = None
+    try:
+        reader = queue.begin_reading(None, seq, "raise")
+        with queue.asking():
+            messages = reader.read_near()
+    except (Trimmed, CorruptData):
+        return None
+    finally:
+        if reader is not None:
+            reader.close()
+    return messages[0].time_ns if messages and messages[0].seq == seq else None
 
 
 def message_rows(options: MessageOptions, piece: MessagePartition) -> Iterator[pa.RecordBatch]:
     """The messages of one piece in order, with the options' columns. Raises: Gap, Trimmed, NotFound."""
     with Queue(options.queue, read_only=True, damage="raise" if options.fail_on_data_loss else "skip") as queue:
+        _require_id(queue, options, piece.queue_id)
         seen = piece.first_seq - 1
         for batch in _batches(queue, piece):
             seen = batch[-1].seq
@@ -117,6 +218,27 @@ def _rows(messages: Sequence[Message], columns: Sequence[str]) -> pa.RecordBatch
     return pa.RecordBatch.from_arrays(arrays, names=list(columns))
 
 
+def _offset(queue: Queue, seq: int) -> Offset:
+    """The offset after message ``seq``, with what shows later that this is still the same message."""
+    queue_id, time_ns = _id_of(queue), _time_of(queue, seq)
+    named: Offset = {} if queue_id is None else {"queue": queue_id}
+    return {"seq": seq, **named, **({} if time_ns is None else {"time_ns": time_ns})}
+
+
+def _position(offset: Mapping[str, int | str]) -> QueuePosition:
+    try:
+        queue_id, time_ns = offset.get("queue"), offset.get("time_ns")
+        return QueuePosition(
+            int(offset["seq"]),
+            None if queue_id is None else str(queue_id),
+            None if time_ns is None else int(time_ns),
+        )
+    except (KeyError, TypeError, ValueError):
+        raise InvalidRequest(
+            "checkpoint holds an offset that is not this source's", code=Code.BAD_CONFIGURATION, offset=dict(offset)
+        ) from None
+
+
 @states_errors
 class HoldfastMessageReader(DataSourceReader):
     """One batch read of a queue."""
@@ -132,3 +254,71 @@ class HoldfastMessageReader(DataSourceReader):
         """The messages of one piece. For a read without pieces Spark passes an empty partition of its own."""
         if isinstance(partition, MessagePartition):
             yield from message_rows(self._options, partition)
+
+
+@states_errors
+class HoldfastQueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """One streaming query's view of a queue. Lives in one process; is copied into tasks for ``read`` alone."""
+
+    def __init__(self, options: MessageOptions) -> None:
+        self._options = options
+        self._target: int | None = None
+        self._asked_ms: float | None = None
+
+    def __getstate__(self) -> dict[str, object]:
+        """What a task needs: the options."""
+        return {"_options": self._options}
+
+    def initialOffset(self) -> Offset:  # noqa: N802  Spark's name
+        """Where a query without a checkpoint begins. Raises: as ``plan_messages``."""
+        options = self._options
+        with self._opened() as queue:
+            return _offset(queue, queue.last_seq if options.from_latest else _first_wanted(queue, options) - 1)
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802  Spark's name
+        """Spark hands this back to ``latestOffset``; the bound itself is this source's option."""
+        return ReadAllAvailable() if self._options.rows_max is None else ReadMaxRows(self._options.rows_max)
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802  Spark's name
+        """The queue as it is now is all that this query reads."""
+        with self._opened() as queue:
+            self._target = queue.last_seq
+
+    def latestOffset(self, start: Mapping[str, int | str], limit: ReadLimit) -> Offset:  # noqa: N802  Spark's name
+        """Where the next micro-batch ends; ``start`` itself when there is none yet.
+
+        Raises: NotFound (no queue; messages have gone), InvalidRequest (another queue; a number given twice).
+        """
+        now_ms = time.monotonic() * 1000
+        if self._target is None and self._asked_ms is not None and now_ms - self._asked_ms < self._options.poll_ms:
+            return dict(start)
+        begin = _position(start)
+        with self._opened() as queue:
+            _require_position(queue, self._options, begin)
+            newest = queue.last_seq
+            end = newest if self._target is None else max(begin.seq, min(newest, self._target))
+            if not isinstance(limit, ReadAllAvailable) and self._options.rows_max is not None:
+                end = min(end, begin.seq + self._options.rows_max)
+            if end > begin.seq:
+                # What was removed takes no part in a bound of rows.
+                end = max(end, _first_after(queue, self._options, begin.seq) - 1)
+                return _offset(queue, end)
+        self._asked_ms = now_ms
+        return dict(start)
+
+    def partitions(self, start: Mapping[str, int | str], end: Mapping[str, int | str]) -> Sequence[MessagePartition]:
+        """The pieces between two offsets. Raises: as ``latestOffset``."""
+        begin, until = _position(start), _position(end)
+        with self._opened() as queue:
+            for each in (begin, until):
+                _require_position(queue, self._options, each)
+            return _pieces(queue, self._options, _first_after(queue, self._options, begin.seq), until.seq)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The messages of one piece."""
+        if isinstance(partition, MessagePartition):
+            yield from message_rows(self._options, partition)
+
+    def _opened(self) -> Queue:
+        """The queue as it is now. It is not kept open, so that a queue that was deleted and made again is noticed."""
+        return Queue(self._options.queue, read_only=True)

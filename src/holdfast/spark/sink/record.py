@@ -10,10 +10,15 @@ In a batch the driver does 1 and 2. In a stream it does 1, and the first task wi
 rows writes nothing. Only the first one of a query always makes a record, which shows that the stream has begun here.
 A driver whose application has moved on is Fenced at 2, in its tasks, or at 4. Two drivers with the same token help
 each other. Readers may see part of a write before it is done.
+
+A write into a message store also keeps its publishers here: the intent has the number that the next message of each
+partition gets, and done moves it on. Where a write was given up, or the log is another one, nothing shows which numbers
+were used: the next write gets publishers with other ids.
 """
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, TypeVar
@@ -24,7 +29,7 @@ from holdfast.client import Client
 from holdfast.commit.format.transaction import Operation, PointRead, RangeDelete, Write
 from holdfast.errors import Code, Conflict, CorruptData, Fenced, InvalidRequest
 from holdfast.spark.options import WriteOptions
-from holdfast.spark.sink.digest import Sent, digest_text
+from holdfast.spark.sink.digest import Publisher, Sent, digest_text
 from holdfast.spark.sink.micro_batch import MicroBatch, StreamRange, stream_range
 
 T = TypeVar("T")
@@ -46,13 +51,37 @@ class StreamProgress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return MicroBatch(self.query, self.number)
 
 
+class Publishing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The publishers of an application into a message store.
+
+    Shape: ``run`` is 16 hexadecimal digits, a part of every publisher's id; ``log_id`` the log in which it was drawn;
+    ``partitions`` are as they are before the write of an intent, and after one that is done.
+    """
+
+    run: str
+    log_id: str | None = None
+    partitions: tuple[Publisher, ...] = ()
+
+    def of(self, partition: int) -> Publisher:
+        """The publisher of one partition."""
+        return self.partitions[partition] if partition < len(self.partitions) else Publisher()
+
+    def after(self, sent: Sequence[Sent]) -> Publishing:
+        """The same after these partitions were sent."""
+        moved = {part.partition: part.publisher for part in sent if part.publisher is not None}
+        count = max([len(self.partitions), *(partition + 1 for partition in moved)])
+        partitions = tuple(moved.get(partition, self.of(partition)) for partition in range(count))
+        return msgspec.structs.replace(self, partitions=partitions)
+
+
 class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What an application has written, or is writing: JSON under the key ``spark/{application}``.
 
     Shape: ``token`` is 32 hexadecimal digits, ``read_version`` the intent's, ``name`` the user's text, ``recent`` the
     batches done before, newest first, at most ``RECENT_MAX``, each its token, a colon and the digest of its rows.
     ``digest`` is that of a batch that is done, ``stream`` the newest micro-batch that is. Records of earlier versions
-    have neither; their ``recent`` are tokens alone, and ``end`` is the digest of a stream's end offset.
+    have neither; their ``recent`` are tokens alone, and ``end`` is the digest of a stream's end offset. ``publishing``
+    is in the record of a write into a message store alone.
     """
 
     state: Literal["intent", "done"]
@@ -64,6 +93,7 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     format: Literal[1] = 1
     digest: str | None = None
     stream: StreamProgress | None = None
+    publishing: Publishing | msgspec.UnsetType = msgspec.UNSET
 
     def has_done(self, token: str) -> bool:
         """Whether the write of this token is done."""
@@ -90,13 +120,15 @@ class Progress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How far a partition has come: JSON under ``spark/{application}/{token}/{partition}``, removed when done.
 
     Shape: ``chunk`` is the part of the partition's rows in flight, ``attempts`` the read versions that this chunk used
-    up, ``digest`` that of every transaction up to the end of this chunk.
+    up, ``digest`` that of every transaction up to the end of this chunk. ``publisher``: into a message store, with the
+    number of the partition's first row.
     """
 
     chunk: int
     digest: str
     attempts: tuple[int, ...] = ()
     format: Literal[1] = 1
+    publisher: Publisher | msgspec.UnsetType = msgspec.UNSET
 
 
 def record_key(application: str) -> bytes:
@@ -156,12 +188,14 @@ class Intent:
 
     ``log_id`` is the log that holds it: tasks write to no other one. None from a service before log ids. ``compares``:
     the rows of a write that is done are digested, because the record knows the digest of those that were written.
+    ``publishing``: into a message store, the publishers as they are before this write.
     """
 
     token: str
     version: int | None
     log_id: str | None = None
     compares: bool = False
+    publishing: Publishing | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +277,7 @@ def begin(client: Client, options: WriteOptions, wanted: Wanted, planned: Planne
             if record.has_done(wanted.token):
                 return Intent(wanted.token, None, compares=record.digest_of(wanted.token) is not None)
             if record.state == "intent" and record.token == wanted.token:
-                return Intent(wanted.token, found.read_version, client.session.log_id)
+                return _intent(record, found.read_version, client.session.log_id)
         if planned is not None and planned.version != found.version:
             break
         if not options.supersede:
@@ -256,11 +290,30 @@ def begin(client: Client, options: WriteOptions, wanted: Wanted, planned: Planne
             end=None if record is None else record.end,
             recent=_recent(record),
             stream=None if record is None else record.stream,
+            publishing=_publishing(record, options, client.session.log_id),
         )
         version = _replace(client, options, intent, found.read_version, log_id=log_id)
         if version is not None:
-            return Intent(wanted.token, version, client.session.log_id)
+            return _intent(intent, version, client.session.log_id)
     raise _fenced(options.application, wanted.token)
+
+
+def _intent(record: Record, version: int, log_id: str | None) -> Intent:
+    publishing = None if record.publishing is msgspec.UNSET else record.publishing
+    return Intent(record.token, version, log_id, publishing=publishing)
+
+
+def _publishing(record: Record | None, options: WriteOptions, log_id: str | None) -> Publishing | msgspec.UnsetType:
+    """The publishers of the write that begins after this record.
+
+    A log that was restored from a copy may lack writes whose numbers a store has: they would pass for duplicates.
+    """
+    if options.store is None:
+        return msgspec.UNSET
+    kept = None if record is None else record.publishing
+    if record is None or record.state != "done" or not isinstance(kept, Publishing) or kept.log_id != log_id:
+        return Publishing(secrets.token_hex(8), log_id)
+    return kept
 
 
 def _recent(record: Record | None) -> tuple[str, ...]:
@@ -342,7 +395,7 @@ def finish(client: Client, options: WriteOptions, wanted: Wanted, sent: Sequence
         if record.token != wanted.token:
             break
         _require_notes_fit(client, options, wanted, sent, found.read_version)
-        done = _done(record, wanted, digest)
+        done = _done(record, wanted, digest, sent)
         if _replace(client, options, done, found.read_version, RangeDelete(*notes)) is not None:
             return
     raise _fenced(options.application, wanted.token)
@@ -365,14 +418,19 @@ def finish_empty(client: Client, options: WriteOptions, wanted: Wanted, sent: Se
             _require_follows(record, wanted, options, client.session.log_id)
         if record is not None and record.stream is not None and record.stream.query == wanted.micro_batch.query:
             return
-        begun = Record("intent", wanted.token, found.read_version, wanted.name, recent=_recent(record))
-        if _replace(client, options, _done(begun, wanted, digest_text(sent)), found.read_version) is not None:
+        publishing = _publishing(record, options, client.session.log_id)
+        begun = Record(
+            "intent", wanted.token, found.read_version, wanted.name, recent=_recent(record), publishing=publishing
+        )
+        if _replace(client, options, _done(begun, wanted, digest_text(sent), sent), found.read_version) is not None:
             return
     raise _fenced(options.application, wanted.token)
 
 
-def _done(record: Record, wanted: Wanted, digest: str) -> Record:
+def _done(record: Record, wanted: Wanted, digest: str, sent: Sequence[Sent]) -> Record:
     """The intent's record once its write is done."""
+    if isinstance(record.publishing, Publishing):
+        record = msgspec.structs.replace(record, publishing=record.publishing.after(sent))
     if wanted.micro_batch is None:
         return msgspec.structs.replace(record, state="done", name=wanted.name, digest=digest)
     stream = StreamProgress(wanted.micro_batch.query, wanted.micro_batch.number, digest)

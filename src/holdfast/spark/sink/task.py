@@ -8,14 +8,11 @@ columns of the source's shapes are ignored, so rows of one log can be written to
 An attempt is a request id and a read version, and every task that may send it must use the same two. A read version
 expires with the conflict window, so rows are cut into chunks, and tasks agree on a read version per chunk.
 
-1. A row is sent only after the progress names its chunk. The version of that progress is its read version.
-2. The progress moves on, if unchanged, only when every transaction of the chunk is committed. A task that loses this
-   race reads again and skips what is done.
-3. For an attempt that is too old the task asks for the final outcome. If it is not committed, the transaction is sent
+1. A row is sent only after the partition's note names its chunk (``progress``). The version of that note is its read
+   version.
+2. For an attempt that is too old the task asks for the final outcome. If it is not committed, the transaction is sent
    in the next attempt, whose read version is agreed in the same way, after the earlier attempts.
-4. No row may change the record or the progress: a range delete over everything would restart the write.
-5. The progress has a digest of every transaction up to the end of its chunk. A task with another digest got other
-   rows or another order, and raises: skipping by number would lose rows.
+3. No row may change the record or the notes: a range delete over everything would restart the write.
 """
 
 from __future__ import annotations
@@ -42,21 +39,13 @@ from pyspark.sql.types import (
 )
 
 from holdfast.client import Client, CommitReceipt, NotCommitted
-from holdfast.commit.format.transaction import Delete, Operation, PointRead, RangeDelete, Transaction, Write
-from holdfast.errors import Code, Conflict, Fenced, InvalidRequest, Unavailable
+from holdfast.commit.format.transaction import Delete, Operation, RangeDelete, Transaction, Write
+from holdfast.errors import Code, InvalidRequest, Unavailable
 from holdfast.spark.columns import COLUMNS, Shape
 from holdfast.spark.options import WriteOptions
 from holdfast.spark.sink.digest import Sent, hash_of
-from holdfast.spark.sink.record import (
-    Intent,
-    Progress,
-    decode,
-    other_rows,
-    progress_key,
-    read_record,
-    record_key,
-    request_id,
-)
+from holdfast.spark.sink.progress import PartitionNotes
+from holdfast.spark.sink.record import Intent, Progress, record_key, request_id
 from holdfast.spark.typed.encode import encode_one
 from holdfast.values import LogPosition
 
@@ -214,7 +203,6 @@ CHUNK_TRANSACTIONS: Final = 5_000
 CHUNK_BYTES: Final = 8 * 2**20
 """A chunk closes at either bound. Both are part of the protocol: two tasks must cut the same rows alike."""
 ATTEMPTS_MAX: Final = 8
-ROUNDS_MAX: Final = 16
 
 _encode_operations: Final = msgspec.msgpack.Encoder().encode
 
@@ -227,18 +215,6 @@ class _Chunk:
     first: int
     transactions: list[list[Operation]]
     digest: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Note:
-    """The partition's progress in the log, and its version. ``is_done``: the whole write is done."""
-
-    progress: Progress
-    version: int
-    is_done: bool = False
-
-    def is_past(self, chunk: int) -> bool:
-        return self.is_done or self.progress.chunk > chunk
 
 
 def send_partition(
@@ -257,7 +233,7 @@ def send_partition(
         count += len(chunk.transactions)
         total += hash_of(chunk.transactions)
         chunks = chunk.number + 1
-    sender.require_whole(chunks)
+    sender.notes.require_whole(chunks)
     return Sent(partition, count, chunks, total)
 
 
@@ -324,30 +300,16 @@ def _size(operation: Operation) -> int:
 
 class _Sender:
     def __init__(self, client: Client, options: WriteOptions, intent: Intent, partition: int) -> None:
-        assert intent.version is not None, "a write that is done sends nothing"
         self._client = client
         self._options = options
         self._intent = intent
-        self._intent_version = intent.version
         self._partition = partition
-        self._key = progress_key(options.application, intent.token, partition)
-        stored = client.get(self._key, at=LogPosition(intent.version, intent.log_id))
-        self._note = None if stored is None else _Note(decode(stored.value, self._key, Progress), stored.version)
-        # A view may lag the progress of an earlier try. A conflict shows it, but not where no progress is noted.
-        self._may_be_behind = True
-
-    def require_whole(self, chunks: int) -> None:
-        """Raise InvalidRequest when an earlier try of this partition came further than its rows go now."""
-        note = self._read_note() if self._may_be_behind else self._note
-        if note is not None and not note.is_done and note.progress.chunk >= chunks:
-            raise other_rows(self._partition, chunks)
+        self.notes = PartitionNotes(client, options, intent, partition)
 
     def send(self, chunk: _Chunk) -> None:
-        note = self._agree(Progress(chunk.number, chunk.digest))
+        note = self.notes.agree(Progress(chunk.number, chunk.digest))
         if note.is_past(chunk.number):
             return
-        if note.progress.digest != chunk.digest:
-            raise other_rows(self._partition, chunk.number)
         missing = list(range(len(chunk.transactions)))
         tried = 0
         while missing:
@@ -359,58 +321,9 @@ class _Sender:
                 return
             if tried >= ATTEMPTS_MAX:
                 raise Unavailable("transactions stay below the conflict window after every attempt")
-            note = self._agree(Progress(chunk.number, chunk.digest, attempts))
+            note = self.notes.agree(Progress(chunk.number, chunk.digest, attempts))
             if note.is_past(chunk.number):
                 return
-
-    def _agree(self, wanted: Progress) -> _Note:
-        """The note that names this chunk and attempt, or a later one: ours, or another task's that came first."""
-        for _ in range(ROUNDS_MAX):
-            note = self._note
-            if note is not None and (note.is_done or _rank(note.progress) >= _rank(wanted)):
-                return note
-            version = self._try_note(wanted)
-            self._may_be_behind = False
-            if version is not None:
-                self._note = _Note(wanted, version)
-                return self._note
-            self._note = self._read_note()
-        raise Unavailable("other tasks keep changing this partition's progress", partition=self._partition)
-
-    def _try_note(self, wanted: Progress) -> int | None:
-        """Note the progress of this partition, unless it or the application's record has changed."""
-        known = self._intent_version if self._note is None else self._note.version
-        read_version = max(known, self._intent_version)
-        record = record_key(self._options.application)
-        try:
-            receipt = self._client.commit(
-                [Write(self._key, msgspec.json.encode(wanted))],
-                [PointRead(self._key, read_version), PointRead(record, read_version)],
-                read_version=read_version,
-                log_id=self._intent.log_id,
-            )
-        except Conflict:
-            return None
-        return receipt.version
-
-    def _read_note(self) -> _Note | None:
-        """The note as it is now, after the record was seen to be this write's."""
-        found = read_record(self._client, self._options.application)
-        record, read_version = found.record, found.read_version
-        token = self._intent.token
-        if record is not None and record.has_done(token):
-            # Another driver with this token has finished: every transaction is committed.
-            return _Note(Progress(0, ""), read_version, is_done=True)
-        if record is None or record.token != token:
-            raise Fenced(
-                "another run of this application has moved on",
-                code=Code.DEPOSED,
-                application=self._options.application,
-                token=token,
-            )
-        self._intent_version = read_version
-        stored = self._client.get(self._key, at=read_version)
-        return None if stored is None else _Note(decode(stored.value, self._key, Progress), stored.version)
 
     def _attempt(self, chunk: _Chunk, missing: list[int], attempt: int, read_version: int) -> list[int]:
         """Send these transactions in one attempt, and return those that are proved to be dead in it."""
@@ -452,7 +365,3 @@ class _Sender:
                 request_id=name,
             )
         return outcome.status == "not_committed"
-
-
-def _rank(progress: Progress) -> tuple[int, int]:
-    return progress.chunk, len(progress.attempts)

@@ -23,6 +23,7 @@ from holdfast.spark.sink.digest import Sent
 from holdfast.spark.sink.micro_batch import MicroBatch, running_micro_batch, token_of
 from holdfast.spark.sink.record import Intent, Wanted, begin, finish, finish_empty, plan_micro_batch
 from holdfast.spark.sink.service import open_client
+from holdfast.spark.sink.store_task import check_store, digest_messages, publish_partition
 from holdfast.spark.sink.task import digest_partition, send_partition
 
 
@@ -56,6 +57,8 @@ class HoldfastBatchWriter(DataSourceArrowWriter):
     def __init__(self, options: WriteOptions) -> None:
         self._options = options
         self._wanted = wanted_batch(options)
+        if options.store is not None:
+            check_store(options)
         with open_client(options) as client:
             self._intent: Intent = begin(client, options, self._wanted)
 
@@ -77,6 +80,8 @@ class HoldfastStreamWriter(DataSourceStreamArrowWriter):
 
     def __init__(self, options: WriteOptions) -> None:
         self._options = options
+        if options.store is not None:
+            check_store(options)
         with open_client(options) as client:
             self._planned = plan_micro_batch(client, options)
 
@@ -113,9 +118,12 @@ class HoldfastStreamWriter(DataSourceStreamArrowWriter):
 
 def _write(options: WriteOptions, intent: Intent, partition: int, batches: Iterator[pa.RecordBatch]) -> Sent:
     if intent.version is not None:
+        send = send_partition if options.store is None else publish_partition
         with open_client(options) as client:
-            return send_partition(client, options, intent, partition, batches)
+            return send(client, options, intent, partition, batches)
     if intent.compares:
+        if options.store is not None:
+            return digest_messages(partition, batches)
         return digest_partition(options, partition, batches)
     return Sent(partition, is_read=False)
 

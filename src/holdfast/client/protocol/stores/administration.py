@@ -70,7 +70,7 @@ def ask(
         error: HoldfastError
         at_least = 0.0
         if isinstance(reply, Failed):
-            error = Unavailable(f"the service cannot be reached: {reply.reason}")
+            error = Unavailable(f"the service cannot be reached: {reply.reason}", endpoint=asked)
             if reply.too_large:
                 error = response_too_large(session.options)
             again, is_open = not reply.too_large, reply.perhaps_accepted

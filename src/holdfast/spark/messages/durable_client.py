@@ -1,0 +1,195 @@
+"""One durable of a store, over HTTP: look at its messages by number, and acknowledge them up to a number.
+
+Reading consumes nothing, so any number of tasks read the same messages as often as they must. Only a subscriber that
+holds a message can acknowledge it. ``acknowledge_through`` therefore polls under the name ``SUBSCRIBER`` first, and
+reports none of what it gets as started: no delivery of its own counts. After a crash what it held comes back to the
+durable within ``ack_wait``, and is acknowledged at the next call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from types import TracebackType
+from typing import Final, Self
+
+from holdfast.client import ClientOptions
+from holdfast.client.protocol.effects import Response
+from holdfast.client.protocol.stores.administration import Definition, ask, browse_target
+from holdfast.client.protocol.stores.messages import decode, durable_path, request_of, store_path
+from holdfast.client.transport.clock import now_ms
+from holdfast.errors import Code, Conflict, LimitExceeded
+from holdfast.spark.runtime.service_client import ServiceClient
+from holdfast.stores.values.messages import Delivery
+from holdfast.wire.parts import AckedResponse
+from holdfast.wire.stores import DeliveredResponse, Page
+
+SUBSCRIBER: Final = "spark"
+PAGE_MESSAGES_MAX: Final = 1_000
+POLL_MESSAGES: Final = 512
+ACKNOWLEDGED_AT_ONCE: Final = 10_000
+ROUNDS_EXTRA_MAX: Final = 1_000
+GIVE_UP_MS: Final = 60_000
+
+
+class DurableClient:
+    """A client of one durable. Not shared by threads. Raises: what the service refuses with; Unavailable after 60 s."""
+
+    def __init__(self, url: str, store: str, durable: str) -> None:
+        self._client = ServiceClient(url, ClientOptions(give_up_after_ms=GIVE_UP_MS))
+        self._store = store
+        self._durable = durable
+        self._path = durable_path(store, durable)
+        self._held: list[int] = []
+        """Messages that an earlier call got and did not acknowledge, ascending."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._client.close()
+
+    def describe(self) -> Definition:
+        """The durable's parameters, counts and subscribers. Raises: NotFound for the store and for the durable."""
+        return self._get(self._path)
+
+    def create(self, template: str, matcher: Mapping[str, object] | None) -> None:
+        """Make a dynamic durable. It keeps what is published from now on, until that is acknowledged."""
+        body: dict[str, object] = {"template": template}
+        if matcher is not None:
+            body["matcher"] = matcher
+        self._ask("PUT", self._path, body)
+
+    def last_seq(self) -> int:
+        """The newest number of the store, 0 before the first message."""
+        counts = self._get(store_path(self._store))["counts"]
+        assert isinstance(counts, dict), "the reference page describes it"
+        return int(counts["next_seq"]) - 1
+
+    def is_earlier(self, seq: int) -> bool:
+        """Whether a message was published before the durable was made, or purged: it never comes here."""
+        if seq > self.last_seq():
+            return False
+        durables = self._get(f"{store_path(self._store)}/messages/{seq}/explain")["durables"]
+        assert isinstance(durables, list), "the reference page describes it"
+        return any(each["name"] == self._durable and each["fate"] == "earlier" for each in durables)
+
+    def messages(self, after: int, through: int, count: int = PAGE_MESSAGES_MAX) -> Iterator[list[Delivery]]:
+        """What the durable keeps above ``after`` and up to ``through``, in order, in pages of about ``count``."""
+        following: int | None = after
+        while following is not None and following < through:
+            try:
+                page = self._page(following, count)
+            except LimitExceeded:
+                if count == 1:
+                    raise
+                count = max(1, count // 4)
+                continue
+            wanted = [each for each in page.messages if each.seq <= through]
+            if wanted:
+                yield wanted
+            following = page.next_after if len(wanted) == len(page.messages) else None
+
+    def first_after(self, after: int) -> Delivery | None:
+        """The first message above a number that the durable keeps."""
+        return next((page[0] for page in self.messages(after, 2**53, 1)), None)
+
+    def acknowledge_through(self, seq: int, after: int = 0) -> int:
+        """Acknowledge all that the durable keeps up to ``seq`` and can be had; returns how many.
+
+        ``after``: nothing up to it is left. Messages that are not due yet stay, until a later call gets them.
+        Cost: a request for each 512 messages, and one for each 10,000 or the durable's ``prefetch``, if that is less.
+        """
+        count, highest = 0, after
+        # What the service took back before it was acknowledged comes again.
+        for _ in range(seq - after + ROUNDS_EXTRA_MAX):
+            got = [*self._held, *self._polled(min(seq - highest, ACKNOWLEDGED_AT_ONCE))]
+            wanted = [each for each in got if each <= seq]
+            self._held = [each for each in got if each > seq]
+            if not wanted:
+                break
+            count += self._acknowledge(wanted)
+            highest = max(highest, *wanted)
+            if highest == seq:
+                break
+        return count
+
+    def _polled(self, most: int) -> list[int]:
+        """The numbers of the next messages, at most ``most``, and no more than ``prefetch`` allows."""
+        found: list[int] = []
+        while len(found) < most:
+            page = self._poll(min(POLL_MESSAGES, most - len(found)))
+            if not page:
+                break
+            found += [each.seq for each in page]
+        return found
+
+    def acknowledge_left(self, seq: int) -> int:
+        """Acknowledge what an earlier process got and did not acknowledge, up to ``seq``; returns how many."""
+        return self._acknowledge([each.seq for page in self.messages(0, seq) for each in page])
+
+    def acknowledged(self) -> int:
+        """How many messages of the durable were ever acknowledged."""
+        counts = self.describe()["counts"]
+        assert isinstance(counts, dict), "the reference page describes it"
+        return int(counts["acknowledged"])
+
+    def require_own(self) -> Definition:
+        """The description of a standard durable without another subscriber. Raises: Conflict."""
+        found = self.describe()
+        if found["type"] != "standard":
+            raise Conflict(
+                "a stream needs a durable of type standard, which gives each message to one subscriber",
+                code=Code.TYPE_MISMATCH,
+                hint="name a durable of the stream's own; one that does not exist is made",
+                store=self._store,
+                durable=self._durable,
+                type=found["type"],
+            )
+        subscribers = found["subscribers"]
+        assert isinstance(subscribers, list), "the reference page describes it"
+        others = [each["name"] for each in subscribers if each["name"] != SUBSCRIBER]
+        if others:
+            raise self.collision(subscriber=others[0])
+        return found
+
+    def collision(self, **fields: object) -> Conflict:
+        """The error for a durable that something else consumes as well."""
+        return Conflict(
+            "another subscriber consumes the durable of this stream, which may miss messages now",
+            code=Code.DURABLE_COLLISION,
+            hint="give each stream and each subscriber a durable of its own",
+            facts={"store": self._store, "durable": self._durable, **fields},
+        )
+
+    def _page(self, after: int, count: int) -> Page:
+        return decode(self._ask("GET", browse_target(self._path, after, count, None, False)), Page)
+
+    def _poll(self, count: int) -> list[Delivery]:
+        target = f"{self._path}/messages?subscriber={SUBSCRIBER}&max={count}&wait_ms=0"
+        return decode(self._ask("GET", target), DeliveredResponse).messages
+
+    def _acknowledge(self, seqs: Iterable[int]) -> int:
+        ranges: list[list[int]] = []
+        for seq in sorted(seqs):
+            if ranges and ranges[-1][1] == seq - 1:
+                ranges[-1][1] = seq
+            else:
+                ranges.append([seq, seq])
+        count = 0
+        for first in range(0, len(ranges), POLL_MESSAGES):
+            body = {"subscriber": SUBSCRIBER, "ranges": ranges[first : first + POLL_MESSAGES], "started": []}
+            count += decode(self._ask("POST", f"{self._path}/acks", body), AckedResponse).acknowledged
+        return count
+
+    def _get(self, target: str) -> Definition:
+        return decode(self._ask("GET", target), Definition)
+
+    def _ask(self, method: str, target: str, body: Mapping[str, object] | None = None) -> Response:
+        request = request_of(method, target, body)
+        return self._client.run(ask(self._client.session, request, now_ms(), GIVE_UP_MS))

@@ -1,0 +1,253 @@
+"""``shape=messages`` with the ``url`` of a service: the messages of a durable, as a batch source and as a stream.
+
+No disk is shared: every task reads over HTTP. The durable keeps the messages until a stream acknowledges them, which it
+does when Spark has committed their micro-batch. So a micro-batch that was planned can be read again after any crash.
+
+An offset is ``{"seq": 41, "time_ms": T}``: every message up to 41 has been returned, and none of them was published
+after T; without ``time_ms`` that is not known. So a store that was deleted and made again is noticed. Messages whose
+delivery is delayed are returned at once. Cost: a request for each poll; reading takes one for each 1,000 messages or
+about 8 MiB; each message is transferred a second time to be acknowledged.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+
+from holdfast.errors import Code, InvalidRequest, NotFound
+from holdfast.spark.columns import SERVED_STORE_COLUMNS
+from holdfast.spark.messages.durable_client import PAGE_MESSAGES_MAX, DurableClient
+from holdfast.spark.options import ServedStoreOptions
+from holdfast.spark.runtime.worker_errors import states_errors
+from holdfast.stores.values.messages import Delivery
+
+Offset = dict[str, int]
+PAGE_BYTES: Final = 8 * 2**20
+PIECES_MAX: Final = 10_000
+
+
+@dataclass
+class ServedPartition(InputPartition):
+    """The messages above ``after`` and up to ``through``, in pages of ``page`` messages."""
+
+    after: int
+    through: int
+    page: int
+
+
+_VALUES: Final[Mapping[str, Callable[[Delivery], object]]] = {
+    "seq": lambda one: one.seq,
+    "time": lambda one: one.published_ms * 1000,
+    "key": lambda one: one.key,
+    "fields": lambda one: msgspec.json.encode(one.fields).decode(),
+    "body": lambda one: one.body,
+}
+
+
+def pieces_of(options: ServedStoreOptions, client: DurableClient, after: int, through: int) -> list[ServedPartition]:
+    """The messages above ``after`` up to ``through`` in pieces of about the wanted bytes, by the mean message."""
+    first = client.first_after(after)
+    if first is None or first.seq > through:
+        return []
+    after = first.seq - 1
+    counts = client.describe()["counts"]
+    assert isinstance(counts, dict), "the reference page describes it"
+    mean = max(1, int(counts.get("bytes", 0)) // max(1, int(counts.get("messages", 0))))
+    step = max(1, options.target_partition_bytes // mean, -(-(through - after) // PIECES_MAX))
+    page = max(1, min(PAGE_MESSAGES_MAX, PAGE_BYTES // mean, step))
+    return [ServedPartition(first, min(first + step, through), page) for first in range(after, through, step)]
+
+
+def served_rows(options: ServedStoreOptions, piece: ServedPartition) -> Iterator[pa.RecordBatch]:
+    """The messages of one piece in order, with the options' columns. Raises: as ``DurableClient``."""
+    with _opened(options) as client:
+        for messages in client.messages(piece.after, piece.through, piece.page):
+            yield _rows(messages, options.columns)
+
+
+def _rows(messages: Sequence[Delivery], columns: Sequence[str]) -> pa.RecordBatch:
+    arrays = [pa.array([_VALUES[name](one) for one in messages], SERVED_STORE_COLUMNS[name]) for name in columns]
+    return pa.RecordBatch.from_arrays(arrays, names=list(columns))
+
+
+def _opened(options: ServedStoreOptions) -> DurableClient:
+    return DurableClient(options.url, options.store, options.durable)
+
+
+@states_errors
+class HoldfastServedStoreReader(DataSourceReader):
+    """One batch read of what a durable keeps; it consumes nothing."""
+
+    def __init__(self, options: ServedStoreOptions) -> None:
+        self._options = options
+
+    def partitions(self) -> Sequence[ServedPartition]:
+        """The pieces to read. Raises: NotFound; InvalidRequest for a map; Unavailable."""
+        with _opened(self._options) as client:
+            if client.describe()["type"] == "map":
+                raise InvalidRequest(
+                    "a map has no messages to read",
+                    code=Code.TYPE_MISMATCH,
+                    hint="read its store in its directory, or its keys by a client",
+                    durable=self._options.durable,
+                )
+            return pieces_of(self._options, client, 0, client.last_seq())
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The messages of one piece. For a read without pieces Spark passes an empty partition of its own."""
+        if isinstance(partition, ServedPartition):
+            yield from served_rows(self._options, partition)
+
+
+@states_errors
+class HoldfastServedStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """One streaming query's durable. Lives in one process; is copied into tasks for ``read`` alone."""
+
+    def __init__(self, options: ServedStoreOptions) -> None:
+        self._options = options
+        self._client: DurableClient | None = None
+        self._target: int | None = None
+        self._asked_ms: float | None = None
+        self._is_planned = self._is_continued = False
+        self._acknowledged_through = 0
+        """Up to here this process has acknowledged."""
+        self._acknowledged_total: int | None = None
+        """How many messages of the durable were acknowledged when this process did so last."""
+
+    def __getstate__(self) -> dict[str, object]:
+        """What a task needs: the options. Connections stay where they are open."""
+        return {"_options": self._options}
+
+    def initialOffset(self) -> Offset:  # noqa: N802  Spark's name
+        """Before everything that the durable keeps. Makes the durable. Raises: Conflict, NotFound, Unavailable."""
+        self._opened()
+        return {"seq": 0}
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802  Spark's name
+        """Spark hands this back to ``latestOffset``; the bound itself is this source's option."""
+        return ReadAllAvailable() if self._options.rows_max is None else ReadMaxRows(self._options.rows_max)
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802  Spark's name
+        """The durable as it is now is all that this query reads."""
+        self._target = self._opened().last_seq()
+
+    def latestOffset(self, start: Mapping[str, int], limit: ReadLimit) -> Offset:  # noqa: N802  Spark's name
+        """Where the next micro-batch ends; ``start`` itself when there is none yet.
+
+        Raises: Conflict (the durable's type; another subscriber), NotFound (data loss; no such store), Unavailable.
+        """
+        begin, time_ms = _numbers(start)
+        now_ms = time.monotonic() * 1000
+        if self._target is None and self._asked_ms is not None and now_ms - self._asked_ms < self._options.poll_ms:
+            return dict(start)
+        client = self._opened()
+        if not self._is_continued:
+            self._continue(client, begin, time_ms)
+        first = client.first_after(begin)
+        end = begin
+        if first is not None:
+            newest = client.last_seq()
+            end = newest if self._target is None else min(newest, self._target)
+            if not isinstance(limit, ReadAllAvailable) and self._options.rows_max is not None:
+                end = min(end, first.seq - 1 + self._options.rows_max)
+        if first is None or end < first.seq:
+            self._asked_ms = now_ms
+            return dict(start)
+        last = client.first_after(end - 1)
+        return {"seq": end, "time_ms": last.published_ms} if last is not None and last.seq == end else {"seq": end}
+
+    def _continue(self, client: DurableClient, begin: int, time_ms: int | None) -> None:
+        """Look, once in a process, whether the durable still has what comes after ``begin``, and acknowledge up to it.
+
+        Spark has committed ``begin`` if this process has not planned a micro-batch yet.
+        """
+        newest = client.last_seq()
+        oldest = client.first_after(0)
+        is_other = oldest is not None and time_ms is not None and oldest.seq <= begin and oldest.published_ms > time_ms
+        if newest < begin or is_other:
+            raise NotFound(
+                "data loss: the store was deleted and made again since this stream's checkpoint",
+                code=Code.LOG_TRUNCATED,
+                hint="begin a new stream, with a new checkpoint",
+                store=self._options.store,
+                newest_seq=newest,
+                read_through=begin,
+            )
+        if begin and self._options.fail_on_data_loss and client.is_earlier(begin + 1):
+            raise NotFound(
+                "data loss: the durable was made again, or purged, after messages that this stream has not read",
+                code=Code.LOG_TRUNCATED,
+                hint="set failOnDataLoss=false to continue with what the durable keeps",
+                store=self._options.store,
+                durable=self._options.durable,
+                read_through=begin,
+            )
+        if not self._is_planned and oldest is not None and oldest.seq <= begin:
+            self._acknowledge(client, begin)
+            client.acknowledge_left(begin)
+            self._acknowledged_total = client.acknowledged()
+        self._is_continued = True
+
+    def partitions(self, start: Mapping[str, int], end: Mapping[str, int]) -> Sequence[ServedPartition]:
+        """The pieces between two offsets. Raises: NotFound, Unavailable."""
+        self._is_planned = True
+        return pieces_of(self._options, self._opened(), _numbers(start)[0], _numbers(end)[0])
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The messages of one piece."""
+        if isinstance(partition, ServedPartition):
+            yield from served_rows(self._options, partition)
+
+    def commit(self, end: Mapping[str, int]) -> None:
+        """Acknowledge up to ``end``: Spark will never ask for it again. Raises: Conflict (another subscriber)."""
+        self._acknowledge(self._opened(), _numbers(end)[0])
+
+    def _acknowledge(self, client: DurableClient, through: int) -> None:
+        before = client.acknowledged()
+        # A service whose stores are in memory only counts from 0 after a restart.
+        if self._acknowledged_total is not None and before > self._acknowledged_total:
+            raise client.collision(acknowledged=before - self._acknowledged_total)
+        client.acknowledge_through(through, self._acknowledged_through)
+        self._acknowledged_through = through
+        self._acknowledged_total = client.acknowledged()
+
+    def stop(self) -> None:
+        """Close what is open; the query has ended. The durable stays, with what was not acknowledged."""
+        client, self._client = self._client, None
+        if client is not None:
+            client.close()
+
+    def _opened(self) -> DurableClient:
+        """The client, after the durable was found to be the stream's own; made if there is none."""
+        if self._client is None:
+            client = _opened(self._options)
+            try:
+                try:
+                    client.require_own()
+                except NotFound:
+                    client.create(
+                        self._options.template, self._options.matcher
+                    )  # raises NotFound where there is no such store
+                    client.require_own()
+            except BaseException:
+                client.close()
+                raise
+            self._client = client
+        return self._client
+
+
+def _numbers(offset: Mapping[str, int]) -> tuple[int, int | None]:
+    try:
+        time_ms = offset.get("time_ms")
+        return int(offset["seq"]), None if time_ms is None else int(time_ms)
+    except (KeyError, TypeError, ValueError):
+        raise InvalidRequest(
+            "checkpoint holds an offset that is not this source's", code=Code.BAD_CONFIGURATION, offset=dict(offset)
+        ) from None

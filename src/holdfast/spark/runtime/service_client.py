@@ -1,0 +1,79 @@
+"""The client of a service for sources and sinks: it reports a service that does not answer, and then gives up.
+
+Its bearer token is the machine's: query plans print options.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, TypeVar
+
+import structlog
+
+from holdfast.client import Client, ClientOptions
+from holdfast.client.protocol.effects import Procedure
+from holdfast.errors import Unavailable
+
+if TYPE_CHECKING:
+    from holdfast.view import View
+
+log = structlog.get_logger("holdfast.spark")
+
+Result = TypeVar("Result")
+
+TOKEN_VARIABLE: Final = "HOLDFAST_TOKEN"
+SILENCE_SECONDS: Final = 5.0
+"""After this time without an answer a person may want to look."""
+
+
+def service_token() -> str | None:
+    """The bearer token for services, from the environment of this process."""
+    return os.environ.get(TOKEN_VARIABLE) or None
+
+
+class ServiceClient(Client):
+    """A client that logs a warning when the service has not answered for ``SILENCE_SECONDS``.
+
+    Its Unavailable names the service and how long it was tried.
+    """
+
+    def __init__(self, url: str, bounds: ClientOptions) -> None:
+        super().__init__(url, token=service_token(), options=bounds)
+        self._url = url
+        self._seconds_max = bounds.give_up_after_ms / 1000.0
+
+    def run(
+        self,
+        procedure: Procedure[Result],
+        decide: Callable[[], None] | None = None,
+        view: View | None = None,
+    ) -> Result:
+        """Drive a procedure to its end. Raises: as the procedure."""
+        timer = threading.Timer(SILENCE_SECONDS, self._report)
+        timer.daemon = True
+        timer.start()
+        try:
+            return super().run(procedure, decide, view)
+        except Unavailable as error:
+            if "endpoint" not in error.fields:  # the service has answered
+                raise
+            raise Unavailable(
+                "the service does not answer",
+                code=error.code,
+                hint="start the service, or correct the option url; run it again: it continues where it was",
+                url=self._url,
+                tried_seconds=self._seconds_max,
+                last=error.statement(),
+            ) from error
+        finally:
+            timer.cancel()
+
+    def _report(self) -> None:
+        log.warning(
+            "service_does_not_answer",
+            url=self._url,
+            seconds=SILENCE_SECONDS,
+            gives_up_after_seconds=self._seconds_max,
+        )

@@ -1,0 +1,141 @@
+"""The notes that the tasks of a partition agree by: which chunk of its rows is being sent, and what came before it.
+
+1. A chunk is noted before its first row is sent. The note has a digest of every row up to the end of the chunk.
+2. The note moves on, if it and the application's record are unchanged, only when every row of the chunk is there. A
+   task that loses this race reads the note again and skips what is done.
+3. A task with another digest got other rows or another order, and raises: skipping by number would lose rows.
+
+After a crash the note that is there names the chunk of which any part may be there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from holdfast.client import Client
+from holdfast.commit.format.transaction import PointRead, Write
+from holdfast.errors import Code, Conflict, Fenced, Unavailable
+from holdfast.spark.options import WriteOptions
+from holdfast.spark.sink.record import (
+    Intent,
+    Progress,
+    decode,
+    other_rows,
+    progress_key,
+    read_record,
+    record_key,
+)
+from holdfast.values import LogPosition
+
+ROUNDS_MAX: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """A note as it is in the log, and its version.
+
+    ``is_done``: the whole write is done. ``is_new``: this task wrote it, so no other can have sent its chunk before.
+    """
+
+    progress: Progress
+    version: int
+    is_done: bool = False
+    is_new: bool = False
+
+    def is_past(self, chunk: int) -> bool:
+        """Whether every row of this chunk is there."""
+        return self.is_done or self.progress.chunk > chunk
+
+
+class PartitionNotes:
+    """The notes of one partition of a write, as one task sees them. Raises: CorruptData; what the client raises."""
+
+    def __init__(self, client: Client, options: WriteOptions, intent: Intent, partition: int) -> None:
+        assert intent.version is not None, "a write that is done sends nothing"
+        self._client = client
+        self._options = options
+        self._intent = intent
+        self._intent_version = intent.version
+        self._partition = partition
+        self._key = progress_key(options.application, intent.token, partition)
+        stored = client.get(self._key, at=LogPosition(intent.version, intent.log_id))
+        self._note = None if stored is None else Note(decode(stored.value, self._key, Progress), stored.version)
+        # A view may lag the progress of an earlier try. A conflict shows it, but not where no progress is noted.
+        self._may_be_behind = True
+
+    def read_again(self) -> Note | None:
+        """The note as it is now. Raises: Fenced when the application has moved on. Cost: three requests."""
+        self._note = self._read_note()
+        return self._note
+
+    def require_whole(self, chunks: int) -> None:
+        """Raise InvalidRequest when an earlier try of this partition came further than its rows go now."""
+        note = self._read_note() if self._may_be_behind else self._note
+        if note is not None and not note.is_done and note.progress.chunk >= chunks:
+            raise other_rows(self._partition, chunks)
+
+    def agree(self, wanted: Progress) -> Note:
+        """The note that is at least as far as ``wanted``: ours, or another task's that came first.
+
+        Raises: Fenced when the application has moved on; InvalidRequest when the chunk has other rows there.
+        """
+        note = self._agreed(wanted)
+        if not note.is_past(wanted.chunk) and note.progress.digest != wanted.digest:
+            raise other_rows(self._partition, wanted.chunk)
+        return note
+
+    def _agreed(self, wanted: Progress) -> Note:
+        for _ in range(ROUNDS_MAX):
+            note = self._note
+            if note is not None and (note.is_done or _rank(note.progress) >= _rank(wanted)):
+                return note
+            version = self._try_note(wanted)
+            self._may_be_behind = False
+            if version is not None:
+                self._note = Note(wanted, version)
+                return Note(wanted, version, is_new=True)
+            self._note = self._read_note()
+        raise Unavailable("other tasks keep changing this partition's progress", partition=self._partition)
+
+    def _try_note(self, wanted: Progress) -> int | None:
+        """Note the progress of this partition, unless it or the application's record has changed."""
+        known = self._intent_version if self._note is None else self._note.version
+        read_version = max(known, self._intent_version)
+        record = record_key(self._options.application)
+        try:
+            receipt = self._client.commit(
+                [Write(self._key, msgspec.json.encode(wanted))],
+                [PointRead(self._key, read_version), PointRead(record, read_version)],
+                read_version=read_version,
+                log_id=self._intent.log_id,
+            )
+        except Conflict:
+            return None
+        return receipt.version
+
+    def _read_note(self) -> Note | None:
+        """The note as it is now, after the record was seen to be this write's."""
+        found = read_record(self._client, self._options.application)
+        record, read_version = found.record, found.read_version
+        token = self._intent.token
+        if record is not None and record.has_done(token):
+            # Another driver with this token has finished: every row is there.
+            return Note(Progress(0, ""), read_version, is_done=True)
+        if record is None or record.token != token:
+            raise Fenced(
+                "another run of this application has moved on",
+                code=Code.DEPOSED,
+                application=self._options.application,
+                token=token,
+            )
+        self._intent_version = read_version
+        stored = self._client.get(self._key, at=read_version)
+        return None if stored is None else Note(decode(stored.value, self._key, Progress), stored.version)
+
+
+def _rank(progress: Progress) -> tuple[int, int, int]:
+    generation = 0 if progress.publisher is msgspec.UNSET else progress.publisher.generation
+    return progress.chunk, generation, len(progress.attempts)

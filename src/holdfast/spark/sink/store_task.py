@@ -1,0 +1,245 @@
+"""A task's part of a write into a message store: publish the rows of one partition, each exactly once.
+
+The store knows the last number of each publisher, and keeps no number twice. So each partition of an application has a
+publisher of its own, and a row always gets the same number:
+
+1. The intent has the number that comes next for each partition. Row ``i`` of the partition gets this number plus ``i``.
+2. A chunk is published as one request after the partition's note names it (``progress``), so every task that may
+   publish a number has the same row for it. A repeated request changes nothing.
+3. The store may have forgotten the publisher, after ``publisher_ttl`` without a message. If this task noted the first
+   chunk, nothing of the partition has been published: it continues under another id, with a new note. Otherwise an
+   earlier try may have published rows, and only a person can find out: OutcomeUnknown.
+4. If the store knows a lower number, it was put back to an earlier state: Conflict.
+
+Ids are not drawn for each write, because a store remembers 100,000 publishers at most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Final
+
+import msgspec
+import pyarrow as pa
+import structlog
+
+from holdfast.client import Client
+from holdfast.client.protocol.options import PublisherOptions
+from holdfast.client.stores import StoreClient
+from holdfast.errors import Code, Conflict, HoldfastError, InvalidRequest, OutcomeUnknown, PermissionDenied, Unavailable
+from holdfast.spark.options import WriteOptions
+from holdfast.spark.runtime.service_client import service_token
+from holdfast.spark.sink.digest import Publisher, Sent, hash_of_plain
+from holdfast.spark.sink.message_rows import messages_of, plain
+from holdfast.spark.sink.progress import Note, PartitionNotes
+from holdfast.spark.sink.record import Intent, Progress, Publishing
+from holdfast.stores.values.messages import Message
+from holdfast.wire.parts import Receipt
+
+log = structlog.get_logger("holdfast.spark")
+
+CHUNK_MESSAGES: Final = 4_000
+CHUNK_BYTES: Final = 2**20
+"""A chunk closes at either bound. Both are part of the protocol: two tasks must cut the same rows alike."""
+MESSAGE_BYTES: Final = 64
+"""What a message adds to a chunk besides its body, key and fields."""
+GIVE_UP_SECONDS: Final = 60.0
+
+_encode: Final = msgspec.msgpack.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    """Some consecutive rows of a partition, the index of the first, and the digest up to the last."""
+
+    number: int
+    first: int
+    messages: list[Message]
+    digest: str
+
+
+def open_store_client(options: WriteOptions) -> StoreClient:
+    """A client of the stores; its bearer token is this machine's environment's. Raises: InvalidRequest."""
+    return StoreClient(options.url, token=service_token())
+
+
+def check_store(options: WriteOptions) -> None:
+    """Look at the store before anything is written. Raises: NotFound; InvalidRequest for a store that confirms nothing.
+
+    A token without the right to look is not refused here. Cost: one request.
+    """
+    assert options.store is not None, "the caller writes into a store"
+    try:
+        with open_store_client(options) as client:
+            found = client.describe_store(options.store)
+    except PermissionDenied:
+        return
+    mode = found.get("publisher_mode", "")
+    if mode == "store_send_noconfirm":
+        raise InvalidRequest(
+            "the store confirms no messages, so that none can be published exactly once",
+            code=Code.BAD_CONFIGURATION,
+            hint="set its publisher_mode to store_confirm_send",
+            store=options.store,
+        )
+
+
+def publish_partition(
+    client: Client, options: WriteOptions, intent: Intent, partition: int, batches: Iterable[pa.RecordBatch]
+) -> Sent:
+    """Publish the rows of one partition that are not in the store yet.
+
+    Raises: Fenced, InvalidRequest (also when the rows are not those of an earlier try), NotFound, LimitExceeded,
+    Conflict (the store was put back), OutcomeUnknown (it has forgotten the publisher), Unavailable. After a crash: what
+    was published stays, and the next attempt publishes the rest.
+    Cost: a request for each 4,000 rows (1 MiB), and one to note each chunk.
+    """
+    with open_store_client(options) as stores:
+        sender = _Sender(client, stores, options, intent, partition)
+        count = chunks = total = 0
+        for chunk in _chunks(messages_of(batches)):
+            sender.send(chunk)
+            count += len(chunk.messages)
+            total += hash_of_plain(map(plain, chunk.messages))
+            chunks = chunk.number + 1
+        sender.notes.require_whole(chunks)
+        if sender.unmatched:
+            log.warning("no_durable_wants_rows", store=options.store, rows=sender.unmatched, partition=partition)
+        return Sent(partition, count, chunks, total, publisher=sender.publisher_after(count))
+
+
+def digest_messages(partition: int, batches: Iterable[pa.RecordBatch]) -> Sent:
+    """Read the rows of one partition and publish none: their write is done. Raises: InvalidRequest."""
+    count = chunks = total = 0
+    for chunk in _chunks(messages_of(batches)):
+        count += len(chunk.messages)
+        total += hash_of_plain(map(plain, chunk.messages))
+        chunks = chunk.number + 1
+    return Sent(partition, count, chunks, total)
+
+
+def _chunks(messages: Iterable[Message]) -> Iterator[_Chunk]:
+    digest = blake2b(digest_size=16)
+    number = first = size = 0
+    group: list[Message] = []
+    for message in messages:
+        row = _encode(plain(message))
+        if group and (len(group) >= CHUNK_MESSAGES or size + len(row) + MESSAGE_BYTES > CHUNK_BYTES):
+            yield _Chunk(number, first, group, digest.hexdigest())
+            number, first, size, group = number + 1, first + len(group), 0, []
+        digest.update(len(row).to_bytes(8, "little") + row)
+        group.append(message)
+        size += len(row) + MESSAGE_BYTES
+    if group:
+        yield _Chunk(number, first, group, digest.hexdigest())
+
+
+def publisher_id(options: WriteOptions, publishing: Publishing, publisher: Publisher, partition: int) -> str:
+    """The id under which the rows of a partition are published.
+
+    >>> publisher_id(WriteOptions("http://h", "copy@orders"), Publishing("9f" * 8), Publisher(), 3)
+    'spark/copy/9f9f9f9f9f9f9f9f/0/3'
+    """
+    application = options.application.partition("@")[0]
+    return f"spark/{application}/{publishing.run}/{publisher.generation}/{partition}"
+
+
+class _Sender:
+    def __init__(
+        self, client: Client, stores: StoreClient, options: WriteOptions, intent: Intent, partition: int
+    ) -> None:
+        assert options.store is not None and intent.publishing is not None, "the caller writes into a store"
+        self._stores = stores
+        self._store = options.store
+        self._options = options
+        self._publishing = intent.publishing
+        self._partition = partition
+        self.notes = PartitionNotes(client, options, intent, partition)
+        self._publisher: Publisher | None = None
+        self.unmatched = 0
+
+    def publisher_after(self, count: int) -> Publisher | None:
+        """The publisher after this many rows; None where none were sent, or another run has ended the write."""
+        if self._publisher is None:
+            return None
+        return Publisher(self._publisher.generation, self._publisher.next_seq + count)
+
+    def send(self, chunk: _Chunk) -> None:
+        note = self._agree(chunk, self._publisher or self._publishing.of(self._partition))
+        if note.is_past(chunk.number):
+            return
+        try:
+            receipt = self._publish(chunk)
+        except Conflict as error:
+            if error.code is Code.SEQUENCE_GAP:
+                raise self._put_back(error) from error
+            if error.code is not Code.UNKNOWN_PUBLISHER:
+                raise
+            note = self._renewed(chunk, note, error)
+            if note.is_past(chunk.number):
+                return
+            receipt = self._publish(chunk)
+        self.unmatched += receipt.unmatched
+
+    def _renewed(self, chunk: _Chunk, note: Note, error: Conflict) -> Note:
+        """A note with another publisher, after the store has forgotten the one of ``note``. Raises: OutcomeUnknown."""
+        assert self._publisher is not None, "a note names it"
+        following = Publisher(self._publisher.generation + 1)
+        if note.is_new and not chunk.number:
+            # Nothing was sent under this note. Another task that reads the next one uses its publisher as well.
+            return self._agree(chunk, following)
+        found = self.notes.read_again()
+        if found is None or not (found.is_done or found.progress.publisher == following):
+            raise self._forgotten(error) from error
+        return self._agree(chunk, following)
+
+    def _agree(self, chunk: _Chunk, publisher: Publisher) -> Note:
+        note = self.notes.agree(Progress(chunk.number, chunk.digest, publisher=publisher))
+        if isinstance(note.progress.publisher, Publisher):
+            self._publisher = note.progress.publisher
+        return note
+
+    def _publish(self, chunk: _Chunk) -> Receipt:
+        assert self._publisher is not None, "a note comes before"
+        name = publisher_id(self._options, self._publishing, self._publisher, self._partition)
+        bounds = PublisherOptions(
+            batch_messages=CHUNK_MESSAGES, window_messages=CHUNK_MESSAGES, retry_duration=GIVE_UP_SECONDS
+        )
+        first = self._publisher.next_seq + chunk.first
+        try:
+            with self._stores.publisher(self._store, publisher_id=name, next_seq=first, options=bounds) as publisher:
+                return publisher.publish_batch(chunk.messages)
+        except OutcomeUnknown as error:
+            raise Unavailable(
+                "the service does not answer whether it has rows",
+                code=Code.STORE_UNAVAILABLE,
+                hint="run the write again, and it publishes what is missing",
+                url=self._options.url,
+                store=self._store,
+                tried_seconds=GIVE_UP_SECONDS,
+                last=str(error.__cause__ or error),
+            ) from error
+
+    def _put_back(self, error: HoldfastError) -> Conflict:
+        return Conflict(
+            "the store lacks rows that this application published: it was put back to an earlier state, or lost power",
+            code=error.code,
+            hint="continue under another application name, a stream with supersede=true for one run; rows that the "
+            "store lost come again only from a new checkpoint",
+            store=self._store,
+            partition=self._partition,
+            reason=error.statement(),
+        )
+
+    def _forgotten(self, error: HoldfastError) -> OutcomeUnknown:
+        return OutcomeUnknown(
+            "the store has forgotten the publisher of an earlier try, so it is not known whether it has the rows",
+            code=error.code,
+            hint="look for the rows in the store. If they are there, give the rest under another token; if not, "
+            "continue under another application name, a stream with supersede=true for one run. A larger "
+            "publisher_ttl of the cluster avoids this",
+            store=self._store,
+            partition=self._partition,
+        )
