@@ -494,6 +494,10 @@ def test_spark_reads_what_killed_leaders_confirmed_as_a_batch_and_as_a_stream(
         rows = batch()
         assert [row[:2] for row in rows] == browsed
         assert followed() == rows
+        options = f"url '{url}', shape 'messages', store 'orders'"
+        spark.sql(f"CREATE TABLE messages_of_orders USING holdfast OPTIONS ({options})")
+        assert spark.table("messages_of_orders").count() == 42
+        spark.sql("DROP TABLE messages_of_orders")
         published = published_plainly(tmp_path / "log", "orders")
         assert [(seq, body, milliseconds(at)) for seq, body, at in rows] == [
             (seq, (body or b"").decode(), at_ms) for seq, (_, body, _, at_ms) in sorted(published.items())
