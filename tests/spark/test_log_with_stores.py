@@ -265,7 +265,8 @@ def test_the_stores_answer_503_with_the_reason_while_a_job_leads(tmp_path: Path)
         status, answer = machine.ask("GET", "/v1/stores")
         assert status == 503
         assert answer["error"]["code"] == "not_leader", answer
-        assert answer["error"]["message"] == "this process does not lead the log"
+        assert answer["error"]["hint"].startswith("it was asked to stand by, as a bulk job does"), answer
+        assert commit(machine, operations=[write("k", "2")])[1]["error"] == answer["error"]
         leadership.resign()
         machine.wait()
         machine.acknowledge(*(seq for seq, _, _ in held))

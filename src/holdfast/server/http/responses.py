@@ -186,11 +186,14 @@ class CommitResponses:
         return encode(body, wire_format) + (b"\n" if wire_format == "json" else b"")
 
 
-def not_leading(leader: LeaderHint, *, retry_after_ms: int = 1000) -> Fenced:
-    """The answer of a process that does not lead (yet, or any more)."""
+def not_leading(leader: LeaderHint, *, retry_after_ms: int = 1000, was_asked: bool = False) -> Fenced:
+    """The answer of a process that does not lead (yet, or any more). ``was_asked``: it was asked to stand by."""
     return Fenced(
         "this process does not lead the log",
         code=Code.NOT_LEADER,
+        hint="it was asked to stand by, as a bulk job does, and leads again when the job has ended"
+        if was_asked
+        else "",
         retry_after_ms=retry_after_ms,
         leader_address=leader.address or None,
     )
