@@ -485,7 +485,7 @@ def test_spark_reads_what_killed_leaders_confirmed_as_a_batch_and_as_a_stream(
         reader = spark.readStream.format("holdfast").option("shape", "messages").option("store", "orders")
         query = (
             reader.option("url", url)
-            .option("maxRowsPerTrigger", "15")
+            .option("maxRowsPerTrigger", "30")
             .load()
             .selectExpr("seq", "string(body)", "time")
             .writeStream.format("parquet")
