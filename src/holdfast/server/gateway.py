@@ -150,12 +150,12 @@ class Gateway(HttpState):
                 code=Code.READ_ONLY,
                 hint="send commits to the leader; GET /v1/version needs consistency=local here",
             )
-        return not_leading(self.leader)
+        return not_leading(self.leader, was_asked=self.stands_by_next)
 
     def reading(self) -> LogReader:
         """Who answers readers. Raises: Fenced (not_leader) while nobody does."""
         if self.reader is None:
-            raise not_leading(self.leader)
+            raise not_leading(self.leader, was_asked=self.stands_by_next)
         return self.reader
 
     def version_of(self, position: LogPosition) -> int:

@@ -186,11 +186,16 @@ class CommitResponses:
         return encode(body, wire_format) + (b"\n" if wire_format == "json" else b"")
 
 
-def not_leading(leader: LeaderHint, *, retry_after_ms: int = 1000) -> Fenced:
-    """The answer of a process that does not lead (yet, or any more)."""
+STANDS_BY: Final = "it was asked to stand by, as a bulk job does, and leads again when the job has ended"
+
+
+def not_leading(leader: LeaderHint, *, retry_after_ms: int = 1000, was_asked: bool = False) -> Fenced:
+    """The answer of a process that does not lead (yet, or any more). ``was_asked``: it was asked to stand by."""
+    led_by_a_job = was_asked and not leader.address  # a service has one
     return Fenced(
         "this process does not lead the log",
         code=Code.NOT_LEADER,
+        hint=STANDS_BY if led_by_a_job else "",
         retry_after_ms=retry_after_ms,
         leader_address=leader.address or None,
     )

@@ -101,7 +101,7 @@ class StoreHost:
                 hint="another process may have them open: this service opens them when that process closes them",
             )
         if opened is None:
-            raise not_leading(self.gateway.leader)
+            raise not_leading(self.gateway.leader, was_asked=self.gateway.stands_by_next)
         if self.gateway.draining:
             raise Unavailable("the service is stopping", code=Code.OVERLOADED, retry_after_ms=OVERLOADED_RETRY_AFTER_MS)
         if self.suspended and not cluster:

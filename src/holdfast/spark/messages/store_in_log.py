@@ -2,10 +2,11 @@
 
 The driver fetches the index of the newest checkpoint and the pages after that, and reads the log after the checkpoint
 once. Tasks fetch the pages and objects of their piece. Every file is checked against its hash, every object against its
-CRC. What the newest checkpoint has not kept may be in the log after an older one, which is used then.
+CRC. A checkpoint has what durables keep, and the log has everything: a reader that continues begins with an older
+checkpoint, if the log after that has all that it has not read.
 
-Memory of the driver: about 300 bytes for each MiB of messages to read, and for each object of the log that has messages
-of the store between objects that have none. Disk: the index; of a task, the pages of one extent, mostly one or two.
+Memory of the driver: about 500 bytes for each MiB of messages to read, and 150 for each run of objects that have some.
+Disk: the index and the last pages; of a task, the pages of one extent, mostly one or two.
 """
 
 from __future__ import annotations
@@ -246,7 +247,7 @@ class StoreInLog:
     # -- checkpoints --------------------------------------------------------------------------------------------------
 
     async def _begin(self, store: ObjectStore, lineage: Lineage, head: Header, after_seq: int) -> _Begun:
-        """The newest whole checkpoint; an older one where only that, with the log, has all after ``after_seq``."""
+        """The newest whole checkpoint in which all numbers are read already; else the newest one."""
         newest: _Begun | None = None
         for version in reversed(await list_versions(store)):
             if not head.truncated_through <= version <= head.last_version:
@@ -258,7 +259,7 @@ class StoreInLog:
                 begun = await self._read_checkpoint(store, manifest, after_seq)
             except (CorruptData, NotFound):
                 continue  # damaged, or removed meanwhile
-            if not after_seq or _has_all(begun, after_seq):
+            if not after_seq or begun.so_far.newest_seq <= after_seq:
                 return begun
             newest = newest or begun
         if newest is not None:
@@ -330,16 +331,6 @@ class StoreInLog:
         if self._thread is None:
             self._thread = StoreThread(self._url).__enter__()
         return self._thread.start(work).result()
-
-
-def _has_all(begun: _Begun, after_seq: int) -> bool:
-    """Whether a checkpoint has every number after ``after_seq`` that its store ever had."""
-    expected = after_seq + 1
-    for extent in begun.extents:
-        if extent.first_seq > expected:
-            return False
-        expected = extent.last_seq + 1
-    return expected > begun.so_far.newest_seq
 
 
 async def _pages(store: ObjectStore, manifest: Manifest) -> list[Page]:

@@ -212,10 +212,10 @@ class StoreReader:
             return self.place(placed.newest_seq)
 
     def place_all(self, after_seq: int) -> tuple[StoreSoFar, list[Extent]]:
-        """What whole files that do not change say: all their frames count. For a copy, also one without the pages that
-        the index has no need to be read with.
+        """What the files of a copy say, and where its messages after ``after_seq`` are. All frames of a copy count.
 
-        *Raises*: ``CorruptData``. Whether there is such a store is not checked: a later record may say it.
+        Pages before the one with the first frame that the index does not know may be absent. Whether there is such a
+        store is not checked: what comes after the copy may say it. *Raises*: ``CorruptData``, ``NotFound``.
         """
         try:
             known = self._index(after_seq)
