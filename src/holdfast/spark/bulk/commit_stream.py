@@ -6,8 +6,10 @@ or a message store. ``message_source`` names the last two in one word, as ``hold
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from datetime import UTC, datetime
 from threading import Event
 from typing import Final
 
@@ -24,7 +26,7 @@ from holdfast.spark.runtime.session import task_errors
 POLL_SECONDS: Final = 0.2
 
 Report = Callable[[Mapping[str, object]], None]
-"""Gets the number and the counts after each micro-batch."""
+"""Gets, after each micro-batch: its number, its requests, the seconds that they took, the time, and all counts."""
 
 
 class CommitStream:
@@ -100,12 +102,22 @@ def commit_stream(
     failures: list[Exception] = []
 
     def micro_batch(frame: DataFrame, number: int) -> None:
+        began, before = time.monotonic(), ingest.counts.requests
         try:
             ingest.micro_batch(frame, number)
         except Exception as error:
             failures.append(error)
             raise
-        report({"step": "micro_batch", "number": number, **asdict(ingest.counts)})
+        report(
+            {
+                "step": "micro_batch",
+                "number": number,
+                "requests_in": ingest.counts.requests - before,
+                "seconds": round(time.monotonic() - began, 3),
+                "at": datetime.now(UTC).isoformat(timespec="milliseconds"),
+                **asdict(ingest.counts),
+            }
+        )
 
     writer = requests.writeStream.foreachBatch(micro_batch).option("checkpointLocation", checkpoint)
     if every_seconds is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 
 from pyspark.sql import DataFrame, SparkSession
@@ -12,7 +11,7 @@ from holdfast.client.stores import StoreClient, define_spark_stores
 from holdfast.errors import Code, InvalidRequest, NotFound
 from holdfast.spark.bulk.commit_stream import message_source, store_of
 from holdfast.spark.bulk.verdict_output import VerdictStore
-from holdfast.spark.runtime.service_client import TOKEN_VARIABLE
+from holdfast.spark.runtime.service_client import service_token
 from holdfast.spark.runtime.session import task_errors
 from holdfast.spark.source.plan import log_head
 
@@ -62,7 +61,7 @@ class LiveRequests:
         if self.verdicts_table is not None:
             return self.verdicts_table
         url, store = self._store_of_verdicts()
-        return VerdictStore(url, store, token=_token())
+        return VerdictStore(url, store, token=service_token())
 
     def prepare(self, log: str) -> None:
         """Make the stores that are missing. Raises: InvalidRequest (they live in ``log`` itself); as the client."""
@@ -70,7 +69,7 @@ class LiveRequests:
         url_of_verdicts, verdicts = self._store_of_verdicts() if self.verdicts_store is not None else ("", None)
         for url in {options.get("url", ""), url_of_verdicts} - {""}:
             _require_another_log(url, log)
-            with StoreClient(url, token=_token()) as client:
+            with StoreClient(url, token=service_token()) as client:
                 define_spark_stores(
                     client,
                     options["store"] if options.get("url") == url else None,
@@ -94,17 +93,13 @@ class LiveRequests:
         return options["url"], text
 
 
-def _token() -> str | None:
-    return os.environ.get(TOKEN_VARIABLE) or None
-
-
 def _require_another_log(url: str, log: str) -> None:
     """Return unless the service at ``url`` leads ``log`` itself: its stores are closed while Spark leads."""
     try:
         own = log_head(log).log_id
     except NotFound:
         return  # the job makes it
-    with Client(url, token=_token()) as client:
+    with Client(url, token=service_token()) as client:
         if client.version().log_id == own:
             raise InvalidRequest(
                 "the requests come from a service that leads this very log: it serves no stores while Spark leads",
