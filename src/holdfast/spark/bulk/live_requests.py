@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from pyspark.sql import DataFrame, SparkSession
 
-from holdfast.client import Client
+from holdfast.client import Client, ClientOptions
 from holdfast.client.stores import StoreClient, define_spark_stores
 from holdfast.errors import Code, InvalidRequest, NotFound
 from holdfast.spark.bulk.commit_stream import message_source, store_of
@@ -14,6 +15,9 @@ from holdfast.spark.bulk.verdict_output import VerdictStore
 from holdfast.spark.runtime.service_client import service_token
 from holdfast.spark.runtime.session import task_errors
 from holdfast.spark.source.plan import log_head
+
+ANSWER_MS_MAX: Final = 30_000
+"""How long a service is tried before Spark is started for nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +73,7 @@ class LiveRequests:
         url_of_verdicts, verdicts = self._store_of_verdicts() if self.verdicts_store is not None else ("", None)
         for url in {options.get("url", ""), url_of_verdicts} - {""}:
             _require_another_log(url, log)
-            with StoreClient(url, token=service_token()) as client:
+            with StoreClient(url, token=service_token(), options=_options()) as client:
                 define_spark_stores(
                     client,
                     options["store"] if options.get("url") == url else None,
@@ -93,13 +97,17 @@ class LiveRequests:
         return options["url"], text
 
 
+def _options() -> ClientOptions:
+    return ClientOptions(give_up_after_ms=ANSWER_MS_MAX)
+
+
 def _require_another_log(url: str, log: str) -> None:
     """Return unless the service at ``url`` leads ``log`` itself: its stores are closed while Spark leads."""
     try:
         own = log_head(log).log_id
     except NotFound:
         return  # the job makes it
-    with Client(url, token=service_token()) as client:
+    with Client(url, token=service_token(), options=_options()) as client:
         if client.version().log_id == own:
             raise InvalidRequest(
                 "the requests come from a service that leads this very log: it serves no stores while Spark leads",

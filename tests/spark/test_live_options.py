@@ -1,0 +1,104 @@
+"""What ``holdfast spark ingest`` refuses before it starts Spark, and which stores it makes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.spark.service_process import ServiceProcess
+
+from holdfast import StoreClient, Write
+from holdfast.cli.main import main
+from holdfast.client import Client
+from holdfast.errors import InvalidRequest, NotFound, Unavailable
+from holdfast.spark.bulk.commit_stream import message_source, store_of
+from holdfast.spark.bulk.live_requests import LiveRequests
+
+HERE = "store:http://127.0.0.1:8080/requests/spark"
+
+
+def test_a_source_is_one_word() -> None:
+    assert message_source(HERE) == {
+        "shape": "messages", "url": "http://127.0.0.1:8080", "store": "requests", "durable": "spark",
+    }  # fmt: skip
+    assert message_source("store:unix:/run/holdfast/a/b") == {
+        "shape": "messages", "url": "unix:/run/holdfast", "store": "a", "durable": "b",
+    }  # fmt: skip
+    assert message_source("queue:/var/orders") == {"shape": "messages", "queue": "/var/orders"}
+    assert message_source("/var/requests") is message_source("s3://bucket/requests") is None
+
+
+@pytest.mark.parametrize(
+    "text", ["http://127.0.0.1:8080", "http:///requests/spark", "ftp://host/requests/spark", "requests/spark", "", "//"]
+)
+def test_what_names_no_store_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        store_of(text, 2)
+    assert "for example store:http" in refused.value.hint
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "either --to"),
+        (["--to", "file:///tmp/t", "--verdicts-to", "verdicts"], "either --to"),
+        (["--verdicts-to", "store:verdicts"], "not the address of a store"),
+    ],
+)
+def test_verdicts_go_to_one_place(
+    words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["spark", "ingest", "--from", HERE, "--log", tmp_path.as_uri(), "--name", "n", "--checkpoint", "c"]
+    assert main([*command, *words]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_bounds_in_bytes_are_for_messages_and_a_store_needs_a_service() -> None:
+    assert LiveRequests(HERE, at_once=7, bytes_at_once=9).options == {
+        **(message_source(HERE) or {}), "maxRowsPerTrigger": "7", "maxBytesPerTrigger": "9",
+    }  # fmt: skip
+    with pytest.raises(InvalidRequest, match="bound in bytes"):
+        assert LiveRequests("/var/requests", bytes_at_once=9).options
+    with pytest.raises(InvalidRequest, match="which service"):
+        LiveRequests("queue:/var/orders", verdicts_store="verdicts").verdicts()
+
+
+def test_a_service_that_leads_the_log_itself_cannot_have_the_requests(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "log"
+    log.mkdir()
+    with ServiceProcess(log) as service:
+        with Client(service.url) as client:
+            client.commit([Write(b"k", b"v")])
+        command = [
+            *("spark", "ingest", "--from", f"store:{service.url}/requests/spark", "--verdicts-to", "verdicts"),
+            *("--log", log.as_uri(), "--name", "n", "--checkpoint", str(tmp_path / "c"), "--step-down"),
+        ]
+        assert main(command) == 2
+        assert "leads this very log" in capsys.readouterr().err
+        with StoreClient(service.url) as stores:
+            assert "requests" not in str(stores.stores()), "nothing was made"
+
+
+def test_missing_stores_are_made_and_others_stay(tmp_path: Path) -> None:
+    (tmp_path / "served").mkdir()
+    with ServiceProcess(tmp_path / "served") as service, StoreClient(service.url) as stores:
+        stores.define_store("verdicts", {"durables": {"mine": {"type": "shared"}}})
+        live = LiveRequests(f"store:{service.url}/requests/spark", verdicts_store="verdicts")
+        live.prepare((tmp_path / "log").as_uri())
+        live.prepare((tmp_path / "log").as_uri())
+        assert stores.describe_durable("requests", "spark")["type"] == "standard"
+        assert stores.describe_durable("verdicts", "mine")["type"] == "shared"
+        with pytest.raises(NotFound):
+            stores.describe_durable("verdicts", "by-request")
+        elsewhere = LiveRequests("/var/requests", verdicts_store=f"store:{service.url}/others")
+        elsewhere.prepare((tmp_path / "log").as_uri())
+        assert stores.describe_durable("others", "by-request")["type"] == "last_value"
+
+
+def test_a_service_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("holdfast.spark.bulk.live_requests.ANSWER_MS_MAX", 100)
+    live = LiveRequests("store:http://127.0.0.1:9/requests/spark", verdicts_store="verdicts")
+    with pytest.raises(Unavailable, match=r"127\.0\.0\.1:9"):
+        live.prepare((tmp_path / "log").as_uri())
