@@ -44,6 +44,7 @@ from holdfast.client.stores import SparkCommitter, define_spark_stores  # noqa: 
 BUCKET = "live-requests"
 MICRO_BATCHES = 5
 """The first one is not counted: it also starts what Spark needs."""
+WORKERS = (1, 2)
 CLIENTS = 64
 WARM_REQUESTS = 2_000
 
@@ -98,6 +99,7 @@ def spark(folder: Path, master: str, log: str, workers: int, requests: int, seco
         "requests a second": taken / sum(periods),
         "requests in a micro-batch": whole[-1]["requests_in"],
         "micro-batch p50 s": percentile(periods, 0.5),
+        "of it in the stages p50 s": percentile([step["seconds"] for step in whole[1:]], 0.5),
         "of one request p50 ms": percentile([step["seconds"] * 1000 for step in lone], 0.5),
         "send to verdict p50 ms": percentile(waits, 0.5) * 1000,
         "send to verdict p99 ms": percentile(waits, 0.99) * 1000,
@@ -186,7 +188,7 @@ def main() -> None:
         os.environ.update(gateway.environment())
         gateway.create_bucket(BUCKET)
         master = stack.enter_context(cluster(folder / "cluster"))
-        for workers in (1, 2):
+        for workers in WORKERS:
             name = f"spark, {workers} worker{'s' if workers > 1 else ''}"
             log = gateway.url(BUCKET, prefix=f"spark-{workers}")
             show(name, figures, spark(folder / f"spark-{workers}", master, log, workers, requests, seconds))

@@ -56,6 +56,7 @@ def test_verdicts_go_to_one_place(
 def test_bounds_in_bytes_are_for_messages_and_a_store_needs_a_service() -> None:
     assert LiveRequests(HERE, at_once=7, bytes_at_once=9).options == {
         **(message_source(HERE) or {}), "maxRowsPerTrigger": "7", "maxBytesPerTrigger": "9",
+        "targetPartitionBytes": "1048576",
     }  # fmt: skip
     with pytest.raises(InvalidRequest, match="bound in bytes"):
         assert LiveRequests("/var/requests", bytes_at_once=9).options

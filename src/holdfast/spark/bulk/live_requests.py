@@ -12,10 +12,13 @@ from holdfast.client.stores import StoreClient, define_spark_stores
 from holdfast.errors import Code, InvalidRequest, NotFound
 from holdfast.spark.bulk.commit_stream import message_source, store_of
 from holdfast.spark.bulk.verdict_output import VerdictStore
+from holdfast.spark.options import PARTITION_BYTES_MIN
 from holdfast.spark.runtime.service_client import service_token
 from holdfast.spark.runtime.session import task_errors
 from holdfast.spark.source.plan import log_head
 
+PARTITION_BYTES: Final = PARTITION_BYTES_MIN
+"""Requests are small: this is some thousands of them for a task."""
 ANSWER_MS_MAX: Final = 30_000
 """How long a service is tried before Spark is started for nothing."""
 
@@ -43,7 +46,11 @@ class LiveRequests:
             if self.bytes_at_once is not None:
                 raise InvalidRequest("a bound in bytes is for requests that are messages", code=Code.BAD_CONFIGURATION)
             return None
-        bounds = {"maxRowsPerTrigger": self.at_once, "maxBytesPerTrigger": self.bytes_at_once}
+        bounds = {
+            "maxRowsPerTrigger": self.at_once,
+            "maxBytesPerTrigger": self.bytes_at_once,
+            "targetPartitionBytes": PARTITION_BYTES,
+        }
         return found | {name: str(bound) for name, bound in bounds.items() if bound is not None}
 
     def stream(self, spark: SparkSession) -> DataFrame | None:

@@ -17,7 +17,7 @@ REQUEST_ID: Final = "request_id"
 """The fields of a request's message. Its verdict has the same."""
 TEMPLATE: Final = "client"
 """Of the durables in which clients find their verdicts; each is deleted a day after its client has gone."""
-REQUESTS_DURABLE: Final = {"type": "standard"}
+REQUESTS_DURABLE: Final = {"type": "standard", "prefetch": 0}
 """Spark reads it under one name, in the order of the numbers."""
 VERDICTS_STORE: Final = {
     "durables": {"by-request": {"type": "last_value", "message_ttl": "7d"}},
