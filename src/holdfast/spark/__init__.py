@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from holdfast.spark.tables.segments import Segments, read_operations
     from holdfast.spark.tables.snapshot import Snapshot
     from holdfast.spark.tables.state import last_version
+    from holdfast.spark.tables.store_tables import StoreChanges, StoreLatest
     from holdfast.spark.typed.table import RowOptions
 
 if find_spec("pyspark") is None:
@@ -68,6 +69,8 @@ __all__ = [
     "Segments",
     "Snapshot",
     "StepReport",
+    "StoreChanges",
+    "StoreLatest",
     "Verify",
     "audit",
     "diagnose",
@@ -105,6 +108,7 @@ _NAMES_OF = {
     "tables.segments": ("Segments", "read_operations"),
     "tables.snapshot": ("Snapshot",),
     "tables.state": ("last_version",),
+    "tables.store_tables": ("StoreChanges", "StoreLatest"),
     "typed.table": ("RowOptions",),
 }
 _HOMES = {name: module for module, names in _NAMES_OF.items() for name in names}
