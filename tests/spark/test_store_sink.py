@@ -368,6 +368,13 @@ def test_a_publisher_that_the_store_has_forgotten_goes_on_under_another_id(servi
         write(client, options, wanted("later"))
         assert publishing_of(client, options).partitions[0] == Publisher(1, 24)
         assert bodies_in(service, options) == expected("after", "before", "later")
+        first = new_options(service)
+        intent = begin(client, first, wanted("first"))
+        publish_partition(client, first, intent, 0, [rows("first", 0, 3)])
+        forget(service)
+        with pytest.raises(OutcomeUnknown, match="forgotten"):
+            publish_partition(client, first, intent, 0, [rows("first", 0, 3)])
+        assert bodies_in(service, first) == expected("first", parts={0: 3})
         intent = begin(client, options, wanted("half"))
         publish_partition(client, options, intent, 0, [rows("half", 0, 3)])
         forget(service)

@@ -24,11 +24,12 @@ from holdfast.errors import InvalidRequest
 
 if TYPE_CHECKING:
     # The one name that cli knows of spark: see the contract "tops" in pyproject.toml.
-    from holdfast.spark.commands import JobResult, Report, RequestSource, SparkTarget
+    from holdfast.spark.commands import JobResult, Report, RequestSource, SparkTarget, StoreSource
 
 commands = typer.Typer(no_args_is_help=True, help="Tables and files made of a log by Spark.", rich_markup_mode=None)
 
 LogOption: TypeAlias = Annotated[str, typer.Option("--log", help="The log: file:, s3: or az:.")]
+OptionalLogOption: TypeAlias = Annotated[str | None, typer.Option("--log", help="The log: file:, s3: or az:.")]
 ToOption: TypeAlias = Annotated[str, typer.Option("--to", help="Where the output lives: file:, s3: or az:.")]
 OptionalToOption: TypeAlias = Annotated[
     str | None, typer.Option("--to", help="Where the Delta table lives: file:, s3: or az:.")
@@ -128,6 +129,16 @@ _ON_SPARK: Final = {"master": MasterOption, "remote": RemoteOption, "conf": Conf
 _STEPS: Final = {"until": UntilOption, "step_bytes": StepOption}
 _VACUUM: Final = {"vacuum_hours": VacuumOption}
 _BUCKETS: Final = {**_STEPS, "buckets": BucketsOption, **_VACUUM}
+_STORE: Final[Mapping[str, Any]] = {
+    "service": Annotated[
+        str | None, typer.Option("--service", help="Instead of --log: the service of a message store.")
+    ],
+    "store": Annotated[str | None, typer.Option("--store", help="With --service: the store.")],
+    "durable": Annotated[
+        str | None, typer.Option("--durable", help="With --service: a durable of its own, which is made if absent.")
+    ],
+}
+"""The source of a table that is made of a message store: the arguments of ``StoreSource`` by name."""
 _ROWS: Final[Mapping[str, Any]] = {
     "key_prefixes": Annotated[
         list[str] | None, typer.Option("--key-prefix", help="Only keys that begin with this text; repeatable.")
@@ -166,7 +177,7 @@ def _add_job(name: str, help_text: str, options: Mapping[str, Any]) -> None:
     """Add the command of one pipeline: the options that all of them have, and these, which go to the job by name."""
 
     def run(
-        log: str,
+        log: str | None,
         to: str | None,
         once: bool,
         every: float | None,
@@ -175,12 +186,13 @@ def _add_job(name: str, help_text: str, options: Mapping[str, Any]) -> None:
         into_log: bool = False,
         **given: Any,
     ) -> None:
-        from holdfast.spark.commands import run_job, snapshot_of_log
+        from holdfast.spark.commands import run_job, run_store_job, snapshot_of_log
 
         target = _target(given.pop("master"), given.pop("remote"), given.pop("conf"))
         if once + (every is not None) + (until is not None) > 1:
             raise InvalidRequest("--once, --every and --until each say when to stop: give one of them")
-        if into_log:
+        source = _store_source(log, {each: given.pop(each) for each in _STORE if each in given})
+        if into_log and log is not None:
             if to is not None or once or every is not None or given.get("vacuum_hours") is not None:
                 raise InvalidRequest(
                     "--into-log makes one snapshot in the log's store: of the others it takes --at only"
@@ -194,16 +206,24 @@ def _add_job(name: str, help_text: str, options: Mapping[str, Any]) -> None:
         report = report_steps(as_json=as_json)
         with stopped_by_sigterm() as stop:
             stopping = partial(stopped_by_signals, stop)
-            made = run_job(name, log, to, target, (every, until), numbers, stopping, report, rows)
+            if source is not None:
+                _require_no_rows(rows)
+                made = run_store_job(name, source, to, target, (every, until), numbers, stopping, report)
+            else:
+                assert log is not None, "a source is one of the two"
+                made = run_job(name, log, to, target, (every, until), numbers, stopping, report, rows)
         print_result(made, as_json=as_json)
         if not made.is_good:
             raise typer.Exit(Exit.DAMAGED)
 
     defaults: dict[str, object] = {"log": Parameter.empty, "to": Parameter.empty, "once": False, "as_json": False}
     defaults |= {"include_system": False, "table_per_prefix": False}
+    if "service" in options:
+        defaults |= {"log": None}
     if "into_log" in options:
         defaults |= {"to": None, "into_log": False}
-    types = {"log": LogOption, "to": ToOption, **_ON_SPARK, "once": OnceOption, "every": EveryOption, **options}
+    types: dict[str, Any] = {"log": OptionalLogOption if "service" in options else LogOption, "to": ToOption}
+    types |= {**_ON_SPARK, "once": OnceOption, "every": EveryOption, **options}
     types["as_json"] = JsonOption
     run.__signature__ = Signature(  # type: ignore[attr-defined]  # what typer reads
         [
@@ -215,12 +235,35 @@ def _add_job(name: str, help_text: str, options: Mapping[str, Any]) -> None:
     commands.command(name, help=help_text)(run)
 
 
+def _store_source(log: str | None, given: Mapping[str, str | None]) -> StoreSource | None:
+    """The message store that is the source; None where that is a log. Raises: InvalidRequest unless it is one."""
+    from holdfast.spark.commands import StoreSource
+
+    named = {name: text for name, text in given.items() if text is not None}
+    if log is not None and not named:
+        return None
+    if log is not None or named.keys() != _STORE.keys():
+        raise InvalidRequest("the source is a log (--log), or a message store (--service, --store and --durable)")
+    return StoreSource(**named)
+
+
+def _require_no_rows(rows: Mapping[str, object]) -> None:
+    """Raise InvalidRequest for options that only the operations of a log have."""
+    given = [f"--{name.replace('_', '-').removesuffix('es')}" for name, value in rows.items() if value]
+    if given:
+        raise InvalidRequest(f"{', '.join(given)} is about the keys and values of a log, which a store does not have")
+
+
 _add_job(
     "changes",
-    "Every operation of the log, once, in an append-only Delta table partitioned by day.",
-    {**_STEPS, **_VACUUM, **_ROWS},
+    "Every operation of the log, or every message of a store, once, in an append-only Delta table partitioned by day.",
+    {**_STEPS, **_VACUUM, **_ROWS, **_STORE},
 )
-_add_job("latest", "The newest value of every key, in a Delta table that is kept up to date.", {**_BUCKETS, **_ROWS})
+_add_job(
+    "latest",
+    "The newest value of every key, or the newest message, in a Delta table that is kept up to date.",
+    {**_BUCKETS, **_ROWS, **_STORE},
+)
 _add_job(
     "history",
     "Every value that every key ever had, with the versions between which it was the newest, in a Delta table.",

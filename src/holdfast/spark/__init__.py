@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from holdfast.spark.tables.segments import Segments, read_operations
     from holdfast.spark.tables.snapshot import Snapshot
     from holdfast.spark.tables.state import last_version
+    from holdfast.spark.tables.store_tables import StoreChanges, StoreLatest
     from holdfast.spark.typed.table import RowOptions
 
 if find_spec("pyspark") is None:
@@ -72,6 +73,8 @@ __all__ = [
     "Snapshot",
     "StepReport",
     "VerdictStore",
+    "StoreChanges",
+    "StoreLatest",
     "Verify",
     "audit",
     "commit_stream",
@@ -112,6 +115,7 @@ _NAMES_OF = {
     "tables.segments": ("Segments", "read_operations"),
     "tables.snapshot": ("Snapshot",),
     "tables.state": ("last_version",),
+    "tables.store_tables": ("StoreChanges", "StoreLatest"),
     "typed.table": ("RowOptions",),
 }
 _HOMES = {name: module for module, names in _NAMES_OF.items() for name in names}

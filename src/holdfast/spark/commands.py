@@ -43,6 +43,7 @@ from holdfast.spark.tables.log_snapshot import snapshot_into_log
 from holdfast.spark.tables.prefixes import run_tables, tables_of_prefixes
 from holdfast.spark.tables.segments import SEGMENT_LOG_BYTES_MIN, Segments
 from holdfast.spark.tables.snapshot import Snapshot
+from holdfast.spark.tables.store_tables import StoreChanges, StoreLatest
 from holdfast.spark.typed.table import RowOptions
 
 FORMATS: Final = ("parquet", "json", "csv", "table")
@@ -162,6 +163,50 @@ def run_job(
     audit = job.audit
     fields = {**run.fields(), **asdict(audit.counts), "findings": len(audit.findings), "verified": audit.verified}
     return JobResult(fields, [asdict(each) for each in audit.findings], is_good=job.is_good(run.version))
+
+
+@dataclass(frozen=True, slots=True)
+class StoreSource:
+    """The messages of a durable: the address of the service, the store, and the durable."""
+
+    service: str
+    store: str
+    durable: str
+
+    def job(self, name: str, spark: SparkSession, to: str, options: Mapping[str, int]) -> Job:
+        """The pipeline of this name."""
+        if name == "changes":
+            return StoreChanges(spark, self.service, self.store, self.durable, to)
+        return StoreLatest(spark, self.service, self.store, self.durable, to, buckets=options.get("buckets"))
+
+
+def run_store_job(
+    name: str,
+    source: StoreSource,
+    to: str,
+    target: SparkTarget,
+    schedule: tuple[float | None, int | None],
+    options: Mapping[str, int],
+    stopping: Stopping,
+    report: Report,
+) -> JobResult:
+    """Run ``changes`` or ``latest`` of a store; arguments as in ``run_job``. A version is the number of a message.
+
+    Raises: InvalidRequest, Conflict, NotFound, Unavailable.
+    """
+    when = Schedule(*schedule)
+    with target.session(name) as spark, stopping() as stop:
+        run = run_pipeline(
+            source.job(name, spark, to, options),
+            f"{source.service}/{source.store}/{source.durable}",
+            to,
+            schedule=when,
+            step_bytes=options.get("step_bytes", STEP_BYTES_DEFAULT),
+            vacuum_hours=options.get("vacuum_hours"),
+            stop=stop,
+            progress=lambda step: report(step.fields()),
+        )
+    return JobResult(run.fields())
 
 
 def snapshot_of_log(log: str, target: SparkTarget, at: int | None) -> JobResult:

@@ -17,7 +17,7 @@ from holdfast.client.protocol.effects import Response
 from holdfast.client.protocol.stores.administration import Definition, ask, browse_target
 from holdfast.client.protocol.stores.messages import decode, durable_path, request_of, store_path
 from holdfast.client.transport.clock import now_ms
-from holdfast.errors import Code, Conflict, LimitExceeded
+from holdfast.errors import Code, Conflict, LimitExceeded, NotFound
 from holdfast.spark.runtime.service_client import ServiceClient
 from holdfast.stores.values.messages import Delivery
 from holdfast.wire.parts import AckedResponse
@@ -133,11 +133,62 @@ class DurableClient:
         """Acknowledge what an earlier process got and did not acknowledge, up to ``seq``; returns how many."""
         return self._acknowledge([each.seq for page in self.messages(0, seq) for each in page])
 
-    def acknowledged(self) -> int:
-        """How many messages of the durable were ever acknowledged."""
+    def acknowledge_own(self, seq: int, after: int, total: int | None) -> int:
+        """As ``acknowledge_through``; returns how many messages of the durable were ever acknowledged.
+
+        ``total``: how many there were after the last call. Raises: Conflict if something else acknowledged more.
+        """
+        before = self._acknowledged()
+        # A service whose stores are in memory only counts from 0 after a restart.
+        if total is not None and before > total:
+            raise self.collision(acknowledged=before - total)
+        self.acknowledge_through(seq, after)
+        return self._acknowledged()
+
+    def _acknowledged(self) -> int:
         counts = self.describe()["counts"]
         assert isinstance(counts, dict), "the reference page describes it"
         return int(counts["acknowledged"])
+
+    def open_own(self, template: str, matcher: Mapping[str, object] | None) -> None:
+        """Find the durable to be standard and without another subscriber, or make it. Raises: Conflict, NotFound."""
+        try:
+            self.require_own()
+        except NotFound:
+            self.create(template, matcher)  # raises NotFound where there is no such store
+            self.require_own()
+
+    def require_continued(self, seq: int, time_ms: int | None, *, fail_on_data_loss: bool) -> bool:
+        """Look whether the durable still has what comes after ``seq``; whether it also has something up to it.
+
+        ``time_ms``: nothing up to ``seq`` was published later. Raises: NotFound.
+        """
+        newest, oldest = self.last_seq(), self.first_after(0)
+        is_left = oldest is not None and oldest.seq <= seq
+        if newest < seq or (is_left and oldest is not None and time_ms is not None and oldest.published_ms > time_ms):
+            raise NotFound(
+                "data loss: the store was deleted and made again since it was read last",
+                code=Code.LOG_TRUNCATED,
+                hint="begin again: a stream with a new checkpoint, a table at a new place",
+                store=self._store,
+                newest_seq=newest,
+                read_through=seq,
+            )
+        if seq and fail_on_data_loss and self.is_earlier(seq + 1):
+            raise NotFound(
+                "data loss: the durable was made again, or purged, after messages that were not read",
+                code=Code.LOG_TRUNCATED,
+                hint="a stream continues with what the durable keeps with failOnDataLoss=false",
+                store=self._store,
+                durable=self._durable,
+                read_through=seq,
+            )
+        return is_left
+
+    def published_ms(self, seq: int) -> int | None:
+        """When a message was published; None where the durable does not have it."""
+        found = self.first_after(seq - 1)
+        return found.published_ms if found is not None and found.seq == seq else None
 
     def require_own(self) -> Definition:
         """The description of a standard durable without another subscriber. Raises: Conflict."""

@@ -21,7 +21,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
-from holdfast.errors import Code, InvalidRequest, NotFound
+from holdfast.errors import Code, InvalidRequest
 from holdfast.spark.columns import SERVED_STORE_COLUMNS
 from holdfast.spark.messages.durable_client import PAGE_MESSAGES_MAX, DurableClient
 from holdfast.spark.options import ServedStoreOptions
@@ -57,12 +57,17 @@ def pieces_of(options: ServedStoreOptions, client: DurableClient, after: int, th
     if first is None or first.seq > through:
         return []
     after = first.seq - 1
-    counts = client.describe()["counts"]
-    assert isinstance(counts, dict), "the reference page describes it"
-    mean = max(1, int(counts.get("bytes", 0)) // max(1, int(counts.get("messages", 0))))
+    mean = mean_bytes(client)
     step = max(1, options.target_partition_bytes // mean, -(-(through - after) // PIECES_MAX))
     page = max(1, min(PAGE_MESSAGES_MAX, PAGE_BYTES // mean, step))
     return [ServedPartition(first, min(first + step, through), page) for first in range(after, through, step)]
+
+
+def mean_bytes(client: DurableClient) -> int:
+    """The bytes of a message of the durable on the average, at least 1."""
+    counts = client.describe()["counts"]
+    assert isinstance(counts, dict), "the reference page describes it"
+    return max(1, int(counts.get("bytes", 0)) // max(1, int(counts.get("messages", 0))))
 
 
 def served_rows(options: ServedStoreOptions, piece: ServedPartition) -> Iterator[pa.RecordBatch]:
@@ -160,39 +165,18 @@ class HoldfastServedStoreStreamReader(DataSourceStreamReader, SupportsTriggerAva
         if first is None or end < first.seq:
             self._asked_ms = now_ms
             return dict(start)
-        last = client.first_after(end - 1)
-        return {"seq": end, "time_ms": last.published_ms} if last is not None and last.seq == end else {"seq": end}
+        published_ms = client.published_ms(end)
+        return {"seq": end} if published_ms is None else {"seq": end, "time_ms": published_ms}
 
     def _continue(self, client: DurableClient, begin: int, time_ms: int | None) -> None:
         """Look, once in a process, whether the durable still has what comes after ``begin``, and acknowledge up to it.
 
         Spark has committed ``begin`` if this process has not planned a micro-batch yet.
         """
-        newest = client.last_seq()
-        oldest = client.first_after(0)
-        is_other = oldest is not None and time_ms is not None and oldest.seq <= begin and oldest.published_ms > time_ms
-        if newest < begin or is_other:
-            raise NotFound(
-                "data loss: the store was deleted and made again since this stream's checkpoint",
-                code=Code.LOG_TRUNCATED,
-                hint="begin a new stream, with a new checkpoint",
-                store=self._options.store,
-                newest_seq=newest,
-                read_through=begin,
-            )
-        if begin and self._options.fail_on_data_loss and client.is_earlier(begin + 1):
-            raise NotFound(
-                "data loss: the durable was made again, or purged, after messages that this stream has not read",
-                code=Code.LOG_TRUNCATED,
-                hint="set failOnDataLoss=false to continue with what the durable keeps",
-                store=self._options.store,
-                durable=self._options.durable,
-                read_through=begin,
-            )
-        if not self._is_planned and oldest is not None and oldest.seq <= begin:
-            self._acknowledge(client, begin)
+        is_left = client.require_continued(begin, time_ms, fail_on_data_loss=self._options.fail_on_data_loss)
+        if is_left and not self._is_planned:
             client.acknowledge_left(begin)
-            self._acknowledged_total = client.acknowledged()
+            self._acknowledge(client, begin)
         self._is_continued = True
 
     def partitions(self, start: Mapping[str, int], end: Mapping[str, int]) -> Sequence[ServedPartition]:
@@ -210,13 +194,8 @@ class HoldfastServedStoreStreamReader(DataSourceStreamReader, SupportsTriggerAva
         self._acknowledge(self._opened(), _numbers(end)[0])
 
     def _acknowledge(self, client: DurableClient, through: int) -> None:
-        before = client.acknowledged()
-        # A service whose stores are in memory only counts from 0 after a restart.
-        if self._acknowledged_total is not None and before > self._acknowledged_total:
-            raise client.collision(acknowledged=before - self._acknowledged_total)
-        client.acknowledge_through(through, self._acknowledged_through)
+        self._acknowledged_total = client.acknowledge_own(through, self._acknowledged_through, self._acknowledged_total)
         self._acknowledged_through = through
-        self._acknowledged_total = client.acknowledged()
 
     def stop(self) -> None:
         """Close what is open; the query has ended. The durable stays, with what was not acknowledged."""
@@ -229,13 +208,7 @@ class HoldfastServedStoreStreamReader(DataSourceStreamReader, SupportsTriggerAva
         if self._client is None:
             client = _opened(self._options)
             try:
-                try:
-                    client.require_own()
-                except NotFound:
-                    client.create(
-                        self._options.template, self._options.matcher
-                    )  # raises NotFound where there is no such store
-                    client.require_own()
+                client.open_own(self._options.template, self._options.matcher)
             except BaseException:
                 client.close()
                 raise

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import groupby, pairwise
 from operator import itemgetter
+from types import MappingProxyType
 from typing import ClassVar, Final, TypeAlias
 
 import numpy as np
@@ -24,6 +25,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 
 from holdfast.spark.columns import TIMESTAMP, Shape, arrow_schema
+from holdfast.spark.log.delta_output import DeltaOutput, TableFile, TableState
 from holdfast.spark.log.increments import Increment, map_increment
 from holdfast.spark.log.runner import StepResult
 from holdfast.spark.runtime.table_files import (
@@ -157,8 +159,8 @@ class Rewriting:
         parts = np.bincount(sources, minlength=self.before.count)
         return np.flatnonzero(parts[sources] > 1)
 
-    def run(self, packed: DataFrame, columns: str) -> list[NewFile]:
-        """Change every bucket that the ``packed`` operations touch, and the split ones; ``columns`` are operations'.
+    def run(self, packed: DataFrame, schema: pa.Schema) -> list[NewFile]:
+        """Change every bucket that the ``packed`` operations touch, and the split ones; ``schema`` is operations'.
 
         Shape: a file without a path names a bucket whose earlier files are replaced. Files of the quarantine are among
         the others. Raises: what tasks raise, as Spark's error.
@@ -166,8 +168,7 @@ class Rewriting:
         split = self.split.tolist()
         if split:
             # A bucket is changed where it has operations: these have none, and come first.
-            nothing = arrow_schema(Shape.OPERATIONS, columns.split(",")).empty_table()
-            pieces = pa.Table.from_batches([_piece(bucket, nothing, BEFORE_ALL) for bucket in split])
+            pieces = pa.Table.from_batches([_piece(bucket, schema.empty_table(), BEFORE_ALL) for bucket in split])
             packed = packed.unionAll(packed.sparkSession.createDataFrame(pieces))
         return new_files(
             placed_by_bucket(packed, self.after.count).mapInArrow(partial(each_bucket, self.bucket), FILES_TYPE)
@@ -198,7 +199,7 @@ class Rewriting:
         return not pc.call_function("any", [known]).as_py()
 
     def _keys(self, rows: pa.Table) -> pa.ChunkedArray:
-        return rows["key"] if self.step.layout is None else self.step.layout.key_bytes(rows)
+        return rows["key"].cast(pa.binary()) if self.step.layout is None else self.step.layout.key_bytes(rows)
 
     def _written(self, bucket: int, current: pa.Table | None, changes: pa.Table) -> list[NewFile]:
         aside: list[pa.Table] = []
@@ -283,34 +284,71 @@ class BucketJob(TypedJob):
         """As ``Job``."""
         made_with = self._buckets or bucket_count(increment.log_bytes + increment.behind_bytes)
         state, step = self._begin(increment, {"buckets": made_with})
-        before = Placement(first := state.settings["buckets"], state.mark(SPLITS) or first)
-        after = before.grown(sum(file.size for file in state.files(self.further_partition)))
-        if after != before and not self._output.takes_format(state, SPLIT_FORMAT):
-            after = before
-        if after != before:
-            state = self._output.raise_format(state, SPLIT_FORMAT)
-        live = state.files(self.further_partition)
-        packed = map_increment(
-            self._spark,
-            self._log_url,
-            increment,
-            self.columns,
-            partial(_pack_chosen, step, after, self.reduce),
-            PACKED_TYPE,
-        )
-        paths: dict[int, list[str]] = {}
-        for file in live:
-            paths.setdefault(int(file.partition["bucket"]), []).append(file.path)
-        rewriting = Rewriting(self._output.location.url, paths, before, after, self.merge, self.statistics, step)
-        written = rewriting.run(packed, self.columns)
-        replaced = {file.partition["bucket"] for file in written if file.path is None}
-        return self._finish(
+        changed = change_buckets(
+            self._output,
             state,
-            increment,
-            [file for file in written if file.path is not None],
-            [file for file in live if file.partition["bucket"] in replaced],
-            marks={SPLITS: after.count} if after.count > after.first else {},
+            lambda placement: map_increment(
+                self._spark,
+                self._log_url,
+                increment,
+                self.columns,
+                partial(_pack_chosen, step, placement, self.reduce),
+                PACKED_TYPE,
+            ),
+            arrow_schema(Shape.OPERATIONS, self.columns.split(",")),
+            self.merge,
+            self.statistics,
+            step=step,
+            further_partition=self.further_partition,
         )
+        return self._finish(changed.state, increment, changed.added, changed.removed, marks=changed.marks)
+
+
+@dataclass(frozen=True, slots=True)
+class ChangedBuckets:
+    """What a step made of the buckets of the table in this state, and has not committed."""
+
+    state: TableState
+    added: Sequence[NewFile]
+    removed: Sequence[TableFile]
+    marks: Mapping[str, int]
+
+
+def change_buckets(
+    output: DeltaOutput,
+    state: TableState,
+    packed: Callable[[Placement], DataFrame],
+    schema: pa.Schema,
+    merge: Merge,
+    statistics: Sequence[str],
+    *,
+    step: TypedStep,
+    further_partition: Mapping[str, str] = MappingProxyType({}),
+) -> ChangedBuckets:
+    """Change the buckets that the ``packed`` operations touch, and split some where the table has grown.
+
+    ``schema`` is operations'; the rest is as in ``Rewriting``. Raises: Conflict when another runner has moved the table
+    on; what tasks raise, as Spark's error. After a crash: files that no commit names.
+    """
+    before = Placement(first := state.settings["buckets"], state.mark(SPLITS) or first)
+    after = before.grown(sum(file.size for file in state.files(further_partition)))
+    if after != before and not output.takes_format(state, SPLIT_FORMAT):
+        after = before
+    if after != before:
+        state = output.raise_format(state, SPLIT_FORMAT)
+    live = state.files(further_partition)
+    paths: dict[int, list[str]] = {}
+    for file in live:
+        paths.setdefault(int(file.partition["bucket"]), []).append(file.path)
+    rewriting = Rewriting(output.location.url, paths, before, after, merge, statistics, step)
+    written = rewriting.run(packed(after), schema)
+    replaced = {file.partition["bucket"] for file in written if file.path is None}
+    return ChangedBuckets(
+        state,
+        [file for file in written if file.path is not None],
+        [file for file in live if file.partition["bucket"] in replaced],
+        {SPLITS: after.count} if after.count > after.first else {},
+    )
 
 
 def _pack_chosen(

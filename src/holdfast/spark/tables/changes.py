@@ -50,30 +50,35 @@ class Changes(TypedJob):
         return self._finish(state, increment, added)
 
 
-def write_days(url: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Write the rows of one task into files of one day each, and report them."""
+def write_days(
+    url: str, batches: Iterator[pa.RecordBatch], *, time: str = "timestamp", number: str = "version"
+) -> Iterator[pa.RecordBatch]:
+    """Write the rows of one task into files of one day each, by their ``time``, and report them.
+
+    ``number`` is the column whose bounds the files get.
+    """
     waiting: dict[str, list[pa.RecordBatch]] = {}
     sizes: dict[str, int] = {}
     for batch in batches:
-        for day, rows in _by_day(batch):
+        for day, rows in _by_day(batch, time):
             waiting.setdefault(day, []).append(rows)
             sizes[day] = sizes.get(day, 0) + rows.nbytes
         closing = [day for day in waiting if sizes[day] >= FILE_BYTES]
         closing += sorted(day for day in waiting if day not in closing)[:-DAYS_OPEN_MAX]
         for day in closing:
-            yield file_rows([_write(url, day, waiting.pop(day))])
+            yield file_rows([_write(url, day, waiting.pop(day), number)])
             del sizes[day]
     for day in sorted(waiting):
-        yield file_rows([_write(url, day, waiting[day])])
+        yield file_rows([_write(url, day, waiting[day], number)])
 
 
-def _by_day(batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
-    days = batch["timestamp"].cast(pa.date32())
+def _by_day(batch: pa.RecordBatch, time: str) -> Iterator[tuple[str, pa.RecordBatch]]:
+    days = batch[time].cast(pa.date32())
     distinct = days.unique().to_pylist()
     for day in distinct:
         of_day = pc.call_function("equal", [days, pa.scalar(day, pa.date32())])
         yield day.isoformat(), batch if len(distinct) == 1 else batch.filter(of_day)
 
 
-def _write(url: str, day: str, batches: list[pa.RecordBatch]) -> NewFile:
-    return write_table(url, pa.Table.from_batches(batches), {"day": day}, ("version",))
+def _write(url: str, day: str, batches: list[pa.RecordBatch], number: str) -> NewFile:
+    return write_table(url, pa.Table.from_batches(batches), {"day": day}, (number,))

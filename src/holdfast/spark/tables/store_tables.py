@@ -1,0 +1,226 @@
+"""``changes`` and ``latest`` of a message store: Delta tables of the messages of a durable, over HTTP.
+
+A step reads the messages ``(offset, through]`` by number and commits the result with the new offset. The next look
+acknowledges up to the offset, so the durable keeps what the table does not have. In ``Increment`` and ``StepReport`` a
+version is the number of a message, and the bytes are estimates by the mean message. After a crash: the offset says what
+the table has; what was not acknowledged is acknowledged by the next run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import DataFrame, SparkSession
+
+from holdfast.errors import Conflict, InvalidRequest
+from holdfast.spark.columns import SERVED_STORE_COLUMNS, TIMESTAMP
+from holdfast.spark.log.delta_output import DeltaJob
+from holdfast.spark.log.increments import Increment
+from holdfast.spark.log.runner import StepResult
+from holdfast.spark.messages.durable_client import DurableClient
+from holdfast.spark.messages.served_store import ServedPartition, mean_bytes, pieces_of, served_rows
+from holdfast.spark.options import ServedStoreOptions, parse_served_store_options
+from holdfast.spark.runtime.table_files import FILES_TYPE, new_files
+from holdfast.spark.source.plan import LogHead
+from holdfast.spark.tables.buckets import PACKED_TYPE, BucketPart, change_buckets, in_buckets, newest_points
+from holdfast.spark.tables.changes import write_days
+from holdfast.spark.tables.placement import Placement, bucket_count
+from holdfast.spark.tables.typed import TypedStep
+from holdfast.spark.typed.rows import Choice
+
+Work = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+TIME_MARK: Final = "time_ms"
+"""The mark that has the time of the newest message in the table, 0 where it is not known."""
+MESSAGE_ROWS: Final = pa.schema([pa.field(name, kind) for name, kind in SERVED_STORE_COLUMNS.items()])
+LATEST_MESSAGE_ROWS: Final = pa.schema([
+    ("key", pa.string()), ("body", pa.binary()), ("fields", pa.string()), ("seq", pa.int64()), ("time", TIMESTAMP),
+])  # fmt: skip
+_KEYED: Final = pa.schema([
+    ("version", pa.int64()), ("position", pa.int32()), ("kind", pa.string()), ("key", pa.binary()),
+    ("body", pa.binary()), ("fields", pa.string()), ("time", TIMESTAMP),
+])  # fmt: skip
+"""Messages as the tables in buckets take operations."""
+
+
+class StoreJob(DeltaJob):
+    """A job that keeps one Delta table of the messages of a durable of its own, which it makes if there is none."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        service_url: str,
+        store: str,
+        durable: str,
+        output_url: str,
+        schema: pa.Schema,
+        partition_by: tuple[str, ...],
+    ) -> None:
+        super().__init__(spark, service_url, output_url, schema, partition_by)
+        given = {"shape": "messages", "url": service_url, "store": store, "durable": durable}
+        self._options: ServedStoreOptions = parse_served_store_options(given)
+        self._acknowledged_through = 0
+        self._acknowledged_total: int | None = None
+        self._is_continued = False
+
+    def log_id(self) -> str:
+        """The name of the source in the table: a table has the messages of one durable."""
+        return f"{self._options.store}/{self._options.durable}"
+
+    def look(self, after: int, until: int | None, step_bytes: int) -> Increment:
+        """The next messages, about ``step_bytes``, after acknowledging those that the table has.
+
+        Raises: InvalidRequest (the durable's type; another subscriber), NotFound (no such store; data loss),
+        Unavailable.
+        """
+        with self._client() as client:
+            try:
+                client.open_own(self._options.template, self._options.matcher)
+                self._acknowledge(client, after)
+            except Conflict as error:
+                # To the runner a Conflict is another runner, after which it goes on.
+                raise InvalidRequest(error.message, code=error.code, hint=error.hint, facts=error.fields) from error
+            newest, first = client.last_seq(), client.first_after(after)
+            head = LogHead(self._log_id, newest)
+            if first is None:
+                return Increment(head, after, after, 0, 0, 0)
+            mean = mean_bytes(client)
+            through = min(newest, first.seq - 1 + max(1, step_bytes // mean))
+            through = through if until is None else min(through, until)
+            count = max(0, through - first.seq + 1)
+            return Increment(head, after, max(after, through), count, count * mean, (newest - through) * mean)
+
+    def _acknowledge(self, client: DurableClient, through: int) -> None:
+        if not self._is_continued:
+            state = self._output.state(self._log_id)
+            time_ms = None if state is None else state.mark(TIME_MARK) or None
+            if client.require_continued(through, time_ms, fail_on_data_loss=True):
+                client.acknowledge_left(through)
+            self._is_continued = True
+        if through > self._acknowledged_through:
+            self._acknowledged_total = client.acknowledge_own(
+                through, self._acknowledged_through, self._acknowledged_total
+            )
+            self._acknowledged_through = through
+
+    def _client(self) -> DurableClient:
+        return DurableClient(self._options.url, self._options.store, self._options.durable)
+
+    def _mapped(self, increment: Increment, work: Work, schema: str) -> DataFrame:
+        """What ``work`` makes of the messages of the increment, in the tasks that read them."""
+        with self._client() as client:
+            pieces = pieces_of(self._options, client, increment.after, increment.through)
+        if not pieces:
+            return self._spark.createDataFrame([], schema)
+        # A range of as many partitions as numbers has one number in each: the piece of that task.
+        numbers = self._spark.range(0, len(pieces), numPartitions=len(pieces))
+        return numbers.mapInArrow(partial(_read_pieces, self._options, pieces, work), schema)
+
+    def _marks(self, increment: Increment) -> dict[str, int]:
+        with self._client() as client:
+            return {TIME_MARK: client.published_ms(increment.through) or 0}
+
+
+def _read_pieces(
+    options: ServedStoreOptions, pieces: Sequence[ServedPartition], work: Work, numbers: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    wanted = (pieces[number] for batch in numbers for number in batch["id"].to_pylist())
+    return work(rows for piece in wanted for rows in served_rows(options, piece))
+
+
+class StoreChanges(StoreJob):
+    """Every message of a durable, once, in an append-only Delta table at ``output_url``.
+
+    Columns: ``seq``, ``time``, ``key``, ``fields`` (JSON), ``body`` as the source; ``day`` (UTC) is the partition.
+    """
+
+    name = "store-changes"
+
+    def __init__(self, spark: SparkSession, service_url: str, store: str, durable: str, output_url: str) -> None:
+        schema = MESSAGE_ROWS.append(pa.field("day", pa.date32()))
+        super().__init__(spark, service_url, store, durable, output_url, schema, ("day",))
+
+    def advance(self, increment: Increment) -> StepResult:
+        """As ``Job``."""
+        state = self._open(increment)
+        marks = self._marks(increment)
+        write = partial(write_days, self._output.location.url, time="time", number="seq")
+        return self._commit(state, increment, new_files(self._mapped(increment, write, FILES_TYPE)), marks=marks)
+
+
+class StoreLatest(StoreJob):
+    """The newest message of every key of a durable, in the Delta table at ``output_url``.
+
+    Columns: ``key``, ``body``, ``fields`` (JSON), ``seq``, ``time``; ``bucket`` is the partition. One row per key;
+    messages without a key have no row. ``buckets`` counts when the table is made.
+    """
+
+    name = "store-latest"
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        service_url: str,
+        store: str,
+        durable: str,
+        output_url: str,
+        *,
+        buckets: int | None = None,
+    ) -> None:
+        schema = LATEST_MESSAGE_ROWS.append(pa.field("bucket", pa.int32()))
+        super().__init__(spark, service_url, store, durable, output_url, schema, ("bucket",))
+        self._buckets = buckets
+
+    def advance(self, increment: Increment) -> StepResult:
+        """As ``Job``."""
+        made_with = self._buckets or bucket_count(increment.log_bytes + increment.behind_bytes)
+        state = self._open(increment, {"buckets": made_with})
+        marks = self._marks(increment)
+        changed = change_buckets(
+            self._output,
+            state,
+            lambda placement: self._mapped(increment, partial(_pack, placement), PACKED_TYPE),
+            _KEYED,
+            merge_messages,
+            ("seq",),
+            step=TypedStep(Choice((), include_system=True)),
+        )
+        return self._commit(changed.state, increment, changed.added, changed.removed, {**changed.marks, **marks})
+
+
+def _pack(placement: Placement, messages: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    return in_buckets(placement, newest_points, map(_keyed, messages))
+
+
+def _keyed(messages: pa.RecordBatch) -> pa.RecordBatch:
+    """The messages that have a key."""
+    messages = messages.filter(messages["key"].is_valid())
+    count = messages.num_rows
+    zeros, writes = pa.repeat(pa.scalar(0, pa.int32()), count), pa.repeat("write", count)
+    rest = [messages[name] for name in ("body", "fields", "time")]
+    return pa.RecordBatch.from_arrays(
+        [messages["seq"], zeros, writes, messages["key"].cast(pa.binary()), *rest], schema=_KEYED
+    )
+
+
+def merge_messages(current: pa.Table | None, changes: pa.Table) -> Sequence[BucketPart]:
+    """A bucket's rows after ``changes``, sorted by key: of each key the newest message.
+
+    Shape: all ``changes`` are newer than every row of ``current``, and in order. Cost: O(n log n) in native code.
+    """
+    own = [changes["key"].cast(pa.string()), *(changes[name] for name in ("body", "fields", "version", "time"))]
+    held = pa.Table.from_arrays(own, schema=LATEST_MESSAGE_ROWS)
+    if current is not None:
+        held = pa.concat_tables([current.select(LATEST_MESSAGE_ROWS.names).cast(LATEST_MESSAGE_ROWS), held])
+    held = held.combine_chunks()
+    keys = held["key"].combine_chunks()
+    # The sort is stable and rows are in order of time, so of each key the last row is the newest.
+    order = pc.call_function("array_sort_indices", [keys], pc.ArraySortOptions("ascending"))
+    keys = keys.take(order)
+    newest = np.ones(len(keys), dtype=np.bool_)
+    newest[:-1] = pc.call_function("not_equal", [keys[1:], keys[:-1]]).to_numpy(zero_copy_only=False)
+    return [BucketPart(held.take(order.filter(pa.array(newest))), {})]
