@@ -177,6 +177,20 @@ def drained(reader: HoldfastQueueStreamReader, start: Offset) -> tuple[list[tupl
         start = end
 
 
+def test_a_bound_in_bytes_ends_a_micro_batch_by_the_mean_message(tmp_path: Path) -> None:
+    path = tmp_path / "orders"
+    with Queue(path) as queue:
+        queue.append_many([bytes(100)] * 40)
+    reader = streaming(path, maxBytesPerTrigger="1000", startingOffsets="earliest")
+    limit = reader.getDefaultReadLimit()
+    first = reader.latestOffset(reader.initialOffset(), limit)
+    assert first["seq"] == 10
+    assert reader.latestOffset(first, limit)["seq"] == 20
+    assert streaming(path, maxBytesPerTrigger="1").latestOffset(first, limit)["seq"] == 11
+    both = streaming(path, maxBytesPerTrigger="1000", maxRowsPerTrigger="3")
+    assert both.latestOffset(first, both.getDefaultReadLimit())["seq"] == 13
+
+
 def test_a_stream_returns_each_message_once_while_the_program_appends(filled: Queue, tmp_path: Path) -> None:
     path = tmp_path / "orders"
     reader = streaming(path, maxRowsPerTrigger="50")

@@ -106,6 +106,16 @@ def counts(client: StoreClient, durable: str = "lake") -> dict[str, Any]:
     return found
 
 
+def test_a_bound_in_bytes_ends_a_micro_batch_by_the_mean_message(service: ServiceProcess, client: StoreClient) -> None:
+    reader = streaming(service, maxBytesPerTrigger="1000")
+    place = reader.initialOffset()
+    publish(client, *[bytes(100)] * 40)
+    counted = reader.latestOffset(place, reader.getDefaultReadLimit())["seq"]
+    assert 5 <= counted <= 10, "the mean counts what a message has besides its body"
+    lone = streaming(service, maxBytesPerTrigger="1")
+    assert lone.latestOffset(place, lone.getDefaultReadLimit())["seq"] == 1
+
+
 def test_a_stream_returns_each_message_once_and_acknowledges_what_spark_has_committed(
     service: ServiceProcess, client: StoreClient
 ) -> None:

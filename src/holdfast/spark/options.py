@@ -123,7 +123,7 @@ _MESSAGE_OPTIONS: Final = (
 )  # fmt: skip
 QUEUE_OPTIONS: Final[Table] = {
     **dict.fromkeys(("queue", *_MESSAGE_OPTIONS), (_EVERY_SHAPE, _BOTH)),
-    **dict.fromkeys(("maxRowsPerTrigger", "pollInterval"), (_EVERY_SHAPE, _STREAM)),
+    **dict.fromkeys(("maxRowsPerTrigger", "maxBytesPerTrigger", "pollInterval"), (_EVERY_SHAPE, _STREAM)),
 }
 STORE_OPTIONS: Final[Table] = {
     **dict.fromkeys(("stores", "store", "url", *_MESSAGE_OPTIONS), (_EVERY_SHAPE, _BOTH)),
@@ -132,7 +132,8 @@ STORE_OPTIONS: Final[Table] = {
 SERVED_STORE_OPTIONS: Final[Table] = {
     **dict.fromkeys(("url", "store", "durable", "shape", "columns", "targetPartitionBytes"), (_EVERY_SHAPE, _BOTH)),
     **dict.fromkeys(
-        ("template", "matcher", "failOnDataLoss", "maxRowsPerTrigger", "pollInterval"), (_EVERY_SHAPE, _STREAM)
+        ("template", "matcher", "failOnDataLoss", "maxRowsPerTrigger", "maxBytesPerTrigger", "pollInterval"),
+        (_EVERY_SHAPE, _STREAM),
     ),
 }
 TABLE_OPTIONS: Final[Table] = {
@@ -260,7 +261,8 @@ class MessageOptions:
     """The options of a read of a queue.
 
     Shape: ``queue`` is the path that a program gives to ``Queue``; at most one of ``after`` (the last message not
-    wanted), ``since`` (an aware time) and ``from_latest`` says where to start; ``rows_max`` bounds a micro-batch.
+    wanted), ``since`` (an aware time) and ``from_latest`` says where to start; ``rows_max`` and, by the mean message,
+    ``bytes_max`` bound a micro-batch.
     """
 
     queue: str
@@ -271,6 +273,7 @@ class MessageOptions:
     fail_on_data_loss: bool
     target_partition_bytes: int
     rows_max: int | None
+    bytes_max: int | None
     poll_ms: int
 
 
@@ -303,7 +306,8 @@ class ServedStoreOptions:
     """The options of a read of a message store over HTTP.
 
     Shape: ``url`` is the address of the service; ``durable`` keeps the messages that are read, and a stream's place;
-    ``template`` and ``matcher`` are those of a durable that a stream makes; ``rows_max`` bounds a micro-batch.
+    ``template`` and ``matcher`` are those of a durable that a stream makes; ``rows_max`` and, by the mean
+    message, ``bytes_max`` bound a micro-batch.
     """
 
     url: str
@@ -315,6 +319,7 @@ class ServedStoreOptions:
     matcher: Mapping[str, object] | None
     fail_on_data_loss: bool
     rows_max: int | None
+    bytes_max: int | None
     poll_ms: int
 
 
@@ -580,6 +585,7 @@ def parse_message_options(given: Mapping[str, str], mode: Mode | None = None) ->
         options.value("failOnDataLoss", _boolean, default=True),
         options.value("targetPartitionBytes", _partition_bytes, PARTITION_BYTES_DEFAULT),
         options.value("maxRowsPerTrigger", _count, None),
+        options.value("maxBytesPerTrigger", _count, None),
         options.value("pollInterval", parse_duration_ms, STORE_POLL_MS),
     )
 
@@ -652,6 +658,7 @@ def parse_served_store_options(given: Mapping[str, str], mode: Mode | None = Non
         options.value("matcher", _object, None),
         options.value("failOnDataLoss", _boolean, default=True),
         options.value("maxRowsPerTrigger", _count, None),
+        options.value("maxBytesPerTrigger", _count, None),
         options.value("pollInterval", parse_duration_ms, SERVED_STORE_POLL_MS),
     )
 

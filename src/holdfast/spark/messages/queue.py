@@ -16,13 +16,14 @@ from typing import Final
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow
 
 from holdfast.errors import Code, CorruptData, InvalidRequest, NotFound
 from holdfast.queue import Message, Queue, Trimmed
 from holdfast.queue.files.meta_files import read_identity
 from holdfast.queue.log.reader import LogReader
 from holdfast.spark.columns import QUEUE_COLUMNS
+from holdfast.spark.messages.bounds import default_limit, most_rows
 from holdfast.spark.options import MessageOptions, QueuePosition
 from holdfast.spark.runtime.worker_errors import states_errors
 
@@ -108,6 +109,16 @@ def _first_after(queue: Queue, options: MessageOptions, after_seq: int) -> int:
             first_seq=oldest,
         )
     return max(oldest, after_seq + 1)
+
+
+def _mean_bytes(queue: Queue, seq: int) -> int:
+    """The mean payload of the messages from ``seq`` on, by a look at the first of them; 1 where none can be read."""
+    reader = queue.reader(seq=max(seq, queue.first_seq), damage="skip")
+    try:
+        messages = reader.read_near() or []
+        return sum(len(message.payload) for message in messages) // max(1, len(messages)) or 1
+    finally:
+        reader.close()
 
 
 def _id_of(queue: Queue) -> str | None:
@@ -277,7 +288,7 @@ class HoldfastQueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailable
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802  Spark's name
         """Spark hands this back to ``latestOffset``; the bound itself is this source's option."""
-        return ReadAllAvailable() if self._options.rows_max is None else ReadMaxRows(self._options.rows_max)
+        return default_limit(self._options.rows_max, self._options.bytes_max)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802  Spark's name
         """The queue as it is now is all that this query reads."""
@@ -297,8 +308,8 @@ class HoldfastQueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailable
             _require_position(queue, self._options, begin)
             newest = queue.last_seq
             end = newest if self._target is None else max(begin.seq, min(newest, self._target))
-            if not isinstance(limit, ReadAllAvailable) and self._options.rows_max is not None:
-                end = min(end, begin.seq + self._options.rows_max)
+            if not isinstance(limit, ReadAllAvailable) and end > begin.seq:
+                end = min(end, begin.seq + most_rows(self._options, lambda: _mean_bytes(queue, begin.seq + 1)))
             if end > begin.seq:
                 # What was removed takes no part in a bound of rows.
                 end = max(end, _first_after(queue, self._options, begin.seq) - 1)

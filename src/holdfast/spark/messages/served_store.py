@@ -19,10 +19,11 @@ from typing import Final
 import msgspec
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow
 
 from holdfast.errors import Code, InvalidRequest
 from holdfast.spark.columns import SERVED_STORE_COLUMNS
+from holdfast.spark.messages.bounds import default_limit, most_rows
 from holdfast.spark.messages.durable_client import PAGE_MESSAGES_MAX, DurableClient
 from holdfast.spark.options import ServedStoreOptions
 from holdfast.spark.runtime.worker_errors import states_errors
@@ -137,7 +138,7 @@ class HoldfastServedStoreStreamReader(DataSourceStreamReader, SupportsTriggerAva
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802  Spark's name
         """Spark hands this back to ``latestOffset``; the bound itself is this source's option."""
-        return ReadAllAvailable() if self._options.rows_max is None else ReadMaxRows(self._options.rows_max)
+        return default_limit(self._options.rows_max, self._options.bytes_max)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802  Spark's name
         """The durable as it is now is all that this query reads."""
@@ -160,8 +161,8 @@ class HoldfastServedStoreStreamReader(DataSourceStreamReader, SupportsTriggerAva
         if first is not None:
             newest = client.last_seq()
             end = newest if self._target is None else min(newest, self._target)
-            if not isinstance(limit, ReadAllAvailable) and self._options.rows_max is not None:
-                end = min(end, first.seq - 1 + self._options.rows_max)
+            if not isinstance(limit, ReadAllAvailable):
+                end = min(end, first.seq - 1 + most_rows(self._options, lambda: mean_bytes(client)))
         if first is None or end < first.seq:
             self._asked_ms = now_ms
             return dict(start)
