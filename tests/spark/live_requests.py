@@ -137,6 +137,7 @@ class LiveClient:
 
     def __post_init__(self) -> None:
         options = SubscriberOptions(prefetch=4_096)
+        self._seen: set[int] = set()
         self._stores = StoreClient(self.url)
         self._publisher = self._stores.publisher("requests", options=PublisherOptions(window_messages=8_192))
         self._subscriber = self._stores.subscriber(
@@ -173,6 +174,9 @@ class LiveClient:
         message = self._subscriber.receive(timeout=seconds)
         if message is None:
             return False
+        if message.seq in self._seen:
+            return True  # the same message once more: its acknowledgement was lost with the service
+        self._seen.add(message.seq)
         verdict = json.loads(message.body)
         self.verdicts.setdefault(int(message.fields["number"]), []).append(verdict)
         self.newest = max(self.newest, verdict.get("version", 0))

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
+from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from random import Random
 
 import pytest
+from examples.cluster.standalone import CONF, standalone_cluster
+from tests.spark.conftest import QUICK_JAVA
 from tests.spark.live_requests import SECONDS_MAX, IngestCommand, LiveClient, Service, judge
 from tests.spark.log_builder import read_plainly
 
@@ -45,41 +50,84 @@ def log_of(folder: Path) -> tuple[dict[str, int], list[int]]:
     return found, [header.last_version for header in headers if header.kind is Kind.CLAIM]
 
 
-@pytest.mark.timeout(1200)
+class Killing:
+    """Ends processes around a running command, each in the middle of the work."""
+
+    def __init__(self, service: Service, ingest: IngestCommand, random: Random) -> None:
+        self._service, self._ingest, self._random = service, ingest, random
+        self.counts: Counter[str] = Counter()
+
+    def kill(self, victim: str) -> None:
+        self.counts[victim] += 1
+        match victim:
+            case "service":
+                self._service.kill()
+                self._service.start()
+            case "executor":
+                for pid in self._random.sample(executors := executors_of_this_machine(), min(1, len(executors))):
+                    os.kill(pid, signal.SIGKILL)
+            case _:
+                self._ingest.kill()
+                self._ingest.start()
+
+    def keep_running(self) -> None:
+        """Start the command again when it has ended by itself, as its supervisor would."""
+        if not self._ingest.is_running:
+            self.counts["ended by itself"] += 1
+            self._ingest.start()
+
+
+def executors_of_this_machine() -> list[int]:
+    found: list[int] = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                is_one = b"CoarseGrainedExecutorBackend" in (entry / "cmdline").read_bytes()
+            except OSError:
+                continue
+            if is_one:
+                found.append(int(entry.name))
+    return found
+
+
+def send_and_kill(
+    client: LiveClient, killing: Killing, count: int, chunk: int, victims: list[str], busy_s: float
+) -> None:
+    """Send ``count`` requests in chunks, each when that before the last is answered; kill once in each chunk."""
+    random = Random(count)
+    until = time.monotonic() + 12 * SECONDS_MAX
+    while client.sent < count or len(client.verdicts) < client.sent:
+        if client.sent < count and len(client.verdicts) > client.sent - 2 * chunk:
+            client.send(min(chunk, count - client.sent))
+            if victims:
+                client.receive(random.uniform(0, busy_s))
+                killing.kill(victims.pop())
+        killing.keep_running()
+        client.receive(0.5)
+        assert time.monotonic() < until
+
+
+@pytest.mark.timeout(4 * 3600)
 def test_each_request_has_one_verdict_whatever_is_killed(
     quick_java: None, quick_python: None, tmp_path: Path, prove: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    count, chunk, kills = (200_000, 5_000, 20) if prove else (600, 150, 2)
-    random = Random(count)
+    """As a proof: a million requests, a cluster of two workers, and fifty kills of driver, executor and service."""
+    count, chunk, busy_s = (1_000_000, 20_000, 6.0) if prove else (600, 150, 0.5)
+    victims = ["driver", "service", "executor"] * 17 if prove else ["driver", "service"]
     began = time.monotonic()
     log = tmp_path / "log"
-    with a_service(tmp_path) as service:
-        source = f"store:{service.url}/requests/spark"
-        ingest = IngestCommand(tmp_path, source, log.as_uri(), "--verdicts-to", "verdicts", "--every", "0")
+    more = ["--verdicts-to", "verdicts", "--every", "0", "--max-requests", str(chunk)]
+    with a_service(tmp_path) as service, ExitStack() as stack:
+        if prove:
+            more += ["--master", stack.enter_context(standalone_cluster(tmp_path, QUICK_JAVA))]
+            more += [word for name, value in CONF.items() for word in ("--conf", f"{name}={value}")]
+        ingest = IngestCommand(tmp_path, f"store:{service.url}/requests/spark", log.as_uri(), *more)
         ingest.start()
         client = LiveClient(service.url)
+        killing = Killing(service, ingest, Random(chunk))
         try:
             client.begin()
-            marks = sorted(random.sample(range(1, count // chunk), min(kills, count // chunk - 1)))
-            victims = ["driver", "service"] * kills
-            while client.sent < count:
-                client.send(min(chunk, count - client.sent))
-                if client.sent // chunk in marks:
-                    time.sleep(random.uniform(0, 0.6))
-                    if victims.pop(0) == "service":
-                        service.kill()
-                        service.start()
-                    else:
-                        ingest.kill()
-                        ingest.start()
-                if not ingest.is_running:
-                    ingest.start()  # as its supervisor would
-                client.receive(0.5)
-            until = time.monotonic() + SECONDS_MAX
-            while not client.receive(5):
-                assert time.monotonic() < until, ingest.tail()
-                if not ingest.is_running:
-                    ingest.start()
+            send_and_kill(client, killing, count, chunk, victims[:50], busy_s)
             client.drain(2.0)
             assert ingest.stop() == 0, ingest.tail()
         finally:
@@ -88,7 +136,7 @@ def test_each_request_has_one_verdict_whatever_is_killed(
     seconds = time.monotonic() - began
     committed, claims = log_of(log)
     counts = judge(client, committed, claims)
-    assert counts["committed"] > 0 and counts["conflict"] > 0, counts
+    assert counts["committed"] > count // 4 and counts["conflict"] > 0, counts
     assert main(["log", "verify", log.as_uri()]) == 0
     with capsys.disabled():
-        print(f"\n{counts}, {len(claims)} leaders, {seconds:.0f} s")
+        print(f"\n{count:,} requests: {counts}; killed {dict(killing.counts)}; {len(claims)} leaders, {seconds:.0f} s")
