@@ -432,10 +432,10 @@ def test_a_store_that_takes_no_more_and_a_message_that_it_does_not_take_are_clea
         with pytest.raises(LimitExceeded, match="too large"):
             publish_partition(client, options, intent, 0, [large])
         with pytest.raises(NotFound, match="no such store"):
-            check_store(replace(options, store="nowhere"))
+            check_store(client, replace(options, store="nowhere"))
         stores.define_store(options.store or "", {"publisher_mode": "store_send_noconfirm"})
         with pytest.raises(InvalidRequest, match="confirms no messages"):
-            check_store(options)
+            check_store(client, options)
     assert bodies_in(service, options) == expected("full")
 
 

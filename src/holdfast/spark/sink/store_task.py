@@ -27,7 +27,10 @@ import structlog
 
 from holdfast.client import Client
 from holdfast.client.protocol.options import PublisherOptions
+from holdfast.client.protocol.stores.administration import Definition, ask
+from holdfast.client.protocol.stores.messages import decode, request_of, store_path
 from holdfast.client.stores import StoreClient
+from holdfast.client.transport.clock import now_ms
 from holdfast.errors import Code, Conflict, HoldfastError, InvalidRequest, OutcomeUnknown, PermissionDenied, Unavailable
 from holdfast.spark.options import WriteOptions
 from holdfast.spark.runtime.service_client import service_token
@@ -65,17 +68,19 @@ def open_store_client(options: WriteOptions) -> StoreClient:
     return StoreClient(options.url, token=service_token())
 
 
-def check_store(options: WriteOptions) -> None:
+def check_store(client: Client, options: WriteOptions) -> None:
     """Look at the store before anything is written. Raises: NotFound; InvalidRequest for a store that confirms nothing.
 
     A token without the right to look is not refused here. Cost: one request.
     """
     assert options.store is not None, "the caller writes into a store"
+    session = client.session
+    request = request_of("GET", store_path(options.store))
     try:
-        with open_store_client(options) as client:
-            found = client.describe_store(options.store)
+        response = client.run(ask(session, request, now_ms(), session.options.give_up_after_ms))
     except PermissionDenied:
         return
+    found = decode(response, Definition)
     mode = found.get("publisher_mode", "")
     if mode == "store_send_noconfirm":
         raise InvalidRequest(

@@ -57,9 +57,9 @@ class HoldfastBatchWriter(DataSourceArrowWriter):
     def __init__(self, options: WriteOptions) -> None:
         self._options = options
         self._wanted = wanted_batch(options)
-        if options.store is not None:
-            check_store(options)
         with open_client(options) as client:
+            if options.store is not None:
+                check_store(client, options)
             self._intent: Intent = begin(client, options, self._wanted)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
@@ -80,9 +80,9 @@ class HoldfastStreamWriter(DataSourceStreamArrowWriter):
 
     def __init__(self, options: WriteOptions) -> None:
         self._options = options
-        if options.store is not None:
-            check_store(options)
         with open_client(options) as client:
+            if options.store is not None:
+                check_store(client, options)
             self._planned = plan_micro_batch(client, options)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
