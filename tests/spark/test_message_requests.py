@@ -17,9 +17,12 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from tests.matrix import matrix
 from tests.spark.service_process import ServiceProcess
+from tests.spark.test_bulk_load import live
 
 from holdfast import StoreClient
+from holdfast.client.stores import Message, Receipt
 from holdfast.client.sync.publisher import Publisher
+from holdfast.commit.reading.status import AttemptHistory, Found
 from holdfast.errors import Code, InvalidRequest
 from holdfast.spark.bulk.ingest import Ingest
 from holdfast.spark.bulk.leadership import LeadershipOptions
@@ -102,6 +105,7 @@ WRONG: dict[str, bytes] = {
     ).encode(),
     "too many operations": json.dumps({"operations": [write("k")] * 10_001}).encode(),
     "not utf-8": b'{"operations": "\xff"}',
+    "a long unknown field": json.dumps({"operations": [write("k")], "x" * 100_000: 1}).encode(),
 }
 
 
@@ -120,9 +124,124 @@ def test_a_message_that_is_no_request_gets_the_code_of_the_service_and_blocks_no
         for name, (_, verdict), (_, after) in zip(WRONG, found[::2], found[1::2], strict=True):
             expected = post(service, WRONG[name])["error"]["code"]
             assert verdict["error"]["code"] == expected, name
-            assert verdict["error"]["message"], name
+            assert 0 < len(verdict["error"]["message"]) <= 500, name
             assert after["status"] == "committed"
         assert ingest.counts.committed == ingest.counts.invalid == len(WRONG)
+
+
+def test_a_request_cannot_write_the_record_of_its_ingest(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would be taken for what the killed run had decided: the last request would be said to be committed."""
+    forged = json.dumps({"batch": 0, "first": 2, "told": [[None, 7, []]]})
+    bodies = [
+        json.dumps({"operations": [write(key, value)]}).encode()
+        for key, value in (("a", "1"), ("spark/ingest/orders", forged), ("c", "3"))
+    ]
+    with a_store(tmp_path / "served") as service:
+        first = an_ingest(tmp_path, service, group_requests=1)
+        monkeypatch.setattr(VerdictStore, "write", _dies)
+        with pytest.raises(Killed):
+            first.micro_batch(messages(spark, bodies), 0)
+        monkeypatch.undo()
+        second = an_ingest(tmp_path, service, group_requests=1)
+        second.micro_batch(messages(spark, bodies), 0)
+        second.close()
+        found = [verdict for _, verdict in verdicts_of(service)]
+        assert [verdict.get("status") for verdict in found] == ["committed", None, "committed"]
+        assert found[1]["error"]["code"] == "permission_denied"
+        committed = [each for each in live(tmp_path / "log") for each in each.transactions]
+        assert {each.version for each in committed} >= {found[0]["version"], found[2]["version"]}
+
+
+def _dies(*_: object) -> None:
+    raise Killed
+
+
+def test_verdicts_are_published_by_a_new_publisher_after_a_silence_and_elsewhere(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store forgets a publisher, and another output has had verdicts meanwhile: neither may stop the stream."""
+    bodies = [json.dumps({"operations": [write(f"k{number}")]}).encode() for number in range(40)]
+    with a_store(tmp_path / "served") as service:
+        ingest = an_ingest(tmp_path, service)
+        ingest.micro_batch(messages(spark, bodies[:10]), 0)
+        monkeypatch.setattr("holdfast.spark.bulk.ingest.LIFE_SILENCE_MS", -1.0)
+        ingest.micro_batch(messages(spark, bodies[10:20], 11), 1)
+        ingest.close()
+        log, table = (tmp_path / "log").as_uri(), (tmp_path / "verdicts").as_uri()
+        elsewhere = Ingest(log, table, "orders", request_format=None, leading=POLITE)
+        elsewhere.micro_batch(messages(spark, bodies[20:30], 21), 2)
+        elsewhere.close()
+        again = an_ingest(tmp_path, service)
+        again.micro_batch(messages(spark, bodies[30:], 31), 3)
+        again.close()
+        assert [fields["n"] for fields, _ in verdicts_of(service)] == [*range(1, 21), *range(31, 41)]
+        with StoreClient(service.url) as client:
+            assert client.describe_store("verdicts")["counts"]["publishers"] == 3
+
+
+def test_a_verdict_without_an_id_has_the_number_of_its_message_as_key(spark: SparkSession, tmp_path: Path) -> None:
+    """A durable of type last_value, which ``define_spark_stores`` makes, keeps messages with keys only."""
+    named = json.dumps({"client": "ann", "n": 2, "request_id": "by its field"})
+    body = json.dumps({"operations": [write("k")]}).encode()
+    frame = spark.createDataFrame([(1, body, None), (2, body, named)], COLUMNS)
+    with a_store(tmp_path / "served") as service, StoreClient(service.url) as client:
+        client.define_durable("verdicts", "by-request", {"type": "last_value"})
+        ingest = an_ingest(tmp_path, service)
+        ingest.micro_batch(frame, 0)
+        ingest.close()
+        assert [each.key for each in client.browser("verdicts", "by-request")] == ["#1", "by its field"]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "said"),
+    [({"durables": {}}, "no durable"), ({"publisher_mode": "store_send_noconfirm"}, "confirms no messages")],
+)
+def test_a_store_that_would_lose_verdicts_is_refused_before_anything_is_committed(
+    spark: SparkSession, tmp_path: Path, parameters: dict[str, Any], said: str
+) -> None:
+    root = tmp_path / "served"
+    root.mkdir()
+    body = json.dumps({"operations": [write("k")]}).encode()
+    with ServiceProcess(root) as service, StoreClient(service.url) as client:
+        client.define_store("verdicts", parameters)
+        ingest = an_ingest(tmp_path, service)
+        with pytest.raises(InvalidRequest, match=said):
+            ingest.micro_batch(messages(spark, [body]), 0)
+        ingest.close()
+        assert [txn for each in live(tmp_path / "log") for txn in each.transactions] == []
+
+
+def test_an_object_that_is_used_for_another_checkpoint_leaves_no_request_out(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    bodies = [json.dumps({"operations": [write(f"k{number}")]}).encode() for number in range(2)]
+    with a_store(tmp_path / "served") as service:
+        ingest = an_ingest(tmp_path, service)
+        ingest.micro_batch(messages(spark, bodies[:1]), 0)
+        ingest.micro_batch(messages(spark, bodies[:1]), 0)
+        with pytest.raises(InvalidRequest, match="further than its checkpoint"):
+            ingest.micro_batch(messages(spark, bodies[1:]), 0)
+        ingest.close()
+        assert len(verdicts_of(service)) == 1
+
+
+def test_an_attempt_that_the_log_cannot_decide_any_more_blocks_nothing(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def truncated(self: object, request_id: str, min_version: int, newest: object) -> Found:
+        return Found(None, truncated=True)
+
+    monkeypatch.setattr(AttemptHistory, "find", truncated)
+    old = {"operations": [write("k")], "request_id": "r" * 20, "read_version": 1}
+    bodies = [json.dumps(old).encode(), json.dumps({"operations": [write("k")]}).encode()]
+    with a_store(tmp_path / "served") as service:
+        ingest = an_ingest(tmp_path, service)
+        ingest.micro_batch(messages(spark, bodies), 0)
+        ingest.close()
+        (_, undecided), (_, committed) = verdicts_of(service)
+        assert undecided["error"]["code"] == "log_truncated" and committed["status"] == "committed"
 
 
 def test_requests_are_taken_in_the_order_of_their_numbers() -> None:
@@ -203,16 +322,16 @@ def test_a_driver_killed_while_it_reports_leaves_one_verdict_for_each_request(
     with a_store(tmp_path / "served") as service:
         first = an_ingest(tmp_path, service)
         first.micro_batch(messages(spark, bodies[:20]), 0)
-        left, real = [sent], Publisher.send
+        left, real = [sent], Publisher.publish_batch
 
-        def dying(self: Publisher, *arguments: Any, **more: Any) -> Any:
-            left[0] -= 1
-            if left[0] < 0:
-                self.flush()
+        def dying(self: Publisher, batch: Sequence[Message]) -> Receipt:
+            receipt = real(self, batch[: left[0]]) if left[0] else None
+            left[0] -= len(batch)
+            if left[0] < 0 or receipt is None:
                 raise Killed
-            return real(self, *arguments, **more)
+            return receipt
 
-        monkeypatch.setattr(Publisher, "send", dying)
+        monkeypatch.setattr(Publisher, "publish_batch", dying)
         if sent < 30:
             with pytest.raises(Killed):
                 first.micro_batch(messages(spark, bodies[20:50], 21), 1)

@@ -20,17 +20,17 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from holdfast.commit.format.batch import SPAN_MAX, Header, LoggedTransaction, encode_body, encode_object
-from holdfast.commit.format.transaction import Committed, Rejected, Reused, Transaction, Write
+from holdfast.commit.format.transaction import Committed, Rejected, Reused, Transaction, Unanswered, Write
 from holdfast.commit.leadership.takeover import now
 from holdfast.commit.reading.lineage import Lineage, lineage_of
 from holdfast.commit.reading.status import AttemptHistory
-from holdfast.commit.stages.attempts import Attempts, Known, fingerprint
+from holdfast.commit.stages.attempts import Attempts, Known, judge_from_log
 from holdfast.commit.stages.events import CommitEntry, request_bytes
 from holdfast.commit.stages.pipeline import PipelineRules
 from holdfast.commit.stages.resolve import Resolve
 from holdfast.commit.stages.sequence import Sequence as SequenceStage
 from holdfast.crc32 import fastest_crc32
-from holdfast.errors import Code, HoldfastError, InvalidRequest, Unavailable
+from holdfast.errors import Code, HoldfastError, InvalidRequest
 from holdfast.objects.port import ObjectStore
 from holdfast.spark.bulk.leadership import DEFAULT_LEADERSHIP, Leadership, LeadershipOptions, put_batch
 from holdfast.spark.bulk.message_requests import message_requests
@@ -60,6 +60,9 @@ GROUP_REQUESTS: Final = 5_000
 assert GROUP_REQUESTS < 1_000_000, "a wave of groups stays far below the bound on versions that are not durable"
 GROUP_BYTES: Final = 4 * 2**20
 """A group ends with the request that reaches this, as a chunk of a load does: an object is a PUT, whole in memory."""
+LIFE_SILENCE_MS: Final = 600_000.0
+"""After so long without verdicts another publisher begins: far below the time after which a store forgets one."""
+NAME_LENGTH_MAX: Final = 128
 WAVE: Final = 64
 assert WAVE <= SPAN_MAX, "a wave is within the span"
 
@@ -97,8 +100,12 @@ class Ingest:
         rules: PipelineRules | None = None,
         group_requests: int = GROUP_REQUESTS,
     ) -> None:
-        if not name:
-            raise InvalidRequest("an ingest needs a name", code=Code.BAD_CONFIGURATION)
+        if not 0 < len(name) <= NAME_LENGTH_MAX:
+            raise InvalidRequest(
+                f"an ingest needs a name of at most {NAME_LENGTH_MAX} characters",
+                code=Code.BAD_CONFIGURATION,
+                name=name,
+            )
         self.counts = IngestCounts()
         self._url = log_url
         self._name = name
@@ -113,6 +120,12 @@ class Ingest:
         # The newest micro-batch's records when this process began to lead; None after its own first micro-batch.
         self._earlier: list[GroupRecord] | None = None
         self._before = 0  # requests of the micro-batches before the next one
+        self._last: tuple[int, str] | None = None  # the newest micro-batch of this object, and its requests' digest
+        self._life: tuple[int, int] = (
+            0,
+            0,
+        )  # of the publisher of verdicts: its first micro-batch, and the requests before that
+        self._written_ms: float | None = None
 
     @property
     def verdicts_url(self) -> str | None:
@@ -131,8 +144,12 @@ class Ingest:
         earlier_batch = earlier[0].batch if earlier else -1
         records = earlier if number == earlier_batch else []
         outcomes = [each for record in records for each in record.outcomes]
-        if number < written:
+        if self._last is not None and number <= self._last[0]:
             # Spark repeats the last micro-batch alone, with the same requests: anything else is another checkpoint's.
+            if self._last != (number, requests_digest(self._requests(frame))):
+                raise _older_checkpoint(number, self._last[0])
+            return
+        if number < written:
             if number < written - 1 or (self._earlier is not None and not self._repeats(frame, records)):
                 raise _older_checkpoint(number, written - 1)
             return
@@ -145,18 +162,31 @@ class Ingest:
             requests = self._requests(frame)
             if not all(record.covers(requests) for record in records):
                 raise _older_checkpoint(number, earlier_batch)
+            self._live_on(records, number)
             self._commit(stages, requests, outcomes, number)
             self._output.write(
-                Judged(number, self._before, requests, outcomes, stages.durable_version, stages.leader_id)
-            )
+                Judged(
+                    number, self._before, *self._life, requests, outcomes, stages.durable_version, stages.leader_id
+                )
+            )  # fmt: skip
             self._earlier = None
             self._before += len(requests)
+            self._written_ms = now().boot_ms
+            self._last = number, requests_digest(requests)
         except BaseException:
             # The requests in flight are unknown now; the next leader finds them in the log.
             stages.leadership.stop()
             self._stages = None
             raise
         self._count(outcomes)
+
+    def _live_on(self, records: Sequence[GroupRecord], number: int) -> None:
+        """Choose the publisher of this micro-batch's verdicts: what has begun keeps its own."""
+        silent_ms = 0.0 if self._written_ms is None else now().boot_ms - self._written_ms
+        if records:
+            self._life = records[0].publisher, records[0].published
+        elif self._written_ms is None or silent_ms > LIFE_SILENCE_MS:
+            self._life = number, self._before
 
     def close(self) -> None:
         """Resign, so that the next leader need not wait. Harmless when nothing is led."""
@@ -218,7 +248,8 @@ class Ingest:
             first = len(outcomes)
             while first < len(requests) and len(groups) < WAVE:
                 past = _group_end(requests, first, self._group_requests)
-                groups.append(stages.decide(requests[first:past], self._key, (number, first, self._before)))
+                place = GroupRecord(number, first, (), None, 1, self._before, *self._life)
+                groups.append(stages.decide(requests[first:past], self._key, place))
                 first = past
             stages.persist(groups)
             for group in groups:
@@ -248,7 +279,8 @@ def _older_checkpoint(number: int, newest: int) -> InvalidRequest:
         "this stream's log is further than its checkpoint",
         code=Code.BAD_CONFIGURATION,
         hint="restore the checkpoint, or take another name if these requests were never offered before; a micro-batch "
-        "that is repeated has to hold the same requests: leave out what gives another value each time",
+        "that is repeated has to hold the same requests: leave out what gives another value each time, and give "
+        "messages with requests no time to live",
         micro_batch=number,
         settled=newest,
     )
@@ -284,13 +316,15 @@ class _Stages:
         """The last version that is durable."""
         return self._durable.last_version
 
-    def _refusal(self, request: ParsedRequest) -> str | None:
-        """Why a request is not decided: it breaks a rule, or it is for another log or leader."""
+    def _refusal(self, request: ParsedRequest, key: bytes) -> str | None:
+        """Why a request is not decided: it breaks a rule, is for another log or leader, or writes this job's record."""
         txn = request.transaction
         if txn is None:
             return request.refusal
         if txn.has_parts:
             return str(Code.STORES_NOT_IN_LOG)
+        if any(isinstance(operation, Write) and operation.key == key for operation in txn.operations):
+            return str(Code.PERMISSION_DENIED)
         if txn.log_id not in (None, self.log_id):
             if self._lineage is None:
                 self._lineage = self._thread.start(lambda store: lineage_of(store, self._claim)).result()
@@ -303,22 +337,20 @@ class _Stages:
             return str(Code.LEADER_CHANGED)
         return None
 
-    def decide(self, requests: Sequence[ParsedRequest], key: bytes, place: tuple[int, int, int]) -> _Group:
+    def decide(self, requests: Sequence[ParsedRequest], key: bytes, place: GroupRecord) -> _Group:
         """Stages 1 and 2 for these requests, and for their record after them.
 
-        ``place``: the micro-batch, how many of its requests came before, and how many of the stream before it.
+        ``place``: their record, without outcomes and digest.
         """
         self._resolve.advance_floor(now().boot_ms, self._sequence.assigned, self._durable.last_version)
-        number, first, before = place
-        refusals = [self._refusal(each) for each in requests]
+        refusals = [self._refusal(each, key) for each in requests]
         entries = [
             None if each.transaction is None or refusal is not None else CommitEntry(each.transaction, lambda _: None)
             for each, refusal in zip(requests, refusals, strict=True)
         ]
         onward, look_up = self._sequence.order([entry for entry in entries if entry is not None], self._resolve.floor)
         self._resolve.decide(onward)
-        for entry in look_up:
-            self._look_up(entry)
+        self._look_up(look_up)
         own = {id(entry) for entry in (*onward, *look_up)}
         outcomes = tuple(
             RequestOutcome(refusal)
@@ -326,7 +358,7 @@ class _Stages:
             else _outcome_of(entry if id(entry) in own else self._original(entry))
             for refusal, entry in zip(refusals, entries, strict=True)
         )
-        record = GroupRecord(number, first, outcomes, requests_digest(requests), before=before)
+        record = msgspec.structs.replace(place, outcomes=outcomes, digest=requests_digest(requests))
         last = CommitEntry(Transaction([Write(key, record.encode())]), lambda _: None)
         self._resolve.decide(self._sequence.order([last], self._resolve.floor)[0])
         logged = [
@@ -343,25 +375,23 @@ class _Stages:
         assert known.entry is not None, "an attempt that is followed is in flight"
         return known.entry
 
-    def _look_up(self, entry: CommitEntry) -> None:
-        """An attempt below the window: what the log says that it came to. Raises: Unavailable, CorruptData."""
-        request_id, read_version = entry.txn.request_id, entry.txn.read_version
-        assert request_id is not None, "only attempts are looked up"
-        assert read_version is not None, "a request id comes with a read version"
+    def _look_up(self, entries: Sequence[CommitEntry]) -> None:
+        """Attempts below the window: what the log says of them, by one scan. Raises: Unavailable, CorruptData."""
+
+        async def find_one(history: AttemptHistory, entry: CommitEntry) -> None:
+            request_id, read_version = entry.txn.request_id, entry.txn.read_version
+            assert request_id is not None and read_version is not None, "only attempts are looked up"
+            found = await history.find(request_id, read_version, self._durable)
+            entry.outcome = judge_from_log(entry, found.txn, truncated=found.truncated)
 
         async def find(store: ObjectStore) -> None:
             if self._history is None:
                 self._history = AttemptHistory(store, self._claim)
-            record = await self._history.find(request_id, read_version, self._durable)
-            if record.txn is not None:
-                same = fingerprint(record.txn, b"") == fingerprint(entry.txn, b"")
-                entry.outcome = Committed(record.txn.version) if same else Reused()
-            elif record.truncated:
-                raise Unavailable("retention removed the record of an attempt", code=Code.LOG_TRUNCATED)
-            else:
-                entry.outcome = Rejected("too_old")
+            history = self._history
+            await asyncio.gather(*(find_one(history, entry) for entry in entries))
 
-        self._thread.start(find).result()
+        if entries:
+            self._thread.start(find).result()
 
     def persist(self, groups: Sequence[_Group]) -> None:
         """Stage 3: an object for each group, side by side; return when all are durable. Raises: Fenced, Unavailable."""
@@ -400,7 +430,7 @@ def _outcome_of(entry: CommitEntry) -> RequestOutcome:
             return RequestOutcome(reason, None, tuple((each.precondition, each.version) for each in conflicts))
         case Reused():
             return RequestOutcome(str(Code.REQUEST_ID_REUSED))
+        case Unanswered():
+            return RequestOutcome(str(Code.LOG_TRUNCATED))
         case HoldfastError() as error:
             return RequestOutcome(str(error.code))
-        case _:
-            raise AssertionError("no leader leaves a request of its own unanswered")

@@ -17,6 +17,9 @@ from holdfast.spark.runtime.service_client import service_token
 from holdfast.spark.runtime.session import task_errors
 from holdfast.spark.source.plan import log_head
 
+REQUESTS_AT_ONCE: Final = 100_000
+BYTES_AT_ONCE: Final = 64 << 20
+"""A micro-batch is in the driver's memory, and keeps its size when Spark repeats it."""
 PARTITION_BYTES: Final = PARTITION_BYTES_MIN
 """Requests are small: this is some thousands of them for a task."""
 ANSWER_MS_MAX: Final = 30_000
@@ -47,11 +50,11 @@ class LiveRequests:
                 raise InvalidRequest("a bound in bytes is for requests that are messages", code=Code.BAD_CONFIGURATION)
             return None
         bounds = {
-            "maxRowsPerTrigger": self.at_once,
-            "maxBytesPerTrigger": self.bytes_at_once,
+            "maxRowsPerTrigger": self.at_once or REQUESTS_AT_ONCE,
+            "maxBytesPerTrigger": self.bytes_at_once or BYTES_AT_ONCE,
             "targetPartitionBytes": PARTITION_BYTES,
         }
-        return found | {name: str(bound) for name, bound in bounds.items() if bound is not None}
+        return found | {name: str(bound) for name, bound in bounds.items()}
 
     def stream(self, spark: SparkSession) -> DataFrame | None:
         """The messages, None where files have the requests. Raises: InvalidRequest."""

@@ -6,6 +6,8 @@ no commit request becomes a refused request: it blocks nothing. Order: the numbe
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 import pyarrow as pa
 from pyspark.sql import DataFrame
@@ -13,12 +15,14 @@ from pyspark.sql import functions as F  # noqa: N812  the name that every Spark 
 
 from holdfast.commit.format.json_request import decode_json
 from holdfast.commit.format.request_rules import problem_with_request
-from holdfast.errors import Code, HoldfastError, InvalidRequest
+from holdfast.errors import Code, InvalidRequest
 from holdfast.spark.bulk.requests import ParsedRequest
 from holdfast.spark.runtime.session import task_errors
 
-REQUEST_ID: str = "request_id"
-"""The field of a message that names its request, for a body that cannot be read."""
+REQUEST_ID: Final = "request_id"
+"""The field of a message that names its request, where its body does not."""
+PROBLEM_MAX: Final = 500
+"""Characters. A decoder may quote what it could not read, however long that is."""
 
 
 class MessageRequest(ParsedRequest, frozen=True, kw_only=True):
@@ -64,17 +68,11 @@ def _request(seq: int, body: bytes, fields_text: str | None) -> MessageRequest:
         problem = error
     else:
         if problem is None:
-            return MessageRequest(str(seq), txn.request_id, txn, None, fields=fields)
+            return MessageRequest(str(seq), txn.request_id or _text(named), txn, None, fields=fields)
         named = txn.request_id or named
-    return MessageRequest(
-        str(seq),
-        named if isinstance(named, str) else None,
-        None,
-        str(problem.code),
-        fields=fields,
-        problem=_text(problem),
-    )
+    said = f"{problem.message}; {problem.hint}" if problem.hint else problem.message
+    return MessageRequest(str(seq), _text(named), None, str(problem.code), fields=fields, problem=said[:PROBLEM_MAX])
 
 
-def _text(problem: HoldfastError) -> str:
-    return f"{problem.message}; {problem.hint}" if problem.hint else problem.message
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None

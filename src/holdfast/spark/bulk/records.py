@@ -8,9 +8,10 @@ its base; ``cuts``: after how many requests the conflict window was restarted, b
 Ingest: key ``spark/ingest/{name}``, after each group of requests. Value, JSON: ``format`` 1; ``batch``, the
 micro-batch's number; ``first``, the index in it of the group's first request; ``told``, for each request its code
 (null: committed), its version, and its failed preconditions; ``digest``, which names the requests of the group (null:
-written by an earlier version); ``before``, how many requests the stream had before this micro-batch (0 also where an
-earlier version has written it). A record is its own transaction, the last one of its batch object, so it is durable
-exactly when its group is.
+written by an earlier version); ``before``, how many requests the stream had before this micro-batch; ``publisher``, the
+micro-batch that began the life of the publisher of its verdicts, and ``published``, the requests before that one. The
+last three are 0 where an earlier version wrote the record. A record is its own transaction, the last one of its batch
+object, so it is durable exactly when its group is.
 
 Any other bytes under these keys raise CorruptData.
 """
@@ -25,7 +26,15 @@ import msgspec
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812  the name that every Spark program uses
 
-from holdfast.commit.format.batch import FIRST_SLOT, Header, ItemKind, Kind, object_name, read_body_table
+from holdfast.commit.format.batch import (
+    FIRST_SLOT,
+    Header,
+    ItemKind,
+    Kind,
+    LoggedTransaction,
+    object_name,
+    read_body_table,
+)
 from holdfast.commit.format.transaction import Write
 from holdfast.commit.reading.reader import LoggedBatch, read_header
 from holdfast.objects.port import ObjectStore
@@ -122,6 +131,8 @@ class GroupRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     digest: str | None = None
     format: int = 1
     before: int = 0
+    publisher: int = 0
+    published: int = 0
 
     def encode(self) -> bytes:
         """The bytes of the record."""
@@ -172,16 +183,23 @@ async def records_nearby(store: ObjectStore, claim: Header, key: bytes) -> tuple
             continue
         looked += 1
         batch = LoggedBatch(header, await store.read(object_name(header.slot)))
-        for txn in reversed(batch.transactions()):
-            for operation in txn.operations:
-                if isinstance(operation, Write) and operation.key == key:
-                    record = _decode_group(operation.value, key)
-                    if records and record.batch != records[0].batch:
-                        return records, True
-                    records.append(record)
-                    if record.first == 0:
-                        return records, True
+        value = _record_in(batch.transactions()[-1], key)
+        if value is not None:
+            record = _decode_group(value, key)
+            if records and record.batch != records[0].batch:
+                return records, True
+            records.append(record)
+            if record.first == 0:
+                return records, True
     return records, False
+
+
+def _record_in(txn: LoggedTransaction, key: bytes) -> bytes | None:
+    """The record in the last transaction of an object. A request has an id, reads, or other operations."""
+    if txn.request_id is not None or txn.preconditions or len(txn.operations) != 1:
+        return None
+    (operation,) = txn.operations
+    return operation.value if isinstance(operation, Write) and operation.key == key else None
 
 
 def records_of_log(spark: SparkSession, url: str, key: bytes) -> list[GroupRecord]:

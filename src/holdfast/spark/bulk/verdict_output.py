@@ -6,17 +6,19 @@ the verdicts have the publisher's numbers, and the store keeps each number once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol, TypeGuard
 
 import msgspec
 import pyarrow as pa
+import structlog
 
 from holdfast.client import CommitReceipt, NotCommitted
 from holdfast.client.protocol.options import PublisherOptions
 from holdfast.client.sync.stores import StoreClient
-from holdfast.commit.format.transaction import FailedPrecondition
+from holdfast.commit.format.transaction import FailedPrecondition, RejectedBecause
+from holdfast.errors import Code, Conflict, InvalidRequest, PermissionDenied
 from holdfast.segments.table_location import table_location
 from holdfast.spark.bulk.message_requests import REQUEST_ID, MessageRequest
 from holdfast.spark.bulk.records import RequestOutcome
@@ -24,21 +26,30 @@ from holdfast.spark.bulk.requests import ParsedRequest
 from holdfast.spark.bulk.verdicts import INVALID_CODES, VERDICTS
 from holdfast.spark.log.delta_output import DeltaOutput, TableState
 from holdfast.spark.runtime.table_files import write_table
-from holdfast.stores.values.messages import FIELD_BYTES_MAX, FIELDS_MAX, KEY_BYTES_MAX
+from holdfast.stores.values.messages import FIELD_BYTES_MAX, FIELDS_MAX, KEY_BYTES_MAX, Message
 from holdfast.wire.log import ErrorBody, ErrorResponse
 
-RETRY_SECONDS: Final = 60.0
+RETRY_SECONDS: Final = 600.0
+"""A restart of the job costs the conflict window, so that it waits for a service that is restarted."""
+BATCH_MESSAGES: Final = 1_000
+BATCH_BYTES: Final = 1 << 20
+
+log = structlog.get_logger("holdfast.spark")
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
     """A micro-batch that is durable in the log. ``before``: how many requests the stream had before it.
 
-    ``version`` is durable, and ``leader_id`` leads at that version.
+    ``publisher`` and ``published``: the micro-batch with which the life of a publisher began, and the requests before
+    it. A life ends with the process and with a long silence, because a store forgets publishers. ``version`` is
+    durable; ``leader_id`` leads now, perhaps after the one that committed.
     """
 
     number: int
     before: int
+    publisher: int
+    published: int
     requests: Sequence[ParsedRequest]
     outcomes: Sequence[RequestOutcome]
     version: int
@@ -103,58 +114,127 @@ def _row(position: int, request: ParsedRequest, result: RequestOutcome) -> dict[
 class VerdictStore:
     """The verdicts as messages of a store. The body is what the service answers to ``POST /v1/commit``.
 
-    The fields are those of the request's message; ``request_id`` and the key name the request. The publisher is
-    ``ingest/NAME/LOG``; the store forgets it, and so may take a verdict twice, when it has published nothing for the
-    store's ``publisher_ttl``.
+    The fields are those of the request's message; ``request_id`` and the key name the request, or the key is ``#`` and
+    the number of its message. The publisher is ``ingest/NAME/LOG/NUMBER``: a new one for each life (see ``Judged``).
     """
 
     def __init__(self, url: str | Sequence[str], store: str, *, token: str | None = None) -> None:
         self._urls = url
         self._store = store
         self._token = token
-        self._publisher_id = ""
-        self._written = 0
+        self._stream = ""
 
     def begin(self, log_id: str, name: str) -> int:
-        """As ``VerdictOutput`` has it: what this object has written."""
-        self._publisher_id = f"ingest/{name}/{log_id}"
-        return self._written
+        """As ``VerdictOutput`` has it; it counts none. Raises also: InvalidRequest (the store could lose verdicts)."""
+        stream = f"ingest/{name}/{log_id}"
+        if stream != self._stream:
+            self._check()
+            self._stream = stream
+        return 0
 
     def write(self, judged: Judged) -> None:
-        """As ``VerdictOutput`` has it. Cost: a request for each 4,096 verdicts. Raises: what a publisher raises."""
-        options = PublisherOptions(retry_duration=RETRY_SECONDS)
+        """As ``VerdictOutput`` has it. Cost: a request for each 1,000 verdicts. Raises: what a publisher raises."""
+        pairs = zip(judged.requests, judged.outcomes, strict=True)
+        messages = [_message(judged, request, outcome) for request, outcome in pairs]
+        options = PublisherOptions(retry_duration=RETRY_SECONDS, batch_messages=BATCH_MESSAGES, batch_bytes=BATCH_BYTES)
+        unmatched = 0
         with (
             StoreClient(self._urls, token=self._token) as client,
             client.publisher(
-                self._store, publisher_id=self._publisher_id, next_seq=judged.before + 1, options=options
+                self._store,
+                publisher_id=f"{self._stream}/{judged.publisher}",
+                next_seq=judged.before - judged.published + 1,
+                options=options,
             ) as publisher,
         ):
-            for request, outcome in zip(judged.requests, judged.outcomes, strict=True):
-                body, fields = _message(judged, request, outcome)
-                publisher.send(body, fields=fields, key=request.request_id if _is_key(request.request_id) else None)
-            publisher.flush()
-        self._written = judged.number + 1
+            try:
+                for batch in _batches(messages):
+                    unmatched += publisher.publish_batch(batch).unmatched
+            except Conflict as error:
+                if error.code not in (Code.SEQUENCE_GAP, Code.UNKNOWN_PUBLISHER):
+                    raise
+                raise Conflict(
+                    "the store of verdicts was put back, or has forgotten the publisher of this micro-batch",
+                    code=error.code,
+                    hint="the commits are in the log: give --to, the URL of a table, to get their verdicts there",
+                    store=self._store,
+                    micro_batch=judged.number,
+                ) from error
+        if unmatched:
+            log.warning("no_durable_wants_verdicts", store=self._store, verdicts=unmatched, micro_batch=judged.number)
+
+    def _check(self) -> None:
+        """A token without the right to look is not refused here."""
+        with StoreClient(self._urls, token=self._token) as client:
+            try:
+                store = client.describe_store(self._store)
+                durables = client.durables(self._store)
+            except PermissionDenied:
+                return
+        if store.get("publisher_mode") == "store_send_noconfirm":
+            raise InvalidRequest(
+                "the store of verdicts confirms no messages, so that verdicts could be lost",
+                code=Code.BAD_CONFIGURATION,
+                hint="set its publisher_mode to store_confirm_send",
+                store=self._store,
+            )
+        if not durables.get("durables"):
+            raise InvalidRequest(
+                "the store of verdicts has no durable, so that it would drop every verdict",
+                code=Code.BAD_CONFIGURATION,
+                hint="define one, for example of type last_value: it keeps the newest verdict of each request",
+                store=self._store,
+            )
+
+
+def _batches(messages: Sequence[Message]) -> Iterator[list[Message]]:
+    """The messages in batches that one request takes."""
+    batch: list[Message] = []
+    size = 0
+    for message in messages:
+        if batch and (len(batch) == BATCH_MESSAGES or size + len(message.body) > BATCH_BYTES):
+            yield batch
+            batch, size = [], 0
+        batch.append(message)
+        size += len(message.body)
+    if batch:
+        yield batch
 
 
 def _is_key(request_id: str | None) -> TypeGuard[str]:
     """A store refuses any other key, and a verdict that it refuses would stop the stream."""
-    return request_id is not None and 0 < len(request_id.encode(errors="replace")) <= KEY_BYTES_MAX
+    return request_id is not None and 0 < len(request_id.encode()) <= KEY_BYTES_MAX
 
 
-def _message(
-    judged: Judged, request: ParsedRequest, outcome: RequestOutcome
-) -> tuple[bytes, dict[str, str | int | bool]]:
+def _message(judged: Judged, request: ParsedRequest, outcome: RequestOutcome) -> Message:
     fields = dict(request.fields) if isinstance(request, MessageRequest) else {}
-    if _is_key(request.request_id) and len(request.request_id.encode()) <= FIELD_BYTES_MAX and len(fields) < FIELDS_MAX:
-        fields[REQUEST_ID] = request.request_id
+    request_id = request.request_id
+    key = request_id if _is_key(request_id) else f"#{request.order}"
+    if key == request_id and len(key.encode()) <= FIELD_BYTES_MAX and len(fields) < FIELDS_MAX:
+        fields[REQUEST_ID] = key
     answer: CommitReceipt | NotCommitted | ErrorResponse
-    if outcome.code is None:
+    code = outcome.code
+    if code is None:
         assert outcome.version is not None, "what was committed has a version"
-        answer = CommitReceipt(outcome.version, judged.leader_id, request.request_id)
-    elif outcome.code in INVALID_CODES:
+        answer = CommitReceipt(outcome.version, judged.leader_id, request_id)
+    elif code in INVALID_CODES:
         said = request.problem if isinstance(request, MessageRequest) else ""
-        answer = ErrorResponse(ErrorBody(outcome.code, said or "this request breaks a rule"))
+        answer = ErrorResponse(ErrorBody(code, said or _SAID.get(code, "this request breaks a rule")))
     else:
+        assert code in ("conflict", "too_old"), "all other codes are of invalid requests"
+        reason: RejectedBecause = "conflict" if code == "conflict" else "too_old"
         conflicts = tuple(FailedPrecondition(index, version) for index, version in outcome.conflicts)
-        answer = NotCommitted(outcome.code, conflicts, judged.version, judged.leader_id, request.request_id)  # type: ignore[arg-type]
-    return msgspec.json.encode(answer), fields
+        answer = NotCommitted(reason, conflicts, judged.version, judged.leader_id, request_id)
+    return Message(msgspec.json.encode(answer), fields, key[:KEY_BYTES_MAX])
+
+
+_SAID: Final[Mapping[str, str]] = {
+    Code.PERMISSION_DENIED: "this request writes the key in which the ingest keeps its own record",
+    Code.LOG_TRUNCATED: "retention has removed the part of the log that would say whether this attempt was committed",
+    Code.STORES_NOT_IN_LOG: "Spark has no stores: a request that it commits has no parts for them",
+    Code.REQUEST_ID_REUSED: "another request with this id was committed",
+    Code.FUTURE_VERSION: "the version was never handed out",
+    Code.LOG_MISMATCH: "the version belongs to another log",
+    Code.ROLLED_BACK: "the version is one of the log that this one was forked from, after the fork",
+    Code.LEADER_CHANGED: "another leader was named",
+}

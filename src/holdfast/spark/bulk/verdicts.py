@@ -46,9 +46,10 @@ _INVALID: Final = frozenset(
      Fate.TOO_LARGE, Fate.REQUEST_ID_REUSED}
 )  # fmt: skip
 INVALID_CODES: Final = frozenset(fate.name.lower() for fate in _INVALID) | {
-    "malformed", "bad_base64", "log_mismatch", "rolled_back", "leader_changed", "stores_not_in_log",
+    "malformed", "bad_base64", "log_mismatch", "rolled_back", "leader_changed", "stores_not_in_log", "log_truncated",
+    "permission_denied",
 }  # fmt: skip
-"""Of requests that break a rule. Those of the second line are for requests that come as messages."""
+"""Of requests that break a rule, or that the log cannot decide any more. Most of the others are for messages."""
 
 
 def _names() -> tuple[pa.Array, pa.Array]:
