@@ -118,7 +118,7 @@ def test_a_relocation_goes_to_the_files_only_and_keeps_its_place() -> None:
 def test_an_ended_group_is_an_entry_of_its_own() -> None:
     async def work(stores: Stores) -> None:
         stores.add("a")
-        stores.groups.end_group()
+        stores.groups.end_group(lambda _: None)
         stores.add("b")
         await turns()
         assert [[record for _, record in records] for records, _ in stores.log.entries] == [

@@ -80,11 +80,12 @@ class _Cache:
         """Of the last entry that is here, perhaps only in part."""
         return self.frames[-1][0] if self.frames else 0
 
-    def append(self, frames: list[bytes], version: int) -> None:
+    def append(self, frames: list[bytes], version: int) -> int:
         """As ``Storage.append``."""
         for frame in frames:
             self._journal.require(len(self.frames), frame, "a cache holds what the log has")
             self.frames.append((version, frame))
+        return len(frames)
 
     def follow(self, version: int, records: list[bytes]) -> None:
         """As ``Storage.follow``."""
@@ -158,7 +159,7 @@ class NodeStores:
             number, record = self._number()
             groups.add(record, self._reply(groups, number, record), store=STORE)
             if self._random.random() < 0.1:
-                groups.end_group()
+                groups.end_group(_ignored)
         self._publish_later()
 
     def _number(self) -> tuple[int, bytes]:
@@ -223,6 +224,10 @@ class NodeStores:
                 self._world.promises.trouble(error)
 
         return reply
+
+
+def _ignored(_: BaseException | None) -> None:
+    """No checkpoint rests on it here."""
 
 
 def _nothing() -> None:
