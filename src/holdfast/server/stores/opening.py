@@ -97,8 +97,11 @@ class Opening:
             seconds = self._seconds_to_wait(error)
             if seconds is None:
                 raise
-            event = "stores_held" if isinstance(error, AlreadyOpen) else "stores_wait_for_disk"
-            _log.warning(event, error=str(error))
+            if isinstance(error, AlreadyOpen):
+                _log.warning("stores_held", error=str(error))
+            else:
+                hint = "free some space: the stores are opened then, and commits without parts go on"
+                _log.warning("stores_wait_for_disk", error=error.statement(), hint=hint)
             self._waiting = asyncio.create_task(self._open_when_free(seconds))
 
     def _seconds_to_wait(self, error: BaseException) -> float | None:
