@@ -229,16 +229,19 @@ def standby(directory: Path, machine: Machine, other: Machine, log_url: str) -> 
     define(other)
     machine.stand_by()
     ballast = fill(directory / "small")
-    confirmed = [str(number) for number in range(150)]
+    confirmed = [str(number) for number in range(200)]
     for name in confirmed:
         assert publish(other, name)[0] == 200
     until(lambda: said(machine, "stores_do_not_follow") > 0)
     running = machine.server.running
+    before = len(list(machine.cache.glob("*/*/*.page")))
     ballast.unlink()
+    until(lambda: len(list(machine.cache.glob("*/*/*.page"))) > before)
     other.end()
     machine.wait()
     return {
         "running": running,
+        "followed": True,
         "warnings": said(machine, "stores_do_not_follow"),
         "all_there": names(machine) == confirmed,
     }

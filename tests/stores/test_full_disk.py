@@ -155,7 +155,7 @@ async def fill(service: StoreService, disk: Disk) -> int:
 
 async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(10):
-        while not condition():
+        while not condition():  # noqa: ASYNC110  # no event tells of it
             await asyncio.sleep(0.001)
 
 
@@ -236,14 +236,12 @@ def test_what_grows_is_refused_and_all_the_rest_goes_on(tmp_path: Path, disk: Di
 def test_no_checkpoint_begins_while_the_files_lack_frames(
     tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checkpoints, "INTERVAL_S", 0.001)
-    monkeypatch.setattr(checkpoints, "LOG_BYTES", 1)
-
     async def work(site: Site) -> None:
         store = MemoryStore(MemoryObjects())
         async with site.serving() as service:
             await fill(service, disk)
-            await until(lambda: service._checkpoints._running is None or bool(service._checkpoints._running.done()))
+            monkeypatch.setattr(checkpoints, "INTERVAL_S", 0.001)
+            monkeypatch.setattr(checkpoints, "LOG_BYTES", 1)
             begun: list[object] = []
             begin = service._checkpoints._begin
             monkeypatch.setattr(service._checkpoints, "_begin", lambda: begun.append(begin()))
@@ -298,7 +296,9 @@ def test_a_checkpoint_that_has_begun_waits_for_its_frames_and_has_its_own_versio
             with pytest.raises(Unavailable) as refused:  # who asked for it hears why; it goes on
                 await asyncio.wait_for(checkpoint, 5)
             assert refused.value.code is Code.DISK_FULL
-            count = service._checkpoints.count
+            before, count = disk.asked, service._checkpoints.count
+            await until(lambda: disk.asked > before + 4)
+            assert service._checkpoints.count == count, "it is not written before its frames are there"
             disk.pages_left = 1_000
             await until(lambda: service._checkpoints.count == count + 1)
             loaded = service._storage.index.load()
@@ -323,20 +323,41 @@ def test_a_checkpoint_that_has_begun_does_not_hold_up_a_stop(tmp_path: Path, dis
     run(tmp_path, work)
 
 
+def test_a_stop_on_a_full_disk_leaves_files_that_the_next_start_continues(tmp_path: Path, disk: Disk) -> None:
+    async def work(site: Site) -> None:
+        async with site.serving() as service:
+            await fill(service, disk)
+            await service.submit(Deliver(0, "s", "work", "me", 100))
+        disk.pages_left = 1_000
+        stores = site.opened("cache")
+        assert stores.version < site.log.entries[-1][0], "the files lack what was kept back"
+        stores.close()
+
+    run(tmp_path, work)
+
+
 def test_compaction_ends_when_the_disk_is_full(tmp_path: Path, disk: Disk) -> None:
     """It moves messages to the end of the log, and would fill memory instead."""
 
     async def work(site: Site) -> None:
         async with site.serving() as service:
             service.compaction.automatic = False
-            await publish(service, 30)
-            delivered = await service.submit(Deliver(0, "s", "work", "me", 100))
-            assert isinstance(delivered, Delivered)
-            await service.submit(Acknowledge(0, "s", "work", "me", [(seq, seq) for seq in range(1, 30, 2)]))
+            await asyncio.gather(*(publish(service) for _ in range(200)))
             disk.pages_left = 1
+            most = 0
+
+            async def watch() -> None:
+                nonlocal most
+                while True:
+                    most = max(most, service.kept_back_bytes)
+                    await asyncio.sleep(0)
+
+            watching = asyncio.ensure_future(watch())
             with pytest.raises(Unavailable) as refused:
                 await asyncio.wait_for(service.compact(), 5)
+            watching.cancel()
             assert refused.value.code is Code.DISK_FULL
+            assert 0 < most < 2_500_000, "of 4 MB"
             disk.pages_left = 1_000
             await until(lambda: not service.disk_is_full)
             await service.compact()
