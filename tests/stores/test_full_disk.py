@@ -14,6 +14,9 @@ import pytest
 from holdfast.errors import Code, HoldfastError, Unavailable
 from holdfast.objects.memory import MemoryObjects, MemoryStore
 from holdfast.queue.log.writer import PageSupply
+from holdfast.server.stores import in_log
+from holdfast.server.stores.in_log import CheckpointSchedule
+from holdfast.settings import load_configuration
 from holdfast.stores import checkpoints, log_commit
 from holdfast.stores.checkpoint_objects import list_versions, make_checkpoint
 from holdfast.stores.clock import StoreClock
@@ -361,5 +364,46 @@ def test_compaction_ends_when_the_disk_is_full(tmp_path: Path, disk: Disk) -> No
             disk.pages_left = 1_000
             await until(lambda: not service.disk_is_full)
             await service.compact()
+
+    run(tmp_path, work)
+
+
+def test_a_checkpoint_that_found_no_room_is_made_later_also_if_nothing_changes(
+    tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(in_log, "LOOK_SECONDS", 0.005)
+    monkeypatch.setattr(in_log, "AGAIN_SECONDS", 0.005)
+
+    class Leader:
+        def __init__(self) -> None:
+            self.store = MemoryStore(MemoryObjects())
+            self.log_id = "ab" * 16
+            self.ended = asyncio.get_running_loop().create_future()
+
+    async def work(site: Site) -> None:
+        async with site.serving() as service:
+            flags = {"log.url": "memory:", "stores.checkpoint_bytes": "1 MiB", "stores.checkpoint_seconds": "0.001"}
+            settings = load_configuration(flags=flags).settings.stores
+            leader = Leader()
+            schedule = CheckpointSchedule(service, leader, settings, wanted=bool)  # type: ignore[arg-type]
+            await publish(service)
+            running = asyncio.ensure_future(schedule.run())
+            await until(lambda: schedule.count == 1)
+            await fill(service, disk)
+            tried = 0
+            make = service.copy_files
+
+            async def copy_files(target: str) -> object:
+                nonlocal tried
+                tried += 1
+                return await make(target)
+
+            monkeypatch.setattr(service, "copy_files", copy_files)
+            await until(lambda: tried > 2)
+            assert schedule.count == 1
+            disk.pages_left = 1_000
+            await until(lambda: schedule.count == 2)
+            running.cancel()
+            assert (await list_versions(leader.store))[-1] == site.log.entries[-1][0]
 
     run(tmp_path, work)

@@ -348,7 +348,9 @@ def test_a_stop_does_not_wait_for_space() -> None:
         stores.files.room = 0
         await asyncio.wait_for(stores.groups.drain(), 5)
         assert [error.code for error in written if isinstance(error, HoldfastError)] == [Code.DISK_FULL]
-        assert stores.groups.disk_is_full
+        await stores.groups.close()
+        assert stores.groups.disk_is_full, "the files still lack a frame"
+        assert await stores.changes.get() is True and stores.changes.empty()
         assert (stores.files.names(), stores.failures) == ("a", [])
 
     run(work)

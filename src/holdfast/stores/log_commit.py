@@ -257,7 +257,7 @@ class LogCommit:
         if self._again is not None:
             self._again.cancel()
             self._again = None
-        if self.failure is not None:
+        if self.failure is not None or not self._kept_back:
             return
         try:
             self._append_kept_back()
@@ -281,7 +281,7 @@ class LogCommit:
             self._append_again()
 
     def _drop_kept_back(self) -> None:
-        """Nobody waits for the files any more. The next start finds in the log what they lack."""
+        """Append no more to the files: the next start finds in the log what they lack."""
         if self._again is not None:
             self._again.cancel()
         kept_back, self._kept_back = self._kept_back, deque()

@@ -295,8 +295,9 @@ class CheckpointSchedule:
 
     async def _make(self) -> None:
         began = time.monotonic()
-        self._bytes = self._service.written_bytes
+        written = self._service.written_bytes
         made = await make_checkpoint(self._service, self._leader.store, self._leader.log_id)
+        self._bytes = written
         self._made = time.monotonic()
         self.count += 1
         seconds = round(self._made - began, 2)
