@@ -12,6 +12,7 @@ import socket
 import ssl
 import subprocess
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,9 @@ def ask(port: int, method: str, target: str, body: object) -> tuple[int, Any]:
         connection.close()
 
 
-def test_a_log_that_fails_while_serving_ends_the_process_with_a_named_error(tmp_path: Path) -> None:
+def test_a_full_disk_ends_the_process_by_name_or_refuses_publishes_where_the_files_are_a_copy(
+    tmp_path: Path, durability: str
+) -> None:
     environment = {"HOLDFAST_STORES__PAGE_SIZE_BYTES": "1 MiB", "HOLDFAST_VIEW__ENABLED": "false"}
     log = (tmp_path / "log").as_uri()
     server = ServerProcess(tmp_path, log, free_port(), flags=["--init"], environment=environment)
@@ -52,7 +55,7 @@ def test_a_log_that_fails_while_serving_ends_the_process_with_a_named_error(tmp_
             server.leads()  # raises when it has ended
         assert ask(server.port, "PUT", "/v1/stores/orders", {"durables": {"work": SHARED}})[0] == 200
         # From now on the kernel refuses what would make a file longer than half a page: there is no next page.
-        resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (PAGE_BYTES // 2, PAGE_BYTES // 2))
+        resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (PAGE_BYTES // 2, resource.RLIM_INFINITY))
         publish = {"messages": [{"body": base64.b64encode(bytes(50_000)).decode()}]}
         confirmed = 0
         for _ in range(200):
@@ -60,15 +63,24 @@ def test_a_log_that_fails_while_serving_ends_the_process_with_a_named_error(tmp_
                 status, answer = ask(server.port, "POST", "/v1/stores/orders/messages", publish)
             except (ConnectionError, http.client.HTTPException):
                 break  # it has ended
+            if status != 200 and durability == "log":
+                assert (status, answer["error"]["code"]) == (507, Code.DISK_LIMIT), answer
+                break
             if status != 200:
                 assert answer["error"]["code"] == Code.OUTCOME_UNKNOWN, answer
                 assert "cause_code=disk_full" in answer["error"]["message"], answer
                 break
             confirmed = answer["last_seq"]
-        assert server.wait() == 6, server.tail()
-        said = server.tail()
-        assert "stores_failed" in said and "the stores' log" in said, said
-        assert "Traceback" not in said, said
+        if durability == "log":
+            resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+            while ask(server.port, "POST", "/v1/stores/orders/messages", publish)[0] == 507:
+                time.sleep(0.05)
+            assert server.stop() == 0, server.tail()
+        else:
+            assert server.wait() == 6, server.tail()
+            said = server.tail()
+            assert "stores_failed" in said and "the stores' log" in said, said
+        assert "Traceback" not in server.tail(), server.tail()
     finally:
         if server.running:
             server.kill()
@@ -128,7 +140,7 @@ class Publishers:
             thread.join(120)
 
 
-def test_what_is_confirmed_around_a_log_that_failed_is_kept_once_and_in_order(tmp_path: Path) -> None:
+def test_what_is_confirmed_around_a_full_disk_is_kept_once_and_in_order(tmp_path: Path, durability: str) -> None:
     environment = {"HOLDFAST_STORES__PAGE_SIZE_BYTES": "4 MiB", "HOLDFAST_VIEW__ENABLED": "false"}
     log, port = (tmp_path / "log").as_uri(), free_port()
     servers = [ServerProcess(tmp_path, log, port, flags=["--init"], environment=environment)]
@@ -140,9 +152,15 @@ def test_what_is_confirmed_around_a_log_that_failed_is_kept_once_and_in_order(tm
         assert ask(port, "PUT", "/v1/stores/orders", {"durables": {"work": SHARED}})[0] == 200
         publishers = Publishers(f"http://127.0.0.1:{port}")
         publishers.wait_for(1)
-        resource.prlimit(servers[0].pid, resource.RLIMIT_FSIZE, (2 * PAGE_BYTES, 2 * PAGE_BYTES))
-        assert servers[0].wait() == 6, servers[0].tail()
-        servers.append(ServerProcess(tmp_path, log, port, flags=["--take-over"], environment=environment))
+        resource.prlimit(servers[0].pid, resource.RLIMIT_FSIZE, (2 * PAGE_BYTES, resource.RLIM_INFINITY))
+        if durability == "log":
+            while "stores_disk_full" not in servers[0].tail():
+                assert servers[0].running, servers[0].tail()
+                time.sleep(0.05)
+            resource.prlimit(servers[0].pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        else:
+            assert servers[0].wait() == 6, servers[0].tail()
+            servers.append(ServerProcess(tmp_path, log, port, flags=["--take-over"], environment=environment))
         publishers.wait_for(2)
         publishers.stop()
         assert publishers.errors == []

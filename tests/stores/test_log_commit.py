@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.errors import Code, Fenced, HoldfastError
+from holdfast.errors import Code, Fenced, HoldfastError, Unavailable
+from holdfast.stores import log_commit
 from holdfast.stores.log_commit import Durable, LogCommit
 from holdfast.stores.storage.frames import RECORD, RELOCATED
 
@@ -23,6 +24,7 @@ class Log:
         self.entries.append((records, durable))
 
     def confirm(self, index: int) -> None:
+        index %= len(self.entries)
         self.entries[index][1](100 + index)
 
 
@@ -32,12 +34,24 @@ class Files:
     def __init__(self) -> None:
         self.appended: list[tuple[list[bytes], int]] = []
         self.broken: Exception | None = None
+        self.room = 1_000
+        """How many frames the disk still takes."""
 
-    def append(self, frames: list[bytes], version: int) -> None:
+    @property
+    def version(self) -> int:
+        return self.appended[-1][1]
+
+    def append(self, frames: list[bytes], version: int) -> int:
         if self.broken is not None:
             raise self.broken
-        if frames:
-            self.appended.append((frames, version))
+        taken = frames[: self.room]
+        self.room -= len(taken)
+        if taken:
+            self.appended.append((taken, version))
+        return len(taken)
+
+    def names(self) -> str:
+        return "".join(frame.removeprefix(RECORD).decode() for frames, _ in self.appended for frame in frames)
 
 
 class Stores:
@@ -56,10 +70,23 @@ class Stores:
             completed=lambda: None,
             failed=self.failures.append,
         )
+        self.changes: asyncio.Queue[bool] = asyncio.Queue()
+        self.groups.on_full = lambda: self.changes.put_nowait(self.groups.disk_is_full)
 
     def add(self, name: str, *, kind: bytes | None = RECORD) -> None:
         frame = None if kind is None else kind + name.encode()
         self.groups.add(frame, lambda error: self.told.append((name, error)), store="s")
+
+    async def confirm(self, *names: str) -> None:
+        """An entry with these frames, which is durable at once."""
+        for name in names:
+            self.add(name)
+        await turns()
+        self.log.confirm(-1)
+
+    def end_group(self, written: list[object]) -> None:
+        """``written`` gets the version that the files have, or the error."""
+        self.groups.end_group(lambda error: written.append(error or self.files.version))
 
 
 def run(work: Callable[[Stores], Awaitable[Any]]) -> None:
@@ -118,7 +145,7 @@ def test_a_relocation_goes_to_the_files_only_and_keeps_its_place() -> None:
 def test_an_ended_group_is_an_entry_of_its_own() -> None:
     async def work(stores: Stores) -> None:
         stores.add("a")
-        stores.groups.end_group()
+        stores.groups.end_group(lambda _: None)
         stores.add("b")
         await turns()
         assert [[record for _, record in records] for records, _ in stores.log.entries] == [
@@ -219,5 +246,176 @@ def test_entries_under_way_become_durable_in_order(count: int) -> None:
         for index in range(count):
             stores.log.confirm(index)
         assert [version for _, version in stores.files.appended] == [100 + index for index in range(count)]
+
+    run(work)
+
+
+# -- a full disk ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_commit, "AGAIN_SECONDS", 0.001)
+
+
+@pytest.mark.usefixtures("_soon")
+@pytest.mark.parametrize("room", range(6))
+def test_a_full_disk_keeps_frames_back_in_order_and_replies_go_on(room: int) -> None:
+    """Also where it takes a part of an entry: no frame is appended twice, and none is left out."""
+
+    async def work(stores: Stores) -> None:
+        stores.files.room = room
+        await stores.confirm("a", "b", "c")
+        await stores.confirm("d")
+        await stores.confirm("e", "f")
+        assert [name for name, _ in stores.told] == ["a", "b", "c", "d", "e", "f"]
+        assert stores.files.names() == "abcdef"[:room]
+        assert stores.groups.disk_is_full
+        assert stores.groups.kept_back_bytes == (6 - room) * len(RECORD + b"a")
+        assert await stores.changes.get() is True
+        stores.files.room = 1_000
+        assert await stores.changes.get() is False
+        assert stores.files.names() == "abcdef"
+        assert [version for _, version in stores.files.appended] == sorted(
+            version for _, version in stores.files.appended
+        )
+        assert stores.groups.kept_back_bytes == 0
+        await stores.confirm("g")
+        assert stores.files.appended[-1] == ([RECORD + b"g"], 103)
+        assert (stores.failures, stores.changes.empty()) == ([], True)
+
+    run(work)
+
+
+@pytest.mark.usefixtures("_soon")
+def test_what_waits_for_the_files_sees_the_version_of_its_own_entry() -> None:
+    """A checkpoint has the frames up to its own; a reply alone comes before a full disk has taken them."""
+
+    async def work(stores: Stores) -> None:
+        written: list[object] = []
+        stores.files.room = 1
+        stores.add("a")
+        stores.add("b")
+        stores.end_group(written)
+        await turns()
+        await stores.confirm("c")
+        stores.log.confirm(0)
+        assert [name for name, _ in stores.told] == ["a", "b", "c"]
+        assert (stores.files.names(), written) == ("a", [])
+        assert await stores.changes.get() is True
+        stores.files.room = 1_000
+        assert await stores.changes.get() is False
+        assert (stores.files.names(), written) == ("abc", [100])
+
+    run(work)
+
+
+@pytest.mark.usefixtures("_soon")
+def test_above_the_bound_the_stores_fail_and_all_who_wait_hear_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_commit, "KEPT_BACK_BYTES_MAX", 40)
+
+    async def work(stores: Stores) -> None:
+        written: list[object] = []
+        stores.files.room = 0
+        stores.add("x" * 100)  # accepted before the disk is known to be full: the bound is for what comes later
+        stores.end_group(written)
+        stores.log.confirm(0)
+        count = 0
+        while not stores.failures and count < 30:
+            await stores.confirm("y" * 10)
+            count += 1
+        assert 3 < count < 30
+        (failure,) = stores.failures
+        assert isinstance(failure, Unavailable) and failure.code is Code.DISK_FULL
+        assert "for too long" in str(failure)
+        await turns()
+        assert [error is None for _, error in stores.told] == [True] * count + [False]
+        assert [type(error) for error in written] == [Unavailable]
+        await asyncio.wait_for(stores.groups.drain(), 5)
+        assert stores.files.appended == []
+
+    run(work)
+
+
+def test_a_stop_does_not_wait_for_space() -> None:
+    async def work(stores: Stores) -> None:
+        written: list[object] = []
+        stores.files.room = 1
+        stores.add("a")
+        stores.add("b")
+        stores.end_group(written)
+        stores.log.confirm(0)
+        stores.files.room = 0
+        await asyncio.wait_for(stores.groups.drain(), 5)
+        assert [error.code for error in written if isinstance(error, HoldfastError)] == [Code.DISK_FULL]
+        await stores.groups.close()
+        assert stores.groups.disk_is_full, "the files still lack a frame"
+        assert await stores.changes.get() is True and stores.changes.empty()
+        assert (stores.files.names(), stores.failures) == ("a", [])
+
+    run(work)
+
+
+def test_a_stop_uses_the_space_that_there_is() -> None:
+    async def work(stores: Stores) -> None:
+        written: list[object] = []
+        stores.files.room = 1
+        stores.add("a")
+        stores.add("b")
+        stores.end_group(written)
+        stores.log.confirm(0)
+        stores.files.room = 1_000
+        await asyncio.wait_for(stores.groups.drain(), 5)
+        assert (stores.files.names(), written, stores.groups.disk_is_full) == ("ab", [100], False)
+
+    run(work)
+
+
+@pytest.mark.usefixtures("_soon")
+def test_files_that_are_copied_have_whole_entries_or_are_not_copied() -> None:
+    async def work(stores: Stores) -> None:
+        with stores.groups.files_held():
+            await stores.confirm("a")
+            await stores.confirm("b", "c")
+            assert stores.files.appended == []
+            stores.files.room = 2
+        assert (stores.files.names(), await stores.changes.get()) == ("ab", True)
+        with pytest.raises(Unavailable) as refused, stores.groups.files_held():
+            pass
+        assert refused.value.code is Code.DISK_FULL
+        stores.files.room = 1_000
+        assert await stores.changes.get() is False
+        with stores.groups.files_held():
+            assert stores.files.names() == "abc"
+        assert stores.failures == []
+
+    run(work)
+
+
+def test_files_that_refuse_after_a_full_disk_end_the_service(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_commit, "AGAIN_SECONDS", 0.0)
+
+    async def work(stores: Stores) -> None:
+        stores.files.room = 0
+        await stores.confirm("a")
+        stores.files.broken = OSError("no disk")
+        await turns()
+        assert [type(error) for error in stores.failures] == [OSError]
+        await asyncio.wait_for(stores.groups.drain(), 5)
+
+    run(work)
+
+
+@pytest.mark.usefixtures("_soon")
+def test_after_the_end_of_the_leadership_nothing_is_appended() -> None:
+    async def work(stores: Stores) -> None:
+        stores.files.room = 0
+        await stores.confirm("a")
+        stores.add("b")
+        await turns()
+        stores.log.entries[1][1](Fenced("deposed", code=Code.LEADER_CHANGED))
+        stores.files.room = 1_000
+        await asyncio.sleep(0.005)
+        assert (stores.files.appended, stores.failures) == ([], [])
 
     run(work)

@@ -85,6 +85,7 @@ def _of_the_store_cluster() -> tuple[Described, ...]:
         ("disk_used_bytes", GAUGE, "Used of the file system, by everybody"),
         ("disk_capacity_bytes", GAUGE, "What can be used of it"),
         ("disk_limit_bytes", GAUGE, "Above it publishes are refused; 0 for off"),
+        ("kept_back_bytes", GAUGE, "What the log has and the local files lack: their disk is full, or they are copied"),
     )  # fmt: skip
     return (
         *(Described(f"holdfast_message_stores_{name}", kind, text) for name, kind, text in rows),

@@ -1,7 +1,8 @@
 """Checkpoints of the index and compaction of the log, while clients work.
 
 ``Checkpoints`` writes one checkpoint at a time and retries a failed one after ``RETRY_S``; ``failure`` says why. If
-``OVERDUE`` times the due bytes were written meanwhile, commits pause, so that memory and recovery stay bounded.
+``OVERDUE`` times the due bytes were written meanwhile, commits pause, so that memory and recovery stay bounded. While a
+full disk keeps frames out of the files (``LogCommit``), none begins, and one that has begun waits for its frames.
 
 ``Compaction`` frees pages from the front of the log: it appends their kept messages again. A move is a frame like any
 other and the next checkpoint releases the old copy, so a crash loses only the work of moving.
@@ -17,9 +18,9 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Final
 
-from holdfast.errors import Closed, CorruptData, HoldfastError
+from holdfast.errors import Closed, CorruptData, HoldfastError, Unavailable
 from holdfast.stores.group_commit import GroupCommit
-from holdfast.stores.log_commit import LogCommit
+from holdfast.stores.log_commit import LogCommit, disk_full
 from holdfast.stores.storage.frames import MessageRun, Relocated, encode_relocated
 from holdfast.stores.storage.index import Checkpoint
 from holdfast.stores.storage.locations import Extent
@@ -61,7 +62,7 @@ class Checkpoints:
             if storage.log_bytes >= OVERDUE * LOG_BYTES and self._writing and self.failure is None:
                 self._groups.pause()
             return
-        if not storage.log_bytes or self._closed or self._held:
+        if not storage.log_bytes or self._closed or self._held or self._groups.disk_is_full:
             return
         index = storage.index
         if storage.log_bytes >= LOG_BYTES or index.blocks.changes >= BLOCKS or index.entries.changes >= ENTRIES:
@@ -71,7 +72,8 @@ class Checkpoints:
 
     def _begin_if_idle(self) -> None:
         self._timer = None
-        if self._running is None and not self._closed and not self._held and self._groups.failure is None:
+        groups = self._groups
+        if self._running is None and not (self._closed or self._held or groups.failure or groups.disk_is_full):
             self._begin()
 
     def _begin(self) -> None:
@@ -88,12 +90,17 @@ class Checkpoints:
                 appended.cancel()
 
         # The frames it rests on may not be written yet: it takes its turn after them.
-        self._groups.add(None, safe)
-        self._groups.end_group()
+        self._groups.end_group(safe)
         self._running = self._loop.create_task(self._write(checkpoint, appended))
 
     async def _write(self, checkpoint: Checkpoint, appended: asyncio.Future[int | None]) -> None:
-        checkpoint = checkpoint._replace(version=await appended)
+        while not appended.done():
+            await asyncio.wait([appended], timeout=RETRY_S)
+            if self._groups.disk_is_full:
+                self._fail_waiting(disk_full())
+        if appended.cancelled():
+            return  # the log has failed, or this is closed while the disk is full: the next start applies the log
+        checkpoint = checkpoint._replace(version=appended.result())
         self._writing = self._groups.disk_is_busy = True
         try:
             written = await self._write_until_done(checkpoint)
@@ -121,9 +128,7 @@ class Checkpoints:
                     _logger.warning("the index of the stores could not be written error=%s", error)
                 self.failure = error
                 self._groups.resume()
-                for waiting in self._waiting:
-                    if not waiting.done():
-                        waiting.set_exception(error)
+                self._fail_waiting(error)
                 if self._closed:
                     return False  # the next start applies the log instead
                 await asyncio.sleep(RETRY_S)
@@ -137,15 +142,22 @@ class Checkpoints:
             return False
         return True
 
+    def _fail_waiting(self, error: BaseException) -> None:
+        for waiting in self._waiting:
+            if not waiting.done():
+                waiting.set_exception(error)
+
     async def now(self) -> None:
         """Return when everything applied so far is in the index.
 
-        *Raises*: ``Closed`` when the log has failed or while ``held``; what kept the index from being written (it is
-        retried).
+        *Raises*: ``Closed`` when the log has failed or while ``held``; ``Unavailable`` (disk_full) while the files lack
+        frames; what kept the index from being written (it is retried).
         """
         await self._wait()
         if self._held or self._groups.failure is not None:
             raise Closed("no checkpoint can be taken now", hint="a backup is being made")
+        if self._groups.disk_is_full:
+            raise disk_full()
         self._begin()
         await self._wait()
         if self._groups.failure is not None:
@@ -181,9 +193,10 @@ class Checkpoints:
             self._timer.cancel()
             self._timer = None
         # One that cannot be written is no reason not to close: the next start applies the log instead.
-        with suppress(sqlite3.Error, OSError):
+        with suppress(sqlite3.Error, OSError, Unavailable):
             await self._wait()
-            if self._storage.log_bytes and self._groups.failure is None and self.failure is None and not self._held:
+            broken = self._groups.failure or self.failure or self._groups.disk_is_full
+            if self._storage.log_bytes and not broken and not self._held:
                 self._begin()
                 await self._wait()
         if self._running is not None:
@@ -282,7 +295,7 @@ class Compaction:
     async def _move_all(self, extents: list[Extent]) -> None:
         step = 0
         for extent in extents:
-            if self._closed or self._groups.failure is not None:
+            if self._closed or self._groups.failure is not None or self._groups.disk_is_full:
                 return
             # As it is now: while this waited it may have grown, moved, or gone.
             current = self._storage.locations.current(extent)

@@ -7,6 +7,7 @@ give another result here, are removed and made again from the log.
 from __future__ import annotations
 
 import shutil
+import sqlite3
 from collections.abc import Sequence
 from typing import Final
 
@@ -46,12 +47,15 @@ class FollowedStores:
         """Apply durable entries, each a version with its records. What is here already is passed over.
 
         *Raises*: ``CorruptData`` when a record gives another result here; ``OSError``; ``Unavailable`` on a full disk.
-        After any of them these stores are of no use.
+        After any of them these stores are of no use: open them again.
         """
         storage = self.storage
         storage.follow(entries)
         if storage.log_bytes >= CHECKPOINT_BYTES:
-            storage.write_checkpoint(storage.begin_checkpoint())
+            try:
+                storage.write_checkpoint(storage.begin_checkpoint())
+            except sqlite3.Error as error:
+                raise storage.index.unreadable(error) from error
             storage.end_checkpoint()
 
     def close(self) -> None:

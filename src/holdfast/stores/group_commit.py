@@ -45,6 +45,8 @@ class GroupCommit:
 
     frame_overhead: Final = 0
     """Bytes that a frame is longer in the log than when it is added."""
+    disk_is_full: Final = False
+    """Only ``LogCommit`` survives a full disk."""
 
     def __init__(
         self,
@@ -109,8 +111,9 @@ class GroupCommit:
         else:
             self.wake()
 
-    def end_group(self) -> None:
+    def end_group(self, written: Reply) -> None:
         """As ``LogCommit.end_group``: here a checkpoint may rest on a part of a group."""
+        self.add(None, written)
 
     def wake(self) -> None:
         """Take a group soon, in this turn of the loop if nothing is being written."""

@@ -4,6 +4,10 @@ What was added in one turn of the loop is one entry of the commit log. Many entr
 come in order. The local files are a cache: a frame is appended to them when its entry is durable, never before, so that
 they hold nothing that another leader does not know. They are never synced: a start finds in the log what they lack.
 
+While the files are copied, or their disk is full, durable frames are kept back in memory. They are appended later, in
+order. ``disk_is_full`` is true from a failed append until the files have everything; new messages are to be refused
+meanwhile. Everything else continues, up to ``KEPT_BACK_BYTES_MAX``; above it the stores fail with ``disk_full``.
+
 When this process does not lead any more, every waiting reply gets ``Fenced``: a later leader knows the outcome.
 """
 
@@ -14,12 +18,17 @@ from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from functools import partial
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
-from holdfast.errors import Fenced, HoldfastError
+from holdfast.errors import Code, Fenced, HoldfastError, Unavailable
 from holdfast.stores.group_commit import Reply
 from holdfast.stores.storage.frames import RECORD, with_version
 from holdfast.stores.storage.storage import Storage
+
+KEPT_BACK_BYTES_MAX: Final = 64 << 20
+"""Bytes of frames kept back on a full disk, in addition to those that were accepted when it was found full."""
+AGAIN_SECONDS: Final = 1.0
+"""From one attempt to append to a full disk to the next."""
 
 Durable = Callable[[int | HoldfastError], None]
 
@@ -42,6 +51,24 @@ class _Group:
         self.size = sum(map(len, frames))
         self.version: int | None = None
         """0: it has no record, and waits for its turn only."""
+
+
+class _KeptBack(NamedTuple):
+    """Durable frames that the files lack, and who waits until the files have everything before this."""
+
+    frames: list[bytes]
+    version: int
+    written: Reply | None = None
+
+
+def disk_full() -> Unavailable:
+    """The error for what cannot be done while the files lack frames."""
+    return Unavailable(
+        "the disk of the stores' local files is full",
+        code=Code.DISK_FULL,
+        hint="free some space: the stores continue by themselves",
+        retry_after_ms=int(AGAIN_SECONDS * 1_000),
+    )
 
 
 class LogCommit:
@@ -77,8 +104,14 @@ class LogCommit:
         self._replies: list[Reply] = []
         self._in_flight: deque[_Group] = deque()
         self._due = self._is_closing = self._paused = False
-        self._kept_back: list[tuple[list[bytes], int]] | None = None
-        """Frames that are durable and wait while the files are copied, with their versions."""
+        self._kept_back: deque[_KeptBack] = deque()
+        self.kept_back_bytes = 0
+        self._kept_back_bytes_max = 0
+        self._files_are_held = False
+        self.disk_is_full = False
+        self.on_full: Callable[[], None] = lambda: None
+        """Called when ``disk_is_full`` changes."""
+        self._again: asyncio.TimerHandle | None = None
         self._idle: list[asyncio.Future[None]] = []
 
     def add(self, frame: bytes | None, reply: Reply, *, at_once: bool = False, store: str = "") -> None:
@@ -125,10 +158,20 @@ class LogCommit:
         self._in_flight.append(group)
         return partial(self._durable, group)
 
-    def end_group(self) -> None:
-        """What was added until now ends with its own entry. A checkpoint rests on this."""
+    def end_group(self, written: Reply) -> None:
+        """What was added until now ends with its own entry. A checkpoint rests on this.
+
+        ``written`` is called, with None or the error, when the files have all of it and nothing later.
+        """
+        self.add(None, partial(self._when_written, written))
         if not self._is_closing and self.failure is None:
             self._write()
+
+    def _when_written(self, written: Reply, error: BaseException | None) -> None:
+        if error is None and self._kept_back:
+            self._kept_back.append(_KeptBack([], 0, written))
+        else:
+            written(error)
 
     def _write(self) -> None:
         frames, stores, replies = self._frames, self._stores, self._replies
@@ -171,30 +214,88 @@ class LogCommit:
             self._idle.clear()
 
     def _append(self, frames: list[bytes], version: int) -> None:
-        if self._kept_back is None:
-            self._storage.append(frames, version)
-        else:
-            self._kept_back.append((frames, version))
+        if not frames:
+            return
+        self._kept_back.append(_KeptBack(frames, version))
+        self.kept_back_bytes += sum(map(len, frames))
+        if self._files_are_held:
+            return
+        if not self.disk_is_full:
+            self._append_kept_back()
+        elif self.kept_back_bytes > self._kept_back_bytes_max:
+            raise Unavailable(
+                "the disk of the stores' local files has been full for too long",
+                code=Code.DISK_FULL,
+                hint="free some space, then start the service again: it finds everything in the log",
+                kept_back_bytes=self.kept_back_bytes,
+                kept_back_bytes_max=self._kept_back_bytes_max,
+            )
+
+    def _append_kept_back(self) -> None:
+        """Append what the files lack, as far as the disk has room. An entry may be appended in part."""
+        while self._kept_back:
+            frames, version, written = self._kept_back[0]
+            count = self._storage.append(frames, version)
+            self.kept_back_bytes -= sum(map(len, frames[:count]))
+            if count < len(frames):
+                self._kept_back[0] = _KeptBack(frames[count:], version, written)
+                break
+            self._kept_back.popleft()
+            if written is not None:
+                written(None)
+        is_full = bool(self._kept_back)
+        if is_full:
+            self._again = self._loop.call_later(AGAIN_SECONDS, self._append_again)
+        if is_full and not self.disk_is_full:
+            # What was accepted before it was known may be more than the bound, and is bounded itself.
+            self._kept_back_bytes_max = self.kept_back_bytes + self.waiting_bytes + KEPT_BACK_BYTES_MAX
+        if is_full is not self.disk_is_full:
+            self.disk_is_full = is_full
+            self.on_full()
+
+    def _append_again(self) -> None:
+        if self._again is not None:
+            self._again.cancel()
+            self._again = None
+        if self.failure is not None or not self._kept_back:
+            return
+        try:
+            self._append_kept_back()
+        except BaseException as error:  # noqa: BLE001 - reported to every waiting caller
+            self.poison(error)
 
     @contextmanager
     def files_held(self) -> Generator[None]:
-        """Append nothing to the files until exit: they end with a whole entry. Replies go on, and memory grows."""
-        assert self._kept_back is None, "the files are held once"
-        self._kept_back = []
+        """Append nothing to the files until exit: they end with a whole entry. Replies go on, and memory grows.
+
+        *Raises*: ``Unavailable`` (disk_full) while the files lack frames.
+        """
+        assert not self._files_are_held, "the files are held once"
+        if self.disk_is_full:
+            raise disk_full()
+        self._files_are_held = True
         try:
             yield
         finally:
-            kept_back, self._kept_back = self._kept_back, None
-            try:
-                for frames, version in kept_back:
-                    self._storage.append(frames, version)
-            except BaseException as error:  # noqa: BLE001 - reported to every waiting caller
-                self.poison(error)
+            self._files_are_held = False
+            self._append_again()
+
+    def _drop_kept_back(self) -> None:
+        """Append no more to the files: the next start finds in the log what they lack."""
+        if self._again is not None:
+            self._again.cancel()
+        kept_back, self._kept_back = self._kept_back, deque()
+        self.kept_back_bytes = 0
+        for _, _, written in kept_back:
+            if written is not None:
+                written(self.failure or disk_full())
 
     def _give_up(self) -> None:
         """After a failure: give every reply that waits."""
         while self._in_flight and self.failure is not None:
             self._finish(self._in_flight.popleft())
+        if self.failure is not None:
+            self._drop_kept_back()
 
     def _finish(self, group: _Group) -> None:
         self.waiting_bytes -= group.size
@@ -239,11 +340,14 @@ class LogCommit:
         await waiting
 
     async def drain(self) -> None:
-        """Return when every reply was given."""
+        """Return when every reply was given. Nothing may be added then: a full disk is not waited for."""
         while self._in_flight or self._replies:
             waiting: asyncio.Future[None] = self._loop.create_future()
             self._idle.append(waiting)
             await waiting
+        if self.disk_is_full:
+            self._append_again()
+            self._drop_kept_back()
 
     async def close(self) -> None:
         """Give every reply."""

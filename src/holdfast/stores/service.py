@@ -135,6 +135,7 @@ class StoreService:
         self._effect_callbacks: list[Callable[[Effect], None]] = []
         self._failure_callbacks: list[Callable[[BaseException], None]] = []
         self._lapse_callbacks: list[Callable[[int], None]] = []
+        self._disk_callbacks: list[Callable[[], None]] = []
         self._timer = DeadlineTimer(storage.state, now_ms=self._time_ms, on_timer=self._expire)
         self.written_bytes = 0  # bytes of the records written to the log since the service was opened
         self._replies: list[Reply] = []
@@ -192,7 +193,9 @@ class StoreService:
         closing, completed, failed = self._before_group, self._arm, self._fail
         if journal is None:
             return GroupCommit(storage.log, closing=closing, completed=completed, failed=failed)
-        return LogCommit(storage, journal, closing=closing, completed=completed, failed=failed)
+        groups = LogCommit(storage, journal, closing=closing, completed=completed, failed=failed)
+        groups.on_full = self._disk_changed
+        return groups
 
     def submit(self, command: Command) -> asyncio.Future[Result]:
         """Apply a command; the future completes when it is safe. Sets ``at_ms`` of the command.
@@ -388,7 +391,7 @@ class StoreService:
             size = sum(len(body) for _, body, _ in command.changes if body is not None)
             if all(body is None for _, body, _ in command.changes):
                 return
-        self.disk_limit.check(now_ms, size, self._groups.waiting_bytes)
+        self.disk_limit.check(now_ms, size, self._groups.waiting_bytes, is_full=self._groups.disk_is_full)
 
     def _note_ready(self, effects: list[Effect]) -> list[Effect]:
         """Return the effects that wait for the log; the others are for ``_before_group``."""
@@ -428,6 +431,20 @@ class StoreService:
         """Call back once if the log fails: nothing more is accepted, and the process should end."""
         self._failure_callbacks.append(callback)
 
+    def on_disk_full(self, callback: Callable[[], None]) -> None:
+        """Call back when ``disk_is_full`` changes."""
+        self._disk_callbacks.append(callback)
+
+    @property
+    def disk_is_full(self) -> bool:
+        """Whether a full disk keeps durable frames out of the files: then publishes are refused."""
+        return self._groups.disk_is_full
+
+    @property
+    def kept_back_bytes(self) -> int:
+        """Bytes that the log has and the files of this machine lack: the disk is full, or the files are copied."""
+        return self._groups.kept_back_bytes if isinstance(self._groups, LogCommit) else 0
+
     @property
     def failure(self) -> BaseException | None:
         """What ended this service, None while it works."""
@@ -437,6 +454,11 @@ class StoreService:
         self._timer.stop()
         for callback in self._failure_callbacks:
             callback(error)
+
+    def _disk_changed(self) -> None:
+        self._groups.wake()  # a checkpoint that was put off may begin, also without another command
+        for callback in self._disk_callbacks:
+            callback()
 
     def _refusal(self) -> HoldfastError:
         failure = self._groups.failure

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tests.worlds.log.node import Node
     from tests.worlds.log.world import World
 
-__all__ = ["Journal", "NodeStores", "run_journal"]
+__all__ = ["Cache", "Journal", "NodeStores", "run_journal"]
 
 STORE = "s"
 
@@ -68,11 +68,14 @@ def number_of(record: bytes) -> int:
     return int(record.removeprefix(RECORD).split(b" ")[0])
 
 
-class _Cache:
-    """The files of one node: what ``Storage`` keeps of the log, without the stores."""
+class Cache:
+    """The files of one node: what ``Storage`` keeps of the log, without the stores. Sometimes their disk is full."""
 
-    def __init__(self, journal: Journal) -> None:
+    def __init__(self, world: World, journal: Journal, number: int) -> None:
+        self._world = world
         self._journal = journal
+        self._random = Random(f"{world.seed} disk of {number}")
+        self._refusals = 0  # attempts until there is space
         self.frames: list[tuple[int, bytes]] = []
 
     @property
@@ -80,8 +83,20 @@ class _Cache:
         """Of the last entry that is here, perhaps only in part."""
         return self.frames[-1][0] if self.frames else 0
 
-    def append(self, frames: list[bytes], version: int) -> None:
+    def append(self, frames: list[bytes], version: int) -> int:
         """As ``Storage.append``."""
+        room = len(frames)
+        if self._refusals:
+            self._refusals -= 1
+            room = 0
+        elif self._random.random() < 0.02:
+            self._refusals = self._random.choice((0, 0, 1, 3))
+            room = self._random.randrange(room + 1)
+            self._world.seen["stores_disk_full"] += 1
+        self._append(frames[:room], version)
+        return room
+
+    def _append(self, frames: list[bytes], version: int) -> None:
         for frame in frames:
             self._journal.require(len(self.frames), frame, "a cache holds what the log has")
             self.frames.append((version, frame))
@@ -90,7 +105,7 @@ class _Cache:
         """As ``Storage.follow``."""
         if version >= self.version:
             known = sum(each == version for each, _ in self.frames)
-            self.append(records[known:], version)
+            self._append(records[known:], version)
 
 
 class NodeStores:
@@ -101,7 +116,7 @@ class NodeStores:
         self._world = node.world
         self._journal = journal
         self._random = Random(f"{node.world.seed} stores of {node.number}")
-        self._cache = _Cache(journal)
+        self._cache = Cache(node.world, journal, node.number)
         self._groups: LogCommit | None = None
         self._service: CommitService | None = None
         self._next = 0
@@ -120,6 +135,9 @@ class NodeStores:
     async def lead(self, service: CommitService) -> None:
         """Come up to date, then publish until the leadership ends."""
         cache = self._cache
+        former, self._groups = self._groups, None
+        if former is not None:
+            await former.close()  # as a service does when its leadership is over
         self._world.seen["stores_from_nothing" if not cache.frames else "stores_from_a_cache"] += 1
         try:
             async with aclosing(reading.entries_before(service.store, service.claim, after=cache.version)) as batches:
@@ -158,7 +176,7 @@ class NodeStores:
             number, record = self._number()
             groups.add(record, self._reply(groups, number, record), store=STORE)
             if self._random.random() < 0.1:
-                groups.end_group()
+                groups.end_group(_ignored)
         self._publish_later()
 
     def _number(self) -> tuple[int, bytes]:
@@ -223,6 +241,10 @@ class NodeStores:
                 self._world.promises.trouble(error)
 
         return reply
+
+
+def _ignored(_: BaseException | None) -> None:
+    """No checkpoint rests on it here."""
 
 
 def _nothing() -> None:

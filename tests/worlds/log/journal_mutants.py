@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Final
 
 from tests.worlds.harness import Mutants
-from tests.worlds.log.journal import run_journal
+from tests.worlds.log.journal import Cache, run_journal
 
 from holdfast.commit.format.batch import Header, LoggedEntry
 from holdfast.commit.format.transaction import Rejected
@@ -30,6 +30,8 @@ __all__ = ["MUTANTS"]
 NEVER: Final = 1 << 60
 MUTANTS: Final = Mutants(partial(run_journal, check_every=NEVER), seeds_max=200)
 
+_append = Cache.append
+_append_frames = LogCommit._append
 _entries_before = entries.entries_before
 _claim_header = claims.claim_header
 _write = LogCommit._write
@@ -54,6 +56,28 @@ def cache_first(self: LogCommit) -> None:
     _write(self)
     if frames:
         self._storage.append(frames, 1)
+
+
+@MUTANTS.breaks("what a full disk took of an entry is not appended again", "append", Cache)
+def part_is_appended_again(self: Cache, frames: list[bytes], version: int) -> int:
+    """A full disk takes a part of an entry, and the whole entry is kept back."""
+    count = _append(self, frames, version)
+    return count if count == len(frames) else 0
+
+
+@MUTANTS.breaks("a cache has every frame, also after its disk was full", "_append_kept_back", LogCommit)
+def full_disk_is_overlooked(self: LogCommit) -> None:
+    """What a full disk did not take is dropped."""
+    while self._kept_back:
+        frames, version, _ = self._kept_back.popleft()
+        self._storage.append(frames, version)
+
+
+@MUTANTS.breaks("frames wait for the ones before them", "_append", LogCommit)
+def frames_overtake(self: LogCommit, frames: list[bytes], version: int) -> None:
+    """New frames go to the disk first, and what was kept back after them."""
+    if frames and self._storage.append(frames, version) < len(frames):
+        _append_frames(self, frames, version)
 
 
 @MUTANTS.breaks("an entry may be in a cache in part", "entries_before", entries)

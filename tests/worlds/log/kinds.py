@@ -25,7 +25,7 @@ RETENTION_EVENTS: Final = ("delete_lost", "delete_late", "retention_removed", "r
 
 JOURNAL_EVENTS: Final = (
     *("stores_from_nothing", "stores_from_a_cache", "stores_confirmed", "stores_unknown"),
-    *("stores_took_part", "stores_refused"),
+    *("stores_took_part", "stores_refused", "stores_disk_full"),
 )
 
 COPY_EVENTS: Final = (

@@ -86,6 +86,8 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         self._drain(cancel_all)
 
     def _timer_due(self, handle: asyncio.TimerHandle, delay_ms: float) -> None:
+        if self.dead:
+            return  # the process has ended
         now_ms = self._agenda.now
         if now_ms - self._timer_ms >= AT_ONCE_MS:
             self._timers_at_once = 0

@@ -98,7 +98,8 @@ class StoreHost:
                 "the stores are not open yet",
                 code=Code.OVERLOADED,
                 retry_after_ms=OVERLOADED_RETRY_AFTER_MS,
-                hint="another process may have them open: this service opens them when that process closes them",
+                hint="another process may have them open, or their disk may be full: this service opens them as soon "
+                "as it can, and its log has the reason",
             )
         if opened is None:
             raise not_leading(self.gateway.leader, was_asked=self.gateway.stands_by_next)
@@ -132,6 +133,9 @@ class StoreHost:
         service.on_lapse(opened.deliveries.before_lapse)
         service.on_effect(self._carry_out)
         service.on_failure(self.fail)
+        service.on_disk_full(self._tell_disk)
+        if service.disk_is_full:
+            self._tell_disk()
         self._expect_attached(opened)
         self._detach_silent()
         return opened
@@ -241,6 +245,20 @@ class StoreHost:
         _log.error("stores_failed", error=named.statement(), code=str(named.code), hint=named.hint or None)
         if not self.failed.done():
             self.failed.set_result(named)
+
+    def _tell_disk(self) -> None:
+        opened = self._opened
+        if opened is None:
+            return
+        if opened.service.disk_is_full:
+            _log.warning(
+                "stores_disk_full",
+                directory=opened.service.directory,
+                kept_back_bytes=opened.service.kept_back_bytes,
+                hint="free some space: publishes are refused until then, and continue by themselves",
+            )
+        else:
+            _log.info("stores_disk_has_room", directory=opened.service.directory)
 
     def _detach_silent(self) -> None:
         opened = self._opened

@@ -23,7 +23,7 @@ from holdfast.commit.reading.lineage import lineage_of
 from holdfast.commit.reading.reader import find_frontier
 from holdfast.commit.service import CommitService
 from holdfast.commit.stages.events import Records
-from holdfast.errors import Code, CorruptData, HoldfastError, InvalidRequest, NotFound
+from holdfast.errors import Code, CorruptData, HoldfastError, InvalidRequest, NotFound, Unavailable
 from holdfast.objects.port import ObjectStore
 from holdfast.private_files import make_private_directory
 from holdfast.settings import StoresSettings
@@ -34,6 +34,8 @@ from holdfast.stores.log_commit import Durable
 from holdfast.stores.service import StoreService
 
 PROGRESS_SECONDS: Final = 5.0
+FOLLOW_AGAIN_SECONDS: Final = 5.0
+"""After a refusal of this machine's disk, until a standby opens its copy again."""
 APPLIED_BYTES: Final = 4 << 20
 """Entries are applied on a thread in groups of about this size."""
 
@@ -113,20 +115,35 @@ class LocalCopy:
         moves their time to this machine's clock nor lets it stand still."""
 
     async def keep_up(self, followed: FollowedLog) -> None:
-        """Follow the log with ``followed`` until that ends. An error is logged and ends it; the next call goes on."""
+        """Follow the log with ``followed`` until that ends.
+
+        A disk that refuses is logged once, and tried again. Another error is logged and ends it; the next call goes on.
+        """
+        reported = ""
+        while not followed.ended.done():
+            try:
+                await self._keep_up(followed)
+                return
+            except (HoldfastError, OSError) as error:
+                problem = str(error.code if isinstance(error, HoldfastError) else error.errno)
+                if problem != reported:
+                    reported = problem
+                    _log.warning("stores_do_not_follow", directory=self.directory, error=str(error))
+                if not isinstance(error, Unavailable | OSError):
+                    return
+            await asyncio.sleep(FOLLOW_AGAIN_SECONDS)
+
+    async def _keep_up(self, followed: FollowedLog) -> None:
         newest: Header | None = None
         last_ms: int | None = None
-        try:
-            while not followed.ended.done():
-                position = followed.feed.durable.end
-                if newest is not (newest := followed.durable_header()):
-                    stores = await self.bring_up_to(followed.claim, newest)
-                    if last_ms is not None and stores.last_ms > last_ms:  # what was there before may be of any time
-                        self.heard = await asyncio.to_thread(anchor_now, stores.last_ms)
-                    last_ms = stores.last_ms
-                await followed.feed.durable.wait(position)
-        except (HoldfastError, OSError) as error:
-            _log.warning("stores_do_not_follow", directory=self.directory, error=str(error))
+        while not followed.ended.done():
+            position = followed.feed.durable.end
+            if newest is not (newest := followed.durable_header()):
+                stores = await self.bring_up_to(followed.claim, newest)
+                if last_ms is not None and stores.last_ms > last_ms:  # what was there before may be of any time
+                    self.heard = await asyncio.to_thread(anchor_now, stores.last_ms)
+                last_ms = stores.last_ms
+            await followed.feed.durable.wait(position)
 
     async def bring_up_to(self, claim: Header, newest: Header) -> FollowedStores:
         """Apply all that the stores did up to ``newest``. Raises: as ``open_in_log``."""
@@ -278,8 +295,9 @@ class CheckpointSchedule:
 
     async def _make(self) -> None:
         began = time.monotonic()
-        self._bytes = self._service.written_bytes
+        written = self._service.written_bytes
         made = await make_checkpoint(self._service, self._leader.store, self._leader.log_id)
+        self._bytes = written
         self._made = time.monotonic()
         self.count += 1
         seconds = round(self._made - began, 2)

@@ -7,6 +7,7 @@ Every problem is named, and nothing was changed.
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -16,7 +17,7 @@ import structlog
 from holdfast.commit.leadership.log_remains import bind_stores, bound_log, require_bound
 from holdfast.commit.service import CommitService
 from holdfast.documents import read_document
-from holdfast.errors import AlreadyOpen, Code, Conflict, InvalidRequest, Unavailable
+from holdfast.errors import AlreadyOpen, Code, Conflict, HoldfastError, InvalidRequest, Unavailable
 from holdfast.server.stores.commit_parts import StoresOfCommits
 from holdfast.server.stores.hosting import StoreHost
 from holdfast.server.stores.in_log import CheckpointSchedule, LocalCopy, open_in_log
@@ -29,6 +30,7 @@ from holdfast.stores.values.commands import Redefine
 
 DIFFERENCES_LOGGED_MAX: Final = 50
 HELD_SECONDS: Final = 0.2
+DISK_SECONDS: Final = 2.0
 
 FIRST_DEFINITION: Final = ClusterDefinition(
     stores={
@@ -53,7 +55,7 @@ class Opening:
     """Opens the stores of one leadership.
 
     A deposed or paused leader may still have them open. They are served as soon as it closes them; until then requests
-    are answered ``overloaded``.
+    are answered ``overloaded``. Stores that live in the log also wait while their disk is full: the log goes on.
     """
 
     def __init__(
@@ -86,24 +88,41 @@ class Opening:
         self._waiting: asyncio.Task[None] | None = None
 
     async def begin(self) -> None:
-        """Return when they are open, or when somebody else has them. Raises: what opening and defining raise."""
+        """Return when they are open, or wait for another process or for space. Raises: what opening and defining
+        raise.
+        """
         try:
             await self._open()
-        except AlreadyOpen as error:
-            _log.warning("stores_held", error=str(error))
-            self._waiting = asyncio.create_task(self._open_when_free())
+        except HoldfastError as error:
+            seconds = self._seconds_to_wait(error)
+            if seconds is None:
+                raise
+            if isinstance(error, AlreadyOpen):
+                _log.warning("stores_held", error=str(error))
+            else:
+                hint = "free some space: the stores are opened then, and commits without parts go on"
+                _log.warning("stores_wait_for_disk", error=error.statement(), hint=hint)
+            self._waiting = asyncio.create_task(self._open_when_free(seconds))
 
-    async def _open_when_free(self) -> None:
+    def _seconds_to_wait(self, error: BaseException) -> float | None:
+        """Until the next try to open them; None where another try would not help."""
+        if isinstance(error, AlreadyOpen):
+            return HELD_SECONDS
+        is_full = isinstance(error, Unavailable) and error.code is Code.DISK_FULL
+        return DISK_SECONDS if is_full and self._leader is not None else None
+
+    async def _open_when_free(self, seconds: float) -> None:
         while self._wanted:
-            await asyncio.sleep(HELD_SECONDS)
+            await asyncio.sleep(seconds)
             try:
                 await self._open()
                 return
-            except AlreadyOpen:
-                continue
             except Exception as error:  # noqa: BLE001  # nobody waits for this task; the process ends with what it says
-                self._host.fail(error)
-                return
+                again = self._seconds_to_wait(error)
+                if again is None:
+                    self._host.fail(error)
+                    return
+                seconds = again
 
     async def _open(self) -> None:
         host, settings, wanted, directory = self._host, self._settings, self._definition, self._settings.hosted
@@ -119,10 +138,13 @@ class Opening:
                     clock=StoreClock(follows_wall=settings.clock == "wall"),
                 )
         except OSError as error:
+            is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
             raise Unavailable(
                 f"the stores cannot be opened: {error.strerror or error}",
-                code=Code.STORE_UNFIT,
-                hint="stores.directory is a directory on a local disk that this user may write",
+                code=Code.DISK_FULL if is_full else Code.STORE_UNFIT,
+                hint="free some space"
+                if is_full
+                else "stores.directory is a directory on a local disk that this user may write",
                 path=directory,
             ) from error
         try:

@@ -113,6 +113,7 @@ def _cluster(host: StoreHost, opened: OpenStores) -> Iterator[Metric]:
         "disk_used_bytes": disk.used,
         "disk_capacity_bytes": disk.capacity,
         "disk_limit_bytes": limit,
+        "kept_back_bytes": opened.service.kept_back_bytes,
     }
     for name, value in gauges.items():
         yield gauge(f"holdfast_message_stores_{name}", value)

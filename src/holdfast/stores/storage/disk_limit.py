@@ -3,7 +3,8 @@
 The used bytes of the file system, as ``df`` counts them, are compared with ``fraction`` of its capacity without the
 blocks reserved for the administrator. Above it publishes are refused with ``disk_limit``; acknowledgements, which free
 space, continue. 0 turns the limit off; it applies only if the persistence is not ``none``. The limit is soft: it is
-checked every ``LOOK_MS`` or ``LOOK_BYTES``. If the file system cannot be asked, nothing is refused.
+checked every ``LOOK_MS`` or ``LOOK_BYTES``. If the file system cannot be asked, nothing is refused. Whatever the limit,
+publishes are refused with the same code while a disk that is full keeps frames out of the files of stores in a log.
 """
 
 from __future__ import annotations
@@ -68,11 +69,20 @@ class DiskLimit:
         self._fraction = fraction
         self._next_look_ms = 0
 
-    def check(self, now_ms: int, size: int, waiting: int) -> None:
+    def check(self, now_ms: int, size: int, waiting: int, *, is_full: bool = False) -> None:
         """Raise ``Unavailable`` (disk_limit) while more is used than allowed.
 
         ``now_ms`` is any clock, ``size`` the bytes to come, ``waiting`` those accepted and not written yet.
+        ``is_full``: the disk has refused what was accepted before.
         """
+        if is_full:
+            self.refused += 1
+            raise Unavailable(
+                "the disk is full, and takes no more messages",
+                code=Code.DISK_LIMIT,
+                hint="free some space: publishing continues by itself",
+                retry_after_ms=RETRY_AFTER_MS,
+            )
         if not self._fraction:
             return
         self._bytes_left -= size

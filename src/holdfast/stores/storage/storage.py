@@ -17,7 +17,7 @@ import os
 from collections.abc import Iterable
 from typing import Final
 
-from holdfast.errors import CorruptData, HoldfastError, InvalidRequest, NotFound
+from holdfast.errors import Code, CorruptData, HoldfastError, InvalidRequest, NotFound, Unavailable
 from holdfast.private_files import make_private_directory
 from holdfast.stores.durables.consumption import Consumption
 from holdfast.stores.machine.repairs import accept
@@ -242,14 +242,25 @@ class Storage:
         self.messages.next_frame = number
         self.state.rules = RULES
 
-    def append(self, frames: list[bytes], version: int) -> None:
-        """Append the frames of an entry that is durable. Not synced. *Raises*: as ``MessageLog.append``."""
+    def append(self, frames: list[bytes], version: int) -> int:
+        """Append the frames of an entry that is durable, in order; not synced. Returns how many were appended.
+
+        They are fewer than all when the disk is full: append the rest later. *Raises*: as ``MessageLog.append``,
+        without disk_full.
+        """
         if not frames:
-            return
+            return 0
         versioned = [with_version(frame, version) for frame in frames]
-        self.log.append(versioned)
-        for frame in versioned:
+        before = self.log.last
+        try:
+            self.log.append(versioned)
+        except Unavailable as error:
+            if error.code is not Code.DISK_FULL:
+                raise
+        appended = self.log.last - before
+        for frame in versioned[:appended]:
             self._note_version(frame)
+        return appended
 
     def _apply_again(self, record: Record, number: int) -> None:
         if record.rules > RULES:
