@@ -61,6 +61,8 @@ EVENTS = {
     "segments_not_read": "the table of segments does not answer",
     "segments_of_another_log": "the table of segments belongs to another log and is not used",
     "service_does_not_answer": "a sink waits for the service",
+    "no_durable_wants_rows": "a sink published rows that the store dropped, because no durable wants them",
+    "no_durable_wants_verdicts": "an ingest published verdicts that the store dropped, because no durable wants them",
     "snapshot_begins": "a snapshot is made, and why",
     "snapshot_failed": "no snapshot was made; it is tried again",
     "snapshot_made": "a snapshot was made",
