@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -9,7 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from holdfast.client import Client, ClientOptions
 from holdfast.client.stores import StoreClient, define_spark_stores
-from holdfast.errors import Code, InvalidRequest, NotFound
+from holdfast.errors import Code, InvalidRequest, NotFound, PermissionDenied
 from holdfast.spark.bulk.commit_stream import message_source, store_of
 from holdfast.spark.bulk.verdict_output import VerdictStore
 from holdfast.spark.options import PARTITION_BYTES_MIN
@@ -83,7 +84,8 @@ class LiveRequests:
         url_of_verdicts, verdicts = self._store_of_verdicts() if self.verdicts_store is not None else ("", None)
         for url in {options.get("url", ""), url_of_verdicts} - {""}:
             _require_another_log(url, log)
-            with StoreClient(url, token=service_token(), options=_options()) as client:
+            # A token may do without the right to make stores where they exist; what is missing shows when it is used.
+            with suppress(PermissionDenied), StoreClient(url, token=service_token(), options=_options()) as client:
                 define_spark_stores(
                     client,
                     options["store"] if options.get("url") == url else None,
@@ -117,7 +119,7 @@ def _require_another_log(url: str, log: str) -> None:
         own = log_head(log).log_id
     except NotFound:
         return  # the job makes it
-    with Client(url, token=service_token(), options=_options()) as client:
+    with suppress(PermissionDenied), Client(url, token=service_token(), options=_options()) as client:
         if client.version().log_id == own:
             raise InvalidRequest(
                 "the requests come from a service that leads this very log: it serves no stores while Spark leads",
