@@ -126,7 +126,7 @@ def test_waiters_of_one_request_all_get_its_verdict_and_the_loop_goes_on() -> No
         store, committer = made()
         tasks = await waiting(committer, "one", "one", "other", "one")
         version = store.answer("one")
-        assert await asyncio.gather(tasks[0], tasks[1], tasks[3]) == [version] * 3
+        assert list(await asyncio.gather(tasks[0], tasks[1], tasks[3])) == [version] * 3
         assert not tasks[2].done()
         assert store.answer("other") == await tasks[2]
 
@@ -179,7 +179,9 @@ def test_a_cancelled_receiver_passes_its_role_on() -> None:
     asyncio.run(run())
 
 
-def test_a_verdict_of_a_cancelled_waiter_is_kept() -> None:
+def test_a_verdict_of_a_cancelled_waiter_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(committing, "HELD_MAX", 1)
+
     async def run() -> None:
         store, committer = made()
         receiver, one, another = await waiting(committer, "receiver", "wanted", "wanted")
@@ -192,11 +194,13 @@ def test_a_verdict_of_a_cancelled_waiter_is_kept() -> None:
         one.cancel()
         another.cancel()
         await asyncio.gather(one, another, return_exceptions=True)
-        assert store.acknowledged == []
-        assert (await committer.verdict("wanted", 1)).version == version
-        assert store.acknowledged == [version]
         receiver.cancel()
         await asyncio.gather(receiver, return_exceptions=True)
+        assert store.acknowledged == []
+        with pytest.raises(OutcomeUnknown, match="limit of verdicts"):
+            await committer.verdict("other", 1)
+        assert (await committer.verdict("wanted", 1)).version == version
+        assert store.acknowledged == [version]
 
     asyncio.run(run())
 
@@ -208,11 +212,12 @@ def test_a_waiter_cancelled_while_it_acknowledges_leaves_the_verdict() -> None:
         (task,) = await waiting(committer, "wanted")
         version = store.answer("wanted")
         await after_turns()
-        (later,) = await waiting(committer, "wanted")
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        (other,) = await waiting(committer, "wanted")
+        for one in (task, other):
+            one.cancel()
+        await asyncio.gather(task, other, return_exceptions=True)
         store.acknowledging.set()
-        assert await asyncio.wait_for(later, 5) == version
+        assert (await committer.verdict("wanted", 1)).version == version
 
     asyncio.run(run())
 
@@ -278,11 +283,24 @@ def test_further_verdicts_of_one_attempt_are_not_held(monkeypatch: pytest.Monkey
         await task
         assert sorted(store.acknowledged) == list(range(1, 12))
         # Sent once more, it gets the verdict of that message.
-        await committer.send(write, request_id="attempt-0", read_version=3)
-        again = store.answer("attempt-0")
+        await committer.send(write, request_id="attempt-4", read_version=3)
+        again = store.answer("attempt-4")
         store.answer("other")
         assert (await committer.verdict("other")).version == again + 1
-        assert (await committer.verdict("attempt-0", 1)).version == again
+        assert (await committer.verdict("attempt-4", 1)).version == again
+
+    asyncio.run(run())
+
+
+def test_a_second_verdict_that_comes_before_the_first_is_asked_for_takes_no_room() -> None:
+    async def run() -> None:
+        store, committer = made()
+        store.answer("held")
+        store.answer("held")
+        store.answer("wanted")
+        await committer.verdict("wanted")
+        assert store.acknowledged == [2, 3]
+        assert (await committer.verdict("held", 1)).version == 1
 
     asyncio.run(run())
 
