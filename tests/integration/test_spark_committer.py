@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import cast
 
 import pytest
 from tests.integration.test_stores_in_log import Machine, machines
@@ -77,7 +78,9 @@ def test_each_verdict_reaches_who_sent_its_request(tmp_path: Path) -> None:
 
             def commit(number: int) -> None:
                 one = committer if number % 2 else other
-                receipts[number] = one.commit([Write(b"k%d" % number, b"v")], request_id=f"request-{number}")
+                receipts[number] = one.commit(
+                    [Write(b"k%d" % number, b"v")], request_id=f"request-{number}", read_version=0
+                )
 
             threads = [threading.Thread(target=commit, args=(number,)) for number in range(40)]
             for thread in threads:
@@ -115,20 +118,30 @@ def test_a_verdict_that_is_late_comes_when_it_is_asked_for_again(tmp_path: Path)
         define_spark_stores(client)
         with SparkCommitter(client, name="desk") as committer:
             with pytest.raises(OutcomeUnknown) as late:
-                committer.commit([Write(b"k", b"v")], request_id="the-first", timeout=0.3)
+                committer.commit([Write(b"k", b"v")], request_id="the-first", read_version=0, timeout=0.3)
             assert late.value.fields["request_id"] == "the-first"
-            with pytest.raises(InvalidRequest, match="in use"):
-                committer.send([Write(b"k", b"v")], request_id="the-first")
-            committer.send([Write(b"k", b"v")], request_id="the-second")
+            committer.send([Write(b"k", b"v")], request_id="the-second", read_version=0)
+            # The same attempt once more: Spark would answer both messages with one verdict.
+            committer.send([Write(b"k", b"v")], request_id="the-first", read_version=0)
             with answering(url):
                 assert committer.verdict("the-second").version == 2
                 assert committer.verdict("the-first").version == 1
+
+
+def test_a_verdict_that_no_caller_got_comes_to_the_next_of_its_name(tmp_path: Path) -> None:
+    with a_service(tmp_path) as url, StoreClient(url) as client:
+        define_spark_stores(client)
         with answering(url):
             with SparkCommitter(client, name="desk") as before:
-                before.send([Write(b"k", b"v")], request_id="the-third")
-            # This one ended before the verdict came; the next of its name gets it.
+                for name in ("received", "wanted", "in-flight"):
+                    before.send([Write(b"k", b"v")], request_id=name, read_version=0)
+                # This receives the verdict of the first request, too.
+                assert before.verdict("wanted").version == 2
             with SparkCommitter(client, name="desk") as after:
-                assert after.verdict("the-third").version == 1
+                assert after.verdict("in-flight").version == 3
+                assert after.verdict("received").version == 1
+                with pytest.raises(OutcomeUnknown):
+                    after.verdict("wanted", timeout=0.3)
 
 
 def test_requests_that_nobody_would_keep_are_refused(tmp_path: Path) -> None:
@@ -139,3 +152,37 @@ def test_requests_that_nobody_would_keep_are_refused(tmp_path: Path) -> None:
             committer.commit([Write(b"k", b"v")])
         with pytest.raises(NotFound), SparkCommitter(client, verdicts="nowhere"):
             pass
+
+
+def test_only_a_request_that_was_dropped_is_refused_as_dropped(tmp_path: Path) -> None:
+    async def send_many(url: str) -> tuple[list[str | BaseException], set[str]]:
+        async with aio.StoreClient(url) as client:
+            await aio.define_spark_stores(client, requests=None)
+            matched = {"type": "standard", "prefetch": 0, "matcher": {"request_id": {"prefix": "kept"}}}
+            await client.define_store("requests", {"durables": {"spark": matched}})
+            names = [f"{kind}-{number}" for number in range(20) for kind in ("kept", "dropped")]
+            async with aio.SparkCommitter(client) as committer:
+                sent = await asyncio.gather(
+                    *(committer.send([Write(b"k", b"v")], request_id=name, read_version=0) for name in names),
+                    return_exceptions=True,
+                )
+            browsed = {str(message.fields["request_id"]) async for message in client.browser("requests", "spark")}
+            return sent, browsed
+
+    with a_service(tmp_path) as url:
+        sent, kept = asyncio.run(send_many(url))
+        refused = [result for result in sent if isinstance(result, BaseException)]
+        assert refused, "requests that were sent together have one count"
+        assert {type(error) for error in refused} <= {OutcomeUnknown, NotFound}
+        for error in refused:
+            if isinstance(error, NotFound):
+                assert error.fields["request_id"] not in kept
+        assert kept == {f"kept-{number}" for number in range(20)}
+
+
+def test_the_stores_bound_requests_and_leave_room_for_verdicts(tmp_path: Path) -> None:
+    with a_service(tmp_path) as url, StoreClient(url) as client:
+        define_spark_stores(client)
+        definition = cast("dict[str, dict[str, dict[str, int]]]", client.definition()["definition"])
+        assert definition["stores"]["requests"]["bytelimit"] == 1 << 30
+        assert definition["stores"]["verdicts"]["bytelimit"] == 0

@@ -1,7 +1,13 @@
-"""The asyncio client of ``holdfast spark ingest``: commit requests as messages, verdicts as messages."""
+"""The asyncio client of ``holdfast spark ingest``: commit requests as messages, verdicts as messages.
+
+One of those who wait receives for all, and hands each verdict to the waiters of its request. A verdict is acknowledged
+when a caller gets it. Until then the store keeps it, and delivers it again to the next committer of the same name.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import secrets
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -9,14 +15,18 @@ from types import TracebackType
 from typing import Final, Self
 
 from holdfast.client.aio.stores import StoreClient
+from holdfast.client.protocol.options import SubscriberOptions
 from holdfast.client.protocol.stores import committing
 from holdfast.client.transport import aio as transport
 from holdfast.client.transport.clock import now_ms
 from holdfast.commit.format.transaction import Operation, Precondition, Transaction
-from holdfast.errors import HoldfastError, InvalidRequest, NotFound, OutcomeUnknown
+from holdfast.errors import Code, HoldfastError, InvalidRequest, NotFound, OutcomeUnknown
+from holdfast.stores.values.messages import Delivery
 from holdfast.wire.log import CommitReceipt
+from holdfast.wire.parts import Receipt
 
-VERDICTS_MAX: Final = 100_000
+_OPTIONS: Final = SubscriberOptions(explicit_ack=True, prefetch=committing.PREFETCH)
+_logger = logging.getLogger("holdfast.committer")
 
 
 async def define_spark_stores(
@@ -25,13 +35,15 @@ async def define_spark_stores(
     """Make the stores of requests and verdicts where they are missing; None makes none. What exists stays as it is.
 
     ``durable`` keeps the requests until Spark has answered them. Verdicts are kept for seven days, the newest of each
-    request. Raises: PermissionDenied, Unavailable.
+    request. A store of requests that is made here has a ``bytelimit`` of 1 GiB: requests above it wait at their
+    publishers (``store_full``), so that they do not fill a limit of the cluster that the verdicts need. Raises:
+    PermissionDenied, Unavailable.
     """
     if requests is not None:
         try:
             await client.describe_store(requests)
         except NotFound:
-            await client.define_store(requests, {"durables": {durable: committing.REQUESTS_DURABLE}})
+            await client.define_store(requests, committing.requests_store(durable))
         try:
             await client.describe_durable(requests, durable)
         except NotFound:
@@ -43,13 +55,33 @@ async def define_spark_stores(
             await client.define_store(verdicts, committing.VERDICTS_STORE)
 
 
+class _Held:
+    """A verdict that was received and not given to a caller. ``takers``: how many waiters are about to take it."""
+
+    def __init__(self, delivery: Delivery) -> None:
+        self.delivery = delivery
+        self.takers = 0
+
+
+class _Waiter:
+    """One call of ``verdict``. ``woken`` is set when it has its verdict, and when it is to receive for all."""
+
+    def __init__(self) -> None:
+        self.woken = transport.Event()
+        self.held: _Held | None = None
+
+
 class SparkCommitter:
     """Sends commit requests to ``holdfast spark ingest`` and waits for its verdicts; see ``define_spark_stores``.
 
     A request is a message of the store ``requests``; its verdict comes in the store ``verdicts``, as a message with the
-    same fields. ``name``: a committer that is made again under its name gets the verdicts that came meanwhile, for a
+    same fields. ``name``: a committer that is made again under its name gets every verdict that no caller got, for a
     day; random by default; any number of tasks may share it. A request that was confirmed is committed or refused
     exactly once, also when this process ends before the verdict comes.
+
+    Bounds: 10,000 verdicts that were received and not asked for, fewer where ``prefetch`` of the durable is lower. At
+    this bound it receives nothing more, and ``verdict`` raises OutcomeUnknown for every other request, with the id
+    ``oldest_held``, until held ones are asked for. The store keeps all of them.
     """
 
     def __init__(
@@ -63,13 +95,19 @@ class SparkCommitter:
             subscriber=self.name,
             template=committing.TEMPLATE,
             matcher={committing.CLIENT: self.name},
+            options=_OPTIONS,
         )
         self._requests = requests
         self._lock = transport.Lock()
-        self._arrived: OrderedDict[str, CommitReceipt | HoldfastError] = OrderedDict()
-        self._waiting: dict[str, transport.Event] = {}
-        self._receives = False
-        """Whether one of those who wait receives for all."""
+        self._waiting: OrderedDict[str, list[_Waiter]] = OrderedDict()
+        """The waiters without a verdict, by request."""
+        self._receiver: _Waiter | None = None
+        """The one of them that receives for all; None only while there is none."""
+        self._held: dict[str, _Held] = {}
+        self._unasked = 0
+        """How many of the held verdicts have no taker."""
+        self._given: OrderedDict[str, None] = OrderedDict()
+        """The requests whose verdicts were given last: a further verdict of the same attempt is not held."""
 
     async def __aenter__(self) -> Self:
         """Wait until the store delivers. Raises: NotFound (there is no such store), PermissionDenied, Unavailable."""
@@ -111,105 +149,160 @@ class SparkCommitter:
     ) -> str:
         """Send a request; returns its id when the store has it durably.
 
-        Raises: NotFound (no durable keeps requests, so nothing was kept); OutcomeUnknown; what the store refuses with.
+        ``request_id`` with ``read_version`` names an attempt: sent again, it is committed once, and each of its
+        messages gets the same verdict. Without both, a request that is sent again is another one.
+
+        Raises: InvalidRequest (a request id without a read version); NotFound (no durable keeps requests, so nothing
+        was kept); OutcomeUnknown, whose ``request_id`` ``verdict`` takes; what the store refuses with.
         """
+        if request_id is not None and read_version is None:
+            raise InvalidRequest(
+                "a request id names an attempt only together with its read version",
+                code=Code.READ_VERSION_REQUIRED,
+                hint="give read_version, or no request_id: then the request is committed once because its message is",
+                request_id=request_id,
+            )
         name = request_id if request_id is not None else f"spark-{secrets.token_hex(12)}"
-        # The id of an attempt needs a read version; a request without one is committed once because its message is.
-        known = None if read_version is None else name
-        txn = Transaction(list(operations), list(preconditions), known, None, read_version, log_id)
+        txn = Transaction(list(operations), list(preconditions), request_id, None, read_version, log_id)
         fields = {committing.CLIENT: self.name, committing.REQUEST_ID: name}
         with self._lock:
-            if name in self._waiting or name in self._arrived:
-                raise InvalidRequest("this request id is in use", request_id=name)
-            self._waiting[name] = transport.Event()
+            self._given.pop(name, None)  # the verdict of this message is wanted
         try:
             receipt = await self._publisher.publish(committing.request_body(txn), fields=fields)
-            if receipt.unmatched:
-                raise NotFound(
-                    "no durable keeps the requests, so this one was dropped",
-                    hint="define_spark_stores, or a first run of `holdfast spark ingest`, makes the durable",
-                    store=self._requests,
-                )
-        except OutcomeUnknown:
-            raise
-        except BaseException:
-            with self._lock:
-                self._waiting.pop(name, None)
-            raise
+        except OutcomeUnknown as error:
+            raise committing.perhaps_sent(name, error.statement()) from error
+        self._require_kept(name, receipt)
         return name
 
     async def verdict(self, request_id: str, timeout: float = 60.0) -> CommitReceipt:
-        """The receipt of a request that was sent.
+        """The receipt of a request that was sent. Cost: O(1) for each verdict that comes, whatever waits.
 
-        Raises: OutcomeUnknown when no verdict came within ``timeout`` seconds: it may still come, so ask again, with
-        the id that the error has. Conflict and others: the request's own refusal, as ``Client.commit`` raises it.
+        Raises: OutcomeUnknown when no verdict came within ``timeout`` seconds, or none can come now (too many verdicts
+        are held; the committer is closed; the subscriber failed): it may still come, so ask again, with the id that the
+        error has. Conflict and others: the request's own refusal, as ``Client.commit`` raises it. CorruptData: the
+        message with this request's id is not a verdict.
+        After a crash: a verdict that no caller got comes again to the next committer of this name.
         """
         end_ms = now_ms() + timeout * 1000
-        with self._lock:
-            event = self._waiting.setdefault(request_id, transport.Event())
-        while (found := self._take(request_id)) is None:
-            left_s = (end_ms - now_ms()) / 1000
-            if left_s <= 0:
-                raise OutcomeUnknown(
-                    "no verdict came in time: the request may be committed later",
-                    hint="ask again by verdict(request_id); is `holdfast spark ingest` running?",
-                    request_id=request_id,
-                )
-            if self._begins_to_receive():
-                try:
-                    await self._receive(request_id, end_ms)
-                finally:
-                    self._ends_to_receive()
-            else:
-                await event.wait(left_s)
-                self._renew(request_id, event)
-                event = self._waiting.get(request_id, event)
+        waiter = self._begin_to_wait(request_id)
+        is_given = False
+        try:
+            while (held := waiter.held) is None:
+                left_s = (end_ms - now_ms()) / 1000
+                if left_s <= 0:
+                    raise self._no_verdict(request_id, "no verdict came in time")
+                if self._receiver is waiter:
+                    await self._receive(request_id, left_s, end_ms)
+                else:
+                    await waiter.woken.wait(left_s)
+            await self._acknowledge(held.delivery)
+            is_given = True
+        finally:
+            self._end_to_wait(request_id, waiter, is_given=is_given)
+        found = committing.verdict_of(held.delivery.body)
         if isinstance(found, CommitReceipt):
             return found
         raise found
 
-    def _take(self, request_id: str) -> CommitReceipt | HoldfastError | None:
-        with self._lock:
-            found = self._arrived.pop(request_id, None)
-            if found is not None:
-                self._waiting.pop(request_id, None)
-            return found
+    def _require_kept(self, name: str, receipt: Receipt) -> None:
+        """Raises: NotFound, OutcomeUnknown. The count in a receipt is that of all messages of one HTTP request."""
+        if receipt.unmatched > receipt.last_seq - receipt.first_seq:
+            raise NotFound(
+                "no durable keeps the requests, so this one was dropped",
+                hint="define_spark_stores, or a first run of `holdfast spark ingest`, makes the durable",
+                store=self._requests,
+                request_id=name,
+            )
+        if receipt.unmatched:
+            raise committing.perhaps_sent(name, f"no durable keeps {receipt.unmatched} of the requests sent together")
 
-    def _renew(self, request_id: str, event: transport.Event) -> None:
-        """An event that woke its waiter for another reason than its verdict is replaced."""
+    def _no_verdict(self, request_id: str, reason: str) -> OutcomeUnknown:
         with self._lock:
-            if event.is_set() and request_id not in self._arrived and self._waiting.get(request_id) is event:
-                self._waiting[request_id] = transport.Event()
+            oldest = next((name for name, held in self._held.items() if not held.takers), None)
+            return committing.no_verdict(request_id, reason, self._unasked, oldest)
 
-    def _begins_to_receive(self) -> bool:
+    def _begin_to_wait(self, name: str) -> _Waiter:
+        waiter = _Waiter()
         with self._lock:
-            begins = not self._receives
-            self._receives = True
-            return begins
+            held = self._held.get(name)
+            if held is not None:
+                self._take(waiter, held)
+            else:
+                self._waiting.setdefault(name, []).append(waiter)
+                if self._receiver is None:
+                    self._receiver = waiter
+        return waiter
 
-    def _ends_to_receive(self) -> None:
-        """Another one that waits goes on."""
+    def _take(self, waiter: _Waiter, held: _Held) -> None:
+        """The waiter is about to give the verdict to its caller. Until it has, the verdict stays held."""
+        waiter.held = held
+        self._unasked -= held.takers == 0
+        held.takers += 1
+
+    def _end_to_wait(self, name: str, waiter: _Waiter, *, is_given: bool) -> None:
+        """Also of a cancelled task: its verdict stays held, and another waiter receives instead of it."""
         with self._lock:
-            self._receives = False
-            for event in self._waiting.values():
-                event.set()
+            held = waiter.held
+            if held is None:
+                waiters = self._waiting[name]
+                waiters.remove(waiter)
+                if not waiters:
+                    del self._waiting[name]
+            else:
+                held.takers -= 1
+                self._release(name, held, is_given=is_given)
+            if self._receiver is waiter:
+                others = next(iter(self._waiting.values()), None)
+                self._receiver = None if others is None else others[0]
+                if self._receiver is not None:
+                    self._receiver.woken.set()
 
-    async def _receive(self, request_id: str, end_ms: float) -> None:
-        """Hand out verdicts until that of ``request_id`` has come, or its time is over."""
-        while now_ms() < end_ms:
-            message = await self._subscriber.receive(max(0.0, (end_ms - now_ms()) / 1000))
-            if message is None:
-                return
-            name = message.fields.get(committing.REQUEST_ID)
-            if not isinstance(name, str):
-                continue
-            verdict = committing.verdict_of(message.body)
-            with self._lock:
-                self._arrived[name] = verdict
-                if len(self._arrived) > VERDICTS_MAX:
-                    self._arrived.popitem(last=False)
-                event = self._waiting.get(name)
-            if event is not None:
-                event.set()
-            if name == request_id:
-                return
+    def _release(self, name: str, held: _Held, *, is_given: bool) -> None:
+        if self._held.get(name) is not held:
+            return  # another waiter of the same request has given it
+        if not is_given:
+            self._unasked += held.takers == 0
+            return
+        del self._held[name]
+        self._given[name] = None
+        if len(self._given) > committing.HELD_MAX:
+            self._given.popitem(last=False)
+
+    async def _receive(self, request_id: str, left_s: float, end_ms: float) -> None:
+        """Receive a message for all. Raises: OutcomeUnknown where none will come."""
+        if self._unasked >= committing.HELD_MAX:
+            raise self._no_verdict(request_id, "the limit of verdicts that were not asked for is reached")
+        try:
+            message = await self._subscriber.receive(left_s)
+        except HoldfastError as error:  # a Conflict of the subscriber must not look like that of the request
+            raise self._no_verdict(request_id, error.statement()) from error
+        if message is not None:
+            if not self._hand_over(message):
+                await self._acknowledge(message)
+        elif now_ms() < end_ms:
+            raise self._no_verdict(request_id, "the committer is closed")
+
+    def _hand_over(self, message: Delivery) -> bool:
+        """Hold a verdict, and wake its waiters. False where it is not needed: a caller has, or gets, another one."""
+        name = message.fields.get(committing.REQUEST_ID)
+        if not isinstance(name, str):
+            _logger.warning("a message of the verdict store has no request id seq=%d", message.seq)
+            return False
+        with self._lock:
+            held = self._held.get(name)
+            if held is not None:
+                return held.delivery.seq == message.seq  # delivered again, after its connection was lost
+            waiters = self._waiting.pop(name, None)
+            if waiters is None and name in self._given:
+                return False
+            held = self._held[name] = _Held(message)
+            self._unasked += 1
+            for waiter in waiters or ():
+                self._take(waiter, held)
+                waiter.woken.set()
+            return True
+
+    async def _acknowledge(self, message: Delivery) -> None:
+        """An error is not the caller's: its verdict is known, and comes again to the next committer of this name."""
+        with contextlib.suppress(HoldfastError):
+            await self._subscriber.acknowledge(message)

@@ -8,7 +8,7 @@ import msgspec
 
 from holdfast.client.protocol.messages import decode_commit, error_of
 from holdfast.commit.format.transaction import Transaction
-from holdfast.errors import Code, CorruptData, HoldfastError
+from holdfast.errors import Code, CorruptData, HoldfastError, OutcomeUnknown
 from holdfast.wire.formats import UNDECODABLE
 from holdfast.wire.log import CommitReceipt, ErrorResponse, NotCommitted
 
@@ -17,13 +17,57 @@ REQUEST_ID: Final = "request_id"
 """The fields of a request's message. Its verdict has the same."""
 TEMPLATE: Final = "client"
 """Of the durables in which clients find their verdicts; each is deleted a day after its client has gone."""
+HELD_MAX: Final = 10_000
+"""Verdicts that a committer holds at most while no caller asks for them. The store keeps them and all later ones."""
+PREFETCH: Final = HELD_MAX + 1_024
+"""Held verdicts are unacknowledged. The rest of the window is for those that a caller waits for."""
+REQUESTS_BYTELIMIT: Final = 1 << 30
 REQUESTS_DURABLE: Final = {"type": "standard", "prefetch": 0}
 """Spark reads it under one name, in the order of the numbers."""
 VERDICTS_STORE: Final = {
     "durables": {"by-request": {"type": "last_value", "message_ttl": "7d"}},
-    "templates": {TEMPLATE: {"type": "shared", "durable_ttl": "1d", "message_ttl": "7d"}},
+    "templates": {
+        # A held verdict has the whole ``message_ttl``: a visibility timeout would deliver it again and again.
+        TEMPLATE: {
+            "type": "shared",
+            "durable_ttl": "1d",
+            "message_ttl": "7d",
+            "ack_wait": "7d",
+            "prefetch": PREFETCH,
+        }
+    },
 }
 _ERROR: Final = msgspec.json.Decoder(ErrorResponse)
+
+
+def requests_store(durable: str) -> dict[str, object]:
+    """The definition of a store of requests."""
+    return {"bytelimit": REQUESTS_BYTELIMIT, "durables": {durable: REQUESTS_DURABLE}}
+
+
+def perhaps_sent(request_id: str, reason: str) -> OutcomeUnknown:
+    """The store did not confirm the request."""
+    return OutcomeUnknown(
+        "it is not known whether the store has the request",
+        hint="verdict(request_id) waits for its verdict; repeat it only with the same request_id and read_version",
+        request_id=request_id,
+        reason=reason,
+    )
+
+
+def no_verdict(request_id: str, reason: str, held: int, oldest: str | None) -> OutcomeUnknown:
+    """The verdict of a request is not here. ``held``: how many verdicts are that no caller asks for; ``oldest``: the
+    request of the first of them."""
+    hint = "ask again by verdict(request_id); is `holdfast spark ingest` running?"
+    if held:
+        hint += " Held verdicts take room: ask for them too, by verdict(oldest_held)"
+    return OutcomeUnknown(
+        f"{reason}: the request may be committed later",
+        hint=hint,
+        request_id=request_id,
+        verdicts_held=held or None,
+        oldest_held=oldest,
+    )
 
 
 def request_body(txn: Transaction) -> bytes:
