@@ -1,0 +1,142 @@
+"""One service as one token sees it: what the pages read and do, through the client library, within short bounds.
+
+A read that the service answers slowly is not repeated at once: its result is kept for twenty times as long as it took,
+so that pages that refresh themselves cost the service at most a twentieth of its time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from ssl import SSLContext
+from typing import Final, TypeVar, cast
+
+import msgspec
+
+from holdfast.client.aio.client import Client
+from holdfast.client.aio.stores import StoreClient
+from holdfast.client.protocol.effects import Request, Response
+from holdfast.client.protocol.options import ClientOptions
+from holdfast.client.protocol.stores.administration import ask
+from holdfast.client.protocol.stores.messages import decode, request_of
+from holdfast.client.transport.clock import now_ms
+from holdfast.wire.log import Liveness, Readiness
+
+Document = dict[str, object]
+Shape = TypeVar("Shape")
+
+REQUEST_MS: Final = 5_000
+KEPT_TIMES: Final = 20
+KEPT_SECONDS_MIN: Final = 0.5
+KEPT_MAX: Final = 128
+"""Results that are kept at the same time."""
+
+
+def client_options(*, follow_leader: bool = True) -> ClientOptions:
+    """Short bounds: a page that says "the service does not answer" is better than none."""
+    return ClientOptions(
+        request_timeout_ms=REQUEST_MS,
+        give_up_after_ms=REQUEST_MS,
+        resolve_within_ms=REQUEST_MS,
+        stream_give_up_after_ms=REQUEST_MS,
+        connections_max=16,
+        follow_leader=follow_leader,
+    )
+
+
+class Service:
+    """The addresses of one service, asked with one token."""
+
+    def __init__(self, urls: Sequence[str], token: str | None, tls: SSLContext | None = None) -> None:
+        self.urls = tuple(urls)
+        self.has_token = token is not None
+        self.log = Client(self.urls, token=token, tls=tls, options=client_options())
+        self.stores = StoreClient(self.urls, token=token, tls=tls, options=client_options())
+        self._members = {
+            url: Client(url, token=token, tls=tls, options=client_options(follow_leader=False)) for url in self.urls
+        }
+        self._kept: dict[tuple[str, str], tuple[float, Response]] = {}
+        self._asking: dict[tuple[str, str], asyncio.Task[Response]] = {}
+
+    async def aclose(self) -> None:
+        """Close every connection."""
+        await self.log.aclose()
+        await self.stores.aclose()
+        for member in self._members.values():
+            await member.aclose()
+
+    async def read(self, target: str, *, member: str = "") -> Document:
+        """A document of the service, at most as old as the module says. Raises: what the service refuses with."""
+        return decode(await self._kept_response(request_of("GET", target), member), Document)
+
+    async def read_text(self, target: str, *, member: str = "") -> str:
+        """The same of a route that answers text."""
+        return (await self._kept_response(Request("GET", target), member)).body.decode()
+
+    async def liveness(self, member: str = "") -> Liveness:
+        """Whether a process is alive, and leads. Raises: Unavailable."""
+        return await self._health("/livez", Liveness, member)
+
+    async def readiness(self, member: str = "") -> Readiness:
+        """Whether it accepts commits. Raises: the reason why it does not."""
+        return await self._health("/readyz", Readiness, member)
+
+    async def _health(self, target: str, shape: type[Shape], member: str) -> Shape:
+        response = await self._kept_response(Request("GET", target), member)
+        return msgspec.json.decode(response.body, type=shape)
+
+    async def change(self, method: str, target: str, body: Mapping[str, object] | None = None) -> Document:
+        """Ask for a change that no call of the client has; what is kept is forgotten. Raises: as the service does."""
+        request = request_of(method, target, None if body is None else dict(body))
+        response = await self._ask(request, "", repeatable=False)
+        return decode(response, Document) if response.body else {}
+
+    def forget(self) -> None:
+        """Ask again: something was changed."""
+        self._kept.clear()
+
+    async def _kept_response(self, request: Request, member: str) -> Response:
+        key = (member, request.target)
+        kept = self._kept.get(key)
+        if kept is not None and time.monotonic() < kept[0]:
+            return kept[1]
+        task = self._asking.get(key)
+        if task is None:
+            task = self._asking[key] = asyncio.ensure_future(self._timed(key, request, member))
+            task.add_done_callback(lambda done: self._asked(key, done))
+        return await asyncio.shield(task)
+
+    def _asked(self, key: tuple[str, str], task: asyncio.Task[Response]) -> None:
+        self._asking.pop(key, None)
+        if not task.cancelled():
+            task.exception()  # whoever waited got it; when nobody waits any more it is not a surprise
+
+    async def _timed(self, key: tuple[str, str], request: Request, member: str) -> Response:
+        began = time.monotonic()
+        response = await self._ask(request, member)
+        took = time.monotonic() - began
+        if len(self._kept) >= KEPT_MAX:
+            self._kept.pop(next(iter(self._kept)))
+        self._kept[key] = (began + max(KEPT_SECONDS_MIN, KEPT_TIMES * took), response)
+        return response
+
+    async def _ask(self, request: Request, member: str, *, repeatable: bool = True) -> Response:
+        client = self._members[member] if member else self.log
+        within_ms = 0 if member else REQUEST_MS
+        return await client.run(ask(client.session, request, now_ms(), within_ms, repeatable=repeatable))
+
+
+def documents(value: object) -> list[Document]:
+    """A list of documents within a document."""
+    return cast("list[Document]", value) if isinstance(value, list) else []
+
+
+def document(value: object) -> Document:
+    """A document within a document."""
+    return cast(Document, value) if isinstance(value, dict) else {}
+
+
+def number(value: object) -> float:
+    """A number within a document; 0 where it has none."""
+    return value if isinstance(value, int | float) else 0

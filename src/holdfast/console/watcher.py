@@ -1,0 +1,198 @@
+"""What the console remembers of one service: the scrapes of the last minutes, and each durable's backlog of a day.
+
+While a page is open it scrapes ``/metrics`` every two seconds, else every minute. A slow scrape makes the pause longer:
+it takes at most a fiftieth of the service's time. Nothing is written to disk; a console that starts knows nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from array import array
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from holdfast.console.exposition import Scrape, quantile
+from holdfast.console.service import Service
+from holdfast.errors import HoldfastError
+
+log = logging.getLogger("holdfast.console")
+
+WATCHED_SECONDS: Final = 2.0
+UNWATCHED_SECONDS: Final = 60.0
+WATCHED_FOR_SECONDS: Final = 15.0
+"""A page that was asked for within this time is open."""
+PAUSE_TIMES: Final = 50
+SCRAPES_MAX: Final = 150
+"""Five minutes of them."""
+MINUTE_SECONDS: Final = 60.0
+MINUTES_MAX: Final = 1_440
+DURABLES_MAX: Final = 2_000
+"""As many durables have lines in the metrics."""
+LEADERS_MAX: Final = 100
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderSeen:
+    """A leader, and when the console first saw it (milliseconds since 1970)."""
+
+    leader_id: str
+    address: str
+    since_ms: int
+    epoch: int
+
+
+class Watcher:
+    """Scrapes one service until ``run`` is cancelled.
+
+    ``scrapes``: oldest first. ``away_since_ms``: since when the service does not answer, None while it does; then
+    ``problem`` says why. ``refused``: the token may not read the metrics.
+    """
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+        self.scrapes: deque[Scrape] = deque(maxlen=SCRAPES_MAX)
+        self.leaders: deque[LeaderSeen] = deque(maxlen=LEADERS_MAX)
+        self.problem: HoldfastError | None = None
+        self.away_since_ms: int | None = None
+        self.refused = False
+        self._backlogs: dict[tuple[str, str], array[float]] = {}
+        self._next_minute = 0.0
+        self._watched_at = 0.0
+        self._wake = asyncio.Event()
+
+    def watched(self) -> None:
+        """A page is open."""
+        was_idle = time.monotonic() - self._watched_at > WATCHED_FOR_SECONDS
+        self._watched_at = time.monotonic()
+        if was_idle:
+            self._wake.set()
+
+    async def run(self) -> None:
+        """Scrape until cancelled."""
+        while True:
+            self._wake.clear()
+            began = time.monotonic()
+            await self._look()
+            took = time.monotonic() - began
+            is_watched = began - self._watched_at < WATCHED_FOR_SECONDS
+            pause = max(WATCHED_SECONDS if is_watched else UNWATCHED_SECONDS, PAUSE_TIMES * took)
+            if self.away_since_ms is not None:
+                pause = WATCHED_SECONDS
+            try:
+                async with asyncio.timeout(pause):
+                    await self._wake.wait()
+            except TimeoutError:
+                continue
+
+    async def _look(self) -> None:
+        try:
+            alive = await self.service.liveness()
+            self.problem, self.away_since_ms = None, None
+        except HoldfastError as error:
+            self._went_away(error)
+            return
+        try:
+            scrape = Scrape(await self.service.read_text("/metrics"), time.monotonic())
+        except HoldfastError as error:
+            self.refused, self.problem = True, error
+        else:
+            self.refused = False
+            self._add(scrape)
+        if alive.leading and (not self.leaders or self.leaders[-1].leader_id != alive.leader_id):
+            epoch = int(self.scrapes[-1].value("holdfast_epoch")) if self.scrapes else 0
+            self.leaders.append(LeaderSeen(alive.leader_id, alive.address, int(time.time() * 1000), epoch))
+
+    def _went_away(self, error: HoldfastError) -> None:
+        if self.away_since_ms is None:
+            self.away_since_ms = int(time.time() * 1000)
+            log.warning("the service does not answer: %s", error.statement())
+        self.problem = error
+
+    def _add(self, scrape: Scrape) -> None:
+        if self.scrapes and scrape.value("process_cpu_seconds_total") < self.scrapes[-1].value(
+            "process_cpu_seconds_total"
+        ):
+            self.scrapes.clear()  # another process: its counters began again
+        if len(self.scrapes) > 1:
+            self.scrapes[-2].of_stores = {}  # of single stores and durables only the newest two are needed
+        self.scrapes.append(scrape)
+        if scrape.at >= self._next_minute:
+            self._next_minute = scrape.at + MINUTE_SECONDS - 1
+            self._add_backlogs(scrape)
+
+    def _add_backlogs(self, scrape: Scrape) -> None:
+        seen: set[tuple[str, str]] = set()
+        for labels, value in scrape.labelled("holdfast_durable_backlog"):
+            key = (labels["store"], labels["durable"])
+            seen.add(key)
+            minutes = self._backlogs.get(key)
+            if minutes is None:
+                if len(self._backlogs) >= DURABLES_MAX:
+                    continue
+                minutes = self._backlogs[key] = array("f")
+            minutes.append(value)
+            if len(minutes) > MINUTES_MAX:
+                del minutes[0]
+        for key in self._backlogs.keys() - seen:
+            del self._backlogs[key]
+
+    def backlog(self, store: str, durable: str) -> Sequence[float]:
+        """A durable's backlog once a minute, oldest first, for at most a day."""
+        return self._backlogs.get((store, durable), ())
+
+    @property
+    def newest(self) -> Scrape | None:
+        """The newest scrape, None before the first."""
+        return self.scrapes[-1] if self.scrapes else None
+
+    def steps(self) -> Iterator[tuple[Scrape, Scrape]]:
+        """Each scrape with the one before it, oldest first."""
+        before: Scrape | None = None
+        for scrape in self.scrapes:
+            if before is not None and scrape.at > before.at:
+                yield before, scrape
+            before = scrape
+
+    def rates(self, name: str, **labels: str) -> list[float]:
+        """Of a counter of the service, how much it rose a second between scrapes."""
+        return [
+            max(0.0, after.total(name, **labels) - before.total(name, **labels)) / (after.at - before.at)
+            for before, after in self.steps()
+        ]
+
+    def values(self, name: str, **labels: str) -> list[float]:
+        """A gauge of the service at each scrape."""
+        return [scrape.total(name, **labels) for scrape in self.scrapes]
+
+    def quantiles(self, part: float, name: str, **labels: str) -> list[float]:
+        """A quantile of a histogram between scrapes, in seconds; 0 where nothing was counted."""
+        return [quantile(part, before, after, name, **labels) or 0.0 for before, after in self.steps()]
+
+    def recent(self, seconds: float) -> tuple[Scrape, Scrape] | None:
+        """The newest scrape, and the oldest of at most ``seconds`` before it; None before there are two."""
+        if len(self.scrapes) < 2:
+            return None
+        newest = self.scrapes[-1]
+        oldest = next(
+            scrape for scrape in self.scrapes if newest.at - scrape.at <= max(seconds, newest.at - self.scrapes[-2].at)
+        )
+        return oldest, newest
+
+    def rate_of_store(self, name: str, **labels: str) -> float | None:
+        """How much a counter of a store or durable rose a second between the last two scrapes."""
+        if len(self.scrapes) < 2:
+            return None
+        before, after = self.scrapes[-2], self.scrapes[-1]
+        within = ",".join(f'{key}="{_escaped(value)}"' for key, value in sorted(labels.items()))
+        line = f"{name}{{{within}}}"
+        if line not in after.of_stores or line not in before.of_stores:
+            return None
+        return max(0.0, after.of_stores[line] - before.of_stores[line]) / (after.at - before.at)
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
