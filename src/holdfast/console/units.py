@@ -82,14 +82,25 @@ def bytes_text(data: bytes, form: Form = "auto") -> str:
         case "text":
             return _text(shown)
         case "json":
-            return msgspec.json.format(data, indent=2).decode()[:SHOWN_BYTES_MAX]
+            return _json(data)
         case "msgpack":
-            decoded: object = msgspec.msgpack.decode(data)
-            return msgspec.json.format(msgspec.json.encode(decoded), indent=2).decode()[:SHOWN_BYTES_MAX]
+            try:
+                decoded: object = msgspec.msgpack.decode(data)
+                return _json(msgspec.json.encode(decoded))
+            except (TypeError, RecursionError) as error:
+                raise ValueError("no JSON shows it") from error
         case "hex":
             return shown.hex(" ")
         case "auto":
             return bytes_text(data, form_of(data))
+
+
+def _json(data: bytes) -> str:
+    try:
+        msgspec.json.decode(data)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+    return msgspec.json.format(data, indent=2).decode()[:SHOWN_BYTES_MAX]
 
 
 def form_of(data: bytes) -> Form:

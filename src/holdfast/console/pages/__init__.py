@@ -5,7 +5,23 @@ from __future__ import annotations
 from typing import Final
 
 from holdfast.console.call import Action, Page
-from holdfast.console.pages import overview
+from holdfast.console.pages import (
+    cluster,
+    keys,
+    log,
+    maps,
+    messages,
+    overview,
+    retention,
+    runbooks,
+    stores,
+    stores_acts,
+)
 
-PAGES: Final[tuple[Page, ...]] = (*overview.PAGES,)
-ACTIONS: Final[tuple[Action, ...]] = (*overview.ACTIONS,)
+PAGES: Final[tuple[Page, ...]] = (
+    *overview.PAGES, *log.PAGES, *keys.PAGES, *stores.PAGES, *messages.PAGES, *maps.PAGES, *retention.PAGES,
+    *cluster.PAGES, *runbooks.PAGES,
+)  # fmt: skip
+ACTIONS: Final[tuple[Action, ...]] = (
+    *overview.ACTIONS, *keys.ACTIONS, *stores_acts.ACTIONS, *messages.ACTIONS, *maps.ACTIONS, *retention.ACTIONS,
+)  # fmt: skip
