@@ -20,6 +20,7 @@ SOURCES: Final = ROOT / "src"
 PARTS: Final = {
     "": ("holdfast", "holdfast.queue"),
     "client": ("holdfast.client", "holdfast.aio", "holdfast.view"),
+    "console": ("holdfast.console",),
     "server": ("holdfast.server", "holdfast.commit", "holdfast.objects", "holdfast.stores", "holdfast.settings"),
     "segments": ("holdfast.segments",),
     "spark": ("holdfast.spark", "pyspark_holdfast"),

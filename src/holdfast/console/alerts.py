@@ -128,15 +128,18 @@ ALERTS: Final[tuple[Alert, ...]] = (
     Alert("HoldfastDeadLetters", False, _dead_letters),
     Alert("HoldfastBacklogGrows", False, _backlog),
 )
-"""All but ``HoldfastTwoLeaders`` and ``HoldfastLeaderChanges``, which the metrics of one process do not show."""
+"""All but ``HoldfastTwoLeaders``, and ``HoldfastLeaderChanges``, which needs an hour of memory."""
+TWO_LEADERS: Final = Alert("HoldfastTwoLeaders", True, lambda _, __: None)
 
 
 def alerts_of(watcher: Watcher) -> list[tuple[Alert, str]]:
     """What is wrong now, the urgent first."""
+    leaders = sum(member.leads for member in watcher.members)
+    two = [(TWO_LEADERS, f"{leaders} processes say that they lead")] if leaders > 1 else []
     newest = watcher.newest
     if newest is None:
-        return []
+        return two
     recent = watcher.recent(RECENT_SECONDS)
     before, now = recent if recent is not None else (newest, newest)
     judged = [(alert, alert.judge(before, now)) for alert in ALERTS]
-    return [(alert, text) for alert, text in judged if text is not None]
+    return two + [(alert, text) for alert, text in judged if text is not None]

@@ -98,6 +98,7 @@ class Console:
         """What a page gets."""
         desk = await self.desk_of(session)
         desk.watcher.watched()
+        await desk.watcher.first_look()
         query = dict(request.query_params)
         return Call(request.url.path, query, session, desk.service, desk.watcher, self.options)
 
@@ -254,9 +255,10 @@ def _posted(console: Console, act: Posted) -> Callable[[Request], Awaitable[Resp
 class Guarded:
     """Every response has the headers of the guard, and a request for another host gets nothing else."""
 
-    def __init__(self, app: Starlette, guard: Guard) -> None:
+    def __init__(self, app: Starlette, console: Console) -> None:
         self._app = app
-        self._guard = guard
+        self._guard = console.guard
+        self.console = console
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -295,8 +297,8 @@ def application(options: ConsoleOptions) -> Guarded:
         finally:
             await console.aclose()
 
-    def log_in_page(request: Request) -> Awaitable[Response]:
-        return console.login_page(request)
+    async def log_in_page(request: Request) -> Response:
+        return await console.login_page(request)
 
     routes: list[BaseRoute] = [
         *(Route(each.path, functools.partial(console.look, each), methods=["GET"]) for each in PAGES),
@@ -310,4 +312,4 @@ def application(options: ConsoleOptions) -> Guarded:
         Route("/logout", _posted(console, console.log_out), methods=["POST"]),
         Mount("/static", StaticFiles(directory=STATIC)),
     ]
-    return Guarded(Starlette(routes=routes, lifespan=lifespan), console.guard)
+    return Guarded(Starlette(routes=routes, lifespan=lifespan), console)

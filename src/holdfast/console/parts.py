@@ -116,9 +116,9 @@ def action(call: Call, of: Action, label: str, *, danger: bool = False, **query:
 
 
 def bar(used: float, maximum: float, label: str, text: Callable[[float], str] = units.size) -> Html:
-    """How much of a maximum is used; without a maximum only the number."""
+    """How much of a maximum is used; "no limit" without one."""
     if maximum <= 0:
-        return element("span", text(used), " ", element("small", "no limit"))
+        return element("small", "no limit")
     part = min(1.0, used / maximum)
     tone: Tone = "bad" if part > 0.9 else "warn" if part > 0.75 else "good"
     drawn = element("rect", width=100, height=8, class_="track") + element(
@@ -221,7 +221,11 @@ def table(
 
 def _cell(column: Column[Row], row: Row) -> Html:
     return element(
-        "td", column.cell(row), role="cell", data_label=column.title, class_="number" if column.is_number else None
+        "td",
+        element("div", column.cell(row)),
+        role="cell",
+        data_label=column.title,
+        class_="number" if column.is_number else None,
     )
 
 

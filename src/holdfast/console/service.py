@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from ssl import SSLContext
-from typing import Final, TypeVar, cast
+from typing import Final, cast
 
 import msgspec
 
@@ -21,10 +22,10 @@ from holdfast.client.protocol.options import ClientOptions
 from holdfast.client.protocol.stores.administration import ask
 from holdfast.client.protocol.stores.messages import decode, request_of
 from holdfast.client.transport.clock import now_ms
+from holdfast.errors import HoldfastError, Unavailable
 from holdfast.wire.log import Liveness, Readiness
 
 Document = dict[str, object]
-Shape = TypeVar("Shape")
 
 REQUEST_MS: Final = 5_000
 KEPT_TIMES: Final = 20
@@ -45,24 +46,57 @@ def client_options(*, follow_leader: bool = True) -> ClientOptions:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One address: ``alive`` is what it says of itself, or ``problem`` why it does not, after ``seconds``."""
+
+    url: str
+    alive: Liveness | None
+    problem: HoldfastError | None
+    seconds: float
+
+    @property
+    def leads(self) -> bool:
+        """Whether it says that it leads."""
+        return self.alive is not None and self.alive.leading
+
+
 class Service:
     """The addresses of one service, asked with one token."""
 
     def __init__(self, urls: Sequence[str], token: str | None, tls: SSLContext | None = None) -> None:
         self.urls = tuple(urls)
         self.has_token = token is not None
-        self.log = Client(self.urls, token=token, tls=tls, options=client_options())
-        self.stores = StoreClient(self.urls, token=token, tls=tls, options=client_options())
+        self._log = Client(self.urls, token=token, tls=tls, options=client_options())
+        self._stores = StoreClient(self.urls, token=token, tls=tls, options=client_options())
         self._members = {
             url: Client(url, token=token, tls=tls, options=client_options(follow_leader=False)) for url in self.urls
         }
         self._kept: dict[tuple[str, str], tuple[float, Response]] = {}
+        self.away: HoldfastError | None = None
+        """Why no process of the service answers, as far as the watcher knows: then nothing is asked of it."""
         self._asking: dict[tuple[str, str], asyncio.Task[Response]] = {}
+
+    @property
+    def log(self) -> Client:
+        """The client of the log. Raises: Unavailable while the service is away, instead of waiting for it."""
+        self._require_answer()
+        return self._log
+
+    @property
+    def stores(self) -> StoreClient:
+        """The client of the message stores. Raises: as ``log``."""
+        self._require_answer()
+        return self._stores
+
+    def _require_answer(self) -> None:
+        if self.away is not None:
+            raise Unavailable("the service does not answer", cause=self.away)
 
     async def aclose(self) -> None:
         """Close every connection."""
-        await self.log.aclose()
-        await self.stores.aclose()
+        await self._log.aclose()
+        await self._stores.aclose()
         for member in self._members.values():
             await member.aclose()
 
@@ -74,17 +108,23 @@ class Service:
         """The same of a route that answers text."""
         return (await self._kept_response(Request("GET", target), member)).body.decode()
 
-    async def liveness(self, member: str = "") -> Liveness:
-        """Whether a process is alive, and leads. Raises: Unavailable."""
-        return await self._health("/livez", Liveness, member)
+    async def members(self) -> list[Member]:
+        """Every address asked by itself, once, at the same time."""
+        return list(await asyncio.gather(*(self._member(url) for url in self.urls)))
 
-    async def readiness(self, member: str = "") -> Readiness:
-        """Whether it accepts commits. Raises: the reason why it does not."""
-        return await self._health("/readyz", Readiness, member)
+    async def _member(self, url: str) -> Member:
+        began = time.monotonic()
+        try:
+            response = await self._kept_response(Request("GET", "/livez"), url)
+        except HoldfastError as error:
+            return Member(url, None, error, time.monotonic() - began)
+        alive = msgspec.json.decode(response.body, type=Liveness)
+        return Member(url, alive, None, time.monotonic() - began)
 
-    async def _health(self, target: str, shape: type[Shape], member: str) -> Shape:
-        response = await self._kept_response(Request("GET", target), member)
-        return msgspec.json.decode(response.body, type=shape)
+    async def readiness(self, member: str) -> Readiness:
+        """Whether a process accepts commits. Raises: the reason why it does not."""
+        response = await self._kept_response(Request("GET", "/readyz"), member)
+        return msgspec.json.decode(response.body, type=Readiness)
 
     async def change(self, method: str, target: str, body: Mapping[str, object] | None = None) -> Document:
         """Ask for a change that no call of the client has; what is kept is forgotten. Raises: as the service does."""

@@ -7,6 +7,7 @@ it takes at most a fiftieth of the service's time. Nothing is written to disk; a
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from array import array
@@ -16,8 +17,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from holdfast.console.exposition import Scrape, quantile
-from holdfast.console.service import Service
-from holdfast.errors import HoldfastError
+from holdfast.console.service import Member, Service
+from holdfast.errors import HoldfastError, Unavailable
 
 log = logging.getLogger("holdfast.console")
 
@@ -25,6 +26,7 @@ WATCHED_SECONDS: Final = 2.0
 UNWATCHED_SECONDS: Final = 60.0
 WATCHED_FOR_SECONDS: Final = 15.0
 """A page that was asked for within this time is open."""
+FIRST_SECONDS_MAX: Final = 0.5
 PAUSE_TIMES: Final = 50
 SCRAPES_MAX: Final = 150
 """Five minutes of them."""
@@ -48,14 +50,15 @@ class LeaderSeen:
 class Watcher:
     """Scrapes one service until ``run`` is cancelled.
 
-    ``scrapes``: oldest first. ``away_since_ms``: since when the service does not answer, None while it does; then
-    ``problem`` says why. ``refused``: the token may not read the metrics.
+    ``scrapes``: oldest first. ``members``: what each address said last. ``away_since_ms``: since when none of them
+    answers, None while one does; then ``problem`` says why. ``refused``: the token may not read the metrics.
     """
 
     def __init__(self, service: Service) -> None:
         self.service = service
         self.scrapes: deque[Scrape] = deque(maxlen=SCRAPES_MAX)
         self.leaders: deque[LeaderSeen] = deque(maxlen=LEADERS_MAX)
+        self.members: list[Member] = []
         self.problem: HoldfastError | None = None
         self.away_since_ms: int | None = None
         self.refused = False
@@ -63,6 +66,7 @@ class Watcher:
         self._next_minute = 0.0
         self._watched_at = 0.0
         self._wake = asyncio.Event()
+        self._looked = asyncio.Event()
 
     def watched(self) -> None:
         """A page is open."""
@@ -71,12 +75,19 @@ class Watcher:
         if was_idle:
             self._wake.set()
 
+    async def first_look(self) -> None:
+        """Wait for the first scrape, for ``FIRST_SECONDS_MAX`` at most, so that the first page is not empty."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FIRST_SECONDS_MAX):
+                await self._looked.wait()
+
     async def run(self) -> None:
         """Scrape until cancelled."""
         while True:
             self._wake.clear()
             began = time.monotonic()
             await self._look()
+            self._looked.set()
             took = time.monotonic() - began
             is_watched = began - self._watched_at < WATCHED_FOR_SECONDS
             pause = max(WATCHED_SECONDS if is_watched else UNWATCHED_SECONDS, PAUSE_TIMES * took)
@@ -89,28 +100,29 @@ class Watcher:
                 continue
 
     async def _look(self) -> None:
-        try:
-            alive = await self.service.liveness()
-            self.problem, self.away_since_ms = None, None
-        except HoldfastError as error:
-            self._went_away(error)
+        self.members = await self.service.members()
+        answering = [member for member in self.members if member.alive is not None]
+        asked = next((member for member in answering if member.leads), answering[0] if answering else None)
+        if asked is None or asked.alive is None:
+            self._went_away(self.members[0].problem or Unavailable("no address answers"))
             return
+        self.service.away = self.problem = self.away_since_ms = None
         try:
-            scrape = Scrape(await self.service.read_text("/metrics"), time.monotonic())
+            scrape = Scrape(await self.service.read_text("/metrics", member=asked.url), time.monotonic())
         except HoldfastError as error:
             self.refused, self.problem = True, error
         else:
             self.refused = False
             self._add(scrape)
-        if alive.leading and (not self.leaders or self.leaders[-1].leader_id != alive.leader_id):
+        if asked.leads and (not self.leaders or self.leaders[-1].leader_id != asked.alive.leader_id):
             epoch = int(self.scrapes[-1].value("holdfast_epoch")) if self.scrapes else 0
-            self.leaders.append(LeaderSeen(alive.leader_id, alive.address, int(time.time() * 1000), epoch))
+            self.leaders.append(LeaderSeen(asked.alive.leader_id, asked.alive.address, int(time.time() * 1000), epoch))
 
     def _went_away(self, error: HoldfastError) -> None:
         if self.away_since_ms is None:
             self.away_since_ms = int(time.time() * 1000)
             log.warning("the service does not answer: %s", error.statement())
-        self.problem = error
+        self.service.away = self.problem = error
 
     def _add(self, scrape: Scrape) -> None:
         if self.scrapes and scrape.value("process_cpu_seconds_total") < self.scrapes[-1].value(
@@ -143,6 +155,11 @@ class Watcher:
     def backlog(self, store: str, durable: str) -> Sequence[float]:
         """A durable's backlog once a minute, oldest first, for at most a day."""
         return self._backlogs.get((store, durable), ())
+
+    @property
+    def leading(self) -> Member | None:
+        """The process that leads, None where none says so."""
+        return next((member for member in self.members if member.leads), None)
 
     @property
     def newest(self) -> Scrape | None:

@@ -10,75 +10,72 @@ from typing import Final
 from holdfast.console import units
 from holdfast.console.call import Call, Page
 from holdfast.console.exposition import Scrape
-from holdfast.console.html import Html, element, text_of
+from holdfast.console.html import Content, Html, element, text_of
 from holdfast.console.pages.leaders import leaders
 from holdfast.console.pages.overview import STEP_DOWN
 from holdfast.console.parts import Column, Tone, action, badge, code, commands, live, moment, section, table
+from holdfast.console.service import Member
 from holdfast.errors import HoldfastError
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
-    """One address. ``seconds``: how long it took to answer. ``problem``: why the rest is not known."""
+class Seen:
+    """One address, with what its metrics say, or why they are not known."""
 
-    url: str
-    state: str
-    tone: Tone
-    leader_id: str = ""
-    seconds: float = 0.0
-    epoch: float = 0.0
-    version: float = 0.0
-    followed_seconds: float = 0.0
-    memory: float = 0.0
+    member: Member
+    scrape: Scrape | None = None
     problem: str = ""
 
+    @property
+    def state(self) -> tuple[str, Tone]:
+        """In words, and how good that is."""
+        if self.member.alive is None:
+            return "does not answer", "bad"
+        return ("leads", "good") if self.member.leads else ("stands by or follows", "none")
 
-async def _member(call: Call, url: str) -> Member:
-    began = time.monotonic()
+    def value(self, name: str) -> float:
+        """A value of its metrics."""
+        return 0.0 if self.scrape is None else self.scrape.value(name)
+
+    @property
+    def version(self) -> float:
+        """The newest version that it made durable or has followed."""
+        return self.value("holdfast_durable_version" if self.member.leads else "holdfast_followed_version")
+
+
+async def _seen(call: Call, member: Member) -> Seen:
+    if member.problem is not None:
+        return Seen(member, problem=member.problem.statement())
     try:
-        alive = await call.service.liveness(url)
+        return Seen(member, Scrape(await call.service.read_text("/metrics", member=member.url), time.monotonic()))
     except HoldfastError as error:
-        return Member(url, "does not answer", "bad", problem=error.statement())
-    took = time.monotonic() - began
-    state: tuple[str, Tone] = ("leads", "good") if alive.leading else ("stands by or follows", "none")
-    try:
-        scrape = Scrape(await call.service.read_text("/metrics", member=url), time.monotonic())
-    except HoldfastError as error:
-        return Member(url, *state, alive.leader_id, took, problem=error.statement())
-    version = scrape.value("holdfast_durable_version" if alive.leading else "holdfast_followed_version")
-    followed = scrape.value("holdfast_followed_time_seconds")
-    memory = scrape.value("process_resident_memory_bytes")
-    return Member(url, *state, alive.leader_id, took, scrape.value("holdfast_epoch"), version, followed, memory)
+        return Seen(member, problem=error.statement())
+
+
+def _state(seen: Seen) -> Content:
+    return [badge(*seen.state), element("small", f" {seen.problem}") if seen.problem else None]
 
 
 async def _cluster(call: Call) -> Html:
-    members = await asyncio.gather(*(_member(call, url) for url in call.service.urls))
-    newest = max((member.version for member in members), default=0.0)
+    members = await asyncio.gather(*(_seen(call, member) for member in await call.service.members()))
+    newest = max((seen.version for seen in members), default=0.0)
 
-    def lag(member: Member) -> str:
-        return units.count(max(0.0, newest - member.version)) if member.version else "–"
+    def lag(seen: Seen) -> str:
+        return units.count(max(0.0, newest - seen.version)) if seen.version else "–"
 
     rows = table(
         call,
         "members",
         [
-            Column("Address", lambda member: member.url, lambda member: member.url),
-            Column(
-                "State",
-                lambda member: [
-                    badge(member.state, member.tone),
-                    element("small", f" {member.problem}") if member.problem else None,
-                ],
-            ),
-            Column("Process", lambda member: code(member.leader_id[:12]) if member.leader_id else "–"),
-            Column("Epoch", lambda member: units.count(member.epoch) if member.epoch else "–", is_number=True),
-            Column("Version", lambda member: units.count(member.version) if member.version else "–", is_number=True),
+            Column("Address", lambda seen: seen.member.url, lambda seen: seen.member.url),
+            Column("State", _state),
+            Column("Process", lambda seen: code(seen.member.alive.leader_id[:12]) if seen.member.alive else "–"),
+            Column("Epoch", lambda seen: units.count(seen.value("holdfast_epoch")), is_number=True),
+            Column("Version", lambda seen: units.count(seen.version) if seen.version else "–", is_number=True),
             Column("Versions behind", lag, is_number=True),
-            Column("Newest object followed", lambda member: moment(member.followed_seconds * 1000)),
-            Column("Memory", lambda member: units.size(member.memory) if member.memory else "–", is_number=True),
-            Column(
-                "Answered in", lambda member: units.duration(member.seconds) if member.seconds else "–", is_number=True
-            ),
+            Column("Newest object followed", lambda seen: moment(seen.value("holdfast_followed_time_seconds") * 1000)),
+            Column("Memory", lambda seen: units.size(seen.value("process_resident_memory_bytes")), is_number=True),
+            Column("Answered in", lambda seen: units.duration(seen.member.seconds), is_number=True),
         ],
         members,
         caption="Processes",

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Final
 
 from holdfast.console import units
 from holdfast.console.alerts import alerts_of
 from holdfast.console.call import Action, Call, Done, Form, Input, Page, link
+from holdfast.console.documents import name_of
 from holdfast.console.exposition import Scrape, quantile
 from holdfast.console.html import Content, Html, element, text_of
 from holdfast.console.parts import (
@@ -27,8 +29,9 @@ from holdfast.console.parts import (
     tile,
     tiles,
 )
+from holdfast.console.service import document, documents
 from holdfast.console.watcher import Watcher
-from holdfast.errors import HoldfastError
+from holdfast.errors import HoldfastError, Unavailable
 
 STUCK_MAX: Final = 20
 OLD_SECONDS: Final = 300.0
@@ -49,7 +52,7 @@ async def _overview(call: Call) -> Html:
             live("health", _health(call.watcher), leads),
             live("traffic", section("Traffic", _traffic(call.watcher))),
             live("slow", section("What is slow", _slow(call))),
-            section("What is stuck", _stuck(call)),
+            section("What is stuck", _stuck(call, await _kinds(call))),
             live("room", section("Memory and disk", _room(call.watcher))),
             commands(call, "/metrics", "holdfast version"),
         ]
@@ -77,29 +80,42 @@ def _health(watcher: Watcher) -> Content:
 
 
 async def _leader(call: Call) -> Html:
-    alive = await call.service.liveness()
-    newest, ready = call.watcher.newest, "ready"
-    stores, version, tone = "–", 0, "good"
-    try:
-        readiness = await call.service.readiness()
-        stores, version = readiness.stores, readiness.version
-    except HoldfastError as error:
-        ready, tone = error.statement(), "bad"
-    epoch = "–" if newest is None else units.count(newest.value("holdfast_epoch"))
-    followed = [url for url in call.service.urls if len(call.service.urls) > 1]
-    state: Tone = "good" if alive.leading else "warn"
+    watcher = call.watcher
+    leading, newest = watcher.leading, watcher.newest
+    alive = None if leading is None else leading.alive
+    condition: tuple[str, Tone, str] = ("no leader", "bad", "no address says that it leads")
+    stores, version = "–", 0
+    if leading is not None:
+        try:
+            ready = await call.service.readiness(leading.url)
+            condition = ("ready", "good", "accepts commits")
+            stores, version = ready.stores, ready.version
+        except HoldfastError as error:
+            condition = ("not ready", "bad", error.statement())
+    answering = sum(member.alive is not None for member in watcher.members)
+    silent = len(watcher.members) - answering
+    said = (
+        f"{silent} of {len(watcher.members)} do not answer"
+        if silent
+        else f"{max(0, answering - 1)} others stand by or follow"
+    )
     return tiles(
-        tile("Leader", alive.address or "–", href="/cluster", tone=state, note=code(alive.leader_id[:12])),
         tile(
-            "State",
-            "leads" if alive.leading else "follows",
+            "Leader",
+            alive.address if alive is not None else "none",
             href="/cluster",
-            tone="good" if tone == "good" else "bad",
-            note=ready,
+            tone="bad" if alive is None else "good",
+            note=code(alive.leader_id[:12]) if alive is not None else "",
         ),
-        tile("Epoch", epoch, href="/log#leaderships", note="leader changes of this log"),
+        tile("State", condition[0], href="/cluster", tone=condition[1], note=condition[2]),
+        tile(
+            "Epoch",
+            "–" if newest is None else units.count(newest.value("holdfast_epoch")),
+            href="/log#leaderships",
+            note="leader changes of this log",
+        ),
         tile("Durable version", units.count(version) if version else "–", href="/log", note="newest"),
-        tile("Processes", str(max(1, len(followed))), href="/cluster", note="that this console asks"),
+        tile("Processes", str(answering), href="/cluster", tone="warn" if silent else None, note=said),
         tile("Message stores", stores, href="/stores", tone="good" if stores == "open" else "none"),
     )
 
@@ -125,6 +141,13 @@ def _traffic(watcher: Watcher) -> Html:
         drawn("Refused requests", refused, "/runbooks#holdfastoverloaded", "rate", "503, all routes"),
         drawn("Commit latency, median", half, "/#slow", "seconds", "arrival to answer"),
         drawn("Commit latency, p99", late, "/#slow", "seconds", "arrival to answer"),
+        drawn(
+            "Connections refused",
+            watcher.rates("holdfast_connections_refused_total"),
+            "/configuration",
+            "rate",
+            "above the limit",
+        ),
         drawn("Object store, p99", store, "/#slow", "seconds", "request to answer"),
     )
 
@@ -181,7 +204,20 @@ def _quantiles(
     return quantile(0.5, before, now, name, **labels), quantile(0.99, before, now, name, **labels), counted
 
 
-def _stuck(call: Call) -> Content:
+async def _kinds(call: Call) -> dict[tuple[str, str], str]:
+    """The types of the durables, as far as the definition names them."""
+    try:
+        stores = documents((await call.service.read("/v1/stores")).get("stores"))
+    except HoldfastError:
+        return {}
+    return {
+        (name_of(store), durable): str(document(parameters).get("type"))
+        for store in stores
+        for durable, parameters in document(store.get("durables")).items()
+    }
+
+
+def _stuck(call: Call, kinds: Mapping[tuple[str, str], str]) -> Content:
     now = call.watcher.newest
     if now is None:
         return element("p", "Collecting…", class_="empty", id="t-stuck", data_live=True)
@@ -190,6 +226,8 @@ def _stuck(call: Call) -> Content:
     parked = _of_durables(now, "holdfast_durable_parked")
     rows: list[tuple[float, str, str, str, float]] = []
     for (store, durable), backlog in _of_durables(now, "holdfast_durable_backlog").items():
+        if kinds.get((store, durable)) in ("map", "last_value"):
+            continue  # their values stay
         since = oldest.get((store, durable), 0.0)
         reasons: list[str] = []
         if parked.get((store, durable)):
@@ -276,7 +314,10 @@ def _room(watcher: Watcher) -> Content:
 
 
 async def _step_down_form(call: Call) -> Form:
-    alive = await call.service.liveness()
+    leading = call.watcher.leading
+    if leading is None or leading.alive is None:
+        raise Unavailable("no process leads")
+    alive = leading.alive
     return Form(
         effect=[
             element("p", "The leader ", code(alive.leader_id), " at ", element("strong", alive.address), STEPPING_DOWN),

@@ -30,20 +30,33 @@ def _text() -> str | None:
 def markdown(text: str) -> Html:
     """The Markdown that the runbooks use: headings, paragraphs, blocks of code, code, bold; a link is its text."""
     parts: list[Html] = []
-    for block in re.split(r"\n{2,}(?=\S)|\n(?=```)|(?<=```)\n", text):
-        stripped = block.strip("\n")
-        if stripped.startswith("# "):
-            continue
-        if stripped.startswith("## "):
-            title = stripped[3:].strip()
+    for block in _blocks(text):
+        first = block[0]
+        if first.startswith("## "):
+            title = first[3:].strip()
             parts.append(element("h2", title, id=title.lower().replace(" ", "-")))
-        elif stripped.startswith("```"):
-            parts.append(element("pre", re.sub(r"^```\w*\n|\n?```$", "", stripped), tabindex="0"))
-        elif block.startswith("    "):
-            parts.append(element("pre", "\n".join(line[4:] for line in stripped.split("\n")), tabindex="0"))
-        elif stripped.strip():
-            parts.append(element("p", _inline(stripped)))
+        elif first.startswith("```"):
+            parts.append(element("pre", "\n".join(block[1:]), tabindex="0"))
+        elif first.startswith("    "):
+            parts.append(element("pre", "\n".join(line[4:] for line in block), tabindex="0"))
+        elif not first.startswith("# "):
+            parts.append(element("p", _inline("\n".join(block))))
     return text_of(parts)
+
+
+def _blocks(text: str) -> list[list[str]]:
+    """Lines that belong together: a heading, a paragraph, a block of code without the line that ends it."""
+    blocks: list[list[str]] = [[]]
+    is_fenced = False
+    for line in text.splitlines():
+        if line.startswith("```"):
+            is_fenced = not is_fenced
+            blocks.append([line] if is_fenced else [])
+        elif is_fenced or line.strip():
+            blocks[-1].append(line)
+        else:
+            blocks.append([])
+    return [block for block in blocks if block]
 
 
 def _inline(text: str) -> Html:

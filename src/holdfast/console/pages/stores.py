@@ -132,7 +132,7 @@ async def _store_table(call: Call) -> Html:
         [
             Column("Store", lambda row: anchor(name_of(row), link("/store", store=name_of(row))), name_of),
             _number("Messages", "messages"),
-            Column("Bytes", _bytes_bar, lambda row: count_of(row, "bytes")),
+            Column("Bytes", _bytes_bar, lambda row: count_of(row, "bytes"), is_number=True),
             Column("Published", lambda row: units.rate(published(row)), published, is_number=True),
             _number("Durables", "durables"),
             _number("Publishers", "publishers"),
@@ -151,7 +151,8 @@ async def _store_table(call: Call) -> Html:
 
 
 def _bytes_bar(row: Document) -> Html:
-    return bar(count_of(row, "bytes"), number(row.get("bytelimit")), f"Bytes of {name_of(row)}")
+    used, limit = count_of(row, "bytes"), number(row.get("bytelimit"))
+    return bar(used, limit, f"Bytes of {name_of(row)}") if limit else text_of(units.size(used))
 
 
 async def _history(call: Call) -> Html:
@@ -514,6 +515,6 @@ def _permissions(call: Call, permissions: Document) -> Html:
 PAGES: Final = (
     Page("/stores", "Stores", "Stores", _stores),
     Page("/store", lambda call: f"Store {call.text('store')}", "Stores", _store),
-    Page("/durable", lambda call: f"Durable {call.text('durable')}", "Stores", _durable),
+    Page("/durable", lambda call: f"Durable {call.text('store')}/{call.text('durable')}", "Stores", _durable),
     Page("/definition", "Definition of the stores", "Stores", _definition),
 )

@@ -114,7 +114,7 @@ async def _delete_store_form(call: Call) -> Form:
         ],
         button="Delete the store",
         back=_to_store(call),
-        typed=f"{store} {messages}",
+        typed=store,
     )
 
 
@@ -136,7 +136,7 @@ async def _on_durable(call: Call, effect: str, label: str) -> Form:
         ],
         button=label,
         back=_to_durable(call),
-        typed=f"{store}/{name} {messages}",
+        typed=f"{store}/{name}",
     )
 
 
