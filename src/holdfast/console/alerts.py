@@ -73,6 +73,8 @@ def _damaged(_: Scrape, now: Scrape) -> str | None:
 
 
 def _view_behind(_: Scrape, now: Scrape) -> str | None:
+    if not now.value("holdfast_view_version"):
+        return None  # it is being made
     lag = now.value("holdfast_view_lag_versions")
     return f"the view is {units.count(lag)} versions late" if lag > VIEW_LAG_MAX else None
 

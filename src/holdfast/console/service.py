@@ -19,6 +19,7 @@ from holdfast.client.aio.client import Client
 from holdfast.client.aio.stores import StoreClient
 from holdfast.client.protocol.effects import Request, Response
 from holdfast.client.protocol.options import ClientOptions
+from holdfast.client.protocol.retry_budget import COORDINATION_CODES
 from holdfast.client.protocol.stores.administration import ask
 from holdfast.client.protocol.stores.messages import decode, request_of
 from holdfast.client.transport.clock import now_ms
@@ -129,7 +130,7 @@ class Service:
     async def change(self, method: str, target: str, body: Mapping[str, object] | None = None) -> Document:
         """Ask for a change that no call of the client has; what is kept is forgotten. Raises: as the service does."""
         request = request_of(method, target, None if body is None else dict(body))
-        response = await self._ask(request, "", repeatable=False)
+        response = await self.log.run(ask(self.log.session, request, now_ms(), REQUEST_MS, repeatable=False))
         return decode(response, Document) if response.body else {}
 
     def forget(self) -> None:
@@ -154,17 +155,24 @@ class Service:
 
     async def _timed(self, key: tuple[str, str], request: Request, member: str) -> Response:
         began = time.monotonic()
-        response = await self._ask(request, member)
+        response = await self._read(request, member)
         took = time.monotonic() - began
         if len(self._kept) >= KEPT_MAX:
             self._kept.pop(next(iter(self._kept)))
         self._kept[key] = (began + max(KEPT_SECONDS_MIN, KEPT_TIMES * took), response)
         return response
 
-    async def _ask(self, request: Request, member: str, *, repeatable: bool = True) -> Response:
+    async def _read(self, request: Request, member: str) -> Response:
+        """The response of one try; each address has one where none is named, so that the leader is found."""
         client = self._members[member] if member else self.log
-        within_ms = 0 if member else REQUEST_MS
-        return await client.run(ask(client.session, request, now_ms(), within_ms, repeatable=repeatable))
+        tries = 1 if member else len(self.urls) + 1
+        while True:
+            tries -= 1
+            try:
+                return await client.run(ask(client.session, request, now_ms(), 0))
+            except HoldfastError as error:
+                if not tries or (error.code not in COORDINATION_CODES and not isinstance(error, Unavailable)):
+                    raise
 
 
 def documents(value: object) -> list[Document]:
