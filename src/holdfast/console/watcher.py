@@ -13,7 +13,6 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from holdfast.console.exposition import Scrape, quantile
@@ -34,17 +33,6 @@ MINUTE_SECONDS: Final = 60.0
 MINUTES_MAX: Final = 1_440
 DURABLES_MAX: Final = 2_000
 """As many durables have lines in the metrics."""
-LEADERS_MAX: Final = 100
-
-
-@dataclass(frozen=True, slots=True)
-class LeaderSeen:
-    """A leader, and when the console first saw it (milliseconds since 1970)."""
-
-    leader_id: str
-    address: str
-    since_ms: int
-    epoch: int
 
 
 class Watcher:
@@ -57,7 +45,6 @@ class Watcher:
     def __init__(self, service: Service) -> None:
         self.service = service
         self.scrapes: deque[Scrape] = deque(maxlen=SCRAPES_MAX)
-        self.leaders: deque[LeaderSeen] = deque(maxlen=LEADERS_MAX)
         self.members: list[Member] = []
         self.problem: HoldfastError | None = None
         self.away_since_ms: int | None = None
@@ -114,9 +101,6 @@ class Watcher:
         else:
             self.refused = False
             self._add(scrape)
-        if asked.leads and (not self.leaders or self.leaders[-1].leader_id != asked.alive.leader_id):
-            epoch = int(self.scrapes[-1].value("holdfast_epoch")) if self.scrapes else 0
-            self.leaders.append(LeaderSeen(asked.alive.leader_id, asked.alive.address, int(time.time() * 1000), epoch))
 
     def _went_away(self, error: HoldfastError) -> None:
         if self.away_since_ms is None:

@@ -7,11 +7,13 @@ from typing import Final
 from holdfast.console.call import Action, Page
 from holdfast.console.pages import (
     cluster,
+    configuration,
     keys,
     log,
     maps,
     messages,
     overview,
+    pipelines,
     retention,
     runbooks,
     stores,
@@ -20,7 +22,7 @@ from holdfast.console.pages import (
 
 PAGES: Final[tuple[Page, ...]] = (
     *overview.PAGES, *log.PAGES, *keys.PAGES, *stores.PAGES, *messages.PAGES, *maps.PAGES, *retention.PAGES,
-    *cluster.PAGES, *runbooks.PAGES,
+    *cluster.PAGES, *pipelines.PAGES, *configuration.PAGES, *runbooks.PAGES,
 )  # fmt: skip
 ACTIONS: Final[tuple[Action, ...]] = (
     *overview.ACTIONS, *keys.ACTIONS, *stores_acts.ACTIONS, *messages.ACTIONS, *maps.ACTIONS, *retention.ACTIONS,

@@ -13,7 +13,7 @@ from holdfast.console.exposition import Scrape
 from holdfast.console.html import Content, Html, element, text_of
 from holdfast.console.pages.leaders import leaders
 from holdfast.console.pages.overview import STEP_DOWN
-from holdfast.console.parts import Column, Tone, action, badge, code, commands, live, moment, section, table
+from holdfast.console.parts import Column, Tone, action, attempt, badge, code, commands, live, moment, section, table
 from holdfast.console.service import Member
 from holdfast.errors import HoldfastError
 
@@ -93,7 +93,7 @@ async def _cluster(call: Call) -> Html:
                 element("p", note, class_="note"),
                 actions=[action(call, STEP_DOWN, "Step down", danger=True)],
             ),
-            section("Leaders that this console has seen", live("leaders", leaders(call))),
+            section("Leaderships", live("leaders", await attempt(leaders(call)))),
             commands(call, "/livez", "holdfast version"),
         ]
     )

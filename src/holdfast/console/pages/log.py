@@ -6,8 +6,11 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Final
 
+import msgspec
+
 from holdfast.client.protocol.effects import TransactionEvent
-from holdfast.commit.format.transaction import Delete, Operation, Write
+from holdfast.client.protocol.stores.messages import query_of
+from holdfast.commit.format.transaction import Delete, Operation, PointRead, Precondition, Write
 from holdfast.console import backwards, units
 from holdfast.console.backwards import Found, Wanted
 from holdfast.console.call import Call, Page, link, whole
@@ -17,6 +20,7 @@ from holdfast.console.parts import (
     Column,
     anchor,
     attempt,
+    badge,
     code,
     commands,
     facts,
@@ -28,10 +32,13 @@ from holdfast.console.parts import (
     tile,
     tiles,
 )
+from holdfast.console.service import Document, documents, number
 from holdfast.console.values import bytes_of, key_link, value_of
-from holdfast.errors import InvalidRequest, NotFound
+from holdfast.errors import InvalidRequest
+from holdfast.wire.log import TransactionInLog
 
 ROWS: Final = 50
+BATCHES: Final = 20
 OPERATIONS_SHOWN: Final = 3
 BATCH_MEAN_SECONDS: Final = 60.0
 
@@ -39,15 +46,16 @@ BATCH_MEAN_SECONDS: Final = 60.0
 async def _log(call: Call) -> Html:
     return text_of(
         [
-            live("batches", section("Batches", await attempt(_batches(call)))),
+            live("batches", section("Now", await attempt(_now(call)))),
             section("Transactions", _search_form(call), await attempt(_transactions(call))),
-            section("Leaderships", element("div", live("leaders", leaders(call)), id="leaderships")),
+            section("Batches", await attempt(_batches(call))),
+            element("div", section("Leaderships", await attempt(leaders(call))), id="leaderships"),
             commands(call, "/v1/subscribe?after=0", "holdfast subscribe --after 0 --limit 10"),
         ]
     )
 
 
-async def _batches(call: Call) -> Html:
+async def _now(call: Call) -> Html:
     recent = call.watcher.recent(BATCH_MEAN_SECONDS)
     if recent is None:
         return element("p", "Collecting…", class_="empty")
@@ -74,6 +82,48 @@ async def _batches(call: Call) -> Html:
             "Damaged places", units.count(now.value("holdfast_log_damaged_places")), href="/runbooks#holdfastlogdamaged"
         ),
     )
+
+
+async def _batches(call: Call) -> Html:
+    """The newest objects. They are not live: each is a request to the object store."""
+    slot = call.text("slot")
+    target = f"/v1/log/objects{query_of(limit=BATCHES, slot=slot or None)}"
+    answer = await call.service.read(target)
+    rows = table(
+        call,
+        "batches",
+        [
+            Column("Slot", lambda row: code(str(row["slot"]))),
+            Column("Kind", lambda row: badge(str(row["kind"]), "none" if row["kind"] == "data" else "warn")),
+            Column(
+                "Size", lambda row: units.size(number(row["bytes"])), lambda row: number(row["bytes"]), is_number=True
+            ),
+            Column("Transactions", _transactions_of, lambda row: number(row["transactions"]), is_number=True),
+            Column("Versions", _versions_of),
+            Column("Epoch", lambda row: units.count(number(row["epoch"])), is_number=True),
+            Column("Leader", lambda row: element("code", str(row["leader_id"])[:8])),
+            Column("Time", lambda row: moment(number(row["time_ms"]))),
+        ],
+        documents(answer.get("objects")),
+        caption="Batches, newest first",
+        empty="The log has no object.",
+        is_live=False,
+    )
+    older = answer.get("next")
+    more: Content = None
+    if older is not None:
+        more = element("nav", anchor("Older →", call.here(slot=str(older))), class_="pages", aria_label="Older batches")
+    return text_of([rows, more])
+
+
+def _transactions_of(row: Document) -> Content:
+    count = int(number(row["transactions"]))
+    return anchor(units.count(count), link("/log", at=int(number(row["last_version"])))) if count else "0"
+
+
+def _versions_of(row: Document) -> str:
+    first, last = int(number(row["first_version"])), int(number(row["last_version"]))
+    return str(last) if first >= last else f"{first} to {last}"
 
 
 def _search_form(call: Call) -> Html:
@@ -180,42 +230,49 @@ def _operation(operation: Operation) -> Html:
 
 async def _transaction(call: Call) -> Html:
     version = whole("version", call.required("version"))
-    event = await backwards.first_after(call.service, version - 1)
-    if event is None or event.version != version:
-        raise NotFound("no transaction has this version", version=version)
-    rows = [
-        element("div", _operation(each), value_of(each.value) if isinstance(each, Write) else None, class_="operation")
-        for each in event.operations
-    ]
+    found = msgspec.convert(await call.service.read(f"/v1/log/transactions/{version}"), TransactionInLog)
     newer = await backwards.first_after(call.service, version)
+    writes = [
+        element("div", _operation(each), value_of(each.value) if isinstance(each, Write) else None, class_="operation")
+        for each in found.operations
+    ]
+    reads = [
+        element("div", _precondition(each, found.read_version), class_="operation") for each in found.preconditions
+    ]
+    nothing = element("p", "It passed no precondition.", class_="empty")
     return text_of(
         [
-            section(
-                "Facts",
-                facts(
-                    {
-                        "Version": code(str(version), copy=True),
-                        "Time": moment(event.time_ms),
-                        "Request id": code(event.request_id, copy=True) if event.request_id else "none",
-                        "Leader": code(event.leader_id),
-                        "Before it": anchor(str(event.prev_version), link("/log", at=event.prev_version)),
-                        "After it": "none yet"
-                        if newer is None
-                        else anchor(str(newer.version), link("/transaction", version=newer.version)),
-                    }
-                ),
-            ),
-            section(f"{len(event.operations)} operations", rows),
-            element(
-                "p",
-                "The preconditions that it passed are in the log's object; the change stream does not carry them. ",
-                element("code", f"holdfast log cat --after {version - 1} --limit 1"),
-                " prints them from the store.",
-                class_="note",
-            ),
-            commands(call, f"/v1/subscribe?after={version - 1}", f"holdfast subscribe --after {version - 1} --limit 1"),
+            section("Facts", _facts(found, newer)),
+            section(f"{len(writes)} operations", writes),
+            section(f"{len(reads)} preconditions", reads or nothing),
+            commands(call, f"/v1/log/transactions/{version}", f"holdfast subscribe --after {version - 1} --limit 1"),
         ]
     )
+
+
+def _facts(found: TransactionInLog, newer: TransactionEvent | None) -> Html:
+    after = "none yet" if newer is None else anchor(str(newer.version), link("/transaction", version=newer.version))
+    return facts(
+        {
+            "Version": code(str(found.version), copy=True),
+            "Time": moment(found.object.time_ms),
+            "Request id": code(found.request_id, copy=True) if found.request_id else "none",
+            "Read version": "none" if found.read_version is None else str(found.read_version),
+            "Leader": code(found.object.leader_id),
+            "Batch": anchor(code(found.object.slot), link("/log", slot=found.object.slot)),
+            "At or before it": anchor(str(found.version - 1), link("/log", at=found.version - 1)),
+            "After it": after,
+        }
+    )
+
+
+def _precondition(precondition: Precondition, read_version: int | None) -> Html:
+    version = precondition.version if precondition.version is not None else read_version
+    since = text_of([" unchanged since version ", "–" if version is None else str(version)])
+    if isinstance(precondition, PointRead):
+        return text_of(["key ", key_link(precondition.key), since])
+    end = "the last key" if precondition.end is None else element("code", units.key_text(precondition.end))
+    return text_of(["range ", element("code", units.key_text(precondition.begin)), " to ", end, since])
 
 
 PAGES: Final = (
