@@ -16,6 +16,8 @@ Tone = Literal["good", "warn", "bad", "none"]
 MARKS: Final[Mapping[Tone, str]] = {"good": "✓", "warn": "!", "bad": "✕", "none": "–"}
 """Beside the colour, which not everybody sees."""
 PAGE_ROWS: Final = 50
+LARGE_CHARACTERS: Final = 11
+"""A longer value of a tile is written smaller, so that it stays on one line."""
 CHART_WIDTH: Final = 300
 CHART_HEIGHT: Final = 60
 
@@ -58,16 +60,16 @@ def tile(
     return element(
         "div",
         element("div", name, mark, class_="label"),
-        element("div", value, class_="value"),
+        element("div", value, class_="value" if len(str(value)) <= LARGE_CHARACTERS else "value long"),
         element("div", note, class_="note"),
         chart,
         class_="tile" if tone is None else f"tile {tone}",
     )
 
 
-def tiles(*content: Content) -> Html:
-    """Tiles next to each other."""
-    return element("div", *content, class_="tiles")
+def tiles(*content: Content, wide: bool = False) -> Html:
+    """Tiles next to each other; ``wide`` ones have charts to be read."""
+    return element("div", *content, class_="tiles wide" if wide else "tiles")
 
 
 def moment(time_ms: float) -> Html:

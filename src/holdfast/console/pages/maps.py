@@ -122,7 +122,6 @@ async def _entries(call: Call, store: str, name: str) -> Html:
         page.entries,
         caption="Entries; they follow the map",
         empty="The map has no key above this.",
-        text=lambda entry: entry.key,
     )
     more: Content = None
     if page.more:

@@ -149,6 +149,7 @@ def _traffic(watcher: Watcher) -> Html:
             "above the limit",
         ),
         drawn("Object store, p99", store, "/#slow", "seconds", "request to answer"),
+        wide=True,
     )
 
 

@@ -60,6 +60,13 @@ async def _answer(call: Call) -> Html:
     )
 
 
+def keeps(policy: PolicyState) -> str:
+    """What a policy keeps, in words."""
+    if policy.max_age_seconds is not None:
+        return f"the last {units.duration(policy.max_age_seconds)}"
+    return policy.text if policy.max_bytes is None else f"the last {units.size(policy.max_bytes)}"
+
+
 def _policies(call: Call, answer: RetentionAnswer) -> Html:
     rows = sorted(answer.policies.items())
 
@@ -74,7 +81,7 @@ def _policies(call: Call, answer: RetentionAnswer) -> Html:
         "policies",
         [
             Column("Policy", lambda row: element("code", row[0]), lambda row: row[0]),
-            Column("Keeps", lambda row: row[1].text),
+            Column("Keeps", lambda row: keeps(row[1])),
             Column(
                 "From version",
                 lambda row: "–" if row[1].from_version is None else str(row[1].from_version),
@@ -170,7 +177,7 @@ async def _remove_form(call: Call) -> Form:
     )
     return Form(
         effect=[
-            element("p", "Removes the policy ", element("strong", name), f", which keeps {policy.text}{held}."),
+            element("p", "Removes the policy ", element("strong", name), f", which keeps {keeps(policy)}{held}."),
             element("p", left),
         ],
         button="Remove the policy",

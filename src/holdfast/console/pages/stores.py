@@ -426,7 +426,7 @@ def _subscribers(call: Call, part: Document) -> Html:
                 lambda row: number(row.get("unacknowledged")),
                 is_number=True,
             ),
-            Column("Room", lambda row: units.count(number(row.get("room"))), is_number=True),
+            Column("Takes more", lambda row: units.count(number(row.get("room"))), is_number=True),
             Column("Address", lambda row: str(row.get("address") or "–")),
             Column("Since", lambda row: moment(number(row.get("since_ms")))),
             Column("Last delivery", lambda row: moment(number(row.get("delivered_ms")))),
