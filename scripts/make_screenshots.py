@@ -1,6 +1,6 @@
 """Takes the pictures of the console's pages for docs/images/console, with the flights of the demo.
 
-    .venv/bin/python scripts/make_screenshots.py [--flights 3000] [--seconds 20] [--output docs/images/console] [PAGE ...]
+    .venv/bin/python scripts/make_screenshots.py [--flights 3000] [--seconds 20] [--output FOLDER] [PAGE ...]
 
 Starts a service on a new log in a temporary folder, enters flights as the demo does, lets travellers book seats through
 the log and clerks work on messages, opens the console, and takes each page in light; the overview also in dark and as

@@ -29,6 +29,7 @@ PARTS: Final = {
 OF_ANOTHER: Final = {"server": ("holdfast.segments",)}
 """Packages that a part loads when a setting asks for them; then the other extra is needed, too."""
 ON_REQUEST: Final = {
+    ("holdfast.console.pages.pipelines", "deltalake"),
     ("holdfast.spark.source.frames", "msgpack"),
 }
 """Imports within functions for what only some applications have; the reference says so."""

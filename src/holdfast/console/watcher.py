@@ -19,7 +19,7 @@ from holdfast.console.exposition import Scrape, quantile
 from holdfast.console.service import Member, Service
 from holdfast.errors import HoldfastError, Unavailable
 
-log = logging.getLogger("holdfast.console")
+_logger = logging.getLogger("holdfast.console")
 
 WATCHED_SECONDS: Final = 2.0
 UNWATCHED_SECONDS: Final = 60.0
@@ -105,7 +105,7 @@ class Watcher:
     def _went_away(self, error: HoldfastError) -> None:
         if self.away_since_ms is None:
             self.away_since_ms = int(time.time() * 1000)
-            log.warning("the service does not answer: %s", error.statement())
+            _logger.warning("the service does not answer: %s", error.statement())
         self.service.away = self.problem = error
 
     def _add(self, scrape: Scrape) -> None:
