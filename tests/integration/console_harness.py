@@ -45,15 +45,19 @@ IGNORED_ERRORS = ("status of 409", "status of 403", "status of 400")
 class Service:
     """One ``holdfast serve`` with tokens, which may be killed and started again on its log."""
 
-    def __init__(self, folder: Path, *flags: str) -> None:
+    def __init__(self, folder: Path, *flags: str, waits: bool = True, tokens_file: Path | None = None) -> None:
         self.folder = folder
         self.port = free_port()
-        self.flags = ["--init", "--set", f"server.tokens=admin:{ADMIN},read:{READER}", *flags]
-        self.process = self._start()
+        tokens = f"server.tokens=admin:{ADMIN},read:{READER}"
+        if tokens_file is not None:
+            tokens = f"server.tokens_file={tokens_file}"
+        self.flags = [*(["--init"] if waits else []), "--set", tokens, *flags]
+        self.process = self._start(waits=waits)
 
-    def _start(self) -> ServerProcess:
+    def _start(self, *, waits: bool = True) -> ServerProcess:
         process = ServerProcess(self.folder, (self.folder / "log").as_uri(), self.port, flags=self.flags)
-        process.wait_until_leading()
+        if waits:
+            process.wait_until_leading()
         return process
 
     @property

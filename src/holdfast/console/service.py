@@ -1,7 +1,7 @@
 """One service as one token sees it: what the pages read and do, through the client library, within short bounds.
 
 A read that the service answers slowly is not repeated at once: its result is kept for twenty times as long as it took,
-so that pages that refresh themselves cost the service at most a twentieth of its time.
+at most ten seconds, so that pages that refresh themselves cost the service little. Only ``/livez`` is asked each time.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ Document = dict[str, object]
 REQUEST_MS: Final = 5_000
 KEPT_TIMES: Final = 20
 KEPT_SECONDS_MIN: Final = 0.5
+KEPT_SECONDS_MAX: Final = 10.0
 KEPT_MAX: Final = 128
 """Results that are kept at the same time."""
 
@@ -116,7 +117,7 @@ class Service:
     async def _member(self, url: str) -> Member:
         began = time.monotonic()
         try:
-            response = await self._kept_response(Request("GET", "/livez"), url)
+            response = await self._read(Request("GET", "/livez"), url)
         except HoldfastError as error:
             return Member(url, None, error, time.monotonic() - began)
         alive = msgspec.json.decode(response.body, type=Liveness)
@@ -159,7 +160,7 @@ class Service:
         took = time.monotonic() - began
         if len(self._kept) >= KEPT_MAX:
             self._kept.pop(next(iter(self._kept)))
-        self._kept[key] = (began + max(KEPT_SECONDS_MIN, KEPT_TIMES * took), response)
+        self._kept[key] = (time.monotonic() + min(max(KEPT_SECONDS_MIN, KEPT_TIMES * took), KEPT_SECONDS_MAX), response)
         return response
 
     async def _read(self, request: Request, member: str) -> Response:

@@ -1,7 +1,8 @@
 """What the console remembers of one service: the scrapes of the last minutes, and each durable's backlog of a day.
 
-While a page is open it scrapes ``/metrics`` every two seconds, else every minute. A slow scrape makes the pause longer:
-it takes at most a fiftieth of the service's time. Nothing is written to disk; a console that starts knows nothing.
+While a page is open it looks who leads and scrapes ``/metrics`` every two seconds, else every minute. A slow scrape makes
+the pause until the next one longer: it takes at most a fiftieth of the time. Nothing is written to disk; a console that
+starts knows nothing.
 """
 
 from __future__ import annotations
@@ -51,6 +52,8 @@ class Watcher:
         self.refused = False
         self._backlogs: dict[tuple[str, str], array[float]] = {}
         self._next_minute = 0.0
+        self._next_scrape = 0.0
+        self._scraped = ""
         self._watched_at = 0.0
         self._wake = asyncio.Event()
         self._looked = asyncio.Event()
@@ -69,31 +72,30 @@ class Watcher:
                 await self._looked.wait()
 
     async def run(self) -> None:
-        """Scrape until cancelled."""
+        """Look until cancelled."""
         while True:
             self._wake.clear()
-            began = time.monotonic()
             await self._look()
             self._looked.set()
-            took = time.monotonic() - began
-            is_watched = began - self._watched_at < WATCHED_FOR_SECONDS
-            pause = max(WATCHED_SECONDS if is_watched else UNWATCHED_SECONDS, PAUSE_TIMES * took)
-            if self.away_since_ms is not None:
-                pause = WATCHED_SECONDS
-            try:
+            is_watched = time.monotonic() - self._watched_at < WATCHED_FOR_SECONDS
+            pause = WATCHED_SECONDS if is_watched or self.away_since_ms is not None else UNWATCHED_SECONDS
+            with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await self._wake.wait()
-            except TimeoutError:
-                continue
 
     async def _look(self) -> None:
         self.members = await self.service.members()
         answering = [member for member in self.members if member.alive is not None]
         asked = next((member for member in answering if member.leads), answering[0] if answering else None)
-        if asked is None or asked.alive is None:
+        if asked is None:
             self._went_away(self.members[0].problem or Unavailable("no address answers"))
             return
-        self.service.away = self.problem = self.away_since_ms = None
+        self.service.away = self.away_since_ms = None
+        began = time.monotonic()
+        if asked.url == self._scraped and began < self._next_scrape:
+            return
+        self.problem = None
+        self._scraped = asked.url
         try:
             scrape = Scrape(await self.service.read_text("/metrics", member=asked.url), time.monotonic())
         except HoldfastError as error:
@@ -101,6 +103,7 @@ class Watcher:
         else:
             self.refused = False
             self._add(scrape)
+        self._next_scrape = time.monotonic() + PAUSE_TIMES * (time.monotonic() - began)
 
     def _went_away(self, error: HoldfastError) -> None:
         if self.away_since_ms is None:
