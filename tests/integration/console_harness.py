@@ -27,7 +27,7 @@ READER = "reader-token-0123456789"
 READY_SECONDS_MAX = 30.0
 WIDE = {"width": 1280, "height": 800}
 NARROW = {"width": 390, "height": 844}
-# Debian's Chromium, in a sandbox of its own already, and asking nobody but the console.
+# Debian's Chromium, which must ask no other host than the console.
 FLAGS = (
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync",

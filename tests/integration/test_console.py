@@ -185,7 +185,7 @@ def test_the_log_is_searched_by_version_time_request_and_key(pages: Pages, servi
     page = pages.go("/log?time=2001-01-01T00:00:00")
     expect(page.locator("main")).to_contain_text("No transaction")
     page = pages.go("/log")
-    page.locator("text=Older →").click()
+    page.get_by_label("Older transactions").locator("a").click()
     expect(page.locator("main")).to_contain_text("found")
     page = pages.go("/log?time=yesterday")
     expect(page.locator("main")).to_contain_text("ISO 8601")

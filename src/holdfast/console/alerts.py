@@ -107,7 +107,7 @@ def _dead_letters(before: Scrape, now: Scrape) -> str | None:
 
 def _backlog(_: Scrape, now: Scrape) -> str | None:
     largest = max((value for _, value in now.labelled("holdfast_durable_backlog")), default=0.0)
-    return f"a durable has {units.count(largest)} messages that nobody holds" if largest > BACKLOG_MAX else None
+    return f"a durable has {units.count(largest)} messages that no subscriber holds" if largest > BACKLOG_MAX else None
 
 
 def _stores_closed(_: Scrape, now: Scrape) -> str | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import replace
@@ -33,9 +34,13 @@ from holdfast.console.service import Service
 from holdfast.console.watcher import Watcher
 from holdfast.errors import HoldfastError, InvalidRequest
 
+_logger = logging.getLogger("holdfast.console")
+
 STATIC: Final = Path(__file__).with_name("static")
 BODY_BYTES_MAX: Final = 4 << 20
 QUERY_BYTES_MAX: Final = 16 << 10
+REFRESH_HEADER: Final = "Holdfast-Refresh"
+"""Sent by the script."""
 SERVICES_MAX: Final = 32
 """Tokens in use at the same time; the one that was idle for longest loses its history."""
 
@@ -47,6 +52,7 @@ class Desk:
         self.service = service
         self.watcher = Watcher(service)
         self.task = asyncio.ensure_future(self.watcher.run())
+        self.task.add_done_callback(_report)
 
     async def aclose(self) -> None:
         """End the task and close the connections."""
@@ -54,6 +60,12 @@ class Desk:
         with contextlib.suppress(asyncio.CancelledError):
             await self.task
         await self.service.aclose()
+
+
+def _report(task: asyncio.Task[None]) -> None:
+    """A watcher ends when it is cancelled; anything else is a bug."""
+    if not task.cancelled() and task.exception() is not None:
+        _logger.error("the watcher of a service ended: this is a bug of ours", exc_info=task.exception())
 
 
 class Console:
@@ -100,7 +112,8 @@ class Console:
         desk.watcher.watched()
         await desk.watcher.first_look()
         query = dict(request.query_params)
-        return Call(request.url.path, query, session, desk.service, desk.watcher, self.options)
+        is_refresh = REFRESH_HEADER in request.headers
+        return Call(request.url.path, query, session, desk.service, desk.watcher, self.options, is_refresh=is_refresh)
 
     def session_of(self, request: Request) -> Session | None:
         """The session that the cookie names."""
@@ -187,7 +200,7 @@ class Console:
         return response if cookie is None else self.with_cookie(response, cookie)
 
     async def log_in(self, request: Request, fields: dict[str, str]) -> Response:
-        """Begin a session of a user; the session of the form ends, so that nobody else knows the new one."""
+        """Begin a session of a user; the session of the form ends, so that no page from before knows the new one."""
         if not self.options.needs_login:
             return RedirectResponse("/", 303)
         found = self.logins.token_of(fields.get("token", ""), self.options.tokens(), time.monotonic())

@@ -47,6 +47,8 @@ class Call:
     options: ConsoleOptions
     form: Mapping[str, str] = field(default_factory=dict[str, str])
     """The fields of a posted form."""
+    is_refresh: bool = False
+    """The script asks for the live parts of a page that is open; what is said once is not said to it."""
 
     def text(self, name: str, default: str = "") -> str:
         """A parameter of the query."""

@@ -39,7 +39,8 @@ def document(title: str, theme: str, *body: Content) -> str:
 
 def page(call: Call, theme: str, title: str, section: Section, content: Content) -> str:
     """A page with its navigation."""
-    flashes = [notice("good" if kind == "good" else "bad", text) for kind, text in call.session.take_flashes()]
+    said = [] if call.is_refresh else call.session.take_flashes()
+    flashes = [notice("good" if kind == "good" else "bad", text) for kind, text in said]
     return document(
         title,
         theme,

@@ -14,7 +14,7 @@ from holdfast.errors import Code, HoldfastError, NotFound, PermissionDenied
 Row = TypeVar("Row")
 Tone = Literal["good", "warn", "bad", "none"]
 MARKS: Final[Mapping[Tone, str]] = {"good": "✓", "warn": "!", "bad": "✕", "none": "–"}
-"""Beside the colour, which not everybody sees."""
+"""In addition to the colour, which some readers cannot see."""
 PAGE_ROWS: Final = 50
 LARGE_CHARACTERS: Final = 11
 """A longer value of a tile is written smaller, so that it stays on one line."""

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 SESSIONS_MAX: Final = 1_000
-"""The session that was idle for longest goes."""
+"""Then the session that was idle for longest goes, first those without a login."""
 SESSION_SECONDS: Final = 8 * 3_600.0
 """Of a login without a request."""
 FLASHES_MAX: Final = 10
@@ -85,9 +85,10 @@ class Sessions:
         return session
 
     def begin(self, now: float, token: str | None = None) -> tuple[str, Session]:
-        """A new session and its cookie, which nobody can guess."""
+        """A new session and its cookie, 256 random bits."""
         while len(self._sessions) >= SESSIONS_MAX:
-            del self._sessions[next(iter(self._sessions))]
+            without_login = (known for known, session in self._sessions.items() if session.token is None)
+            del self._sessions[next(without_login, next(iter(self._sessions)))]
         cookie = secrets.token_urlsafe(32)
         session = self._sessions[cookie] = Session(secrets.token_urlsafe(32), now, token)
         return cookie, session

@@ -152,7 +152,7 @@ class Service:
     def _asked(self, key: tuple[str, str], task: asyncio.Task[Response]) -> None:
         self._asking.pop(key, None)
         if not task.cancelled():
-            task.exception()  # whoever waited got it; when nobody waits any more it is not a surprise
+            task.exception()  # a reader that waits gets it; without one it is read here
 
     async def _timed(self, key: tuple[str, str], request: Request, member: str) -> Response:
         began = time.monotonic()

@@ -1,7 +1,7 @@
 """What the console remembers of one service: the scrapes of the last minutes, and each durable's backlog of a day.
 
-While a page is open it looks who leads and scrapes ``/metrics`` every two seconds, else every minute. A slow scrape makes
-the pause until the next one longer: it takes at most a fiftieth of the time. Nothing is written to disk; a console that
+While a page is open it looks who leads and scrapes ``/metrics`` every two seconds, else every minute. A slow scrape
+makes the pause until the next one longer: it takes at most a fiftieth of the time. Nothing is written to disk; a console that
 starts knows nothing.
 """
 

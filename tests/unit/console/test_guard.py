@@ -13,6 +13,7 @@ import pytest
 
 from holdfast.console.application import application
 from holdfast.console.options import ConsoleOptions
+from holdfast.console.security import SESSION_SECONDS, SESSIONS_MAX, Sessions
 
 TOKEN = "0123456789abcdef-the-token"
 OTHER = "fedcba9876543210-the-other"
@@ -22,7 +23,7 @@ ACTION = "/cluster/save"
 
 
 def options_of(tmp_path: Path, *tokens: str, **given: object) -> ConsoleOptions:
-    """A console of a service that nobody runs."""
+    """A console of a service that does not run."""
     file = tmp_path / "tokens"
     file.write_text("".join(f"{token}\n" for token in tokens))
     settings: dict[str, object] = {
@@ -118,7 +119,7 @@ def test_an_action_without_the_csrf_token_of_its_session_is_refused(tmp_path: Pa
 
 
 @pytest.mark.parametrize("given", [{}, {"read_only": True}])
-def test_a_console_without_a_token_file_or_told_to_read_only_refuses_actions(
+def test_a_console_without_a_token_file_or_with_read_only_refuses_actions(
     tmp_path: Path, given: dict[str, object]
 ) -> None:
     async def scenario() -> None:
@@ -236,6 +237,35 @@ def test_every_response_forbids_other_hosts_scripts_and_frames(tmp_path: Path) -
                 assert "frame-ancestors 'none'" in policy
                 assert headers["x-content-type-options"] == "nosniff"
                 assert headers["cache-control"] == ("max-age=3600" if path.startswith("/static") else "no-store")
+
+    run(scenario)
+
+
+def test_many_visitors_do_not_end_the_session_of_a_user() -> None:
+    sessions = Sessions()
+    cookie, _ = sessions.begin(0.0, TOKEN)
+    for number in range(SESSIONS_MAX + 10):
+        sessions.begin(float(number))
+    found = sessions.find(cookie, 1.0)
+    assert found is not None
+    assert found.token == TOKEN
+    assert sessions.find(cookie, 2.0 + SESSION_SECONDS) is None, "it ends when it is idle"
+
+
+def test_what_is_said_once_is_not_said_to_a_refresh(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        options = options_of(tmp_path, TOKEN)
+        app = application(options)
+        transport = httpx.ASGITransport(app=app)  # type: ignore[arg-type]
+        async with httpx.AsyncClient(transport=transport, base_url=OWN) as client:
+            await client.get("/runbooks")
+            session = app.console.sessions.find(client.cookies.get(app.console.cookie), 0)
+            assert session is not None
+            session.flash("good", "it is done")
+            assert "it is done" not in (await client.get("/runbooks", headers={"Holdfast-Refresh": "1"})).text
+            assert "it is done" in (await client.get("/runbooks")).text
+            assert "it is done" not in (await client.get("/runbooks")).text
+        await app.console.aclose()
 
     run(scenario)
 

@@ -40,7 +40,7 @@ SPAN: Final = "last 5 min"
 STEPPING_DOWN: Final = " makes all accepted commits durable, answers them and stops leading."
 AFTERWARDS: Final = (
     "A standby takes over within seconds. Clients wait and repeat; no commit is lost. Without a standby, and without "
-    "“stand by”, nobody leads until a service is started."
+    "“stand by”, the log has no leader until a service is started."
 )
 _STAND_BY: Final = Input("then", "Stand by afterwards: the process waits for its turn instead of ending", "1", "check")
 

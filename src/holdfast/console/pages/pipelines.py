@@ -111,7 +111,7 @@ async def _pipelines(call: Call) -> Html:
             Column("Table", lambda row: element("code", row.url), lambda row: row.url),
             Column("Pipeline", lambda row: row.pipeline or badge("not read", "bad"), lambda row: row.pipeline),
             Column("Has versions up to", lambda row: str(row.offset) if row.offset else "–", is_number=True),
-            Column("Versions behind", lag, is_number=True),
+            Column("Missing versions", lag, is_number=True),
             Column("Written", lambda row: moment(row.written_ms), lambda row: row.written_ms),
             Column("Delta version", lambda row: str(row.delta_version), is_number=True),
             Column("Audit", _audit),

@@ -51,7 +51,7 @@ function replaceParts(fresh) {
 async function refresh() {
   const began = performance.now();
   try {
-    const response = await fetch(location.href, { headers: { Accept: "text/html" }, redirect: "error", cache: "no-store" });
+    const response = await fetch(location.href, { headers: { Accept: "text/html", "Holdfast-Refresh": "1" }, redirect: "error", cache: "no-store" });
     replaceParts(new DOMParser().parseFromString(await response.text(), "text/html"));
     failures = 0;
     writeState("live", true);
