@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -161,6 +162,12 @@ def airport(flights: list[Flight]) -> Iterator[tuple[Service, Airport]]:
             service.end()
 
 
+def rewrite(txn: Any) -> None:
+    """A change of what was read."""
+    txn.get(b"notice/board")
+    txn.write(b"notice/board", b'{"text": "gate B14 is closed", "until": "18:00"}')
+
+
 def main() -> None:
     """Take what was asked for."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -175,7 +182,8 @@ def main() -> None:
         console = ConsoleProcess(Path(folder), [service.url])
         try:
             with Client(service.url, token=ADMIN) as client:
-                written = client.commit([Write(b"notice/board", b'{"text": "gate B14 is closed", "until": "18:00"}')])
+                client.commit([Write(b"notice/board", b'{"text": "gate B14 is open", "until": "12:00"}')])
+                written = client.transact(rewrite)
             pages = dict(PAGES, transaction=f"/transaction?version={written.version}", key="/key?key=bm90aWNlL2JvYXJk")
             wanted = {name: path for name, path in pages.items() if not given.pages or name in given.pages}
             with chromium() as browser:

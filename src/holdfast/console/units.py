@@ -23,6 +23,15 @@ def count(value: float) -> str:
     return f"{int(value):,}"
 
 
+def counted(value: int, noun: str) -> str:
+    """A number of things.
+
+    >>> counted(1, "operation"), counted(2000, "operation")
+    ('1 operation', '2,000 operations')
+    """
+    return f"{value:,} {noun}{'' if value == 1 else 's'}"
+
+
 def size(value: float) -> str:
     """Bytes.
 

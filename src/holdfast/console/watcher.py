@@ -1,8 +1,8 @@
 """What the console remembers of one service: the scrapes of the last minutes, and each durable's backlog of a day.
 
 While a page is open it looks who leads and scrapes ``/metrics`` every two seconds, else every minute. A slow scrape
-makes the pause until the next one longer: it takes at most a fiftieth of the time. Nothing is written to disk; a console that
-starts knows nothing.
+makes the pause until the next one longer: it takes at most a fiftieth of the time. Nothing is written to disk; a
+console that starts knows nothing.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from holdfast.console import units
 from holdfast.console.exposition import Scrape, quantile
 from holdfast.console.service import Member, Service
 from holdfast.errors import HoldfastError, Unavailable
@@ -152,6 +153,11 @@ class Watcher:
     def newest(self) -> Scrape | None:
         """The newest scrape, None before the first."""
         return self.scrapes[-1] if self.scrapes else None
+
+    @property
+    def span(self) -> str:
+        """How far back the scrapes go."""
+        return f"last {units.duration(self.scrapes[-1].at - self.scrapes[0].at)}" if len(self.scrapes) > 1 else ""
 
     def steps(self) -> Iterator[tuple[Scrape, Scrape]]:
         """Each scrape with the one before it, oldest first."""

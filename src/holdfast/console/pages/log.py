@@ -243,8 +243,8 @@ async def _transaction(call: Call) -> Html:
     return text_of(
         [
             section("Facts", _facts(found, newer)),
-            section(f"{len(writes)} operations", writes),
-            section(f"{len(reads)} preconditions", reads or nothing),
+            section(units.counted(len(writes), "operation"), writes),
+            section(units.counted(len(reads), "precondition"), reads or nothing),
             commands(call, f"/v1/log/transactions/{version}", f"holdfast subscribe --after {version - 1} --limit 1"),
         ]
     )

@@ -36,7 +36,6 @@ from holdfast.errors import HoldfastError, Unavailable
 STUCK_MAX: Final = 20
 OLD_SECONDS: Final = 300.0
 RECENT_SECONDS: Final = 30.0
-SPAN: Final = "last 5 min"
 STEPPING_DOWN: Final = " makes all accepted commits durable, answers them and stops leading."
 AFTERWARDS: Final = (
     "A standby takes over within seconds. Clients wait and repeat; no commit is lost. Without a standby, and without "
@@ -94,11 +93,9 @@ async def _leader(call: Call) -> Html:
             condition = ("not ready", "bad", error.statement())
     answering = sum(member.alive is not None for member in watcher.members)
     silent = len(watcher.members) - answering
-    said = (
-        f"{silent} of {len(watcher.members)} do not answer"
-        if silent
-        else f"{max(0, answering - 1)} others stand by or follow"
-    )
+    said = f"{answering - 1} others stand by or follow" if answering > 1 else "no standby at the given addresses"
+    if silent:
+        said = f"{silent} of {len(watcher.members)} do not answer"
     return tiles(
         tile(
             "Leader",
@@ -132,7 +129,7 @@ def _traffic(watcher: Watcher) -> Html:
     def drawn(label: str, values: list[float], href: str, text: object, note: str) -> Html:
         shown = units.duration if text == "seconds" else units.rate
         now = shown(values[-1]) if values else "–"
-        return tile(label, now, href=href, note=note, chart=chart(values, label, shown, span=SPAN))
+        return tile(label, now, href=href, note=note, chart=chart(values, label, shown, span=watcher.span))
 
     return tiles(
         drawn("Commits", committed, "/log", "rate", "committed"),
@@ -291,13 +288,13 @@ def _room(watcher: Watcher) -> Content:
             "Memory",
             units.size(memory),
             note="resident, of the service",
-            chart=chart(resident, "Memory", units.size, span=SPAN),
+            chart=chart(resident, "Memory", units.size, span=watcher.span),
         ),
         tile(
             "Processor",
             part(processor[-1]) if processor else "–",
             note="of one core",
-            chart=chart(processor, "Processor", part, span=SPAN),
+            chart=chart(processor, "Processor", part, span=watcher.span),
         ),
         tile("Disk of the stores", units.size(used), note=bar(used, limit, "Disk of the stores")),
         tile("Pages of the stores", units.size(pages), href="/stores", note=bar(in_use, pages, "Pages of the stores")),
