@@ -203,7 +203,11 @@ class Console:
         """Begin a session of a user; the session of the form ends, so that no page from before knows the new one."""
         if not self.options.needs_login:
             return RedirectResponse("/", 303)
-        found = self.logins.token_of(fields.get("token", ""), self.options.tokens(), time.monotonic())
+        try:
+            tokens = self.options.tokens()
+        except HoldfastError as error:
+            return await self.login_page(request, str(error), 503)
+        found = self.logins.token_of(fields.get("token", ""), tokens, time.monotonic())
         if isinstance(found, Refused):
             return await self.login_page(request, found.reason, found.status)
         self.sessions.end(request.cookies.get(self.cookie))
@@ -325,4 +329,15 @@ def application(options: ConsoleOptions) -> Guarded:
         Route("/logout", _posted(console, console.log_out), methods=["POST"]),
         Mount("/static", StaticFiles(directory=STATIC)),
     ]
-    return Guarded(Starlette(routes=routes, lifespan=lifespan), console)
+
+    async def not_found(request: Request, _: Exception) -> Response:
+        return console.refuse(request, Refused(404, "The console has no such page."))
+
+    async def failed(request: Request, _: Exception) -> Response:
+        return console.refuse(request, Refused(500, "This is a bug of ours: the console's output has its trace."))
+
+    handlers: dict[int | type[Exception], Callable[[Request, Exception], Awaitable[Response]]] = {
+        404: not_found,
+        500: failed,
+    }
+    return Guarded(Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers), console)

@@ -196,6 +196,21 @@ def cookie_of(cookies: dict[str, str]) -> str:
     return "; ".join(f"{name}={value}" for name, value in cookies.items())
 
 
+def test_a_token_file_that_cannot_be_read_refuses_every_login(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        options = options_of(tmp_path, TOKEN, login=True)
+        async with browser(options) as client:
+            csrf = await csrf_of(client, "/login")
+            assert options.token_file is not None
+            options.token_file.unlink()
+            refused = await client.post("/login", data={"csrf": csrf, "token": TOKEN})
+            assert refused.status_code == 503
+            assert "cannot be read" in refused.text
+            assert (await client.get("/nothing")).status_code == 404
+
+    run(scenario)
+
+
 def test_guessing_tokens_is_slowed_down(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with browser(options_of(tmp_path, TOKEN, login=True)) as client:
