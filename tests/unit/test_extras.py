@@ -30,6 +30,7 @@ OF_ANOTHER: Final = {"server": ("holdfast.segments",)}
 """Packages that a part loads when a setting asks for them; then the other extra is needed, too."""
 ON_REQUEST: Final = {
     ("holdfast.console.pages.pipelines", "deltalake"),
+    ("holdfast.console.pages.pipelines", "deltalake.exceptions"),
     ("holdfast.spark.source.frames", "msgpack"),
 }
 """Imports within functions for what only some applications have; the reference says so."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import time
 from dataclasses import dataclass
 from typing import Any, Final, cast
@@ -20,6 +21,7 @@ from holdfast.errors import HoldfastError, InvalidRequest, Unavailable
 from holdfast.extras import needs
 
 KEPT_SECONDS: Final = 10.0
+_CREDENTIALS: Final = re.compile(r"//[^/]*@")
 AUDIT: Final = "verify"
 VERIFIED: Final = "verified up to"
 """The rule of the rows with which an audit says how far it came."""
@@ -27,7 +29,10 @@ VERIFIED: Final = "verified up to"
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """One table. ``offset``: the version of the log that it has reached. ``problem``: why nothing is known."""
+    """One table. ``offset``: the version of the log that it has reached. ``problem``: why nothing is known.
+
+    Of the table of an audit also its ``findings``, and ``verified``: everything up to this version was found good.
+    """
 
     url: str
     pipeline: str = ""
@@ -36,6 +41,7 @@ class Table:
     delta_version: int = 0
     written_ms: int = 0
     findings: int | None = None
+    verified: int = 0
     problem: str = ""
 
 
@@ -54,13 +60,14 @@ async def _tables(urls: tuple[str, ...]) -> list[Table]:
 
 def read_table(url: str) -> Table:
     """What the Delta log of a table says. Credentials come from the environment."""
+    shown = _CREDENTIALS.sub("//***@", url)
     try:
-        return _read(url)
+        return _read(url, shown)
     except HoldfastError as error:
-        return Table(url, problem=str(error))
+        return Table(shown, problem=str(error))
 
 
-def _read(url: str) -> Table:
+def _read(url: str, shown: str) -> Table:
     with needs("segments"):
         from deltalake import DeltaTable
         from deltalake.exceptions import DeltaError
@@ -75,16 +82,19 @@ def _read(url: str) -> Table:
         if not pipeline:
             raise InvalidRequest("no pipeline of Holdfast made this table")
         newest = cast("dict[str, Any]", delta.history(1)[0])
-        findings: int | None = None
-        if pipeline == AUDIT:
-            rules = delta.to_pyarrow_table(columns=["rule"]).column("rule").to_pylist()
-            findings = sum(rule != VERIFIED for rule in rules)
+        findings, verified = _audited(delta) if pipeline == AUDIT else (None, 0)
         offset = delta.transaction_version(f"holdfast/{pipeline}") or 0
-        return Table(
-            url, pipeline, str(about.get("log_id", "")), offset, delta.version(), int(newest["timestamp"]), findings
-        )
+        written_ms = int(newest["timestamp"])
+        log_id = str(about.get("log_id", ""))
+        return Table(shown, pipeline, log_id, offset, delta.version(), written_ms, findings, verified)
     except (DeltaError, OSError, ValueError) as error:
         raise Unavailable("the table cannot be read", cause=" ".join(str(error).split())[:300]) from error
+
+
+def _audited(delta: Any) -> tuple[int, int]:
+    rows: list[dict[str, Any]] = delta.to_pyarrow_table(columns=["rule", "version"]).to_pylist()
+    marks = [int(row["version"] or 0) for row in rows if row["rule"] == VERIFIED]
+    return len(rows) - len(marks), max(marks, default=0)
 
 
 async def _pipelines(call: Call) -> Html:
@@ -130,7 +140,8 @@ def _audit(row: Table) -> Content:
     if row.findings is None:
         return "–"
     tone: Tone = "bad" if row.findings else "good"
-    return badge(f"{row.findings} findings up to {row.offset}" if row.findings else f"good up to {row.offset}", tone)
+    found = f"{units.counted(row.findings, 'finding')}, " if row.findings else ""
+    return badge(f"{found}good up to {row.verified}", tone)
 
 
 PAGES: Final = (Page("/pipelines", "Pipelines", "Pipelines", _pipelines),)
