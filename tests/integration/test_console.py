@@ -136,6 +136,7 @@ VIEWS = {
 }
 
 
+@pytest.mark.timeout(400)
 def test_every_page_shows_its_object_to_everybody(pages: Pages) -> None:
     for path, said in VIEWS.items():
         pages.go(path)

@@ -13,7 +13,7 @@ import logging
 import time
 from array import array
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from holdfast.console import units
@@ -192,16 +192,23 @@ class Watcher:
         )
         return oldest, newest
 
+    def value_of_store(self, name: str, **labels: str) -> float | None:
+        """A value of a store or durable at the newest scrape."""
+        return None if self.newest is None else self.newest.of_stores.get(_line(name, labels))
+
     def rate_of_store(self, name: str, **labels: str) -> float | None:
         """How much a counter of a store or durable rose a second between the last two scrapes."""
         if len(self.scrapes) < 2:
             return None
-        before, after = self.scrapes[-2], self.scrapes[-1]
-        within = ",".join(f'{key}="{_escaped(value)}"' for key, value in sorted(labels.items()))
-        line = f"{name}{{{within}}}"
+        before, after, line = self.scrapes[-2], self.scrapes[-1], _line(name, labels)
         if line not in after.of_stores or line not in before.of_stores:
             return None
         return max(0.0, after.of_stores[line] - before.of_stores[line]) / (after.at - before.at)
+
+
+def _line(name: str, labels: Mapping[str, str]) -> str:
+    within = ",".join(f'{key}="{_escaped(value)}"' for key, value in sorted(labels.items()))
+    return f"{name}{{{within}}}"
 
 
 def _escaped(value: str) -> str:

@@ -9,10 +9,10 @@ import msgspec
 from holdfast.client.protocol.stores.messages import map_path, query_of, store_path
 from holdfast.console import units
 from holdfast.console.call import Action, Call, Done, Form, Input, Page, link, whole
-from holdfast.console.documents import count_of
+from holdfast.console.documents import count_of, name_of
 from holdfast.console.html import Content, Html, element, text_of
 from holdfast.console.parts import Column, action, anchor, attempt, button, code, commands, facts, live, section, table
-from holdfast.console.service import Document, documents
+from holdfast.console.service import document, documents
 from holdfast.console.values import form_named, value_of
 from holdfast.errors import InvalidRequest
 from holdfast.wire.stores import EntriesResponse, Entry
@@ -20,6 +20,7 @@ from holdfast.wire.stores import EntriesResponse, Entry
 ROWS: Final = 100
 VALUE_CHARACTERS: Final = 80
 LOCK_SECONDS: Final = 60
+STORES_ASKED_MAX: Final = 20
 
 
 async def _maps(call: Call) -> Html:
@@ -30,40 +31,38 @@ async def _maps(call: Call) -> Html:
 
 async def _all(call: Call) -> Html:
     stores = documents((await call.service.read("/v1/stores")).get("stores"))
-    rows: list[Document] = []
-    for store in stores:
-        # A store without a map in its definition can have one that was made from a template.
-        if count_of(store, "durables"):
-            target = f"{store_path(str(store['name']))}/durables?type=map"
-            rows += documents((await call.service.read(target)).get("durables"))
+    rows = [
+        (name_of(store), name)
+        for store in stores
+        for name, parameters in document(store.get("durables")).items()
+        if document(parameters).get("type") == "map"
+    ]
+    # Of dynamic durables only their stores know the type.
+    for store in [store for store in stores if count_of(store, "dynamic_durables")][:STORES_ASKED_MAX]:
+        answer = await call.service.read(f"{store_path(name_of(store))}/durables?type=map&dynamic=true")
+        rows += [(name_of(store), name_of(durable)) for durable in documents(answer.get("durables"))]
+
+    def figure(row: tuple[str, str], name: str) -> float:
+        return call.watcher.value_of_store(name, store=row[0], durable=row[1]) or 0.0
+
+    def keys(row: tuple[str, str]) -> float:
+        return figure(row, "holdfast_durable_messages")
+
+    def size(row: tuple[str, str]) -> float:
+        return figure(row, "holdfast_durable_bytes")
+
     return table(
         call,
         "maps",
         [
-            Column(
-                "Map",
-                lambda row: anchor(
-                    f"{row['store']}/{row['name']}", link("/map", store=str(row["store"]), map=str(row["name"]))
-                ),
-                lambda row: str(row["name"]),
-            ),
-            Column(
-                "Keys",
-                lambda row: units.count(count_of(row, "messages")),
-                lambda row: count_of(row, "messages"),
-                is_number=True,
-            ),
-            Column(
-                "Bytes",
-                lambda row: units.size(count_of(row, "bytes")),
-                lambda row: count_of(row, "bytes"),
-                is_number=True,
-            ),
+            Column("Map", lambda row: anchor("/".join(row), link("/map", store=row[0], map=row[1])), lambda row: row),
+            Column("Keys", lambda row: units.count(keys(row)), keys, is_number=True),
+            Column("Bytes", lambda row: units.size(size(row)), size, is_number=True),
         ],
         rows,
         caption="Maps",
         empty="No store has a map.",
-        text=lambda row: f"{row['store']}/{row['name']}",
+        text="/".join,
     )
 
 
