@@ -118,6 +118,8 @@ def test_a_leader_that_is_killed_while_its_page_is_open_is_followed_by_the_next(
     try:
         page = tab.go("/")
         expect(page.locator("#health")).to_contain_text(f"127.0.0.1:{leader.port}")
+        # A standby that has never met the leader waits for a minute of silence.
+        expect(page.locator("#health")).to_contain_text("1 stand by or follow", timeout=30_000)
         page.evaluate("window.wasHere = true")
         leader.process.kill()
         expect(page.locator("#health")).to_contain_text("do not answer", timeout=15_000)

@@ -93,7 +93,7 @@ async def _leader(call: Call) -> Html:
             condition = ("not ready", "bad", error.statement())
     answering = sum(member.alive is not None for member in watcher.members)
     silent = len(watcher.members) - answering
-    said = f"{answering - 1} others stand by or follow" if answering > 1 else "no standby at the given addresses"
+    said = f"one leads, {answering - 1} stand by or follow" if answering > 1 else "no standby at the given addresses"
     if silent:
         said = f"{silent} of {len(watcher.members)} do not answer"
     return tiles(
