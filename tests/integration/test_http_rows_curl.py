@@ -730,8 +730,12 @@ def test_a_hole_and_a_damaged_object_are_named_and_what_is_whole_is_served(tmp_p
 
 def test_the_log_is_shown_by_objects_transactions_and_leaderships(main: Service) -> None:
     before = main.ask("GET", "/v1/version").json["version"]
-    body = {"operations": [{"type": "write", "key_text": "shown", "value_text": "1"}], "request_id": "shown-" + "0" * 20}
-    body |= {"read_version": before, "preconditions": [{"type": "point_read", "key_text": "shown"}]}
+    body = {"operations": [{"type": "write", "key_text": "shown", "value_text": "1"}]}
+    body |= {
+        "request_id": "shown-" + "0" * 20,
+        "read_version": before,
+        "preconditions": [{"type": "point_read", "key_text": "shown"}],
+    }
     version = main.committed(body)
     shown = main.ask("GET", f"/v1/log/transactions/{version}").json
     assert (shown["version"], shown["request_id"], shown["read_version"]) == (version, body["request_id"], before)

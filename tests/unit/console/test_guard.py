@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -274,7 +275,7 @@ def test_what_is_said_once_is_not_said_to_a_refresh(tmp_path: Path) -> None:
         transport = httpx.ASGITransport(app=app)  # type: ignore[arg-type]
         async with httpx.AsyncClient(transport=transport, base_url=OWN) as client:
             await client.get("/runbooks")
-            session = app.console.sessions.find(client.cookies.get(app.console.cookie), 0)
+            session = app.console.sessions.find(client.cookies.get(app.console.cookie), time.monotonic())
             assert session is not None
             session.flash("good", "it is done")
             assert "it is done" not in (await client.get("/runbooks", headers={"Holdfast-Refresh": "1"})).text
