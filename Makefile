@@ -19,7 +19,7 @@ LANES ?= unit property scripts compat conformance simulation integration stores 
 LANE_FOLDERS = $(addprefix tests/,$(LANES))
 SPARK_LANE = $(filter tests/spark,$(LANE_FOLDERS))
 OTHER_LANES = $(filter-out tests/spark,$(LANE_FOLDERS))
-REQUIREMENT_SETS := server client spark all demo bench test dev
+REQUIREMENT_SETS := server client console spark all demo bench test dev
 
 .PHONY: help demo serve test test-all check prove bench docs requirements clean
 
@@ -45,6 +45,10 @@ $(STAMPS)/java: $(STAMPS)/venv
 s3-packages:
 	@scripts/setup.sh s3
 
+.PHONY: browser
+browser:
+	@scripts/setup.sh browser
+
 # ---- what people run ------------------------------------------------------------------------------------------------
 
 demo: $(STAMPS)/venv $(STAMPS)/java
@@ -54,16 +58,17 @@ serve: $(STAMPS)/venv
 	@exec $(BIN)/holdfast serve $(SERVE_FLAGS)
 
 # The tests without the mark `matrix`, with small numbers: one small case for each promise.
-test: $(STAMPS)/venv $(STAMPS)/java s3-packages
+test: $(STAMPS)/venv $(STAMPS)/java s3-packages browser
 	@HOLDFAST_SMALL=1 JAVA_HOME=$$(cat $(STAMPS)/java) $(BIN)/python scripts/run_tests.py $(LANES) -- -m "not matrix" $(TEST_FLAGS)
 
-test-all: $(STAMPS)/venv $(STAMPS)/java s3-packages
+test-all: $(STAMPS)/venv $(STAMPS)/java s3-packages browser
 	@JAVA_HOME=$$(cat $(STAMPS)/java) $(BIN)/python scripts/run_tests.py $(LANES) -- $(TEST_FLAGS)
 
 # Large numbers; proof.json is written by tests/conftest.py at the end, also when something failed; Spark's run joins it.
 prove: $(STAMPS)/venv $(STAMPS)/java
 	@CI=true scripts/setup.sh s3
 	@CI=true scripts/setup.sh azure
+	@CI=true scripts/setup.sh browser
 	@rm -f proof.json
 	@status=0; \
 	$(if $(OTHER_LANES),HOLDFAST_PROVE=1 $(BIN)/python -m pytest -q --timeout=14400 $(OTHER_LANES) $(TEST_FLAGS) || status=$$?;) \

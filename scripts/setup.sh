@@ -4,6 +4,7 @@
 #   scripts/setup.sh venv    a virtual environment in .venv with exactly what requirements/dev.txt locks
 #   scripts/setup.sh java    a Java 17 runtime for Spark: JAVA_HOME, the path, /usr/lib/jvm, else Debian's package
 #   scripts/setup.sh s3      the Ceph packages from which the tests start a real S3 server
+#   scripts/setup.sh browser Debian's Chromium, which the tests of the console drive
 #   scripts/setup.sh azure   Azurite in .venv/azurite, the emulator of Azure Blob Storage (make prove needs it)
 #
 # Safe to run again: what is there is kept. System packages are installed only as root or where sudo asks no password.
@@ -113,6 +114,13 @@ setup_s3() {
     [ "${CI:-}" != true ] || { say "CI=true: a lane that cannot run is a failure"; exit 1; }
 }
 
+setup_browser() {
+    command -v chromium >/dev/null 2>&1 && return 0
+    if apt_install chromium fonts-dejavu-core; then return 0; fi
+    say "the console's pages cannot be tested, chromium is not installed (apt install chromium)"
+    [ "${CI:-}" != true ] || { say "CI=true: a lane that cannot run is a failure"; exit 1; }
+}
+
 # Azurite, Microsoft's emulator of Azure Blob Storage, from the npm registry. Its data is in memory.
 setup_azure() {
     [ -x .venv/azurite/node_modules/.bin/azurite-blob ] && command -v node >/dev/null 2>&1 && return 0
@@ -128,6 +136,7 @@ case "${1:-}" in
     venv) setup_venv ;;
     java) setup_java ;;
     s3) setup_s3 ;;
+    browser) setup_browser ;;
     azure) setup_azure ;;
-    *) say "usage: scripts/setup.sh venv|java|s3|azure"; exit 2 ;;
+    *) say "usage: scripts/setup.sh venv|java|s3|browser|azure"; exit 2 ;;
 esac

@@ -371,6 +371,7 @@ def _where_to_look(console: Console, output: Path, seconds: float) -> None:
         ".venv/bin/holdfast get flight/2013-01-01T05/ --end flight/2013-01-01T06",
         ".venv/bin/holdfast subscribe --after 0 --limit 3",
         f".venv/bin/holdfast log stat {log}",
+        ".venv/bin/holdfast console",
         "http://127.0.0.1:8080/docs",
     ):
         console.print(f"    {line}", soft_wrap=True, highlight=False)

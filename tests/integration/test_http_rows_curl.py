@@ -550,6 +550,11 @@ def test_tokens_roles_a_clients_limit_and_no_view(tmp_path: Path, main: Service)
         assert service.ask("GET", "/v1/retention", token="x" * 20).status == 401
         assert service.ask("PUT", "/v1/retention/all", keep, token=TOKENS["admin"]).status == 200
         assert service.ask("GET", "/v1/retention", token=TOKENS["read"]).status == 200
+        assert service.ask("GET", "/v1/configuration", token=TOKENS["write"]).status == 403
+        configuration = service.ask("GET", "/v1/configuration", token=TOKENS["admin"])
+        assert not [token for token in TOKENS.values() if token.encode() in configuration.body]
+        for path in ("objects", "leaderships", "transactions/1"):
+            assert service.ask("GET", f"/v1/log/{path}").status == 401
         for path in ("/livez", "/readyz", "/ok", "/openapi.json", "/docs"):
             assert service.ask("GET", path).status == 200, path
         for path in ("/v1/version", "/metrics"):
@@ -723,6 +728,48 @@ def test_a_hole_and_a_damaged_object_are_named_and_what_is_whole_is_served(tmp_p
         main.codes |= service.codes
 
 
+def test_the_log_is_shown_by_objects_transactions_and_leaderships(main: Service) -> None:
+    before = main.ask("GET", "/v1/version").json["version"]
+    body = {"operations": [{"type": "write", "key_text": "shown", "value_text": "1"}]}
+    body |= {
+        "request_id": "shown-" + "0" * 20,
+        "read_version": before,
+        "preconditions": [{"type": "point_read", "key_text": "shown"}],
+    }
+    version = main.committed(body)
+    shown = main.ask("GET", f"/v1/log/transactions/{version}").json
+    assert (shown["version"], shown["request_id"], shown["read_version"]) == (version, body["request_id"], before)
+    assert [each["type"] for each in shown["preconditions"]] == ["point_read"]
+    assert [each["type"] for each in shown["operations"]] == ["write"]
+    objects = main.ask("GET", "/v1/log/objects?limit=2").json
+    assert objects["objects"][0]["slot"] == shown["object"]["slot"]
+    assert objects["objects"][0]["leader_id"] == main.leader_id
+    older = main.ask("GET", f"/v1/log/objects?slot={objects['next']}").json["objects"]
+    assert int(older[0]["slot"]) == int(objects["objects"][1]["slot"]) + 1
+    first = main.ask("GET", "/v1/log/objects?slot=" + str(2**64 - 1)).json
+    assert (first["objects"][0]["kind"], first["next"]) == ("claim", None)
+    leaders = main.ask("GET", "/v1/log/leaderships?limit=1").json["leaderships"]
+    assert [each["leader_id"] for each in leaders] == [main.leader_id]
+    for path, code in (
+        ("transactions/1", "not_found"),
+        (f"transactions/{version + 10**9}", "not_found"),
+        ("transactions/newest", "malformed"),
+        ("objects?slot=1", "malformed"),
+        ("objects?slot=" + "0" * 20, "not_found"),
+        ("objects?limit=101", "malformed"),
+        ("leaderships?limit=0", "malformed"),
+    ):
+        assert main.ask("GET", f"/v1/log/{path}").code == code, path
+
+
+def test_the_configuration_in_force_is_shown_without_secrets(main: Service) -> None:
+    answer = main.ask("GET", "/v1/configuration").json
+    settings = {each["key"]: each for each in answer["settings"]}
+    assert settings["server.listen"]["value"] == f"127.0.0.1:{main.process.port}"
+    assert settings["server.listen"]["source"] == "flag"
+    assert settings["leader.silence_ms"]["source"] in ("default", "flag", "env")
+
+
 def test_retention_policies_are_set_shown_and_removed(main: Service) -> None:
     version = main.committed(write(b"retained"))
     put = main.ask("PUT", "/v1/retention/audit", {"keep_from_version": version})
@@ -761,7 +808,7 @@ def test_every_route_was_asked_and_every_code_of_the_reference_was_answered(main
         for path, methods in main.ask("GET", "/openapi.json").json["paths"].items()
         for method in methods
     }
-    asked = {re.sub(r"(/v1/status|/v1/keys|/v1/retention)/.*", r"\1", one) for one in main.asked}
+    asked = {re.sub(r"(/v1/status|/v1/keys|/v1/retention|/v1/log/transactions)/.*", r"\1", one) for one in main.asked}
     assert {re.sub(r"/\{.*", "", one) for one in described} <= asked
     listed = set(re.findall(r"^\| `(\w+)` \| \d{3} \|", REFERENCE.read_text(), re.MULTILINE))
     assert len(listed) > 20

@@ -51,7 +51,10 @@ async def routes(found: Serving) -> dict[str, str]:
 
 def _asked(name: str) -> tuple[str, str, bytes | None]:
     method, _, path = name.partition(" ")
-    filled = path.replace("{request_id}", "r" * 20).replace("{key}", KEY).replace("{policy_id}", "all")
+    parts = {"{request_id}": "r" * 20, "{key}": KEY, "{policy_id}": "all", "{version}": "1"}
+    filled = path
+    for part, value in parts.items():
+        filled = filled.replace(part, value)
     assert not re.search(r"[{}]", filled), f"this test fills no such part: {filled}"
     return method, filled + QUERIES.get(name, ""), BODIES.get(name)
 

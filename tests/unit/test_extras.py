@@ -20,6 +20,7 @@ SOURCES: Final = ROOT / "src"
 PARTS: Final = {
     "": ("holdfast", "holdfast.queue"),
     "client": ("holdfast.client", "holdfast.aio", "holdfast.view"),
+    "console": ("holdfast.console",),
     "server": ("holdfast.server", "holdfast.commit", "holdfast.objects", "holdfast.stores", "holdfast.settings"),
     "segments": ("holdfast.segments",),
     "spark": ("holdfast.spark", "pyspark_holdfast"),
@@ -28,6 +29,8 @@ PARTS: Final = {
 OF_ANOTHER: Final = {"server": ("holdfast.segments",)}
 """Packages that a part loads when a setting asks for them; then the other extra is needed, too."""
 ON_REQUEST: Final = {
+    ("holdfast.console.pages.pipelines", "deltalake"),
+    ("holdfast.console.pages.pipelines", "deltalake.exceptions"),
     ("holdfast.spark.source.frames", "msgpack"),
 }
 """Imports within functions for what only some applications have; the reference says so."""

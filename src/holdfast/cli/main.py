@@ -17,7 +17,9 @@ from holdfast.extras import MissingExtra
 if TYPE_CHECKING:
     import typer
 
-EXTRAS: Final = {"serve": "server", "check-config": "server", "log": "server", "spark": "spark,client"}
+EXTRAS: Final = {
+    "serve": "server", "check-config": "server", "console": "console", "log": "server", "spark": "spark,client",
+}  # fmt: skip
 """The extra that a command needs; all others need ``client``."""
 SERVER_PACKAGES: Final = {
     "msgpack", "obstore", "prometheus_client", "pyarrow", "starlette", "structlog", "uvicorn", "uvloop",
@@ -118,6 +120,7 @@ def application() -> typer.Typer:
     import typer
 
     from holdfast.cli import (
+        console,
         doctor,
         log,
         queue,
@@ -157,6 +160,7 @@ def application() -> typer.Typer:
     app.command()(serve.serve)
     app.command("check-config")(serve.check_config)
     app.command()(doctor.doctor)
+    app.command()(console.console)
     for command in (
         transactions.commit, transactions.get, transactions.status, transactions.version, transactions.subscribe,
     ):  # fmt: skip

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import sys
 from dataclasses import asdict
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from holdfast.cli.options import ConfigOption, JsonOption, SetOption, configuration
 from holdfast.cli.output import print_json, print_line, print_table
 from holdfast.errors import InvalidRequest
-from holdfast.settings import LogSettings
+from holdfast.settings import Configuration, LogSettings
+
+if TYPE_CHECKING:
+    from holdfast.wire.log import ConfigurationAnswer
 
 
 def serve(
@@ -54,9 +57,26 @@ def serve(
     in_force = result.settings
     init = not read_only and (init or in_force.log.init_implied)
     code = run_server(
-        in_force, init=init, take_over=take_over, standby=standby, force_new=force_new, read_only=read_only
+        in_force,
+        init=init,
+        take_over=take_over,
+        standby=standby,
+        force_new=force_new,
+        read_only=read_only,
+        configuration=_shown(result),
     )
     raise typer.Exit(code)
+
+
+def _shown(configuration: Configuration) -> ConfigurationAnswer:
+    """The settings in force as the service shows them. Their values are those of `check-config`, without tokens."""
+    from holdfast.wire.log import ConfigurationAnswer, SettingInForce
+
+    return ConfigurationAnswer(
+        tuple(SettingInForce(each.key, each.value, each.source, each.why) for each in configuration.origins),
+        configuration.warnings,
+        None if configuration.file is None else str(configuration.file),
+    )
 
 
 def scrub_cost(log: LogSettings) -> str:

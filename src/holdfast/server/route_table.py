@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from holdfast.server.commit.commit_stream import stream_route
+from holdfast.server.commit.inspection_routes import inspection_routes
 from holdfast.server.commit.retention_routes import RetentionHost, retention_routes
 from holdfast.server.commit.routes import log_routes
 from holdfast.server.commit.snapshot_route import SnapshotSender, snapshot_route
@@ -16,6 +17,7 @@ from holdfast.server.stores.hosting import StoreHost
 from holdfast.server.stores.routes_administration import store_routes
 from holdfast.server.view.embedded_view import EmbeddedView
 from holdfast.server.view.routes import view_routes
+from holdfast.wire.log import ConfigurationAnswer
 
 
 def route_table(
@@ -28,14 +30,19 @@ def route_table(
     retention: RetentionHost,
     version: str,
     stores: StoreHost | None = None,
+    configuration: ConfigurationAnswer = ConfigurationAnswer(),  # noqa: B008  # it is frozen
 ) -> list[Route]:
-    """The rows. ``version`` is what the description says of this package; without ``stores`` theirs are not there."""
+    """The rows. ``version`` is what the description says of this package; without ``stores`` theirs are not there.
+
+    ``configuration``: the settings in force.
+    """
     rows: list[Route] = [
         *log_routes(gateway),
         *retention_routes(retention),
         stream_route(gateway),
         subscribe_route(subscriptions),
         snapshot_route(SnapshotSender(gateway, retention)),
+        *inspection_routes(gateway, configuration),
         *view_routes(gateway, view),
         *(store_routes(stores) if stores is not None else ()),
         *health_routes(gateway, watch, stores=stores, scrape=metrics.text),

@@ -74,7 +74,7 @@ from holdfast.server.view.embedded_view import EmbeddedView
 from holdfast.server.view.messages import ViewStart
 from holdfast.settings import RetentionSettings, Settings
 from holdfast.snapshots.schedule import ScheduleOptions, SnapshotSchedule
-from holdfast.wire.log import Liveness, RetentionPolicy
+from holdfast.wire.log import ConfigurationAnswer, Liveness, RetentionPolicy
 
 GRACE_SECONDS: Final = 5.0
 AFTER_FOLLOWING_SECONDS: Final = 1.0
@@ -103,11 +103,12 @@ def main(
     standby: bool,
     force_new: bool = False,
     read_only: bool = False,
+    configuration: ConfigurationAnswer = ConfigurationAnswer(),  # noqa: B008  # it is frozen
 ) -> int:
     """Serve until a signal or the end of the leadership, and return the exit code.
 
     ``init`` allows a new log where there is none; ``force_new`` also where another log left something. ``read_only``
-    never leads, and serves readers.
+    never leads, and serves readers. ``configuration`` is what ``/v1/configuration`` shows.
     """
     configure_logs(settings.logging.format, settings.logging.level)
     _raise_file_limit()
@@ -126,6 +127,7 @@ def main(
                 force_new=force_new,
                 read_only=read_only,
                 exits=True,
+                configuration=configuration,
             )
             return runner.run(process.run())
     except HoldfastError as error:
@@ -166,9 +168,11 @@ class _Process:
         force_new: bool = False,
         read_only: bool = False,
         exits: bool = False,
+        configuration: ConfigurationAnswer = ConfigurationAnswer(),  # noqa: B008  # it is frozen
     ) -> None:
         """``read_only``: never claim. ``exits``: whether a stop that takes too long ends this very process."""
         self._settings = settings
+        self._configuration = configuration
         self._stopping = StopBound(settings.server.drain_seconds_max, exits=exits)
         self._init = init
         self._force_new = force_new
@@ -261,6 +265,7 @@ class _Process:
             retention=self._retention,
             version=__version__,
             stores=stores,
+            configuration=self._configuration,
         )
         return HttpServer(
             self._gateway,

@@ -8,7 +8,13 @@ from typing import Any, Final, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from holdfast.commit.format.transaction import FailedPrecondition, Operation, RejectedBecause, StoreRefusal
+from holdfast.commit.format.transaction import (
+    FailedPrecondition,
+    Operation,
+    Precondition,
+    RejectedBecause,
+    StoreRefusal,
+)
 from holdfast.errors import Closed, Code, Conflict
 from holdfast.values import LogPosition
 from holdfast.wire.parts import StoresReceipt
@@ -223,6 +229,73 @@ class RetentionAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
     truncate_through: int
     truncated_through: int
     warning: str | None = None
+
+
+class LogObject(msgspec.Struct, frozen=True):
+    """One object of the log's chain, by its header. ``kind``: claim or data. ``time_ms``: Unix time of its leader."""
+
+    slot: str
+    kind: str
+    bytes: int
+    first_version: int
+    last_version: int
+    transactions: int
+    epoch: int
+    leader_id: str
+    address: str
+    time_ms: int
+
+
+class LogObjects(msgspec.Struct, frozen=True):
+    """Objects of the chain, newest first. ``next``: the slot to go on with; None where the log begins."""
+
+    objects: tuple[LogObject, ...]
+    next: str | None
+
+
+class TransactionInLog(msgspec.Struct, frozen=True):
+    """One transaction as the log keeps it, with the preconditions that it passed, and the object that it is in."""
+
+    object: LogObject
+    version: int
+    request_id: str | None
+    read_version: int | None
+    preconditions: tuple[Precondition, ...]
+    operations: tuple[Operation, ...]
+
+
+class LeadershipPeriod(msgspec.Struct, frozen=True):
+    """One leadership, by its claim. ``version``: what the claim commits; its transactions are above that."""
+
+    leader_id: str
+    address: str
+    epoch: int
+    slot: str
+    time_ms: int
+    version: int
+
+
+class Leaderships(msgspec.Struct, frozen=True):
+    """The leaders of a log, newest first."""
+
+    leaderships: tuple[LeadershipPeriod, ...]
+
+
+class SettingInForce(msgspec.Struct, frozen=True):
+    """A setting, and where its value came from. A token is not shown."""
+
+    key: str
+    value: str
+    source: str
+    why: str
+
+
+class ConfigurationAnswer(msgspec.Struct, frozen=True):
+    """Every setting of the process that answers. ``file``: its configuration file, None without one."""
+
+    settings: tuple[SettingInForce, ...] = ()
+    warnings: tuple[str, ...] = ()
+    file: str | None = None
 
 
 class ErrorBody(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -1,0 +1,58 @@
+"""``holdfast console``: pages for a browser that show a service, and let an operator act."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def console(
+    service: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--service", envvar="HOLDFAST_URL", help="http://HOST:PORT, https:// or unix:/PATH; again for each standby."
+        ),
+    ] = None,
+    listen: Annotated[str, typer.Option("--listen", help="HOST:PORT of the console.")] = "127.0.0.1:8081",
+    token_file: Annotated[
+        Path | None, typer.Option("--token-file", help="The token for the service; without it the console only reads.")
+    ] = None,
+    read_only: Annotated[bool, typer.Option("--read-only", help="Show no actions and refuse them.")] = False,
+    login: Annotated[
+        bool,
+        typer.Option("--login", help="Users log in with a token of the file; needed unless it listens on loopback."),
+    ] = False,
+    host: Annotated[
+        list[str] | None, typer.Option("--host", help="A name under which browsers reach the console; repeatable.")
+    ] = None,
+    tls_certificate: Annotated[Path | None, typer.Option("--tls-certificate", help="PEM file of the console.")] = None,
+    tls_key: Annotated[Path | None, typer.Option("--tls-key", help="Its key.")] = None,
+    ca_file: Annotated[
+        Path | None, typer.Option("--ca-file", help="PEM file of the authorities that sign the service's certificate.")
+    ] = None,
+    table: Annotated[
+        list[str] | None, typer.Option("--table", help="A Delta table that a Spark pipeline makes; repeatable.")
+    ] = None,
+) -> None:
+    """Show a service in a browser. It listens on this machine only and reads only, unless the options say more."""
+    from holdfast.console.options import ConsoleOptions, parse_listen
+
+    listen_host, listen_port = parse_listen(listen)
+    options = ConsoleOptions(
+        services=tuple(service or ("http://127.0.0.1:8080",)),
+        listen_host=listen_host,
+        listen_port=listen_port,
+        hosts=tuple(host or ()),
+        token_file=token_file,
+        read_only=read_only,
+        login=login,
+        tls_certificate=tls_certificate,
+        tls_key=tls_key,
+        ca_file=ca_file,
+        tables=tuple(table or ()),
+    )
+    from holdfast.console.run import run  # brings the web framework
+
+    run(options)

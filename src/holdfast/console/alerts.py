@@ -1,0 +1,147 @@
+"""The alerts of ``deploy/prometheus/alerts.yaml``, judged by what the console has seen, without their waiting times.
+
+Each says what is wrong now in a few words; its runbook says what to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from holdfast.console import units
+from holdfast.console.exposition import Scrape, quantile
+from holdfast.console.watcher import Watcher
+
+RECENT_SECONDS: Final = 60.0
+COMMIT_SECONDS_MAX: Final = 1.0
+REFUSALS_PER_SECOND_MAX: Final = 1.0
+CONFLICT_PART_MAX: Final = 0.5
+VIEW_LAG_MAX: Final = 100_000
+DISK_PART_MAX: Final = 0.9
+BACKLOG_MAX: Final = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class Alert:
+    """``judge`` gives what is wrong, None where all is well. ``before`` and ``now`` are about a minute apart."""
+
+    name: str
+    is_urgent: bool
+    judge: Callable[[Scrape, Scrape], str | None]
+
+
+def _rise(before: Scrape, now: Scrape, name: str, **labels: str) -> float:
+    return max(0.0, now.total(name, **labels) - before.total(name, **labels))
+
+
+def _no_leader(_: Scrape, now: Scrape) -> str | None:
+    return None if now.value("holdfast_leading") else "the process that answers does not lead"
+
+
+def _store_unhealthy(_: Scrape, now: Scrape) -> str | None:
+    return "the last requests to the object store all failed" if now.get("holdfast_store_healthy") == 0 else None
+
+
+def _slow(before: Scrape, now: Scrape) -> str | None:
+    late = quantile(0.99, before, now, "holdfast_commit_seconds")
+    return (
+        f"one commit in a hundred takes {units.duration(late)} or more"
+        if late is not None and late > COMMIT_SECONDS_MAX
+        else None
+    )
+
+
+def _overloaded(before: Scrape, now: Scrape) -> str | None:
+    a_second = _rise(before, now, "holdfast_http_answers_total", status="503") / max(1.0, now.at - before.at)
+    return f"{units.rate(a_second)} requests are refused" if a_second > REFUSALS_PER_SECOND_MAX else None
+
+
+def _conflicts(before: Scrape, now: Scrape) -> str | None:
+    conflicts = _rise(before, now, "holdfast_commits_total", outcome="conflict")
+    decided = conflicts + _rise(before, now, "holdfast_commits_total", outcome="committed")
+    return (
+        f"{conflicts / decided:.0%} of commits conflict"
+        if decided and conflicts / decided > CONFLICT_PART_MAX
+        else None
+    )
+
+
+def _damaged(_: Scrape, now: Scrape) -> str | None:
+    places = now.value("holdfast_log_damaged_places")
+    return f"{units.count(places)} damaged places of the log are known" if places else None
+
+
+def _view_behind(_: Scrape, now: Scrape) -> str | None:
+    if not now.value("holdfast_view_version"):
+        return None  # it is being made
+    lag = now.value("holdfast_view_lag_versions")
+    return f"the view is {units.count(lag)} versions late" if lag > VIEW_LAG_MAX else None
+
+
+def _retention_waits(_: Scrape, now: Scrape) -> str | None:
+    return "no object of the log may be removed" if now.value("holdfast_retention_waits") else None
+
+
+def _lagging(before: Scrape, now: Scrape) -> str | None:
+    ended = _rise(before, now, "holdfast_subscribers_lagged_total")
+    return f"{units.count(ended)} subscriptions ended because they read too slowly" if ended else None
+
+
+def _disk(_: Scrape, now: Scrape) -> str | None:
+    limit, used = (
+        now.value("holdfast_message_stores_disk_limit_bytes"),
+        now.value("holdfast_message_stores_disk_used_bytes"),
+    )
+    return (
+        f"the disk is at {used / limit:.0%} of the limit of the stores"
+        if limit and used > DISK_PART_MAX * limit
+        else None
+    )
+
+
+def _dead_letters(before: Scrape, now: Scrape) -> str | None:
+    moved = _rise(before, now, "holdfast_durable_dead_letters_total")
+    return f"{units.count(moved)} messages became dead letters in the last minute" if moved else None
+
+
+def _backlog(_: Scrape, now: Scrape) -> str | None:
+    largest = max((value for _, value in now.labelled("holdfast_durable_backlog")), default=0.0)
+    return f"a durable has {units.count(largest)} messages that no subscriber holds" if largest > BACKLOG_MAX else None
+
+
+def _stores_closed(_: Scrape, now: Scrape) -> str | None:
+    closed = now.get("holdfast_message_stores_open") == 0 and now.value("holdfast_leading")
+    return "the leader does not serve its message stores" if closed else None
+
+
+ALERTS: Final[tuple[Alert, ...]] = (
+    Alert("HoldfastNoLeader", True, _no_leader),
+    Alert("HoldfastStoreUnhealthy", True, _store_unhealthy),
+    Alert("HoldfastLogDamaged", True, _damaged),
+    Alert("HoldfastStoresClosed", True, _stores_closed),
+    Alert("HoldfastMessageStoresDiskFull", True, _disk),
+    Alert("HoldfastCommitsSlow", False, _slow),
+    Alert("HoldfastOverloaded", False, _overloaded),
+    Alert("HoldfastConflicts", False, _conflicts),
+    Alert("HoldfastViewBehind", False, _view_behind),
+    Alert("HoldfastRetentionWaits", False, _retention_waits),
+    Alert("HoldfastSubscribersLag", False, _lagging),
+    Alert("HoldfastDeadLetters", False, _dead_letters),
+    Alert("HoldfastBacklogGrows", False, _backlog),
+)
+"""All but ``HoldfastTwoLeaders``, and ``HoldfastLeaderChanges``, which needs an hour of memory."""
+TWO_LEADERS: Final = Alert("HoldfastTwoLeaders", True, lambda _, __: None)
+
+
+def alerts_of(watcher: Watcher) -> list[tuple[Alert, str]]:
+    """What is wrong now, the urgent first."""
+    leaders = sum(member.leads for member in watcher.members)
+    two = [(TWO_LEADERS, f"{leaders} processes say that they lead")] if leaders > 1 else []
+    newest = watcher.newest
+    if newest is None:
+        return two
+    recent = watcher.recent(RECENT_SECONDS)
+    before, now = recent if recent is not None else (newest, newest)
+    judged = [(alert, alert.judge(before, now)) for alert in ALERTS]
+    return two + [(alert, text) for alert, text in judged if text is not None]

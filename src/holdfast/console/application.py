@@ -1,0 +1,343 @@
+"""The console as an ASGI application: it lets requests through the guard, and gives pages and actions their call.
+
+Owns the sessions, and one ``Service`` with its ``Watcher`` for each token that is in use.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+from urllib.parse import parse_qsl
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.routing import BaseRoute, Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import Message, Receive, Scope, Send
+
+from holdfast.console.call import Action, Call, Page
+from holdfast.console.frame import CONFIRM_FIELD, bare_page, form_of, page
+from holdfast.console.html import Html, element
+from holdfast.console.options import ConsoleOptions
+from holdfast.console.pages import ACTIONS, PAGES
+from holdfast.console.parts import refusal
+from holdfast.console.security import CSRF_FIELD, HEADERS, Guard, Logins, Refused, Session, Sessions
+from holdfast.console.service import Service
+from holdfast.console.watcher import Watcher
+from holdfast.errors import HoldfastError, InvalidRequest
+
+_logger = logging.getLogger("holdfast.console")
+
+STATIC: Final = Path(__file__).with_name("static")
+BODY_BYTES_MAX: Final = 4 << 20
+QUERY_BYTES_MAX: Final = 16 << 10
+REFRESH_HEADER: Final = "Holdfast-Refresh"
+"""Sent by the script."""
+SERVICES_MAX: Final = 32
+"""Tokens in use at the same time; the one that was idle for longest loses its history."""
+
+
+class Desk:
+    """One service as one token sees it, and the task that watches it."""
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+        self.watcher = Watcher(service)
+        self.task = asyncio.ensure_future(self.watcher.run())
+        self.task.add_done_callback(_report)
+
+    async def aclose(self) -> None:
+        """End the task and close the connections."""
+        self.task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self.task
+        await self.service.aclose()
+
+
+def _report(task: asyncio.Task[None]) -> None:
+    """A watcher ends when it is cancelled; anything else is a bug."""
+    if not task.cancelled() and task.exception() is not None:
+        _logger.error("the watcher of a service ended: this is a bug of ours", exc_info=task.exception())
+
+
+class Console:
+    """The state of a running console."""
+
+    def __init__(self, options: ConsoleOptions) -> None:
+        self.options = options
+        self.sessions = Sessions()
+        self.logins = Logins()
+        self.guard = Guard(options.own_hosts, options.scheme, not options.acts)
+        self.cookie = f"{'__Host-' if options.scheme == 'https' else ''}holdfast_{options.listen_port}"
+        self._own_token = options.tokens()[0] if options.token_file is not None and not options.needs_login else None
+        self._desks: dict[str | None, Desk] = {}
+
+    async def desk(self, token: str | None) -> Desk:
+        """The service as a token sees it."""
+        desk = self._desks.pop(token, None)
+        if desk is None:
+            while len(self._desks) >= SERVICES_MAX:
+                await self._desks.pop(next(iter(self._desks))).aclose()
+            desk = Desk(Service(self.options.services, token, self.options.service_tls()))
+        self._desks[token] = desk
+        return desk
+
+    async def desk_of(self, session: Session) -> Desk:
+        """The service as the session's user sees it."""
+        return await self.desk(session.token if self.options.needs_login else self._own_token)
+
+    async def begin(self) -> None:
+        """Begin to remember, where the console has one view of the service for all."""
+        if not self.options.needs_login:
+            await self.desk(self._own_token)
+
+    async def aclose(self) -> None:
+        """End every task and connection."""
+        for desk in self._desks.values():
+            await desk.aclose()
+
+    # requests
+
+    async def call(self, request: Request, session: Session) -> Call:
+        """What a page gets."""
+        desk = await self.desk_of(session)
+        desk.watcher.watched()
+        await desk.watcher.first_look()
+        query = dict(request.query_params)
+        is_refresh = REFRESH_HEADER in request.headers
+        return Call(request.url.path, query, session, desk.service, desk.watcher, self.options, is_refresh=is_refresh)
+
+    def session_of(self, request: Request) -> Session | None:
+        """The session that the cookie names."""
+        return self.sessions.find(request.cookies.get(self.cookie), time.monotonic())
+
+    def with_cookie(self, response: Response, cookie: str) -> Response:
+        """A response that begins a session."""
+        response.set_cookie(
+            self.cookie, cookie, path="/", httponly=True, samesite="strict", secure=self.options.scheme == "https"
+        )
+        return response
+
+    async def look(self, shown: Page, request: Request) -> Response:
+        """A page."""
+        session, cookie = self.session_of(request), None
+        if session is None and not self.options.needs_login:
+            cookie, session = self.sessions.begin(time.monotonic())
+        if session is None or (self.options.needs_login and session.token is None):
+            return RedirectResponse("/login", 303)
+        call = await self.call(request, session)
+        status = 200
+        try:
+            title = shown.title if isinstance(shown.title, str) else shown.title(call)
+            content = await shown.render(call)
+        except HoldfastError as error:
+            title, content, status = "Not shown", refusal(error), 400 if isinstance(error, InvalidRequest) else 200
+        response = HTMLResponse(page(call, theme_of(request), title, shown.section, content), status)
+        return response if cookie is None else self.with_cookie(response, cookie)
+
+    async def ask(self, shown: Action, request: Request) -> Response:
+        """The form of an action."""
+        if self.guard.read_only:
+            return self.refuse(request, Refused(403, "This console only reads."))
+        return await self.look(Page(shown.path, shown.title, shown.section, functools.partial(_form, shown)), request)
+
+    async def act(self, shown: Action, request: Request, fields: dict[str, str]) -> Response:
+        """Carry an action out, or show its form again with what is wrong."""
+        session = self.session_of(request)
+        assert session is not None, "the guard compared its CSRF token"
+        if self.options.needs_login and session.token is None:
+            return RedirectResponse("/login", 303)
+        call = replace(await self.call(request, session), form=fields)
+        problems: list[str] = []
+        try:
+            form = await shown.form(call)
+            if form.typed is not None and fields.get(CONFIRM_FIELD, "") != form.typed:
+                problems.append(f"Nothing was done. Type {form.typed} exactly as it is shown.")
+            else:
+                done = await shown.act(call)
+                call.service.forget()
+                session.flash("good", done.text)
+                return RedirectResponse(done.to, 303)
+        except HoldfastError as error:
+            problems.append(f"Not done: {error} ({error.code.value})")
+        call.service.forget()
+        try:
+            content = form_of(call, await shown.form(call), problems)
+        except HoldfastError as error:
+            content = refusal(error)
+        return HTMLResponse(page(call, theme_of(request), shown.title, shown.section, content), 409)
+
+    async def login_page(self, request: Request, problem: str = "", status: int = 200) -> Response:
+        """The form to log in."""
+        if not self.options.needs_login:
+            return RedirectResponse("/", 303)
+        session, cookie = self.session_of(request), None
+        if session is None:
+            cookie, session = self.sessions.begin(time.monotonic())
+        form = element(
+            "form",
+            element("input", type="hidden", name=CSRF_FIELD, value=session.csrf),
+            element("p", problem, class_="notice bad", role="alert") if problem else None,
+            element(
+                "label",
+                element("span", "Token of the service"),
+                element("input", type="password", name="token", autocomplete="current-password", required=True),
+            ),
+            element("div", element("button", "Log in", type="submit", class_="primary"), class_="actions"),
+            method="post",
+            action="/login",
+            class_="act",
+        )
+        response = HTMLResponse(bare_page(theme_of(request), "Log in", form), status)
+        return response if cookie is None else self.with_cookie(response, cookie)
+
+    async def log_in(self, request: Request, fields: dict[str, str]) -> Response:
+        """Begin a session of a user; the session of the form ends, so that no page from before knows the new one."""
+        if not self.options.needs_login:
+            return RedirectResponse("/", 303)
+        try:
+            tokens = self.options.tokens()
+        except HoldfastError as error:
+            return await self.login_page(request, str(error), 503)
+        found = self.logins.token_of(fields.get("token", ""), tokens, time.monotonic())
+        if isinstance(found, Refused):
+            return await self.login_page(request, found.reason, found.status)
+        self.sessions.end(request.cookies.get(self.cookie))
+        cookie, _ = self.sessions.begin(time.monotonic(), found)
+        return self.with_cookie(RedirectResponse("/", 303), cookie)
+
+    async def log_out(self, request: Request, fields: dict[str, str]) -> Response:
+        """End the session."""
+        del fields
+        self.sessions.end(request.cookies.get(self.cookie))
+        return RedirectResponse("/login" if self.options.needs_login else "/", 303)
+
+    def refuse(self, request: Request, refused: Refused) -> Response:
+        """Why a request is not served."""
+        content = [element("p", refused.reason), element("p", element("a", "To the overview", href="/"))]
+        return HTMLResponse(bare_page(theme_of(request), "Refused", content), refused.status)
+
+
+async def _form(shown: Action, call: Call) -> Html:
+    return form_of(call, await shown.form(call))
+
+
+def theme_of(request: Request) -> str:
+    """The theme that the viewer chose."""
+    return request.cookies.get("holdfast_theme", "system")
+
+
+Fields = dict[str, str]
+Posted = Callable[[Request, Fields], Awaitable[Response]]
+
+
+async def _fields_of(request: Request) -> Fields | Refused:
+    """The fields of a posted form, at most 4 MiB."""
+    if request.headers.get("content-type", "").partition(";")[0].strip() != "application/x-www-form-urlencoded":
+        return Refused(415, "Only forms are taken.")
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > BODY_BYTES_MAX:
+            return Refused(413, f"The form has more than {BODY_BYTES_MAX} bytes.")
+    try:
+        return dict(parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=100, errors="strict"))
+    except ValueError:
+        return Refused(400, "The form cannot be read.")
+
+
+def _posted(console: Console, act: Posted) -> Callable[[Request], Awaitable[Response]]:
+    """A handler of POST that the guard stands before."""
+
+    async def handle(request: Request) -> Response:
+        fields = await _fields_of(request)
+        if isinstance(fields, Refused):
+            return console.refuse(request, fields)
+        session = console.session_of(request)
+        csrf = fields.pop(CSRF_FIELD, "")
+        problem = console.guard.problem_with_change(request.url.path, request.headers, session, csrf)
+        return console.refuse(request, problem) if problem is not None else await act(request, fields)
+
+    return handle
+
+
+class Guarded:
+    """Every response has the headers of the guard, and a request for another host gets nothing else."""
+
+    def __init__(self, app: Starlette, console: Console) -> None:
+        self._app = app
+        self._guard = console.guard
+        self.console = console
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        is_static = scope["path"].startswith("/static/")
+
+        async def with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                added = {**HEADERS, "Cache-Control": "max-age=3600" if is_static else "no-store"}
+                message["headers"] = [
+                    *message["headers"],
+                    *((name.lower().encode(), value.encode()) for name, value in added.items()),
+                ]
+            await send(message)
+
+        problem = self._guard.problem_with_host(Request(scope).headers.get("host", ""))
+        if problem is None and len(scope["query_string"]) > QUERY_BYTES_MAX:
+            problem = Refused(414, f"The address has more than {QUERY_BYTES_MAX} bytes.")
+        if problem is not None:
+            await PlainTextResponse(problem.reason + "\n", problem.status)(scope, receive, with_headers)
+            return
+        await self._app(scope, receive, with_headers)
+
+
+def application(options: ConsoleOptions) -> Guarded:
+    """The whole console. Its sessions, history and connections end with its lifespan."""
+    console = Console(options)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncGenerator[None]:
+        await console.begin()
+        try:
+            yield
+        finally:
+            await console.aclose()
+
+    async def log_in_page(request: Request) -> Response:
+        return await console.login_page(request)
+
+    routes: list[BaseRoute] = [
+        *(Route(each.path, functools.partial(console.look, each), methods=["GET"]) for each in PAGES),
+        *(Route(each.path, functools.partial(console.ask, each), methods=["GET"]) for each in ACTIONS),
+        *(
+            Route(each.path, _posted(console, functools.partial(console.act, each)), methods=["POST"])
+            for each in ACTIONS
+        ),
+        Route("/login", log_in_page, methods=["GET"]),
+        Route("/login", _posted(console, console.log_in), methods=["POST"]),
+        Route("/logout", _posted(console, console.log_out), methods=["POST"]),
+        Mount("/static", StaticFiles(directory=STATIC)),
+    ]
+
+    async def not_found(request: Request, _: Exception) -> Response:
+        return console.refuse(request, Refused(404, "The console has no such page."))
+
+    async def failed(request: Request, _: Exception) -> Response:
+        return console.refuse(request, Refused(500, "This is a bug of ours: the console's output has its trace."))
+
+    handlers: dict[int | type[Exception], Callable[[Request, Exception], Awaitable[Response]]] = {
+        404: not_found,
+        500: failed,
+    }
+    return Guarded(Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers), console)

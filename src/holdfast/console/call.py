@@ -1,0 +1,136 @@
+"""One request in a page's hands, and the two kinds of things that a request reaches: a page and an action."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, Literal
+from urllib.parse import urlencode
+
+from holdfast.console.html import Content, Html
+from holdfast.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from holdfast.console.options import ConsoleOptions
+    from holdfast.console.security import Session
+    from holdfast.console.service import Service
+    from holdfast.console.watcher import Watcher
+
+Section = Literal[
+    "Overview", "Log", "Keys", "Stores", "Messages", "Maps", "Retention", "Cluster", "Pipelines", "Configuration"
+]
+SECTIONS: Final[Mapping[Section, str]] = {
+    "Overview": "/", "Log": "/log", "Keys": "/keys", "Stores": "/stores", "Messages": "/messages", "Maps": "/maps",
+    "Retention": "/retention", "Cluster": "/cluster", "Pipelines": "/pipelines", "Configuration": "/configuration",
+}  # fmt: skip
+
+
+def link(path: str, **query: str | int | None) -> str:
+    """A path with a query; None is left out.
+
+    >>> link("/durable", store="a b", durable=None)
+    '/durable?store=a+b'
+    """
+    given = {name: value for name, value in query.items() if value not in (None, "")}
+    return f"{path}?{urlencode(given)}" if given else path
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A request. ``query``: the last value of each parameter; all state of a view is in it."""
+
+    path: str
+    query: Mapping[str, str]
+    session: Session
+    service: Service
+    watcher: Watcher
+    options: ConsoleOptions
+    form: Mapping[str, str] = field(default_factory=dict[str, str])
+    """The fields of a posted form."""
+    is_refresh: bool = False
+    """The script asks for the live parts of a page that is open; what is said once is not said to it."""
+
+    def text(self, name: str, default: str = "") -> str:
+        """A parameter of the query."""
+        return self.query.get(name, default)
+
+    def required(self, name: str) -> str:
+        """A parameter that the page cannot do without. Raises: InvalidRequest."""
+        value = self.text(name)
+        if not value:
+            raise InvalidRequest(f"this page needs the parameter {name}")
+        return value
+
+    def number(self, name: str, default: int = 0) -> int:
+        """A parameter that is a whole number of at most 16 digits. Raises: InvalidRequest."""
+        return whole(name, self.text(name)) if self.text(name) else default
+
+    def here(self, **changes: str | int | None) -> str:
+        """This view with other parameters; None removes one."""
+        return link(self.path, **{**self.query, **changes})
+
+
+def whole(name: str, text: str) -> int:
+    """A whole number that a person wrote. Raises: InvalidRequest."""
+    plain = text.strip().replace(",", "").replace("_", "")
+    if not (plain.isascii() and plain.isdigit() and len(plain) <= 16):
+        raise InvalidRequest(f"{name} is a whole number, not {text[:40]!r}")
+    return int(plain)
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Something to look at."""
+
+    path: str
+    title: Callable[[Call], str] | str
+    section: Section
+    render: Callable[[Call], Awaitable[Html]]
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """A field of a form. ``kind``: a type of ``<input>``, or ``area`` for several lines, or ``choice``."""
+
+    name: str
+    label: str
+    value: str = ""
+    kind: Literal["text", "number", "area", "choice", "check"] = "text"
+    note: str = ""
+    choices: tuple[str, ...] = ()
+    required: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What an action asks before it acts. ``effect``: what it will do, with numbers. ``typed``: what a person has to
+    type because the action deletes something, None for an action that does not. ``back``: where "Cancel" leads."""
+
+    effect: Content
+    button: str
+    back: str
+    inputs: tuple[Input, ...] = ()
+    typed: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What an action did, and which page shows it."""
+
+    text: str
+    to: str
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """Something to do: GET shows its form, POST checks the form and acts."""
+
+    path: str
+    title: str
+    section: Section
+    form: Callable[[Call], Awaitable[Form]]
+    act: Callable[[Call], Awaitable[Done]]
+
+    def link(self, **query: str | int | None) -> str:
+        """Where its form is."""
+        return link(self.path, **query)

@@ -1,0 +1,41 @@
+"""Documents of the message stores: parameters as a person edits them, and their counts."""
+
+from __future__ import annotations
+
+from typing import Final, cast
+
+import yaml
+
+from holdfast.console.service import Document, document, number
+from holdfast.errors import InvalidRequest
+
+COUNTS: Final = "counts"
+NOT_PARAMETERS: Final = frozenset(
+    {"name", "store", "dynamic", "template", COUNTS, "subscribers", "durables", "templates"}
+)
+
+
+def yaml_of(value: object) -> str:
+    """A document as a person edits it."""
+    return yaml.safe_dump(value, sort_keys=False, allow_unicode=True, default_flow_style=False)
+
+
+def document_of(text: str, what: str) -> Document:
+    """A document that a person wrote as YAML or JSON; nothing is an empty one. Raises: InvalidRequest."""
+    try:
+        value: object = yaml.safe_load(text) if text.strip() else {}
+    except yaml.YAMLError as error:
+        raise InvalidRequest(f"{what} cannot be read: {' '.join(str(error).split())}") from None
+    if not isinstance(value, dict):
+        raise InvalidRequest(f"{what} is a map of parameters")
+    return cast(Document, value)
+
+
+def count_of(part: Document, name: str) -> float:
+    """One of a document's counts."""
+    return number(document(part.get(COUNTS)).get(name))
+
+
+def name_of(part: Document) -> str:
+    """Its name."""
+    return str(part["name"])

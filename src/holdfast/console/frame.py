@@ -1,0 +1,206 @@
+"""What every page has around it: the head, the navigation, the state of the service, and the form of an action."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, Literal
+
+from holdfast import __version__
+from holdfast.console import units
+from holdfast.console.call import SECTIONS, Call, Form, Input, Section, link
+from holdfast.console.html import Content, Html, element, join, text_of
+from holdfast.console.parts import anchor, badge, live, moment, notice
+from holdfast.console.security import CSRF_FIELD
+
+Theme = Literal["light", "dark", "system"]
+THEMES: Final[tuple[Theme, ...]] = ("system", "light", "dark")
+CONFIRM_FIELD: Final = "confirm"
+
+
+def document(title: str, theme: str, *body: Content) -> str:
+    """A whole page."""
+    head = [
+        element("meta", charset="utf-8"),
+        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        element("meta", name="color-scheme", content="light dark"),
+        element("title", f"{title} · Holdfast"),
+        element("link", rel="icon", href="/static/icon.svg", type="image/svg+xml"),
+        element("link", rel="stylesheet", href=f"/static/console.css?v={__version__}"),
+        element("script", src=f"/static/console.js?v={__version__}", type="module"),
+    ]
+    return "<!doctype html>" + element(
+        "html",
+        element("head", head),
+        element("body", *body),
+        lang="en",
+        data_theme=theme if theme in THEMES else "system",
+    )
+
+
+def page(call: Call, theme: str, title: str, section: Section, content: Content) -> str:
+    """A page with its navigation."""
+    said = [] if call.is_refresh else call.session.take_flashes()
+    flashes = [notice("good" if kind == "good" else "bad", text) for kind, text in said]
+    return document(
+        title,
+        theme,
+        anchor("Skip to the content", "#main", class_="skip"),
+        element("header", _brand(call), element("nav", _sections(section), aria_label="Pages", class_="sections")),
+        element(
+            "main",
+            live("state", state_of(call)),
+            element("div", flashes, role="status", class_="flashes"),
+            element("h1", title),
+            content,
+            id="main",
+            tabindex="-1",
+        ),
+        _foot(call),
+    )
+
+
+def bare_page(theme: str, title: str, *content: Content) -> str:
+    """A page without navigation: a refusal, the login."""
+    return document(
+        title,
+        theme,
+        element("header", element("div", element("span", "Holdfast", class_="name"), class_="brand")),
+        element("main", element("h1", title), *content, id="main", class_="narrow"),
+    )
+
+
+def _brand(call: Call) -> Html:
+    mode = badge("acts", "warn") if call.options.acts else badge("read only")
+    switch = element("button", "Theme", type="button", id="theme", aria_label="Theme: follow the system")
+    leave = None
+    if call.options.needs_login:
+        leave = element(
+            "form", csrf_of(call), element("button", "Log out", type="submit"), method="post", action="/logout"
+        )
+    return element(
+        "div",
+        anchor("Holdfast", "/", class_="name"),
+        element("span", call.service.urls[0], class_="service"),
+        mode,
+        switch,
+        leave,
+        class_="brand",
+    )
+
+
+def _sections(current: Section) -> list[Html]:
+    return [
+        element("a", name, href=path, aria_current="page" if name == current else None)
+        for name, path in SECTIONS.items()
+    ]
+
+
+def _foot(call: Call) -> Html:
+    return element(
+        "footer",
+        join(
+            [f"Holdfast {__version__}", anchor("Runbooks", "/runbooks"), f"{len(call.watcher.scrapes)} scrapes"], " · "
+        ),
+        element("span", " · "),
+        element("span", "live", id="live", class_="live-mark"),
+    )
+
+
+def state_of(call: Call) -> Content:
+    """Whether the service answers."""
+    watcher = call.watcher
+    if watcher.away_since_ms is not None:
+        problem = watcher.problem
+        return notice(
+            "bad",
+            element("strong", "The service does not answer"),
+            " since ",
+            moment(watcher.away_since_ms),
+            ". ",
+            "This page asks again every two seconds and shows what was last known. ",
+            element("small", "" if problem is None else problem.statement()),
+        )
+    if watcher.refused and watcher.problem is not None:
+        return notice("warn", "The metrics are not shown: ", watcher.problem.statement(), ".")
+    return None
+
+
+def csrf_of(call: Call) -> Html:
+    """The field without which nothing is done."""
+    return element("input", type="hidden", name=CSRF_FIELD, value=call.session.csrf)
+
+
+def form_of(call: Call, form: Form, problems: Sequence[str] = ()) -> Html:
+    """The form of an action: what it does, what it needs to know, and what has to be typed."""
+    confirm: Content = None
+    if form.typed is not None:
+        confirm = element(
+            "label",
+            element("span", "Type ", element("code", form.typed), " to confirm"),
+            element("input", type="text", name=CONFIRM_FIELD, autocomplete="off", spellcheck="false", required=True),
+        )
+    danger = form.typed is not None
+    return element(
+        "form",
+        csrf_of(call),
+        [notice("bad", problem) for problem in problems],
+        element("div", form.effect, class_="effect"),
+        [_field(call, each) for each in form.inputs],
+        confirm,
+        element(
+            "div",
+            element("button", form.button, type="submit", class_="danger" if danger else "primary"),
+            anchor("Cancel", form.back, class_="button"),
+            class_="actions",
+        ),
+        method="post",
+        action=link(call.path, **call.query),
+        class_="act",
+    )
+
+
+def _field(call: Call, given: Input) -> Html:
+    value = call.form.get(given.name, given.value)
+    note = element("small", given.note, id=f"n-{given.name}") if given.note else None
+    described = f"n-{given.name}" if given.note else None
+    label = element("span", given.label)
+    match given.kind:
+        case "area":
+            field = element(
+                "textarea",
+                value,
+                name=given.name,
+                rows=8,
+                spellcheck="false",
+                required=given.required,
+                aria_describedby=described,
+            )
+        case "choice":
+            options = [element("option", each, value=each, selected=each == value) for each in given.choices]
+            field = element("select", options, name=given.name, aria_describedby=described)
+        case "check":
+            box = element(
+                "input", type="checkbox", name=given.name, value="1", checked=value == "1", aria_describedby=described
+            )
+            return element("label", element("span", box, " ", given.label), note, class_="check")
+        case _:
+            field = element(
+                "input",
+                type="text",
+                inputmode="numeric" if given.kind == "number" else None,
+                name=given.name,
+                value=value,
+                required=given.required,
+                autocomplete="off",
+                spellcheck="false",
+                aria_describedby=described,
+            )
+    return element("label", label, field, note)
+
+
+def bytes_note(shown: int, whole: int) -> Content:
+    """How much of a value is shown."""
+    return None if shown >= whole else f"the first {units.size(shown)} of {units.size(whole)}"
+
+
+__all__ = ["Theme", "bare_page", "bytes_note", "csrf_of", "document", "form_of", "page", "state_of", "text_of"]

@@ -1,0 +1,29 @@
+"""Every page and action of the console, in one place. The rows stand with what they show."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from holdfast.console.call import Action, Page
+from holdfast.console.pages import (
+    cluster,
+    configuration,
+    keys,
+    log,
+    maps,
+    messages,
+    overview,
+    pipelines,
+    retention,
+    runbooks,
+    stores,
+    stores_acts,
+)
+
+PAGES: Final[tuple[Page, ...]] = (
+    *overview.PAGES, *log.PAGES, *keys.PAGES, *stores.PAGES, *messages.PAGES, *maps.PAGES, *retention.PAGES,
+    *cluster.PAGES, *pipelines.PAGES, *configuration.PAGES, *runbooks.PAGES,
+)  # fmt: skip
+ACTIONS: Final[tuple[Action, ...]] = (
+    *overview.ACTIONS, *keys.ACTIONS, *stores_acts.ACTIONS, *messages.ACTIONS, *maps.ACTIONS, *retention.ACTIONS,
+)  # fmt: skip

@@ -1,0 +1,338 @@
+"""The keys of the log's view: browsing, one key with its history, the keys that change most, and an edit."""
+
+from __future__ import annotations
+
+import secrets
+from collections import Counter
+from typing import Final
+
+from holdfast.client.protocol.effects import TransactionEvent
+from holdfast.commit.format.transaction import Delete, Operation, PointRead, RangeDelete, Write, prefix_end
+from holdfast.console import backwards, units
+from holdfast.console.backwards import Wanted
+from holdfast.console.call import Action, Call, Done, Form, Input, Page, link, whole
+from holdfast.console.html import Content, Html, element, text_of
+from holdfast.console.parts import (
+    Column,
+    action,
+    anchor,
+    attempt,
+    code,
+    commands,
+    facts,
+    live,
+    moment,
+    notice,
+    section,
+    table,
+)
+from holdfast.console.values import bytes_of, form_named, key_link, packed, unpacked, value_of
+from holdfast.errors import Conflict, InvalidRequest
+from holdfast.wire.log import Found
+
+ROWS: Final = 50
+HISTORY: Final = 20
+HOT_TRANSACTIONS: Final = 1_000
+HOT_ROWS: Final = 15
+VALUE_CHARACTERS: Final = 80
+
+
+async def _keys(call: Call) -> Html:
+    return text_of(
+        [
+            section("Browse", _form(call), await attempt(_browse(call)), actions=[_new(call)]),
+            element("div", section("Keys that change most", await attempt(_hot(call))), id="hot"),
+            commands(
+                call, f"/v1/range?prefix_text={call.text('prefix')}&text=true&limit={ROWS}", "holdfast get --help"
+            ),
+        ]
+    )
+
+
+def _new(call: Call) -> Content:
+    return action(call, EDIT, "Write a key", new=1)
+
+
+def _form(call: Call) -> Html:
+    prefix = element(
+        "input", type="text", name="prefix", value=call.text("prefix"), placeholder="orders/ or 0x…", spellcheck="false"
+    )
+    at = element("input", type="text", name="at", value=call.text("at"), placeholder="newest", inputmode="numeric")
+    return element(
+        "form",
+        element("label", "Keys that begin with", prefix, class_="grow"),
+        element("label", "Not older than version", at),
+        element("button", "Show", type="submit", class_="primary"),
+        method="get",
+        action="/keys",
+        role="search",
+        aria_label="Browse keys",
+        class_="query",
+    )
+
+
+async def _browse(call: Call) -> Html:
+    prefix = bytes_of(call.text("prefix"))
+    after = unpacked(call.text("after")) if call.text("after") else None
+    at = call.number("at") or None
+    if after is None:
+        found = await call.service.log.range(prefix=prefix, limit=ROWS, at=at)
+    else:
+        found = await call.service.log.range(after + b"\0", prefix_end(prefix), limit=ROWS, at=at)
+    shown = table(
+        call,
+        "keys",
+        [
+            Column("Key", lambda item: key_link(item.key)),
+            Column("Value", _short),
+            Column("Size", lambda item: units.size(len(item.value)), lambda item: len(item.value), is_number=True),
+            Column(
+                "Version",
+                lambda item: anchor(str(item.version), link("/transaction", version=item.version)),
+                lambda item: item.version,
+            ),
+        ],
+        found.items,
+        caption="Keys in byte order",
+        empty="No key begins with this.",
+        is_live=False,
+    )
+    more: Content = None
+    if found.more:
+        more = element(
+            "nav",
+            anchor("Next →", call.here(after=packed(found.items[-1].key))),
+            class_="pages",
+            aria_label="More keys",
+        )
+    return text_of([element("p", f"As of version {found.version}.", class_="note"), shown, more])
+
+
+def _short(item: Found) -> Html:
+    try:
+        shown = units.bytes_text(item.value[: units.SHOWN_BYTES_MAX], "text")
+    except ValueError:
+        shown = units.bytes_text(item.value[:VALUE_CHARACTERS], "hex")
+    return element("code", shown if len(shown) <= VALUE_CHARACTERS else f"{shown[:VALUE_CHARACTERS]}…")
+
+
+async def _hot(call: Call) -> Html:
+    newest = await backwards.newest_version(call.service)
+    found = await backwards.newest(call.service, newest, HOT_TRANSACTIONS)
+    counted = Counter(key for event in found.transactions for key in {_key_of(each) for each in event.operations})
+    counted.pop(b"", None)
+    if not found.transactions:
+        return element("p", "No transaction yet.", class_="empty")
+    seconds = (found.transactions[0].time_ms - found.transactions[-1].time_ms) / 1000
+    note = (
+        f"Of the newest {len(found.transactions):,} transactions, which span {units.duration(max(0.001, seconds))}. "
+        "Commits that read such a key and commit later conflict; the service does not report the keys of conflicts."
+    )
+    return text_of(
+        [
+            element("p", note, class_="note"),
+            table(
+                call,
+                "hot",
+                [
+                    Column("Key", lambda row: key_link(row[0])),
+                    Column("Transactions", lambda row: units.count(row[1]), lambda row: row[1], is_number=True),
+                    Column("Part", lambda row: f"{row[1] / len(found.transactions):.0%}", is_number=True),
+                ],
+                counted.most_common(HOT_ROWS),
+                caption="Keys that change most",
+                empty="No key was changed.",
+            ),
+        ]
+    )
+
+
+def _key_of(operation: Operation) -> bytes:
+    return operation.begin if isinstance(operation, RangeDelete) else operation.key
+
+
+async def _key(call: Call) -> Html:
+    key = unpacked(call.required("key"))
+    return text_of(
+        [
+            live("value", section("Value", await attempt(_value(call, key)), actions=_acts(call, key))),
+            section("History, newest first", await attempt(_history(call, key))),
+            commands(call, f"/v1/keys/{packed(key)}", f"holdfast get --encoding hex {key.hex()}"),
+        ]
+    )
+
+
+def _acts(call: Call, key: bytes) -> list[Content]:
+    return [action(call, EDIT, "Edit", key=packed(key)), action(call, DELETE, "Delete", danger=True, key=packed(key))]
+
+
+async def _value(call: Call, key: bytes) -> Html:
+    found = await call.service.log.get(key)
+    if found is None:
+        return notice("none", "The key does not exist. Its history may say when it was deleted.")
+    form = form_named(call.text("form"))
+    forms = [element("option", each, value=each, selected=each == form) for each in units.FORMS]
+    choose = element(
+        "form",
+        element("input", type="hidden", name="key", value=packed(key)),
+        element("label", "Shown as", element("select", forms, name="form")),
+        element("button", "Show", type="submit"),
+        method="get",
+        action="/key",
+        data_auto=True,
+        class_="query",
+    )
+    return text_of(
+        [
+            facts(
+                {
+                    "Key": code(units.key_text(key), copy=True),
+                    "Version": anchor(str(found.version), link("/transaction", version=found.version)),
+                    "Key in base64url": code(packed(key), copy=True),
+                }
+            ),
+            choose,
+            value_of(found.value, form),
+        ]
+    )
+
+
+async def _history(call: Call, key: bytes) -> Html:
+    high = call.number("below") or await backwards.newest_version(call.service)
+    found = await backwards.newest(call.service, high, HISTORY, Wanted(key, key + b"\0"))
+    rows = [
+        element("li", moment(event.time_ms), " ", _version(event), " ", _change(event)) for event in found.transactions
+    ]
+    more: Content = None
+    if found.older is not None:
+        label = "Older →" if rows else "Go on searching →"
+        more = element("nav", anchor(label, call.here(below=found.older)), class_="pages", aria_label="Older changes")
+    elif found.truncated:
+        more = notice("none", "What is older was removed: see ", anchor("retention", "/retention"), ".")
+    empty = element("p", "No change in what was read.", class_="empty")
+    return text_of([element("ol", rows, class_="history") if rows else empty, more])
+
+
+def _version(event: TransactionEvent) -> Html:
+    return anchor(str(event.version), link("/transaction", version=event.version))
+
+
+def _change(event: TransactionEvent) -> Content:
+    last = event.operations[-1] if event.operations else None
+    if isinstance(last, Write):
+        return value_of(last.value)
+    return "deleted" if isinstance(last, Delete) else "deleted with a range"
+
+
+async def _edit_form(call: Call) -> Form:
+    name = call.text("key")
+    key = unpacked(name) if name else b""
+    found = await call.service.log.get(key) if name else None
+    shown, form = "", "text"
+    if found is not None:
+        try:
+            shown = units.bytes_text(found.value, "text")
+            if len(found.value) > units.SHOWN_BYTES_MAX:
+                raise InvalidRequest("the value is too large to be edited here", bytes=len(found.value))
+        except ValueError as error:
+            if isinstance(error, InvalidRequest):
+                raise
+            shown, form = found.value.hex(" "), "hex"
+    expected = str(found.version) if found is not None else "0"
+    effect = "Commits one transaction that writes the key. It is refused if the key changed since the version below."
+    return Form(
+        effect=element("p", effect),
+        button="Commit",
+        back=link("/key", key=name) if name else "/keys",
+        inputs=(
+            Input("key", "Key", units.key_text(key), note="text, or hex after 0x", required=True),
+            Input("value", "Value", shown, "area"),
+            Input("form", "The value is written as", form, "choice", choices=("text", "hex")),
+            Input(
+                "version",
+                "Only if the key is unchanged since version",
+                expected,
+                "number",
+                note="0: only if it was never written",
+            ),
+        ),
+    )
+
+
+async def _edit(call: Call) -> Done:
+    key = bytes_of(call.form.get("key", ""))
+    text = call.form.get("value", "").replace("\r\n", "\n")
+    if call.form.get("form") == "hex":
+        try:
+            value = bytes.fromhex(text)
+        except ValueError:
+            raise InvalidRequest("the value is not hexadecimal") from None
+    else:
+        value = text.encode()
+    version = await _commit(call, [Write(key, value)], key)
+    return Done(f"Written at version {version}.", link("/key", key=packed(key)))
+
+
+async def _commit(call: Call, operations: list[Operation], key: bytes) -> int:
+    """Commit if the key is as the form showed it. One attempt: a conflict is the answer.
+
+    The version of the form may be older than the conflict window, so the key is read again, and the precondition is
+    that it does not change after that.
+    """
+    expected = whole("the version", call.form.get("version", "0"))
+    newest = await call.service.log.version()
+    found = await call.service.log.get(key, newest.version)
+    actual = 0 if found is None else found.version
+    if actual != expected:
+        raise Conflict("the key has changed since the form was made", version=actual, expected=expected)
+    receipt = await call.service.log.commit(
+        operations,
+        [PointRead(key, newest.version)],
+        read_version=newest.version,
+        request_id=f"console-{secrets.token_hex(16)}",
+        log_id=newest.log_id,
+    )
+    return receipt.version
+
+
+async def _delete_form(call: Call) -> Form:
+    key = unpacked(call.required("key"))
+    found = await call.service.log.get(key)
+    if found is None:
+        raise InvalidRequest("the key does not exist")
+    name = units.key_text(key)
+    return Form(
+        effect=[
+            element(
+                "p",
+                "Commits one transaction that deletes ",
+                element("code", name),
+                f", {units.size(len(found.value))}.",
+            ),
+            element(
+                "p",
+                "It is refused (conflict) if the key has changed since the version below. The log keeps its history.",
+            ),
+        ],
+        button="Delete",
+        back=link("/key", key=packed(key)),
+        inputs=(
+            Input("version", "Only if the key is unchanged since version", str(found.version), "number", required=True),
+        ),
+        typed=name,
+    )
+
+
+async def _delete(call: Call) -> Done:
+    key = unpacked(call.required("key"))
+    version = await _commit(call, [Delete(key)], key)
+    return Done(f"Deleted at version {version}.", link("/key", key=packed(key)))
+
+
+EDIT: Final = Action("/key/edit", "Write a key", "Keys", _edit_form, _edit)
+DELETE: Final = Action("/key/delete", "Delete a key", "Keys", _delete_form, _delete)
+PAGES: Final = (
+    Page("/keys", "Keys", "Keys", _keys),
+    Page("/key", lambda call: f"Key {units.key_text(unpacked(call.text('key')))}", "Keys", _key),
+)
+ACTIONS: Final = (EDIT, DELETE)

@@ -1,0 +1,287 @@
+"""Maps: their keys, values and revisions, and setting, removing and locking a key."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from holdfast.client.protocol.stores.messages import map_path, query_of, store_path
+from holdfast.console import units
+from holdfast.console.call import Action, Call, Done, Form, Input, Page, link, whole
+from holdfast.console.documents import count_of, name_of
+from holdfast.console.html import Content, Html, element, text_of
+from holdfast.console.parts import Column, action, anchor, attempt, button, code, commands, facts, live, section, table
+from holdfast.console.service import document, documents
+from holdfast.console.values import form_named, value_of
+from holdfast.errors import InvalidRequest
+from holdfast.wire.stores import EntriesResponse, Entry
+
+ROWS: Final = 100
+VALUE_CHARACTERS: Final = 80
+LOCK_SECONDS: Final = 60
+STORES_ASKED_MAX: Final = 20
+
+
+async def _maps(call: Call) -> Html:
+    return text_of(
+        [section("Maps", await attempt(_all(call))), commands(call, "/v1/stores", "holdfast stores map --help")]
+    )
+
+
+async def _all(call: Call) -> Html:
+    stores = documents((await call.service.read("/v1/stores")).get("stores"))
+    rows = [
+        (name_of(store), name)
+        for store in stores
+        for name, parameters in document(store.get("durables")).items()
+        if document(parameters).get("type") == "map"
+    ]
+    # Of dynamic durables only their stores know the type.
+    for store in [store for store in stores if count_of(store, "dynamic_durables")][:STORES_ASKED_MAX]:
+        answer = await call.service.read(f"{store_path(name_of(store))}/durables?type=map&dynamic=true")
+        rows += [(name_of(store), name_of(durable)) for durable in documents(answer.get("durables"))]
+
+    def figure(row: tuple[str, str], name: str) -> float:
+        return call.watcher.value_of_store(name, store=row[0], durable=row[1]) or 0.0
+
+    def keys(row: tuple[str, str]) -> float:
+        return figure(row, "holdfast_durable_messages")
+
+    def size(row: tuple[str, str]) -> float:
+        return figure(row, "holdfast_durable_bytes")
+
+    return table(
+        call,
+        "maps",
+        [
+            Column("Map", lambda row: anchor("/".join(row), link("/map", store=row[0], map=row[1])), lambda row: row),
+            Column("Keys", lambda row: units.count(keys(row)), keys, is_number=True),
+            Column("Bytes", lambda row: units.size(size(row)), size, is_number=True),
+        ],
+        rows,
+        caption="Maps",
+        empty="No store has a map.",
+        text="/".join,
+    )
+
+
+async def _map(call: Call) -> Html:
+    store, name = call.required("store"), call.required("map")
+    acts = [
+        action(call, SET, "Set a key", store=store, map=name),
+        action(call, LOCK, "Lock or steal a lock", store=store, map=name),
+        button("Counts and parameters", link("/durable", store=store, durable=name)),
+    ]
+    return text_of(
+        [
+            section("Entries", _form(call, store, name), await attempt(_entries(call, store, name)), actions=acts),
+            commands(call, map_path(store, name), f"holdfast stores watch {store}/{name}"),
+        ]
+    )
+
+
+def _form(call: Call, store: str, name: str) -> Html:
+    return element(
+        "form",
+        element("input", type="hidden", name="store", value=store),
+        element("input", type="hidden", name="map", value=name),
+        element(
+            "label",
+            "Keys above",
+            element("input", type="text", name="after", value=call.text("after"), spellcheck="false"),
+            class_="grow",
+        ),
+        element("button", "Show", type="submit", class_="primary"),
+        method="get",
+        action="/map",
+        role="search",
+        aria_label="Browse the map",
+        class_="query",
+    )
+
+
+async def _entries(call: Call, store: str, name: str) -> Html:
+    query = query_of(after=call.text("after") or None, max=ROWS)
+    page = msgspec.convert(await call.service.read(map_path(store, name) + query), EntriesResponse)
+    shown = table(
+        call,
+        "entries",
+        [
+            Column(
+                "Key",
+                lambda entry: anchor(
+                    element("code", entry.key), link("/map/entry", store=store, map=name, key=entry.key)
+                ),
+            ),
+            Column("Value", _short),
+            Column("Size", lambda entry: units.size(len(entry.value)), lambda entry: len(entry.value), is_number=True),
+            Column("Revision", lambda entry: str(entry.revision), lambda entry: entry.revision, is_number=True),
+        ],
+        page.entries,
+        caption="Entries; they follow the map",
+        empty="The map has no key above this.",
+    )
+    more: Content = None
+    if page.more:
+        more = element(
+            "nav", anchor("Next →", call.here(after=page.entries[-1].key)), class_="pages", aria_label="More entries"
+        )
+    return text_of([shown, more])
+
+
+def _short(entry: Entry) -> Html:
+    try:
+        text = units.bytes_text(entry.value, "text")
+    except ValueError:
+        text = units.bytes_text(entry.value[:VALUE_CHARACTERS], "hex")
+    return element("code", text if len(text) <= VALUE_CHARACTERS else f"{text[:VALUE_CHARACTERS]}…")
+
+
+async def _entry(call: Call) -> Html:
+    store, name, key = call.required("store"), call.required("map"), call.required("key")
+    acts = [
+        action(call, SET, "Set", store=store, map=name, key=key),
+        action(call, LOCK, "Lock or steal the lock", store=store, map=name, key=key),
+        action(call, REMOVE, "Remove", danger=True, store=store, map=name, key=key),
+    ]
+    return text_of(
+        [
+            live("entry", section("Entry", await attempt(_entry_facts(call, store, name, key)), actions=acts)),
+            commands(call, map_path(store, name, key), f"holdfast stores map get {store}/{name} {key}"),
+        ]
+    )
+
+
+async def _entry_facts(call: Call, store: str, name: str, key: str) -> Html:
+    entry = await call.service.stores.map(store, name, retry_duration=0).get(key)
+    if entry is None:
+        return element("p", "The key is not in the map.", class_="empty")
+    where = facts(
+        {
+            "Map": anchor(f"{store}/{name}", link("/map", store=store, map=name)),
+            "Key": code(key, copy=True),
+            "Revision": code(str(entry.revision), copy=True),
+        }
+    )
+    return text_of([where, value_of(entry.value, form_named(call.text("form")))])
+
+
+def _to_map(call: Call) -> str:
+    return link("/map", store=call.text("store"), map=call.text("map"))
+
+
+def _to_entry(call: Call, key: str) -> str:
+    return link("/map/entry", store=call.text("store"), map=call.text("map"), key=key)
+
+
+async def _set_form(call: Call) -> Form:
+    store, name, key = call.required("store"), call.required("map"), call.text("key")
+    entry = await call.service.stores.map(store, name, retry_duration=0).get(key) if key else None
+    text, form, revision = "", "text", "0"
+    if entry is not None:
+        revision = str(entry.revision)
+        if len(entry.value) > units.SHOWN_BYTES_MAX:
+            raise InvalidRequest("the value is too large to be edited here", bytes=len(entry.value))
+        try:
+            text = units.bytes_text(entry.value, "text")
+        except ValueError:
+            text, form = entry.value.hex(" "), "hex"
+    return Form(
+        effect=element(
+            "p",
+            f"Sets a key of {store}/{name}; watchers see it at once. It is refused at another revision than below.",
+        ),
+        button="Set",
+        back=_to_entry(call, key) if key else _to_map(call),
+        inputs=(
+            Input("key", "Key", key, required=True),
+            Input("value", "Value", text, "area"),
+            Input("form", "The value is written as", form, "choice", choices=("text", "hex")),
+            Input("revision", "Only at revision", revision, "number", note="0: only a new key; empty: at any revision"),
+        ),
+    )
+
+
+async def _set(call: Call) -> Done:
+    key, text = call.form.get("key", ""), call.form.get("value", "").replace("\r\n", "\n")
+    try:
+        value = bytes.fromhex(text) if call.form.get("form") == "hex" else text.encode()
+    except ValueError:
+        raise InvalidRequest("the value is not hexadecimal") from None
+    expected = call.form.get("revision", "").strip()
+    changed = call.service.stores.map(call.required("store"), call.required("map"), retry_duration=0)
+    revision = await changed.set(key, value, if_revision=whole("the revision", expected) if expected else None)
+    return Done(f"Set at revision {revision}.", _to_entry(call, key))
+
+
+async def _remove_form(call: Call) -> Form:
+    store, name, key = call.required("store"), call.required("map"), call.required("key")
+    entry = await call.service.stores.map(store, name, retry_duration=0).get(key)
+    if entry is None:
+        raise InvalidRequest("the key is not in the map")
+    return Form(
+        effect=element(
+            "p",
+            "Removes ",
+            element("code", key),
+            f" ({units.size(len(entry.value))}) from ",
+            element("strong", f"{store}/{name}"),
+            ". This cannot be undone.",
+        ),
+        button="Remove",
+        back=_to_entry(call, key),
+        inputs=(Input("revision", "Only at revision", str(entry.revision), "number", note="empty: at any revision"),),
+        typed=key,
+    )
+
+
+async def _remove(call: Call) -> Done:
+    key, expected = call.required("key"), call.form.get("revision", "").strip()
+    changed = call.service.stores.map(call.required("store"), call.required("map"), retry_duration=0)
+    there = await changed.remove(key, if_revision=whole("the revision", expected) if expected else None)
+    return Done(f"{key} is removed." if there else f"{key} was not there.", _to_map(call))
+
+
+async def _lock_form(call: Call) -> Form:
+    key = call.text("key")
+    return Form(
+        effect=[
+            element("p", "Takes the lock of a key, or of the whole map without one, for a time."),
+            element(
+                "p",
+                "Stealing takes it away from its owner, whose next change with its fence is refused (not_holder).",
+            ),
+        ],
+        button="Lock",
+        back=_to_entry(call, key) if key else _to_map(call),
+        inputs=(
+            Input("key", "Key", key, note="empty: the whole map"),
+            Input("owner", "Owner", "console", required=True),
+            Input("seconds", "For seconds", str(LOCK_SECONDS), "number", required=True),
+            Input("steal", "Steal it from another owner", "", "check"),
+        ),
+    )
+
+
+async def _lock(call: Call) -> Done:
+    key, owner = call.form.get("key", ""), call.form.get("owner", "")
+    seconds = whole("the time", call.form.get("seconds", ""))
+    lock = await call.service.stores.map(call.required("store"), call.required("map"), retry_duration=0).lock(
+        key, owner=owner, ttl_ms=seconds * 1000, steal=call.form.get("steal") == "1"
+    )
+    what = f"the key {key}" if key else "the whole map"
+    return Done(
+        f"{owner} has the lock of {what} with fence {lock.fence} until {units.utc(lock.until_ms)}.", _to_map(call)
+    )
+
+
+SET: Final = Action("/map/set", "Set a key", "Maps", _set_form, _set)
+REMOVE: Final = Action("/map/remove", "Remove a key", "Maps", _remove_form, _remove)
+LOCK: Final = Action("/map/lock", "Lock a key", "Maps", _lock_form, _lock)
+PAGES: Final = (
+    Page("/maps", "Maps", "Maps", _maps),
+    Page("/map", lambda call: f"Map {call.text('store')}/{call.text('map')}", "Maps", _map),
+    Page("/map/entry", lambda call: f"Entry {call.text('key')}", "Maps", _entry),
+)
+ACTIONS: Final = (SET, REMOVE, LOCK)

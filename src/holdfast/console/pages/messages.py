@@ -1,0 +1,341 @@
+"""Messages: browsing a store, a durable, its parked messages or the dead letters; one message and its fate."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from holdfast.client.protocol.stores.messages import durable_path, query_of, store_path
+from holdfast.console import units
+from holdfast.console.call import Action, Call, Done, Form, Page, link
+from holdfast.console.documents import count_of
+from holdfast.console.html import Content, Html, element, text_of
+from holdfast.console.pages.stores_acts import PUBLISH, REDELIVER
+from holdfast.console.parts import (
+    Column,
+    action,
+    anchor,
+    attempt,
+    badge,
+    code,
+    commands,
+    facts,
+    moment,
+    section,
+    table,
+)
+from holdfast.console.service import Document, documents
+from holdfast.console.values import form_named, value_of
+from holdfast.errors import InvalidRequest, NotFound
+from holdfast.stores.values.messages import Delivery
+from holdfast.wire.stores import Page as MessagePage
+
+ROWS: Final = 50
+BODY_CHARACTERS: Final = 80
+
+
+async def _messages(call: Call) -> Html:
+    store, durable = call.text("store"), call.text("durable")
+    if not store:
+        return text_of([section("Choose a store", await attempt(_choose_store(call)))])
+    if not durable:
+        return text_of([section(f"Durables of {store}", await attempt(_choose_durable(call, store)))])
+    parked = call.text("parked") == "1"
+    title = "Parked messages" if parked else "Messages, oldest first"
+    return text_of(
+        [
+            element(
+                "p",
+                anchor("Stores", "/messages"),
+                " / ",
+                anchor(store, link("/messages", store=store)),
+                " / ",
+                anchor(durable, link("/durable", store=store, durable=durable)),
+                ". Looking consumes nothing.",
+            ),
+            section(
+                title,
+                _form(call, store, durable),
+                await attempt(_page(call, store, durable, parked=parked)),
+                actions=_acts(call, store, durable),
+            ),
+            commands(
+                call, f"{durable_path(store, durable)}/browse?max={ROWS}", f"holdfast stores browse {store}/{durable}"
+            ),
+        ]
+    )
+
+
+def _acts(call: Call, store: str, durable: str) -> list[Content]:
+    return [
+        action(call, PUBLISH, "Publish a test message", store=store),
+        action(call, REDELIVER, "Deliver again, or send dead letters back", store=store, durable=durable),
+    ]
+
+
+async def _choose_store(call: Call) -> Html:
+    rows = documents((await call.service.read("/v1/stores")).get("stores"))
+    return table(
+        call,
+        "stores",
+        [
+            Column(
+                "Store",
+                lambda row: anchor(str(row["name"]), link("/messages", store=str(row["name"]))),
+                lambda row: str(row["name"]),
+            ),
+            Column(
+                "Messages",
+                lambda row: units.count(count_of(row, "messages")),
+                lambda row: count_of(row, "messages"),
+                is_number=True,
+            ),
+        ],
+        rows,
+        caption="Stores",
+        empty="There is no store that this token may browse.",
+        text=lambda row: str(row["name"]),
+    )
+
+
+async def _choose_durable(call: Call, store: str) -> Html:
+    rows = documents((await call.service.read(f"{store_path(store)}/durables")).get("durables"))
+
+    def place(row: Document) -> str:
+        name = str(row["name"])
+        return (
+            link("/map", store=store, map=name)
+            if row.get("type") == "map"
+            else link("/messages", store=store, durable=name)
+        )
+
+    return table(
+        call,
+        "durables",
+        [
+            Column("Durable", lambda row: anchor(str(row["name"]), place(row)), lambda row: str(row["name"])),
+            Column("Type", lambda row: str(row.get("type"))),
+            Column(
+                "Messages",
+                lambda row: units.count(count_of(row, "messages")),
+                lambda row: count_of(row, "messages"),
+                is_number=True,
+            ),
+            Column(
+                "Parked",
+                lambda row: units.count(count_of(row, "parked")),
+                lambda row: count_of(row, "parked"),
+                is_number=True,
+            ),
+        ],
+        rows,
+        caption="Durables",
+        empty="This store has no durable, so it keeps no message.",
+        text=lambda row: str(row["name"]),
+    )
+
+
+def _form(call: Call, store: str, durable: str) -> Html:
+    return element(
+        "form",
+        element("input", type="hidden", name="store", value=store),
+        element("input", type="hidden", name="durable", value=durable),
+        element(
+            "label",
+            "After number",
+            element("input", type="text", inputmode="numeric", name="after", value=call.text("after")),
+        ),
+        element(
+            "label",
+            "Fields match (JSON)",
+            element(
+                "input",
+                type="text",
+                name="match",
+                value=call.text("match"),
+                placeholder='{"kind": "a"}',
+                spellcheck="false",
+            ),
+            class_="grow",
+        ),
+        element(
+            "label",
+            element(
+                "span",
+                element("input", type="checkbox", name="parked", value="1", checked=call.text("parked") == "1"),
+                " only parked",
+            ),
+        ),
+        element("button", "Show", type="submit", class_="primary"),
+        method="get",
+        action="/messages",
+        role="search",
+        aria_label="Browse messages",
+        class_="query",
+    )
+
+
+async def _page(call: Call, store: str, durable: str, *, parked: bool) -> Html:
+    match = call.text("match")
+    if match:
+        try:
+            msgspec.json.decode(match)
+        except msgspec.DecodeError as error:
+            raise InvalidRequest(f"the match is JSON: {error}") from None
+    target = f"{durable_path(store, durable)}/browse"
+    query = query_of(after=call.number("after"), max=ROWS, match=match or None, parked="true" if parked else None)
+    page = msgspec.convert(await call.service.read(target + query), MessagePage)
+    stopped = frozenset(page.parked)
+
+    def state(message: Delivery) -> Content:
+        if message.seq in stopped:
+            return badge("parked", "warn")
+        return badge(f"delivered {message.delivery_count} times") if message.delivery_count else badge("new")
+
+    rows = table(
+        call,
+        "messages",
+        [
+            Column(
+                "Number", lambda message: anchor(str(message.seq), _place(store, durable, message.seq)), is_number=True
+            ),
+            Column("Published", lambda message: moment(message.published_ms)),
+            Column("Key", lambda message: element("code", message.key) if message.key is not None else "–"),
+            Column(
+                "Fields",
+                lambda message: (
+                    element("code", msgspec.json.encode(message.fields).decode()) if message.fields else "–"
+                ),
+            ),
+            Column("Body", lambda message: element("code", _short(message.body))),
+            Column("State", state),
+        ],
+        page.messages,
+        caption="Messages",
+        empty="No message here.",
+        is_live=not call.text("after"),
+    )
+    more: Content = None
+    if page.next_after is not None:
+        more = element(
+            "nav", anchor("Next →", call.here(after=page.next_after)), class_="pages", aria_label="More messages"
+        )
+    return text_of([rows, more])
+
+
+def _short(body: bytes) -> str:
+    try:
+        text = units.bytes_text(body, "text")
+    except ValueError:
+        text = units.bytes_text(body[:BODY_CHARACTERS], "hex")
+    return text if len(text) <= BODY_CHARACTERS else f"{text[:BODY_CHARACTERS]}…"
+
+
+def _place(store: str, durable: str, seq: int) -> str:
+    return link("/message", store=store, durable=durable, seq=seq)
+
+
+async def _message(call: Call) -> Html:
+    store, durable, seq = call.required("store"), call.required("durable"), call.number("seq")
+    return text_of(
+        [
+            section(
+                f"Message {seq}",
+                await attempt(_body(call, store, durable, seq)),
+                actions=_message_acts(call, store, durable, seq),
+            ),
+            section("Its fate in every durable", await attempt(_fates(call, store, seq))),
+            commands(call, f"{store_path(store)}/messages/{seq}/explain", f"holdfast stores explain {store} {seq}"),
+        ]
+    )
+
+
+def _message_acts(call: Call, store: str, durable: str, seq: int) -> list[Content]:
+    return [
+        action(call, REDELIVER, "Deliver again, or send back", store=store, durable=durable, seq=seq),
+        action(call, DELETE, "Delete this message", danger=True, store=store, durable=durable, seq=seq),
+    ]
+
+
+async def _found(call: Call, store: str, durable: str, seq: int) -> Delivery:
+    query = query_of(after=seq - 1, max=1)
+    page = msgspec.convert(await call.service.read(f"{durable_path(store, durable)}/browse{query}"), MessagePage)
+    if not page.messages or page.messages[0].seq != seq:
+        raise NotFound("the durable does not keep this message any more", store=store, durable=durable, number=seq)
+    return page.messages[0]
+
+
+async def _body(call: Call, store: str, durable: str, seq: int) -> Html:
+    message = await _found(call, store, durable, seq)
+    return text_of(
+        [
+            facts(
+                {
+                    "Store": anchor(store, link("/store", store=store)),
+                    "Durable": anchor(durable, link("/durable", store=store, durable=durable)),
+                    "Published": moment(message.published_ms),
+                    "Key": code(message.key, copy=True) if message.key is not None else "none",
+                    "Deliveries": units.count(message.delivery_count),
+                    **{f"Field {name}": code(str(value)) for name, value in message.fields.items()},
+                }
+            ),
+            element("h3", "Body"),
+            value_of(message.body, form_named(call.text("form"))),
+        ]
+    )
+
+
+async def _fates(call: Call, store: str, seq: int) -> Html:
+    explained = await call.service.read(f"{store_path(store)}/messages/{seq}/explain")
+    rows = documents(explained.get("durables"))
+
+    def rest(row: Document) -> Content:
+        known = {key: value for key, value in row.items() if key not in ("durable", "name", "fate")}
+        return element("code", msgspec.json.encode(known).decode()) if known else "–"
+
+    return table(
+        call,
+        "fates",
+        [
+            Column("Durable", lambda row: str(row.get("durable") or row.get("name"))),
+            Column("Fate", lambda row: badge(str(row.get("fate")))),
+            Column("Facts", rest),
+        ],
+        rows,
+        caption="Fates",
+        empty="No durable.",
+    )
+
+
+async def _delete_form(call: Call) -> Form:
+    store, durable, seq = call.required("store"), call.required("durable"), call.number("seq")
+    message = await _found(call, store, durable, seq)
+    return Form(
+        effect=[
+            element(
+                "p",
+                f"Takes message {seq} ({units.size(len(message.body))}) out of the durable ",
+                element("strong", f"{store}/{durable}"),
+                ".",
+            ),
+            element("p", "Other durables keep it. This cannot be undone."),
+        ],
+        button="Delete this message",
+        back=_place(store, durable, seq),
+        typed=f"message {seq}",
+    )
+
+
+async def _delete(call: Call) -> Done:
+    store, durable, seq = call.required("store"), call.required("durable"), call.number("seq")
+    await call.service.change("DELETE", f"{durable_path(store, durable)}/messages/{seq}")
+    return Done(f"Message {seq} is deleted.", link("/messages", store=store, durable=durable))
+
+
+DELETE: Final = Action("/message/delete", "Delete a message", "Messages", _delete_form, _delete)
+PAGES: Final = (
+    Page("/messages", "Messages", "Messages", _messages),
+    Page("/message", lambda call: f"Message {call.text('seq')} of {call.text('store')}", "Messages", _message),
+)
+ACTIONS: Final = (DELETE,)

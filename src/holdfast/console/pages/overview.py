@@ -1,0 +1,339 @@
+"""The first page: is it healthy, who leads, what is slow, what is stuck. And the step-down of the leader."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Final
+
+from holdfast.console import units
+from holdfast.console.alerts import alerts_of
+from holdfast.console.call import Action, Call, Done, Form, Input, Page, link
+from holdfast.console.documents import name_of
+from holdfast.console.exposition import Scrape, quantile
+from holdfast.console.html import Content, Html, element, text_of
+from holdfast.console.parts import (
+    Column,
+    Tone,
+    anchor,
+    attempt,
+    bar,
+    chart,
+    code,
+    commands,
+    live,
+    moment,
+    notice,
+    section,
+    table,
+    tile,
+    tiles,
+)
+from holdfast.console.service import document, documents
+from holdfast.console.watcher import Watcher
+from holdfast.errors import HoldfastError, Unavailable
+
+STUCK_MAX: Final = 20
+OLD_SECONDS: Final = 300.0
+RECENT_SECONDS: Final = 30.0
+STEPPING_DOWN: Final = " makes all accepted commits durable, answers them and stops leading."
+AFTERWARDS: Final = (
+    "A standby takes over within seconds. Clients wait and repeat; no commit is lost. Without a standby, and without "
+    "“stand by”, the log has no leader until a service is started."
+)
+_STAND_BY: Final = Input("then", "Stand by afterwards: the process waits for its turn instead of ending", "1", "check")
+
+
+async def _overview(call: Call) -> Html:
+    leads = await attempt(_leader(call))
+    return text_of(
+        [
+            live("health", _health(call.watcher), leads),
+            live("traffic", section("Traffic", _traffic(call.watcher))),
+            live("slow", section("What is slow", _slow(call))),
+            section("What is stuck", _stuck(call, await _kinds(call))),
+            live("room", section("Memory and disk", _room(call.watcher))),
+            commands(call, "/metrics", "holdfast version"),
+        ]
+    )
+
+
+def _health(watcher: Watcher) -> Content:
+    if watcher.away_since_ms is not None:
+        return notice("bad", element("strong", "Not healthy."), " Nothing is known of a service that does not answer.")
+    if watcher.newest is None:
+        return notice("none", element("strong", "Looking…"), " The first figures come in a moment.")
+    found = alerts_of(watcher)
+    if not found:
+        return notice(
+            "good",
+            element("strong", "Healthy."),
+            " The service leads, and none of the conditions of its alerts is met.",
+        )
+    lines = [
+        element("li", anchor(alert.name, f"/runbooks#{alert.name.lower()}"), f": {text}.") for alert, text in found
+    ]
+    tone: Tone = "bad" if any(alert.is_urgent for alert, _ in found) else "warn"
+    said = "Not healthy." if tone == "bad" else "It works, and needs attention."
+    return notice(tone, element("strong", said), element("ul", lines))
+
+
+async def _leader(call: Call) -> Html:
+    watcher = call.watcher
+    leading, newest = watcher.leading, watcher.newest
+    alive = None if leading is None else leading.alive
+    condition: tuple[str, Tone, str] = ("no leader", "bad", "no address says that it leads")
+    stores, version = "–", 0
+    if leading is not None:
+        try:
+            ready = await call.service.readiness(leading.url)
+            condition = ("ready", "good", "accepts commits")
+            stores, version = ready.stores, ready.version
+        except HoldfastError as error:
+            condition = ("not ready", "bad", error.statement())
+    answering = sum(member.alive is not None for member in watcher.members)
+    silent = len(watcher.members) - answering
+    said = f"one leads, {answering - 1} stand by or follow" if answering > 1 else "no standby at the given addresses"
+    if silent:
+        said = f"{silent} of {len(watcher.members)} do not answer"
+    return tiles(
+        tile(
+            "Leader",
+            alive.address if alive is not None else "none",
+            href="/cluster",
+            tone="bad" if alive is None else "good",
+            note=code(alive.leader_id[:12]) if alive is not None else "",
+        ),
+        tile("State", condition[0], href="/cluster", tone=condition[1], note=condition[2]),
+        tile(
+            "Epoch",
+            "–" if newest is None else units.count(newest.value("holdfast_epoch")),
+            href="/log#leaderships",
+            note="leader changes of this log",
+        ),
+        tile("Durable version", units.count(version) if version else "–", href="/log", note="newest"),
+        tile("Processes", str(answering), href="/cluster", tone="warn" if silent else None, note=said),
+        tile("Message stores", stores, href="/stores", tone="good" if stores == "open" else "none"),
+    )
+
+
+def _traffic(watcher: Watcher) -> Html:
+    committed = watcher.rates("holdfast_commits_total", outcome="committed")
+    conflicts = watcher.rates("holdfast_commits_total", outcome="conflict")
+    published = watcher.rates("holdfast_message_store_published_total")
+    half = watcher.quantiles(0.5, "holdfast_commit_seconds")
+    late = watcher.quantiles(0.99, "holdfast_commit_seconds")
+    store = watcher.quantiles(0.99, "holdfast_store_seconds")
+    refused = watcher.rates("holdfast_http_answers_total", status="503")
+
+    def drawn(label: str, values: list[float], href: str, text: object, note: str) -> Html:
+        shown = units.duration if text == "seconds" else units.rate
+        now = shown(values[-1]) if values else "–"
+        return tile(label, now, href=href, note=note, chart=chart(values, label, shown, span=watcher.span))
+
+    return tiles(
+        drawn("Commits", committed, "/log", "rate", "committed"),
+        drawn("Conflicts", conflicts, "/keys#hot", "rate", "read what others changed"),
+        drawn("Publishes", published, "/stores", "rate", "messages accepted"),
+        drawn("Refused requests", refused, "/runbooks#holdfastoverloaded", "rate", "503, all routes"),
+        drawn("Commit latency, median", half, "/#slow", "seconds", "arrival to answer"),
+        drawn("Commit latency, p99", late, "/#slow", "seconds", "arrival to answer"),
+        drawn(
+            "Connections refused",
+            watcher.rates("holdfast_connections_refused_total"),
+            "/configuration",
+            "rate",
+            "above the limit",
+        ),
+        drawn("Object store, p99", store, "/#slow", "seconds", "request to answer"),
+        wide=True,
+    )
+
+
+def _slow(call: Call) -> Content:
+    recent = call.watcher.recent(RECENT_SECONDS)
+    if recent is None:
+        return element("p", "Collecting…", class_="empty")
+    before, now = recent
+    kinds = sorted({labels["kind"] for labels, _ in now.labelled("holdfast_store_seconds_count")})
+    rows: list[tuple[str, dict[str, str], str]] = [("Commit, arrival to answer", {}, "holdfast_commit_seconds")]
+    rows += [(f"Stage {stage}", {"stage": stage}, "holdfast_stage_seconds") for stage in ("resolve", "persist")]
+    rows += [(f"Object store: {kind}", {"kind": kind}, "holdfast_store_seconds") for kind in kinds]
+    measured = [(what, _quantiles(before, now, name, labels)) for what, labels, name in rows]
+    span = max(1e-9, now.at - before.at)
+
+    def shown(at: int) -> Column[tuple[str, tuple[float | None, float | None, float]]]:
+        title = ("Median", "p99")[at]
+        return Column(
+            title,
+            lambda row: "–" if row[1][at] is None else units.duration(row[1][at] or 0),
+            lambda row: row[1][at] or 0,
+            is_number=True,
+        )
+
+    stalled = now.value("holdfast_backpressure_seconds_total") - before.value("holdfast_backpressure_seconds_total")
+    return [
+        table(
+            call,
+            "slow",
+            [
+                Column("What", lambda row: row[0], lambda row: row[0]),
+                Column("Rate", lambda row: units.rate(row[1][2] / span), lambda row: row[1][2], is_number=True),
+                shown(0),
+                shown(1),
+            ],
+            measured,
+            caption=f"Latencies of the last {units.duration(span)}",
+            empty="Nothing was measured.",
+            is_live=False,
+        ),
+        element(
+            "p",
+            f"Commits waited for room for {units.duration(max(0.0, stalled))} of the last {units.duration(span)}.",
+            class_="note",
+        ),
+    ]
+
+
+def _quantiles(
+    before: Scrape, now: Scrape, name: str, labels: dict[str, str]
+) -> tuple[float | None, float | None, float]:
+    counted = now.total(f"{name}_count", **labels) - before.total(f"{name}_count", **labels)
+    return quantile(0.5, before, now, name, **labels), quantile(0.99, before, now, name, **labels), counted
+
+
+async def _kinds(call: Call) -> dict[tuple[str, str], str]:
+    """The types of the durables, as far as the definition names them."""
+    try:
+        stores = documents((await call.service.read("/v1/stores")).get("stores"))
+    except HoldfastError:
+        return {}
+    return {
+        (name_of(store), durable): str(document(parameters).get("type"))
+        for store in stores
+        for durable, parameters in document(store.get("durables")).items()
+    }
+
+
+def _stuck(call: Call, kinds: Mapping[tuple[str, str], str]) -> Content:
+    now = call.watcher.newest
+    if now is None:
+        return element("p", "Collecting…", class_="empty", id="t-stuck", data_live=True)
+    subscribers = _of_durables(now, "holdfast_durable_subscribers")
+    oldest = _of_durables(now, "holdfast_durable_oldest_timestamp_seconds")
+    parked = _of_durables(now, "holdfast_durable_parked")
+    rows: list[tuple[float, str, str, str, float]] = []
+    for (store, durable), backlog in _of_durables(now, "holdfast_durable_backlog").items():
+        if kinds.get((store, durable)) in ("map", "last_value"):
+            continue  # their values stay
+        since = oldest.get((store, durable), 0.0)
+        reasons: list[str] = []
+        if parked.get((store, durable)):
+            reasons.append(f"{units.count(parked[store, durable])} parked")
+        if backlog and not subscribers.get((store, durable)):
+            reasons.append("no subscriber")
+        elif since and time.time() - since > OLD_SECONDS:
+            reasons.append(f"oldest waits {units.duration(time.time() - since)}")
+        if reasons:
+            rows.append((backlog, store, durable, ", ".join(reasons), since))
+    rows.sort(reverse=True)
+    more = "" if len(rows) <= STUCK_MAX else f" The {STUCK_MAX} largest of {len(rows):,}."
+    return [
+        table(
+            call,
+            "stuck",
+            [
+                Column(
+                    "Durable",
+                    lambda row: anchor(f"{row[1]}/{row[2]}", link("/durable", store=row[1], durable=row[2])),
+                    lambda row: row[1:3],
+                ),
+                Column("Why", lambda row: row[3], lambda row: row[3]),
+                Column("Backlog", lambda row: units.count(row[0]), lambda row: row[0], is_number=True),
+                Column("Oldest", lambda row: moment(row[4] * 1000), lambda row: row[4]),
+            ],
+            rows[:STUCK_MAX],
+            caption="Durables whose messages do not go on",
+            empty="Nothing: every waiting message has a subscriber, and none is parked.",
+        ),
+        element("p", more, class_="note") if more else None,
+    ]
+
+
+def _of_durables(scrape: Scrape, name: str) -> dict[tuple[str, str], float]:
+    return {(labels["store"], labels["durable"]): value for labels, value in scrape.labelled(name)}
+
+
+def _room(watcher: Watcher) -> Content:
+    now = watcher.newest
+    if now is None:
+        return element("p", "Collecting…", class_="empty")
+    memory = now.value("process_resident_memory_bytes")
+    used, limit = (
+        now.value("holdfast_message_stores_disk_used_bytes"),
+        now.value("holdfast_message_stores_disk_limit_bytes"),
+    )
+    pages, in_use = (
+        now.value("holdfast_message_stores_log_allocated_bytes"),
+        now.value("holdfast_message_stores_log_in_use_bytes"),
+    )
+    processor = watcher.rates("process_cpu_seconds_total")
+    resident = watcher.values("process_resident_memory_bytes")
+
+    def part(value: float) -> str:
+        return f"{value:.0%}"
+
+    return tiles(
+        tile(
+            "Memory",
+            units.size(memory),
+            note="resident, of the service",
+            chart=chart(resident, "Memory", units.size, span=watcher.span),
+        ),
+        tile(
+            "Processor",
+            part(processor[-1]) if processor else "–",
+            note="of one core",
+            chart=chart(processor, "Processor", part, span=watcher.span),
+        ),
+        tile("Disk of the stores", units.size(used), note=bar(used, limit, "Disk of the stores")),
+        tile("Pages of the stores", units.size(pages), href="/stores", note=bar(in_use, pages, "Pages of the stores")),
+        tile(
+            "Conflict window",
+            units.size(now.value("holdfast_window_bytes")),
+            note=f"reaches back {units.duration(now.value('holdfast_window_seconds'))}",
+        ),
+        tile(
+            "Connections",
+            units.count(now.value("holdfast_connections")),
+            note=f"{units.count(now.value('holdfast_subscribers'))} subscriptions",
+        ),
+    )
+
+
+async def _step_down_form(call: Call) -> Form:
+    leading = call.watcher.leading
+    if leading is None or leading.alive is None:
+        raise Unavailable("no process leads")
+    alive = leading.alive
+    return Form(
+        effect=[
+            element("p", "The leader ", code(alive.leader_id), " at ", element("strong", alive.address), STEPPING_DOWN),
+            element("p", AFTERWARDS),
+        ],
+        button="Step down",
+        back="/cluster",
+        inputs=(_STAND_BY,),
+        typed="step down",
+    )
+
+
+async def _step_down(call: Call) -> Done:
+    target = "/v1/admin/step-down" + ("?then=stand_by" if call.form.get("then") == "1" else "")
+    await call.service.change("POST", target)
+    return Done("The leader has stepped down.", "/cluster")
+
+
+STEP_DOWN: Final = Action("/step-down", "Step down", "Cluster", _step_down_form, _step_down)
+PAGES: Final = (Page("/", "Overview", "Overview", _overview),)
+ACTIONS: Final = (STEP_DOWN,)

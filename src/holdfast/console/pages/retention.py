@@ -1,0 +1,198 @@
+"""Retention: the policies of the log, what each holds back, who else holds it, and what was removed."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from holdfast.console import units
+from holdfast.console.call import Action, Call, Done, Form, Input, Page, whole
+from holdfast.console.html import Html, element, text_of
+from holdfast.console.parts import Column, action, attempt, commands, live, moment, notice, section, table, tile, tiles
+from holdfast.errors import InvalidRequest
+from holdfast.wire.log import HoldState, PolicyState, RetentionAnswer, RetentionPolicy
+
+KINDS: Final = ("max_age_seconds", "max_bytes", "keep_from_version", "keep everything")
+NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,128}")
+
+
+async def _retention(call: Call) -> Html:
+    return text_of(
+        [
+            live("retention", await attempt(_answer(call))),
+            commands(call, "/v1/retention", "holdfast retention ls"),
+        ]
+    )
+
+
+async def _answer(call: Call) -> Html:
+    answer = await call.service.log.retention()
+    now = call.watcher.newest
+    removed = 0.0 if now is None else now.value("holdfast_retention_deleted_objects_total")
+    removed_bytes = 0.0 if now is None else now.value("holdfast_retention_deleted_bytes_total")
+    return text_of(
+        [
+            notice("warn", "Nothing is removed: ", answer.warning, ".") if answer.warning else None,
+            tiles(
+                tile("Policies", str(len(answer.policies)), note="without one, everything stays"),
+                tile(
+                    "Truncated through",
+                    units.count(answer.truncated_through) if answer.truncated_through else "–",
+                    note="versions up to here may be gone",
+                ),
+                tile(
+                    "To be truncated through",
+                    units.count(answer.truncate_through) if answer.truncate_through else "–",
+                    note="no policy needs older versions",
+                ),
+                tile("Removed", units.count(removed), note=f"objects, {units.size(removed_bytes)}, by this leader"),
+            ),
+            section("Policies", _policies(call, answer), actions=[action(call, SET, "Set a policy")]),
+            section("Readers that hold the log", _holds(call, answer)),
+            section(
+                "Snapshots",
+                element(
+                    "p", "A snapshot is made by the leader's schedule, or by a command that writes next to the log:"
+                ),
+                element("pre", "holdfast log snapshot\nholdfast log snapshots", tabindex="0"),
+            ),
+        ]
+    )
+
+
+def keeps(policy: PolicyState) -> str:
+    """What a policy keeps, in words."""
+    if policy.max_age_seconds is not None:
+        return f"the last {units.duration(policy.max_age_seconds)}"
+    return policy.text if policy.max_bytes is None else f"the last {units.size(policy.max_bytes)}"
+
+
+def _policies(call: Call, answer: RetentionAnswer) -> Html:
+    rows = sorted(answer.policies.items())
+
+    def age(row: tuple[str, PolicyState]) -> float:
+        return row[1].held_seconds or 0.0
+
+    def held(row: tuple[str, PolicyState]) -> float:
+        return float(row[1].held_bytes or 0)
+
+    return table(
+        call,
+        "policies",
+        [
+            Column("Policy", lambda row: element("code", row[0]), lambda row: row[0]),
+            Column("Keeps", lambda row: keeps(row[1])),
+            Column(
+                "From version",
+                lambda row: "–" if row[1].from_version is None else str(row[1].from_version),
+                is_number=True,
+            ),
+            Column(
+                "Oldest",
+                lambda row: "–" if row[1].held_seconds is None else units.duration(age(row)),
+                age,
+                is_number=True,
+            ),
+            Column(
+                "Holds", lambda row: "–" if row[1].held_bytes is None else units.size(held(row)), held, is_number=True
+            ),
+            Column("", lambda row: action(call, REMOVE, "Remove", danger=True, policy=row[0])),
+        ],
+        rows,
+        caption="Policies",
+        empty="No policy: the whole log stays.",
+        is_live=False,
+    )
+
+
+def _holds(call: Call, answer: RetentionAnswer) -> Html:
+    rows: list[tuple[str, HoldState]] = sorted(answer.holds.items())
+    return table(
+        call,
+        "holds",
+        [
+            Column("Reader", lambda row: element("code", row[0])),
+            Column("From version", lambda row: str(row[1].from_version), is_number=True),
+            Column("Snapshot", lambda row: "–" if row[1].snapshot is None else str(row[1].snapshot), is_number=True),
+            Column("Until", lambda row: moment(row[1].expires_ms)),
+        ],
+        rows,
+        caption="Holds",
+        empty="No reader holds the log.",
+        is_live=False,
+    )
+
+
+async def _set_form(call: Call) -> Form:
+    del call
+    return Form(
+        effect=[
+            element(
+                "p", "Says what must stay of the log. The log is kept from the oldest point that any policy needs."
+            ),
+            element("p", "What no policy needs is removed for good, once the log has a snapshot."),
+        ],
+        button="Set the policy",
+        back="/retention",
+        inputs=(
+            Input("policy", "Name", "", required=True),
+            Input("kind", "What it keeps", KINDS[0], "choice", choices=KINDS),
+            Input("amount", "Seconds, bytes or the version", "", "number", note="empty to keep everything"),
+        ),
+        typed="set retention",
+    )
+
+
+async def _set(call: Call) -> Done:
+    name, kind, amount = call.form.get("policy", "").strip(), call.form.get("kind", ""), call.form.get("amount", "")
+    if not NAME.fullmatch(name):
+        raise InvalidRequest("a policy's name has letters, digits, dots, dashes and underscores, at most 128")
+    match kind:
+        case "max_age_seconds":
+            policy = RetentionPolicy(max_age_seconds=whole("seconds", amount))
+        case "max_bytes":
+            policy = RetentionPolicy(max_bytes=whole("bytes", amount))
+        case "keep_from_version":
+            policy = RetentionPolicy(keep_from_version=whole("the version", amount))
+        case "keep everything":
+            policy = RetentionPolicy(keep="everything")
+        case _:
+            raise InvalidRequest("a policy keeps one of what the form offers")
+    await call.service.log.set_retention(name, policy)
+    return Done(f"The policy {name} is set.", "/retention")
+
+
+async def _remove_form(call: Call) -> Form:
+    name = call.required("policy")
+    answer = await call.service.log.retention()
+    policy = answer.policies.get(name)
+    if policy is None:
+        raise InvalidRequest("there is no such policy", policy=name)
+    held = "" if policy.held_bytes is None else f", now {units.size(policy.held_bytes)}"
+    rest = len(answer.policies) - 1
+    left = (
+        f"{rest} policies are left, and what none of them needs is removed."
+        if rest
+        else "No policy is left: the whole log stays."
+    )
+    return Form(
+        effect=[
+            element("p", "Removes the policy ", element("strong", name), f", which keeps {keeps(policy)}{held}."),
+            element("p", left),
+        ],
+        button="Remove the policy",
+        back="/retention",
+        typed=name,
+    )
+
+
+async def _remove(call: Call) -> Done:
+    name = call.required("policy")
+    await call.service.log.remove_retention(name)
+    return Done(f"The policy {name} is removed.", "/retention")
+
+
+SET: Final = Action("/retention/set", "Set a retention policy", "Retention", _set_form, _set)
+REMOVE: Final = Action("/retention/remove", "Remove a retention policy", "Retention", _remove_form, _remove)
+PAGES: Final = (Page("/retention", "Retention", "Retention", _retention),)
+ACTIONS: Final = (SET, REMOVE)

@@ -1,0 +1,520 @@
+"""Message stores: all of them, one store, one durable, the whole definition with its history, and what can be done."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Final, cast
+
+import msgspec
+
+from holdfast.client.protocol.stores.messages import durable_path, store_path
+from holdfast.console import units
+from holdfast.console.call import Call, Page, link
+from holdfast.console.documents import COUNTS, NOT_PARAMETERS, count_of, name_of, yaml_of
+from holdfast.console.html import Content, Html, element, join, text_of
+from holdfast.console.pages.stores_acts import (
+    CLUSTER_ACTIONS,
+    DEFINE_DURABLE,
+    DEFINE_STORE,
+    DEFINE_TEMPLATE,
+    DELETE_DURABLE,
+    DELETE_STORE,
+    DELETE_TEMPLATE,
+    EDIT_CLUSTER,
+    EDIT_DURABLE,
+    EDIT_PERMISSIONS,
+    EDIT_STORE,
+    PUBLISH,
+    PURGE,
+    REDELIVER,
+    REWIND,
+    ROLLBACK,
+    SUSPEND,
+)
+from holdfast.console.parts import (
+    Column,
+    action,
+    anchor,
+    attempt,
+    badge,
+    bar,
+    button,
+    chart,
+    code,
+    commands,
+    facts,
+    live,
+    moment,
+    section,
+    table,
+    tile,
+    tiles,
+)
+from holdfast.console.service import Document, document, documents, number
+
+
+def _number(title: str, name: str, text: Callable[[float], str] = units.count) -> Column[Document]:
+    return Column(title, lambda row: text(count_of(row, name)), lambda row: count_of(row, name), is_number=True)
+
+
+# All stores
+
+
+async def _stores(call: Call) -> Html:
+    return text_of(
+        [
+            live("cluster", await attempt(_cluster(call))),
+            section(
+                "Stores", await attempt(_store_table(call)), actions=[action(call, DEFINE_STORE, "Define a store")]
+            ),
+            section("Definition", await attempt(_history(call)), actions=_definition_actions(call)),
+            commands(call, "/v1/stores", "holdfast stores ls"),
+        ]
+    )
+
+
+def _definition_actions(call: Call) -> list[Content]:
+    return [button("Whole definition", "/definition"), action(call, EDIT_CLUSTER, "Edit parameters")]
+
+
+async def _cluster(call: Call) -> Html:
+    cluster = await call.service.read("/v1/cluster")
+    disk, pages = document(cluster.get("disk")), document(cluster.get("log"))
+    suspended = bool(cluster.get("suspended"))
+    head = tiles(
+        tile(
+            "State",
+            "suspended" if suspended else "serves",
+            tone="bad" if suspended else "good",
+            note=f"revision {cluster.get('revision')}",
+        ),
+        tile(
+            "Stores",
+            units.count(number(cluster.get("stores"))),
+            note=f"{units.count(number(cluster.get('durables')))} durables",
+        ),
+        tile(
+            "Messages",
+            units.count(number(cluster.get("messages"))),
+            note=bar(number(cluster.get("messages")), number(cluster.get("message_limit")), "Messages", units.count),
+        ),
+        tile(
+            "Bytes",
+            units.size(number(cluster.get("bytes"))),
+            note=bar(number(cluster.get("bytes")), number(cluster.get("bytelimit")), "Bytes"),
+        ),
+        tile(
+            "Disk",
+            units.size(number(disk.get("used"))),
+            note=bar(number(disk.get("used")), number(disk.get("limit")), "Disk"),
+        ),
+        tile(
+            "Pages",
+            units.size(number(pages.get("allocated"))),
+            note=bar(number(pages.get("in_use")), number(pages.get("allocated")), "Pages"),
+        ),
+    )
+    acts = [action(call, each, each.title, danger=each is SUSPEND) for each in CLUSTER_ACTIONS]
+    return text_of([head, element("div", acts, class_="actions spaced")])
+
+
+async def _store_table(call: Call) -> Html:
+    rows = documents((await call.service.read("/v1/stores")).get("stores"))
+    watcher = call.watcher
+
+    def published(row: Document) -> float:
+        return watcher.rate_of_store("holdfast_message_store_published_total", store=name_of(row)) or 0.0
+
+    return table(
+        call,
+        "stores",
+        [
+            Column("Store", lambda row: anchor(name_of(row), link("/store", store=name_of(row))), name_of),
+            _number("Messages", "messages"),
+            Column("Bytes", _bytes_bar, lambda row: count_of(row, "bytes"), is_number=True),
+            Column("Published", lambda row: units.rate(published(row)), published, is_number=True),
+            _number("Durables", "durables"),
+            _number("Publishers", "publishers"),
+            _number("Unmatched", "unmatched"),
+            Column(
+                "Kept",
+                lambda row: "on disk" if row.get("replicated") else "in memory",
+                lambda row: str(row.get("replicated")),
+            ),
+        ],
+        rows,
+        caption="Stores",
+        empty="There is no store that this token may browse.",
+        text=name_of,
+    )
+
+
+def _bytes_bar(row: Document) -> Html:
+    used, limit = count_of(row, "bytes"), number(row.get("bytelimit"))
+    return bar(used, limit, f"Bytes of {name_of(row)}") if limit else text_of(units.size(used))
+
+
+async def _history(call: Call) -> Html:
+    rows = documents((await call.service.read("/v1/cluster/history")).get("history"))
+    rows.sort(key=lambda row: -number(row.get("revision")))
+    return table(
+        call,
+        "history",
+        [
+            Column(
+                "Revision",
+                lambda row: anchor(str(row["revision"]), link("/definition", revision=str(row["revision"]))),
+                is_number=True,
+            ),
+            Column("Time", lambda row: moment(number(row.get("at_ms")))),
+            Column("Author", lambda row: str(row.get("author") or "–")),
+            Column("", lambda row: action(call, ROLLBACK, "Roll back to it", revision=str(row["revision"]))),
+        ],
+        rows[:10],
+        caption="Revisions of the definition",
+        empty="No definition was ever made.",
+    )
+
+
+# One store
+
+
+async def _store(call: Call) -> Html:
+    store = call.required("store")
+    return text_of(
+        [
+            live("store", await attempt(_store_facts(call, store))),
+            section(
+                "Durables",
+                await attempt(_durable_table(call, store)),
+                actions=[action(call, DEFINE_DURABLE, "Define a durable", store=store)],
+            ),
+            section(
+                "Parameters", await attempt(_parameters(call, store_path(store))), actions=_store_actions(call, store)
+            ),
+            section(
+                "Templates",
+                await attempt(_templates(call, store)),
+                actions=[action(call, DEFINE_TEMPLATE, "Define a template", store=store)],
+            ),
+            commands(call, store_path(store), f"holdfast stores ls {store}"),
+        ]
+    )
+
+
+def _store_actions(call: Call, store: str) -> list[Content]:
+    return [
+        action(call, PUBLISH, "Publish a test message", store=store),
+        action(call, EDIT_STORE, "Edit", store=store),
+        action(call, DELETE_STORE, "Delete the store", danger=True, store=store),
+    ]
+
+
+async def _store_facts(call: Call, store: str) -> Html:
+    part = await call.service.read(store_path(store))
+    published = call.watcher.rate_of_store("holdfast_message_store_published_total", store=store)
+    messages, size = count_of(part, "messages"), count_of(part, "bytes")
+    limit = number(part.get("message_limit"))
+    return tiles(
+        tile("Messages", units.count(messages), note=bar(messages, limit, "Messages", units.count)),
+        tile("Bytes", units.size(size), note=bar(size, number(part.get("bytelimit")), "Bytes")),
+        tile("Published", "–" if published is None else units.rate(published), note="between the last two scrapes"),
+        tile("Next number", units.count(count_of(part, "next_seq")), note="of a message"),
+        tile("Publishers", units.count(count_of(part, "publishers")), note="remembered"),
+        tile("Unmatched", units.count(count_of(part, "unmatched")), note="messages that no durable wanted"),
+    )
+
+
+async def _durable_table(call: Call, store: str) -> Html:
+    rows = documents((await call.service.read(f"{store_path(store)}/durables")).get("durables"))
+    watcher, now_ms = call.watcher, time.time() * 1000
+
+    def acknowledged(row: Document) -> float:
+        return watcher.rate_of_store("holdfast_durable_acknowledged_total", store=store, durable=name_of(row)) or 0.0
+
+    def oldest(row: Document) -> float:
+        since = count_of(row, "oldest_ms")
+        return max(0.0, now_ms - since) if since else 0.0
+
+    return table(
+        call,
+        "durables",
+        [
+            Column(
+                "Durable",
+                lambda row: anchor(name_of(row), link("/durable", store=store, durable=name_of(row))),
+                name_of,
+            ),
+            Column("Type", lambda row: str(row.get("type")), lambda row: str(row.get("type"))),
+            _number("Backlog", "backlog"),
+            _number("Held", "unacknowledged"),
+            _number("Parked", "parked"),
+            _number("Dead letters", "dead_letters"),
+            _number("Redelivered", "redelivered"),
+            Column("Acknowledged", lambda row: units.rate(acknowledged(row)), acknowledged, is_number=True),
+            Column(
+                "Oldest", lambda row: units.duration(oldest(row) / 1000) if oldest(row) else "–", oldest, is_number=True
+            ),
+            Column(
+                "Subscribers",
+                lambda row: str(len(documents(row.get("subscribers")))),
+                lambda row: len(documents(row.get("subscribers"))),
+                is_number=True,
+            ),
+        ],
+        rows,
+        caption="Durables",
+        empty="No durable: messages of this store are not kept.",
+        text=name_of,
+    )
+
+
+async def _parameters(call: Call, target: str) -> Html:
+    part = await call.service.read(target)
+    return facts({name: _shown(value) for name, value in part.items() if name not in NOT_PARAMETERS})
+
+
+def _shown(value: object) -> Content:
+    if value in (None, "", 0, {}, []) and not isinstance(value, bool):
+        return "–" if value != 0 else "0"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return str(value) if isinstance(value, str | int | float) else element("code", msgspec.json.encode(value).decode())
+
+
+async def _templates(call: Call, store: str) -> Html:
+    rows = documents((await call.service.read(f"{store_path(store)}/templates")).get("templates"))
+    return table(
+        call,
+        "templates",
+        [
+            Column("Template", name_of, name_of),
+            Column("Type", lambda row: str(row.get("type"))),
+            Column(
+                "Parameters",
+                lambda row: element(
+                    "code", msgspec.json.encode({key: value for key, value in row.items() if key != "name"}).decode()
+                ),
+            ),
+            Column("", lambda row: action(call, DELETE_TEMPLATE, "Delete", store=store, template=name_of(row))),
+        ],
+        rows,
+        caption="Templates",
+        empty="No template of its own; the built-in ones are standard, shared, last_value and map.",
+    )
+
+
+# One durable
+
+
+async def _durable(call: Call) -> Html:
+    store, name = call.required("store"), call.required("durable")
+    part = await call.service.read(durable_path(store, name))
+    return text_of(
+        [
+            element(
+                "p",
+                "A durable of ",
+                anchor(store, link("/store", store=store)),
+                f", {part.get('type')}",
+                ", dynamic" if part.get("dynamic") else "",
+                ".",
+            ),
+            live("durable", _durable_facts(call, store, name, part), _backlog(call, store, name)),
+            section("Subscribers", _subscribers(call, part)),
+            section(
+                "Parameters",
+                live(
+                    "parameters",
+                    facts({key: _shown(value) for key, value in part.items() if key not in NOT_PARAMETERS}),
+                ),
+                actions=_durable_actions(call, store, name, part),
+            ),
+            commands(call, durable_path(store, name), f"holdfast stores ls {store}"),
+        ]
+    )
+
+
+def _durable_actions(call: Call, store: str, name: str, part: Document) -> list[Content]:
+    is_map = part.get("type") == "map"
+    looks = (
+        button("Look at the map", link("/map", store=store, map=name))
+        if is_map
+        else button("Browse messages", link("/messages", store=store, durable=name))
+    )
+    queue = part.get("type") in ("shared", "standard")
+    return [
+        looks,
+        action(call, EDIT_DURABLE, "Edit", store=store, durable=name) if not part.get("dynamic") else None,
+        action(call, REWIND, "Rewind", store=store, durable=name) if queue else None,
+        action(call, REDELIVER, "Deliver again", store=store, durable=name) if queue else None,
+        action(call, PURGE, "Purge", danger=True, store=store, durable=name),
+        action(call, DELETE_DURABLE, "Delete", danger=True, store=store, durable=name),
+    ]
+
+
+def _durable_facts(call: Call, store: str, name: str, part: Document) -> Html:
+    parked, dying, oldest = count_of(part, "parked"), count_of(part, "dying"), count_of(part, "oldest_ms")
+    acknowledged = call.watcher.rate_of_store("holdfast_durable_acknowledged_total", store=store, durable=name)
+    messages, size = count_of(part, "messages"), count_of(part, "bytes")
+    expired = document(document(part.get(COUNTS)).get("expired"))
+    return tiles(
+        tile("Backlog", units.count(count_of(part, "backlog")), note="messages that no subscriber holds"),
+        tile("Held", units.count(count_of(part, "unacknowledged")), note="delivered, not acknowledged"),
+        tile(
+            "Messages",
+            units.count(messages),
+            note=bar(messages, number(part.get("message_limit")), "Messages", units.count),
+        ),
+        tile("Bytes", units.size(size), note=bar(size, number(part.get("bytelimit")), "Bytes")),
+        tile(
+            "Oldest",
+            moment(oldest) if oldest else "–",
+            note=f"waits {units.duration(max(0.0, time.time() - oldest / 1000))}" if oldest else "nothing waits",
+        ),
+        tile(
+            "Acknowledged",
+            "–" if acknowledged is None else units.rate(acknowledged),
+            note=f"{units.count(count_of(part, 'acknowledged'))} in all",
+        ),
+        tile(
+            "Parked",
+            units.count(parked),
+            tone="warn" if parked else None,
+            href=link("/messages", store=store, durable=name, parked=1),
+            note="delivered too often",
+        ),
+        tile(
+            "Dead letters",
+            units.count(count_of(part, "dead_letters")),
+            href=link("/messages", store=str(part.get("dead_letter_store") or store)),
+            note=f"{units.count(dying)} on their way",
+        ),
+        tile(
+            "Redelivered",
+            units.count(count_of(part, "redelivered")),
+            note=f"{units.count(count_of(part, 'ack_wait_lapsed'))} not acknowledged in time",
+        ),
+        tile(
+            "Expired",
+            units.count(sum(number(value) for value in expired.values())),
+            note=join([f"{key} {units.count(number(value))}" for key, value in expired.items()], ", "),
+        ),
+    )
+
+
+def _backlog(call: Call, store: str, name: str) -> Html:
+    values = call.watcher.backlog(store, name)
+    span = f"{units.duration(60 * len(values))}" if values else ""
+    note = element("p", "Once a minute, kept by this console for a day while it runs.", class_="note")
+    return section("Backlog over time", chart(values, "Backlog", units.count, span=span, tall=True), note)
+
+
+def _subscribers(call: Call, part: Document) -> Html:
+    return table(
+        call,
+        "subscribers",
+        [
+            Column("Subscriber", name_of, name_of),
+            Column(
+                "", lambda row: badge("connected", "good") if row.get("connected") else badge("holds messages", "warn")
+            ),
+            Column(
+                "Holds",
+                lambda row: units.count(number(row.get("unacknowledged"))),
+                lambda row: number(row.get("unacknowledged")),
+                is_number=True,
+            ),
+            Column("Takes more", lambda row: units.count(number(row.get("room"))), is_number=True),
+            Column("Address", lambda row: str(row.get("address") or "–")),
+            Column("Since", lambda row: moment(number(row.get("since_ms")))),
+            Column("Last delivery", lambda row: moment(number(row.get("delivered_ms")))),
+            Column("Last acknowledgement", lambda row: moment(number(row.get("acknowledged_ms")))),
+        ],
+        documents(part.get("subscribers")),
+        caption="Subscribers",
+        empty="No subscriber.",
+        text=name_of,
+    )
+
+
+# The definition
+
+
+async def _definition(call: Call) -> Html:
+    revision = call.number("revision")
+    if revision:
+        earlier = await call.service.read(f"/v1/cluster/history/{revision}")
+        shown = yaml_of(earlier.get("definition", earlier))
+        acts: list[Content] = [
+            action(call, ROLLBACK, "Roll back to it", danger=True, revision=revision),
+            button("In force", "/definition"),
+        ]
+        return text_of([section(f"Revision {revision}", element("pre", shown, tabindex="0"), actions=acts)])
+    whole_one = await call.service.read("/v1/cluster/definition")
+    definition = document(whole_one.get("definition"))
+    permissions = document(definition.get("permissions"))
+    return text_of(
+        [
+            section(
+                "Users and roles",
+                _permissions(call, permissions),
+                actions=[action(call, EDIT_PERMISSIONS, "Edit users and roles")],
+            ),
+            section(
+                f"Definition, revision {whole_one.get('revision')}", element("pre", yaml_of(definition), tabindex="0")
+            ),
+            commands(call, "/v1/cluster/definition", "holdfast stores history"),
+        ]
+    )
+
+
+def _permissions(call: Call, permissions: Document) -> Html:
+    users = [{"name": name, **document(user)} for name, user in document(permissions.get("users")).items()]
+    roles = [{"name": name, **document(role)} for name, role in document(permissions.get("roles")).items()]
+    enabled = permissions.get("enabled")
+    state = badge("permissions are on", "good") if enabled else badge("permissions are off", "warn")
+    return text_of(
+        [
+            element("p", state),
+            table(
+                call,
+                "users",
+                [
+                    Column("User", name_of, name_of),
+                    Column("Roles", lambda row: ", ".join(cast("list[str]", row.get("roles") or []))),
+                    Column("Token, SHA-256", lambda row: code(f"{str(row.get('token_sha256') or 'none')[:12]}…")),
+                ],
+                users,
+                caption="Users",
+                empty="No user.",
+                is_live=False,
+            ),
+            table(
+                call,
+                "roles",
+                [
+                    Column("Role", name_of, name_of),
+                    Column(
+                        "Stores", lambda row: element("code", msgspec.json.encode(row.get("stores") or {}).decode())
+                    ),
+                    Column(
+                        "Cluster", lambda row: element("code", msgspec.json.encode(row.get("cluster") or []).decode())
+                    ),
+                ],
+                roles,
+                caption="Roles",
+                empty="No role.",
+                is_live=False,
+            ),
+        ]
+    )
+
+
+PAGES: Final = (
+    Page("/stores", "Stores", "Stores", _stores),
+    Page("/store", lambda call: f"Store {call.text('store')}", "Stores", _store),
+    Page("/durable", lambda call: f"Durable {call.text('store')}/{call.text('durable')}", "Stores", _durable),
+    Page("/definition", "Definition of the stores", "Stores", _definition),
+)

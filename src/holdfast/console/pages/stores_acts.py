@@ -1,0 +1,468 @@
+"""What an operator can do to message stores, durables, their definition and the cluster. ``stores`` shows them."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from holdfast.client.protocol.stores.administration import ClusterCommand
+from holdfast.client.protocol.stores.messages import durable_path, store_path, template_path
+from holdfast.console import units
+from holdfast.console.call import Action, Call, Done, Form, Input, link, whole
+from holdfast.console.documents import NOT_PARAMETERS, count_of, document_of, yaml_of
+from holdfast.console.html import element
+from holdfast.console.service import document, number
+from holdfast.errors import InvalidRequest
+
+AS_YAML: Final = "YAML, as in a definition file; what is not named gets its default"
+
+
+def _defining(
+    what: str,
+    target: Callable[[Call, str], str],
+    back: Callable[[Call], str],
+    shown: Callable[[Call, str], str],
+    example: str,
+) -> tuple[Callable[[Call], Awaitable[Form]], Callable[[Call], Awaitable[Done]]]:
+    """The form and the act of something that gets a name and parameters."""
+
+    async def form(call: Call) -> Form:
+        return Form(
+            effect=element(
+                "p",
+                f"Makes a {what}, or sets the parameters of an existing one. What would delete messages is refused.",
+            ),
+            button="Define",
+            back=back(call),
+            inputs=(
+                Input("name", "Name", required=True),
+                Input("parameters", "Parameters", example, "area", note=AS_YAML),
+            ),
+        )
+
+    async def act(call: Call) -> Done:
+        name = call.form.get("name", "").strip()
+        if not name:
+            raise InvalidRequest(f"a {what} needs a name")
+        await call.service.change(
+            "PUT", target(call, name), document_of(call.form.get("parameters", ""), "the parameters")
+        )
+        return Done(f"The {what} {name} is defined.", shown(call, name))
+
+    return form, act
+
+
+def _to_store(call: Call) -> str:
+    return link("/store", store=call.text("store"))
+
+
+def _to_durable(call: Call) -> str:
+    return link("/durable", store=call.text("store"), durable=call.text("durable"))
+
+
+def _editing(
+    what: str, target: Callable[[Call], str], back: Callable[[Call], str]
+) -> tuple[Callable[[Call], Awaitable[Form]], Callable[[Call], Awaitable[Done]]]:
+    """The form and the act of a change of some parameters."""
+
+    async def form(call: Call) -> Form:
+        part = await call.service.read(target(call))
+        known = {key: value for key, value in part.items() if key not in NOT_PARAMETERS}
+        return Form(
+            effect=[
+                element("p", f"Changes the parameters of {what} that differ from what is in force."),
+                element(
+                    "p",
+                    "A change that would delete messages is refused, with a list of them, unless the box is ticked.",
+                ),
+            ],
+            button="Change",
+            back=back(call),
+            inputs=(
+                Input("parameters", "Parameters", yaml_of(known), "area", note="YAML"),
+                Input("delete", "The change may delete messages", "", "check"),
+            ),
+        )
+
+    async def act(call: Call) -> Done:
+        part = await call.service.read(target(call))
+        given = document_of(call.form.get("parameters", ""), "the parameters")
+        changed = {key: value for key, value in given.items() if key not in part or part[key] != value}
+        if not changed:
+            raise InvalidRequest("nothing differs from what is in force")
+        query = "?delete=true" if call.form.get("delete") == "1" else ""
+        await call.service.change("PATCH", target(call) + query, changed)
+        return Done(f"Changed: {', '.join(sorted(changed))}.", back(call))
+
+    return form, act
+
+
+async def _delete_store_form(call: Call) -> Form:
+    store = call.required("store")
+    part = await call.service.read(store_path(store))
+    messages, durables = units.count(count_of(part, "messages")), units.count(count_of(part, "durables"))
+    return Form(
+        effect=[
+            element(
+                "p",
+                "Deletes the store ",
+                element("strong", store),
+                f" with {messages} messages ({units.size(count_of(part, 'bytes'))}) and {durables} durables.",
+            ),
+            element("p", "This cannot be undone: a rollback of the definition makes an empty store."),
+        ],
+        button="Delete the store",
+        back=_to_store(call),
+        typed=store,
+    )
+
+
+async def _delete_store(call: Call) -> Done:
+    store = call.required("store")
+    await call.service.stores.delete_store(store)
+    return Done(f"The store {store} is deleted.", "/stores")
+
+
+async def _on_durable(call: Call, effect: str, label: str) -> Form:
+    store, name = call.required("store"), call.required("durable")
+    part = await call.service.read(durable_path(store, name))
+    messages = units.count(count_of(part, "messages"))
+    said = f" with {messages} messages ({units.size(count_of(part, 'bytes'))})."
+    return Form(
+        effect=[
+            element("p", effect, element("strong", f"{store}/{name}"), said),
+            element("p", "This cannot be undone."),
+        ],
+        button=label,
+        back=_to_durable(call),
+        typed=f"{store}/{name}",
+    )
+
+
+async def _purge(call: Call) -> Done:
+    purged = await call.service.stores.purge(call.required("store"), call.required("durable"))
+    return Done(f"Removed {units.count(purged.messages)} messages, {units.size(purged.bytes)}.", _to_durable(call))
+
+
+async def _delete_durable(call: Call) -> Done:
+    name = call.required("durable")
+    await call.service.stores.delete_durable(call.required("store"), name)
+    return Done(f"The durable {name} is deleted.", _to_store(call))
+
+
+async def _delete_template_form(call: Call) -> Form:
+    store, template = call.required("store"), call.required("template")
+    return Form(
+        effect=element(
+            "p",
+            "Deletes the template ",
+            element("strong", f"{store}/{template}"),
+            ". Durables that were made from it stay.",
+        ),
+        button="Delete the template",
+        back=_to_store(call),
+        typed=template,
+    )
+
+
+async def _delete_template(call: Call) -> Done:
+    template = call.required("template")
+    await call.service.change("DELETE", template_path(call.required("store"), template))
+    return Done(f"The template {template} is deleted.", _to_store(call))
+
+
+async def _rewind_form(call: Call) -> Form:
+    store, name = call.required("store"), call.required("durable")
+    part = await call.service.read(durable_path(store, name))
+    kept = number(part.get("retention_time"))
+    effect = f"Delivers messages of {store}/{name} again that were acknowledged and are still retained"
+    effect += (
+        f" (retention_time {units.duration(kept)})."
+        if kept
+        else ". This durable has no retention_time: nothing is retained."
+    )
+    return Form(
+        effect=element("p", effect),
+        button="Rewind",
+        back=_to_durable(call),
+        inputs=(
+            Input(
+                "seq", "From message number", "", "number", note="empty, with an empty time: everything that is kept"
+            ),
+            Input("time", "From a time (UTC)", "", note="ISO 8601, such as 2026-11-27T09:30:00"),
+            Input("also", "Also rewind", "", note=f"other durables of {store}, separated by commas"),
+        ),
+    )
+
+
+async def _rewind(call: Call) -> Done:
+    store = call.required("store")
+    seq_text, time_text = call.form.get("seq", "").strip(), call.form.get("time", "").strip()
+    time_ms: int | None = None
+    if time_text:
+        try:
+            at = datetime.fromisoformat(time_text)
+        except ValueError:
+            raise InvalidRequest("the time is ISO 8601, such as 2026-11-27T09:30:00") from None
+        time_ms = int((at if at.tzinfo is not None else at.replace(tzinfo=UTC)).timestamp() * 1000)
+    names = [call.required("durable"), *(each.strip() for each in call.form.get("also", "").split(",") if each.strip())]
+    for name in names:
+        await call.service.stores.rewind(
+            store, name, seq=whole("the number", seq_text) if seq_text else None, time_ms=time_ms
+        )
+    return Done(f"Rewound: {', '.join(names)}.", _to_durable(call))
+
+
+async def _redeliver_form(call: Call) -> Form:
+    store, name = call.required("store"), call.required("durable")
+    part = await call.service.read(durable_path(store, name))
+    parked, messages = units.count(count_of(part, "parked")), units.count(count_of(part, "messages"))
+    return Form(
+        effect=[
+            element("p", f"Delivers the {parked} parked messages of {store}/{name} again."),
+            element(
+                "p",
+                f"In a dead-letter store, each of the {messages} letters goes back to the durable that it came from.",
+            ),
+        ],
+        button="Deliver again",
+        back=_to_durable(call),
+        inputs=(
+            Input("messages", "Only these numbers", call.text("seq"), note="such as 7, 12-20; empty for all"),
+            Input("max", "At most", "", "number", note="messages; empty for all"),
+        ),
+    )
+
+
+def ranges_of(text: str) -> list[tuple[int, int]]:
+    """Numbers and ranges that a person wrote. Raises: InvalidRequest.
+
+    >>> ranges_of("7, 12-20")
+    [(7, 7), (12, 20)]
+    """
+    found: list[tuple[int, int]] = []
+    for part in text.split(","):
+        if part.strip():
+            first, _, last = part.partition("-")
+            found.append((whole("a number", first), whole("a number", last or first)))
+    return found
+
+
+async def _redeliver(call: Call) -> Done:
+    limit = call.form.get("max", "").strip()
+    given = call.form.get("messages", "").strip()
+    done = await call.service.stores.redeliver(
+        call.required("store"),
+        call.required("durable"),
+        ranges_of(given),
+        limit=whole("at most", limit) if limit else None,
+    )
+    left = "".join(f", {units.count(number)} stay ({reason})" for reason, number in done.left.items())
+    return Done(f"{units.count(done.messages)} messages go on{left}.", _to_durable(call))
+
+
+async def _publish_form(call: Call) -> Form:
+    store = call.required("store")
+    return Form(
+        effect=element(
+            "p", "Publishes one message into ", element("strong", store), ". Subscribers get it like any other message."
+        ),
+        button="Publish",
+        back=_to_store(call),
+        inputs=(
+            Input("body", "Body", "", "area", note="text"),
+            Input("fields", "Fields", "", "area", note="YAML, such as kind: a"),
+            Input("key", "Key", "", note="empty for none"),
+        ),
+    )
+
+
+async def _publish(call: Call) -> Done:
+    store = call.required("store")
+    fields = document_of(call.form.get("fields", ""), "the fields")
+    message = {"body": call.form.get("body", "").encode(), "fields": fields, "key": call.form.get("key") or None}
+    answer = await call.service.change("POST", f"{store_path(store)}/messages", {"messages": [message]})
+    unmatched = number(answer.get("unmatched"))
+    said = " No durable wanted it, so it is not kept." if unmatched else ""
+    return Done(f"Published as number {answer.get('last_seq')}.{said}", _to_store(call))
+
+
+async def _rollback_form(call: Call) -> Form:
+    revision = call.number("revision")
+    return Form(
+        effect=[
+            element("p", f"Puts the definition of revision {revision} in force again, with a new number."),
+            element(
+                "p",
+                "It restores no message. If it would delete some, it is refused, unless the box is ticked.",
+            ),
+        ],
+        button="Roll back",
+        back="/stores",
+        inputs=(Input("delete", "It may delete messages", "", "check"),),
+        typed=f"revision {revision}",
+    )
+
+
+async def _rollback(call: Call) -> Done:
+    revision = call.number("revision")
+    await call.service.stores.rollback(revision, delete=call.form.get("delete") == "1")
+    return Done(f"The definition of revision {revision} is in force again.", "/stores")
+
+
+CLUSTER_PARAMETERS: Final = (
+    "name", "persistence", "bytelimit", "message_limit", "swap", "publisher_ttl", "max_disk_fraction", "disk_compact",
+    "min_disk_inuse_ratio", "max_deployment_history",
+)  # fmt: skip
+
+
+async def _edit_cluster_form(call: Call) -> Form:
+    definition = document((await call.service.read("/v1/cluster/definition")).get("definition"))
+    cluster = {name: value for name, value in document(definition.get("cluster")).items() if name in CLUSTER_PARAMETERS}
+    return Form(
+        effect=element("p", "Changes the parameters of the cluster: persistence, limits, swap, the part of the disk."),
+        button="Change",
+        back="/stores",
+        inputs=(Input("parameters", "Parameters", yaml_of(cluster), "area", note="YAML"),),
+    )
+
+
+async def _edit_cluster(call: Call) -> Done:
+    given = document_of(call.form.get("parameters", ""), "the parameters")
+    await call.service.change("PATCH", "/v1/cluster/definition", {"cluster": given})
+    return Done("The parameters of the cluster are changed.", "/stores")
+
+
+async def _edit_permissions_form(call: Call) -> Form:
+    definition = document((await call.service.read("/v1/cluster/definition")).get("definition"))
+    return Form(
+        effect=[
+            element(
+                "p",
+                "Changes only what is named; null removes a user or a role. It counts from the next request on.",
+            ),
+            element(
+                "p",
+                "A new user needs a token of at least 16 random characters, of which the service keeps the SHA-256.",
+            ),
+        ],
+        button="Change",
+        back="/definition",
+        inputs=(
+            Input("permissions", "Permissions", yaml_of(document(definition.get("permissions"))), "area", note="YAML"),
+        ),
+    )
+
+
+async def _edit_permissions(call: Call) -> Done:
+    given = document_of(call.form.get("permissions", ""), "the permissions")
+    await call.service.change("PATCH", "/v1/cluster/definition", {"permissions": given})
+    return Done("Users and roles are changed.", "/definition")
+
+
+def _cluster_command(
+    name: ClusterCommand, title: str, effect: str, *, typed: str | None = None, inputs: tuple[Input, ...] = ()
+) -> Action:
+    async def form(call: Call) -> Form:
+        del call
+        return Form(effect=element("p", effect), button=title, back="/stores", inputs=inputs, typed=typed)
+
+    async def act(call: Call) -> Done:
+        given: dict[str, Any] = {each.name: call.form.get(each.name, "").strip() for each in inputs}
+        await call.service.stores.cluster_command(name, given or None)
+        return Done(f"{title}: done.", "/stores")
+
+    return Action(f"/cluster/{name}", title, "Stores", form, act)
+
+
+def _action(
+    path: str, title: str, pair: tuple[Callable[[Call], Awaitable[Form]], Callable[[Call], Awaitable[Done]]]
+) -> Action:
+    return Action(path, title, "Stores", *pair)
+
+
+async def _purge_form(call: Call) -> Form:
+    return await _on_durable(call, "Removes every message of the durable ", "Purge")
+
+
+async def _delete_durable_form(call: Call) -> Form:
+    return await _on_durable(call, "Deletes the durable ", "Delete the durable")
+
+
+def _durable_target(call: Call) -> str:
+    return durable_path(call.required("store"), call.required("durable"))
+
+
+DEFINE_STORE: Final = _action(
+    "/stores/define",
+    "Define a store",
+    _defining(
+        "store", lambda _, name: store_path(name), lambda _: "/stores", lambda _, name: link("/store", store=name), ""
+    ),
+)
+DEFINE_DURABLE: Final = _action(
+    "/store/define-durable",
+    "Define a durable",
+    _defining(
+        "durable",
+        lambda call, name: durable_path(call.required("store"), name),
+        _to_store,
+        lambda call, name: link("/durable", store=call.text("store"), durable=name),
+        "type: shared\nmax_delivery: 5\n",
+    ),
+)
+DEFINE_TEMPLATE: Final = _action(
+    "/store/define-template",
+    "Define a template",
+    _defining(
+        "template",
+        lambda call, name: template_path(call.required("store"), name),
+        _to_store,
+        lambda call, _: _to_store(call),
+        "type: shared\ndurable_ttl: 1d\n",
+    ),
+)
+EDIT_STORE: Final = _action(
+    "/store/edit", "Edit a store", _editing("the store", lambda call: store_path(call.required("store")), _to_store)
+)
+EDIT_DURABLE: Final = _action("/durable/edit", "Edit a durable", _editing("the durable", _durable_target, _to_durable))
+DELETE_STORE: Final = Action("/store/delete", "Delete a store", "Stores", _delete_store_form, _delete_store)
+DELETE_DURABLE: Final = Action("/durable/delete", "Delete a durable", "Stores", _delete_durable_form, _delete_durable)
+DELETE_TEMPLATE: Final = Action(
+    "/store/delete-template", "Delete a template", "Stores", _delete_template_form, _delete_template
+)
+PURGE: Final = Action("/durable/purge", "Purge a durable", "Stores", _purge_form, _purge)
+REWIND: Final = Action("/durable/rewind", "Rewind a durable", "Stores", _rewind_form, _rewind)
+REDELIVER: Final = Action("/durable/redeliver", "Deliver again", "Stores", _redeliver_form, _redeliver)
+PUBLISH: Final = Action("/store/publish", "Publish a test message", "Messages", _publish_form, _publish)
+ROLLBACK: Final = Action("/stores/rollback", "Roll the definition back", "Stores", _rollback_form, _rollback)
+EDIT_CLUSTER: Final = Action(
+    "/stores/parameters", "Edit the cluster's parameters", "Stores", _edit_cluster_form, _edit_cluster
+)
+EDIT_PERMISSIONS: Final = Action(
+    "/stores/permissions", "Edit users and roles", "Stores", _edit_permissions_form, _edit_permissions
+)
+SAVE: Final = _cluster_command(
+    "save", "Save", "Writes a checkpoint of the stores' index now, so that the next start reads less."
+)
+COMPACT: Final = _cluster_command(
+    "compact", "Compact", "Moves the messages that are still needed out of old pages, and removes these pages."
+)
+BACKUP: Final = _cluster_command(
+    "backup",
+    "Backup",
+    "Copies the stores into a folder next to them on the leader's machine. It may take a while.",
+    inputs=(Input("name", "Name of the folder", "", required=True),),
+)
+SUSPEND: Final = _cluster_command(
+    "suspend",
+    "Suspend",
+    "Stops every store: publishing and delivering are refused with no_quorum until the service is started again.",
+    typed="suspend",
+)
+CLUSTER_ACTIONS: Final[Sequence[Action]] = (SAVE, BACKUP, COMPACT, SUSPEND)
+ACTIONS: Final = (
+    DEFINE_STORE, DEFINE_DURABLE, DEFINE_TEMPLATE, EDIT_STORE, EDIT_DURABLE, DELETE_STORE, DELETE_DURABLE,
+    DELETE_TEMPLATE, PURGE, REWIND, REDELIVER, PUBLISH, ROLLBACK, EDIT_CLUSTER, EDIT_PERMISSIONS, *CLUSTER_ACTIONS,
+)  # fmt: skip

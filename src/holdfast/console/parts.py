@@ -1,0 +1,309 @@
+"""What pages are made of: tiles, tables, charts, bars, times, commands to copy, notices."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Generic, Literal, TypeVar
+
+from holdfast.console import units
+from holdfast.console.call import Action, Call
+from holdfast.console.html import Content, Html, element, text_of
+from holdfast.errors import Code, HoldfastError, NotFound, PermissionDenied
+
+Row = TypeVar("Row")
+Tone = Literal["good", "warn", "bad", "none"]
+MARKS: Final[Mapping[Tone, str]] = {"good": "✓", "warn": "!", "bad": "✕", "none": "–"}
+"""In addition to the colour, which some readers cannot see."""
+PAGE_ROWS: Final = 50
+LARGE_CHARACTERS: Final = 11
+"""A longer value of a tile is written smaller, so that it stays on one line."""
+CHART_WIDTH: Final = 300
+CHART_HEIGHT: Final = 60
+
+
+def live(name: str, *content: Content) -> Html:
+    """A part of the page that the script replaces by a newer one."""
+    return element("div", *content, id=name, data_live=True)
+
+
+def section(title: str, *content: Content, actions: Iterable[Content] = ()) -> Html:
+    """A part with a heading, and its actions next to it."""
+    name = "h-" + "".join(letter if letter.isalnum() else "-" for letter in title.lower())
+    head = element("div", element("h2", title, id=name), element("div", actions, class_="actions"), class_="head")
+    return element("section", head, *content, aria_labelledby=name)
+
+
+def anchor(content: Content, href: str, **attributes: str) -> Html:
+    """A link."""
+    return element("a", content, href=href, **attributes)
+
+
+def badge(content: Content, tone: Tone = "none") -> Html:
+    """A word with a colour and a mark."""
+    return element("span", element("span", MARKS[tone], aria_hidden="true"), " ", content, class_=f"badge {tone}")
+
+
+def notice(tone: Tone, *content: Content) -> Html:
+    """A line that has to be read."""
+    return element(
+        "div", element("span", MARKS[tone], aria_hidden="true"), element("div", *content), class_=f"notice {tone}"
+    )
+
+
+def tile(
+    label: str, value: Content, *, href: str = "", note: Content = "", chart: Content = "", tone: Tone | None = None
+) -> Html:
+    """One number with its meaning, which leads to its detail."""
+    name: Content = anchor(label, href) if href else label
+    mark = "" if tone is None else element("span", MARKS[tone], class_=f"mark {tone}", aria_hidden="true")
+    return element(
+        "div",
+        element("div", name, mark, class_="label"),
+        element("div", value, class_="value" if len(str(value)) <= LARGE_CHARACTERS else "value long"),
+        element("div", note, class_="note"),
+        chart,
+        class_="tile" if tone is None else f"tile {tone}",
+    )
+
+
+def tiles(*content: Content, wide: bool = False) -> Html:
+    """Tiles next to each other; ``wide`` ones have charts to be read."""
+    return element("div", *content, class_="tiles wide" if wide else "tiles")
+
+
+def moment(time_ms: float) -> Html:
+    """A time; the script writes it in the viewer's zone, with UTC on hover."""
+    if not time_ms:
+        return text_of("–")
+    text = units.utc(time_ms)
+    return element("time", text.replace("T", " "), datetime=text, title=f"{text} (UTC)")
+
+
+def copied(text: str, label: str = "Copy") -> Html:
+    """A button that copies a text."""
+    return element("button", label, type="button", class_="copy", data_copy=text, aria_label=f"{label} {text[:80]}")
+
+
+def code(text: str, *, copy: bool = False) -> Html:
+    """A name, a version or an id."""
+    shown = element("code", text)
+    return element("span", shown, copied(text), class_="code") if copy else shown
+
+
+def facts(items: Mapping[str, Content]) -> Html:
+    """Names and values."""
+    pairs = [element("div", element("dt", name), element("dd", value)) for name, value in items.items()]
+    return element("dl", pairs, class_="facts")
+
+
+def commands(call: Call, target: str, command: str) -> Html:
+    """The same from a shell."""
+    url = call.service.urls[0]
+    token = ' -H "Authorization: Bearer $HOLDFAST_TOKEN"' if call.service.has_token else ""
+    curl = f"curl -s{token} '{url}{target}'"
+    holdfast = f"{command} --url {url}" if command else ""
+    lines = [element("div", element("code", line), copied(line), class_="command") for line in (curl, holdfast) if line]
+    return element("details", element("summary", "The same from a shell"), lines, class_="commands", id="commands")
+
+
+def button(label: str, href: str, *, danger: bool = False) -> Html:
+    """A link to the form of an action."""
+    return anchor(label, href, class_="button danger" if danger else "button")
+
+
+def action(call: Call, of: Action, label: str, *, danger: bool = False, **query: str | int | None) -> Content:
+    """A link to an action's form; nothing where the console only reads."""
+    return button(label, of.link(**query), danger=danger) if call.options.acts else None
+
+
+def bar(used: float, maximum: float, label: str, text: Callable[[float], str] = units.size) -> Html:
+    """How much of a maximum is used; "no limit" without one."""
+    if maximum <= 0:
+        return element("small", "no limit")
+    part = min(1.0, used / maximum)
+    tone: Tone = "bad" if part > 0.9 else "warn" if part > 0.75 else "good"
+    drawn = element("rect", width=100, height=8, class_="track") + element(
+        "rect", width=round(part * 100, 1), height=8, class_=tone
+    )
+    picture = element(
+        "svg",
+        Html(drawn),
+        viewBox="0 0 100 8",
+        preserveAspectRatio="none",
+        class_="bar",
+        role="img",
+        aria_label=f"{label}: {part:.0%} used",
+    )
+    return element("div", picture, element("small", f"{text(used)} of {text(maximum)} ({part:.0%})"))
+
+
+def chart(
+    values: Sequence[float], label: str, text: Callable[[float], str], *, span: str = "", tall: bool = False
+) -> Html:
+    """A line over time, oldest on the left, with its largest value."""
+    if len(values) < 2:
+        return element("div", element("small", "collecting…"), class_="chart empty")
+    if len(values) > CHART_WIDTH:
+        step = len(values) / CHART_WIDTH
+        values = [max(values[int(at * step) : int((at + 1) * step) + 1]) for at in range(CHART_WIDTH)]
+    top = max(values) or 1.0
+    across = CHART_WIDTH / (len(values) - 1)
+    points = [
+        f"{at * across:.1f},{CHART_HEIGHT - 2 - value / top * (CHART_HEIGHT - 4):.1f}"
+        for at, value in enumerate(values)
+    ]
+    area = f"0,{CHART_HEIGHT} {' '.join(points)} {CHART_WIDTH},{CHART_HEIGHT}"
+    picture = element(
+        "svg",
+        element("polyline", points=area, class_="area"),
+        element("polyline", points=" ".join(points), class_="line"),
+        viewBox=f"0 0 {CHART_WIDTH} {CHART_HEIGHT}",
+        preserveAspectRatio="none",
+        role="img",
+        aria_label=f"{label}{', ' + span if span else ''}: now {text(values[-1])}, at most {text(max(values))}",
+    )
+    scale = element("div", element("small", f"max {text(max(values))}"), element("small", span), class_="scale")
+    return element("div", picture, scale, class_="chart tall" if tall else "chart")
+
+
+@dataclass(frozen=True, slots=True)
+class Column(Generic[Row]):
+    """A column of a table. ``key``: what to sort by, None for a column that is not sorted."""
+
+    title: str
+    cell: Callable[[Row], Content]
+    key: Callable[[Row], Any] | None = None
+    is_number: bool = False
+
+
+def table(
+    call: Call,
+    name: str,
+    columns: Sequence[Column[Row]],
+    rows: Sequence[Row],
+    *,
+    caption: str,
+    empty: Content,
+    text: Callable[[Row], str] | None = None,
+    is_live: bool = True,
+) -> Html:
+    """Rows that are sorted, filtered and cut into pages as the query says (``NAME.sort``, ``.find``, ``.page``).
+
+    ``text``: what a row is found by, None for a table without a filter.
+    """
+    find = call.text(f"{name}.find").casefold()
+    found = [row for row in rows if text is None or find in text(row).casefold()] if find else list(rows)
+    chosen, descending = call.text(f"{name}.sort"), call.text(f"{name}.desc") == "1"
+    for column in columns:
+        if column.title == chosen and column.key is not None:
+            found.sort(key=column.key, reverse=descending)
+    page = min(max(call.number(f"{name}.page", 1), 1), max(1, -(-len(found) // PAGE_ROWS)))
+    shown = found[(page - 1) * PAGE_ROWS : page * PAGE_ROWS]
+    heads = [_head(call, name, column, chosen, descending) for column in columns]
+    body = [element("tr", [_cell(column, row) for column in columns], role="row") for row in shown]
+    if not rows:
+        inner: Content = element("p", empty, class_="empty")
+    else:
+        inner = (
+            element(
+                "table",
+                element("caption", caption, class_="hidden"),
+                element("thead", element("tr", heads, role="row"), role="rowgroup"),
+                element("tbody", body, role="rowgroup"),
+                role="table",
+            ),
+            element("p", "Nothing matches the filter.", class_="empty") if not shown else None,
+            _pages(call, name, page, len(found)),
+        )
+    content = live(f"t-{name}", inner) if is_live else inner
+    many = text is not None and (len(rows) > 5 or bool(find))
+    return text_of([_filter(call, name, caption) if many else None, content])
+
+
+def _cell(column: Column[Row], row: Row) -> Html:
+    return element(
+        "td",
+        element("div", column.cell(row)),
+        role="cell",
+        data_label=column.title,
+        class_="number" if column.is_number else None,
+    )
+
+
+def _head(call: Call, name: str, column: Column[Row], chosen: str, descending: bool) -> Html:
+    kind = "number" if column.is_number else None
+    if column.key is None:
+        return element("th", column.title, scope="col", role="columnheader", class_=kind)
+    is_chosen = column.title == chosen
+    down = not descending if is_chosen else column.is_number
+    href = call.here(**{f"{name}.sort": column.title, f"{name}.desc": 1 if down else None, f"{name}.page": None})
+    mark = "" if not is_chosen else " ↓" if descending else " ↑"
+    return element(
+        "th",
+        anchor([column.title, element("span", mark, aria_hidden="true")], href),
+        scope="col",
+        role="columnheader",
+        class_=kind,
+        aria_sort=("descending" if descending else "ascending") if is_chosen else None,
+    )
+
+
+def _filter(call: Call, name: str, caption: str) -> Html:
+    field = f"{name}.find"
+    kept = [
+        element("input", type="hidden", name=key, value=value)
+        for key, value in call.query.items()
+        if key not in (field, f"{name}.page")
+    ]
+    return element(
+        "form",
+        kept,
+        element(
+            "input",
+            type="search",
+            name=field,
+            value=call.text(field),
+            aria_label=f"Filter: {caption}",
+            placeholder="Filter",
+        ),
+        element("button", "Filter", type="submit"),
+        method="get",
+        action=call.path,
+        role="search",
+        class_="filter",
+    )
+
+
+def _pages(call: Call, name: str, page: int, rows: int) -> Content:
+    if rows <= PAGE_ROWS:
+        return None
+    last = -(-rows // PAGE_ROWS)
+    first_row, last_row = (page - 1) * PAGE_ROWS + 1, min(page * PAGE_ROWS, rows)
+    return element(
+        "nav",
+        anchor("← Previous", call.here(**{f"{name}.page": page - 1})) if page > 1 else None,
+        element("span", f"{first_row:,} to {last_row:,} of {rows:,}"),
+        anchor("Next →", call.here(**{f"{name}.page": page + 1})) if page < last else None,
+        class_="pages",
+        aria_label=f"Pages of {name}",
+    )
+
+
+def refusal(error: HoldfastError) -> Html:
+    """An error of the service in the place of what it did not give."""
+    if isinstance(error, PermissionDenied):
+        if error.code is Code.UNAUTHENTICATED:
+            return notice("warn", "The service needs a token that is valid: ", str(error), ".")
+        return notice("warn", "The token of this console may not see this: ", error.statement(), ".")
+    if isinstance(error, NotFound):
+        return notice("warn", "Not found: ", str(error), ".")
+    return notice("bad", str(error), " ", element("code", error.code.value))
+
+
+async def attempt(part: Awaitable[Html]) -> Html:
+    """A part of a page, or why it is not there."""
+    try:
+        return await part
+    except HoldfastError as error:
+        return refusal(error)

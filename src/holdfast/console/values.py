@@ -1,0 +1,67 @@
+"""Keys and values of the log on a page: written in a form that people read, and read back from an address."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+
+from holdfast.console import units
+from holdfast.console.call import link
+from holdfast.console.html import Html, element
+from holdfast.console.parts import anchor, copied
+from holdfast.errors import InvalidRequest
+
+
+def bytes_of(text: str) -> bytes:
+    """A key that a person wrote: text, or hex after ``0x``. Raises: InvalidRequest.
+
+    >>> bytes_of("seat/12A"), bytes_of("0x00ff")
+    (b'seat/12A', b'\\x00\\xff')
+    """
+    if not text.startswith("0x"):
+        return text.encode()
+    try:
+        return bytes.fromhex(text[2:])
+    except ValueError:
+        raise InvalidRequest("after 0x only hexadecimal digits are allowed") from None
+
+
+def packed(data: bytes) -> str:
+    """Bytes in an address: base64url without padding."""
+    return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
+
+
+def unpacked(text: str) -> bytes:
+    """The bytes of ``packed``. Raises: InvalidRequest."""
+    try:
+        return base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
+    except (binascii.Error, ValueError):
+        raise InvalidRequest("the address names no key: it is not base64url") from None
+
+
+def key_link(key: bytes) -> Html:
+    """A key that leads to its page."""
+    return anchor(element("code", units.key_text(key)), link("/key", key=packed(key)))
+
+
+def form_named(name: str) -> units.Form:
+    """A form by its name. Raises: InvalidRequest."""
+    for form in units.FORMS:
+        if form == (name or "auto"):
+            return form
+    raise InvalidRequest(f"a form is one of {', '.join(units.FORMS)}")
+
+
+def value_of(value: bytes, form: units.Form = "auto") -> Html:
+    """A value in a form, with its size; in hex, and why, where it does not have the form."""
+    chosen = units.form_of(value) if form == "auto" else form
+    problem = ""
+    try:
+        shown = units.bytes_text(value, chosen)
+    except ValueError:
+        shown, problem = units.bytes_text(value, "hex"), f", not {chosen}: shown as hex"
+    cut = f", the first {units.size(units.SHOWN_BYTES_MAX)}" if len(value) > units.SHOWN_BYTES_MAX else ""
+    note = element(
+        "small", f"{chosen if not problem else 'bytes'}, {units.size(len(value))}{problem}{cut} ", copied(shown)
+    )
+    return element("div", note, element("pre", shown, tabindex="0"))

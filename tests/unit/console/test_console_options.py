@@ -1,0 +1,97 @@
+"""What a console refuses to be started with, and which names are its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from holdfast.cli.main import application, main
+from holdfast.console.options import ConsoleOptions, parse_listen, read_tokens
+from holdfast.errors import InvalidRequest
+
+
+@pytest.fixture
+def one(tmp_path: Path) -> Path:
+    file = tmp_path / "one"
+    file.write_text("# the operators\nadmin:0123456789abcdef\n\n")
+    return file
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Path:
+    file = tmp_path / "two"
+    file.write_text("0123456789abcdef\nread:fedcba9876543210 until=2027-01-31T00:00:00Z\n")
+    return file
+
+
+def options(host: str = "127.0.0.1", port: int = 8081, **given: object) -> ConsoleOptions:
+    return ConsoleOptions(services=("http://127.0.0.1:8080",), listen_host=host, listen_port=port, **given)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "10.0.0.7", "console.example", "::"])
+def test_an_address_that_others_reach_needs_tls_and_a_login(host: str, one: Path) -> None:
+    with pytest.raises(InvalidRequest, match="needs TLS"):
+        options(host, token_file=one, hosts=("console.example",))
+    with pytest.raises(InvalidRequest, match="needs a login"):
+        options(host, tls_certificate=one, tls_key=one, hosts=("console.example",))
+    made = options(host, tls_certificate=one, tls_key=one, token_file=one, hosts=("console.example",))
+    assert made.needs_login
+    assert made.scheme == "https"
+
+
+def test_a_console_on_every_address_has_to_be_given_its_name(one: Path) -> None:
+    with pytest.raises(InvalidRequest, match="--host"):
+        options("0.0.0.0", tls_certificate=one, tls_key=one, token_file=one)
+    made = options("0.0.0.0", 443, tls_certificate=one, tls_key=one, token_file=one, hosts=("Console.example",))
+    assert made.own_hosts == {"console.example", "console.example:443"}
+
+
+def test_a_console_reads_only_without_a_token_file_and_where_it_is_told_to(one: Path) -> None:
+    assert not options().acts
+    assert not options(token_file=one, read_only=True).acts
+    assert options(token_file=one).acts
+    assert not options(token_file=one).needs_login
+
+
+def test_what_does_not_fit_together_is_refused(one: Path, two: Path, tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match="belong together"):
+        options(tls_certificate=one)
+    with pytest.raises(InvalidRequest, match="needs --token-file"):
+        options(login=True)
+    with pytest.raises(InvalidRequest, match="exactly one token"):
+        options(token_file=two)
+    assert options(token_file=two, login=True).tokens() == ("0123456789abcdef", "fedcba9876543210")
+    with pytest.raises(InvalidRequest, match="cannot be read"):
+        options(token_file=tmp_path / "missing")
+
+
+def test_a_token_file_without_a_token_is_refused_and_never_quoted(tmp_path: Path) -> None:
+    file = tmp_path / "tokens"
+    file.write_text("# nothing\n")
+    with pytest.raises(InvalidRequest, match="0 tokens"):
+        read_tokens(file)
+    file.write_text("tökén-with-a-secret\n")
+    with pytest.raises(InvalidRequest) as refused:
+        read_tokens(file)
+    assert "secret" not in str(refused.value)
+    assert "line 1" in str(refused.value)
+
+
+@pytest.mark.parametrize("text", ["8081", "127.0.0.1", "127.0.0.1:", ":8081", "a:0", "a:65536", "a:http"])
+def test_listen_is_a_host_and_a_port(text: str) -> None:
+    with pytest.raises(InvalidRequest, match="HOST:PORT"):
+        parse_listen(text)
+
+
+def test_own_names_have_the_port() -> None:
+    assert options().own_hosts == {"127.0.0.1:8081", "localhost:8081", "[::1]:8081"}
+    assert options("::1").address == "http://[::1]:8081/"
+
+
+def test_the_command_refuses_before_it_listens(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["console", "--listen", "0.0.0.0:8081"]) == 2
+    assert "TLS" in capsys.readouterr().err
+    shown = CliRunner().invoke(application(), ["console", "--help"])
+    assert "--read-only" in shown.output

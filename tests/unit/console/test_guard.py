@@ -1,0 +1,300 @@
+"""Who may ask the console for what, over ASGI: each rule has a request that must be refused."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from holdfast.console.application import application
+from holdfast.console.options import ConsoleOptions
+from holdfast.console.security import SESSION_SECONDS, SESSIONS_MAX, Sessions
+
+TOKEN = "0123456789abcdef-the-token"
+OTHER = "fedcba9876543210-the-other"
+OWN = "http://127.0.0.1:8081"
+ACTION = "/cluster/save"
+"""Any action: it is refused before the service is asked, or finds that the service does not answer."""
+
+
+def options_of(tmp_path: Path, *tokens: str, **given: object) -> ConsoleOptions:
+    """A console of a service that does not run."""
+    file = tmp_path / "tokens"
+    file.write_text("".join(f"{token}\n" for token in tokens))
+    settings: dict[str, object] = {
+        "services": ("http://127.0.0.1:1",),
+        "listen_host": "127.0.0.1",
+        "listen_port": 8081,
+        "token_file": file if tokens else None,
+    }
+    return ConsoleOptions(**{**settings, **given})  # type: ignore[arg-type]
+
+
+@asynccontextmanager
+async def browser(options: ConsoleOptions, base: str = OWN) -> AsyncIterator[httpx.AsyncClient]:
+    """A client that keeps cookies and follows nothing."""
+    app = application(options)
+    transport = httpx.ASGITransport(app=app)  # type: ignore[arg-type]
+    async with httpx.AsyncClient(transport=transport, base_url=base) as client:
+        try:
+            yield client
+        finally:
+            await app.console.aclose()
+
+
+def run(scenario: Callable[[], Awaitable[None]]) -> None:
+    """Run one scenario, with a bound."""
+
+    async def bounded() -> None:
+        async with asyncio.timeout(60):
+            await scenario()
+
+    asyncio.run(bounded())
+
+
+async def csrf_of(client: httpx.AsyncClient, path: str = ACTION) -> str:
+    """The token in a form."""
+    found = re.search(r'name="csrf" value="([^"]+)"', (await client.get(path)).text)
+    assert found is not None
+    return found[1]
+
+
+@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1:9999", "localhost.evil.example:8081", ""])
+def test_a_request_for_another_host_is_refused(tmp_path: Path, host: str) -> None:
+    async def scenario() -> None:
+        async with browser(options_of(tmp_path)) as client:
+            for path in ("/", "/log", "/static/console.js"):
+                assert (await client.get(path, headers={"Host": host})).status_code == 421
+            assert (await client.get("/runbooks")).status_code == 200
+            assert (await client.get("/runbooks", headers={"Host": "localhost:8081"})).status_code == 200
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Origin": "http://evil.example"},
+        {"Origin": "null"},
+        {"Origin": "https://127.0.0.1:8081"},
+        {"Origin": "http://127.0.0.1:9999"},
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Sec-Fetch-Site": "same-site"},
+    ],
+)
+def test_an_action_from_another_site_is_refused(tmp_path: Path, headers: dict[str, str]) -> None:
+    async def scenario() -> None:
+        async with browser(options_of(tmp_path, TOKEN)) as client:
+            fields = {"csrf": await csrf_of(client)}
+            refused = await client.post(ACTION, data=fields, headers=headers)
+            assert refused.status_code == 403
+            assert "another site" in refused.text
+            own = {"Origin": OWN, "Sec-Fetch-Site": "same-origin"}
+            passed = await client.post(ACTION, data=fields, headers=own)
+            assert passed.status_code == 409  # it passed the guard, and the service does not answer
+            assert "does not answer" in passed.text or "cannot be reached" in passed.text
+
+    run(scenario)
+
+
+def test_an_action_without_the_csrf_token_of_its_session_is_refused(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        options = options_of(tmp_path, TOKEN)
+        async with browser(options) as client:
+            of_another = await csrf_of(client)
+            client.cookies.clear()
+            own = await csrf_of(client)
+            assert own != of_another
+            for fields in ({"x": "y"}, {"csrf": ""}, {"csrf": of_another}, {"csrf": own + "x"}):
+                assert (await client.post(ACTION, data=fields)).status_code == 403
+            client.cookies.clear()
+            assert (await client.post(ACTION, data={"csrf": own})).status_code == 403
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("given", [{}, {"read_only": True}])
+def test_a_console_without_a_token_file_or_with_read_only_refuses_actions(
+    tmp_path: Path, given: dict[str, object]
+) -> None:
+    async def scenario() -> None:
+        options = options_of(tmp_path, *((TOKEN,) if given else ()), **given)
+        assert not options.acts
+        async with browser(options) as client:
+            assert (await client.get(ACTION)).status_code == 403
+            page = (await client.get("/stores")).text
+            assert ACTION not in page
+            assert "read only" in page
+            session = next(iter(client.cookies.jar)).value
+            assert session
+            refused = await client.post(ACTION, data={"csrf": ""})
+            assert refused.status_code == 403
+
+    run(scenario)
+
+
+def test_a_read_only_console_refuses_an_action_that_has_its_csrf_token(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        options = options_of(tmp_path, TOKEN, OTHER, read_only=True, login=True)
+        async with browser(options) as client:
+            csrf = await csrf_of(client, "/login")
+            await client.post("/login", data={"csrf": csrf, "token": TOKEN})
+            csrf = await csrf_of(client, "/runbooks")  # in the form to log out
+            refused = await client.post(ACTION, data={"csrf": csrf})
+            assert refused.status_code == 403
+            assert "only reads" in refused.text
+
+    run(scenario)
+
+
+def test_a_body_that_is_not_a_form_and_one_that_is_too_long_are_refused(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with browser(options_of(tmp_path, TOKEN)) as client:
+            csrf = await csrf_of(client)
+            assert (await client.post(ACTION, json={"csrf": csrf})).status_code == 415
+            assert (await client.post(ACTION, data={"csrf": csrf, "x": "y" * (5 << 20)})).status_code == 413
+            assert (await client.get("/log", params={"key": "k" * (17 << 10)})).status_code == 414
+
+    run(scenario)
+
+
+def test_pages_need_a_login_where_the_options_say_so(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with browser(options_of(tmp_path, TOKEN, OTHER, login=True)) as client:
+            for path in ("/", "/keys", ACTION):
+                away = await client.get(path)
+                assert (away.status_code, away.headers["location"]) == (303, "/login")
+            csrf = await csrf_of(client, "/login")
+            assert (await client.post(ACTION, data={"csrf": csrf})).headers["location"] == "/login"
+            wrong = await client.post("/login", data={"csrf": csrf, "token": TOKEN + "x"})
+            assert wrong.status_code == 403
+            assert (await client.get("/keys")).status_code == 303
+            before = dict(client.cookies)
+            right = await client.post("/login", data={"csrf": csrf, "token": OTHER})
+            assert (right.status_code, right.headers["location"]) == (303, "/")
+            assert dict(client.cookies) != before, "the session of the form ends at the login"
+            assert (await client.get("/runbooks")).status_code == 200
+            after = dict(client.cookies)
+            client.cookies.clear()
+            assert (await client.get("/runbooks", headers={"Cookie": cookie_of(before)})).status_code == 303
+            assert (await client.get("/runbooks", headers={"Cookie": cookie_of(after)})).status_code == 200
+            client.cookies.update(after)
+            await client.post("/logout", data={"csrf": await csrf_of(client, "/runbooks")})
+            client.cookies.clear()
+            assert (await client.get("/runbooks", headers={"Cookie": cookie_of(after)})).status_code == 303
+
+    run(scenario)
+
+
+def cookie_of(cookies: dict[str, str]) -> str:
+    """The header."""
+    return "; ".join(f"{name}={value}" for name, value in cookies.items())
+
+
+def test_a_token_file_that_cannot_be_read_refuses_every_login(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        options = options_of(tmp_path, TOKEN, login=True)
+        async with browser(options) as client:
+            csrf = await csrf_of(client, "/login")
+            assert options.token_file is not None
+            options.token_file.unlink()
+            refused = await client.post("/login", data={"csrf": csrf, "token": TOKEN})
+            assert refused.status_code == 503
+            assert "cannot be read" in refused.text
+            assert (await client.get("/nothing")).status_code == 404
+
+    run(scenario)
+
+
+def test_guessing_tokens_is_slowed_down(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with browser(options_of(tmp_path, TOKEN, login=True)) as client:
+            csrf = await csrf_of(client, "/login")
+            codes = [
+                (await client.post("/login", data={"csrf": csrf, "token": f"guess-{number}"})).status_code
+                for number in range(11)
+            ]
+            assert codes == [403] * 10 + [429]
+            assert (await client.post("/login", data={"csrf": csrf, "token": TOKEN})).status_code == 429
+
+    run(scenario)
+
+
+def test_a_session_cookie_is_not_for_scripts_nor_other_sites(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with browser(options_of(tmp_path)) as client:
+            cookie = (await client.get("/runbooks")).headers["set-cookie"].lower()
+            assert "httponly" in cookie
+            assert "samesite=strict" in cookie
+        certificate = tmp_path / "c.pem"
+        secure = options_of(tmp_path, TOKEN, login=True, tls_certificate=certificate, tls_key=certificate)
+        async with browser(secure, "https://127.0.0.1:8081") as client:
+            cookie = (await client.get("/login")).headers["set-cookie"]
+            assert cookie.startswith("__Host-")
+            assert "secure" in cookie.lower()
+
+    run(scenario)
+
+
+def test_every_response_forbids_other_hosts_scripts_and_frames(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with browser(options_of(tmp_path, TOKEN)) as client:
+            for path in ("/", "/runbooks", "/nothing", "/static/console.css", "/login"):
+                headers = (await client.get(path)).headers
+                policy = headers["content-security-policy"]
+                assert "default-src 'none'" in policy
+                assert "unsafe" not in policy
+                assert "frame-ancestors 'none'" in policy
+                assert headers["x-content-type-options"] == "nosniff"
+                assert headers["cache-control"] == ("max-age=3600" if path.startswith("/static") else "no-store")
+
+    run(scenario)
+
+
+def test_many_visitors_do_not_end_the_session_of_a_user() -> None:
+    sessions = Sessions()
+    cookie, _ = sessions.begin(0.0, TOKEN)
+    for number in range(SESSIONS_MAX + 10):
+        sessions.begin(float(number))
+    found = sessions.find(cookie, 1.0)
+    assert found is not None
+    assert found.token == TOKEN
+    assert sessions.find(cookie, 2.0 + SESSION_SECONDS) is None, "it ends when it is idle"
+
+
+def test_what_is_said_once_is_not_said_to_a_refresh(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        options = options_of(tmp_path, TOKEN)
+        app = application(options)
+        transport = httpx.ASGITransport(app=app)  # type: ignore[arg-type]
+        async with httpx.AsyncClient(transport=transport, base_url=OWN) as client:
+            await client.get("/runbooks")
+            session = app.console.sessions.find(client.cookies.get(app.console.cookie), time.monotonic())
+            assert session is not None
+            session.flash("good", "it is done")
+            assert "it is done" not in (await client.get("/runbooks", headers={"Holdfast-Refresh": "1"})).text
+            assert "it is done" in (await client.get("/runbooks")).text
+            assert "it is done" not in (await client.get("/runbooks")).text
+        await app.console.aclose()
+
+    run(scenario)
+
+
+def test_no_page_has_the_token_and_what_an_address_says_is_escaped(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with browser(options_of(tmp_path, TOKEN)) as client:
+            evil = '"><script>alert(1)</script>'
+            for path in ("/", "/log", "/keys", "/durable", "/messages", "/map", "/cluster", ACTION, "/store/edit"):
+                page = (
+                    await client.get(path, params={"store": evil, "durable": evil, "key": evil, "t.find": evil})
+                ).text
+                assert TOKEN not in page
+                assert "<script>alert" not in page
+
+    run(scenario)

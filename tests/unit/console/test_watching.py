@@ -1,0 +1,128 @@
+"""What the console makes of scrapes: rates, quantiles, alerts, and the bounds of what it remembers."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from holdfast.console.alerts import ALERTS, TWO_LEADERS, alerts_of
+from holdfast.console.exposition import Scrape, quantile
+from holdfast.console.pages.runbooks import markdown
+from holdfast.console.service import Member, Service
+from holdfast.console.watcher import DURABLES_MAX, MINUTES_MAX, SCRAPES_MAX, Watcher
+from holdfast.wire.log import Liveness
+
+ROOT = Path(__file__).resolve().parents[3]
+HEALTHY = "holdfast_leading 1.0\nholdfast_store_healthy 1.0\n"
+
+
+def watcher_of(*texts: str, step: float = 2.0) -> Watcher:
+    watcher = Watcher(Service(["http://127.0.0.1:1"], None))
+    for number, text in enumerate(texts):
+        watcher._add(Scrape(text, number * step))
+    return watcher
+
+
+def names(watcher: Watcher) -> list[str]:
+    return [alert.name for alert, _ in alerts_of(watcher)]
+
+
+def test_a_rate_is_the_rise_between_scrapes_and_never_below_zero() -> None:
+    lines = [f'holdfast_commits_total{{outcome="committed"}} {value}.0' for value in (10, 30, 5)]
+    assert watcher_of(*lines).rates("holdfast_commits_total", outcome="committed") == [10.0, 0.0]
+
+
+def test_a_new_process_begins_new_figures() -> None:
+    watcher = watcher_of("process_cpu_seconds_total 9.0", "process_cpu_seconds_total 1.0")
+    assert len(watcher.scrapes) == 1
+
+
+def test_a_quantile_is_of_what_came_between_two_scrapes() -> None:
+    def text(*counts: int) -> str:
+        bounds = ("0.001", "0.01", "+Inf")
+        return "\n".join(f'h_bucket{{le="{bound}"}} {count}.0' for bound, count in zip(bounds, counts, strict=True))
+
+    before, after = Scrape(text(100, 100, 100), 0), Scrape(text(100, 200, 200), 1)
+    assert quantile(0.5, before, after, "h") == pytest.approx(0.0055)
+    assert quantile(0.5, None, before, "h") == pytest.approx(0.0005)
+    assert quantile(0.5, after, after, "h") is None
+    assert quantile(0.5, None, Scrape(text(0, 0, 1), 0), "h") == 0.01
+
+
+def test_names_of_stores_and_durables_may_have_any_characters() -> None:
+    store = 'a"b\\c\nd'
+    escaped = store.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
+    watcher = watcher_of(
+        *(f'holdfast_message_store_published_total{{store="{escaped}"}} {value}.0' for value in (2, 6))
+    )
+    assert watcher.rate_of_store("holdfast_message_store_published_total", store=store) == 2.0
+    assert watcher.newest is not None
+    assert [labels["store"] for labels, _ in watcher.newest.labelled("holdfast_message_store_published_total")] == [
+        store
+    ]
+
+
+def test_what_is_remembered_is_bounded() -> None:
+    durables = "\n".join(f'holdfast_durable_backlog{{durable="{n}",store="s"}} 1.0' for n in range(DURABLES_MAX + 5))
+    watcher = watcher_of(*([durables] * 3), step=60)
+    assert len(watcher._backlogs) == DURABLES_MAX
+    assert list(watcher.backlog("s", "0")) == [1.0, 1.0, 1.0]
+    one = 'holdfast_durable_backlog{durable="0",store="s"} 1.0'
+    for number in range(MINUTES_MAX + 50):
+        watcher._add(Scrape(one, 1000 + 60.0 * number))
+    assert len(watcher.backlog("s", "0")) == MINUTES_MAX
+    assert len(watcher._backlogs) == 1, "a durable that is gone is forgotten"
+    assert len(watcher.scrapes) == SCRAPES_MAX
+    assert sum(bool(scrape.of_stores) for scrape in watcher.scrapes) == 2, "of stores, the newest two"
+
+
+BAD = {
+    "HoldfastNoLeader": ("holdfast_leading 0.0",),
+    "HoldfastStoreUnhealthy": ("holdfast_leading 1.0\nholdfast_store_healthy 0.0",),
+    "HoldfastLogDamaged": (HEALTHY + "holdfast_log_damaged_places 2.0",),
+    "HoldfastStoresClosed": (HEALTHY + "holdfast_message_stores_open 0.0",),
+    "HoldfastMessageStoresDiskFull": (
+        HEALTHY + "holdfast_message_stores_disk_limit_bytes 100.0\nholdfast_message_stores_disk_used_bytes 91.0",
+    ),
+    "HoldfastCommitsSlow": (
+        HEALTHY,
+        HEALTHY + 'holdfast_commit_seconds_bucket{le="1.0"} 1.0\nholdfast_commit_seconds_bucket{le="5.0"} 9.0\n'
+        'holdfast_commit_seconds_bucket{le="+Inf"} 9.0',
+    ),
+    "HoldfastOverloaded": (HEALTHY, HEALTHY + 'holdfast_http_answers_total{route="/v1/commit",status="503"} 9.0'),
+    "HoldfastConflicts": (
+        HEALTHY,
+        HEALTHY + 'holdfast_commits_total{outcome="conflict"} 9.0\nholdfast_commits_total{outcome="committed"} 8.0',
+    ),
+    "HoldfastViewBehind": (HEALTHY + "holdfast_view_version 7.0\nholdfast_view_lag_versions 100001.0",),
+    "HoldfastRetentionWaits": (HEALTHY + "holdfast_retention_waits 1.0",),
+    "HoldfastSubscribersLag": (HEALTHY, HEALTHY + "holdfast_subscribers_lagged_total 1.0"),
+    "HoldfastDeadLetters": (HEALTHY, HEALTHY + 'holdfast_durable_dead_letters_total{durable="d",store="s"} 1.0'),
+    "HoldfastBacklogGrows": (HEALTHY + 'holdfast_durable_backlog{durable="d",store="s"} 100001.0',),
+}
+
+
+@pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert.name)
+def test_an_alert_is_shown_when_its_condition_is_met_and_not_otherwise(alert: object) -> None:
+    name = str(getattr(alert, "name"))  # noqa: B009
+    assert names(watcher_of(*BAD[name])) == [name]
+    assert names(watcher_of(HEALTHY, HEALTHY)) == []
+
+
+def test_two_leaders_are_shown() -> None:
+    watcher = watcher_of(HEALTHY)
+    alive = Liveness("a", True, "x")
+    watcher.members = [Member("x", alive, None, 0), Member("y", alive, None, 0)]
+    assert names(watcher) == ["HoldfastTwoLeaders"]
+
+
+def test_every_alert_is_one_of_the_kit_and_has_its_runbook() -> None:
+    kit = re.findall(r"alert: (\w+)", (ROOT / "deploy/prometheus/alerts.yaml").read_text())
+    shown = [alert.name for alert in (*ALERTS, TWO_LEADERS)]
+    assert sorted(set(kit) - set(shown)) == ["HoldfastLeaderChanges"], "it needs an hour of memory"
+    assert set(shown) <= set(kit)
+    page = markdown((ROOT / "docs/how-to/operate/runbooks.md").read_text())
+    for name in shown:
+        assert f'<h2 id="{name.lower()}">{name}</h2>' in page
