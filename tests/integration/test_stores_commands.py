@@ -27,8 +27,8 @@ pytestmark = pytest.mark.usefixtures("durability")
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("service")
+def folder(durability: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp(f"service-{durability}")
 
 
 @pytest.fixture(scope="module")
