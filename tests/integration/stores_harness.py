@@ -51,6 +51,8 @@ class StoresServing:
     opened: OpenStores
     address: tuple[str, int]
     clients: list[Client] = field(default_factory=list)
+    leader: CommitService | None = None
+    """Of the log that the stores live in."""
 
     async def connect(self) -> Client:
         client = Client(*await asyncio.open_connection(*self.address))
@@ -202,7 +204,7 @@ async def stores_serving(
     opened = host.open(service)
     (address,) = await server.listen(["127.0.0.1:0"])
     name, _, port = address.rpartition(":")
-    serving = StoresServing(server, front, host, opened, (name, int(port)))
+    serving = StoresServing(server, front, host, opened, (name, int(port)), leader=leader)
     try:
         if definition is not None:
             answered = await serving.ask("PUT", "/v1/cluster/definition", definition)

@@ -26,6 +26,7 @@ from holdfast.aio import StoreClient as AsyncStoreClient
 from holdfast.client.stores import Message, StoreClient
 from holdfast.client.transport.aio import ClosingConnections, Connection
 from holdfast.errors import Code, HoldfastError, InvalidRequest
+from holdfast.objects.port import CreateAnswer
 
 pytestmark = pytest.mark.usefixtures("durability")
 
@@ -211,15 +212,26 @@ def test_a_read_waits_until_what_it_shows_is_safe(tmp_path: Path) -> None:
         async with stores_serving(tmp_path) as stores:
             await stores.define("orders", durables={"m": {"type": "map"}, "work": SHARED})
             loop, arrived, released = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
-            log = stores.opened.service._storage.log
-            sync = log.sync
+            if stores.leader is None:
+                log = stores.opened.service._storage.log
+                sync = log.sync
 
-            def slow(*, mark: bool = True) -> None:
-                loop.call_soon_threadsafe(arrived.set)
-                asyncio.run_coroutine_threadsafe(released.wait(), loop).result(60)
-                sync(mark=mark)
+                def slow(*, mark: bool = True) -> None:
+                    loop.call_soon_threadsafe(arrived.set)
+                    asyncio.run_coroutine_threadsafe(released.wait(), loop).result(60)
+                    sync(mark=mark)
 
-            log.sync = slow  # type: ignore[method-assign]
+                log.sync = slow  # type: ignore[method-assign]
+            else:
+                own = stores.leader._own
+                create = own.create
+
+                async def held(name: str, data: bytes) -> CreateAnswer:
+                    arrived.set()
+                    await released.wait()
+                    return await create(name, data)
+
+                own.create = held  # type: ignore[method-assign]
             writes = [
                 asyncio.ensure_future(stores.ask("PUT", "/v1/stores/orders/maps/m/k", {"value": "dg=="})),
                 asyncio.ensure_future(stores.publish("orders", "1")),
