@@ -48,7 +48,7 @@ def test_the_command_moves_stores_into_the_log_and_back(tmp_path: Path) -> None:
         first.acknowledge(*(seq for seq, _, _ in taken[:2]))
         assert first.ask("POST", "/v1/commit", KEY)[0] == 200
         served = holdfast("stores", "move", url, "--set", f"stores.directory={first.cache}", "--to", "log")
-        assert "already open" in served.stderr
+        assert "another process has it open" in served.stderr
         assert first.server.stop() == 0
         words = ("stores", "move", url, "--set", f"stores.directory={first.cache}")
         moved = json.loads(holdfast(*words, "--to", "log", "--json").stdout)
