@@ -43,6 +43,8 @@ def test_what_names_no_store_is_refused_with_an_example(text: str) -> None:
         ([], "either --to"),
         (["--to", "file:///tmp/t", "--verdicts-to", "verdicts"], "either --to"),
         (["--verdicts-to", "store:verdicts"], "not the address of a store"),
+        (["--verdicts-to", "requests"], "store of the requests"),
+        (["--verdicts-to", "store:http://127.0.0.1:8080/requests"], "store of the requests"),
     ],
 )
 def test_verdicts_go_to_one_place(

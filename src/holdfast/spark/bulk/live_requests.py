@@ -76,6 +76,14 @@ class LiveRequests:
         if self.verdicts_table is not None:
             return self.verdicts_table
         url, store = self._store_of_verdicts()
+        options = self.options or {}
+        if (options.get("url"), options.get("store")) == (url, store):
+            raise InvalidRequest(
+                "the verdicts would go into the store of the requests, where each becomes a request",
+                code=Code.BAD_CONFIGURATION,
+                hint="give --verdicts-to another store",
+                store=store,
+            )
         return VerdictStore(url, store, token=service_token())
 
     def prepare(self, log: str) -> None:
