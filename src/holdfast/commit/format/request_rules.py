@@ -1,4 +1,4 @@
-"""What a commit request must be, whoever decides it: the rules that need nothing but the request. Pure.
+"""What a commit request must be, in the service and on Spark: the rules that need nothing but the request. Pure.
 
 Rules, in the order they are checked:
 

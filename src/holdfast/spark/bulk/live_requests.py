@@ -32,7 +32,7 @@ class LiveRequests:
     """Texts of the command line: ``source`` as ``message_source`` takes it, or else the path of files.
 
     ``verdicts_table``: a URL; or ``verdicts_store``: ``store:URL/STORE``, or the name of a store at the service with
-    the requests. ``at_once``: at most so many files, or requests, in a micro-batch; ``bytes_at_once``: about so many
+    the requests. ``at_once``: the most files, or requests, in a micro-batch; ``bytes_at_once``: about how many
     bytes of messages.
     """
 

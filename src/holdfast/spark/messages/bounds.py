@@ -15,12 +15,12 @@ class Bounds(Protocol):
 
     @property
     def rows_max(self) -> int | None:
-        """At most so many messages."""
+        """The most messages."""
         ...
 
     @property
     def bytes_max(self) -> int | None:
-        """About so many bytes, and at least one message."""
+        """About the most bytes; at least one message."""
         ...
 
 
