@@ -40,6 +40,8 @@ from pathlib import Path
 from _processes import Served, free_port, holdfast, machine
 from rich.console import Console
 from rich.table import Table
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from tests.rgw import Gateway
 
 from holdfast.aio import StoreClient
