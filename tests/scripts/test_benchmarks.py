@@ -1,0 +1,27 @@
+"""The command that the documentation names for a figure runs from any folder, with nothing set in the environment."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.matrix import matrix
+
+FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
+SCRIPTS = sorted(path for path in FOLDER.glob("*.py") if not path.name.startswith("_"))
+
+
+@pytest.mark.parametrize(
+    "script", matrix(SCRIPTS, lambda path: path.stem == "stores_in_the_log"), ids=lambda path: path.stem
+)
+def test_a_benchmark_starts_without_an_environment(script: Path, tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = [sys.executable, str(script), "--help"]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.startswith("usage: ")
