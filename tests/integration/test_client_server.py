@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import threading
 from collections.abc import Iterator
 
 import pytest
 from tests.crash.server_process import ServerProcess
 from tests.matrix import matrix
+from tests.rgw import free_port
 
 from holdfast import aio
 from holdfast.client import Client, ClientOptions, CommitReceipt, NotCommitted, TransactionEvent
@@ -18,12 +18,6 @@ from holdfast.errors import Code, Conflict, InvalidRequest
 from holdfast.view import View
 
 PATIENT = ClientOptions(request_timeout_ms=5_000, retry_base_ms=5, retry_max_ms=200)
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
 
 
 @pytest.fixture(scope="module")
