@@ -24,7 +24,7 @@ from holdfast.view.storage import MemoryStorage
 HOLDFAST = (sys.executable, "-m", "holdfast.cli.main")
 PLAIN = {"HOLDFAST_STORES__ENABLED": "false"}
 REQUEST = "request-of-the-parent-log"
-KILLS = 20 if os.environ.get("HOLDFAST_PROVE") == "1" else 2
+KILLS = 20 if os.environ.get("HOLDFAST_PROVE") == "1" else 1 if os.environ.get("HOLDFAST_SMALL") == "1" else 2
 
 
 def served(folder: Path, name: str, port: int, *flags: str) -> ServerProcess:
