@@ -12,10 +12,13 @@ long under a test's directory.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import errno
 import hashlib
 import hmac
 import http.client
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -44,6 +47,7 @@ ACCESS_KEY: Final = "holdfast-test"
 SECRET_KEY: Final = "holdfast-test-secret"
 REGION: Final = "us-east-1"
 
+_PORTS: Final = range(10_000, 32_000)
 _READY_SECONDS_MAX: Final = 60.0
 _STOP_SECONDS_MAX: Final = 20.0
 _POLL_SECONDS: Final = 0.05
@@ -56,11 +60,17 @@ def missing_programs() -> tuple[str, ...]:
 
 
 def free_port() -> int:
-    """A TCP port of 127.0.0.1 that was free a moment ago. Somebody else may take it before it is used."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A TCP port of 127.0.0.1 that was free a moment ago.
+
+    It is below the ports that Linux gives to connections and to listeners on port 0. The tests that run at the same
+    time open many of those, so one of them would take the port of a server that is killed and starts again.
+    """
+    for _ in range(1_000):
+        port = _PORTS[secrets.randbelow(len(_PORTS))]  # a seeded draw would be the same in each group of tests
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise OSError(errno.EADDRINUSE, f"none of the ports {_PORTS} is free")
 
 
 class Gateway:

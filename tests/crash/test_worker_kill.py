@@ -11,7 +11,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from tests.crash.server_process import ServerProcess
+from tests.crash.server_process import NO_VIEW, ServerProcess
 from tests.rgw import free_port
 
 from holdfast.client.stores import Message, StoreClient
@@ -46,7 +46,8 @@ class Killing:
         self.worker_kills = 0
 
     def _serve(self, flag: str) -> ServerProcess:
-        return ServerProcess(self.folder, (self.folder / "log").as_uri(), self.port, flags=[flag])
+        log = (self.folder / "log").as_uri()
+        return ServerProcess(self.folder, log, self.port, flags=[flag], environment=NO_VIEW)
 
     def work(self) -> None:
         command = ["setpriv", "--pdeathsig", "KILL", sys.executable, "-c", WORKER, self.url, str(self.handled)]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import socket
+import os
 import threading
 from collections.abc import Iterator
 
 import pytest
 from tests.crash.server_process import ServerProcess
 from tests.matrix import matrix
+from tests.rgw import free_port
 
 from holdfast import aio
 from holdfast.client import Client, ClientOptions, CommitReceipt, NotCommitted, TransactionEvent
@@ -17,13 +18,8 @@ from holdfast.commit.format.transaction import Delete, PointRead, RangeDelete, R
 from holdfast.errors import Code, Conflict, InvalidRequest
 from holdfast.view import View
 
+KILLS = 1 if os.environ.get("HOLDFAST_SMALL") == "1" else 2
 PATIENT = ClientOptions(request_timeout_ms=5_000, retry_base_ms=5, retry_max_ms=200)
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
 
 
 @pytest.fixture(scope="module")
@@ -189,7 +185,7 @@ def test_a_killed_leader_costs_its_clients_time_and_nothing_else(tmp_path):
             follower = threading.Thread(target=follow)
             for thread in [*workers, follower]:
                 thread.start()
-            for _ in range(2):
+            for _ in range(KILLS):
                 reached = view.version
                 assert view.wait_for(reached + 50, 30)
                 server.kill()

@@ -152,6 +152,7 @@ def test_half_sent_requests_leave_no_memory_in_use(
         patient_until = time.monotonic() + SECONDS_MAX
         while (held := resident_bytes(serving) - before) < CONNECTIONS * SENT_BYTES // 2:
             assert time.monotonic() < patient_until, f"the service does not hold what was sent: {held}"
+            time.sleep(LOOK_SECONDS)
         for peer in peers:
             peer.close()
         patient_until = time.monotonic() + KEPT_SECONDS_MAX

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from tests.command import command
-from tests.crash.server_process import ServerEnded, ServerProcess
+from tests.crash.server_process import NO_VIEW, ServerEnded, ServerProcess
 from tests.rgw import Gateway, free_port, missing_programs
 
 from holdfast import Client, Code, Conflict, InvalidRequest, Write
@@ -24,11 +24,13 @@ from holdfast.view.storage import MemoryStorage
 HOLDFAST = (sys.executable, "-m", "holdfast.cli.main")
 PLAIN = {"HOLDFAST_STORES__ENABLED": "false"}
 REQUEST = "request-of-the-parent-log"
-KILLS = 20 if os.environ.get("HOLDFAST_PROVE") == "1" else 2
+KILLS = 20 if os.environ.get("HOLDFAST_PROVE") == "1" else 1 if os.environ.get("HOLDFAST_SMALL") == "1" else 2
 
 
 def served(folder: Path, name: str, port: int, *flags: str) -> ServerProcess:
-    return ServerProcess(folder, (folder / name).as_uri(), port, flags=flags, environment=PLAIN)
+    """The service of a log; only a copy is asked for its keys."""
+    environment = PLAIN | NO_VIEW if name == "source" else PLAIN
+    return ServerProcess(folder, (folder / name).as_uri(), port, flags=flags, environment=environment)
 
 
 def client_of(port: int) -> Client:

@@ -11,23 +11,30 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.crash.server_process import children, directory_workers
+from tests.crash.server_process import NO_VIEW, children, directory_workers
 from tests.matrix import matrix
 from tests.mount_namespace import mount_namespace
 
 SECONDS_MAX = 30
+POLL_SECONDS = 0.01
 
 
 class Process:
     """``holdfast serve`` as a process of its own."""
 
     def __init__(
-        self, log: Path | str, *arguments: str, listen: str = "127.0.0.1:0", without_override: bool = False
+        self,
+        log: Path | str,
+        *arguments: str,
+        listen: str = "127.0.0.1:0",
+        without_override: bool = False,
+        view: bool = False,
     ) -> None:
         # A superuser may write anywhere, unless this right is taken away.
         limits = ["setpriv", "--bounding-set", "-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
@@ -43,6 +50,7 @@ class Process:
             text=True,
             env={
                 **os.environ,
+                **({} if view else NO_VIEW),
                 "PYTHONPATH": "src",
                 "HOLDFAST_LEADER__SILENCE_MS": "400",
                 "HOLDFAST_LEADER__HEARTBEAT_MS": "100",
@@ -86,6 +94,7 @@ class Process:
             status, answer = self.ask("GET", f"/v1/keys/{encoded}")
             if status != 503 or answer["error"]["code"] != "view_behind":
                 return answer
+            time.sleep(POLL_SECONDS)
 
     def metric(self, name: str) -> float:
         """One figure without labels."""
@@ -146,7 +155,7 @@ def test_a_signal_drains_resigns_and_exits_0_and_the_next_start_leads_at_once(st
     first.signal(number)
     code, errors = first.end()
     assert code == 0, errors
-    second = start().ready()
+    second = start(view=True).ready()
     assert second.key("a2V5")["version"] == version
     assert second.commit() > version
 
@@ -192,7 +201,7 @@ def test_take_over_deposes_and_the_deposed_exits_4(start: Any) -> None:
 def test_a_standby_says_who_leads_and_leads_after_it(start: Any) -> None:
     first = start("--init").ready()
     version = first.commit()
-    standby = start("--standby")
+    standby = start("--standby", view=True)
     line = standby.line()
     assert line == f"standby leader_id={first.leader_id} leader_address={first.address}\n"
     first.process.kill()
@@ -263,7 +272,7 @@ def test_a_drain_that_a_store_holds_up_ends_in_time_with_6_and_an_unknown_outcom
     with socket.create_connection((host, int(port)), timeout=SECONDS_MAX) as connection:
         connection.sendall(b"POST /v1/commit HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
         while server.metric("holdfast_commits_in_flight") == 0:
-            pass
+            time.sleep(POLL_SECONDS)
         server.signal(signal.SIGTERM)
         answer = connection.recv(1 << 16)
     assert b"504" in answer.split(b"\r\n")[0] and b"outcome_unknown" in answer
@@ -276,7 +285,7 @@ def test_a_drain_that_a_store_holds_up_ends_in_time_with_6_and_an_unknown_outcom
 
 def test_a_stop_that_a_thread_holds_up_ends_in_time_with_6(start: Any, tmp_path: Path) -> None:
     """The interpreter waits for its threads at the end, and a view process that cannot be ended holds one up."""
-    server = start("--init", "--set", "server.drain_seconds_max=2").ready()
+    server = start("--init", "--set", "server.drain_seconds_max=2", view=True).ready()
     assert server.commit() > 0
     server.key("a2V5")  # the view process is there
     (child,) = view_processes(server.process.pid)

@@ -24,7 +24,7 @@ from typing import Any
 
 import msgpack
 import pytest
-from tests.crash.server_process import ServerProcess, directory_workers
+from tests.crash.server_process import NO_VIEW, ServerProcess, directory_workers
 from tests.integration.curl import Answered, curl, curl_until
 from tests.rgw import free_port
 
@@ -130,7 +130,7 @@ def events_of(text: str) -> Iterator[Event]:
 
 def started(folder: Path, *flags: str, **settings: str) -> Service:
     environment = {f"HOLDFAST_{name.upper()}": value for name, value in settings.items()}
-    environment.setdefault("HOLDFAST_STORES__ENABLED", "false")
+    environment = {"HOLDFAST_STORES__ENABLED": "false", **NO_VIEW, **environment}
     process = ServerProcess(folder, (folder / "log").as_uri(), free_port(), flags=flags, environment=environment)
     process.wait_until_leading()
     service = Service(process)
@@ -140,7 +140,7 @@ def started(folder: Path, *flags: str, **settings: str) -> Service:
 
 @pytest.fixture(scope="module")
 def main(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    service = started(tmp_path_factory.mktemp("rows"), "--init")
+    service = started(tmp_path_factory.mktemp("rows"), "--init", view__enabled="true")
     yield service
     service.process.kill()
 
@@ -582,7 +582,7 @@ def test_tokens_roles_a_clients_limit_and_no_view(tmp_path: Path, main: Service)
 @pytest.mark.matrix
 def test_a_reader_that_falls_behind_is_told_and_resumes(tmp_path: Path, main: Service) -> None:
     del main
-    with serving(tmp_path, "--init", subscription__max_buffer_size_bytes="1 MiB", view__enabled="false") as service:
+    with serving(tmp_path, "--init", subscription__max_buffer_size_bytes="1 MiB") as service:
         received = bytearray()
         with socket.create_connection(("127.0.0.1", service.process.port), timeout=60) as reader:
             reader.sendall(b"GET /v1/subscribe HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -707,7 +707,7 @@ def test_a_hole_and_a_damaged_object_are_named_and_what_is_whole_is_served(tmp_p
     gone = sorted(of_the_first)[1:-1]  # not the first claim: a log without it is refused at start
     for batch in gone:
         batch.unlink()
-    with serving(tmp_path, view__enabled="false") as service:
+    with serving(tmp_path) as service:
         for path in ("/v1/subscribe", f"/v1/status/{an_id()}?min_version={read}"):
             hole = probe_until(lambda path=path: service.ask("GET", path), "corrupt_log")
             assert hole.status == 500

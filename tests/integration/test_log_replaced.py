@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.crash.server_process import ServerProcess, children
+from tests.crash.server_process import NO_VIEW, POLL_SECONDS, ServerProcess, children
 from tests.integration.test_view_process import is_running
 from tests.rgw import free_port
 
@@ -24,18 +24,20 @@ HOLDFAST = (sys.executable, "-m", "holdfast.cli.main")
 PATIENT = ClientOptions(retry_max_ms=100)
 
 
-def started(folder: Path, port: int, *flags: str, stores: bool = False) -> ServerProcess:
+def started(folder: Path, port: int, *flags: str, stores: bool = False, view: bool = True) -> ServerProcess:
     environment = {"HOLDFAST_STORES__ENABLED": str(stores).lower(), "HOLDFAST_STORES__PAGE_SIZE_BYTES": "1 MiB"}
+    environment |= {} if view else NO_VIEW
     return ServerProcess(folder, (folder / "log").as_uri(), port, flags=flags, environment=environment)
 
 
 @contextlib.contextmanager
-def serving(folder: Path, port: int, *flags: str, stores: bool = False) -> Iterator[ServerProcess]:
-    server = started(folder, port, *(flags or ("--init",)), stores=stores)
+def serving(folder: Path, port: int, *flags: str, stores: bool = False, view: bool = True) -> Iterator[ServerProcess]:
+    server = started(folder, port, *(flags or ("--init",)), stores=stores, view=view)
     try:
         server.wait_until_leading()
         while stores and "event=stores_open" not in server.tail():
             server.leads()  # raises when it has ended
+            time.sleep(POLL_SECONDS)
         yield server
     finally:
         family = children(server.pid)
@@ -61,11 +63,11 @@ def test_a_client_that_is_connected_notices(tmp_path: Path) -> None:
     port = free_port()
     with Client(f"http://127.0.0.1:{port}", options=PATIENT) as client:
         events = client.subscribe(checkpoints=True)
-        with serving(tmp_path, port):
+        with serving(tmp_path, port, view=False):
             before = client.version().log_id
             read_until(events, client.commit([Write(b"k", b"old")]).version)
         shutil.rmtree(tmp_path / "log")
-        with serving(tmp_path, port):
+        with serving(tmp_path, port, view=False):
             with pytest.raises(InvalidRequest) as caught:
                 next(events)
             assert caught.value.code is Code.LOG_MISMATCH

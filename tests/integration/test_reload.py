@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from tests.crash.server_process import ServerProcess
+from tests.crash.server_process import NO_VIEW, ServerProcess
 from tests.integration.curl import curl
 from tests.integration.test_client_tls import self_signed
 from tests.rgw import free_port
@@ -42,7 +42,7 @@ def replaced(path: Path, text: str) -> None:
 def served(folder: Path, port: int, **settings: str) -> ServerProcess:
     return ServerProcess(
         folder, (folder / "log").as_uri(), port, flags=("--init",),
-        environment={"HOLDFAST_STORES__ENABLED": "false", **settings},
+        environment={"HOLDFAST_STORES__ENABLED": "false", **NO_VIEW, **settings},
     )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.command import command
-from tests.crash.server_process import ServerProcess
+from tests.crash.server_process import NO_VIEW, ServerProcess
 from tests.rgw import free_port
 from tests.spark.log_builder import LogBuilder
 
@@ -138,7 +138,7 @@ def test_kills_during_truncation_lose_nothing_that_is_kept(tmp_path: Path) -> No
 
 def test_the_policy_of_the_configuration_comes_and_goes_with_it(tmp_path: Path) -> None:
     port = free_port()
-    server = served(tmp_path, port, HOLDFAST_RETENTION__MAX_AGE_SECONDS="3600")
+    server = served(tmp_path, port, **NO_VIEW, HOLDFAST_RETENTION__MAX_AGE_SECONDS="3600")
     try:
         url = f"http://127.0.0.1:{port}"
         with client_of(port) as client:
@@ -150,7 +150,7 @@ def test_the_policy_of_the_configuration_comes_and_goes_with_it(tmp_path: Path) 
         assert command("retention", "rm", "nothing", "--url", url).returncode != 0
         assert "give one of" in command("retention", "set", "two", "--url", url).stderr
         server.kill()
-        server = served(tmp_path, port)
+        server = served(tmp_path, port, **NO_VIEW)
         with client_of(port) as client:
             until(lambda: [*client.retention().policies] == ["audit"])
     finally:
@@ -164,7 +164,7 @@ def test_the_service_makes_snapshots_by_itself_and_keeps_the_newest(tmp_path: Pa
         "HOLDFAST_SNAPSHOTS__EVERY_SECONDS": "0.5",
         "HOLDFAST_SNAPSHOTS__CHECK_SECONDS": "0.1",
         "HOLDFAST_SNAPSHOTS__KEEP": "2",
-        "HOLDFAST_VIEW__ENABLED": "false",
+        **NO_VIEW,
     }
     server = served(tmp_path, port, **quick)
     snapshots = tmp_path / "log" / "snapshots"

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import pyarrow as pa
 import pytest
 from tests.command import command
-from tests.crash.server_process import ServerProcess
+from tests.crash.server_process import NO_VIEW, ServerProcess
 from tests.integration.test_retention_process import until
 from tests.rgw import free_port
 
@@ -63,7 +63,7 @@ def snapshot_of(log: Path) -> Manifest:
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("snapshot")
     port, log = free_port(), folder / "log"
-    environment = {"HOLDFAST_STORES__ENABLED": "false"}
+    environment = {"HOLDFAST_STORES__ENABLED": "false", **NO_VIEW}
     server = ServerProcess(folder, log.as_uri(), port, flags=("--init", "--take-over"), environment=environment)
     server.wait_until_leading()
     try:
@@ -172,7 +172,7 @@ def test_an_asyncio_client_loads_it_and_the_hold_of_the_reader_ends(served: Serv
 
 def test_without_a_snapshot_a_view_stays_empty(tmp_path: Path) -> None:
     port = free_port()
-    environment = {"HOLDFAST_STORES__ENABLED": "false"}
+    environment = {"HOLDFAST_STORES__ENABLED": "false", **NO_VIEW}
     server = ServerProcess(tmp_path, "memory:", port, flags=("--init",), environment=environment)
     server.wait_until_leading()
     try:

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from tests.crash.server_process import ServerProcess
+from tests.crash.server_process import NO_VIEW, ServerProcess
 from tests.integration.test_retention_process import until
 from tests.rgw import free_port
 
@@ -70,9 +70,9 @@ def test_a_service_says_what_its_stages_refused_held_waited_and_computed(tmp_pat
 def test_a_process_that_does_not_lead_counts_the_commits_that_it_refuses(tmp_path: Path) -> None:
     port, other = free_port(), free_port()
     log = (tmp_path / "log").as_uri()
-    leader = ServerProcess(tmp_path, log, port, flags=("--init",), environment=PLAIN)
+    leader = ServerProcess(tmp_path, log, port, flags=("--init",), environment=PLAIN | NO_VIEW)
     leader.wait_until_leading()
-    reader = ServerProcess(tmp_path, log, other, flags=("--read-only",), environment=PLAIN)
+    reader = ServerProcess(tmp_path, log, other, flags=("--read-only",), environment=PLAIN | NO_VIEW)
     try:
         with Client(f"http://127.0.0.1:{other}") as client, pytest.raises(InvalidRequest):
             client.commit([Write(b"key", b"")])

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from tests.crash.server_process import ServerProcess
+from tests.crash.server_process import NO_VIEW, ServerProcess
 from tests.rgw import free_port
 
 from holdfast.aio import StoreClient as AsyncStoreClient
@@ -50,7 +50,7 @@ class Service:
         self.port = free_port()
         self.folder = folder
         self.log = (folder / "log").as_uri()
-        self.process = ServerProcess(folder, self.log, self.port, flags=["--init"])
+        self.process = ServerProcess(folder, self.log, self.port, flags=["--init"], environment=NO_VIEW)
         self.process.wait_until_leading()
 
     @property
@@ -60,7 +60,7 @@ class Service:
     def restart(self) -> None:
         """On the main thread: the new process is killed when the thread ends that began it."""
         self.process.kill()
-        self.process = ServerProcess(self.folder, self.log, self.port, flags=["--take-over"])
+        self.process = ServerProcess(self.folder, self.log, self.port, flags=["--take-over"], environment=NO_VIEW)
 
 
 @pytest.fixture(scope="module")

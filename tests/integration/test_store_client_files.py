@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.crash.server_process import ServerProcess
+from tests.crash.server_process import NO_VIEW, ServerProcess
 from tests.rgw import free_port
 
 from holdfast.client.stores import StoreClient
@@ -33,7 +33,7 @@ def many_files() -> Iterator[None]:
 @pytest.mark.usefixtures("many_files")
 def test_messages_are_received_whatever_number_a_socket_has(tmp_path: Path) -> None:
     port = free_port()
-    process = ServerProcess(tmp_path, (tmp_path / "log").as_uri(), port, flags=["--init"])
+    process = ServerProcess(tmp_path, (tmp_path / "log").as_uri(), port, flags=["--init"], environment=NO_VIEW)
     try:
         process.wait_until_leading()
         with StoreClient(f"http://127.0.0.1:{port}") as client:

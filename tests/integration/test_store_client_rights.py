@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterator
 
 import pytest
-from tests.crash.server_process import ServerProcess
+from tests.crash.server_process import NO_VIEW, ServerProcess
 from tests.rgw import free_port
 
 from holdfast.aio import StoreClient as AsyncStoreClient
@@ -23,7 +23,7 @@ SECONDS_MAX = 60.0
 @pytest.fixture(scope="module")
 def url(durability: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("service")
-    process = ServerProcess(folder, (folder / "log").as_uri(), free_port(), flags=["--init"])
+    process = ServerProcess(folder, (folder / "log").as_uri(), free_port(), flags=["--init"], environment=NO_VIEW)
     process.wait_until_leading()
     url = f"http://127.0.0.1:{process.port}"
     with StoreClient(url) as client:

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("durability")
 
 WORK = {"type": "shared", "max_delivery": 5}
 """The definition of the README."""
-KILLS = 2 if os.environ.get("HOLDFAST_SMALL") == "1" else 5
+KILLS = 1 if os.environ.get("HOLDFAST_SMALL") == "1" else 5
 DIES_ON_THE_FIRST = """
 import os, signal, sys
 from holdfast import StoreClient

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.crash.server_process import ServerProcess
+from tests.crash.server_process import NO_VIEW, ServerProcess
 from tests.matrix import matrix
 from tests.rgw import free_port
 
@@ -33,7 +33,7 @@ def folder(durability: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def service(durability: str, folder: Path) -> Iterator[ServerProcess]:
-    process = ServerProcess(folder, (folder / "log").as_uri(), free_port(), flags=["--init"])
+    process = ServerProcess(folder, (folder / "log").as_uri(), free_port(), flags=["--init"], environment=NO_VIEW)
     process.wait_until_leading()
     yield process
     process.kill()

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.crash.server_process import ServerProcess
+from tests.crash.server_process import POLL_SECONDS, ServerProcess
 from tests.integration.http_harness import run, until
 from tests.integration.stores_harness import stores_serving
 from tests.rgw import free_port
@@ -54,6 +54,7 @@ def test_a_full_disk_ends_the_process_by_name_or_refuses_publishes_where_the_fil
         server.wait_until_leading()
         while ask(server.port, "GET", "/v1/stores", None)[0] == 503:
             server.leads()  # raises when it has ended
+            time.sleep(POLL_SECONDS)
         assert ask(server.port, "PUT", "/v1/stores/orders", {"durables": {"work": SHARED}})[0] == 200
         # From now on the kernel refuses what would make a file longer than half a page: there is no next page.
         resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (PAGE_BYTES // 2, resource.RLIM_INFINITY))
@@ -150,6 +151,7 @@ def test_what_is_confirmed_around_a_full_disk_is_kept_once_and_in_order(tmp_path
         servers[0].wait_until_leading()
         while ask(port, "GET", "/v1/stores", None)[0] == 503:
             servers[0].leads()
+            time.sleep(POLL_SECONDS)
         assert ask(port, "PUT", "/v1/stores/orders", {"durables": {"work": SHARED}})[0] == 200
         publishers = Publishers(f"http://127.0.0.1:{port}")
         publishers.wait_for(1)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import http.client
 import json
 import shutil
-import subprocess
-import sys
 import time
 from base64 import b64decode, b64encode
 from collections.abc import Iterator
@@ -15,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.crash.server_process import ServerEnded, ServerProcess
+from tests.command import command
+from tests.crash.server_process import NO_VIEW, ServerEnded, ServerProcess
 from tests.rgw import free_port
 
 from holdfast import Client, StoreClient
@@ -25,7 +24,7 @@ from holdfast.errors import Closed
 
 SETTINGS = {
     "HOLDFAST_LEADER__SILENCE_MS": "2000",
-    "HOLDFAST_VIEW__ENABLED": "false",
+    **NO_VIEW,
     "HOLDFAST_STORES__PAGE_SIZE_BYTES": "1 MiB",
 }
 
@@ -119,15 +118,10 @@ def machines(directory: Path, log_url: str, count: int = 2) -> Iterator[list[Mac
             machine.end()
 
 
-def holdfast(*arguments: str, seconds: float = 60) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "holdfast.cli.main", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
-
-
 def begin(directory: Path) -> str:
     """A new log whose stores live in it."""
     url = (directory / "log").as_uri()
-    made = holdfast("log", "init", url, "--stores", "log")
+    made = command("log", "init", url, "--stores", "log")
     assert made.returncode == 0, made.stderr
     return url
 
@@ -135,6 +129,22 @@ def begin(directory: Path) -> str:
 def define(machine: Machine) -> None:
     work = {"type": "shared", "ack_wait": 3600}
     assert machine.ask("PUT", "/v1/stores/orders", {"durables": {"work": work}})[0] == 200
+
+
+@pytest.fixture(scope="module")
+def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+    directory = tmp_path_factory.mktemp("serving")
+    with machines(directory, begin(directory), 1) as (machine,):
+        machine.serve()
+        yield machine
+
+
+@pytest.fixture
+def shared(serving: Machine) -> Machine:
+    """One service for the tests that end as they began, with no message in the store ``orders``."""
+    serving.ask("DELETE", "/v1/stores/orders")
+    define(serving)
+    return serving
 
 
 def test_another_machine_serves_what_a_killed_leader_confirmed(tmp_path: Path) -> None:
@@ -159,7 +169,7 @@ def test_another_machine_serves_what_a_killed_leader_confirmed(tmp_path: Path) -
         first.serve("--take-over")
         assert first.publish("last")["first_seq"] == 22
         assert first.server.stop() == 0
-    assert "the log is intact" in holdfast("log", "verify", url).stdout
+    assert "the log is intact" in command("log", "verify", url).stdout
 
 
 @pytest.mark.matrix
@@ -208,9 +218,9 @@ def test_commits_and_stores_share_one_log_and_readers_of_keys_see_keys_only(tmp_
             assert status == 200, answer
             versions.append(answer["version"])
         assert machine.server.stop() == 0
-    lines = holdfast("log", "cat", url, "--json").stdout.splitlines()
+    lines = command("log", "cat", url, "--json").stdout.splitlines()
     assert [json.loads(line)["version"] for line in lines] == versions
-    assert "the log is intact" in holdfast("log", "verify", url).stdout
+    assert "the log is intact" in command("log", "verify", url).stdout
 
 
 def test_a_mirror_and_a_restored_log_have_the_stores(tmp_path: Path) -> None:
@@ -224,14 +234,14 @@ def test_a_mirror_and_a_restored_log_have_the_stores(tmp_path: Path) -> None:
         machine.publish("after")
         assert machine.server.stop() == 0
     restored, mirrored = (tmp_path / "restored").as_uri(), (tmp_path / "mirror").as_uri()
-    done = holdfast("log", "restore", url, restored, "--at", str(cut["version"]))
+    done = command("log", "restore", url, restored, "--at", str(cut["version"]))
     assert done.returncode == 0, done.stderr
-    done = holdfast("log", "mirror", url, mirrored)
+    done = command("log", "mirror", url, mirrored)
     assert done.returncode == 0, done.stderr
     with machines(tmp_path, restored, 1) as (machine,):
         machine.serve()
         assert [body for _, body, _ in machine.take(10)] == ["before"]
-    done = holdfast("log", "promote", mirrored)
+    done = command("log", "promote", mirrored)
     assert done.returncode == 0, done.stderr
     with machines(tmp_path / "m", mirrored, 1) as (machine,):
         (tmp_path / "m").mkdir()
@@ -250,22 +260,19 @@ def test_a_service_that_cannot_serve_the_stores_does_not_claim(
     tmp_path: Path, environment: dict[str, str], said: str
 ) -> None:
     url = begin(tmp_path)
-    before = holdfast("log", "ls", url, "--json").stdout
+    before = command("log", "ls", url, "--json").stdout
     with machines(tmp_path, url, 1) as (machine,):
         machine.start(**environment)
         with pytest.raises(ServerEnded) as caught:
             machine.server.wait_until_leading()
     assert "exit code 2" in str(caught.value)
     assert said in str(caught.value)
-    assert holdfast("log", "ls", url, "--json").stdout == before
+    assert command("log", "ls", url, "--json").stdout == before
 
 
-def test_a_backup_of_the_copy_is_refused_and_names_what_to_do(tmp_path: Path) -> None:
-    url = begin(tmp_path)
-    with machines(tmp_path, url, 1) as (machine,):
-        machine.serve()
-        status, answer = machine.ask("POST", "/v1/cluster/backup", {"name": "b"})
-        assert (status, "log mirror" in json.dumps(answer)) == (400, True)
+def test_a_backup_of_the_copy_is_refused_and_names_what_to_do(shared: Machine) -> None:
+    status, answer = shared.ask("POST", "/v1/cluster/backup", {"name": "b"})
+    assert (status, "log mirror" in json.dumps(answer)) == (400, True)
 
 
 # -- one step for keys and messages -----------------------------------------------------------------------------------
@@ -317,8 +324,8 @@ def test_keys_messages_and_acknowledgements_are_one_step(tmp_path: Path) -> None
         second.acknowledge(tea)
         assert second.ask("GET", "/v1/stores/invoices/durables/all/browse")[1]["messages"][0]["seq"] == 1
         assert second.server.stop() == 0
-    assert "the log is intact" in holdfast("log", "verify", url).stdout
-    (line,) = holdfast("log", "cat", url, "--json").stdout.splitlines()
+    assert "the log is intact" in command("log", "verify", url).stdout
+    (line,) = command("log", "cat", url, "--json").stdout.splitlines()
     assert json.loads(line)["version"] == answer["version"]
 
 
@@ -348,49 +355,41 @@ def test_a_part_that_is_refused_leaves_the_keys_alone(tmp_path: Path) -> None:
         assert machine.take(1)[0][0] == 1
         assert commit(machine, **step)[1]["reason"] == "banned"
         assert machine.publish("c")["first_seq"] == 2
-    assert holdfast("log", "cat", url, "--json").stdout == ""
+    assert command("log", "cat", url, "--json").stdout == ""
 
 
-def test_a_conflict_of_keys_leaves_the_stores_alone(tmp_path: Path) -> None:
-    url = begin(tmp_path)
-    with machines(tmp_path, url, 1) as (machine,):
-        machine.serve()
-        define(machine)
-        version = machine.ask("GET", "/v1/version")[1]["version"]
-        commit(machine, operations=[write("k", "1")])
-        key = b64encode(b"k").decode()
-        status, answer = commit(
-            machine,
-            preconditions=[{"type": "point_read", "key": key, "version": version}],
-            publish=[{"store": "orders", "messages": [message("b")]}],
-        )
-        assert (status, answer["reason"]) == (200, "conflict")
-        assert machine.publish("c")["first_seq"] == 1
+def test_a_conflict_of_keys_leaves_the_stores_alone(shared: Machine) -> None:
+    version = shared.ask("GET", "/v1/version")[1]["version"]
+    commit(shared, operations=[write("k", "1")])
+    key = b64encode(b"k").decode()
+    status, answer = commit(
+        shared,
+        preconditions=[{"type": "point_read", "key": key, "version": version}],
+        publish=[{"store": "orders", "messages": [message("b")]}],
+    )
+    assert (status, answer["reason"]) == (200, "conflict")
+    assert shared.publish("c")["first_seq"] == 1
 
 
 PART = {"store": "orders", "messages": [message("b")]}
 ACK = {"store": "orders", "durable": "work", "subscriber": "s", "ack": [1]}
 
 
-def test_wrong_parts_are_named_and_change_nothing(tmp_path: Path) -> None:
-    url = begin(tmp_path)
-    with machines(tmp_path, url, 1) as (machine,):
-        machine.serve()
-        define(machine)
-        wrong: list[tuple[dict[str, Any], int, str]] = [
-            ({"publish": [PART, PART]}, 400, "duplicate_part"),
-            ({"publish": [{**PART, "mesages": []}]}, 400, "malformed"),
-            ({"publish": [{**PART, "messages": []}]}, 400, "malformed"),
-            ({"publish": []}, 400, "no_operations"),
-            ({"acknowledge": [ACK]}, 400, "bad_request_id"),
-            ({"publish": [{**PART, "messages": [message("b")] * 10_001}]}, 400, "malformed"),
-            ({"publish": [PART, {"store": "default", "messages": [message("b")] * 10_000}]}, 413, "too_large"),
-            ({}, 400, "no_operations"),
-        ]
-        for request, status, code in wrong:
-            found, answer = commit(machine, **request)
-            assert (found, answer["error"]["code"]) == (status, code), answer
-        assert machine.publish("c")["first_seq"] == 1
+def test_wrong_parts_are_named_and_change_nothing(shared: Machine) -> None:
+    wrong: list[tuple[dict[str, Any], int, str]] = [
+        ({"publish": [PART, PART]}, 400, "duplicate_part"),
+        ({"publish": [{**PART, "mesages": []}]}, 400, "malformed"),
+        ({"publish": [{**PART, "messages": []}]}, 400, "malformed"),
+        ({"publish": []}, 400, "no_operations"),
+        ({"acknowledge": [ACK]}, 400, "bad_request_id"),
+        ({"publish": [{**PART, "messages": [message("b")] * 10_001}]}, 400, "malformed"),
+        ({"publish": [PART, {"store": "default", "messages": [message("b")] * 10_000}]}, 413, "too_large"),
+        ({}, 400, "no_operations"),
+    ]
+    for request, status, code in wrong:
+        found, answer = commit(shared, **request)
+        assert (found, answer["error"]["code"]) == (status, code), answer
+    assert shared.publish("c")["first_seq"] == 1
 
 
 def test_a_log_whose_stores_are_files_refuses_parts_and_names_the_setting(tmp_path: Path) -> None:
@@ -402,24 +401,20 @@ def test_a_log_whose_stores_are_files_refuses_parts_and_names_the_setting(tmp_pa
         assert "stores.durability" in answer["error"]["hint"]
 
 
-def test_a_stream_of_commits_takes_parts(tmp_path: Path) -> None:
-    url = begin(tmp_path)
-    with machines(tmp_path, url, 1) as (machine,):
-        machine.serve()
-        define(machine)
-        lines = [{"operations": [write(f"k{number}", "v")], "publish": [PART]} for number in range(50)]
-        lines += [{"operations": [write("last", "v")]}]
-        connection = http.client.HTTPConnection("127.0.0.1", machine.port, timeout=30)
-        connection.request(
-            "POST",
-            "/v1/commits",
-            "".join(json.dumps(line) + "\n" for line in lines),
-            {"content-type": "application/x-ndjson"},
-        )
-        answers = [json.loads(line) for line in connection.getresponse().read().splitlines()]
-        assert [each["status"] for each in answers] == ["committed"] * 51
-        assert [each["stores"]["publish"][0]["first_seq"] for each in answers[:50]] == list(range(1, 51))
-        assert "stores" not in answers[50]
+def test_a_stream_of_commits_takes_parts(shared: Machine) -> None:
+    lines = [{"operations": [write(f"k{number}", "v")], "publish": [PART]} for number in range(50)]
+    lines += [{"operations": [write("last", "v")]}]
+    connection = http.client.HTTPConnection("127.0.0.1", shared.port, timeout=30)
+    connection.request(
+        "POST",
+        "/v1/commits",
+        "".join(json.dumps(line) + "\n" for line in lines),
+        {"content-type": "application/x-ndjson"},
+    )
+    answers = [json.loads(line) for line in connection.getresponse().read().splitlines()]
+    assert [each["status"] for each in answers] == ["committed"] * 51
+    assert [each["stores"]["publish"][0]["first_seq"] for each in answers[:50]] == list(range(1, 51))
+    assert "stores" not in answers[50]
 
 
 @pytest.mark.matrix
@@ -460,30 +455,26 @@ def test_a_worker_consumes_changes_and_publishes_exactly_once(tmp_path: Path) ->
         bodies = [b64decode(each["body"]).decode() for each in page["messages"]]
         assert sorted(bodies, key=int) == [str(number) for number in range(40)]
         assert two[leader].server.stop() == 0
-    lines = holdfast("log", "cat", url, "--json").stdout.splitlines()
+    lines = command("log", "cat", url, "--json").stdout.splitlines()
     assert len(lines) == 40
 
 
-def test_a_commit_makes_room_in_the_window_of_its_subscriber(tmp_path: Path) -> None:
-    url = begin(tmp_path)
-    with machines(tmp_path, url, 1) as (machine,):
-        machine.serve()
-        define(machine)
-        machine.publish(*"abcdefg")
-        service = f"http://127.0.0.1:{machine.port}"
-        options = SubscriberOptions(explicit_ack=True, prefetch=2)
-        seen: list[bytes] = []
-        with (
-            Client(service) as client,
-            StoreClient(service) as stores,
-            stores.subscriber("orders", "work", subscriber="s", options=options) as orders,
-        ):
-            while len(seen) < 7:
-                order = orders.receive(timeout=10)
-                assert order is not None, seen
-                seen.append(order.body)
-                client.transact(lambda txn, seq=order.seq: txn.acknowledge("orders", "work", "s", seq))
-        assert seen == [b"a", b"b", b"c", b"d", b"e", b"f", b"g"]
+def test_a_commit_makes_room_in_the_window_of_its_subscriber(shared: Machine) -> None:
+    shared.publish(*"abcdefg")
+    service = f"http://127.0.0.1:{shared.port}"
+    options = SubscriberOptions(explicit_ack=True, prefetch=2)
+    seen: list[bytes] = []
+    with (
+        Client(service) as client,
+        StoreClient(service) as stores,
+        stores.subscriber("orders", "work", subscriber="s", options=options) as orders,
+    ):
+        while len(seen) < 7:
+            order = orders.receive(timeout=10)
+            assert order is not None, seen
+            seen.append(order.body)
+            client.transact(lambda txn, seq=order.seq: txn.acknowledge("orders", "work", "s", seq))
+    assert seen == [b"a", b"b", b"c", b"d", b"e", b"f", b"g"]
 
 
 # -- checkpoints ------------------------------------------------------------------------------------------------------

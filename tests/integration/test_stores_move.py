@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.command import command
 from tests.integration.stores_harness import DURABILITY, StoresServing, bodies, stores_serving
-from tests.integration.test_stores_in_log import Machine, define, holdfast, machines
+from tests.integration.test_stores_in_log import Machine, define, machines
 
 from holdfast.commit.format.batch import Header, StoresMode
 from holdfast.commit.leadership import takeover_machine
@@ -47,11 +48,11 @@ def test_the_command_moves_stores_into_the_log_and_back(tmp_path: Path) -> None:
         taken = first.take(3)
         first.acknowledge(*(seq for seq, _, _ in taken[:2]))
         assert first.ask("POST", "/v1/commit", KEY)[0] == 200
-        served = holdfast("stores", "move", url, "--set", f"stores.directory={first.cache}", "--to", "log")
+        served = command("stores", "move", url, "--set", f"stores.directory={first.cache}", "--to", "log")
         assert "another process has it open" in served.stderr
         assert first.server.stop() == 0
         words = ("stores", "move", url, "--set", f"stores.directory={first.cache}")
-        moved = json.loads(holdfast(*words, "--to", "log", "--json").stdout)
+        moved = json.loads(command(*words, "--to", "log", "--json").stdout)
         assert (moved["changed"], moved["stores"], moved["messages"]) == (True, 2, 3)
         assert (Path(moved["set_aside"]) / "index.sqlite").exists(), "the files are kept"
         second.serve()
@@ -60,18 +61,18 @@ def test_the_command_moves_stores_into_the_log_and_back(tmp_path: Path) -> None:
         assert second.publish("f")["first_seq"] == 6
         assert second.ask("POST", "/v1/commit", KEY)[0] == 200
         words = ("stores", "move", url, "--set", f"stores.directory={second.cache}")
-        assert "another leader is alive" in holdfast(*words, "--to", "disk").stderr
+        assert "another leader is alive" in command(*words, "--to", "disk").stderr
         assert second.server.stop() == 0
-        printed = holdfast(*words, "--to", "disk").stdout
+        printed = command(*words, "--to", "disk").stdout
         assert "2 stores with 3 messages live on the disk" in printed
-        assert "nothing was moved" in holdfast(*words, "--to", "disk").stdout
+        assert "nothing was moved" in command(*words, "--to", "disk").stdout
         second.serve()
         assert take_all(second) == {"f"}
         assert second.publish("g")["first_seq"] == 7
         assert second.ask("POST", "/v1/commit", KEY)[0] == 200
         assert second.server.stop() == 0
-    assert "the log is intact" in holdfast("log", "verify", url).stdout
-    assert len(holdfast("log", "cat", url, "--json").stdout.splitlines()) == 3
+    assert "the log is intact" in command("log", "verify", url).stdout
+    assert len(command("log", "cat", url, "--json").stdout.splitlines()) == 3
 
 
 # -- in one process ---------------------------------------------------------------------------------------------------

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import http.client
 import json
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.crash.server_process import ServerEnded, ServerProcess
+from tests.crash.server_process import POLL_SECONDS, ServerEnded, ServerProcess
 from tests.rgw import free_port
 
 pytestmark = pytest.mark.usefixtures("durability")
@@ -41,6 +42,7 @@ def serving(directory: Path, **environment: str) -> Iterator[ServerProcess]:
         server.wait_until_leading()
         while ask(server, "GET", "/v1/stores")[0] == 503:
             server.leads()  # raises when it has ended
+            time.sleep(POLL_SECONDS)
         yield server
     finally:
         if server.running:
@@ -128,6 +130,7 @@ def test_statistics_stand_in_the_log_lines(tmp_path: Path) -> None:
         assert ask(server, "POST", "/v1/stores/orders/messages", {"messages": [{"body": "YQ=="}]})[0] == 200
         while "event=durable_statistics store=orders durable=work messages=1" not in server.tail():
             assert server.running, server.tail()
+            time.sleep(POLL_SECONDS)
 
 
 def test_what_was_confirmed_survives_a_kill(tmp_path: Path) -> None:
@@ -169,6 +172,7 @@ def test_stores_that_another_process_has_open_are_served_when_it_closes_them(tmp
             assert first.stop() == 0
             while (answered := ask(second, "GET", "/v1/stores"))[0] == 503:
                 assert second.running, second.tail()
+                time.sleep(POLL_SECONDS)
             assert [store["name"] for store in answered[1]["stores"]] == ["default", "orders"]
             status, answer = ask(second, "GET", "/readyz?stores=true")
             assert (status, answer["stores"]) == (200, "open")
@@ -194,6 +198,7 @@ def test_subscribers_and_polls_do_not_keep_a_service_from_stopping(tmp_path: Pat
         polling.request("GET", "/v1/stores/orders/durables/work/messages?subscriber=s&wait_ms=60000")
         while not ask(server, "GET", "/v1/stores/orders/durables/work")[1]["subscribers"]:
             assert server.running, server.tail()
+            time.sleep(POLL_SECONDS)
         assert server.stop() == 0
         assert polling.getresponse().status == 503
         polling.close()

@@ -10,13 +10,14 @@ from __future__ import annotations
 import itertools
 import json
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.crash.server_process import ServerProcess
+from tests.crash.server_process import POLL_SECONDS, ServerProcess
 from tests.integration.curl import CURL, curl
 from tests.rgw import free_port
 
@@ -266,6 +267,7 @@ def started(folder: Path) -> ServerProcess:
     process.wait_until_leading()
     while ask(process, "GET", "/v1/stores")[0] == 503:
         assert process.running, process.tail()
+        time.sleep(POLL_SECONDS)
     return process
 
 

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from tests.integration.test_stores_in_log import Machine, begin, commit, holdfast, machines, message, write
+from tests.command import command
+from tests.integration.test_stores_in_log import Machine, begin, commit, machines, message, write
 
 from holdfast import Client, StoreClient
 from holdfast.client import Event, PublishedEvent, TransactionEvent
@@ -131,11 +132,11 @@ def test_a_filter_by_key_leaves_the_messages_of_its_stores(tmp_path: Path) -> No
                 found.append(next(stream))
         assert shown(found) == [one for one in SHOWN if one[0] == "orders"]
         assert [one.key for event in found if isinstance(event, TransactionEvent) for one in event.operations] == [b"c"]
-        command = ("subscribe", "--url", url_of(machine), "--after", "0", "--store", "orders", "--limit", "2")
-        printed = holdfast(*command)
+        words = ("subscribe", "--url", url_of(machine), "--after", "0", "--store", "orders", "--limit", "2")
+        printed = command(*words)
         assert printed.returncode == 0, printed.stderr
         assert "published orders 1 = one" in printed.stdout
-        lines = [json.loads(line) for line in holdfast(*command, "--json").stdout.splitlines()]
+        lines = [json.loads(line) for line in command(*words, "--json").stdout.splitlines()]
         assert [one["seq"] for line in lines for one in line["published"]] == [1, 2, 3]
 
 

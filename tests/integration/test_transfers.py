@@ -13,7 +13,8 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from tests.integration.test_stores_in_log import Machine, holdfast, machines
+from tests.command import command
+from tests.integration.test_stores_in_log import Machine, machines
 
 from holdfast import Client, StoreClient, Write
 
@@ -121,7 +122,7 @@ def test_each_transfer_happens_once_whatever_stops_workers_and_leaders(
 ) -> None:
     count, rounds = (100_000, 40) if prove else (1_000, 4)
     url = (tmp_path / "log").as_uri() if place == "directory" else request.getfixturevalue("s3_url")
-    assert holdfast("log", "init", url, "--stores", "log").returncode == 0
+    assert command("log", "init", url, "--stores", "log").returncode == 0
     transfers = transfers_of(count)
     random = Random(count)
     with machines(tmp_path, url) as (leader, standby):
@@ -164,4 +165,4 @@ def test_each_transfer_happens_once_whatever_stops_workers_and_leaders(
         record_property(f"{place} seconds", round(time.monotonic() - began))
         check_books(urls, transfers)
         assert leader.server.stop() == 0
-    assert "the log is intact" in holdfast("log", "verify", url, seconds=1_200).stdout
+    assert "the log is intact" in command("log", "verify", url).stdout

@@ -19,7 +19,8 @@ from pathlib import Path
 import msgspec
 import pytest
 from tests.crash.server_process import ServerProcess
-from tests.integration.test_client_server import PATIENT, free_port
+from tests.integration.test_client_server import PATIENT
+from tests.rgw import free_port
 
 from holdfast.client import Client
 from holdfast.commit.format.transaction import Delete, RangeDelete, Transaction, Write

@@ -180,7 +180,16 @@ def test_a_command_without_its_extra_names_the_command_that_installs_it(installe
 
 
 def test_every_public_name_is_tried(installed: Installed) -> None:
-    done = installed.python("import holdfast; print(*holdfast.__all__)")
-    plain = {name for name in done.stdout.split() if installed.python(f"from holdfast import {name}").returncode == 0}
-    assert set(done.stdout.split()) - plain == {*CLIENT_NAMES}
+    code = (
+        "import holdfast\n"
+        "print(*holdfast.__all__)\n"
+        "for name in holdfast.__all__:\n"
+        "    try:\n"
+        "        exec(f'from holdfast import {name}')\n"
+        "    except holdfast.MissingExtra:\n"
+        "        continue\n"
+        "    print(name, end=' ')\n"
+    )
+    every, plain = (set(line.split()) for line in installed.python(code).stdout.splitlines())
+    assert every - plain == {*CLIENT_NAMES}
     assert {"Queue", "aio", "HoldfastError", "MissingExtra"} <= plain

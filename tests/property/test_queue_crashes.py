@@ -9,6 +9,7 @@ import os
 import random
 
 import pytest
+from tests.matrix import matrix
 from tests.property.queue_memory_files import Crash, MemoryFiles
 
 from holdfast.errors import Closed, HoldfastError
@@ -143,7 +144,7 @@ def live(seed: int) -> None:
     queue.close()
 
 
-@pytest.mark.parametrize("part", range(10))
+@pytest.mark.parametrize("part", matrix(range(10), 3))
 def test_a_recovered_log_is_a_prefix_that_holds_all_that_was_durable(part: int, record_property: object) -> None:
     for seed in list(SEEDS)[part::10]:
         try:

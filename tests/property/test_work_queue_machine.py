@@ -335,9 +335,9 @@ TAKE_READ_AHEAD = WorkQueue._take_read_ahead
 @pytest.mark.parametrize(
     ("place", "broken"),
     [
-        ("holdfast.queue.work.log.WorkLog.wait", waits_for_nothing),
         ("holdfast.queue.work.log.WorkLog.record", writes_no_acknowledgement),
         ("holdfast.queue.work.work_queue.WorkQueue._take_read_ahead", hands_out_one_more_than_it_writes),
+        pytest.param("holdfast.queue.work.log.WorkLog.wait", waits_for_nothing, marks=pytest.mark.matrix),  # seconds
     ],
 )
 def test_a_broken_rule_is_caught(place: str, broken: object) -> None:

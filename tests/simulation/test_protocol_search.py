@@ -6,6 +6,7 @@ from collections.abc import Callable
 from random import Random
 
 import pytest
+from tests.matrix import matrix
 from tests.simulation.protocol_model import TOP, Searched, State, Thing, Variant, live_chain, recover, search, wander
 from tests.unit.commit.builders import bytes_of, genesis, record, rows, takeover
 from tests.worlds.log.shape import protocol_width
@@ -30,7 +31,7 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize("name", REAL)
+@pytest.mark.parametrize("name", matrix(REAL, 2))
 def test_the_rules_hold_in_every_state_up_to_the_bound(
     name: str, prove: bool, record_property: Callable[[str, object], None]
 ) -> None:

@@ -8,9 +8,11 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyspark
 import pytest
 from pyspark.sql import SparkSession
 
+import holdfast
 from holdfast.spark import session
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,10 +36,14 @@ def quick_python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Every Python process of these tests finds its modules compiled, once for all of them.
 
     Installers do not always compile packages, and containers often forbid Python to keep what it compiles. Each worker,
-    planning process, command and example would then compile pyspark, pyarrow, numpy and pandas for itself.
+    planning process, command and example would then compile pyspark, pyarrow, numpy and pandas for itself. Where Python
+    may keep it with the packages, the next run finds it too.
     """
-    compiled = tmp_path_factory.mktemp("compiled")
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    if all(os.access(Path(package.__file__).parent, os.W_OK) for package in (pyspark, holdfast)):
+        yield
+        return
+    compiled = tmp_path_factory.mktemp("compiled")
     os.environ["PYTHONPYCACHEPREFIX"] = str(compiled)
     yield
     shutil.rmtree(compiled, ignore_errors=True)  # processes that are ending may still write here

@@ -16,6 +16,8 @@ from holdfast.commit.format.batch import LoggedTransaction, slot_of
 
 ROOT = Path(__file__).resolve().parents[2]
 STOP_SECONDS_MAX = 30
+NO_VIEW = "view.enabled=false"
+"""For a service whose keys nothing reads: a view is a process of its own."""
 
 
 class ServiceProcess:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,6 +14,7 @@ import pyspark
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
+from tests.rgw import free_port
 from tests.spark.log_builder import random_log, read_plainly
 from tests.spark.plain import PlainRow, operation_rows, spark_rows
 
@@ -119,9 +119,7 @@ def test_clients_of_the_thrift_server_read_a_table_that_a_hive_metastore_keeps(
         "PYSPARK_PYTHON": sys.executable,
         "PYTHONPATH": str(Path(__file__).resolve().parents[2] / "src"),
     }
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     server = [
         home / "bin" / "spark-submit", "--master", "local[2]", "--conf", "spark.ui.enabled=false",
         "--class", "org.apache.spark.sql.hive.thriftserver.HiveThriftServer2", "spark-internal",

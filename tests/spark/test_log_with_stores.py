@@ -12,7 +12,8 @@ from typing import cast
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
-from tests.integration.test_stores_in_log import Machine, begin, commit, define, holdfast, machines, message, write
+from tests.command import command
+from tests.integration.test_stores_in_log import Machine, begin, commit, define, machines, message, write
 from tests.matrix import matrix
 from tests.spark.log_builder import LogBuilder, PlainBatch, latest_plainly, read_plainly
 from tests.spark.log_with_stores import STORES, Leader, Site, objects_of
@@ -272,7 +273,7 @@ def test_the_stores_answer_503_with_the_reason_while_a_job_leads(tmp_path: Path)
         machine.acknowledge(*(seq for seq, _, _ in held))
         assert machine.publish("after")["first_seq"] == 12
         assert machine.server.stop() == 0
-    assert "the log is intact" in holdfast("log", "verify", url).stdout
+    assert "the log is intact" in command("log", "verify", url).stdout
 
 
 @pytest.mark.matrix
@@ -305,7 +306,7 @@ def test_the_stores_are_whole_after_a_load_and_after_an_ingest(
         assert other.publish("here")["first_seq"] == 14
         assert other.server.stop() == 0
     require_headers(tmp_path / "log")
-    assert "the log is intact" in holdfast("log", "verify", url).stdout
+    assert "the log is intact" in command("log", "verify", url).stdout
     job = verified(spark, url, tmp_path / "audit")
     assert job.audit.findings == []
     messages = spark.read.format("holdfast").option("shape", "messages").option("store", "orders").load(url)

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from tests.matrix import matrix
-from tests.spark.service_process import ServiceProcess
+from tests.spark.service_process import NO_VIEW, ServiceProcess
 from tests.spark.test_bulk_load import live
 
 from holdfast import StoreClient
@@ -55,7 +55,7 @@ def messages(spark: SparkSession, bodies: Sequence[bytes], first: int = 1) -> Da
 def a_store(root: Path) -> Iterator[ServiceProcess]:
     """A service whose store ``verdicts`` keeps everything."""
     root.mkdir()
-    with ServiceProcess(root) as service, StoreClient(service.url) as client:
+    with ServiceProcess(root, NO_VIEW) as service, StoreClient(service.url) as client:
         client.define_store("verdicts")
         client.define_durable("verdicts", "all", {"type": "shared"})
         yield service
@@ -204,7 +204,7 @@ def test_a_store_that_would_lose_verdicts_is_refused_before_anything_is_committe
     root = tmp_path / "served"
     root.mkdir()
     body = json.dumps({"operations": [write("k")]}).encode()
-    with ServiceProcess(root) as service, StoreClient(service.url) as client:
+    with ServiceProcess(root, NO_VIEW) as service, StoreClient(service.url) as client:
         client.define_store("verdicts", parameters)
         ingest = an_ingest(tmp_path, service)
         with pytest.raises(InvalidRequest, match=said):

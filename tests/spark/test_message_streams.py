@@ -22,7 +22,7 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 from tests.rgw import free_port
 from tests.spark.message_streams import Places, as_argument, make_tables, start
-from tests.spark.service_process import ROOT, ServiceProcess
+from tests.spark.service_process import NO_VIEW, ROOT, ServiceProcess
 
 from holdfast import StoreClient
 from holdfast.client.protocol.options import PublisherOptions
@@ -30,8 +30,7 @@ from holdfast.queue import Queue
 from holdfast.stores.values.messages import Message
 
 PROVE = os.environ.get("HOLDFAST_PROVE") == "1"
-SMALL = os.environ.get("HOLDFAST_SMALL") == "1"
-KILLS = 40 if PROVE else 2 if SMALL else 4
+KILLS = 40 if PROVE else 4
 SECONDS_MAX = 3_600 if PROVE else 300
 PORTION = 25
 
@@ -116,6 +115,7 @@ def wait_for_progress(process: subprocess.Popen[bytes], lines: int) -> None:
     assert set(found.split(b"\n")) <= {b"progress", b""}, found
 
 
+@pytest.mark.matrix  # test_queue_source, test_served_store_source and test_store_sink repeat each part alone
 def test_messages_stream_into_tables_and_out_again_once_whatever_is_killed(
     spark: SparkSession, tmp_path: Path, record_property: pytest.RecordProperty
 ) -> None:
@@ -124,7 +124,7 @@ def test_messages_stream_into_tables_and_out_again_once_whatever_is_killed(
     draw = random.Random(seed)
     listen = f"127.0.0.1:{free_port()}"
     places = Places(str(tmp_path / "queue"), f"http://{listen}", str(tmp_path))
-    settings = (f"stores.directory={tmp_path / 'stores'}", f"stores.durability={draw.choice(['log', 'disk'])}")
+    settings = (NO_VIEW, f"stores.directory={tmp_path / 'stores'}", f"stores.durability={draw.choice(['log', 'disk'])}")
     (tmp_path / "log").mkdir()
     make_tables(places)
     service = ServiceProcess(tmp_path / "log", *settings, listen=listen)
@@ -139,8 +139,8 @@ def test_messages_stream_into_tables_and_out_again_once_whatever_is_killed(
             kills = 0
             while kills < KILLS:
                 with running(places) as driver:
-                    wait_for_progress(driver, 1 if SMALL else 2)
-                    for _ in range(draw.randrange(1, 3) if KILLS > 2 else 1):  # of the service, under a driver
+                    wait_for_progress(driver, 2)
+                    for _ in range(draw.randrange(1, 3)):  # of the service, under a driver
                         time.sleep(draw.random())
                         service.kill()
                         service = ServiceProcess(tmp_path / "log", *settings, listen=listen)

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from itertools import pairwise
 
 import pytest
+from tests.matrix import matrix
 from tests.spark.log_builder import LogBuilder, random_log, read_plainly, seq
 
 from holdfast.commit.format.batch import (
@@ -75,7 +76,7 @@ def truncated_log() -> LogBuilder:
 
 
 @pytest.mark.parametrize("range_slots", [2, 20_000])
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", matrix(range(30), 8))
 def test_the_live_chain_found_by_sizes_is_the_one_found_by_walking(
     monkeypatch: pytest.MonkeyPatch, seed: int, range_slots: int
 ) -> None:

@@ -10,6 +10,7 @@ from typing import cast
 import pyarrow as pa
 import pytest
 from pyspark.sql.pandas.types import to_arrow_schema
+from tests.matrix import matrix
 from tests.spark.log_builder import LogBuilder, random_log, read_plainly
 from tests.spark.plain import PlainRow, batch_rows, operation_rows, transaction_rows
 from tests.spark.test_plan import truncated_log
@@ -64,7 +65,7 @@ def every_column(shape: Shape) -> str:
     return ",".join(COLUMNS[shape])
 
 
-@pytest.mark.parametrize("seed", range(15))
+@pytest.mark.parametrize("seed", matrix(range(15), 4))
 def test_every_shape_equals_the_plain_reading_in_log_order(seed: int) -> None:
     builder = random_log(seed, reigns=7)
     live = list(read_plainly(builder.objects))
@@ -84,7 +85,7 @@ def touches(row: PlainRow, begin: bytes, end: bytes | None) -> bool:
     return key >= begin
 
 
-@pytest.mark.parametrize("seed", range(15))
+@pytest.mark.parametrize("seed", matrix(range(15), 4))
 @pytest.mark.parametrize(
     ("given", "begin", "end"),
     [

@@ -12,7 +12,7 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from tests.matrix import matrix
-from tests.spark.service_process import ServiceProcess
+from tests.spark.service_process import NO_VIEW, ServiceProcess
 
 from holdfast import StoreClient
 from holdfast.errors import Code, Conflict, InvalidRequest, NotFound, Unavailable
@@ -33,7 +33,7 @@ Rows = list[tuple[int, bytes]]
 def service(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[ServiceProcess]:
     root = tmp_path_factory.mktemp("log")
     stores = root.with_name(f"{root.name}-stores")
-    with ServiceProcess(root, f"stores.directory={stores}", f"stores.durability={request.param}") as started:
+    with ServiceProcess(root, NO_VIEW, f"stores.directory={stores}", f"stores.durability={request.param}") as started:
         yield started
 
 

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
-from tests.spark.service_process import ServiceProcess
+from tests.matrix import matrix
+from tests.spark.service_process import NO_VIEW, ServiceProcess
 
 from holdfast import StoreClient
 from holdfast.errors import HoldfastError, InvalidRequest, NotFound
@@ -87,7 +88,7 @@ def read(path: Path, store: str = "orders", **options: str) -> list[Row]:
     return [row for piece in plan_store(parsed) for batch in store_rows(parsed, piece) for row in batch.to_pylist()]
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", matrix(range(4)))
 def test_every_kept_message_is_read_once_and_nothing_that_was_never_published(tmp_path: Path, seed: int) -> None:
     draw = random.Random(seed)
 
@@ -324,7 +325,7 @@ def test_spark_reads_a_store_beside_its_service_as_a_batch_and_as_a_stream(spark
     (tmp_path / "served").mkdir()
     stores = str(tmp_path / "stores")
     with (
-        ServiceProcess(tmp_path / "served", f"stores.directory={stores}") as service,
+        ServiceProcess(tmp_path / "served", NO_VIEW, f"stores.directory={stores}") as service,
         StoreClient(service.url) as client,
     ):
         client.define_store("orders")

@@ -13,7 +13,7 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 from tests.matrix import matrix
 from tests.spark.command_process import CommandProcess
-from tests.spark.service_process import ServiceProcess
+from tests.spark.service_process import NO_VIEW, ServiceProcess
 from tests.spark.test_pipeline_exactly_once import Killed, killed_after, killed_before, once
 
 from holdfast import StoreClient
@@ -30,7 +30,7 @@ Published = list[tuple[int, str | None, bytes]]
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
     root = tmp_path_factory.mktemp("log")
-    with ServiceProcess(root, f"stores.directory={root.with_name(root.name + '-stores')}") as started:
+    with ServiceProcess(root, NO_VIEW, f"stores.directory={root.with_name(root.name + '-stores')}") as started:
         yield started
 
 

@@ -10,6 +10,7 @@ from typing import cast
 
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
+from tests.matrix import matrix
 from tests.spark.log_builder import Leader, LogBuilder, random_log, read_plainly, seq
 from tests.spark.plain import PlainRow, batch_rows, operation_rows, transaction_rows
 
@@ -114,7 +115,7 @@ def grow(builder: LogBuilder, draw: random.Random, leader: Leader) -> Leader:
 
 
 @pytest.mark.parametrize("shape", list(Shape))
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", matrix(range(12), 3))
 def test_a_stream_hands_out_every_row_once_whatever_happens_between_its_steps(seed: int, shape: Shape) -> None:
     draw = random.Random(seed)
     builder = random_log(seed, reigns=3)
@@ -230,7 +231,7 @@ def test_far_behind_the_end_is_found_by_listing_and_what_lies_between_is_the_sam
     assert [row["version"] for row in world.rows] == [row["version"] for row in rows]
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", matrix(range(6), 2))
 def test_a_stream_may_begin_at_any_version_offset_or_time(seed: int) -> None:
     builder = random_log(seed)
     live = list(read_plainly(builder.objects))

@@ -8,6 +8,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from tests.matrix import matrix
 from tests.stores.state_harness import Machine
 
 from holdfast.errors import Code, HoldfastError
@@ -159,7 +160,7 @@ def test_the_limit_of_the_cluster_counts_all_stores() -> None:
     together(made, *at_now(made, publish("a", "b"), publish("c", store="dead")))
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", matrix(range(60), 15))
 def test_parts_give_what_their_commands_give_one_after_another(seed: int) -> None:
     """With small limits that collide: what the check passes is carried out, and equals the commands by themselves."""
     random = Random(seed)

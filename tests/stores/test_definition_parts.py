@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import msgspec
 import pytest
+from tests.matrix import matrix
 from tests.stores.state_harness import Machine
 from tests.worlds.stores.memory_ports import MemoryBlocks, MemoryEntries, MemoryMessages
 
@@ -48,7 +49,7 @@ def drawn(random: Random) -> ClusterDefinition:
     return definition_of({"cluster": cluster, "stores": stores, "permissions": permissions})
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", matrix(range(20), 5))
 def test_parts_make_the_one_definition_of_the_other_and_back(seed: int) -> None:
     random = Random(seed)
     for _ in range(20):
@@ -88,7 +89,7 @@ def empty() -> State:
     return State(MemoryMessages(blocks), blocks, MemoryEntries())
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", matrix(range(20), 5))
 def test_the_history_is_the_same_live_replayed_and_restored(seed: int) -> None:
     random = Random(1_000 + seed)
     log = Log()

@@ -12,6 +12,7 @@ import random
 
 import msgspec
 import pytest
+from tests.matrix import matrix
 from tests.worlds.stores.memory_ports import MemoryBlocks, MemoryEntries, MemoryMessages
 
 from holdfast.errors import HoldfastError
@@ -242,7 +243,7 @@ class World:
         return commands.MapLock(self.now_ms, "main", "map", self.rng.choice(["", "k1"]), "o", 100)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", matrix(SEEDS, 8))
 def test_every_invariant_holds_after_every_command(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     if seed % 2:
         # Steps so small that looks and purges go on in further commands.

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.matrix import matrix
 from tests.stores.test_state_random import World
 
 from holdfast.errors import HoldfastError
@@ -129,7 +130,7 @@ class TwinWorld(World):
         self.disk.work()
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", matrix(SEEDS, 2))
 def test_the_machine_on_disk_is_the_machine_in_memory(tmp_path: Path, seed: int) -> None:
     world = TwinWorld(seed, tmp_path)
     world.apply(world.redefine())

@@ -6,6 +6,7 @@ that many worlds must meet, and its mutants. ``KINDS`` says where each is; ``__m
 
 from __future__ import annotations
 
+import re
 import traceback
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
@@ -47,6 +48,9 @@ KINDS: Final = {
     "stores-small-blocks": "tests.worlds.stores.small_blocks",
 }
 """Each kind of world and the module whose ``KINDS`` describes it."""
+
+STALE: Final = re.compile(r"\b(TypeError|AttributeError|NameError): ")
+"""What a mutant raises whose signature or fields are those of older code: it would be caught, and prove nothing."""
 
 Value = TypeVar("Value")
 Job = TypeVar("Job")
@@ -174,8 +178,13 @@ class Mutants(dict[str, Mutant]):
                 try:
                     mutant.play(seed)
                 except self._noticed as error:
-                    return Caught(name, seed, str(error)[:200])
+                    return _caught(name, seed, str(error))
         return Caught(name, None, "")
+
+
+def _caught(name: str, seed: int, promise: str) -> Caught:
+    assert not STALE.search(promise), f"{name} does not fit the code that it stands in for: {promise}"
+    return Caught(name, seed, promise[:200])
 
 
 # -- many worlds ------------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from random import Random
 
 import msgspec
 import pytest
+from tests.matrix import matrix
 from tests.unit.snapshots.logs import RandomLog
 
 from holdfast.commit.reading.lineage import Lineage
@@ -32,7 +33,7 @@ def borders(manifest: Manifest) -> list[tuple[bytes, bytes, int]]:
     return [(part.first_key, part.last_key, part.rows) for part in manifest.parts]
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", matrix(range(20), 5))
 def test_a_snapshot_is_the_state_at_its_version_whatever_it_was_made_from(seed: int) -> None:
     async def main() -> None:
         draw, store = Random(seed), MemoryStore()

@@ -6,6 +6,7 @@ from array import array
 from random import Random
 
 import pytest
+from tests.matrix import matrix
 from tests.worlds.stores.memory_ports import MemoryBlocks, MemoryEntries, MemoryMessages
 
 from holdfast.errors import Backpressure, Code, Conflict, HoldfastError, InvalidRequest, LimitExceeded, Unavailable
@@ -315,7 +316,7 @@ def test_a_change_with_a_fence_needs_that_lock_on_every_key() -> None:
 # ---- random lives ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", matrix(range(40), 10))
 def test_a_map_is_a_dictionary_whose_old_values_go(seed: int) -> None:
     random = Random(seed)
     ground = Ground()

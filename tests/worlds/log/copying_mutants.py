@@ -81,7 +81,7 @@ _copy_new_snapshots = mirroring.copy_new_snapshots
 
 
 @MUTANTS.breaks(
-    "a manifest comes after the chain has reached its version", "copy_new_snapshots", mirroring, first_seed=55
+    "a manifest comes after the chain has reached its version", "copy_new_snapshots", mirroring, first_seed=75
 )
 async def manifest_comes_early(
     origin: ObjectStore, copy: ObjectStore, lineage: Lineage, lowest: int, through: int
@@ -108,7 +108,7 @@ MUTANTS.add(
     (mirroring, "snapshots_between", _a_snapshot_is_there),
     (mirroring, "KeptSnapshots", _EverySnapshotCounts),
     play=TRUNCATED,
-    first_seed=52,
+    first_seed=80,
 )
 
 

@@ -58,7 +58,7 @@ def cache_first(self: LogCommit) -> None:
         self._storage.append(frames, 1)
 
 
-@MUTANTS.breaks("what a full disk took of an entry is not appended again", "append", Cache)
+@MUTANTS.breaks("what a full disk took of an entry is not appended again", "append", Cache, first_seed=28)
 def part_is_appended_again(self: Cache, frames: list[bytes], version: int) -> int:
     """A full disk takes a part of an entry, and the whole entry is kept back."""
     count = _append(self, frames, version)

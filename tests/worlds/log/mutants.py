@@ -87,37 +87,37 @@ def count_instead_of_span(self: persist.Persist) -> bool:
 
 @MUTANTS.breaks("R6: a refusal proves nothing", "answered", persist.Persist)
 def refusal_is_success(
-    self: persist.Persist, slot: int, answer: CreateAnswer, now_ms: float
+    self: persist.Persist, slot: int, answer: CreateAnswer, now_ms: float, number: int = 1
 ) -> tuple[persist.Verdict, list[events.ReadBack]]:
     """A refusal is taken for an own earlier success, unread."""
     item = self._find(slot)
     if isinstance(answer, Refused) and item is not None:
         item.done = True
         return persist.Verdict.GOES_ON, []
-    return _answered(self, slot, answer, now_ms)
+    return _answered(self, slot, answer, now_ms, number)
 
 
 @MUTANTS.breaks("R6: a refusal is read back", "answered", persist.Persist)
 def refusal_not_read_back(
-    self: persist.Persist, slot: int, answer: CreateAnswer, now_ms: float
+    self: persist.Persist, slot: int, answer: CreateAnswer, now_ms: float, number: int = 1
 ) -> tuple[persist.Verdict, list[events.ReadBack]]:
     """A refusal is taken for another leader, unread."""
     item = self._find(slot)
     if isinstance(answer, Refused) and item is not None and not item.done:
         return persist.Verdict.DEPOSED, []
-    return _answered(self, slot, answer, now_ms)
+    return _answered(self, slot, answer, now_ms, number)
 
 
 @MUTANTS.breaks("unknown is retried, never a success", "answered", persist.Persist)
 def unknown_is_success(
-    self: persist.Persist, slot: int, answer: CreateAnswer, now_ms: float
+    self: persist.Persist, slot: int, answer: CreateAnswer, now_ms: float, number: int = 1
 ) -> tuple[persist.Verdict, list[events.ReadBack]]:
     """No answer is taken for created."""
     item = self._find(slot)
     if isinstance(answer, Unknown) and item is not None:
         item.done = True
         return persist.Verdict.GOES_ON, []
-    return _answered(self, slot, answer, now_ms)
+    return _answered(self, slot, answer, now_ms, number)
 
 
 @MUTANTS.breaks("R6: nonce and CRC identify an own object", "read_back", persist.Persist)
@@ -144,24 +144,21 @@ def own_is_taken_for_foreign(
 def retry_with_more(self: persist.Persist, item: Batch, now_ms: float) -> events.Put:
     """A retry takes along whatever has queued meanwhile."""
     if item.attempts and item is self.in_flight[-1] and self.collecting:
-        entries, transactions = self._take()
-        if transactions:
-            item.entries += entries
-            item.transactions += transactions
-            body = encode_body(item.transactions)
-            first, last = item.transactions[0].version, item.transactions[-1].version
+        entries, logged = self._take()
+        item.entries += entries
+        if logged:
+            item.logged += logged
+            body = encode_body(item.logged)
             item.header = replace(
                 item.header,
-                first_version=Version(first),
-                last_version=Version(last),
-                transactions=len(item.transactions),
+                first_version=Version(item.logged[0].version),
+                last_version=Version(item.logged[-1].version),
+                transactions=len(item.logged),
                 body_length=len(body),
                 body_crc=crc32(body),
             )
             item.payload = encode_object(item.header, body)
             self.head = item.header
-        else:
-            item.entries += entries
     return _send(self, item, now_ms)
 
 
@@ -557,6 +554,7 @@ MUTANTS.add(
     (TakeoverMachine, "_poll", asks_once),
     (TakeoverMachine, "_found_silent", no_last_question),
     play=run_etiquette,
+    first_seed=17,
 )
 MUTANTS.add("no_fast_heartbeats", "heartbeats are frequent for a minute", (claims, "FAST_MS", 0.0), play=run_etiquette)
 MUTANTS.add("no_slow_heartbeats", "heartbeats go on for a day", (claims, "SLOW_EVERY_MS", 1e12), play=run_etiquette)
