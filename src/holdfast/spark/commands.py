@@ -438,7 +438,7 @@ class BulkCommand:
                 self.source.stream(spark, requests.at_once) if messages is None else messages,
                 self._log(), verdicts, self.name or "", checkpoint,
                 request_format=self.source.request_format() if messages is None else None,
-                leading=leading, every_seconds=every_seconds, report=report,
+                source=requests.numbered(), leading=leading, every_seconds=every_seconds, report=report,
             )  # fmt: skip
             try:
                 stream.wait(stop)

@@ -132,7 +132,10 @@ STORE_OPTIONS: Final[Table] = {
 SERVED_STORE_OPTIONS: Final[Table] = {
     **dict.fromkeys(("url", "store", "durable", "shape", "columns", "targetPartitionBytes"), (_EVERY_SHAPE, _BOTH)),
     **dict.fromkeys(
-        ("template", "matcher", "failOnDataLoss", "maxRowsPerTrigger", "maxBytesPerTrigger", "pollInterval"),
+        (
+            *("template", "matcher", "failOnDataLoss", "acknowledge"),
+            *("maxRowsPerTrigger", "maxBytesPerTrigger", "pollInterval"),
+        ),
         (_EVERY_SHAPE, _STREAM),
     ),
 }
@@ -307,7 +310,7 @@ class ServedStoreOptions:
 
     Shape: ``url`` is the address of the service; ``durable`` keeps the messages that are read, and a stream's place;
     ``template`` and ``matcher`` are those of a durable that a stream makes; ``rows_max`` and, by the mean
-    message, ``bytes_max`` bound a micro-batch.
+    message, ``bytes_max`` bound a micro-batch. ``acknowledge`` False: the program that reads the stream acknowledges.
     """
 
     url: str
@@ -321,6 +324,7 @@ class ServedStoreOptions:
     rows_max: int | None
     bytes_max: int | None
     poll_ms: int
+    acknowledge: bool = True
 
 
 TableFilter: TypeAlias = tuple[str, str, object]
@@ -660,6 +664,7 @@ def parse_served_store_options(given: Mapping[str, str], mode: Mode | None = Non
         options.value("maxRowsPerTrigger", _count, None),
         options.value("maxBytesPerTrigger", _count, None),
         options.value("pollInterval", parse_duration_ms, SERVED_STORE_POLL_MS),
+        options.value("acknowledge", _boolean, default=True),
     )
 
 

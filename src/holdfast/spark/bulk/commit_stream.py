@@ -19,6 +19,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from holdfast.errors import Code, InvalidRequest
 from holdfast.spark.bulk.ingest import Ingest, IngestCounts
 from holdfast.spark.bulk.leadership import DEFAULT_LEADERSHIP, LeadershipOptions
+from holdfast.spark.bulk.numbered_source import NumberedSource
 from holdfast.spark.bulk.requests import AS_NAMED, RequestFormat
 from holdfast.spark.bulk.verdict_output import VerdictOutput
 from holdfast.spark.runtime.session import task_errors
@@ -87,6 +88,7 @@ def commit_stream(
     checkpoint: str,
     *,
     request_format: RequestFormat | None = AS_NAMED,
+    source: NumberedSource | None = None,
     leading: LeadershipOptions = DEFAULT_LEADERSHIP,
     every_seconds: float | None = None,
     report: Report = lambda _: None,
@@ -94,11 +96,12 @@ def commit_stream(
     """Begin to commit what the stream ``requests`` brings, each row one request; see ``RequestFormat`` and ``Ingest``.
 
     ``verdicts``: the URL of a table, or a ``VerdictStore``. ``name`` and ``checkpoint`` belong together permanently.
-    ``request_format`` None: each row is a message with one request. ``every_seconds``: the time from the beginning of
-    one micro-batch to that of the next, 0 for at once; by default the query ends when it has taken all that exists now.
-    Raises: InvalidRequest. After a crash: a start with the same arguments answers each request exactly once.
+    ``request_format`` None: each row is a message with one request; ``source``: where they come from, see ``Ingest``.
+    ``every_seconds``: the time from the beginning of one micro-batch to that of the next, 0 for at once; by default the
+    query ends when it has taken all that exists now. Raises: InvalidRequest. After a crash: a start with the same
+    arguments answers each request exactly once.
     """
-    ingest = Ingest(log, verdicts, name, request_format=request_format, leading=leading)
+    ingest = Ingest(log, verdicts, name, request_format=request_format, source=source, leading=leading)
     failures: list[Exception] = []
 
     def micro_batch(frame: DataFrame, number: int) -> None:

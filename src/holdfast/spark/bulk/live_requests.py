@@ -8,10 +8,17 @@ from typing import Final
 
 from pyspark.sql import DataFrame, SparkSession
 
-from holdfast.client import Client, ClientOptions
+from holdfast.client import ClientOptions
 from holdfast.client.stores import StoreClient, define_spark_stores
 from holdfast.errors import Code, InvalidRequest, NotFound, PermissionDenied
 from holdfast.spark.bulk.commit_stream import message_source, store_of
+from holdfast.spark.bulk.numbered_source import (
+    ANSWER_MS_MAX,
+    DurableSource,
+    NumberedSource,
+    QueueSource,
+    log_id_of,
+)
 from holdfast.spark.bulk.verdict_output import VerdictStore
 from holdfast.spark.options import PARTITION_BYTES_MIN
 from holdfast.spark.runtime.service_client import service_token
@@ -23,8 +30,6 @@ BYTES_AT_ONCE: Final = 64 << 20
 """A micro-batch is in the driver's memory, and keeps its size when Spark repeats it."""
 PARTITION_BYTES: Final = PARTITION_BYTES_MIN
 """Requests are small: this is some thousands of them for a task."""
-ANSWER_MS_MAX: Final = 30_000
-"""How long a service is tried before Spark is started for nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +60,18 @@ class LiveRequests:
             "maxBytesPerTrigger": self.bytes_at_once or BYTES_AT_ONCE,
             "targetPartitionBytes": PARTITION_BYTES,
         }
-        return found | {name: str(bound) for name, bound in bounds.items()}
+        bounded = found | {name: str(bound) for name, bound in bounds.items()}
+        # The ingest acknowledges: it knows when the verdicts are durable.
+        return bounded | {"acknowledge": "false"} if "durable" in found else bounded
+
+    def numbered(self) -> NumberedSource | None:
+        """The source of messages as the ingest uses it, None for files. Raises: InvalidRequest."""
+        options = self.options
+        if options is None:
+            return None
+        if "queue" in options:
+            return QueueSource(options["queue"])
+        return DurableSource(options["url"], options["store"], options["durable"])
 
     def stream(self, spark: SparkSession) -> DataFrame | None:
         """The messages, None where files have the requests. Raises: InvalidRequest."""
@@ -127,12 +143,11 @@ def _require_another_log(url: str, log: str) -> None:
         own = log_head(log).log_id
     except NotFound:
         return  # the job makes it
-    with suppress(PermissionDenied), Client(url, token=service_token(), options=_options()) as client:
-        if client.version().log_id == own:
-            raise InvalidRequest(
-                "the requests come from a service that leads this very log: it serves no stores while Spark leads",
-                code=Code.BAD_CONFIGURATION,
-                hint="keep requests and verdicts in the stores of a service with another log",
-                service=url,
-                log=log,
-            )
+    if log_id_of(url) == own:
+        raise InvalidRequest(
+            "the requests come from a service that leads this very log: it serves no stores while Spark leads",
+            code=Code.BAD_CONFIGURATION,
+            hint="keep requests and verdicts in the stores of a service with another log",
+            service=url,
+            log=log,
+        )
