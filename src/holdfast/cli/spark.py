@@ -125,6 +125,13 @@ TokenOption: TypeAlias = Annotated[
 ]
 
 
+ListenOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--listen", metavar="HOST:PORT", help="Where this job answers that it leads, to services of the same log."
+    ),
+]
+
 _ON_SPARK: Final = {"master": MasterOption, "remote": RemoteOption, "conf": ConfOption}
 _STEPS: Final = {"until": UntilOption, "step_bytes": StepOption}
 _VACUUM: Final = {"vacuum_hours": VacuumOption}
@@ -424,6 +431,7 @@ def ingest(
     step_down: StepDownOption = False,
     take_over: TakeOverOption = False,
     token: TokenOption = None,
+    listen: ListenOption = None,
     master: MasterOption = None,
     conf: ConfOption = None,
     as_json: JsonOption = False,
@@ -433,7 +441,7 @@ def ingest(
 
     command = BulkCommand(
         _source(requests, kind, order_by, text, schema), "", log, name, take_over=take_over, step_down=step_down,
-        token=token, spark=_target(master, None, conf),
+        token=token, listen=listen, spark=_target(master, None, conf),
     )  # fmt: skip
     live = {
         "verdicts_table": to, "verdicts_store": verdicts_to, "at_once": at_once, "bytes_at_once": bytes_at_once,

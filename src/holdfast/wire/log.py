@@ -136,6 +136,12 @@ class ValueRange(msgspec.Struct, frozen=True):
     more: bool
 
 
+STANDBY_HEADER: Final = "Holdfast-Standby"
+"""Of ``GET /livez?standby=true``: the address of the standby that asks."""
+STANDBY_PROOF_HEADER: Final = "Holdfast-Standby-Proof"
+"""Slot and nonce of the newest object that the standby has read."""
+
+
 class Liveness(msgspec.Struct, frozen=True):
     """This process is alive. ``leading``: whether it owns the log."""
 

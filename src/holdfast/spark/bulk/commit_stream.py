@@ -59,9 +59,11 @@ class CommitStream:
         return self._spark.readStream.format("holdfast").option("table", url).load()
 
     def wait(self, stop: Event | None = None) -> None:
-        """Return when the query has ended, or ``stop`` is set. Raises: what ended the query."""
+        """Return when the query has ended, or ``stop`` is set. Raises: what ended the query, or the leadership."""
         while self.query.isActive and not (stop or _NEVER).wait(POLL_SECONDS):
-            pass
+            failure = self._ingest.failure
+            if failure is not None and not self._failures:
+                raise failure
         if self._failures:
             raise self._failures[-1]
         with task_errors():
@@ -78,6 +80,10 @@ class CommitStream:
 
 
 _NEVER: Final = Event()
+
+
+def _utc_now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
 def commit_stream(
@@ -102,6 +108,8 @@ def commit_stream(
     arguments answers each request exactly once.
     """
     ingest = Ingest(log, verdicts, name, request_format=request_format, source=source, leading=leading)
+    if every_seconds is not None:
+        report({"step": "leads", "leader_id": ingest.lead(requests.sparkSession), "at": _utc_now()})
     failures: list[Exception] = []
 
     def micro_batch(frame: DataFrame, number: int) -> None:
@@ -117,7 +125,7 @@ def commit_stream(
                 "number": number,
                 "requests_in": ingest.counts.requests - before,
                 "seconds": round(time.monotonic() - began, 3),
-                "at": datetime.now(UTC).isoformat(timespec="milliseconds"),
+                "at": _utc_now(),
                 **asdict(ingest.counts),
             }
         )
@@ -127,7 +135,11 @@ def commit_stream(
         writer = writer.trigger(availableNow=True)
     else:
         writer = writer.trigger(processingTime=f"{every_seconds} seconds")
-    return CommitStream(requests.sparkSession, ingest, writer.start(), failures)
+    try:
+        return CommitStream(requests.sparkSession, ingest, writer.start(), failures)
+    except BaseException:
+        ingest.close()
+        raise
 
 
 def message_source(text: str) -> dict[str, str] | None:

@@ -267,6 +267,19 @@ class Ingest:
         elif self._written_ms is None or silent_ms > LIFE_SILENCE_MS:
             self._life = number, self._before
 
+    @property
+    def failure(self) -> BaseException | None:
+        """What has ended the leadership between two micro-batches, for example another leader; None while it leads."""
+        stages = self._stages
+        return None if stages is None else stages.leadership.failure
+
+    def lead(self, spark: SparkSession) -> str:
+        """Lead the log from now on, and not from the first micro-batch on. Returns the leader id.
+
+        Raises: Closed (another leader), Unavailable, InvalidRequest. After a crash: as ``micro_batch``.
+        """
+        return (self._stages or self._begin(spark)).leader_id
+
     def close(self) -> None:
         """Resign, so that the next leader need not wait. Harmless when nothing is led."""
         thread, stages = self._thread, self._stages
@@ -274,7 +287,11 @@ class Ingest:
         if thread is None:
             return
         try:
-            if stages is not None:
+            if stages is None:
+                pass
+            elif stages.leadership.failure is not None:
+                stages.leadership.stop()
+            else:
                 stages.leadership.resign()
         finally:
             if self._source is not None:
