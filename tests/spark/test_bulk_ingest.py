@@ -379,3 +379,28 @@ def test_an_ingest_tells_what_the_leaders_stages_tell(spark: SparkSession, tmp_p
     assert [row["code"] or "committed" for row in rows_of(tmp_path)] == expected
     assert {"committed", "conflict"} <= set(expected)
     assert audit(spark, (tmp_path / "log").as_uri()).findings == []
+
+
+@pytest.mark.parametrize(
+    "operation",
+    matrix([
+        RangeDelete(b"spark/ingest/a", b"spark/ingest/z"), RangeDelete(b""), RangeDelete(b"a", b"spark/ingest/b"),
+        Delete(b"spark/ingest/orders"), Write(b"spark/ingest/other", b"v"),
+    ]),
+)  # fmt: skip
+def test_a_request_that_changes_the_record_of_an_ingest_gets_a_verdict_and_stops_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, operation: Write | Delete | RangeDelete
+) -> None:
+    monkeypatch.setattr(Ingest, "_requests", lambda _, frame: frame.requests)
+    frame = Frame(0, 2)
+    beside = RangeDelete(b"spark/ingest0", b"t"), RangeDelete(b"a", b"spark/ingest/")
+    frame.requests[1:1] = [
+        ParsedRequest(str(10 + place), None, Transaction([each]), None)
+        for place, each in enumerate((operation, *beside))
+    ]
+    ingest = an_ingest(tmp_path)
+    ingest.micro_batch(cast("DataFrame", frame), 0)
+    ingest.close()
+    refused = [row["code"] for row in rows_of(tmp_path) if row["outcome"] != "committed"]
+    assert refused == ["permission_denied"]
+    assert values_of(tmp_path) == [b"value 0", b"value 1"]

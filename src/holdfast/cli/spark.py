@@ -428,6 +428,15 @@ def ingest(
     bytes_at_once: Annotated[
         int | None, typer.Option("--max-bytes", min=1, help="About this many bytes of messages in a micro-batch.")
     ] = None,
+    retry_duration: Annotated[
+        float,
+        typer.Option(
+            "--retry-duration",
+            metavar="SECONDS",
+            min=1,
+            help="How long the services of requests and verdicts may be away before the job ends.",
+        ),
+    ] = 600.0,
     step_down: StepDownOption = False,
     take_over: TakeOverOption = False,
     token: TokenOption = None,
@@ -445,6 +454,7 @@ def ingest(
     )  # fmt: skip
     live = {
         "verdicts_table": to, "verdicts_store": verdicts_to, "at_once": at_once, "bytes_at_once": bytes_at_once,
+        "retry_seconds": retry_duration,
     }  # fmt: skip
     with stopped_by_sigterm() as stop:
         stopping = partial(stopped_by_signals, stop)

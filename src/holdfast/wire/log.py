@@ -34,6 +34,13 @@ class CommitReceipt(msgspec.Struct, frozen=True, tag_field="status", tag="commit
         return None if self.stores_receipt is UNSET else self.stores_receipt
 
 
+_WHY: Final = {
+    "conflict": "something that it read has changed since (conflict)",
+    "too_old": "it read at a version from which the leader cannot judge conflicts any more (too_old)",
+    "banned": "its outcome was asked for before it was committed (banned)",
+}
+
+
 class NotCommitted(msgspec.Struct, frozen=True, tag_field="status", tag="not_committed"):
     """This attempt is not committed and never will be. ``version`` is durable and worth retrying from.
 
@@ -53,7 +60,7 @@ class NotCommitted(msgspec.Struct, frozen=True, tag_field="status", tag="not_com
         if self.refused is not UNSET:
             return self._refused(self.refused)
         return Conflict(
-            "the transaction was not committed",
+            f"the transaction was not committed: {_WHY.get(self.reason, self.reason)}",
             code=Code(self.reason),
             hint="read again from this version, decide again, commit again",
             version=self.version,

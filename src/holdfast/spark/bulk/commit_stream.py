@@ -152,6 +152,13 @@ def message_source(text: str) -> dict[str, str] | None:
 
     Raises: InvalidRequest.
     """
+    if text.startswith(_SERVICES):
+        raise InvalidRequest(
+            "files cannot be read from the address of a service",
+            code=Code.BAD_CONFIGURATION,
+            hint=f"did you mean store:{text}? The whole form is store:URL/STORE/DURABLE",
+            given=text,
+        )
     kind, _, rest = text.partition(":")
     if kind == "queue":
         return {"shape": "messages", "queue": rest}
@@ -159,6 +166,9 @@ def message_source(text: str) -> dict[str, str] | None:
         return None
     url, store, durable = store_of(rest, 2)
     return {"shape": "messages", "url": url, "store": store, "durable": durable}
+
+
+_SERVICES: Final = ("http://", "https://", "unix:")
 
 
 def store_of(text: str, names: int) -> tuple[str, ...]:
@@ -169,16 +179,18 @@ def store_of(text: str, names: int) -> tuple[str, ...]:
     """
     parts = text.rsplit("/", names)
     address = parts[0].partition("//")[2] if parts[0].startswith("http") else parts[0].partition(":")[2]
-    if (
-        len(parts) <= names
-        or not all(parts)
-        or not address
-        or not parts[0].startswith(("http://", "https://", "unix:"))
-    ):
+    if len(parts) <= names or not all(parts) or not address or not parts[0].startswith(_SERVICES):
         raise InvalidRequest(
             "not the address of a store",
             code=Code.BAD_CONFIGURATION,
             hint=f"for example store:http://127.0.0.1:8080/requests{'/spark' if names == 2 else ''}",
+            given=text,
+        )
+    if names == 1 and parts[0].startswith("http") and "/" in address:
+        raise InvalidRequest(
+            "verdicts go to a store, and this names more than one",
+            code=Code.BAD_CONFIGURATION,
+            hint=f"give the store without a durable: store:{parts[0]}",
             given=text,
         )
     return tuple(parts)

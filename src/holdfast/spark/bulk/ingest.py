@@ -22,7 +22,17 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from holdfast.commit.format.batch import SPAN_MAX, Header, LoggedTransaction, encode_body, encode_object
-from holdfast.commit.format.transaction import Committed, Rejected, Reused, Transaction, Unanswered, Write
+from holdfast.commit.format.transaction import (
+    Committed,
+    Operation,
+    RangeDelete,
+    Rejected,
+    Reused,
+    Transaction,
+    Unanswered,
+    Write,
+    prefix_end,
+)
 from holdfast.commit.leadership.takeover import now
 from holdfast.commit.reading.lineage import Lineage, lineage_of
 from holdfast.commit.reading.status import AttemptHistory
@@ -38,6 +48,7 @@ from holdfast.spark.bulk.leadership import DEFAULT_LEADERSHIP, Leadership, Leade
 from holdfast.spark.bulk.message_requests import MessageRequest, lost_request, message_requests
 from holdfast.spark.bulk.numbered_source import NumberedSource, same_source
 from holdfast.spark.bulk.records import (
+    RECORDS_PREFIX,
     GroupRecord,
     RequestOutcome,
     newest_records,
@@ -491,14 +502,15 @@ class _Stages:
         """The last version that is durable."""
         return self._durable.last_version
 
-    def _refusal(self, request: ParsedRequest, key: bytes) -> str | None:
-        """Why a request is not decided: it breaks a rule, is for another log or leader, or writes this job's record."""
+    def _refusal(self, request: ParsedRequest) -> str | None:
+        """Why a request is not decided: it breaks a rule, is for another log or leader, or changes an ingest's record.
+        """
         txn = request.transaction
         if txn is None:
             return request.refusal
         if txn.has_parts:
             return str(Code.STORES_NOT_IN_LOG)
-        if any(isinstance(operation, Write) and operation.key == key for operation in txn.operations):
+        if any(_changes_records(operation) for operation in txn.operations):
             return str(Code.PERMISSION_DENIED)
         if txn.log_id not in (None, self.log_id):
             if self._lineage is None:
@@ -518,7 +530,7 @@ class _Stages:
         ``place``: their record, without outcomes and digest.
         """
         self._resolve.advance_floor(now().boot_ms, self._sequence.assigned, self._durable.last_version)
-        refusals = [self._refusal(each, key) for each in requests]
+        refusals = [self._refusal(each) for each in requests]
         entries = [
             None if each.transaction is None or refusal is not None else CommitEntry(each.transaction, lambda _: None)
             for each, refusal in zip(requests, refusals, strict=True)
@@ -592,6 +604,15 @@ class _Stages:
         for group in groups:
             for entry in group.entries:
                 self._sequence.complete(entry)
+
+
+def _changes_records(operation: Operation) -> bool:
+    """Whether it writes or deletes a key at which an ingest keeps its record."""
+    end = prefix_end(RECORDS_PREFIX)
+    if isinstance(operation, RangeDelete):
+        is_above = operation.end is None or operation.end > RECORDS_PREFIX
+        return is_above and (end is None or operation.begin < end)
+    return operation.key.startswith(RECORDS_PREFIX)
 
 
 def _outcome_of(entry: CommitEntry) -> RequestOutcome:

@@ -78,10 +78,10 @@ def log_id_of(url: str) -> str | None:
 class DurableSource:
     """A durable over HTTP. Its identity has the id of the log that its service leads, store and durable."""
 
-    def __init__(self, url: str, store: str, durable: str) -> None:
+    def __init__(self, url: str, store: str, durable: str, retry_ms: int | None = None) -> None:
         self._url = url
         self._names = f"{store}/{durable}"
-        self._opened = (url, store, durable)
+        self._opened = (url, store, durable, retry_ms)
         self._client: DurableClient | None = None
         self._identity: str | None = None
         self._acknowledged_through = 0

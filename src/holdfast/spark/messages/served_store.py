@@ -84,7 +84,7 @@ def _rows(messages: Sequence[Delivery], columns: Sequence[str]) -> pa.RecordBatc
 
 
 def _opened(options: ServedStoreOptions) -> DurableClient:
-    return DurableClient(options.url, options.store, options.durable)
+    return DurableClient(options.url, options.store, options.durable, options.retry_ms)
 
 
 @states_errors
