@@ -391,9 +391,7 @@ def ingest(
         ),
     ],
     log: LogOption,
-    name: Annotated[
-        str, typer.Option("--name", help="The permanent name of the stream; it belongs to the checkpoint.")
-    ],
+    name: Annotated[str, typer.Option("--name", help="The permanent name of the stream; it belongs to its source.")],
     checkpoint: Annotated[str, typer.Option("--checkpoint", help="Where Spark stores the progress of the stream.")],
     to: Annotated[
         str | None, typer.Option("--to", help="Where the table of verdicts lives: file:, s3: or az:.")

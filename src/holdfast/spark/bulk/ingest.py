@@ -503,8 +503,7 @@ class _Stages:
         return self._durable.last_version
 
     def _refusal(self, request: ParsedRequest) -> str | None:
-        """Why a request is not decided: it breaks a rule, is for another log or leader, or changes an ingest's record.
-        """
+        """Why a request is not decided: it breaks a rule, is not for this log or leader, or changes a job's record."""
         txn = request.transaction
         if txn is None:
             return request.refusal
