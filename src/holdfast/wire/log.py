@@ -366,13 +366,17 @@ class TransactionData(msgspec.Struct, frozen=True, gc=False):
     published: Sequence[StreamMessage] | UnsetType = UNSET
 
 
-class PublishedData(msgspec.Struct, frozen=True, gc=False):
-    """The data of ``event: published``: what was published without a transaction, together and at one version."""
+class PublishedData(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """The data of ``event: published``: what was published without a transaction, together and at one version.
+
+    ``more``: the next event has further messages of this version.
+    """
 
     version: int
     leader_id: str
     timestamp: str
     published: Sequence[StreamMessage]
+    more: bool = False
 
 
 class CheckpointData(msgspec.Struct, frozen=True, gc=False):
