@@ -153,6 +153,26 @@ def test_a_stream_that_lost_its_checkpoint_is_refused(spark: SparkSession, tmp_p
     again.close()
 
 
+def test_requests_with_ids_are_offered_again_under_another_name_and_committed_once(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The way on for files whose checkpoint is lost: here the job was killed between the log and the verdicts."""
+    first = an_ingest(tmp_path)
+    first.micro_batch(batch(spark, 0, 1), 0)
+    base = live(tmp_path / "log")[0].header.last_version
+    rows = [(place, "key", f"value {place}", f"request-{place:020}", str(base)) for place in range(1, 6)]
+    frame = spark.createDataFrame(rows, COLUMNS)
+    with monkeypatch.context() as patch:
+        patch.setattr(verdict_output, "write_table", _dies)
+        with pytest.raises(Killed):
+            first.micro_batch(frame, 1)
+    again = Ingest((tmp_path / "log").as_uri(), (tmp_path / "verdicts-2").as_uri(), "orders-2", leading=POLITE)
+    again.micro_batch(frame, 0)
+    again.close()
+    assert again.counts.committed == 5
+    assert values_of(tmp_path) == [b"value %d" % place for place in range(6)]
+
+
 class Frame:
     """A micro-batch without Spark: as much of a data frame as an ingest asks for itself."""
 

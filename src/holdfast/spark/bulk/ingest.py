@@ -421,10 +421,10 @@ def _older_checkpoint(number: int, newest: int) -> InvalidRequest:
     return InvalidRequest(
         "this stream's log is further than its checkpoint, or a micro-batch comes again with other requests",
         code=Code.BAD_CONFIGURATION,
-        hint="restore the checkpoint. Without it, move the requests that have been offered out of the input, and give "
-        "the rest another name and a new checkpoint. Requests with a request_id and a read_version may be offered "
-        "again: the log knows them. A micro-batch that is repeated needs the same requests, without values that "
-        "are new each time",
+        hint="restore the checkpoint. Without it, offer the requests that have no verdict under another name, with a "
+        "new checkpoint: one with a request_id and a read_version is committed once in any case; look for any other "
+        "in the log first. A micro-batch that is repeated needs the same requests, without values that are new each "
+        "time",
         next_in_checkpoint=number,
         newest_in_log=newest,
     )
